@@ -1,8 +1,8 @@
-//! The clock of samples: the time stamp counter, its rate and its step.
+//! The clock of samples: the time stamp counter (TSC), its rate and its step.
 //!
-//! A counter that stops or changes its rate measures nothing, so the CPU has to say that it does
-//! neither. Between two CPUs it is the kernel that keeps them together, and that uses it as its own
-//! clock only then.
+//! A counter that stops or changes its rate is useless here, so the CPU must report that its TSC is
+//! invariant. The kernel checks that the counters of all CPUs agree, and offers the TSC as a clock
+//! source only if they do.
 
 use std::arch::x86_64::{__cpuid, __rdtscp, _mm_lfence, _rdtsc};
 use std::collections::BTreeMap;
@@ -12,17 +12,17 @@ use std::time::SystemTime;
 use elfen_console::duration::number;
 use elfen_rt::clock::monotonic_ns;
 
-/// How long the rate is measured before a run; over a run it is measured again.
+/// How long the rate is measured before a run. It is measured again over the whole run.
 const CALIBRATION_NS: u64 = 4_000_000;
 
-/// The time; what is read next may be read earlier.
+/// Reads the time. The CPU may execute later loads earlier.
 #[inline(always)]
 pub fn now() -> u64 {
     // SAFETY: every x86-64 has a time stamp counter, and Linux lets programs read it.
     unsafe { _rdtsc() }
 }
 
-/// The time, before what is read next.
+/// Reads the time before any later load.
 #[inline(always)]
 pub fn before() -> u64 {
     let ticks = now();
@@ -30,57 +30,58 @@ pub fn before() -> u64 {
     ticks
 }
 
-/// What is behind it does not begin before all before it has ended, not even on a guess.
+/// Keeps later instructions from executing before all earlier ones have completed, even
+/// speculatively.
 #[inline(always)]
 pub fn fence() {
     // SAFETY: every x86-64 has SSE2.
     unsafe { _mm_lfence() };
 }
 
-/// The time, after what was read before.
+/// Reads the time after all earlier loads.
 #[inline(always)]
 pub fn after() -> u64 {
     let mut cpu = 0;
-    // SAFETY: CPUs that Linux runs on as x86-64 have rdtscp since 2007; `of_this_machine` asks.
+    // SAFETY: x86-64 CPUs have had rdtscp since 2007; `Clock::of_this_machine` checks for it.
     unsafe { __rdtscp(&mut cpu) }
 }
 
-/// Why there is no clock.
+/// Why samples cannot be timed on this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ClockError {
     #[error("this CPU's time stamp counter may stop or change its rate")]
     NotInvariant,
-    #[error("the kernel does not trust the time stamp counter: it is not its clock")]
+    #[error("the kernel does not offer the time stamp counter as a clock source")]
     NotTrusted,
     #[error("this CPU has no rdtscp instruction")]
     NoRdtscp,
 }
 
-/// Rate and step.
+/// The rate of the counter, its step, and the unit of recorded times.
 #[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Clock {
     pub ticks_per_second: u64,
-    /// Differences of two readings are multiples of this.
+    /// The greatest common divisor of differences between readings.
     pub step_ticks: u64,
-    /// What times of a recording are multiples of, if that is more than a step; earlier recordings
-    /// have steps.
+    /// Recorded times are multiples of this; 0 in earlier recordings, whose unit is `step_ticks`.
     #[serde(default)]
     pub unit_ticks: u64,
 }
 
-/// Finer than any two samples are apart, and than a line is from CPU to CPU, whatever the clock can
-/// tell apart: what is written finer takes a byte a run, and says nothing.
+/// The smallest unit of recorded times. It is shorter than the time between two samples and than
+/// the transfer of a cache line. A finer unit would cost a byte per run and carry no information.
 const UNIT_NS: u64 = 8;
-/// In a period at least. A run ends somewhere between two samples, which are half a period to one
-/// and a half apart: an eighth of one is little beside that, and most lengths are of a few dozen.
+/// Units per period, at least. A run ends somewhere between two samples, which are half a period to
+/// one and a half periods apart: an eighth of a period is small compared with that. Most runs then
+/// have a length of a few dozen units.
 const UNITS_A_PERIOD: u64 = 8;
 
 impl Clock {
-    /// Takes 4 ms.
+    /// Measures the counter, which takes 4 ms.
     pub fn of_this_machine() -> Result<Self, ClockError> {
-        invariant()?;
+        check_invariant()?;
         let rate = Rate::begin();
-        let step_ticks = step();
+        let step_ticks = measure_step();
         while monotonic_ns() - rate.at_ns < CALIBRATION_NS {
             std::hint::spin_loop();
         }
@@ -88,14 +89,14 @@ impl Clock {
         Ok(Self { ticks_per_second, step_ticks, unit_ticks: 0 }.in_units(0))
     }
 
-    /// With times of recordings as coarse as they may be where samples are so far apart.
+    /// Chooses the unit of recorded times for this period.
     pub fn in_units(self, period_ticks: u64) -> Self {
         let step = self.step_ticks.max(1);
         let unit = self.ticks(UNIT_NS).max(period_ticks / UNITS_A_PERIOD);
         Self { unit_ticks: (unit / step * step).max(step), ..self }
     }
 
-    /// Of times in a recording.
+    /// The unit of recorded times, in ticks.
     pub fn unit(&self) -> u64 {
         self.unit_ticks.max(self.step_ticks)
     }
@@ -114,7 +115,7 @@ impl Clock {
         self.exact_ns(self.step_ticks)
     }
 
-    /// With what is less than a nanosecond.
+    /// Nanoseconds, with their fraction.
     pub fn exact_ns(&self, ticks: u64) -> f64 {
         number(ticks) * 1e9 / number(self.ticks_per_second.max(1))
     }
@@ -125,15 +126,16 @@ const INVARIANT: u32 = 1 << 8;
 const RDTSCP: u32 = 1 << 27;
 const KERNELS_CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-/// Whether samples can be told apart by the counter here.
-pub fn invariant() -> Result<(), ClockError> {
+/// Checks that the counter of this machine can time samples.
+pub fn check_invariant() -> Result<(), ClockError> {
     if __cpuid(0x8000_0001).edx & RDTSCP == 0 {
         return Err(ClockError::NoRdtscp);
     }
     if __cpuid(0x8000_0000).eax >= 0x8000_0007 && __cpuid(0x8000_0007).edx & INVARIANT != 0 {
         return Ok(());
     }
-    // Hypervisors hide the bit. The kernel offers the counter as a clock only if it found no fault.
+    // Hypervisors hide the bit. The kernel offers the counter as a clock source only if it found no
+    // fault with it.
     match fs::read_to_string(KERNELS_CLOCK) {
         Ok(clocks) if clocks.split_whitespace().any(|clock| clock == "tsc") => Ok(()),
         Ok(_) => Err(ClockError::NotTrusted),
@@ -150,21 +152,21 @@ pub struct Rate {
 
 impl Rate {
     pub fn begin() -> Self {
-        let (at_ticks, at_ns) = both();
+        let (at_ticks, at_ns) = read_both();
         Self { at_ticks, at_ns }
     }
 
-    /// Since it began, which must be a while ago.
+    /// The rate since `begin`, which should be milliseconds ago.
     pub fn ticks_per_second(&self) -> u64 {
-        let (ticks, ns) = both();
+        let (ticks, ns) = read_both();
         let (ticks, ns) = (ticks - self.at_ticks, (ns - self.at_ns).max(1));
         u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(ns)).unwrap_or(u64::MAX)
     }
 }
 
-/// Both clocks at one moment, in ticks and in nanoseconds of the kernel's: the nearest of some
-/// tries, as any may be interrupted.
-pub fn both() -> (u64, u64) {
+/// Reads the counter (in ticks) and CLOCK_MONOTONIC (in nanoseconds) at one moment. Of several
+/// tries it returns the one whose readings are closest together, as interrupts may delay any try.
+pub fn read_both() -> (u64, u64) {
     let one = |_| {
         let (first, ns, last) = (before(), monotonic_ns(), before());
         (last - first, first + (last - first) / 2, ns)
@@ -173,7 +175,7 @@ pub fn both() -> (u64, u64) {
     (ticks, ns)
 }
 
-/// A moment by the counter and by both of the kernel's clocks.
+/// A moment, by the counter and by two clocks of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Moment {
     pub ticks: u64,
@@ -185,12 +187,12 @@ pub struct Moment {
 
 impl Moment {
     pub fn now() -> Self {
-        let (ticks, at_ns) = both();
+        let (ticks, at_ns) = read_both();
         let since_1970 = || {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
         };
-        // The nearest of some tries: see `both`.
+        // The closest of several tries: see `read_both`.
         let one = |_| {
             let (before, realtime_ns, after) = (monotonic_ns(), since_1970(), monotonic_ns());
             (after - before, realtime_ns.saturating_sub(before + (after - before) / 2))
@@ -199,7 +201,7 @@ impl Moment {
         Self { ticks, monotonic_ns: at_ns, realtime_ns: at_ns + apart_ns }
     }
 
-    /// The same clocks when the counter was at `ticks`, earlier or later.
+    /// The moment when the counter was at `ticks`, earlier or later.
     pub fn at(self, ticks: u64, clock: &Clock) -> Self {
         let shift = |ns: u64| match ticks.checked_sub(self.ticks) {
             Some(later) => ns.saturating_add(clock.ns(later)),
@@ -210,17 +212,18 @@ impl Moment {
     }
 }
 
-/// What the differences that are met most are multiples of: a few others come from the host, which
-/// may move us in between.
-fn step() -> u64 {
+/// The greatest common divisor of the frequent differences between readings. Rare differences are
+/// left out: the host may move the virtual CPU between two readings.
+fn measure_step() -> u64 {
     let readings: Vec<u64> = (0..4096).map(|_| before()).collect();
-    let mut met: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
     for pair in readings.windows(2) {
-        *met.entry(pair[1].wrapping_sub(pair[0])).or_default() += 1;
+        *counts.entry(pair[1].wrapping_sub(pair[0])).or_default() += 1;
     }
-    met.remove(&0);
+    counts.remove(&0);
     const OFTEN: u32 = 40;
-    let often = met.iter().filter(|(_, count)| **count >= OFTEN).map(|(difference, _)| *difference);
+    let often = counts.iter().filter(|(_, count)| **count >= OFTEN);
+    let often = often.map(|(difference, _)| *difference);
     often.fold(0, common_divisor).max(1)
 }
 
@@ -236,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_go_both_ways() {
+    fn ticks_and_nanoseconds_convert_both_ways() {
         let of = |step_ticks| Clock { ticks_per_second: 2_600_000_000, step_ticks, unit_ticks: 0 };
         let units = |period| [1, 2, 3, 26].map(|step| of(step).in_units(period).unit());
         assert_eq!((units(0), of(26).unit()), ([20, 20, 18, 26], 26));

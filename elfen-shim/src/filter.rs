@@ -1,37 +1,43 @@
-//! Double-time error: which rates count.
+//! Double-time error (DTE): decides which rates to keep.
 //!
-//! A rate is the change of a counter by the change of the clock. If the observer was held up inside
-//! of a sample, the two ends of the sample no longer tell the same time, and the rate is wrong: so
-//! it is left out. The paper keeps a rate if the two differences agree within a hundredth. Short
-//! ones disagree by more: by a step of the clock at each end, where it advances in steps, by as
-//! much as reading it takes now longer and now shorter, and by the time in which a line comes from
-//! the observed, or is here already. Who is held up for no longer than a line may take is off by no
-//! more than the age of what he reads, which nobody can tell.
+//! A rate is the change of a counter divided by the change of the clock. A delay of the observer
+//! inside of a sample makes that rate wrong. Such a delay also makes the time between the samples'
+//! starts differ from the time between their ends. The paper keeps a rate if these two differences
+//! agree within 1 %.
+//!
+//! For short differences that is too strict, because they disagree for three other reasons:
+//!
+//! - the clock advances in steps, so each end may be off by one;
+//! - a clock reading takes longer at one time than at another;
+//! - a line may have to come from the observed CPU, or may already be here.
+//!
+//! So a floor applies. A delay that is shorter than a line transfer cannot be distinguished from
+//! a value that was that old when it was read.
 
 use crate::clock::Clock;
 
-/// A hundredth, as the paper has it.
+/// The tolerance of the paper.
 pub const TOLERANCE_PERCENT: u64 = 1;
-/// Steps of the clock that two differences may disagree by at any length.
+/// The floor in steps of the clock.
 const FLOOR_STEPS: u64 = 2;
-/// And this, however fine its steps are: about what a reading takes.
+/// The floor of a clock with fine steps: about the time of one reading.
 const FLOOR_NS: u64 = 20;
 
-/// How far two differences may be apart at any length, where a line goes there and back in so many
-/// ticks.
+/// The difference that is tolerated between samples of any length, where a line's round trip takes
+/// `round_trip` ticks.
 pub fn floor_ticks(clock: &Clock, round_trip: Option<u64>) -> u64 {
     let of_clock = clock.step_ticks.saturating_mul(FLOOR_STEPS).max(clock.ticks(FLOOR_NS));
     of_clock.max(round_trip.unwrap_or(0))
 }
 
-/// Whether the rate over this sample counts: `starts` and `ends` are the differences of the two
-/// ends of a sample to those of the one before.
+/// Returns whether to keep the rate between two samples. `starts` is the time between their starts,
+/// `ends` that between their ends.
 #[inline(always)]
 pub fn keep(starts: u64, ends: u64, floor_ticks: u64) -> bool {
     keep_by_paper(starts, ends) || starts.abs_diff(ends) <= floor_ticks
 }
 
-/// The paper's own rule, for comparison.
+/// The paper's rule alone, for comparison.
 pub fn keep_by_paper(starts: u64, ends: u64) -> bool {
     let apart = starts.abs_diff(ends).checked_mul(100 / TOLERANCE_PERCENT);
     apart.is_some_and(|apart| apart <= starts)
@@ -72,7 +78,7 @@ mod tests {
     /// The paper's example: the observer is interrupted for 10 us inside of a sample, and the
     /// counter seems to run at many times its rate.
     #[test]
-    fn an_interruption_inside_a_sample_is_left_out_twice() {
+    fn both_rates_next_to_an_interrupted_sample_are_discarded() {
         let ends = [(0, 100), (1_000, 27_100), (28_000, 28_100), (29_000, 29_100)];
         let kept: Vec<bool> = ends
             .windows(2)

@@ -1,16 +1,15 @@
-//! A run without end in little memory: whenever the pool is nearly full, its runs are added up, and
-//! it begins anew.
+//! `--keep histogram`: observes for any length of time in little memory.
 //!
-//! The observer does it itself, where there may be no third lane; that it does not look meanwhile
-//! is a gap like any other.
+//! Whenever the pool is nearly full, the observer adds its runs up and clears it. The observer's
+//! own thread does this, because there may be no third CPU. It takes no samples meanwhile: that is
+//! a gap like any other.
 
 use crate::clock::Clock;
-use crate::naming::name_all;
 use crate::recording::{Head, Pool, Recording, Signal};
-use crate::symbols::{Layout, Names};
+use crate::symbols::{Layout, Names, name_values};
 use crate::tally::Tally;
 
-/// What was added up so far, and what it takes to go on.
+/// The sum of all runs so far, and what it takes to add more.
 #[derive(Debug)]
 pub struct Fold {
     signals: Vec<Signal>,
@@ -30,22 +29,22 @@ impl Fold {
         Self { signals: signals.to_vec(), clock, names, own, bridge_ns: 0, tally }
     }
 
-    /// The same, with equal tags joined through gaps that are no longer than this.
+    /// Joins equal tags through gaps of at most `bridge_ns`.
     pub fn bridging(self, bridge_ns: u64) -> Self {
         Self { bridge_ns, ..self }
     }
 
-    /// Adds the runs of a pool, which ended all that was open.
+    /// Adds the runs of a pool. All its runs must have ended.
     pub fn add(&mut self, pool: &Pool) {
         if self.own.0 != 0 {
-            self.names.look(self.own.0);
+            self.names.update(self.own.0);
         }
         let signals = self.signals.clone();
         let Self { clock, bridge_ns, .. } = *self;
         let head = Head { signals, clock, bridge_ns, ..Head::default() };
-        // What was just written is read back.
+        // Reading back what was just written does not fail.
         if let Ok(mut part) = Recording::of(head, pool) {
-            name_all(&mut part, &mut self.names, &self.own);
+            name_values(&mut part, &mut self.names, &self.own);
             self.tally.add(Tally::of(&part));
         }
     }
@@ -59,8 +58,8 @@ mod tests {
 
     const SIGNALS: [(&str, Kind); 2] = [("what", Kind::Tags), ("how many", Kind::Values)];
 
-    /// Samples go the way that the observer's go; after some of them nobody looks for a while, and
-    /// what was seen is added up if `fold`.
+    /// Records samples of a length and a value each, as the observer does. A pause follows some of
+    /// them. With `fold`, the runs are added up at each pause.
     fn summed(samples: &[(u64, u64, bool)], fold: bool) -> Tally {
         let signal = |(name, kind): (&str, Kind)| Signal {
             name: name.to_owned(),
@@ -86,7 +85,7 @@ mod tests {
                     series.iter_mut().for_each(|one| one.end(at, &mut pool).unwrap());
                     folded.add(&pool);
                     pool.clear();
-                    series.iter_mut().for_each(Series::begin_anew);
+                    series.iter_mut().for_each(Series::restart_chunk);
                 }
                 at += 70;
             }
@@ -96,11 +95,11 @@ mod tests {
         folded.tally
     }
 
-    /// Goal: what is added up in pieces is what is added up at once. Method: any samples with
-    /// pauses between some, each pause a piece or a mere gap.
+    /// Goal: the sum of the pieces equals the sum of the whole. Method: random samples with pauses,
+    /// recorded twice. Once each pause ends a piece, and once it is only a gap.
     fn check(samples: &[(u64, u64, bool)]) -> Result<(), TestCaseError> {
         let [pieces, whole] = [true, false].map(|fold| summed(samples, fold));
-        prop_assert_eq!(&pieces.looked, &whole.looked);
+        prop_assert_eq!(&pieces.coverage, &whole.coverage);
         let [tags, numbers] = pieces.signals.as_slice() else { panic!("{pieces:?}") };
         let [whole_tags, whole_numbers] = whole.signals.as_slice() else { panic!("{whole:?}") };
         prop_assert_eq!(tags.new_values(), whole_tags.new_values());
@@ -123,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_the_whole(
+        fn the_sum_of_pieces_equals_the_whole(
             samples in proptest::collection::vec((1_u64..500, 0_u64..12, any::<bool>()), 1..60)
         ) {
             check(&samples)?;

@@ -1,8 +1,11 @@
-//! Lengths of runs, counted in buckets.
+//! Histograms with logarithmic buckets: of the lengths of runs, and of the times between samples.
+//!
+//! [`Histogram`] allocates buckets as it needs them. The sampling loop must not allocate, so
+//! [`IntervalHistogram`] has all its buckets from the start.
 
 use std::collections::BTreeMap;
 
-/// Lengths of runs in buckets, 32 to a power of two: exact enough, and small whatever comes.
+/// Lengths of runs. It has 32 buckets per power of two, so a quantile is off by 3 % at most.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
     buckets: BTreeMap<u32, u64>,
@@ -43,7 +46,7 @@ impl Histogram {
         reached.map_or(0, |(&bucket, _)| middle(bucket).min(self.max))
     }
 
-    /// Lowest value, highest value and count of each bucket that has any.
+    /// Lower bound, upper bound and count of each bucket that is not empty.
     pub fn columns(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         self.buckets.iter().map(|(&bucket, &count)| (lowest(bucket), lowest(bucket + 1), count))
     }
@@ -70,10 +73,68 @@ fn middle(bucket: u32) -> u64 {
     low + high.saturating_sub(low) / 2
 }
 
+/// Buckets of an [`IntervalHistogram`]: 16 per power of two of ticks.
+const INTERVAL_BUCKETS: usize = 64 * 16;
+
+/// Ticks between samples, counted without allocating.
+#[derive(Debug)]
+pub(crate) struct IntervalHistogram(Vec<u32>);
+
+impl IntervalHistogram {
+    pub(crate) fn new() -> Self {
+        Self(vec![0; INTERVAL_BUCKETS])
+    }
+
+    #[inline(always)]
+    pub(crate) fn add(&mut self, ticks: u64) {
+        self.0[interval_bucket(ticks)] += 1;
+    }
+
+    /// The smallest value that `percent` of all intervals do not exceed.
+    pub(crate) fn quantile(&self, percent: u64) -> u64 {
+        let total: u64 = self.0.iter().map(|&count| u64::from(count)).sum();
+        let rank = (total * percent).div_ceil(100).max(1);
+        let mut below = 0;
+        for (index, &count) in self.0.iter().enumerate() {
+            below += u64::from(count);
+            if below >= rank {
+                return lowest_ticks(index);
+            }
+        }
+        0
+    }
+}
+
+fn interval_bucket(ticks: u64) -> usize {
+    let power = 63 - (ticks | 1).leading_zeros();
+    let below = if power >= 4 { ticks >> (power - 4) & 15 } else { ticks & 15 };
+    let power = usize::try_from(power).unwrap_or(0);
+    (power * 16 + usize::try_from(below).unwrap_or(0)).min(INTERVAL_BUCKETS - 1)
+}
+
+fn lowest_ticks(bucket: usize) -> u64 {
+    let (power, below) = (bucket / 16, bucket as u64 % 16);
+    match power {
+        0..4 => below,
+        power => (16 + below) << (power - 4),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use elfen_console::duration::number;
+
+    #[test]
+    fn interval_quantiles_are_within_a_sixteenth() {
+        let mut intervals = IntervalHistogram::new();
+        (1..=1_000).for_each(|ticks| intervals.add(ticks * 100));
+        for (percent, expected) in [(1, 1_000), (50, 50_000), (99, 99_000)] {
+            let found = intervals.quantile(percent);
+            assert!((expected - expected / 16..=expected).contains(&found), "{percent}: {found}");
+        }
+        assert_eq!(IntervalHistogram::new().quantile(50), 0);
+    }
 
     #[test]
     fn lengths_are_within_three_percent() {

@@ -1,22 +1,22 @@
-//! `elfen shim`: what a running thread does, tens of nanoseconds at a time, without stopping it.
+//! `elfen shim`: samples what a running thread does, every few tens of nanoseconds, without
+//! stopping the thread.
 //!
-//! An observer on a lane of its own reads memory that others write anyway, again and again
-//! ([`observe`]), and makes a time series of it ([`recording`]). What can be read is found by
-//! [`reach`]; a [`session`] is one such run, and [`summary`] and [`text`] say what was seen.
-//! Nothing of the observed is stopped or interrupted; what it pays is the transfer of a line of
-//! memory for a sample.
+//! An observer thread on another CPU reads memory that the observed program writes anyway
+//! ([`observe`]) and turns the samples into a time series ([`recording`]). [`reach`] finds
+//! memory that can be read. A [`session`] is one run of an observer. [`summary`] and [`text`]
+//! report the results. Sampling does not interrupt the observed program: each sample costs it at
+//! most the transfer of one cache line per word. Only `--share` stops a process, twice.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod clock;
 pub mod cmd;
-pub mod costing;
+pub mod cost;
 pub mod export;
 pub mod filter;
 pub mod fold;
 pub mod histogram;
 pub mod live;
-pub mod naming;
 pub mod observe;
 pub mod observers;
 pub mod pacing;
@@ -24,11 +24,11 @@ pub mod program;
 pub mod random;
 pub mod rates;
 pub mod reach;
-pub mod record;
+pub mod recorder;
 pub mod recording;
 pub mod round_trip;
 pub mod session;
-pub mod signal;
+pub mod signal_spec;
 pub mod summary;
 pub mod symbols;
 pub mod tags;

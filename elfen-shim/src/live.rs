@@ -1,60 +1,60 @@
-//! What has been seen so far, for somebody who looks on while it is recorded.
+//! Totals of each signal so far, for `--live`.
 //!
-//! One writer, the observer, at the end of each run of equal samples; any number of readers. All
-//! memory is there before the first sample. A reader may see a run in the total and as the one that
-//! goes on at once: what it shows is a picture and no account.
+//! The observer is the only writer: it adds each run when the run ends. Any number of threads may
+//! read. All memory is allocated before the first sample. A reader may count the same run twice, in
+//! the total and as the run that still goes on, so these totals are for display only.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::recording::State;
 
-/// Different tags of a signal that have a total of their own; a power of two.
+/// Tags of a signal that have totals of their own, at most. A power of two.
 const SLOTS: usize = 1024;
-/// Totals of states without a value stand before those of tags.
+/// Slots of the states without a value. They precede the slots of tags.
 const GAP: usize = 0;
 const NOT_RUNNING: usize = 1;
 const OTHER: usize = 2;
 const FIRST: usize = 3;
-/// Slots that are looked at for a tag before it is one of the others.
+/// Slots that are tried for a tag before it is counted under `OTHER`.
 const TRIES: usize = 16;
 
-/// One signal.
+/// The totals of one signal, as its observer writes them.
 #[derive(Debug)]
-struct Totals {
-    /// A tag and how long it was, in ticks; of no tag while there are no ticks.
+struct SignalTable {
+    /// A tag and its total time in ticks. A slot with tag 0 and no ticks is free.
     slots: Vec<(AtomicU64, AtomicU64)>,
     new_values: AtomicU64,
-    /// The state that goes on: since when, in which slot, and its value.
+    /// The present state: since when, in which slot, and its value.
     since: AtomicU64,
     slot: AtomicU64,
     value: AtomicU64,
-    /// Whether it has had a value.
+    /// Whether the signal has ever had a value.
     has_value: AtomicBool,
 }
 
-/// All signals of an observer.
+/// The totals of all signals of an observer.
 #[derive(Debug)]
-pub struct Live {
-    signals: Vec<Totals>,
-    /// The last sample that all of it is up to.
+pub struct LiveTotals {
+    signals: Vec<SignalTable>,
+    /// The time up to which the totals are complete.
     pub until: AtomicU64,
     pub samples: AtomicU64,
 }
 
-/// How long one signal was what, in ticks.
+/// How long one signal was in each state, in ticks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Seen {
+pub struct SignalTotals {
     pub gap: u64,
     pub not_running: u64,
     pub other: u64,
     pub tags: Vec<(u64, u64)>,
     pub new_values: u64,
-    /// Its value now, if it has one.
+    /// Its present value, if it has one.
     pub now: Option<u64>,
 }
 
-impl Seen {
-    /// What was added since this was seen before.
+impl SignalTotals {
+    /// The difference from an earlier reading.
     pub fn since(&self, before: &Self) -> Self {
         let old = |tag: u64| before.tags.iter().find(|(known, _)| *known == tag).map_or(0, |o| o.1);
         let tag = |&(tag, ticks): &(u64, u64)| (tag, ticks.saturating_sub(old(tag)));
@@ -69,10 +69,10 @@ impl Seen {
     }
 }
 
-impl Live {
+impl LiveTotals {
     pub fn of(signals: usize) -> Self {
         let slot = || (AtomicU64::new(0), AtomicU64::new(0));
-        let totals = || Totals {
+        let totals = || SignalTable {
             slots: (0..FIRST + SLOTS).map(|_| slot()).collect(),
             new_values: AtomicU64::new(0),
             since: AtomicU64::new(0),
@@ -84,10 +84,10 @@ impl Live {
         Self { signals, until: AtomicU64::new(0), samples: AtomicU64::new(0) }
     }
 
-    /// A signal is something else from `at` on.
-    pub(crate) fn change(&self, signal: usize, at: u64, state: State) {
+    /// Adds the state of a signal that ends at `at`, and begins the next one.
+    pub(crate) fn set_state(&self, signal: usize, at: u64, state: State) {
         let Some(totals) = self.signals.get(signal) else { return };
-        // Relaxed, here and below: one writer, and no order between words is relied on.
+        // Relaxed, here and below: there is one writer, and readers rely on no order between words.
         let since = totals.since.load(Relaxed);
         let slot = usize::try_from(totals.slot.load(Relaxed)).unwrap_or(GAP);
         if let Some((_, ticks)) = totals.slots.get(slot).filter(|_| since != 0) {
@@ -103,21 +103,21 @@ impl Live {
                 totals.new_values.store(count, Relaxed);
                 totals.value.store(value, Relaxed);
                 totals.has_value.store(true, Relaxed);
-                totals.find(value)
+                totals.find_slot(value)
             }
         };
         totals.slot.store(slot as u64, Relaxed);
         totals.since.store(at, Relaxed);
     }
 
-    /// What is known of each signal by now.
-    pub fn all(&self) -> impl Iterator<Item = Seen> {
-        (0..self.signals.len()).map(|signal| self.seen(signal))
+    /// Reads the totals of all signals.
+    pub fn totals(&self) -> impl Iterator<Item = SignalTotals> {
+        (0..self.signals.len()).map(|signal| self.totals_of(signal))
     }
 
-    /// What is known of a signal by now.
-    pub fn seen(&self, signal: usize) -> Seen {
-        let Some(totals) = self.signals.get(signal) else { return Seen::default() };
+    /// Reads the totals of one signal, with the state that still goes on.
+    pub fn totals_of(&self, signal: usize) -> SignalTotals {
+        let Some(totals) = self.signals.get(signal) else { return SignalTotals::default() };
         let ticks = |slot: usize| totals.slots[slot].1.load(Relaxed);
         let mut all: Vec<u64> = (0..totals.slots.len()).map(ticks).collect();
         let (since, until) = (totals.since.load(Relaxed), self.until.load(Relaxed));
@@ -129,7 +129,7 @@ impl Live {
         }
         let tag = |(slot, ticks): (usize, &u64)| (totals.slots[slot].0.load(Relaxed), *ticks);
         let tags = all.iter().enumerate().skip(FIRST).filter(|(_, ticks)| **ticks > 0);
-        Seen {
+        SignalTotals {
             gap: all[GAP],
             not_running: all[NOT_RUNNING],
             other: all[OTHER],
@@ -140,8 +140,9 @@ impl Live {
     }
 }
 
-impl Totals {
-    fn find(&self, value: u64) -> usize {
+impl SignalTable {
+    /// Finds the slot of a tag, or takes a free one.
+    fn find_slot(&self, value: u64) -> usize {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let first = usize::try_from(hash).unwrap_or(0);
         for at in (first..first + TRIES).map(|at| FIRST + at % SLOTS) {
@@ -162,11 +163,11 @@ impl Totals {
 mod tests {
     use super::*;
 
-    /// Goal: totals are those of the runs, the one that goes on is among them, and tags beyond the
-    /// table are others. Method: some runs of two signals, and more tags than there is room for.
+    /// Goal: totals include all runs and the one that still goes on, and tags beyond the table are
+    /// counted as others. Method: some runs of two signals, and more tags than there are slots.
     #[test]
-    fn totals_are_those_of_the_runs() {
-        let live = Live::of(2);
+    fn totals_add_up_all_runs() {
+        let live = LiveTotals::of(2);
         for (at, state) in [
             (100, State::Value(7)),
             (110, State::Value(0)),
@@ -175,19 +176,19 @@ mod tests {
             (140, State::Gap),
             (150, State::Value(7)),
         ] {
-            live.change(0, at, state);
+            live.set_state(0, at, state);
         }
         live.until.store(157, Relaxed);
-        let mut seen = live.seen(0);
+        let mut seen = live.totals_of(0);
         seen.tags.sort_unstable();
         let tags = vec![(0, 20), (7, 22)];
         let expected =
-            Seen { gap: 10, not_running: 5, other: 0, tags, new_values: 2, now: Some(7) };
+            SignalTotals { gap: 10, not_running: 5, other: 0, tags, new_values: 2, now: Some(7) };
         assert_eq!(seen, expected);
-        assert_eq!(live.seen(1), Seen::default());
-        (1..=10_000).for_each(|tag| live.change(1, tag, State::Value(tag)));
+        assert_eq!(live.totals_of(1), SignalTotals::default());
+        (1..=10_000).for_each(|tag| live.set_state(1, tag, State::Value(tag)));
         live.until.store(10_001, Relaxed);
-        let seen = live.seen(1);
+        let seen = live.totals_of(1);
         let all = seen.other + seen.tags.iter().map(|(_, ticks)| ticks).sum::<u64>();
         assert_eq!((all, seen.tags.len() <= SLOTS, seen.other > 0), (10_000, true, true));
     }

@@ -1,30 +1,30 @@
-//! Several observers of one run, each on a lane of its own: they make one recording.
+//! Several observers of one run, each on its own CPU, that make one recording.
 //!
-//! Each has memory, words and gaps of its own, as they share nothing while they look; what they saw
-//! is put together when they have ended. Who ends by itself tells the others, by their orders.
+//! While they sample, observers share nothing but the flag that ends them: each has its own memory,
+//! words and gaps. An observer that ends sets the flag. The results are merged when all have ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::record::{Ended, Orders};
-use crate::session::{How, Observer, Seen, Words};
+use crate::recorder::{EndReason, ObserverControl};
+use crate::session::{Observer, ObserverConfig, ObserverResult, Words};
 
-/// Observers at work, each on a lane of its own.
+/// The running observers, each on its own CPU.
 #[derive(Debug)]
 pub struct Observers(Vec<Observer>);
 
 impl Observers {
-    /// Starts them all; if one cannot be, those before it end.
+    /// Starts all observers. If one of them cannot be started, those before it end.
     pub fn start(
-        each: impl Iterator<Item = (Words, How, crate::reach::Reader)>,
-        orders: &Arc<Orders>,
+        each: impl Iterator<Item = (Words, ObserverConfig, crate::reach::VmReader)>,
+        control: &Arc<ObserverControl>,
     ) -> std::io::Result<Self> {
         let mut started = Self(Vec::new());
         for (words, how, reader) in each {
-            match Observer::start(words, how, reader, orders.clone()) {
+            match Observer::start(words, how, reader, control.clone()) {
                 Ok(observer) => started.0.push(observer),
                 Err(error) => {
-                    orders.stop.store(true, Relaxed);
+                    control.stop.store(true, Relaxed);
                     started.0.into_iter().for_each(|one| drop(one.join()));
                     return Err(error);
                 }
@@ -37,26 +37,26 @@ impl Observers {
         self.0.iter().any(Observer::is_done)
     }
 
-    /// What all of them saw.
-    pub fn join(self) -> Seen {
+    /// Waits for all observers and merges their results.
+    pub fn join(self) -> ObserverResult {
         let all = self.0.into_iter().map(Observer::join);
-        all.reduce(Seen::beside).expect("a run has an observer")
+        all.reduce(ObserverResult::merge).expect("a run has an observer")
     }
 }
 
-impl Seen {
-    /// Adds what another observer of the same run saw; of rates there are the first one's.
+impl ObserverResult {
+    /// Merges the result of another observer of the same run. Only the first observer has rates.
     #[must_use]
-    pub fn beside(self, other: Self) -> Self {
+    pub fn merge(self, other: Self) -> Self {
         let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
             (Some(one), Some(other)) => Some(one + other),
             (one, other) => one.or(other),
         };
         Self {
-            pool: self.pool.beside(other.pool),
+            pool: self.pool.with_observer(other.pool),
             samples: self.samples + other.samples,
-            // Who ends by itself ends all others, which are told.
-            ended: if self.ended == Ended::Told { other.ended } else { self.ended },
+            // One observer ends for a reason of its own and then stops the others.
+            ended: if self.ended == EndReason::Stopped { other.ended } else { self.ended },
             missed_switches: both(self.missed_switches, other.missed_switches),
             seen_switches: self.seen_switches + other.seen_switches,
             // The slowest.
@@ -66,7 +66,7 @@ impl Seen {
             cost_ratios: self.cost_ratios,
             failed_reads: self.failed_reads + other.failed_reads,
             tally: match (self.tally, other.tally) {
-                (Some(one), Some(other)) => Some(one.beside(other)),
+                (Some(one), Some(other)) => Some(one.with_observer(other)),
                 (one, other) => one.or(other),
             },
         }
@@ -77,12 +77,12 @@ impl Seen {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::reach::Place;
-    use crate::reach::Reader;
-    use crate::record::Until;
-    use crate::recording::{Head, Observing, Recording, write};
+    use crate::reach::NumberLocation;
+    use crate::reach::VmReader;
+    use crate::recorder::Until;
+    use crate::recording::{Head, ObserverHead, Recording, write};
     use crate::recording::{Kind, Signal, Source};
-    use crate::signal::Width;
+    use crate::signal_spec::Width;
     use crate::tally::Tally;
     use elfen_machine::affinity;
     use std::io::Write;
@@ -93,16 +93,16 @@ mod tests {
     fn words(name: &str, word: &'static AtomicU64) -> Words {
         let mut words = Words::of(std::process::id(), None);
         let (width, source) = (Width::U64, Source::Mapped);
-        let place = Place { word, offset: 0, width, source, ready: None };
-        words.add_place(name.to_owned(), &place).unwrap();
+        let place = NumberLocation { word, offset: 0, width, source, ready: None };
+        words.add_number(name.to_owned(), &place).unwrap();
         words
     }
 
-    /// Goal: of several observers one recording is made, what one did not see is no gap of the
-    /// other's, and all end when one has enough. Method: two on one lane, so that each keeps the
-    /// other from it: together they cannot have looked for longer than it took.
+    /// Goal: several observers make one recording, each has its own gaps, and all end when one of
+    /// them ends. Method: two observers on one CPU, where only one can run at a time. Together they
+    /// cannot have observed for longer than the run took.
     #[test]
-    fn observers_have_gaps_of_their_own_and_end_together() {
+    fn observers_have_separate_gaps_and_end_together() {
         let clock = match Clock::of_this_machine() {
             Ok(clock) => clock,
             Err(why) => {
@@ -114,7 +114,7 @@ mod tests {
         let from = lanes.iter().next().unwrap();
         let all: [&'static AtomicU64; 2] = [(); 2].map(|()| &*Box::leak(Box::default()));
         let names = ["first", "second"];
-        let how = |until| How {
+        let how = |until| ObserverConfig {
             from,
             clock,
             period_ticks: clock.ticks(1_000),
@@ -125,29 +125,29 @@ mod tests {
             keeps_last: false,
             keeps_samples: false,
             until,
-            costing: None,
+            cost_meter: None,
             fold: None,
             live: None,
         };
         let untils = [None, Some(Until { feed: 0, above: 200, signed: false })];
         let each = names.iter().zip(all).zip(untils);
         let each =
-            each.map(|((name, word), until)| (words(name, word), how(until), Reader::default()));
-        let orders = Arc::new(Orders::default());
-        let observers = Observers::start(each, &orders).unwrap();
+            each.map(|((name, word), until)| (words(name, word), how(until), VmReader::default()));
+        let control = Arc::new(ObserverControl::default());
+        let observers = Observers::start(each, &control).unwrap();
         let start = Instant::now();
         while !observers.is_done() && start.elapsed() < Duration::from_secs(60) {
             thread::sleep(Duration::from_millis(1));
             all.iter().zip(1..).for_each(|(word, by)| _ = word.fetch_add(by, Relaxed));
         }
-        // The first is told by the second, and by nobody else.
+        // Only the second observer has a limit; it ends the first one.
         let seen = observers.join();
-        assert_eq!((seen.ended, orders.stop.load(Relaxed)), (Ended::Until, true));
+        assert_eq!((seen.ended, control.stop.load(Relaxed)), (EndReason::Until, true));
         let signal = |name: &&str| {
             let (source, kind, names) = (Source::Mapped, Kind::Values, Vec::new());
             Signal { name: (*name).to_owned(), source, kind, signed: false, names }
         };
-        let one = || Observing { from, on: "0".to_owned(), signals: 1 };
+        let one = || ObserverHead { from, on: "0".to_owned(), signals: 1 };
         let observers = vec![one(), one()];
         let signals = names.iter().map(signal).collect();
         let head = Head { clock, observers, signals, ..Head::default() };
@@ -156,20 +156,22 @@ mod tests {
         let recording = Recording::parse(&file).unwrap();
         let tally = Tally::of(&recording);
         let (first, end) = recording.span().unwrap();
-        let [one, other] = tally.looked[..] else { panic!("{:?}", tally.looked) };
-        assert!(one.gaps > 0 && other.gaps > 0, "{:?}", tally.looked);
-        let looked = one.observed_ticks + other.observed_ticks;
-        assert!(looked <= (end - first) / 50 * 51, "{looked} of {}", end - first);
+        let [one, other] = tally.coverage[..] else { panic!("{:?}", tally.coverage) };
+        assert!(one.gaps > 0 && other.gaps > 0, "{:?}", tally.coverage);
+        let coverage = one.observed_ticks + other.observed_ticks;
+        assert!(coverage <= (end - first) / 50 * 51, "{coverage} of {}", end - first);
         let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
         let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
         assert!(high > 200 && low < high, "{low} {high}");
-        // A head that tells of other signals than there are.
+        // A head whose observers have more signals than the head itself.
         let head = Head {
-            observers: vec![Observing { signals: 2, ..head.observers[0].clone() }; 2],
+            observers: vec![ObserverHead { signals: 2, ..head.observers[0].clone() }; 2],
             ..head
         };
         let mut file = Vec::new();
         write(&head, &seen.pool, &mut file).unwrap();
-        assert!(Recording::parse(&file).unwrap_err().to_string().contains("of other signals"));
+        assert!(
+            Recording::parse(&file).unwrap_err().to_string().contains("do not have all signals")
+        );
     }
 }

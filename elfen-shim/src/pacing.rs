@@ -1,100 +1,104 @@
-//! A period that follows what looking costs, while it looks.
+//! `--period auto`: adapts the period to the cost of samples, while sampling.
 //!
-//! A look costs the observed something only if it has written the word since the last one: then its
-//! line goes to the observer and has to be had back for the next store. In a virtual machine that
-//! takes several times as long from one second to the next, as the host moves its CPUs. The
-//! observer can tell both by itself: how many samples find another value than the one before, and
-//! how long such a sample waits for its line. Words that are seldom written are looked at often,
-//! and those that change all the time as often as costs 2 %.
+//! A sample costs the observed program something only if the program has written the word since
+//! the sample before: then the word's cache line moves to the observer, and the next store must
+//! fetch it back. In a virtual machine this transfer can take several times as long from one
+//! second to the next, because the host moves virtual CPUs. The observer measures both itself: how
+//! many samples find a changed value, and how long such a sample waits for its line. Words that
+//! seldom change are sampled often. Words that change all the time are sampled at the period that
+//! costs the program 2 %.
 
-/// Timed waits that a distance is made of, by their median: some have met an interrupt.
+/// Measured waits per estimate of the transfer time. Their median is used, because interrupts
+/// lengthen some waits.
 const WAITS: usize = 15;
-/// Stretches after which the period is made anew, however few waits were timed.
-const STRETCHES: u32 = 32;
-/// So many times as long as a line is away in all, nobody looks. That is what a look costs a
-/// program whose stores have to be done at once, as locked instructions have it, or up to twice as
-/// much; others pay less (`elfen lab bench shim --only costs`).
-pub const TIMES: u64 = 90;
+/// Blocks after which the period is computed again, however few waits were measured.
+const BLOCKS: u32 = 32;
+/// The period of words that always change, as a multiple of the round trip of their line. A sample
+/// delays a program whose stores must complete at once (locked instructions) by one to two round
+/// trips; other programs lose less (`elfen lab bench shim --only costs`).
+pub const PERIOD_FACTOR: u64 = 90;
 
-/// The shortest period that is made of a distance.
+/// The shortest period that `--period auto` uses.
 pub const AUTO_NS: u64 = 1_000;
 
-/// What samples in a row found.
+/// What one block of samples found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stretch {
+pub struct BlockStats {
     pub samples: u32,
-    /// Those that found another value than the one before.
+    /// Samples whose values differ from those of the sample before.
     pub changed: u32,
-    /// How long the first of the stretch took, if it is one of these.
+    /// How long the first sample of the block took, if its values changed.
     pub waited: Option<u64>,
 }
 
-/// See the head of this file.
+/// Computes the period from the blocks sampled so far.
 #[derive(Debug)]
 pub struct Pacing {
-    least_ticks: u64,
-    /// For how long a line is gone from who writes it.
-    away_ticks: u64,
-    /// What a sample takes by itself, without waiting.
-    own_ticks: u64,
+    min_ticks: u64,
+    /// The estimated round trip: how long a sample takes a line away from the writing CPU.
+    round_trip_ticks: u64,
+    /// How long the two clock readings of a measured sample take by themselves.
+    clock_ticks: u64,
     waits: [u64; WAITS],
     timed: usize,
-    stretches: u32,
+    blocks: u32,
     samples: u64,
     changed: u64,
 }
 
 impl Pacing {
-    /// Of periods no shorter than `least_ticks`, between lanes that are `round_trip` apart now.
-    pub fn new(least_ticks: u64, round_trip: u64) -> Self {
+    /// For periods of at least `min_ticks`, between two CPUs with this `round_trip` at present.
+    pub fn new(min_ticks: u64, round_trip: u64) -> Self {
         Self {
-            least_ticks,
-            away_ticks: round_trip,
-            own_ticks: 0,
+            min_ticks,
+            round_trip_ticks: round_trip,
+            clock_ticks: 0,
             waits: [0; WAITS],
             timed: 0,
-            stretches: 0,
+            blocks: 0,
             samples: 0,
             changed: 0,
         }
     }
 
-    /// The period to begin with, as if the words changed all the time.
-    pub fn first(&self) -> u64 {
-        self.away_ticks.saturating_mul(TIMES).max(self.least_ticks)
+    /// The initial period, as if the words changed all the time.
+    pub fn initial_period(&self) -> u64 {
+        self.round_trip_ticks.saturating_mul(PERIOD_FACTOR).max(self.min_ticks)
     }
 
-    /// What reading the clock twice takes here, with nothing in between.
-    pub fn measure_own(&mut self) {
+    /// Measures how long two clock readings take on this CPU with nothing in between.
+    pub fn measure_clock_cost(&mut self) {
         let twice = |_| {
             let start = crate::clock::before();
             crate::clock::after() - start
         };
-        self.own_ticks = (0..64).map(twice).min().unwrap_or(0);
+        self.clock_ticks = (0..64).map(twice).min().unwrap_or(0);
     }
 
-    /// After a stretch; gives the period from now on, once enough was seen.
-    pub fn add(&mut self, stretch: &Stretch) -> Option<u64> {
-        self.stretches += 1;
-        self.samples += u64::from(stretch.samples);
-        self.changed += u64::from(stretch.changed);
-        if let Some(waited) = stretch.waited {
-            self.waits[self.timed] = waited.saturating_sub(self.own_ticks);
+    /// Adds a block. Returns a new period once there are enough blocks for one.
+    pub fn add_block(&mut self, block: &BlockStats) -> Option<u64> {
+        self.blocks += 1;
+        self.samples += u64::from(block.samples);
+        self.changed += u64::from(block.changed);
+        if let Some(waited) = block.waited {
+            self.waits[self.timed] = waited.saturating_sub(self.clock_ticks);
             self.timed += 1;
         }
-        if self.timed < WAITS && self.stretches < STRETCHES {
+        if self.timed < WAITS && self.blocks < BLOCKS {
             return None;
         }
         if self.timed == WAITS {
             self.waits.sort_unstable();
-            // To the observer, and back.
-            self.away_ticks = 2 * self.waits[WAITS / 2];
+            // A wait is one way; the line must also return to the writing CPU.
+            self.round_trip_ticks = 2 * self.waits[WAITS / 2];
             self.timed = 0;
         }
-        let away = u128::from(self.away_ticks * TIMES) * u128::from(self.changed);
+        let away = u128::from(self.round_trip_ticks * PERIOD_FACTOR) * u128::from(self.changed);
         let period = u64::try_from(away / u128::from(self.samples.max(1))).unwrap_or(u64::MAX);
-        (self.stretches, self.samples, self.changed) = (0, 0, 0);
-        Some(period.max(self.least_ticks))
+        self.blocks = 0;
+        self.samples = 0;
+        self.changed = 0;
+        Some(period.max(self.min_ticks))
     }
 }
 
@@ -102,41 +106,41 @@ impl Pacing {
 mod tests {
     use super::*;
 
-    fn stretch(changed: u32, waited: u64) -> Stretch {
-        Stretch { samples: 64, changed, waited: Some(waited).filter(|_| changed > 0) }
+    fn block(changed: u32, waited: u64) -> BlockStats {
+        BlockStats { samples: 64, changed, waited: Some(waited).filter(|_| changed > 0) }
     }
 
-    fn last(pacing: &mut Pacing, all: &[Stretch]) -> Option<u64> {
-        all.iter().filter_map(|one| pacing.add(one)).last()
+    fn last(pacing: &mut Pacing, all: &[BlockStats]) -> Option<u64> {
+        all.iter().filter_map(|one| pacing.add_block(one)).last()
     }
 
     #[test]
-    fn a_period_follows_most_waits() {
+    fn the_period_follows_the_median_wait() {
         let mut pacing = Pacing::new(2_600, 200);
-        assert_eq!(pacing.first(), 200 * TIMES);
-        assert_eq!(last(&mut pacing, &[stretch(64, 100); 14]), None);
-        assert_eq!(last(&mut pacing, &[stretch(64, 100)]), Some(100 * 2 * TIMES));
-        // Seven that were interrupted change nothing, and eight that are far do.
-        let of = |far, count| [vec![stretch(64, far); count], vec![stretch(64, 100); 15 - count]];
-        assert_eq!(last(&mut pacing, &of(40_000, 7).concat()), Some(100 * 2 * TIMES));
-        assert_eq!(last(&mut pacing, &of(500, 8).concat()), Some(500 * 2 * TIMES));
-        pacing.own_ticks = 60;
-        assert_eq!(last(&mut pacing, &[stretch(64, 160); 15]), Some(100 * 2 * TIMES));
-        pacing.own_ticks = 200;
-        assert_eq!(last(&mut pacing, &[stretch(64, 160); 15]), Some(2_600), "no shorter");
+        assert_eq!(pacing.initial_period(), 200 * PERIOD_FACTOR);
+        assert_eq!(last(&mut pacing, &[block(64, 100); 14]), None);
+        assert_eq!(last(&mut pacing, &[block(64, 100)]), Some(100 * 2 * PERIOD_FACTOR));
+        // Seven of fifteen long waits are taken for interrupts; eight change the median.
+        let of = |far, count| [vec![block(64, far); count], vec![block(64, 100); 15 - count]];
+        assert_eq!(last(&mut pacing, &of(40_000, 7).concat()), Some(100 * 2 * PERIOD_FACTOR));
+        assert_eq!(last(&mut pacing, &of(500, 8).concat()), Some(500 * 2 * PERIOD_FACTOR));
+        pacing.clock_ticks = 60;
+        assert_eq!(last(&mut pacing, &[block(64, 160); 15]), Some(100 * 2 * PERIOD_FACTOR));
+        pacing.clock_ticks = 200;
+        assert_eq!(last(&mut pacing, &[block(64, 160); 15]), Some(2_600), "no shorter");
     }
 
     #[test]
-    fn what_seldom_changes_is_looked_at_often() {
+    fn words_that_seldom_change_are_sampled_often() {
         let mut pacing = Pacing::new(2_600, 1_000);
-        let quiet = [stretch(0, 0); STRETCHES as usize];
+        let quiet = [block(0, 0); BLOCKS as usize];
         assert_eq!(last(&mut pacing, &quiet), Some(2_600));
-        // One sample of four, which is timed as often; the distance is that of the beginning.
-        let some: Vec<Stretch> = (0..STRETCHES)
-            .map(|n| Stretch { waited: (n % 4 == 0).then_some(9), ..stretch(16, 9) })
+        // One sample in four changes. Too few waits are measured, so the initial round trip counts.
+        let some: Vec<BlockStats> = (0..BLOCKS)
+            .map(|n| BlockStats { waited: (n % 4 == 0).then_some(9), ..block(16, 9) })
             .collect();
-        assert_eq!(last(&mut pacing, &some), Some(1_000 * TIMES / 4));
-        // Those timed before count with those that follow.
+        assert_eq!(last(&mut pacing, &some), Some(1_000 * PERIOD_FACTOR / 4));
+        // The waits measured before count together with these.
         assert_eq!(last(&mut pacing, &some), Some(2_600), "near");
     }
 }

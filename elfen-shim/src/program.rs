@@ -1,4 +1,8 @@
-//! The program that is observed: one that we start, or one that runs.
+//! Starts the observed program, and finds out about processes from /proc.
+//!
+//! A program is started in two steps. [`start`] creates its process, which then waits before exec.
+//! [`PendingProgram::release`] releases it once the observer samples, so that the program's first
+//! instruction is observed too.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,44 +18,44 @@ use elfen_machine::cpulist::CpuSet;
 use elfen_rt::tag::VARIABLE;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 
-/// How to start it.
+/// How to start a program.
 #[derive(Debug)]
-pub struct Start<'a> {
+pub struct StartOptions<'a> {
     pub words: &'a [OsString],
     pub on: &'a CpuSet,
-    /// Id of the segment with the page of its threads.
+    /// Id of the shared memory segment with the page of its threads.
     pub segment: i32,
-    /// What the preload library has to do; without anything it is not loaded.
+    /// Arguments of the preload library, which is not loaded without any.
     pub preload: Option<String>,
     pub output: Output<'a>,
-    /// Signals as they were before this process took some for itself.
+    /// The signal mask for the program: that of this command before it blocked signals.
     pub signals: SigSet,
 }
 
 /// Where a program's output goes.
 #[derive(Clone, Copy, Debug)]
 pub enum Output<'a> {
-    /// Where ours goes.
+    /// To the standard output of this command.
     Ours,
-    /// Where errors go, because ours is for a script.
+    /// To standard error, because standard output has JSON.
     Errors,
-    /// It has no terminal: another picture is on it.
+    /// To a file, because this command draws on the terminal.
     File(&'a fs::File),
 }
 
-/// A program whose process is there, and waits before it becomes the program.
+/// A process that waits until it is released, and then executes the program.
 #[derive(Debug)]
-pub struct Held {
+pub struct PendingProgram {
     pub process: u32,
     go: PipeWriter,
     spawning: JoinHandle<io::Result<Child>>,
 }
 
-impl Held {
-    /// Lets it go.
-    pub fn go(self) -> Result<Child, StartError> {
+impl PendingProgram {
+    /// Releases the process.
+    pub fn release(self) -> Result<Child, StartError> {
         let Self { mut go, spawning, .. } = self;
-        // If it is gone, `spawn` tells why.
+        // If the process has ended, `spawn` returns the reason.
         let _gone = go.write_all(&[1]);
         drop(go);
         let spawned = spawning.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -59,21 +63,21 @@ impl Held {
     }
 }
 
-/// Makes a process for it, on its lanes, that waits: so its first step is seen as well.
-pub fn start(order: &Start<'_>) -> Result<Held, StartError> {
+/// Creates a process on the program's lanes that waits to be released.
+pub fn spawn_pending(order: &StartOptions<'_>) -> Result<PendingProgram, StartError> {
     let (program, arguments) = order.words.split_first().ok_or(StartError::NoProgram)?;
     let mut command = Command::new(program);
     command.args(arguments);
     let name = VARIABLE.to_string_lossy().into_owned();
     let own = std::process::id();
-    let mut told = format!("1 {} {own}", order.segment);
+    let mut value = format!("1 {} {own}", order.segment);
     if let Some(rest) = &order.preload {
-        told += &format!(" {rest}");
+        value += &format!(" {rest}");
         let library = find_library()?;
         let before = std::env::var_os("LD_PRELOAD");
         command.env("LD_PRELOAD", preload(&library, before.as_deref()));
     }
-    command.env(name, told);
+    command.env(name, value);
     match order.output {
         Output::Ours => {}
         Output::Errors => {
@@ -91,23 +95,24 @@ pub fn start(order: &Start<'_>) -> Result<Held, StartError> {
     let prepare = move || {
         mask.impose_on(0)?;
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&signals), None)?;
-        // Ours to close, or the pipe would not end with the front.
+        // The fork copied the writing end of the pipe. Left open, it would keep the pipe open after
+        // this command's end.
         nix::unistd::close(going)?;
         (&tell).write_all(&std::process::id().to_ne_bytes())?;
         if (&wait).read_exact(&mut [0]).is_err() {
-            // The front has refused, or ended: nobody is left whom an error could be told.
-            // SAFETY: ends this process, which nothing of the program has run in.
+            // This command has failed or ended, and nothing waits for an error.
+            // SAFETY: ends the forked process, in which nothing of the program has run yet.
             unsafe { libc::_exit(127) };
         }
         Ok(())
     };
-    // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
+    // SAFETY: between fork and exec, `prepare` makes only system calls and allocates nothing.
     unsafe { command.pre_exec(prepare) };
-    // `spawn` returns when the program is there.
+    // In a thread, because `spawn` returns only after the process has executed the program.
     let spawning = thread::spawn(move || command.spawn());
     let mut process = [0; 4];
     match born.read_exact(&mut process) {
-        Ok(()) => Ok(Held { process: u32::from_ne_bytes(process), go, spawning }),
+        Ok(()) => Ok(PendingProgram { process: u32::from_ne_bytes(process), go, spawning }),
         Err(_) => {
             let spawned = spawning.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             let error = spawned.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
@@ -132,7 +137,7 @@ pub enum StartError {
     NoProgram,
     #[error("it is not found")]
     NotFound,
-    #[error("it cannot be run: {0}")]
+    #[error("it cannot be executed: {0}")]
     NotExecutable(io::Error),
     #[error(transparent)]
     Library(#[from] elfen_instrument::LibraryError),
@@ -140,25 +145,25 @@ pub enum StartError {
     Io(#[from] io::Error),
 }
 
-/// The status that a shell would give: a program that a signal ended has 128 and its number.
+/// The exit status as a shell reports it: 128 plus the signal, if a signal ended the program.
 pub fn status_of(status: std::process::ExitStatus) -> i32 {
     status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1)
 }
 
-/// What a process is called.
+/// The name of a process or thread.
 pub fn name_of(process: u32) -> Option<String> {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
     Some(name.trim_end().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
 }
 
-/// Whether it is a thread of the kernel, which has no memory to look at.
+/// Returns whether a process is a kernel thread, which has no memory to observe.
 pub fn is_of_kernel(process: u32) -> bool {
     fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| line.is_empty())
         && fs::read_link(format!("/proc/{process}/exe"))
             .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Time that the host took from these lanes, in ns.
+/// Steal time of these lanes in ns: how long the host did not run them.
 pub fn steal_ns(lanes: &CpuSet) -> u64 {
     let Ok(text) = fs::read_to_string("/proc/stat") else { return 0 };
     // SAFETY: sysconf takes a number.
@@ -177,11 +182,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_started_with_what_it_is_told() {
+    fn a_program_gets_its_arguments_and_environment() {
         let words = ["sh", "-c", "test \"$ELFEN_SHIM\" = \"1 77 $PPID\" && exit 3"];
         let words = words.map(OsString::from);
         let on = elfen_machine::affinity::allowed().unwrap();
-        let order = Start {
+        let order = StartOptions {
             words: &words,
             on: &on,
             segment: 77,
@@ -189,10 +194,10 @@ mod tests {
             output: Output::Errors,
             signals: SigSet::empty(),
         };
-        let mut child = start(&order).unwrap().go().unwrap();
+        let mut child = spawn_pending(&order).unwrap().release().unwrap();
         assert_eq!(status_of(child.wait().unwrap()), 3);
-        let none = Start { words: &["/no/such/program".into()], ..order };
-        assert!(matches!(start(&none).unwrap().go(), Err(StartError::NotFound)));
+        let none = StartOptions { words: &["/no/such/program".into()], ..order };
+        assert!(matches!(spawn_pending(&none).unwrap().release(), Err(StartError::NotFound)));
         assert!(is_of_kernel(2) || name_of(2).as_deref() != Some("kthreadd"));
         assert!(!is_of_kernel(std::process::id()));
     }

@@ -1,13 +1,13 @@
-//! Numbers that are drawn between two samples, in a signal's handler and in tests: three shifts,
-//! nothing allocated, and the same numbers from the same seed (Marsaglia's xorshift).
+//! Marsaglia's xorshift generator: three shifts, no allocation, and the same numbers for the same
+//! seed. It is fast enough to run between two samples and safe in a signal handler.
 
-/// See the head of this file.
+/// A generator of 64-bit random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
     pub fn of(seed: u64) -> Self {
-        // 0 is followed by itself.
+        // From 0, xorshift only produces 0.
         Self(seed.max(1))
     }
 
@@ -19,7 +19,7 @@ impl Random {
         self.0
     }
 
-    /// One of so many, which are at least one.
+    /// Draws a number below `count`, which must be at least 1.
     #[inline(always)]
     pub fn below(&mut self, count: u64) -> u64 {
         let scaled = (u128::from(self.draw()) * u128::from(count)) >> 64;
@@ -32,11 +32,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_of_few_comes_about_as_often() {
+    fn all_numbers_below_a_limit_are_equally_frequent() {
         for seed in [0, 1, 88_172_645_463_325_252] {
             let mut random = Random::of(seed);
             let mut counts = [0_u32; 7];
-            // The first of a small seed are small.
+            // The first numbers of a small seed are small.
             (0..20).for_each(|_| _ = random.draw());
             for _ in 0..70_000 {
                 counts[usize::try_from(random.below(7)).unwrap()] += 1;

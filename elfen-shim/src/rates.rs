@@ -1,7 +1,8 @@
-//! Rates: the change of a counter by that of the clock or of another counter, sample by sample.
+//! Rates: the change of a counter from sample to sample, divided by that of the clock or of another
+//! counter.
 //!
-//! Each is one of a distribution, kept apart by the tag that the thread had. All tables are there
-//! before the first sample.
+//! The rates under each tag of the thread make one distribution. All tables are allocated before
+//! the first sample. `filter.rs` decides which rates to keep.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +10,24 @@ use crate::clock::Clock;
 use crate::filter;
 use crate::recording::{Dte, RateFigure};
 
-/// Tags that are told apart; further ones share the last.
+/// Distributions of one rate. Tags beyond this number share the last one.
 const TAGS: usize = 256;
-/// 16 buckets to a power of two, from 2^-20 to 2^20; the first is for zero.
+/// Powers of two that the buckets cover: from 2^-20 to 2^20.
 const OCTAVES: u64 = 40;
+/// 16 buckets per power of two, after one bucket for zero.
 const BUCKETS: usize = 16 * 40 + 1;
-/// The exponent of an f64 that is 1, less half of the octaves, and four bits behind it.
+/// The upper bits of an f64 of the lowest bucket: its exponent, and four bits of its mantissa.
 const LOWEST: u64 = (1023 - OCTAVES / 2) << 4;
 
-/// One rate while it is counted.
+/// One rate, and its distribution under each tag.
 #[derive(Debug)]
 pub struct Rate {
     pub name: String,
-    /// Index of the counter, and of what it is held against; `None` for the clock.
+    /// Index of the word with the counter.
     pub counter: usize,
-    pub against: Option<usize>,
-    /// What a tick is counted as, if it is held against the clock.
+    /// Index of the word with the divisor; `None` for the clock.
+    pub divisor: Option<usize>,
+    /// Ticks of the unit of time, if the divisor is the clock.
     pub ticks_per_unit: f64,
     floor_ticks: u64,
     tags: Vec<u64>,
@@ -35,43 +38,40 @@ pub struct Rate {
     shrunk: u64,
 }
 
-/// A sample, as far as rates go.
+/// The part of a sample that one rate needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Point {
+pub struct RatePoint {
     pub start: u64,
     pub end: u64,
     pub counter: u64,
-    pub against: u64,
+    pub divisor: u64,
 }
 
 impl Rate {
     pub fn new(
         name: String,
         counter: usize,
-        against: Option<usize>,
+        divisor: Option<usize>,
         ticks_per_unit: f64,
         floor_ticks: u64,
     ) -> Self {
-        let (tags, seen) = (Vec::with_capacity(TAGS), vec![0; TAGS]);
-        let counts = vec![[0; BUCKETS]; TAGS];
-        let (kept, discarded, shrunk) = (0, 0, 0);
         Self {
             name,
             counter,
-            against,
+            divisor,
             ticks_per_unit,
             floor_ticks,
-            tags,
-            counts,
-            seen,
-            kept,
-            discarded,
-            shrunk,
+            tags: Vec::with_capacity(TAGS),
+            counts: vec![[0; BUCKETS]; TAGS],
+            seen: vec![0; TAGS],
+            kept: 0,
+            discarded: 0,
+            shrunk: 0,
         }
     }
 
-    /// What happened from one sample to the next, under a tag.
-    pub fn add(&mut self, tag: u64, last: &Point, now: &Point) {
+    /// Adds the rate between two samples to the distribution of a tag.
+    pub fn add(&mut self, tag: u64, last: &RatePoint, now: &RatePoint) {
         let index = self.index_of(tag);
         self.seen[index] += 1;
         let (starts, ends) = (now.start - last.start, now.end - last.end);
@@ -79,7 +79,7 @@ impl Rate {
             self.shrunk += 1;
             return;
         };
-        let Some(against) = now.against.checked_sub(last.against) else {
+        let Some(divisor) = now.divisor.checked_sub(last.divisor) else {
             self.shrunk += 1;
             return;
         };
@@ -88,12 +88,12 @@ impl Rate {
             return;
         }
         self.kept += 1;
-        let against = match self.against {
+        let divisor = match self.divisor {
             None => float(starts) / self.ticks_per_unit,
-            Some(_) if against == 0 => return,
-            Some(_) => float(against),
+            Some(_) if divisor == 0 => return,
+            Some(_) => float(divisor),
         };
-        self.counts[index][bucket(float(counter) / against)] += 1;
+        self.counts[index][bucket(float(counter) / divisor)] += 1;
     }
 
     fn index_of(&mut self, tag: u64) -> usize {
@@ -107,9 +107,9 @@ impl Rate {
         TAGS - 1
     }
 
-    /// The distributions, the most seen first.
+    /// The distributions, most frequent first.
     pub fn figures(&self, mut name_of: impl FnMut(u64) -> String) -> Vec<RateFigure> {
-        // Functions are met at several addresses, and have one name.
+        // A function may have several addresses, all with one name.
         let mut by_name: BTreeMap<String, (u64, [u32; BUCKETS])> = BTreeMap::new();
         for (index, counts) in self.counts.iter().enumerate().filter(|(i, _)| self.seen[*i] > 0) {
             let tag = self.tags.get(index).map_or_else(|| "(others)".to_owned(), |&t| name_of(t));
@@ -177,11 +177,11 @@ fn quantile(counts: &[u32; BUCKETS], total: u64, percent: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Goal: counts that a hardware counter gave make the rate that they mean; a sample in which
-    /// the observer was held up makes none, nor does one in which the counter shrank. Method: the
-    /// counts of a core that executes 1.6 instructions a cycle, with both of these among them.
+    /// Goal: hardware counts yield the right rate. Samples in which the observer was delayed or the
+    /// counter shrank yield none. Method: the counts of a core that executes 1.6 instructions per
+    /// cycle, with one sample of each kind among them.
     #[test]
-    fn recorded_counts_make_an_ipc() {
+    fn hardware_counts_yield_the_ipc() {
         let counts = [
             (0, 30, 0, 0),
             (1_000, 1_030, 1_600, 1_000),
@@ -189,10 +189,10 @@ mod tests {
             (3_000, 29_000, 46_400, 29_000), // interrupted between its two ends
             (30_000, 30_030, 48_000, 30_000),
             (31_000, 31_030, 49_600, 31_000),
-            (32_000, 32_030, 7, 32_000), // read anew
+            (32_000, 32_030, 7, 32_000), // the counter was reset
             (33_000, 33_030, 1_607, 33_000),
         ];
-        let point = |(start, end, counter, against)| Point { start, end, counter, against };
+        let point = |(start, end, counter, divisor)| RatePoint { start, end, counter, divisor };
         let mut ipc = Rate::new("instructions/cycles".into(), 0, Some(1), 1.0, 52);
         for pair in counts.windows(2) {
             ipc.add(5, &point(pair[0]), &point(pair[1]));
@@ -215,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn tags_beyond_the_table_share_one() {
+    fn tags_beyond_the_table_share_one_distribution() {
         let mut rate = Rate::new("calls".into(), 0, None, 1.0, 1);
-        let point = |at: u64| Point { start: at, end: at, counter: at, against: 0 };
+        let point = |at: u64| RatePoint { start: at, end: at, counter: at, divisor: 0 };
         for tag in 0..1000 {
             rate.add(tag, &point(0), &point(100));
         }

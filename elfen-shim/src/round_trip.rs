@@ -1,8 +1,8 @@
-//! How far apart two lanes are: how long a line takes from one to the other and back.
+//! Measures the round trip between two CPUs: how long a cache line takes to the other CPU and back.
 //!
-//! A sample costs the observed at most one transfer of the line that is looked at. In a virtual
-//! machine that distance changes under us, by a factor of five and more, so it is measured before
-//! each run, and the period follows it.
+//! A sample costs the observed program at most one transfer of the line that is read. In a virtual
+//! machine the time of a transfer changes by a factor of five and more, as the host moves virtual
+//! CPUs. So it is measured before each run, and the period depends on it.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -13,39 +13,40 @@ use elfen_machine::affinity;
 
 use crate::clock;
 
-/// There and back; a fifth of a millisecond at the usual 100 ns a turn.
+/// Round trips per measurement: 0.2 ms at the usual 100 ns each.
 const TURNS: u64 = 2000;
-/// The turns are timed in batches, and the best batch counts: one that nobody interrupted.
+/// Round trips are timed in batches. The fastest batch counts, because it was not interrupted.
 const BATCHES: u64 = 20;
-/// Of a turn: no line is so far away. A batch of longer ones met who else is on a lane.
+/// Longer than any round trip: in a slower batch, other threads ran on one of the CPUs.
 const FARTHEST: Duration = Duration::from_micros(10);
-/// If the other lane is not to be had in this time, the distance is not known.
+/// If the other CPU does not answer within this time, the measurement fails.
 const LIMIT: Duration = Duration::from_millis(60);
-/// Turns between two looks at the time.
+/// Polls of the line between two checks of the time.
 const LOOK_EVERY: u32 = 4096;
 
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Ticks for a turn between the calling thread, which is on the observer's lane, and `lane`. `None`
-/// if that could not be measured in 60 ms.
-pub fn ticks(lane: u32) -> Option<u64> {
+/// Measures the round trip, in ticks, between the CPU of the calling thread and CPU `lane`. Returns
+/// `None` if that was not possible within 60 ms.
+pub fn measure_ticks(lane: u32) -> Option<u64> {
     let line = Line(AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             if affinity::pin(lane).is_ok() {
-                answer(&line, &stop);
+                respond(&line, &stop);
             }
         });
-        let best = ask(&line);
+        let best = measure(&line);
         stop.store(true, Relaxed);
         best
     })
 }
 
-/// Odd numbers are questions, and the next even one is the answer.
-fn answer(line: &Line, stop: &AtomicBool) {
+/// Answers each odd number in the line by the next even number. Acquire and Release pair with
+/// `ask`.
+fn respond(line: &Line, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         let number = line.0.load(Acquire);
         if number % 2 == 1 {
@@ -56,7 +57,8 @@ fn answer(line: &Line, stop: &AtomicBool) {
     }
 }
 
-fn ask(line: &Line) -> Option<u64> {
+/// Writes odd numbers to the line, and times how long their answers take.
+fn measure(line: &Line) -> Option<u64> {
     let deadline = Instant::now() + LIMIT;
     let mut best = u64::MAX;
     for batch in 0..BATCHES {
@@ -85,21 +87,21 @@ fn ask(line: &Line) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Goal: a turn is measured where two CPUs are, and the answer is that nobody knows where one
-    /// would have to be on both. Method: the CPUs at hand.
+    /// Goal: the round trip between two CPUs is measured, and a CPU that does not exist yields
+    /// `None`. Method: the CPUs of this machine.
     #[test]
-    fn a_line_goes_there_and_back() {
+    fn a_round_trip_is_measured() {
         let allowed = affinity::allowed().unwrap();
         let mut cpus = allowed.iter();
         let (first, second) = (cpus.next().unwrap(), cpus.next());
         thread::spawn(move || {
             affinity::pin(first).unwrap();
             if let Some(second) = second {
-                // Other work may hold the CPU for longer than we wait.
-                let turn = (0..50).find_map(|_| ticks(second));
+                // Other work may occupy the CPU for longer than one measurement waits.
+                let turn = (0..50).find_map(|_| measure_ticks(second));
                 assert!(turn.is_some_and(|turn| turn > 0), "{turn:?}");
             }
-            assert!(ticks(u32::MAX - 1).is_none(), "there is no such CPU");
+            assert!(measure_ticks(u32::MAX - 1).is_none(), "there is no such CPU");
         })
         .join()
         .unwrap();

@@ -1,4 +1,7 @@
-//! One run of the observer: the words that are looked at, and the threads that look and wait.
+//! One observer thread: the words that it reads, how it runs, and what it returns.
+//!
+//! [`Words`] collects the words and signals before the run. [`Observer`] is the running thread.
+//! Which words to read is decided in `cmd/gather.rs`.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -16,41 +19,44 @@ use crate::clock::Clock;
 use crate::observe::{Period, WORDS_MAX, observe};
 use crate::pacing::Pacing;
 use crate::rates::Rate;
-use crate::reach::{Place, ProcState};
-use crate::record::{Ended, Feed, Follow, NOTHING, Orders, Recorder, ThreadWord};
+use crate::reach::{NumberLocation, ProcState};
+use crate::recorder::{
+    EndReason, Feed, FollowedLane, ObserverControl, Recorder, ThreadWord, ZERO_WORD,
+};
 use crate::recording::{Kind, Pool, Series, Signal, Source};
-use crate::signal::{ServiceWord, Width};
+use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
 
-/// Lanes that are followed one by one, at most: each takes two words of eight.
+/// Lanes that one observer can follow: each takes at least two of its eight words.
 const LANES_MAX: usize = 3;
-/// Threads that are looked at where nobody says who runs.
+/// Threads that one observer samples without a task map.
 pub const THREADS_MAX: usize = 3;
 
-/// As an observer names itself.
+/// Name of an observer thread in /proc. Tests and `elfen lab bench` find observers by it.
 pub const OBSERVER: &str = "elfen-observer";
 
-/// Why a signal cannot be added.
+/// A signal does not fit into the words of one sample.
 #[derive(Debug, thiserror::Error)]
-#[error("at most {WORDS_MAX} words are read at a time, and these are more")]
+#[error("at most {WORDS_MAX} words are read at a time, and these signals need more")]
 pub struct TooMany;
 
-/// The words of a run, while they are gathered.
+/// The words that an observer is to read, and the signals that they contain.
 #[derive(Debug)]
 pub struct Words {
     pub signals: Vec<Signal>,
     pub process: u32,
-    /// Whether its forked children are observed as well.
+    /// Whether forked children are observed too.
     pub children: bool,
     words: Vec<&'static AtomicU64>,
     feeds: Vec<Feed>,
-    lanes: Vec<Follow>,
-    plain: Vec<(usize, ThreadWord, u32)>,
+    lanes: Vec<FollowedLane>,
+    fixed_threads: Vec<(usize, ThreadWord, u32)>,
     page: Option<&'static Page<ThreadSlot>>,
     rates: Vec<Rate>,
     pub state: Option<ProcState>,
     tag_feed: Option<usize>,
-    /// Lanes, or threads, that observers before this one have; `None` if it has all there are.
+    /// How many lanes (without a task map: threads) the observers before this one have; `None` if
+    /// there is only one observer.
     first: Option<usize>,
 }
 
@@ -63,7 +69,7 @@ impl Words {
             words: Vec::new(),
             feeds: Vec::new(),
             lanes: Vec::new(),
-            plain: Vec::new(),
+            fixed_threads: Vec::new(),
             page,
             rates: Vec::new(),
             state: None,
@@ -72,15 +78,16 @@ impl Words {
         }
     }
 
-    /// Those of one observer among several, which has its lanes behind `first` others; without a
-    /// task map, its threads.
-    pub fn as_part(self, first: usize) -> Self {
+    /// Marks these words as those of one observer among several. The lanes (without a task map: the
+    /// threads) before number `first` belong to other observers.
+    pub fn for_part(self, first: usize) -> Self {
         Self { first: Some(first), ..self }
     }
 
-    fn word(&mut self, word: &'static AtomicU64) -> Result<usize, TooMany> {
+    /// Adds a word, unless it is already there, and returns its index.
+    fn add_word(&mut self, word: &'static AtomicU64) -> Result<usize, TooMany> {
         if let Some(index) = self.words.iter().position(|known| std::ptr::eq(*known, word))
-            && !std::ptr::eq(word, &raw const NOTHING)
+            && !std::ptr::eq(word, &raw const ZERO_WORD)
         {
             return Ok(index);
         }
@@ -97,12 +104,12 @@ impl Words {
         self.feeds.push(feed);
     }
 
-    /// Whether these lanes are few enough to be followed.
+    /// Returns whether one observer can follow all these lanes.
     pub fn follows(map: &'static TaskMap, on: &CpuSet) -> bool {
         on.len() <= LANES_MAX && on.iter().all(|cpu| map.slot(cpu).is_some())
     }
 
-    /// Who runs on these lanes, if they can be followed.
+    /// Follows these lanes; records their tasks as signals if `shown`.
     pub fn add_tasks(
         &mut self,
         map: &'static TaskMap,
@@ -112,8 +119,8 @@ impl Words {
         let is_one = on.len() == 1 && self.first.is_none();
         for cpu in on.iter() {
             let Some(slot) = map.slot(cpu) else { continue };
-            let word = self.word(&slot.task)?;
-            self.lanes.push(Follow::new(slot, word, Vec::new()));
+            let word = self.add_word(&slot.task)?;
+            self.lanes.push(FollowedLane::new(slot, word, Vec::new()));
             if shown {
                 let name = if is_one { "task".to_owned() } else { format!("task@{cpu}") };
                 let feed = Feed {
@@ -130,9 +137,9 @@ impl Words {
         Ok(())
     }
 
-    /// Words of the threads' own, by the lane that they run on or, without a task map, of the first
-    /// threads that have any.
-    pub fn add_of_thread(
+    /// Adds a word of the threads that run on the followed lanes, with the signals in it. Without a
+    /// task map, adds those of the first threads that claimed slots.
+    pub fn add_thread_word(
         &mut self,
         part: ThreadWord,
         signals: &[(&str, Kind, u64, Width, Source)],
@@ -140,12 +147,12 @@ impl Words {
         let lanes = self.lanes.len();
         let count = if lanes > 0 { lanes } else { THREADS_MAX };
         for number in 0..count {
-            let word = self.word(&NOTHING)?;
+            let word = self.add_word(&ZERO_WORD)?;
             let lane = (lanes > 0).then_some(number);
             let index = self.first.unwrap_or(0) + number;
             match lane {
                 Some(lane) => self.lanes[lane].thread_words.push((word, part)),
-                None => self.plain.push((word, part, u32::try_from(index).unwrap_or(0))),
+                None => self.fixed_threads.push((word, part, u32::try_from(index).unwrap_or(0))),
             }
             for (name, kind, offset, width, source) in signals {
                 let name = if index == 0 { (*name).to_owned() } else { format!("{name}#{index}") };
@@ -175,7 +182,7 @@ impl Words {
                 ServiceWord::RunningRequest => &slot.running_request,
                 ServiceWord::FinishedRequests => &slot.finished_requests,
             };
-            let word_index = self.word(at)?;
+            let word_index = self.add_word(at)?;
             let suffix = if reader.lanes() == 1 { String::new() } else { format!("#{lane}") };
             let name = format!("service:{name}.{}{suffix}", word.name());
             let (kind, width) = (Kind::Values, Width::U64);
@@ -185,16 +192,16 @@ impl Words {
         Ok(())
     }
 
-    pub fn add_place(&mut self, name: String, place: &Place) -> Result<(), TooMany> {
-        let word = self.word(place.word)?;
-        let Place { offset, width, ready, .. } = *place;
+    pub fn add_number(&mut self, name: String, place: &NumberLocation) -> Result<(), TooMany> {
+        let word = self.add_word(place.word)?;
+        let NumberLocation { offset, width, ready, .. } = *place;
         let feed = Feed { kind: Kind::Values, word, offset, width, lane: None, ready };
         self.feed(name, place.source, feed, Vec::new());
         Ok(())
     }
 
     pub fn add_state(&mut self, state: ProcState) -> Result<(), TooMany> {
-        let word = self.word(state.word)?;
+        let word = self.add_word(state.word)?;
         let feed =
             Feed { kind: Kind::Tags, word, offset: 0, width: Width::U64, lane: None, ready: None };
         self.feed("state".to_owned(), Source::Proc, feed, ProcState::names());
@@ -202,19 +209,20 @@ impl Words {
         Ok(())
     }
 
-    /// A word for a rate alone: of the first lane's thread, or of the first thread.
-    pub fn word_of_thread(&mut self, part: ThreadWord) -> Result<usize, TooMany> {
-        let word = self.word(&NOTHING)?;
+    /// Adds a word that only a rate uses: of the thread on the first lane; without a task map, of
+    /// the first thread.
+    pub fn add_rate_word_of_thread(&mut self, part: ThreadWord) -> Result<usize, TooMany> {
+        let word = self.add_word(&ZERO_WORD)?;
         match self.lanes.first_mut() {
             Some(lane) => lane.thread_words.push((word, part)),
-            None => self.plain.push((word, part, 0)),
+            None => self.fixed_threads.push((word, part, 0)),
         }
         Ok(word)
     }
 
-    /// The word of a number that is watched as well.
-    pub fn word_of_place(&mut self, place: &Place) -> Result<usize, TooMany> {
-        self.word(place.word)
+    /// Adds the word of a number for a rate, without a signal.
+    pub fn add_rate_word(&mut self, place: &NumberLocation) -> Result<usize, TooMany> {
+        self.add_word(place.word)
     }
 
     pub fn add_rate(&mut self, rate: Rate) {
@@ -225,7 +233,7 @@ impl Words {
         self.signals.iter().position(|signal| signal.name == name)
     }
 
-    /// How many words are read so far.
+    /// The number of words.
     pub fn count(&self) -> usize {
         self.words.len()
     }
@@ -235,81 +243,81 @@ impl Words {
     }
 }
 
-/// How a run is to go.
+/// How an observer is to run.
 #[derive(Debug)]
-pub struct How {
+pub struct ObserverConfig {
+    /// The observer's CPU.
     pub from: u32,
     pub clock: Clock,
+    /// The period, or with `pacing` the first one.
     pub period_ticks: u64,
-    /// If the period follows the distance of the lanes; `period_ticks` is the first then.
+    /// Adapts the period, for `--period auto`.
     pub pacing: Option<Pacing>,
     pub fetch_ticks: u64,
     pub for_ticks: Option<u64>,
     pub memory: usize,
     pub keeps_last: bool,
-    /// Each sample, and not runs of equal ones.
+    /// Whether each sample becomes a run of its own, also if it equals the sample before it.
     pub keeps_samples: bool,
-    pub until: Option<crate::record::Until>,
-    pub costing: Option<crate::costing::Costing>,
+    pub until: Option<crate::recorder::Until>,
+    pub cost_meter: Option<crate::cost::CostMeter>,
     pub fold: Option<crate::fold::Fold>,
-    pub live: Option<Arc<crate::live::Live>>,
+    pub live: Option<Arc<crate::live::LiveTotals>>,
 }
 
-/// What a sample may take by itself: a line of each word from wherever it is, and whatever is done
-/// with it.
+/// How long a sample may take per word: a transfer of the word's line from any CPU, and the
+/// processing of the value.
 const WORD_NS: u64 = 1_000;
-/// The same of one for which the kernel is asked.
+/// How long a sample with a system call may take.
 const FETCH_GAP_NS: u64 = 10_000;
 
-/// For how long an observer of a long period does not heed its orders.
-const PATIENCE_NS: u64 = 1_000_000;
+/// How often an observer with a long period checks whether to stop.
+const CHECK_INTERVAL_NS: u64 = 1_000_000;
 
-/// What two samples may be apart, however short the period is, before nobody is taken to have
-/// looked.
-fn gap_least_ns(words: usize, fetches: bool) -> u64 {
-    match fetches {
-        true => FETCH_GAP_NS,
-        false => WORD_NS * (1 + words as u64),
-    }
+/// The time between two samples up to which no gap is recorded, however short the period is.
+fn min_gap_ns(words: usize, fetches: bool) -> u64 {
+    if fetches { FETCH_GAP_NS } else { WORD_NS * (1 + words as u64) }
 }
 
-/// An observer at work. Both kinds know whether they read the clock once or twice a sample.
+/// A running observer: it reads the clock once per sample, or twice if there are rates.
 #[derive(Debug)]
 pub enum Observer {
     Once(JoinHandle<Recorder<false>>),
     Twice(JoinHandle<Recorder<true>>),
 }
 
-/// What an observer leaves.
+/// The result of one observer, or of several that were merged.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ObserverResult {
     pub pool: Pool,
     pub samples: u64,
-    pub ended: Ended,
+    pub ended: EndReason,
     pub missed_switches: Option<u64>,
     pub seen_switches: u64,
+    /// Median and 99th percentile of the time between samples.
     pub period_ticks: (u64, u64),
     pub rates: Vec<Rate>,
-    /// The signal that rates are kept apart by.
+    /// Index of the signal whose tags rates are kept apart by.
     pub tag_signal: Option<usize>,
+    /// See [`CostMeter::ratios`](crate::cost::CostMeter::ratios).
     pub cost_ratios: Option<Vec<f64>>,
     pub failed_reads: u64,
-    /// What was added up before the pool's own runs.
+    /// The sum of runs that were added up before those in `pool` (`--keep histogram`).
     pub tally: Option<Tally>,
 }
 
 impl Observer {
-    /// Starts the loop in a thread of its own, on its lane.
+    /// Starts a thread that runs the sampling loop on its CPU.
     pub fn start(
         words: Words,
-        how: How,
-        reader: crate::reach::Reader,
-        orders: Arc<Orders>,
+        config: ObserverConfig,
+        reader: crate::reach::VmReader,
+        control: Arc<ObserverControl>,
     ) -> std::io::Result<Self> {
         if words.rates.is_empty() {
-            start_one(words, how, reader, orders).map(Self::Once)
+            start_one(words, config, reader, control).map(Self::Once)
         } else {
-            start_one(words, how, reader, orders).map(Self::Twice)
+            start_one(words, config, reader, control).map(Self::Twice)
         }
     }
 
@@ -320,27 +328,27 @@ impl Observer {
         }
     }
 
-    pub fn join(self) -> Seen {
+    pub fn join(self) -> ObserverResult {
         match self {
-            Self::Once(thread) => seen(joined(thread)),
-            Self::Twice(thread) => seen(joined(thread)),
+            Self::Once(thread) => result_of(join_thread(thread)),
+            Self::Twice(thread) => result_of(join_thread(thread)),
         }
     }
 }
 
-fn joined<T>(thread: JoinHandle<T>) -> T {
+fn join_thread<T>(thread: JoinHandle<T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
+fn result_of<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> ObserverResult {
     recorder.close();
-    Seen {
+    ObserverResult {
         samples: recorder.samples,
         ended: recorder.ended,
         missed_switches: recorder.missed_switches(),
         seen_switches: recorder.seen_switches(),
         period_ticks: (recorder.period_ticks(50), recorder.period_ticks(99)),
-        cost_ratios: recorder.costing.take().map(|costing| costing.ratios),
+        cost_ratios: recorder.cost_meter.take().map(|cost_meter| cost_meter.ratios),
         failed_reads: recorder.reader.failed,
         tag_signal: recorder.tag_feed,
         tally: recorder.fold.take().map(|fold| fold.tally),
@@ -351,51 +359,61 @@ fn seen<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> Seen {
 
 fn start_one<const BOTH: bool>(
     mut words: Words,
-    how: How,
-    reader: crate::reach::Reader,
-    orders: Arc<Orders>,
+    config: ObserverConfig,
+    reader: crate::reach::VmReader,
+    control: Arc<ObserverControl>,
 ) -> std::io::Result<JoinHandle<Recorder<BOTH>>> {
-    let pool = Pool::new(how.memory, words.feeds.len(), how.keeps_last);
+    let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
     let thread = thread::Builder::new().name(OBSERVER.to_owned());
     thread.spawn(move || {
-        let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, orders);
-        let placed = use_ordinary_class().and_then(|()| affinity::pin(how.from));
+        let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, control);
+        let placed = use_ordinary_class().and_then(|()| affinity::pin(config.from));
         let start = crate::clock::before();
-        words.lanes.iter_mut().for_each(Follow::begin);
-        let step = how.clock.unit();
+        words.lanes.iter_mut().for_each(FollowedLane::begin_counting);
+        let step = config.clock.unit();
         let series = words.feeds.iter().enumerate().map(|(index, feed)| {
             let index = u8::try_from(index).unwrap_or(u8::MAX);
             let series = Series::new(index, feed.kind, step, start);
-            if how.keeps_samples { series.singly() } else { series }
+            if config.keeps_samples { series.singly() } else { series }
         });
         recorder.series = series.collect();
         let fetches = words.state.is_some() || !reader.is_empty();
-        recorder.gap_least_ticks = how.clock.ticks(gap_least_ns(words.words.len(), fetches));
-        // What is waited for then is the kernel.
-        recorder.pacing = how.pacing.filter(|_| !fetches);
-        recorder.pacing.iter_mut().for_each(Pacing::measure_own);
-        let period = recorder.pace(Period(how.period_ticks));
-        recorder.patience_ticks = how.clock.ticks(PATIENCE_NS);
-        recorder.deadline = how.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
-        (recorder.cpu, recorder.process) = (how.from, words.process);
+        recorder.min_gap_ticks = config.clock.ticks(min_gap_ns(words.words.len(), fetches));
+        // With system calls, a sample's waiting time is the kernel's and says nothing about lines.
+        recorder.pacing = config.pacing.filter(|_| !fetches);
+        if let Some(pacing) = &mut recorder.pacing {
+            pacing.measure_clock_cost();
+        }
+        let period = recorder.set_period(Period(config.period_ticks));
+        recorder.check_interval_ticks = config.clock.ticks(CHECK_INTERVAL_NS);
+        recorder.deadline = config.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
+        recorder.cpu = config.from;
+        recorder.process = words.process;
         recorder.children = words.children;
-        (recorder.feeds, recorder.lanes, recorder.plain) = (words.feeds, words.lanes, words.plain);
-        (recorder.rates, recorder.tag_feed) = (words.rates, words.tag_feed);
-        (recorder.state, recorder.reader) = (words.state, reader);
-        (recorder.until, recorder.costing, recorder.live) = (how.until, how.costing, how.live);
-        (recorder.fetch_ticks, recorder.fold) = (how.fetch_ticks, how.fold);
+        recorder.feeds = words.feeds;
+        recorder.lanes = words.lanes;
+        recorder.fixed_threads = words.fixed_threads;
+        recorder.rates = words.rates;
+        recorder.tag_feed = words.tag_feed;
+        recorder.state = words.state;
+        recorder.reader = reader;
+        recorder.until = config.until;
+        recorder.cost_meter = config.cost_meter;
+        recorder.live = config.live;
+        recorder.fetch_ticks = config.fetch_ticks;
+        recorder.fold = config.fold;
         if placed.is_err() {
-            recorder.ended = Ended::Moved;
-            recorder.orders.stop.store(true, Relaxed);
+            recorder.ended = EndReason::Moved;
+            recorder.control.stop.store(true, Relaxed);
             return recorder;
         }
         dispatch(&words.words, period, &mut recorder);
-        recorder.lanes.iter_mut().for_each(Follow::end);
+        recorder.lanes.iter_mut().for_each(FollowedLane::end_counting);
         recorder
     })
 }
 
-/// The loop is made for each number of words.
+/// Runs the loop that was compiled for this number of words.
 fn dispatch<const BOTH: bool>(
     words: &[&'static AtomicU64],
     period: Period,
@@ -405,7 +423,7 @@ fn dispatch<const BOTH: bool>(
         ($($count:literal)*) => {
             match words.len() {
                 $($count => {
-                    let mut all = [&NOTHING; $count];
+                    let mut all = [&ZERO_WORD; $count];
                     all.copy_from_slice(words);
                     observe::<$count, _>(period, all, recorder);
                 })*

@@ -1,12 +1,14 @@
-//! What a recording says, in numbers: made from its runs, whether they were seen just now or read
-//! back from a file.
+//! The summary of a recording in numbers, as `--json` prints it. It is computed from the runs,
+//! whether they were just recorded or read from a file.
 
 use elfen_console::duration::number;
 use serde::Serialize;
 
 use crate::histogram::Histogram;
-use crate::recording::{Cost, Dte, Head, Kind, Observing, Periods, RateFigure, Recording, Source};
-use crate::tally::{Looked, Tally, Weighed};
+use crate::recording::{
+    Cost, Dte, Head, Kind, ObserverHead, Periods, RateFigure, Recording, Source,
+};
+use crate::tally::{Coverage, Tally, WeightedValues};
 
 /// What `--json` prints.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -14,10 +16,10 @@ pub struct Summary {
     pub program: String,
     /// 0 if no process was named.
     pub process: u32,
-    /// Whether forked children of it were observed as well.
+    /// Whether its forked children were observed too.
     pub children: bool,
     pub on: String,
-    /// The first observer's; the others are beside it, in `observers`.
+    /// The CPU of the first observer. Several observers are all in `observers`.
     pub from: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub observers: Vec<ObserverFigure>,
@@ -26,7 +28,7 @@ pub struct Summary {
     pub began_realtime_ns: Option<u64>,
     pub period_ns: Periods,
     pub samples: u64,
-    /// Of all observers together, as all times are in which somebody looked or did not.
+    /// The sum over all observers, as are the gaps.
     pub observed_ns: u64,
     pub gap_ns: u64,
     pub gaps: u64,
@@ -43,21 +45,22 @@ pub struct Summary {
     pub rates: Vec<RateFigure>,
     pub dte: Option<Dte>,
     pub cost_percent: Option<Cost>,
-    /// The time between two samples that would cost two of a hundred, where it costs more: each
-    /// costs about as much however far apart they are.
+    /// The period that would cost about 2 %, if the cost was higher. It assumes that the cost of a
+    /// sample does not depend on the period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub two_percent_at_ns: Option<u64>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cost_unknown: String,
-    /// In all, and of that at the end.
+    /// How long the process was stopped in total.
     pub stopped_ns: u64,
+    /// The part of `stopped_ns` at the end of the run.
     pub stopped_at_end_ns: u64,
-    /// Whether a function that was called is seen to return; `None` if no function was seen.
+    /// Whether functions report that they return; `None` if no function was observed.
     pub returns: Option<bool>,
     pub refused_threads: u64,
-    /// Functions that say by code at their entries that they run, and those that cannot be told
-    /// from another.
+    /// Functions that report by code at their entries that they run.
     pub entries: u64,
+    /// Functions that do not report because their address has the lower half of another's.
     pub ambiguous_entries: u64,
     pub ended: String,
     pub exit_status: Option<i32>,
@@ -74,14 +77,14 @@ pub struct ObserverFigure {
     pub longest_gap_ns: u64,
 }
 
-/// A signal as a whole.
+/// The figures of a whole signal.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SignalFigure {
     pub name: String,
     pub source: Source,
-    /// How often a value differed from the one before it: 0 for a constant.
+    /// How often the value differed from the value before it: 0 for a constant.
     pub new_values: u64,
-    /// Of numbers: the first, the last, and the extremes.
+    /// Only for numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub values: Option<Values>,
 }
@@ -92,26 +95,27 @@ pub struct Values {
     pub last: i128,
     pub least: i128,
     pub most: i128,
-    /// By the time that each was there.
+    /// Weighted by time.
     pub mean: f64,
 }
 
-/// One thing that was done.
+/// The figures of one tag, function or task.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TagFigure {
     pub signal: String,
     pub name: String,
-    /// Of the time in which the signal was observed and its thread ran.
+    /// Share of the time in which the signal was observed and its thread ran.
     pub share_percent: f64,
     pub time_ns: u64,
-    /// Runs whose length is known, and their lengths.
+    /// Runs whose length is known.
     pub runs: u64,
     pub run_ns: Lengths,
-    /// Runs that were not seen from end to end.
+    /// Runs that were not observed from end to end.
     pub cut_runs: u64,
-    /// Of all runs; a run that was cut counts with its longest part.
+    /// Lengths of all runs. A run that was cut counts with its longest part.
     pub run_ns_at_least: Lengths,
-    /// From how many nanoseconds up to how many, and how many runs; only if it was asked for.
+    /// Lower bound and upper bound in nanoseconds, and the number of runs; only with `--keep
+    /// histogram`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<(u64, u64, u64)>,
 }
@@ -135,8 +139,8 @@ impl Summary {
         Self::from(&recording.head, Tally::of(recording), false)
     }
 
-    /// Of what was added up, from one recording or from several that follow each other; with all
-    /// lengths of runs if `histograms`.
+    /// Makes a summary of a tally, over one recording or several consecutive ones. With
+    /// `histograms`, tags have the histograms of their lengths.
     pub fn from(head: &Head, tally: Tally, histograms: bool) -> Self {
         let clock = head.clock;
         let mut summary = Self::without_signals(head, &tally);
@@ -163,9 +167,10 @@ impl Summary {
                         run_ns: Lengths::of(&tag.lengths),
                         cut_runs: tag.at_least.count(),
                         run_ns_at_least: Lengths::of(&tag.all_lengths()),
-                        histogram: match histograms {
-                            true => tag.lengths.columns().collect(),
-                            false => Vec::new(),
+                        histogram: if histograms {
+                            tag.lengths.columns().collect()
+                        } else {
+                            Vec::new()
                         },
                     });
                     let mut figures: Vec<TagFigure> = figures.collect();
@@ -188,14 +193,14 @@ impl Summary {
 
     fn without_signals(head: &Head, tally: &Tally) -> Self {
         let clock = head.clock;
-        let all = tally.all();
-        let figure = |(observer, looked): (&Observing, &Looked)| ObserverFigure {
+        let all = tally.total_coverage();
+        let figure = |(observer, coverage): (&ObserverHead, &Coverage)| ObserverFigure {
             from: observer.from,
             on: observer.on.clone(),
-            observed_ns: clock.ns(looked.observed_ticks),
-            gap_ns: clock.ns(looked.gap_ticks),
-            gaps: looked.gaps,
-            longest_gap_ns: clock.ns(looked.longest_gap_ticks),
+            observed_ns: clock.ns(coverage.observed_ticks),
+            gap_ns: clock.ns(coverage.gap_ticks),
+            gaps: coverage.gaps,
+            longest_gap_ns: clock.ns(coverage.longest_gap_ticks),
         };
         let half = head.line_round_trip_ns.map_or(0.0, |ns| number(ns) / 2.0);
         Self {
@@ -204,7 +209,7 @@ impl Summary {
             children: head.children,
             on: head.on.clone(),
             from: head.from,
-            observers: head.observers.iter().zip(&tally.looked).map(figure).collect(),
+            observers: head.observers.iter().zip(&tally.coverage).map(figure).collect(),
             began_monotonic_ns: head.began.map(|began| began.monotonic_ns),
             began_realtime_ns: head.began.map(|began| began.realtime_ns),
             period_ns: head.period_ns,
@@ -239,7 +244,7 @@ impl Summary {
 }
 
 impl Summary {
-    /// The lanes of all observers, and for how long each of them looked in the mean.
+    /// The CPUs of all observers, and how long each of them observed on average.
     pub fn from_lanes(&self) -> (String, u64) {
         let lanes: Vec<String> = self.observers.iter().map(|one| one.from.to_string()).collect();
         match lanes.len() as u64 {
@@ -260,9 +265,9 @@ fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * number(part) / number(whole) }
 }
 
-impl From<Weighed> for Values {
-    fn from(seen: Weighed) -> Self {
-        let Weighed { first, last, least, most, .. } = seen;
+impl From<WeightedValues> for Values {
+    fn from(seen: WeightedValues) -> Self {
+        let WeightedValues { first, last, least, most, .. } = seen;
         Self { first, last, least, most, mean: seen.mean() }
     }
 }
@@ -272,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_period_is_named_at_which_little_is_paid() {
+    fn a_period_that_costs_two_percent_is_suggested() {
         let period = Periods { asked: Some(100), median: 1_000, p99: 2_000 };
         let of = |median| two_percent_at(&Cost { median, low: 0.0, high: 0.0 }, &period);
         assert_eq!(

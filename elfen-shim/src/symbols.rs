@@ -1,34 +1,36 @@
-//! Names of addresses and addresses of names, from the files that a process has mapped.
+//! Finds names of addresses and addresses of names, in the files that a process has mapped.
 //!
-//! The lower half of an address is all that a thread stores, so objects are told apart by it. The
-//! maps are read while the process lives; files are read when names are asked for.
+//! Threads store only the lower half of an address, so objects are identified by that half. The
+//! process's maps are read while it runs. Files are read only when names are needed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use elfen_instrument::remote::{Mapping, mappings};
 use elfen_instrument::{ENTRIES_SECTION, RETURN_SECTION};
+use elfen_rt::signal::task::Running;
 use object::elf::{PF_W, PT_GNU_RELRO, PT_LOAD, STT_TLS};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSegment, ObjectSymbol, SymbolFlags};
 
-use crate::recording::Source;
+use crate::program::name_of;
+use crate::recording::{Kind, Recording, Signal, Source, State};
 
-/// What functions call that were built with -finstrument-functions.
+/// The hook that functions built with -finstrument-functions call.
 const HOOK: &[u8] = b"__cyg_profile_func_enter";
-/// Names of stripped files, by their build id.
+/// Where distributions install the symbols of stripped files, by build id.
 const DEBUG_SYMBOLS: &str = "/usr/lib/debug/.build-id";
-/// Bytes of a name that is read from a program.
+/// Bytes of a tag's name, at most.
 const NAME_BYTES: usize = 200;
 
-/// A file of a process, where it lies in the process's memory.
+/// A file that a process has mapped, and its addresses there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loaded {
     pub path: PathBuf,
     pub device: String,
     pub inode: u64,
-    /// Of the first byte of the file that is mapped, less its offset.
+    /// The address of the file's first byte.
     pub start: u64,
     pub end: u64,
 }
@@ -38,13 +40,13 @@ pub struct Loaded {
 pub struct Layout {
     pub process: u32,
     pub objects: Vec<Loaded>,
-    /// Pages of globals that the program was seen to share with us.
+    /// Pages of globals that the program has mapped from our memory file.
     pub shared_pages: u64,
 }
 
 impl Layout {
-    /// Adds what the process has mapped by now.
-    pub fn look(&mut self, process: u32) {
+    /// Reads the maps of the process again and adds what is new.
+    pub fn update(&mut self, process: u32) {
         self.process = process;
         let Ok(mappings) = mappings(process) else { return };
         let shared = mappings.iter().filter(|mapping| mapping.name.contains("memfd:elfen-globals"));
@@ -58,12 +60,13 @@ impl Layout {
         }
     }
 
-    /// The program's own file.
+    /// The file of the program itself.
     pub fn program(&self) -> Option<&Loaded> {
         self.objects.first()
     }
 
-    /// Where a file can be opened: also one that was replaced, or is in another root.
+    /// The path by which a mapped file can be opened, even if it was replaced or is in another
+    /// root.
     pub fn file_of(&self, loaded: &Loaded) -> PathBuf {
         let own = Path::new("/proc").join(self.process.to_string());
         match fs::metadata(own.join("exe")) {
@@ -101,12 +104,12 @@ fn loaded(mappings: &[Mapping]) -> Vec<Loaded> {
     found
 }
 
-/// A global of a program.
+/// A global variable of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Global {
     pub name: String,
     pub path: PathBuf,
-    /// As the file has it, before it is mapped.
+    /// The address in the file, before it is mapped.
     pub address: u64,
     pub size: u64,
     pub kind: GlobalKind,
@@ -115,28 +118,30 @@ pub struct Global {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GlobalKind {
     Writable,
-    /// It cannot change, or only until the program starts.
+    /// It cannot change after the program's start.
     ReadOnly,
     /// Each thread has its own.
     ThreadLocal,
 }
 
-/// How the functions of a program can say that they run.
+/// How the functions of a program can report that they run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Saying {
-    /// They call hooks where they are entered and where they return.
+pub enum FunctionReporting {
+    /// They call hooks when they are entered and when they return.
     Hooks,
-    /// They have room at their entries, and return as ever.
+    /// Their entries have room for code. They return without a report.
     Entries,
-    /// They have room at their entries, and return by `libelfen_return.a`.
+    /// Their entries have room for code, and they return through `libelfen_return.a`.
     EntriesAndReturns,
 }
 
-impl From<Saying> for Source {
-    fn from(saying: Saying) -> Self {
-        match saying {
-            Saying::Hooks | Saying::EntriesAndReturns => Self::EntriesAndReturns,
-            Saying::Entries => Self::Entries,
+impl From<FunctionReporting> for Source {
+    fn from(reporting: FunctionReporting) -> Self {
+        match reporting {
+            FunctionReporting::Hooks | FunctionReporting::EntriesAndReturns => {
+                Self::EntriesAndReturns
+            }
+            FunctionReporting::Entries => Self::Entries,
         }
     }
 }
@@ -145,18 +150,19 @@ impl From<Saying> for Source {
 #[derive(Debug, Default)]
 pub struct Symbols {
     pub globals: Vec<Global>,
-    /// Start, length and name of functions, in order.
+    /// Start, length and name of functions, in order of their addresses.
     pub functions: Vec<(u64, u64, String)>,
-    /// Of the first loaded segment.
+    /// Address of the first loaded segment.
     pub base: u64,
-    /// Bytes that the loader maps, with their addresses: for names of tags.
+    /// Bytes that the loader maps, with their addresses. They contain the names of tags.
     segments: Vec<(u64, Vec<u8>)>,
-    pub saying: Option<Saying>,
+    pub reporting: Option<FunctionReporting>,
     pub has_tags: bool,
 }
 
 impl Symbols {
-    /// `None` if it is no file of a program.
+    /// Reads the symbols of `file`, whose name for the user is `shown`. Returns `None` if it is not
+    /// a 64-bit ELF file.
     pub fn read(file: &Path, shown: &Path) -> Option<Self> {
         Self::read_with(file, shown, Path::new(DEBUG_SYMBOLS))
     }
@@ -167,7 +173,7 @@ impl Symbols {
         let base = elf.segments().map(|segment| segment.address()).min()? & !0xfff;
         let mut symbols = Self { base, ..Self::default() };
         symbols.add(&elf, &elf, shown);
-        // Stripped: distributions keep the names elsewhere.
+        // The file is stripped: its symbols may be installed separately.
         if elf.symbols().next().is_none()
             && let Some(debug) = elf.build_id().ok().flatten().and_then(|id| debug_file(id, names))
             && let Ok(bytes) = fs::read(debug)
@@ -179,13 +185,16 @@ impl Symbols {
         symbols.functions.dedup_by_key(|(address, ..)| *address);
         symbols.globals.sort_by(|a, b| (&a.name, a.address).cmp(&(&b.name, b.address)));
         symbols.globals.dedup_by(|a, b| a.name == b.name && a.address == b.address);
-        let mut asked = elf.dynamic_symbols().filter(|symbol| symbol.is_undefined());
+        let mut imported = elf.dynamic_symbols().filter(|symbol| symbol.is_undefined());
         let has = |section| elf.section_by_name(section).is_some();
-        symbols.saying = match asked.any(|symbol| symbol.name_bytes() == Ok(HOOK)) {
-            true => Some(Saying::Hooks),
-            false if !has(ENTRIES_SECTION) => None,
-            false if has(RETURN_SECTION) => Some(Saying::EntriesAndReturns),
-            false => Some(Saying::Entries),
+        symbols.reporting = if imported.any(|symbol| symbol.name_bytes() == Ok(HOOK)) {
+            Some(FunctionReporting::Hooks)
+        } else if !has(ENTRIES_SECTION) {
+            None
+        } else if has(RETURN_SECTION) {
+            Some(FunctionReporting::EntriesAndReturns)
+        } else {
+            Some(FunctionReporting::Entries)
         };
         symbols.has_tags = elf.section_by_name("elfen_tags").is_some();
         for segment in elf.segments() {
@@ -196,7 +205,8 @@ impl Symbols {
         Some(symbols)
     }
 
-    /// Takes over the names that a file has for the addresses of `elf`.
+    /// Adds the symbols that `file` has for addresses of `elf`. The two differ if `elf` is
+    /// stripped.
     fn add(&mut self, file: &ElfFile64<'_>, elf: &ElfFile64<'_>, shown: &Path) {
         let mut add = |symbol: object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
             let Ok(name) = symbol.name() else { return };
@@ -210,10 +220,12 @@ impl Symbols {
             }
             let is_tls = matches!(symbol.flags(), SymbolFlags::Elf { st_info, .. }
                 if st_info & 0xf == STT_TLS);
-            let kind = match is_tls {
-                true => GlobalKind::ThreadLocal,
-                false if is_writable(elf, address) => GlobalKind::Writable,
-                false => GlobalKind::ReadOnly,
+            let kind = if is_tls {
+                GlobalKind::ThreadLocal
+            } else if is_writable(elf, address) {
+                GlobalKind::Writable
+            } else {
+                GlobalKind::ReadOnly
             };
             if size > 0 {
                 let (name, path) = (demangled(name), shown.to_owned());
@@ -224,14 +236,14 @@ impl Symbols {
         file.dynamic_symbols().for_each(&mut add);
     }
 
-    /// The function that an address lies in.
+    /// The name of the function that contains an address.
     pub fn function_at(&self, address: u64) -> Option<&str> {
         let after = self.functions.partition_point(|(start, ..)| *start <= address);
         let (start, length, name) = self.functions.get(after.checked_sub(1)?)?;
         (address - start <= (*length).max(1)).then_some(name)
     }
 
-    /// A name that ends in a NUL and can be printed.
+    /// Reads a NUL-terminated, printable name.
     fn text_at(&self, address: u64) -> Option<String> {
         let (start, bytes) = self.segments.iter().find(|(start, bytes)| {
             address.checked_sub(*start).is_some_and(|offset| offset < bytes.len() as u64)
@@ -243,14 +255,14 @@ impl Symbols {
     }
 }
 
-/// Where a distribution keeps the names of a stripped file.
+/// The file with the symbols of a stripped file.
 fn debug_file(build_id: &[u8], folder: &Path) -> Option<PathBuf> {
     let (first, rest) = build_id.split_first()?;
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
     Some(folder.join(format!("{first:02x}/{rest}.debug")))
 }
 
-/// Whether the program can still write there once it runs.
+/// Returns whether the running program can write to this address.
 fn is_writable(elf: &ElfFile64<'_>, address: u64) -> bool {
     let endian = elf.endian();
     let lies_in = |kind: u32, flags: u32| {
@@ -278,7 +290,7 @@ fn demangled(name: &str) -> String {
     name.to_owned()
 }
 
-/// What the addresses of a process are called.
+/// Finds the names of a process's addresses. It reads each file once.
 #[derive(Debug)]
 pub struct Names {
     layout: Layout,
@@ -290,13 +302,14 @@ impl Names {
         Self { layout, files: HashMap::new() }
     }
 
-    /// Adds what the process has mapped by now.
-    pub fn look(&mut self, process: u32) {
-        self.layout.look(process);
+    /// See [`Layout::update`].
+    pub fn update(&mut self, process: u32) {
+        self.layout.update(process);
     }
 
-    /// The file of an address of which the lower half is known, and the address in that file.
-    fn lies_in(&mut self, half: u64) -> Option<(&Loaded, &Symbols, u64)> {
+    /// Finds the file that contains an address, by the address's lower half. Returns the address in
+    /// that file too.
+    fn find_symbols(&mut self, half: u64) -> Option<(&Loaded, &Symbols, u64)> {
         let index = self.layout.objects.iter().position(|loaded| {
             (half.wrapping_sub(loaded.start) & 0xffff_ffff) < loaded.end - loaded.start
         })?;
@@ -311,12 +324,13 @@ impl Names {
         Some((loaded, symbols, symbols.base.wrapping_add(offset)))
     }
 
-    /// The function of an address, by its lower half; the file and the address if it has no name.
+    /// Names the function at an address, by the address's lower half. Without a name, it returns
+    /// the file and the address.
     pub fn function(&mut self, half: u64) -> String {
         if half == 0 {
             return NO_NAME.to_owned();
         }
-        let Some((loaded, symbols, address)) = self.lies_in(half) else {
+        let Some((loaded, symbols, address)) = self.find_symbols(half) else {
             return format!("{half:#x}");
         };
         match symbols.function_at(address) {
@@ -328,32 +342,85 @@ impl Names {
         }
     }
 
+    /// Reads the name of a tag at an address, by the address's lower half.
     pub fn tag(&mut self, half: u64) -> String {
         if half == 0 {
             return NO_NAME.to_owned();
         }
-        let text = self.lies_in(half).and_then(|(_, symbols, at)| symbols.text_at(at));
+        let text = self.find_symbols(half).and_then(|(_, symbols, at)| symbols.text_at(at));
         text.unwrap_or_else(|| format!("{half:#x}"))
     }
 }
 
-/// What a thread does that says nothing.
+/// The name of the value 0: the thread has set no tag, or reports no function.
 pub const NO_NAME: &str = "(none)";
+
+/// Returns the name of a value of a signal. `own` is the observed process, by id and name.
+pub fn name_value(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String)) -> String {
+    match signal.source {
+        Source::Entries | Source::EntriesAndReturns => names.function(value),
+        Source::SourceTags => names.tag(value),
+        Source::TaskMap => match Running::from_word(value) {
+            Running::Idle => "(idle)".to_owned(),
+            Running::Unknown => "(not known yet)".to_owned(),
+            Running::Task(task) => {
+                // Of other processes, the name of the thread itself: it often differs from that of
+                // its process.
+                let name = if task.process == own.0 {
+                    own.1.clone()
+                } else {
+                    name_of(task.thread).unwrap_or_else(|| "(ended)".to_owned())
+                };
+                if task.thread == task.process {
+                    format!("{name} {}", task.process)
+                } else {
+                    format!("{name} {}/{}", task.process, task.thread)
+                }
+            }
+        },
+        Source::ServicePage
+        | Source::Mapped
+        | Source::SharedAtStart
+        | Source::Shared
+        | Source::Read
+        | Source::Proc => format!("{value}"),
+    }
+}
+
+/// Names all tags of a recording. `own` is the observed process, by id and name.
+pub fn name_values(recording: &mut Recording, names: &mut Names, own: &(u32, String)) {
+    for (index, runs) in recording.runs.iter().enumerate() {
+        let signal = &recording.head.signals[index];
+        if signal.kind != Kind::Tags || !signal.names.is_empty() {
+            continue;
+        }
+        let values: BTreeSet<u64> = runs
+            .iter()
+            .filter_map(|run| match run.state {
+                State::Value(value) => Some(value),
+                State::Gap | State::NotRunning | State::Other => None,
+            })
+            .collect();
+        let signal = signal.clone();
+        let named = values.into_iter().map(|value| (value, name_value(names, &signal, value, own)));
+        recording.head.signals[index].names = named.collect();
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_of_languages_are_as_their_programmers_know_them() {
+    fn rust_and_cpp_names_are_demangled() {
         assert_eq!(demangled("main"), "main");
         assert_eq!(demangled("_ZN2ns5countE"), "ns::count");
         assert_eq!(demangled("_ZN4core3fmt5write17h0123456789abcdefE"), "core::fmt::write");
         assert_eq!(demangled("_Znonsense"), "_Znonsense");
     }
 
-    /// Goal: a stripped program has the names that its distribution keeps elsewhere. Method: one
-    /// that is split in two, as distributions do it.
+    /// Goal: the symbols of a stripped program are found in its debug file. Method: a program that
+    /// is split in two, as distributions do it.
     #[test]
     fn names_of_a_stripped_program_are_found_by_its_build_id() {
         let folder = tempfile::tempdir().unwrap();
@@ -380,12 +447,12 @@ mod tests {
     static HERE: [u8; 11] = *b"a tag here\0";
     static mut COUNTER: u64 = 5;
 
-    /// Goal: an address of this very process has its name. Method: a function, a text and a global
-    /// of this test, by the lower halves of their addresses.
+    /// Goal: addresses of the test process have their names. Method: a function, a text and a
+    /// global of this test, by the lower halves of their addresses.
     #[test]
-    fn this_process_knows_its_own_names() {
+    fn addresses_of_this_process_have_their_names() {
         let mut layout = Layout::default();
-        layout.look(std::process::id());
+        layout.update(std::process::id());
         let program = layout.program().expect("a program has a file").clone();
         let symbols = Symbols::read(&layout.file_of(&program), &program.path).unwrap();
         let global = symbols.globals.iter().find(|one| one.name.ends_with("tests::COUNTER"));
@@ -394,8 +461,9 @@ mod tests {
         let at = (&raw const COUNTER).addr() as u64;
         assert_eq!(program.start + global.address - symbols.base, at);
         let mut names = Names::of(layout);
-        let function = this_process_knows_its_own_names as fn() as usize as u64 & 0xffff_ffff;
-        assert!(names.function(function).ends_with("this_process_knows_its_own_names"));
+        let function =
+            addresses_of_this_process_have_their_names as fn() as usize as u64 & 0xffff_ffff;
+        assert!(names.function(function).ends_with("addresses_of_this_process_have_their_names"));
         assert_eq!(names.tag(HERE.as_ptr().addr() as u64 & 0xffff_ffff), "a tag here");
         assert_eq!((names.tag(0).as_str(), names.tag(1).as_str()), (NO_NAME, "0x1"));
     }

@@ -1,7 +1,8 @@
-//! The tags of a signal: how long each was there, and the lengths of its runs.
+//! Statistics of the tags of a signal: the total time of each tag, and the lengths of its runs.
 //!
-//! A run has a length if both its ends were seen, or lie in gaps that are short compared with it.
-//! Of other runs parts were seen: the run took at least as long as its longest part.
+//! The length of a run is known if both its ends were observed, or lie in gaps that are short
+//! compared with the run. Of other runs only parts were observed. Such a run took at least as long
+//! as its longest part.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,17 +11,17 @@ use crate::histogram::Histogram;
 use crate::recording::{Recording, State};
 use crate::symbols::NO_NAME;
 
-/// What is known of one tag.
+/// Statistics of one tag.
 #[derive(Clone, Debug, Default)]
 pub struct Tag {
     pub ticks: u64,
-    /// Of runs whose length is known.
+    /// Lengths of runs whose length is known.
     pub lengths: Histogram,
-    /// Of other runs, what was seen of each at a stretch: it took no less.
+    /// Of other runs: lengths of their longest uninterrupted parts.
     pub at_least: Histogram,
 }
 
-/// The tags of a signal by what they are called, and how long it was not seen.
+/// The tags of a signal by their names, and how long its thread ran and did not run.
 #[derive(Clone, Debug, Default)]
 pub struct Tags {
     pub by_name: BTreeMap<String, Tag>,
@@ -29,7 +30,7 @@ pub struct Tags {
 }
 
 impl Tag {
-    /// Of all runs, as far as they were seen.
+    /// Lengths of all runs: known ones and lower bounds.
     pub fn all_lengths(&self) -> Histogram {
         let mut all = self.lengths.clone();
         all.add_all(&self.at_least);
@@ -41,14 +42,14 @@ impl Tags {
     pub fn of(recording: &Recording, signal: usize) -> Self {
         let head = &recording.head;
         let names = &head.signals[signal].names;
-        let mut joining = Joining::of(names, head.clock);
+        let mut joiner = RunJoiner::of(names, head.clock);
         for (run, end) in recording.joined(signal) {
-            joining.see(run.state, end.saturating_sub(run.start_ticks));
+            joiner.add_run(run.state, end.saturating_sub(run.start_ticks));
         }
-        joining.end()
+        joiner.finish()
     }
 
-    /// Whether it said anything.
+    /// Returns whether any tag was set.
     pub fn has_names(&self) -> bool {
         self.by_name.keys().any(|name| name != NO_NAME)
     }
@@ -65,13 +66,13 @@ impl Tags {
     }
 }
 
-/// What lies between two tags, or before the first and behind the last.
+/// What separates two tags, or precedes the first one or follows the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Between {
     Nothing,
-    /// Ticks of gaps, in which one tag ended and the next began.
+    /// Gaps of this many ticks, in which one tag ended and the next began.
     Gap(u64),
-    /// The thread did not run, or the recording had not begun, or was over.
+    /// The thread did not run, or it is the start or the end of the recording.
     Unseen,
 }
 
@@ -84,7 +85,7 @@ impl Between {
         }
     }
 
-    /// Ticks in which a run may have ended or begun, if that is known.
+    /// How many ticks a run's end may be off; `None` if that is unknown.
     fn ticks(self) -> Option<u64> {
         match self {
             Self::Nothing => Some(0),
@@ -94,37 +95,37 @@ impl Between {
     }
 }
 
-/// A run that goes on.
+/// The run that has not ended yet.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenRun {
     /// Index of its name.
     tag: usize,
     before: Between,
-    /// Since it was last not seen.
+    /// Length of its present uninterrupted part.
     part_ticks: u64,
     longest_ticks: u64,
     is_whole: bool,
 }
 
-/// Runs, joined where values that follow each other have one name: so does a function that was
-/// entered and returned to in several places.
-struct Joining<'a> {
+/// Joins consecutive runs whose values have the same name. A function has several values if it is
+/// entered, and returned to, at several addresses.
+struct RunJoiner<'a> {
     given: HashMap<u64, &'a str>,
     clock: Clock,
-    /// What values are called, by index.
+    /// The index of each value's name in `tags`.
     indices: HashMap<State, usize>,
     by_name: HashMap<String, usize>,
     tags: Vec<Tag>,
     not_running_ticks: u64,
-    open: Option<Open>,
-    /// Since the last tag.
+    open: Option<OpenRun>,
+    /// What came after the last tag.
     between: Between,
 }
 
-/// A length is known if it is off by no more than a hundredth.
+/// A length counts as known if it is off by at most 1/100.
 const EXACT_PARTS: u64 = 100;
 
-impl<'a> Joining<'a> {
+impl<'a> RunJoiner<'a> {
     fn of(names: &'a [(u64, String)], clock: Clock) -> Self {
         Self {
             given: names.iter().map(|(value, name)| (*value, name.as_str())).collect(),
@@ -158,12 +159,16 @@ impl<'a> Joining<'a> {
         index
     }
 
-    fn see(&mut self, state: State, ticks: u64) {
+    fn add_run(&mut self, state: State, ticks: u64) {
         let tag = match state {
-            State::Gap => return self.between = self.between.and(Between::Gap(ticks)),
+            State::Gap => {
+                self.between = self.between.and(Between::Gap(ticks));
+                return;
+            }
             State::NotRunning => {
                 self.not_running_ticks += ticks;
-                return self.between = Between::Unseen;
+                self.between = Between::Unseen;
+                return;
             }
             State::Value(_) | State::Other => self.index(state),
         };
@@ -173,26 +178,31 @@ impl<'a> Joining<'a> {
                 if self.between == Between::Nothing {
                     open.part_ticks += ticks;
                 } else {
-                    (open.part_ticks, open.is_whole) = (ticks, false);
+                    open.part_ticks = ticks;
+                    open.is_whole = false;
                 }
                 open.longest_ticks = open.longest_ticks.max(open.part_ticks);
             }
             _ => {
-                self.close();
-                let (part_ticks, longest_ticks, is_whole) = (ticks, ticks, true);
-                let before = self.between;
-                self.open = Some(Open { tag, before, part_ticks, longest_ticks, is_whole });
+                self.close_run();
+                self.open = Some(OpenRun {
+                    tag,
+                    before: self.between,
+                    part_ticks: ticks,
+                    longest_ticks: ticks,
+                    is_whole: true,
+                });
             }
         }
         self.between = Between::Nothing;
     }
 
-    /// Another tag follows behind `between`, or none.
-    fn close(&mut self) {
+    /// Ends the open run: another tag follows, or the recording is over.
+    fn close_run(&mut self) {
         let Some(open) = self.open.take() else { return };
         let tag = &mut self.tags[open.tag];
         let unseen = open.before.ticks().zip(self.between.ticks()).map(|(one, other)| one + other);
-        // In the mean, half of a gap is the run's.
+        // On average, half of a gap belongs to the run.
         match unseen.map(|ticks| ticks / 2) {
             Some(off) if open.is_whole && off <= open.part_ticks / EXACT_PARTS => {
                 tag.lengths.add(self.clock.ns(open.part_ticks + off));
@@ -201,9 +211,9 @@ impl<'a> Joining<'a> {
         }
     }
 
-    fn end(mut self) -> Tags {
+    fn finish(mut self) -> Tags {
         self.between = Between::Unseen;
-        self.close();
+        self.close_run();
         let ran_ticks = self.tags.iter().map(|tag| tag.ticks).sum();
         let tags = &mut self.tags;
         let by_name =
@@ -216,37 +226,37 @@ impl<'a> Joining<'a> {
 mod tests {
     use super::*;
 
-    /// Of each tag from 1 on: its time, its known lengths, and its lower bounds.
+    /// Returns for each tag: its time, its known lengths, and its lower bounds.
     fn seen(states: &[(State, u64)]) -> Vec<(u64, Vec<u64>, Vec<u64>)> {
         let names: Vec<(u64, String)> = (1..4).map(|value| (value, value.to_string())).collect();
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
-        let mut joining = Joining::of(&names, clock);
-        states.iter().for_each(|(state, ticks)| joining.see(*state, *ticks));
+        let mut joiner = RunJoiner::of(&names, clock);
+        states.iter().for_each(|(state, ticks)| joiner.add_run(*state, *ticks));
         let column = |histogram: &Histogram| {
             let columns = histogram.columns();
             columns.flat_map(|(low, _, count)| (0..count).map(move |_| low)).collect()
         };
-        let tags = joining.end().by_name.into_values();
+        let tags = joiner.finish().by_name.into_values();
         tags.map(|tag| (tag.ticks, column(&tag.lengths), column(&tag.at_least))).collect()
     }
 
-    /// Goal: a length is what was seen from end to end, or is off by a hundredth at most; all else
-    /// is a bound. Method: runs with every kind of end. Columns are exact below 32.
+    /// Goal: a known length is exact or off by at most 1/100; all others are lower bounds. Method:
+    /// runs with every kind of end. Histogram buckets are exact below 32.
     #[test]
     fn runs_have_lengths_or_bounds() {
         use State::{Gap, NotRunning, Value};
         let [one, two, three] = [1, 2, 3].map(Value);
-        // The first and the last are cut by the recording itself.
+        // The start and the end of the recording cut the first run and the last.
         let plain = [(one, 8), (two, 10), (three, 20), (two, 12), (one, 5)];
         let expected =
             [(13, vec![], vec![5, 8]), (22, vec![10, 12], vec![]), (20, vec![20], vec![])];
         assert_eq!(seen(&plain), expected);
-        // A gap between two tags is an end; for a length it has to be short compared with the run.
+        // A run may end in a gap. Its length is known if the gap is short compared with the run.
         let ends = [(one, 8), (Gap, 4), (two, 4096), (Gap, 4), (three, 16), (Gap, 4), (one, 2)];
         let expected =
             [(10, vec![], vec![2, 8]), (4096, vec![4096], vec![]), (16, vec![], vec![16])];
         assert_eq!(seen(&ends), expected);
-        // The same tag on both sides of a gap, and of time without the thread.
+        // The same tag on both sides of a gap, and on both sides of a time without the thread.
         let cut = [(one, 1), (two, 8), (Gap, 1), (two, 9), (NotRunning, 7), (two, 3), (one, 1)];
         assert_eq!(seen(&cut)[1], (20, vec![], vec![9]));
         let left = [(one, 1), (two, 8), (NotRunning, 1), (three, 9), (one, 1)];

@@ -1,41 +1,41 @@
-//! Runs added up: how long each thing was done, in which lengths, and what was not seen.
+//! Sums over runs: how long each tag lasted, the lengths of its runs, and what was not observed.
 //!
-//! A tally stays small however long it is added to, and joins with one of the time that follows.
+//! A tally stays small however many runs are added. The tallies of consecutive recordings of the
+//! same signals can be added up.
 
 use elfen_console::duration::number;
 
 use crate::recording::{Kind, Recording, State};
 use crate::tags::Tags;
 
-/// What the runs of a recording add up to.
+/// Sums over all runs of a recording.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub signals: Vec<SignalTally>,
-    /// Of each observer.
-    pub looked: Vec<Looked>,
+    /// One for each observer.
+    pub coverage: Vec<Coverage>,
 }
 
-/// How long an observer looked, and how long it did not.
+/// How long an observer took samples, and how long it did not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Looked {
+pub struct Coverage {
     pub observed_ticks: u64,
     pub gap_ticks: u64,
     pub gaps: u64,
     pub longest_gap_ticks: u64,
-    /// Before the first sample: a gap only if something was seen before it.
+    /// Time before the first sample. It counts as a gap if another recording precedes this one.
     leading_ticks: u64,
 }
 
-/// One signal's part.
+/// Sums over the runs of one signal.
 #[derive(Clone, Debug, Default)]
 pub struct SignalTally {
     changes: Changes,
-    pub values: Option<Weighed>,
+    pub values: Option<WeightedValues>,
     pub tags: Tags,
 }
 
-/// Changes from one value to another. Gaps and times without the thread lie between values and
-/// change none.
+/// Counts changes from one value to another. Gaps and times without the thread are not changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Changes {
     count: u64,
@@ -43,9 +43,9 @@ struct Changes {
     ends: Option<(State, State)>,
 }
 
-/// Numbers, by the time that each was there.
+/// Extremes and mean of a number, weighted by time.
 #[derive(Clone, Copy, Debug)]
-pub struct Weighed {
+pub struct WeightedValues {
     pub first: i128,
     pub last: i128,
     pub least: i128,
@@ -58,27 +58,27 @@ impl Tally {
     pub fn of(recording: &Recording) -> Self {
         let of = |signal| SignalTally::of(recording, signal);
         let signals = (0..recording.head.signals.len()).map(of).collect();
-        // Gaps are in all signals of an observer at once.
+        // All signals of an observer have the same gaps, so the first signal is enough.
         let firsts = recording.head.firsts().into_iter();
-        Self { signals, looked: firsts.map(|signal| Looked::of(recording, signal)).collect() }
+        Self { signals, coverage: firsts.map(|signal| Coverage::of(recording, signal)).collect() }
     }
 
-    /// Of an observer of so many signals that has seen nothing yet.
+    /// The tally of an observer with `signals` signals and no runs yet.
     pub fn empty(signals: usize) -> Self {
-        Self { signals: vec![SignalTally::default(); signals], looked: vec![Looked::default()] }
+        Self { signals: vec![SignalTally::default(); signals], coverage: vec![Coverage::default()] }
     }
 
-    /// Adds what another observer saw at the same time, of other signals.
-    pub fn beside(mut self, other: Self) -> Self {
+    /// Adds the signals of another observer of the same time.
+    pub fn with_observer(mut self, other: Self) -> Self {
         self.signals.extend(other.signals);
-        self.looked.extend(other.looked);
+        self.coverage.extend(other.coverage);
         self
     }
 
-    /// Of all observers together.
-    pub fn all(&self) -> Looked {
-        let mut all = Looked::default();
-        for one in &self.looked {
+    /// The sum over all observers.
+    pub fn total_coverage(&self) -> Coverage {
+        let mut all = Coverage::default();
+        for one in &self.coverage {
             all.observed_ticks += one.observed_ticks;
             all.gap_ticks += one.gap_ticks;
             all.gaps += one.gaps;
@@ -87,34 +87,34 @@ impl Tally {
         all
     }
 
-    /// Adds what followed, of the same signals.
+    /// Adds the tally of the same signals over the time that follows.
     pub fn add(&mut self, next: Self) {
         if self.signals.is_empty() {
             *self = next;
             return;
         }
-        self.looked.iter_mut().zip(next.looked).for_each(|(one, next)| one.add(next));
+        self.coverage.iter_mut().zip(next.coverage).for_each(|(one, next)| one.add(next));
         self.signals.iter_mut().zip(next.signals).for_each(|(one, next)| one.add(next));
     }
 }
 
-impl Looked {
-    /// By one of the observer's signals.
+impl Coverage {
+    /// Computes it from one of the observer's signals.
     fn of(recording: &Recording, signal: usize) -> Self {
-        let mut looked = Self::default();
+        let mut coverage = Self::default();
         let first = recording.runs.get(signal).and_then(|runs| runs.first());
         let first = first.map(|run| run.start_ticks);
-        for (run, end) in recording.stretches(signal) {
+        for (run, end) in recording.runs_with_ends(signal) {
             let ticks = end.saturating_sub(run.start_ticks);
             if run.state != State::Gap {
-                looked.observed_ticks += ticks;
+                coverage.observed_ticks += ticks;
             } else if first.is_some_and(|first| run.start_ticks > first) {
-                looked.add_gap(ticks);
+                coverage.add_gap(ticks);
             } else {
-                looked.leading_ticks += ticks;
+                coverage.leading_ticks += ticks;
             }
         }
-        looked
+        coverage
     }
 
     fn add_gap(&mut self, ticks: u64) {
@@ -123,7 +123,7 @@ impl Looked {
         self.longest_gap_ticks = self.longest_gap_ticks.max(ticks);
     }
 
-    /// Adds what followed.
+    /// Adds the time that follows.
     fn add(&mut self, next: Self) {
         match (self.observed_ticks, next.leading_ticks) {
             (_, 0) => {}
@@ -152,7 +152,7 @@ impl SignalTally {
         }
     }
 
-    /// How often a value differed from the one before it. The first is not counted.
+    /// How often a value differed from the value before it. The first value is not counted.
     pub fn new_values(&self) -> u64 {
         self.changes.count
     }
@@ -180,21 +180,28 @@ impl Changes {
     }
 }
 
-fn weighed(recording: &Recording, signal: usize) -> Option<Weighed> {
+fn weighed(recording: &Recording, signal: usize) -> Option<WeightedValues> {
     let of = &recording.head.signals[signal];
-    let each = recording.stretches(signal).filter_map(|(run, end)| match run.state {
+    let each = recording.runs_with_ends(signal).filter_map(|(run, end)| match run.state {
         State::Value(value) => {
             let value = of.number(value);
             let ticks = number(end.saturating_sub(run.start_ticks));
             let sum = value as f64 * ticks;
-            Some(Weighed { first: value, last: value, least: value, most: value, sum, ticks })
+            Some(WeightedValues {
+                first: value,
+                last: value,
+                least: value,
+                most: value,
+                sum,
+                ticks,
+            })
         }
         State::Gap | State::NotRunning | State::Other => None,
     });
-    each.reduce(Weighed::and)
+    each.reduce(WeightedValues::and)
 }
 
-impl Weighed {
+impl WeightedValues {
     fn and(self, next: Self) -> Self {
         Self {
             first: self.first,
@@ -217,10 +224,10 @@ mod tests {
     use crate::clock::Clock;
     use crate::recording::{Head, Run, Signal, Source};
 
-    /// Goal: a constant has no change, and a number has as many as it made, however many gaps and
-    /// switches lie between. Method: a constant and a number that grows, in pieces and whole.
+    /// Goal: a constant has no changes, and a number has its own, whatever gaps and switches lie
+    /// between. Method: a constant and a number that grows, in several pieces.
     #[test]
-    fn gaps_are_no_changes() {
+    fn gaps_are_not_changes() {
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
         let signal = |name: &str| Signal {
             name: name.to_owned(),

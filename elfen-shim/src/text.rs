@@ -1,4 +1,4 @@
-//! A summary for people, on one screen.
+//! A summary as text that fits on one screen.
 
 use elfen_console::duration::{number, show};
 use elfen_console::paragraph::wrap;
@@ -8,23 +8,24 @@ use crate::recording::Source;
 use crate::summary::{SignalFigure, Summary, TagFigure, Values};
 
 const COLUMNS: usize = 80;
-/// Rows of each table; the rest is counted.
+/// Rows of each table. The number of further rows is printed below it.
 const ROWS: usize = 12;
 
-/// Where functions are seen at their entries alone.
-pub const NO_RETURNS: &str = "functions say that they are entered and not that they return: what a \
-                              caller does after a call counts for what it called, so callers' \
-                              shares are too low; build it with -mfunction-return=thunk-extern as \
-                              well, and link it with libelfen_return.a";
+/// The note on programs whose functions report their entries, but not their returns.
+pub const NO_RETURNS: &str = "functions report that they are entered, but not that they return: \
+                              the time of a caller after a call counts for the called function, so \
+                              callers' shares are too low; build it with \
+                              -mfunction-return=thunk-extern as well, and link it with \
+                              libelfen_return.a";
 
-/// All of it; `more` are sentences on what else would be possible.
+/// The whole text. `more` are sentences about what else could be observed.
 pub fn text(summary: &Summary, more: &[String]) -> String {
     let mut text = opening(summary);
     text += &tags(summary);
     text += &values(&summary.signals);
     text += &rates(summary);
     let notes = notes(summary);
-    for (heading, sentences) in [("", &notes[..]), ("More would be possible:\n", more)] {
+    for (heading, sentences) in [("", &notes[..]), ("You could also see:\n", more)] {
         if sentences.is_empty() {
             continue;
         }
@@ -48,12 +49,12 @@ fn opening(summary: &Summary) -> String {
         ),
         COLUMNS,
     );
-    let mut about = format!("one each {} (p99 {})", show(period_ns.median), show(period_ns.p99));
+    let (median, p99) = (show(period_ns.median), show(period_ns.p99));
+    let mut about = format!("one sample per {median} (p99 {p99})");
     if let Some(round_trip) = summary.line_round_trip_ns {
-        about += &format!(", a line goes there and back in {}", show(round_trip));
+        about += &format!(", cache line round trip {}", show(round_trip));
     }
-    let finest = show(whole(summary.resolution_ns));
-    about += &format!("; nothing shorter than {finest} is told apart");
+    about += &format!("; resolution {}", show(whole(summary.resolution_ns)));
     lines.extend(wrap(&about, COLUMNS));
     lines.join("\n") + "\n"
 }
@@ -73,12 +74,11 @@ fn tags(summary: &Summary) -> String {
         let is_task =
             |known: &SignalFigure| known.name == signal && known.source == Source::TaskMap;
         let of_process = summary.process != 0 && !summary.children;
-        let (rows, more) = match of_process && summary.signals.iter().any(is_task) {
-            true => (tasks(summary, &tags), 0),
-            false => {
-                let rows = tags.iter().take(ROWS).map(|tag| row(tag)).collect();
-                (rows, tags.len().saturating_sub(ROWS))
-            }
+        let (rows, more) = if of_process && summary.signals.iter().any(is_task) {
+            (tasks(summary, &tags), 0)
+        } else {
+            let rows = tags.iter().take(ROWS).map(|tag| row(tag)).collect();
+            (rows, tags.len().saturating_sub(ROWS))
         };
         text += "\n";
         text += &table::lines(&[signal, "share", "time", "runs", "median", "longest"], &rows);
@@ -102,8 +102,8 @@ fn cells(name: &str, percent: f64, ns: u64, runs: u64, lengths: [String; 2]) -> 
     about.into_iter().chain(lengths).collect()
 }
 
-/// The observed process's threads, also if it never ran, then the idle lane, then all others in one
-/// row: on a busy machine those fill the screen.
+/// Rows of a task signal: the threads of the observed process (one row even if it never ran), the
+/// idle task, and one row for all other tasks, which would fill the screen on a busy machine.
 fn tasks(summary: &Summary, tags: &[&TagFigure]) -> Vec<Vec<String>> {
     let process = summary.process.to_string();
     let is_own = |tag: &&TagFigure| {
@@ -131,13 +131,14 @@ fn tasks(summary: &Summary, tags: &[&TagFigure]) -> Vec<Vec<String>> {
     rows
 }
 
-/// A length of the runs that were seen whole; a lower bound if the runs that were cut make it
-/// clearly longer.
+/// Prints a length of the runs that were observed from end to end. Prints a lower bound instead if
+/// the runs that were cut make the length clearly longer.
 pub fn length(whole_ns: u64, at_least_ns: u64) -> String {
     const EXACT_PARTS: u64 = 20;
-    match at_least_ns > whole_ns + whole_ns / EXACT_PARTS {
-        true => format!(">= {}", show(at_least_ns)),
-        false => show(whole_ns),
+    if at_least_ns > whole_ns + whole_ns / EXACT_PARTS {
+        format!(">= {}", show(at_least_ns))
+    } else {
+        show(whole_ns)
     }
 }
 
@@ -153,7 +154,7 @@ pub(crate) fn clipped(name: &str) -> String {
 fn values(signals: &[SignalFigure]) -> String {
     let row = |signal: &SignalFigure| {
         let Values { first, last, least, most, mean } = signal.values?;
-        // A word that nobody ever wrote says nothing.
+        // Threads that never set a value have 0 there, which is not worth a row.
         let is_own = signal.name == "value" || signal.name.starts_with("value#");
         let said = !is_own || most > 0;
         let numbers = [first, last, least, most].map(|value| value.to_string());
@@ -187,71 +188,73 @@ fn notes(summary: &Summary) -> Vec<String> {
         let share =
             100.0 * number(summary.gap_ns) / number((summary.gap_ns + summary.observed_ns).max(1));
         notes.push(format!(
-            "the observer did not look in {} gaps, {share:.1} % of the time, the longest {}{}: a \
-             run goes on through a gap if nothing can have changed in it; the other time in gaps \
-             is in no share",
+            "no samples in {} gaps, {share:.1} % of the time, the longest {}{}: a run continues \
+             through a gap if nothing can have changed in it; other gaps count in no share",
             summary.gaps,
             show(summary.longest_gap_ns),
             // More than interrupts take.
-            if share > 5.0 { ", as others had the observer's lane" } else { "" }
+            if share > 5.0 { ", as other threads ran on the observer's lane" } else { "" }
         ));
     }
     if let Some(percent) = summary.not_running_percent {
         notes.push(format!("the thread did not run for {percent:.1} % of the observed time"));
     }
     if let Some(missed) = summary.missed_switches.filter(|&missed| missed > 0) {
-        notes.push(format!("{missed} switches of the lanes came and went between two samples"));
+        notes.push(format!("no sample saw {missed} of the lanes' switches"));
     }
     if summary.steal_ns > 0 {
-        notes.push(format!("the host took {} from the lanes: steal time", show(summary.steal_ns)));
+        notes.push(format!("steal time: the host took {} from the lanes", show(summary.steal_ns)));
     }
     if summary.stopped_ns > 0 {
         let at_end = summary.stopped_at_end_ns;
         notes.push(format!(
-            "it was stopped for {} to share its pages, and for {} at the end to have its own",
+            "the process was stopped for {} to share its pages, and for {} at the end to make them \
+             private again",
             show(summary.stopped_ns.saturating_sub(at_end)),
             show(at_end),
         ));
     }
     if let Some(dte) = &summary.dte {
         notes.push(format!(
-            "double-time error: {} rates kept, {} left out (tolerance {} %, at least {:.0} ns); {} \
-             samples in which a counter shrank",
+            "double-time error: {} rates kept, {} discarded (tolerance {} %, at least {:.0} ns); a \
+             counter shrank in {} samples",
             dte.kept, dte.discarded, dte.tolerance_percent, dte.floor_ns, dte.shrunk
         ));
     }
     if let Some(cost) = &summary.cost_percent {
         notes.push(format!(
-            "being observed cost {:.1} % (95 %: {:.1} to {:.1}){}",
+            "observation cost {:.1} % (95 % interval: {:.1} to {:.1}){}",
             cost.median,
             cost.low,
             cost.high,
             summary.two_percent_at_ns.map_or_else(String::new, |ns| format!(
-                "; a look each {} would cost some 2 %: --period",
+                "; a --period of {} would cost about 2 %",
                 show(ns)
             ))
         ));
     }
     if !summary.cost_unknown.is_empty() {
-        notes.push(format!("the cost of being observed is not known: {}", summary.cost_unknown));
+        notes.push(format!("the cost of observation is not known: {}", summary.cost_unknown));
     }
     if summary.refused_threads > 0 {
-        notes
-            .push(format!("{} threads found no slot to say what they do", summary.refused_threads));
+        notes.push(format!(
+            "{} threads have no tags or functions: all slots of the program's page were taken",
+            summary.refused_threads
+        ));
     }
     if summary.returns == Some(false) {
         notes.push(NO_RETURNS.to_owned());
     }
     if summary.ambiguous_entries > 0 {
         notes.push(format!(
-            "{} of {} functions have the lower half of their address from another and say nothing: \
-             their time counts for their callers",
+            "{} of {} functions do not report that they run, as the lower half of their address is \
+             that of another function: their time counts for their callers",
             summary.ambiguous_entries,
             summary.entries + summary.ambiguous_entries
         ));
     }
     if !summary.ended.is_empty() {
-        notes.push(format!("of this recording: {}", summary.ended));
+        notes.push(format!("about this recording: {}", summary.ended));
     }
     notes
 }
@@ -261,10 +264,10 @@ mod tests {
     use super::*;
     use crate::recording::{Head, Kind, Recording, Run, Signal, State};
 
-    /// Goal: the named process comes first, also if it never ran, and others are one row. Method:
-    /// a lane that ran strangers, idled, and ran two threads of the process, or none.
+    /// Goal: the observed process comes first, even if it never ran, and all others are one row.
+    /// Method: a lane that ran other processes, idled, and ran two threads of the process, or none.
     #[test]
-    fn the_named_process_comes_first() {
+    fn the_observed_process_comes_first() {
         let names = ["apt 7", "(idle)", "redis 42", "redis 42/43", "dpkg 742", "redis 4"];
         let names = (1..).zip(names).map(|(value, name)| (value, name.to_owned())).collect();
         let (name, source, kind) = ("task".to_owned(), Source::TaskMap, Kind::Tags);

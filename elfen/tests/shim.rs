@@ -1,6 +1,6 @@
-//! Goal: `elfen shim` sees what a program does, does the program no harm, and refuses what cannot
-//! work in so many words. Method: the real command on programs that are built here, whose own words
-//! say what has to be seen.
+//! Goal: `elfen shim` observes what a program does, does not disturb the program, and refuses what
+//! cannot work with a reason. Method: the real command on programs that are built here and whose
+//! behaviour is known.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -39,7 +39,8 @@ int main(void)
 }
 "#;
 
-/// Writes its globals in two hundred children as well, and says if any write crossed over.
+/// A program that writes its globals in two hundred forked children too, and reports if the memory
+/// of parent and child is mixed up.
 const FORKS: &str = r#"
 #include <stdio.h>
 #include <sys/wait.h>
@@ -140,7 +141,7 @@ fn tags_are_seen_recorded_and_exported() {
     };
     let path = file.to_str().unwrap();
     let shown = json(&elfen(&["show", path, "--json"]));
-    assert_eq!(shown["tags"], summary["tags"], "what is read back is what was seen");
+    assert_eq!(shown["tags"], summary["tags"], "the file has the same tags");
     let csv = String::from_utf8(elfen(&["export", path]).stdout).unwrap();
     for tag in summary["tags"].as_array().unwrap().iter().filter(|tag| tag["signal"] == "tag") {
         let name = match tag["name"].as_str().unwrap() {
@@ -161,37 +162,39 @@ fn tags_are_seen_recorded_and_exported() {
             })
             .sum();
         let time = tag["time_ns"].as_u64().unwrap();
-        // Each row's ends are cut to whole nanoseconds.
+        // The ends of each row are rounded down to whole nanoseconds.
         assert!(sum.abs_diff(time) <= rows.len() as u64 + 1, "{name}: {sum} and {time}");
     }
     let trace: Value = serde_json::from_slice(&elfen(&["export", path, "--as", "perfetto"]).stdout)
-        .expect("a viewer can parse it");
+        .expect("a trace is valid JSON");
     assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["name"] == "reply"));
     let words = ["export", path, "--as", "folded"];
     let folded = String::from_utf8(elfen(&words).stdout).unwrap();
     assert!(folded.lines().any(|line| line.contains(";tag;reply ")), "{folded}");
     let profile: Value =
         serde_json::from_slice(&elfen(&["export", path, "--as", "firefox"]).stdout)
-            .expect("Firefox Profiler can parse it");
+            .expect("a profile is valid JSON");
     assert_eq!(weights(&profile, "tag", "reply"), time_of(&summary, "reply"));
-    // Cut in the middle, it is read to its last whole chunk, with a warning; of nothing, refused.
+    // A truncated file is read up to its last complete chunk, with a warning. An empty one is
+    // refused.
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() - 3]).unwrap();
     let cut = elfen(&["show", path, "--json"]);
-    assert!(String::from_utf8_lossy(&cut.stderr).contains("cut"));
+    assert!(String::from_utf8_lossy(&cut.stderr).contains("truncated"));
     assert_eq!(json(&cut)["tags"], summary["tags"]);
     fs::write(&file, "").unwrap();
     assert_eq!(elfen(&["show", path]).status.code(), Some(1));
 }
 
-/// Microseconds of a tag.
+/// The time of a tag in nanoseconds, rounded down to ten microseconds.
 fn time_of(summary: &Value, name: &str) -> u64 {
     let mut tags = summary["tags"].as_array().unwrap().iter();
     let tag = tags.find(|tag| tag["signal"] == "tag" && tag["name"] == name).unwrap();
     tag["time_ns"].as_u64().unwrap() / 10_000 * 10
 }
 
-/// The same, as a profile has it; all columns of its tables are of one length.
+/// The time of a tag in a profile, rounded in the same way. Checks that all columns of each table
+/// have the same length.
 fn weights(profile: &Value, thread: &str, name: &str) -> u64 {
     let shared = &profile["shared"];
     let tables = ["funcTable", "frameTable", "stackTable", "nativeSymbols", "resourceTable"];
@@ -212,7 +215,7 @@ fn weights(profile: &Value, thread: &str, name: &str) -> u64 {
     let rows = stacks.zip(samples["weight"].as_array().unwrap());
     let of_name = rows.filter(|(stack, _)| !stack.is_null() && name_of(stack) == name);
     let ms: f64 = of_name.map(|(_, weight)| weight.as_f64().unwrap()).sum();
-    // To ten microseconds: each row's ends are cut to whole nanoseconds.
+    // To ten microseconds, because the ends of each row are rounded down to whole nanoseconds.
     format!("{:.0}", (ms * 100.0).floor() * 10.0).parse().unwrap()
 }
 
@@ -224,14 +227,14 @@ fn globals_are_shared_and_forks_stay_apart() {
     let output = shim(&["--watch", "hits", "--watch", "small", "--period", "max"], &program);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("none mixed"), "{output:?}");
-    assert!(text.contains("hits") && !text.contains("not seen to be shared"), "{text}");
-    let largest: Vec<&str> = text.lines().filter(|line| line.starts_with("hits")).collect();
-    assert!(largest.iter().all(|line| !line.contains("10000")), "a child's are its own: {text}");
+    assert!(text.contains("hits") && !text.contains("were not shared"), "{text}");
+    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("hits")).collect();
+    assert!(rows.iter().all(|line| !line.contains("10000")), "a child's value: {text}");
     for (watch, why) in [
         ("fixed", "read-only"),
         ("own", "thread-local"),
         ("none", "no object"),
-        ("small+1:u16", "no place in it"),
+        ("small+1:u16", "does not fit"),
     ] {
         let output = shim(&["--watch", watch], &program);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -239,8 +242,8 @@ fn globals_are_shared_and_forks_stay_apart() {
     }
 }
 
-/// Goal: a global of a C++ program is found by what its author calls it. Method: one that carries
-/// the name that a C++ compiler would have given it.
+/// Goal: a global of a C++ program is found by its name in the source. Method: a C global with a
+/// mangled C++ name.
 #[test]
 fn a_cpp_global_is_found_by_its_own_name() {
     needs::two_cpus();
@@ -298,7 +301,8 @@ fn what_cannot_work_is_refused_in_one_line() {
     }
 }
 
-/// A first try, without any right and any flag, is one screen that says what more there could be.
+/// Goal: without privileges and without flags, the output fits on one screen and suggests what else
+/// could be observed.
 #[test]
 fn a_first_try_is_one_screen() {
     needs::two_cpus();
@@ -317,14 +321,15 @@ fn a_first_try_is_one_screen() {
     let output = command.current_dir("/").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("More would be possible:"), "{text}");
+    assert!(text.contains("You could also see:"), "{text}");
     assert!(text.lines().count() <= 24, "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
-/// And heed Ctrl-C, which who runs this test may ignore.
+/// Makes this process real-time. It also restores the default action of SIGINT, which the test may
+/// have inherited as ignored.
 fn become_real_time() -> std::io::Result<()> {
-    // SAFETY: the default is no handler of ours.
+    // SAFETY: SIG_DFL installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     let lowest = libc::sched_param { sched_priority: 1 };
     // SAFETY: `lowest` is a live sched_param.
@@ -334,9 +339,9 @@ fn become_real_time() -> std::io::Result<()> {
     }
 }
 
-/// Goal: an observer lets others run on its lane, whatever class its command was given: a real-time
-/// one would be told its end by nobody. Method: a real-time command; the kernel says which class
-/// its observer is of. Takes root.
+/// Goal: an observer runs at normal priority, whatever the scheduling class of its command. A
+/// real-time observer would keep the command's main thread, which ends it, off their common CPU.
+/// Method: a real-time command, and the class of its observer in /proc. It requires root.
 #[test]
 #[ignore = "needs root"]
 fn an_observer_is_an_ordinary_thread() {
@@ -344,7 +349,7 @@ fn an_observer_is_an_ordinary_thread() {
     needs::root();
     let mut command = command_with_its_library();
     command.args(["shim", "--", "sleep", "600"]).stdout(Stdio::null());
-    // SAFETY: makes a system call alone.
+    // SAFETY: between fork and exec, it makes only system calls.
     unsafe { command.pre_exec(become_real_time) };
     let mut shim = command.spawn().unwrap();
     let observer = || {
@@ -352,7 +357,7 @@ fn an_observer_is_an_ordinary_thread() {
         tasks.flatten().find_map(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).ok()?;
             let (name, rest) = stat.rsplit_once(')')?;
-            // The 41st field, of which two are before.
+            // Field 41 of the line, of which two precede `rest`.
             let class = rest.split_whitespace().nth(38)?.parse::<i32>().ok()?;
             (name.ends_with("(elfen-observer") && class != libc::SCHED_FIFO).then_some(class)
         })
@@ -372,8 +377,8 @@ fn an_observer_is_an_ordinary_thread() {
     assert_eq!(class, Some(libc::SCHED_OTHER));
 }
 
-/// Goal: who looks on sees each second what was done in it, and the summary at the end is there as
-/// before. Method: a shell that waits until it has been shown twice, off a terminal.
+/// Goal: `--live` shows every second what ran in it, and prints the usual summary at the end.
+/// Method: a shell that waits until it was shown twice, without a terminal.
 #[test]
 fn each_second_is_shown_while_it_goes_on() {
     needs::two_cpus();
@@ -386,13 +391,13 @@ fn each_second_is_shown_while_it_goes_on() {
     drop(shown.stdin.take());
     let text: String = lines.map(|line| line + "\n").collect();
     assert_eq!(shown.wait().unwrap().code(), Some(4), "{text}");
-    assert!(text.contains("More would be possible:") && text.contains("share"), "{text}");
+    assert!(text.contains("You could also see:") && text.contains("share"), "{text}");
     let refused = command_with_its_library().args(["shim", "--live", "--json"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
 }
 
-/// Goal: with --last, a file holds the end alone; with --keep samples each sample is a row. Method:
-/// a recording of each kind, read back.
+/// Goal: with --last, a file has only the end of the run; with --keep samples, each sample is a
+/// row. Method: a recording of each kind, read back.
 #[test]
 fn the_end_alone_or_every_sample_is_kept() {
     needs::two_cpus();
@@ -420,19 +425,20 @@ fn the_end_alone_or_every_sample_is_kept() {
     assert!(samples.all(|samples| samples == "1"), "{csv}");
 }
 
-/// Goal: sums alone are kept of runs that no memory would hold. Method: the same program with the
-/// same little memory, which ends a recording early.
+/// Goal: --keep histogram works with little memory for any duration. Method: a program and a memory
+/// size that end a recording early without it.
 #[test]
 fn sums_need_little_memory_however_long_it_takes() {
     needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
-    // Many changes a millisecond: beside other work it may run, and be looked at, for few of them.
+    // Many changes per millisecond, because other work on this machine may leave little time to run
+    // and observe the program.
     let options = ["-DTURNS=5000000", "-DLENGTH=100"];
     let program = build(folder.path(), "quick", TAGS, &options);
     let words = ["--json", "--watch", "tag", "--period", "300ns", "--memory", "1KB"];
     let full = json(&shim(&words, &program));
     let ended = full["ended"].as_str().unwrap();
-    assert!(ended.starts_with("the memory for it is full"), "{full:#}");
+    assert!(ended.starts_with("its memory is full"), "{full:#}");
 
     let words = [&words[..], &["--keep", "histogram"]].concat();
     let output = shim(&words, &program);
@@ -440,7 +446,7 @@ fn sums_need_little_memory_however_long_it_takes() {
     assert_eq!((output.status.code(), &summary["ended"]), (Some(7), &"".into()), "{summary:#}");
     let changes = |summary: &Value| summary["signals"][0]["new_values"].as_u64().unwrap();
     assert!(changes(&summary) > changes(&full), "{summary:#}");
-    assert!(summary["gaps"].as_u64() >= Some(1), "it does not look while it adds up");
+    assert!(summary["gaps"].as_u64() >= Some(1), "no samples are taken while runs are added up");
     let tags = summary["tags"].as_array().unwrap();
     let share: f64 = tags.iter().map(|tag| tag["share_percent"].as_f64().unwrap()).sum();
     assert!((share - 100.0).abs() < 0.01, "{summary:#}");

@@ -1,7 +1,7 @@
-//! Goal: functions that `--count-at` names publish what their thread has executed, each thread for
-//! itself, and no other function does. Method: a program that is its own kernel, as hardware may
-//! count nothing here: it answers perf_event_open(2) with pages that it made up, and the
-//! instruction that reads a counter, which faults, with numbers that it knows.
+//! Goal: functions named with `--count-at` publish the counts of their own thread, and no other
+//! function does. Method: a program that emulates the counters, because this machine may have none.
+//! It answers perf_event_open(2) with pages that it made up. The instruction that reads a counter
+//! faults, and the program's handler supplies known numbers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -37,9 +37,9 @@ const SOURCE: &str = r#"
 #include <ucontext.h>
 #include <unistd.h>
 
-/* What the made-up counters say: of cycles, and of instructions. */
+/* Values of the emulated counters: cycles and instructions. */
 static _Thread_local uint64_t counters[2];
-static int opened, shut_in;
+static int opened, events_forbidden;
 
 static long made_up_event(const uint64_t *attributes)
 {
@@ -58,7 +58,7 @@ static long made_up_event(const uint64_t *attributes)
 	return write(fd, page, sizeof(page)) == sizeof(page) ? fd : -1;
 }
 
-/* Found by the library before the C library's. */
+/* The preload library calls this one instead of the C library's. */
 long syscall(long number, ...)
 {
 	va_list rest;
@@ -69,7 +69,7 @@ long syscall(long number, ...)
 	b = va_arg(rest, long);
 	c = va_arg(rest, long);
 	va_end(rest);
-	if (number == SYS_perf_event_open && !shut_in)
+	if (number == SYS_perf_event_open && !events_forbidden)
 		return made_up_event((const uint64_t *)a);
 	__asm__ volatile("syscall"
 			 : "=a"(result)
@@ -95,7 +95,7 @@ static void in_place_of_a_counter(int signal, siginfo_t *info, void *context)
 	registers[REG_RIP] += 2;
 }
 
-/* Arguments in all registers that hold some. */
+/* Its arguments use all argument registers. */
 __attribute__((noinline)) long counted(long a, long b, long c, long d, long e, long f, double g)
 {
 	__asm__ volatile("");
@@ -121,8 +121,8 @@ static void *work(void *from)
 	return NULL;
 }
 
-/* From now on whoever calls perf_event_open ends the process. */
-static int shut_oneself_in(void)
+/* From now on, a call of perf_event_open kills the process. */
+static int forbid_events(void)
 {
 	struct sock_filter rules[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
@@ -132,7 +132,7 @@ static int shut_oneself_in(void)
 	};
 	struct sock_fprog program = { 4, rules };
 
-	shut_in = 1;
+	events_forbidden = 1;
 	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
 	       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
@@ -149,7 +149,7 @@ int main(int count, char **arguments)
 	work((void *)10000);
 	(void)arguments;
 	if (count > 1) {
-		if (shut_oneself_in())
+		if (forbid_events())
 			return 2;
 		pthread_create(&thread, NULL, work, (void *)20000);
 		pthread_join(thread, NULL);
@@ -157,7 +157,7 @@ int main(int count, char **arguments)
 	}
 	pthread_create(&thread, NULL, work, (void *)20000);
 	pthread_join(thread, NULL);
-	/* Without the C library, so that no handler of a fork runs: the pages are not there. */
+	/* Without the C library, so that no fork handler runs: the child has no pages. */
 	child = syscall(SYS_fork, 0, 0, 0);
 	if (child == 0) {
 		signal(SIGSEGV, SIG_DFL);
@@ -190,14 +190,15 @@ fn address(program: &Path, function: &str) -> u64 {
     u64::from_str_radix(line.split_whitespace().next().unwrap(), 16).unwrap()
 }
 
-/// Runs it with these words, as `elfen shim` would; gives what its threads left as well.
+/// Runs the program with these arguments, as `elfen shim` would. Returns the page of its threads
+/// too.
 fn run(program: &Path, words: &[&str]) -> (Output, Page<ThreadSlot>) {
     let bytes = Page::<ThreadSlot>::bytes(8);
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
     let page = Page::<ThreadSlot>::format(memory, 8, 0, &[0; 32]).unwrap();
     let segment = page.memory().segment_id().unwrap();
     let about = fs::metadata(program).unwrap();
-    // The second is of another file, and so of none.
+    // The second function is named in a file that is not mapped, so it must not count.
     let (device, inode, at) = (about.dev(), about.ino(), address(program, "counted"));
     let other = address(program, "other");
     let places = format!("{device}:{inode}:{at},{device}:{}:{other}", inode + 1);
@@ -232,14 +233,14 @@ fn functions_publish_what_their_thread_has_executed() {
             let words = &page.slot(slot).unwrap().words;
             (words.instructions.load(Relaxed), words.cycles.load(Relaxed))
         };
-        // The last of a thread's calls, with the offsets of its pages.
+        // The counts at the last call of each thread, plus the offsets in its event pages.
         assert_eq!(counts(0), (2 * 10_100 + 2_000, 10_100 + 1_000), "{options:?}");
         assert_eq!(counts(1), (2 * 20_100 + 2_000, 20_100 + 1_000), "{options:?}");
     }
 }
 
-/// Goal: a program that lets nobody open events is not ended by what we do in it. Method: one that
-/// says so between its first thread and the second.
+/// Goal: a program that forbids itself to open events is not killed by the preload library. Method:
+/// a program that does so between its first thread and its second.
 #[test]
 #[ignore = "needs GCC, for room at the entries of functions"]
 fn who_shuts_himself_in_goes_on() {
@@ -250,7 +251,8 @@ fn who_shuts_himself_in_goes_on() {
     assert_eq!(page.slot(0).unwrap().uncounted.load(Relaxed), 1);
 }
 
-/// Goal: what cannot be counted is refused in one line, and where no hardware counts, that is said.
+/// Goal: functions that cannot be counted are refused in one line, and so is a machine without
+/// counters.
 #[test]
 #[ignore = "needs GCC, for room at the entries of functions"]
 fn what_cannot_be_counted_is_refused() {
@@ -269,11 +271,11 @@ fn what_cannot_be_counted_is_refused() {
     assert_eq!(said.lines().count(), 1, "{said}");
     let plain = build(folder.path(), &[]);
     let (status, said) = shim(&["--count-at", "counted"], &plain);
-    assert!(status == Some(2) && said.contains("leave no room"), "{status:?} {said}");
+    assert!(status == Some(2) && said.contains("have no room"), "{status:?} {said}");
     let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
     let (status, said) = shim(&["--count-at", "counted"], &program);
     if status == Some(3) {
-        let why = ["no hardware counts", "may not", "(rdpmc)"];
+        let why = ["no instruction counter", "may not", "(rdpmc)"];
         assert!(why.iter().any(|why| said.contains(why)), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }

@@ -1,6 +1,7 @@
-//! Goal: a run ends soon after SIGTERM or SIGINT in every phase, and after the time that it was
-//! given, however long its period is and however large its memory. Method: the real command, told
-//! at various moments; all time-outs are generous, and a run that does not end fails the test.
+//! Goal: a run ends soon after SIGTERM or SIGINT in every phase, and after the time of `--for`,
+//! however long its period and however large its memory. Method: the real command, which gets
+//! signals at various moments. All timeouts are generous, and a run that does not end fails the
+//! test.
 
 use std::fs;
 use std::io::Read;
@@ -15,7 +16,7 @@ mod preload;
 
 use alone::command_with_its_library;
 
-/// A run that hangs takes this long to fail the test.
+/// After this time, a run counts as hanging.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A run in a process group of its own, ended with the test.
@@ -29,7 +30,7 @@ impl Run {
         Self(command.spawn().unwrap())
     }
 
-    fn tell(&self, signal: i32) {
+    fn send_signal(&self, signal: i32) {
         // SAFETY: takes numbers; the child has not been waited for.
         unsafe { libc::kill(self.0.id().cast_signed(), signal) };
     }
@@ -45,7 +46,7 @@ impl Run {
         }
     }
 
-    /// Its status, and all that it printed.
+    /// Waits for its end. Returns its status, and all that it printed.
     fn end(mut self) -> (ExitStatus, String) {
         let status = self.status();
         let mut said = String::new();
@@ -71,8 +72,8 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // The program as well.
-        // SAFETY: takes numbers; a group that is gone is none.
+        // The group includes the observed program.
+        // SAFETY: takes numbers. The child has not been waited for, or its group is gone.
         unsafe { libc::kill(-self.0.id().cast_signed(), libc::SIGKILL) };
         drop(self.0.wait());
     }
@@ -90,7 +91,7 @@ fn long_periods_end_with_the_program_the_time_and_a_signal() {
         for signal in [libc::SIGTERM, libc::SIGINT] {
             let run = Run::start(&["--period", period]);
             run.wait_until_it_observes();
-            run.tell(signal);
+            run.send_signal(signal);
             let (status, said) = run.end();
             assert_eq!(status.code(), Some(128 + signal), "{period}: {said}");
             assert!(said.contains("samples"), "{period}: {said}");
@@ -98,7 +99,7 @@ fn long_periods_end_with_the_program_the_time_and_a_signal() {
     }
 }
 
-/// Goal: a program that ignores the signal keeps no run from ending, with its recording written.
+/// Goal: a run ends and writes its recording even if its program ignores the signal.
 #[test]
 fn a_run_ends_though_its_program_does_not() {
     needs::two_cpus();
@@ -111,7 +112,7 @@ fn a_run_ends_though_its_program_does_not() {
         let mut run = Run::start(&[words, &own, &ignores].concat());
         run.wait_until_it_observes();
         thread::sleep(Duration::from_millis(100));
-        run.tell(libc::SIGTERM);
+        run.send_signal(libc::SIGTERM);
         assert_eq!(run.status().code(), Some(128 + libc::SIGTERM));
         let mut show = Command::new(env!("CARGO_BIN_EXE_elfen"));
         let shown = show.args(["shim", "show"]).arg(&file).output().unwrap();
@@ -119,7 +120,8 @@ fn a_run_ends_though_its_program_does_not() {
     }
 }
 
-/// Goal: memory that is large delays no start and no end, and more than there is is refused.
+/// Goal: a large --memory delays neither start nor end, and more than the available memory is
+/// refused.
 #[test]
 fn large_memory_is_had_as_it_is_needed() {
     needs::two_cpus();
@@ -133,7 +135,7 @@ fn large_memory_is_had_as_it_is_needed() {
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(resident < available / 4 + (256 << 10), "{resident} of {available} KiB");
-    run.tell(libc::SIGTERM);
+    run.send_signal(libc::SIGTERM);
     let (status, said) = run.end();
     assert_eq!(status.code(), Some(128 + libc::SIGTERM), "{said}");
     if available < 64 << 20 {

@@ -1,7 +1,7 @@
-//! Goal: `elfen shim` gives each function the time that it had, where functions say that they are
-//! entered and return, and says what is wrong where they say the first alone. Method: a function
-//! that works for five parts, calls one that works for one, and works for five again: 91 % are its
-//! own.
+//! Goal: `elfen shim` attributes time to the right function if functions report entries and
+//! returns, and prints a note if they report only entries. Method: a function that works for five
+//! parts, calls a function that works for one part, and works for five parts again. 91 % of the
+//! time are its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ mod preload;
 use alone::command_with_its_library;
 use preload::library;
 
-/// Work is counted in turns and not by a clock, which would go on while the program does not. A
-/// turn is a chain of multiplications, which takes as long wherever the loop lies. The shortest
-/// part has some 2 us: of one that takes no longer than a line from CPU to CPU, as many samples are
-/// missed or seen twice as that distance has it.
+/// Work is a number of iterations, not a time: a clock advances also while the program does not
+/// run. An iteration is a chain of multiplications, whose time does not depend on the loop's
+/// alignment. The shortest part takes about 2 us. A part that is not longer than a line transfer
+/// between the CPUs could be missed, or sampled twice.
 const SANDWICH: &str = r#"
 __attribute__((always_inline)) static inline void work(long turns)
 {
@@ -69,7 +69,7 @@ fn build_of(source: &str, folder: &Path, name: &str, options: &[&str]) -> PathBu
     program
 }
 
-/// A program whose child does most of the work.
+/// A program whose forked child does most of the work.
 const FORKS: &str = r#"
 #include <sys/wait.h>
 #include <unistd.h>
@@ -148,10 +148,11 @@ fn a_caller_has_its_time_back_when_what_it_called_returns() {
         report.args(["lab", "report"]).arg(&file).arg("--html").arg(&page).output().unwrap();
     assert!(report.status.success(), "{report:?}");
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("shares are too low; build it with"), "its page says so as well");
+    assert!(page.contains("shares are too low; build it with"), "its page has the note too");
 }
 
-/// Goal: a rate of calls counts each, and what cannot be patched is observed as far as it goes.
+/// Goal: a rate of calls counts each call, and a program that cannot be patched is observed without
+/// functions.
 #[test]
 #[ignore = "needs GCC, for room at the entries of functions"]
 fn calls_are_counted_and_static_programs_go_without_functions() {
@@ -163,7 +164,7 @@ fn calls_are_counted_and_static_programs_go_without_functions() {
     assert!(rates.iter().any(|rate| rate["name"] == "calls per us"), "{found:#}");
     assert!(found["dte"]["kept"].as_u64() > Some(0), "{found:#}");
 
-    // A global alone is no reason to write into functions.
+    // Functions are not patched if only the task is watched.
     let found = summary(&["--watch", "task"], &program);
     assert_eq!(found["entries"], Value::from(0), "{found:#}");
 
@@ -175,7 +176,7 @@ fn calls_are_counted_and_static_programs_go_without_functions() {
     assert!(refused.status.code() == Some(1) && said.contains("statically linked"), "{said}");
 }
 
-/// Goal: what a forked child does is seen with --follow, and is nobody's without it.
+/// Goal: a forked child is observed only with --follow.
 #[test]
 #[ignore = "needs root and GCC"]
 fn children_are_observed_where_that_is_asked_for() {
@@ -186,7 +187,8 @@ fn children_are_observed_where_that_is_asked_for() {
     let alone = summary(&["--watch", "function"], &program);
     assert_eq!(share(&alone, "of_the_child"), 0.0, "{alone:#}");
     assert!(share(&alone, "of_the_parent") > 60.0, "{alone:#}");
-    // The child works three times as long. While other work has the lanes, not all of it is seen.
+    // The child works three times as long. Not all of that is observed while other work runs on the
+    // lanes.
     let both = |_| {
         let followed = summary(&["--watch", "function", "--follow"], &program);
         ["of_the_parent", "of_the_child"].map(|name| share(&followed, name))

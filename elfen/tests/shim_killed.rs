@@ -1,7 +1,8 @@
-//! Goal: whoever of a recording is killed, and whenever, the others end or go on as they should,
-//! and nothing is left in the end. Method: rounds of a front and a program, with a keeper where
-//! pages of a program that runs are shared; a seed says who is killed and when. The observer is a
-//! thread of the front. `SHIM_KILLED_ROUNDS=200` plays that many, `ELFEN_SEED` repeats one.
+//! Goal: whichever process of a run is killed, and whenever, the other processes end or continue as
+//! they should, and no resources are left. Method: rounds of a command and a program. If the
+//! program runs already, its pages are shared by a page supervisor. A seed determines which process
+//! is killed and when. The observer is a thread of the command. `SHIM_KILLED_ROUNDS=200` plays 200
+//! rounds, `ELFEN_SEED` repeats one.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -21,7 +22,8 @@ use alone::command_with_its_library;
 
 const ROUNDS: u64 = 12;
 
-/// Counts for ever, says what it does, and forks now and then; ends with whom it writes to.
+/// A program that counts forever, sets tags, and forks now and then. It ends when its output is
+/// closed.
 const COUNTS: &str = r#"
 #include "elfen_tag.h"
 #include <sys/wait.h>
@@ -46,18 +48,18 @@ int main(void)
 }
 "#;
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Victim {
-    Front,
+    Command,
     Observed,
-    Keeper,
+    Supervisor,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Round {
     seed: u64,
-    /// Whether the program runs already, and its pages are shared then.
+    /// Whether the program runs already. Then its pages are shared.
     attached: bool,
     victim: Victim,
     after: Duration,
@@ -69,7 +71,7 @@ impl Round {
         let mut draw = |count| random.below(count);
         draw(2);
         let attached = draw(2) == 1;
-        let victims = [Victim::Front, Victim::Observed, Victim::Keeper];
+        let victims = [Victim::Command, Victim::Observed, Victim::Supervisor];
         let victim = victims[usize::try_from(draw(if attached { 3 } else { 2 })).unwrap()];
         Self { seed, attached, victim, after: Duration::from_micros(draw(120_000)) }
     }
@@ -106,105 +108,107 @@ fn build(folder: &Path) -> PathBuf {
 
 fn play(round: Round, program: &Path) {
     eprintln!("{round:?}; ELFEN_SEED={} repeats it", round.seed);
-    if round.attached { attached(round, program) } else { started(round, program) }
+    if round.attached { play_attached(round, program) } else { play_started(round, program) }
 }
 
-/// The program's first line: its process, and where it counts.
+/// Reads the program's first line: its process, and the address of its counter.
 fn first_line(child: &mut Child) -> (u32, String, BufReader<std::process::ChildStdout>) {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     lines.read_line(&mut line).unwrap();
-    let (process, hits) = line.trim().split_once(' ').expect("it has begun");
+    let (process, hits) = line.trim().split_once(' ').expect("the program prints a line");
     (process.parse().unwrap(), hits.to_owned(), lines)
 }
 
-fn goes_on(lines: &mut BufReader<std::process::ChildStdout>) {
-    // What it wrote before it may be in the pipe still, at most these.
+fn assert_continues(lines: &mut BufReader<std::process::ChildStdout>) {
+    // The pipe may still hold some lines from before.
     for _ in 0..3 {
         let mut line = String::new();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "the program goes on");
+        assert!(lines.read_line(&mut line).unwrap() > 0, "the program continues");
     }
 }
 
-/// The front starts the program, with a page for its threads and one of its globals.
-fn started(round: Round, program: &Path) {
+/// A round in which the command starts the program, with a page for its threads and a shared
+/// global.
+fn play_started(round: Round, program: &Path) {
     let mut command = command_with_its_library();
     command.args(["shim", "--period", "1us", "--watch", "hits", "--watch", "tag", "--"]);
     command.arg(program).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut front = Ends(command.spawn().unwrap());
-    let (process, _, mut lines) = first_line(&mut front.0);
+    let mut shim = KilledOnDrop(command.spawn().unwrap());
+    let (process, _, mut lines) = first_line(&mut shim.0);
     thread::sleep(round.after);
     match round.victim {
-        Victim::Front => {
-            kill(front.0.id(), libc::SIGKILL);
-            let status = front.0.wait().unwrap();
+        Victim::Command => {
+            kill(shim.0.id(), libc::SIGKILL);
+            let status = shim.0.wait().unwrap();
             assert_eq!(status.signal(), Some(libc::SIGKILL));
-            goes_on(&mut lines);
-            // Nobody reads what it says from now on.
+            assert_continues(&mut lines);
+            // Ends the program, whose next write fails.
             drop(lines);
         }
-        Victim::Observed | Victim::Keeper => {
+        Victim::Observed | Victim::Supervisor => {
             kill(process, libc::SIGKILL);
-            let status = front.0.wait().unwrap();
+            let status = shim.0.wait().unwrap();
             assert_eq!(status.code(), Some(128 + libc::SIGKILL));
         }
     }
     until_gone(process);
-    nothing_is_left(front.0.id());
+    assert_no_segments(shim.0.id());
 }
 
-/// The program runs, and the front shares its page by a keeper.
-fn attached(round: Round, program: &Path) {
+/// A round in which the program runs already, and the command shares its page by a page supervisor.
+fn play_attached(round: Round, program: &Path) {
     let mut own = Command::new(program);
-    let mut observed = Ends(own.stdout(Stdio::piped()).spawn().unwrap());
+    let mut observed = KilledOnDrop(own.stdout(Stdio::piped()).spawn().unwrap());
     let (process, hits, mut lines) = first_line(&mut observed.0);
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.args(["shim", "--share", "--period", "1us", "-p", &process.to_string()]);
     command.args(["--watch", &format!("{hits}:u64")]).stdout(Stdio::null()).stderr(Stdio::null());
-    // A signal to this test's group is none to it.
-    let mut front = Ends(command.process_group(0).spawn().unwrap());
-    if round.victim == Victim::Keeper {
-        // Who is killed while it calls in the program's name loses a thread of it, as is said.
+    // In its own group, so that a signal to the test's group does not reach it.
+    let mut shim = KilledOnDrop(command.process_group(0).spawn().unwrap());
+    if round.victim == Victim::Supervisor {
+        // A supervisor that is killed while a thread of the program makes calls for it leaves that
+        // thread with wrong registers. This limit is documented, so the test waits until then.
         until("shared pages", || tracer_of(process) != 0 && is_shared(process));
         thread::sleep(Duration::from_millis(20));
     }
     thread::sleep(round.after);
-    let keeper = tracer_of(process);
+    let supervisor = tracer_of(process);
     match round.victim {
-        Victim::Front => {
-            kill(front.0.id(), libc::SIGKILL);
-            front.0.wait().unwrap();
+        Victim::Command => {
+            kill(shim.0.id(), libc::SIGKILL);
+            shim.0.wait().unwrap();
             until("private pages", || tracer_of(process) == 0 && !is_shared(process));
-            goes_on(&mut lines);
+            assert_continues(&mut lines);
         }
-        Victim::Keeper if keeper == 0 => {}
-        Victim::Keeper => {
-            kill(keeper, libc::SIGKILL);
-            until("a program that nobody traces", || tracer_of(process) == 0);
-            kill(front.0.id(), libc::SIGINT);
-            front.0.wait().unwrap();
-            goes_on(&mut lines);
+        Victim::Supervisor if supervisor == 0 => {}
+        Victim::Supervisor => {
+            kill(supervisor, libc::SIGKILL);
+            until("the end of tracing", || tracer_of(process) == 0);
+            kill(shim.0.id(), libc::SIGINT);
+            shim.0.wait().unwrap();
+            assert_continues(&mut lines);
         }
         Victim::Observed => {
             kill(process, libc::SIGKILL);
             observed.0.wait().unwrap();
-            front.0.wait().unwrap();
+            shim.0.wait().unwrap();
         }
     }
-    drop(front.0.kill());
-    front.0.wait().unwrap();
+    drop(shim.0.kill());
+    shim.0.wait().unwrap();
     drop(observed.0.kill());
     observed.0.wait().unwrap();
-    if keeper != 0 {
-        until_gone(keeper);
+    if supervisor != 0 {
+        until_gone(supervisor);
     }
-    nothing_is_left(front.0.id());
+    assert_no_segments(shim.0.id());
 }
 
-/// Ends its process, also when a test fails.
-struct Ends(Child);
+/// Kills its process when it is dropped, also if the test fails.
+struct KilledOnDrop(Child);
 
-impl Drop for Ends {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         drop(self.0.kill());
         drop(self.0.wait());
@@ -231,25 +235,27 @@ fn is_shared(process: u32) -> bool {
     maps.contains("memfd:elfen-shared")
 }
 
-/// Ended, if not yet waited for by whoever has to.
+/// Waits until a process has ended; its parent may still have to reap it.
 fn until_gone(process: u32) {
-    until("its end", || status_line(process, "State:").is_none_or(|state| state.starts_with('Z')));
-}
-
-/// Segments that a front has made go with the last process that maps them.
-fn nothing_is_left(front: u32) {
-    until("the end of its segments", || {
-        let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap();
-        let maker = |line: &str| line.split_whitespace().nth(4).map(str::to_owned);
-        !segments.lines().filter_map(maker).any(|maker| maker == front.to_string())
+    until("the end of the process", || {
+        status_line(process, "State:").is_none_or(|state| state.starts_with('Z'))
     });
 }
 
-/// Waits, and not for ever.
+/// Waits until all segments that a command created are gone with the last process that maps them.
+fn assert_no_segments(command: u32) {
+    until("the end of its segments", || {
+        let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap();
+        let maker = |line: &str| line.split_whitespace().nth(4).map(str::to_owned);
+        !segments.lines().filter_map(maker).any(|maker| maker == command.to_string())
+    });
+}
+
+/// Waits for a condition, for a limited time.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let so = (0..20_000).any(|_| {
         thread::sleep(Duration::from_millis(1));
         is_so()
     });
-    assert!(so, "{what} never came");
+    assert!(so, "timeout while waiting for {what}");
 }

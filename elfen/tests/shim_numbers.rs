@@ -1,6 +1,6 @@
-//! Goal: numbers are what the program says they are, in every form of output: signed ones are
-//! signed, and a constant has no change. Method: a program with globals of known values; the
-//! summary, the text, and each export and the report of its recording.
+//! Goal: numbers have the program's values in every form of output: signed numbers are signed, and
+//! a constant has no changes. Method: a program with globals of known values; the summary, the
+//! text, all exports, and the report of its recording.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ mod preload;
 
 use alone::command_with_its_library;
 
-/// A queue that is 3 deep, or -1, 40 times each.
+/// A program whose `queue` alternates between 3 and -1, 40 times each.
 const NUMBERS: &str = r#"
 long negative = -5;
 int small = -5;
@@ -106,8 +106,8 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
     assert_eq!(never.status.code(), Some(2), "{never:?}");
 }
 
-/// Goal: a flame graph has each moment once. Method: a recording of functions, tags and tasks, as
-/// far as this user sees them; the sum of each signal's stacks, against the recording's length.
+/// Goal: a flame graph contains each moment once. Method: a recording of functions and tags; the
+/// sum of its stacks is at most the length of the recording.
 #[test]
 fn a_flame_graph_is_of_one_signal() {
     needs::two_cpus();

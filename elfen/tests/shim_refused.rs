@@ -1,7 +1,7 @@
-//! Goal: what `elfen shim` cannot do, it says in one line and by its status, and a summary that
-//! could be made is printed whatever became of the file. Method: the command with arguments and
-//! files that are wrong. What needs a machine or a process of another kind is in the tests of
-//! `elfen-shim` and in `shim.rs` and `shim_share.rs` beside this.
+//! Goal: `elfen shim` reports what it cannot do in one line and by its exit status. It prints a
+//! summary even if the file cannot be written. Method: the command with invalid arguments and
+//! files. Cases that need another machine or process are in the tests of `elfen-shim`, in `shim.rs`
+//! and in `shim_share.rs`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ mod preload;
 
 use alone::command_with_its_library;
 
-/// More numbers than are read at a time.
+/// A program with more numbers than an observer can read at a time.
 const TABLE: &str = "unsigned long table[16];\n\
     int main(void) { for (long i = 0; i < 3000000; i++) table[i % 16]++; return 0; }\n";
 
@@ -24,7 +24,7 @@ fn shim(words: &[&str]) -> Output {
     command.arg("shim").args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// One line of ours, with this status.
+/// Checks that the command printed one line with this reason, and exited with this status.
 fn refuses(output: &Output, status: i32, why: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(status), "{said}");
@@ -52,7 +52,7 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     let eight = [&watched[..16], &["--json", "--", &program]].concat();
     let output = shim(&eight);
     assert!(output.status.success(), "{output:?}");
-    refuses(&shim(&["--watch", "table+4:u64", "--", &program]), 2, "no multiple of 8");
+    refuses(&shim(&["--watch", "table+4:u64", "--", &program]), 2, "not a multiple of 8");
     refuses(&shim(&["--rate", "table+0:u32", "--", &program]), 2, "has eight bytes");
     refuses(&shim(&["--watch", "table", "--", &program]), 2, "has 128 bytes and is not one number");
     refuses(&shim(&["--watch", "table+8", "--", &program]), 2, "as in table+8:u64");
@@ -69,50 +69,50 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     refuses(&shim(&["--share", "--watch", "table:u64", "--", &program]), 2, "-p");
     let counted = shim(&["--rate", "instructions/cycles", "--", &program]);
     let status = counted.status.code().unwrap();
-    assert!(matches!(status, 2 | 3), "by whether hardware counts here: {counted:?}");
+    assert!(matches!(status, 2 | 3), "3 if this machine has no counters: {counted:?}");
     refuses(&counted, status, "--rate");
-    // The same program, for another kind of machine.
+    // The same file, marked as a 32-bit program.
     let mut bytes = fs::read(&program).unwrap();
     bytes[4] = 1;
     let other = folder.path().join("other");
     fs::write(&other, bytes).unwrap();
     fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
     let other = other.to_str().unwrap();
-    refuses(&shim(&["--watch", "table:u64", "--", other]), 2, "no 64-bit x86 program");
+    refuses(&shim(&["--watch", "table:u64", "--", other]), 2, "not a 64-bit x86 program");
     let observers = ["--measure-cost", "--from", "0,1", "--", &program];
-    refuses(&shim(&observers), 2, "another looks at");
+    refuses(&shim(&observers), 2, "needs a single observer");
     refuses(&shim(&["--on", "0", "--from", "0,1", "--", &program]), 2, "cannot observe itself");
-    refuses(&shim(&["--share", "-p", "999999999"]), 1, "there is none");
-    // The shell becomes the command, and so is what it names.
+    refuses(&shim(&["--share", "-p", "999999999"]), 1, "does not exist");
+    // The shell executes the command in its own process, whose id it passes.
     let elfen = env!("CARGO_BIN_EXE_elfen");
     let itself = Command::new("sh").args(["-c", &format!("exec {elfen} shim -p $$")]).output();
     refuses(&itself.unwrap(), 2, "this command itself");
     // SAFETY: takes nothing.
     if unsafe { libc::geteuid() } == 0 {
-        // The build's folder may be one for nobody but us.
+        // Another user may have no access to the folder of the build.
         let copy = folder.path().join("elfen");
         fs::copy(elfen, &copy).unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let (own, mut foreign) = (std::process::id().to_string(), Command::new(copy));
         foreign.args(["shim", "-p", &own]).current_dir("/").uid(65534).gid(65534);
-        refuses(&foreign.output().unwrap(), 1, "not for this user");
+        refuses(&foreign.output().unwrap(), 1, "this user may not read its memory");
     }
 }
 
 #[test]
-fn files_that_are_no_recordings_are_refused() {
+fn files_that_are_not_recordings_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(at("empty"), "").unwrap();
     fs::write(at("text"), "not a recording\n").unwrap();
     fs::write(at("version"), [&b"ELFNSHIM"[..], &9_u32.to_le_bytes()].concat()).unwrap();
-    // A head that would be longer than any file.
+    // A head that is longer than any file.
     let long = [&b"ELFNSHIM"[..], &1_u32.to_le_bytes(), &[0xff; 8]].concat();
     fs::write(at("long"), long).unwrap();
     nix::unistd::mkfifo(at("fifo").as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
     for (name, why) in [
         ("empty", "it is empty"),
-        ("text", "does not begin as a recording does"),
+        ("text", "is not a recording"),
         ("version", "of version 9"),
         ("long", "head is damaged"),
         ("fifo", "a device or a pipe"),
@@ -127,8 +127,7 @@ fn files_that_are_no_recordings_are_refused() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// Goal: the summary says which period was asked for, and of a period that follows the cost that
-/// there was none.
+/// Goal: the summary has the requested period, and none with `--period auto`.
 #[test]
 fn a_period_that_follows_the_cost_was_not_asked_for() {
     needs::two_cpus();
@@ -140,8 +139,8 @@ fn a_period_that_follows_the_cost_was_not_asked_for() {
     }
 }
 
-/// Goal: a recording that could not be written costs no run, and a run that does not begin leaves
-/// files as they were.
+/// Goal: with a file that cannot be written, the program is not started. A run that does not begin
+/// leaves files unchanged.
 #[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_runs() {
     needs::two_cpus();
@@ -163,7 +162,7 @@ fn a_file_that_cannot_be_written_is_refused_before_anything_runs() {
     assert!(shim(&["show", &at("old.shim")]).status.success());
 }
 
-/// Goal: a disk that is full takes the file and not the summary.
+/// Goal: if the disk is full, the summary is still printed.
 #[test]
 fn a_full_disk_leaves_the_summary() {
     needs::two_cpus();
@@ -175,8 +174,8 @@ fn a_full_disk_leaves_the_summary() {
     assert!(summary["samples"].as_u64() > Some(0), "{summary:#}");
 }
 
-/// Goal: a recording that is shown on a terminal is written, also to a new file: two processes of
-/// the command know of it. Method: `script`, which gives it a terminal.
+/// Goal: a run with `--live` on a terminal writes its recording, also to a new file: the command
+/// consists of two processes then. Method: `script` provides a terminal.
 #[test]
 #[ignore = "needs script(1)"]
 fn a_recording_that_is_shown_is_written() {

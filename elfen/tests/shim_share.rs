@@ -1,8 +1,8 @@
-//! Goal: a process that runs is looked at by pages that it shares meanwhile, and is none the worse
-//! for it: what it computes is right, its children's memory is their own, its sleeps are not cut
-//! short, and its pages are private again at the end, however the command ends. Method: the real
-//! command on a program that checks itself, of few threads and of many, and on a Redis whose every
-//! answer is checked. `--nocapture` prints for how long they were stopped, to share and at the end.
+//! Goal: `elfen shim --share` does not disturb a running process. Its results stay right, its
+//! children have their own memory, its sleeps are not interrupted, and its pages are private at the
+//! end, however the command ends. Method: the real command on a program that checks itself, with
+//! few threads and with many, and on a Redis whose every reply is checked. `--nocapture` prints how
+//! long the processes were stopped.
 
 mod needs;
 
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Counts in a global, with threads that sleep and children that write the same global, until it is
-/// told to end; then says what went wrong.
+/// A program that counts in a global until SIGTERM, and then prints what went wrong. It has threads
+/// that sleep, and children that write the same global.
 const CHECKS: &str = r#"
 #include <errno.h>
 #include <poll.h>
@@ -31,9 +31,9 @@ const CHECKS: &str = r#"
 #include <time.h>
 #include <unistd.h>
 volatile unsigned long hits;
-static volatile int told, alarms;
+static volatile int ends, alarms;
 static unsigned long mixed, interrupted, children;
-static void tell(int signal) { told = 1; }
+static void stop(int signal) { ends = 1; }
 static void ring(int signal) { alarms++; }
 static void *sleeps(void *how)
 {
@@ -43,7 +43,7 @@ static void *sleeps(void *how)
 	int epoll = epoll_create1(0);
 	struct epoll_event event;
 	struct timespec time = { 0, 20000000 };
-	while (!told) {
+	while (!ends) {
 		int done = 0;
 		switch ((long)how % 3) {
 		case 0: done = nanosleep(&time, NULL); break;
@@ -59,14 +59,14 @@ int main(int words, char **word)
 {
 	pthread_t threads[64];
 	long sleepers = words > 1 ? atol(word[1]) : 3;
-	signal(SIGTERM, tell);
+	signal(SIGTERM, stop);
 	signal(SIGALRM, ring);
 	for (long how = 0; how < sleepers; how++)
 		pthread_create(&threads[how], NULL, sleeps, (void *)how);
 	printf("%p %p\n", (void *)&hits, (void *)&threads);
 	fflush(stdout);
 	unsigned long count = 0;
-	while (!told) {
+	while (!ends) {
 		for (int i = 0; i < 5000000; i++)
 			if (hits++ != count++)
 				mixed++;
@@ -95,8 +95,9 @@ int main(int words, char **word)
 struct Checked {
     child: Child,
     output: BufReader<ChildStdout>,
-    /// Of its global, and of something on its stack.
+    /// The address and type of its global.
     hits: String,
+    /// The address and type of a word on its stack.
     stack: String,
 }
 
@@ -171,13 +172,13 @@ fn a_program_that_checks_itself_finds_nothing_wrong() {
     needs::root();
     needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
-    // The Redis has five threads.
+    // A Redis has five threads.
     for sleepers in [3, 64] {
-        nothing_is_wrong_with(start(folder.path(), sleepers), sleepers + 1);
+        assert_undisturbed(start(folder.path(), sleepers), sleepers + 1);
     }
 }
 
-fn nothing_is_wrong_with(mut checked: Checked, threads: u32) {
+fn assert_undisturbed(mut checked: Checked, threads: u32) {
     let process = checked.child.id();
     let (mut stopped, mut seen) = (Stops::default(), 0);
     for _ in 0..5 {
@@ -190,7 +191,7 @@ fn nothing_is_wrong_with(mut checked: Checked, threads: u32) {
         stopped.add(&summary);
         assert_eq!((is_shared(process), is_traced(process)), (false, false));
     }
-    assert!(seen > 0, "it counts, in one of these times at least");
+    assert!(seen > 0, "no run observed that it counts");
     let refused = shim(process, &["--watch", &checked.stack, "--for", "1ms"]).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(2) && said.contains("stack"), "{said}");
@@ -199,7 +200,7 @@ fn nothing_is_wrong_with(mut checked: Checked, threads: u32) {
     println!("{threads} threads: {stopped}");
 }
 
-/// How long a process was stopped, each time.
+/// How long a process was stopped in each run.
 #[derive(Default)]
 struct Stops {
     to_share_us: Vec<u64>,
@@ -210,7 +211,7 @@ impl Stops {
     fn add(&mut self, summary: &Value) {
         let of = |name| summary[name].as_u64().unwrap();
         let (all, at_end) = (of("stopped_ns"), of("stopped_at_end_ns"));
-        assert!(0 < at_end && at_end < all, "it was stopped twice: {summary:#}");
+        assert!(0 < at_end && at_end < all, "it is stopped twice: {summary:#}");
         self.to_share_us.push((all - at_end) / 1000);
         self.at_end_us.push(at_end / 1000);
     }
@@ -229,7 +230,8 @@ impl std::fmt::Display for Stops {
     }
 }
 
-/// Goal: nothing is left when the front is killed, and the program goes on when its keeper is.
+/// Goal: the pages become private if the command is killed, and the program continues if the page
+/// supervisor is killed.
 #[test]
 #[ignore = "needs root"]
 fn whoever_is_killed_the_program_goes_on() {
@@ -241,45 +243,46 @@ fn whoever_is_killed_the_program_goes_on() {
     let rounds = std::env::var("KILLED_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
     let rounds: u64 = rounds.unwrap_or(20);
     for round in 0..rounds {
-        let mut front = shim(process, &["--watch", &checked.hits, "--period", "1us"]);
-        let mut front = front.stdout(Stdio::null()).spawn().unwrap();
+        let mut command = shim(process, &["--watch", &checked.hits, "--period", "1us"]);
+        let mut command = command.stdout(Stdio::null()).spawn().unwrap();
         // At any moment, from before anything is shared to long after.
         thread::sleep(Duration::from_micros(round * 7919 % 60_000));
-        front.kill().unwrap();
-        front.wait().unwrap();
-        // The keeper sees to the rest, soon.
+        command.kill().unwrap();
+        command.wait().unwrap();
+        // The page supervisor makes the pages private soon.
         until(|| !is_shared(process) && !is_traced(process));
     }
-    let mut front = shim(process, &["--watch", &checked.hits, "--period", "1us"]).spawn().unwrap();
-    until(|| has_observer(front.id()));
-    let keeper = tracer_of(process);
-    assert_ne!(keeper, 0);
-    // SAFETY: takes numbers; the keeper is a child of the front, which has not waited for it.
-    unsafe { libc::kill(keeper.cast_signed(), libc::SIGKILL) };
-    front.wait().unwrap();
+    let mut command =
+        shim(process, &["--watch", &checked.hits, "--period", "1us"]).spawn().unwrap();
+    until(|| has_observer(command.id()));
+    let supervisor = tracer_of(process);
+    assert_ne!(supervisor, 0);
+    // SAFETY: takes numbers. It is a child of the command, which has not waited for it.
+    unsafe { libc::kill(supervisor.cast_signed(), libc::SIGKILL) };
+    command.wait().unwrap();
     assert_eq!((is_shared(process), is_traced(process)), (false, false));
-    let before = said_to_run(process);
-    until(|| said_to_run(process) != before);
+    let before = cpu_time(process);
+    until(|| cpu_time(process) != before);
     drop(checked);
 }
 
-/// Waits, and not for ever.
+/// Waits for a condition, for a limited time.
 fn until(is_so: impl Fn() -> bool) {
     let so = (0..20_000).any(|_| {
         thread::sleep(Duration::from_millis(1));
         is_so()
     });
-    assert!(so, "that never came");
+    assert!(so, "timeout");
 }
 
-/// Its CPU time.
-fn said_to_run(process: u32) -> String {
+/// The CPU time of a process.
+fn cpu_time(process: u32) -> String {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     stat.split_whitespace().nth(13).unwrap().to_owned()
 }
 
-/// Goal: a Redis under load answers right while pages of its globals are shared and private again,
-/// twenty times. Method: a client that knows each answer.
+/// Goal: a Redis under load replies correctly while pages of its globals are shared and made
+/// private again, twenty times. Method: a client that checks each reply.
 #[test]
 #[ignore = "needs root and Redis"]
 fn a_redis_under_load_answers_right() {
@@ -337,7 +340,7 @@ fn a_redis_under_load_answers_right() {
     redis.wait().unwrap();
 }
 
-/// A word in the middle of each of eight pages of its data.
+/// Names a word in the middle of each of eight pages of its data.
 fn globals_of(process: u32) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
     let data = maps.lines().filter(|line| line.contains("rw-p") && line.contains("redis"));
@@ -349,23 +352,23 @@ fn globals_of(process: u32) -> Vec<String> {
     pages.take(8).map(|page| format!("{:#x}:u64", page + 2048)).collect()
 }
 
-/// Forks all the time: parent and child write the same global and check what they wrote. Counts
-/// wrong values, and children that a signal ended.
+/// A program that forks all the time. Parent and child write the same global and check what they
+/// wrote. The program counts wrong values, and children that a signal ended.
 const FORKS: &str = r#"
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 volatile unsigned long hits;
-static volatile int told;
-static void tell(int signal) { told = 1; }
+static volatile int ends;
+static void stop(int signal) { ends = 1; }
 int main(void)
 {
 	unsigned long count = 0, wrong = 0, ended = 0;
-	signal(SIGTERM, tell);
+	signal(SIGTERM, stop);
 	printf("%p %p\n", (void *)&hits, (void *)&count);
 	fflush(stdout);
-	while (!told || count < 1000) {
+	while (!ends || count < 1000) {
 		hits = ++count;
 		pid_t child = fork();
 		if (child == 0) {
@@ -385,18 +388,18 @@ int main(void)
 }
 "#;
 
-/// Whether the front observes: then its keeper makes no call in the program's name. Killed within
-/// one, it would leave a thread with registers of its own.
-fn has_observer(front: u32) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{front}/task")).unwrap();
+/// Returns whether the command observes. Then its page supervisor is not making calls with a thread
+/// of the program: killed during such a call, it would leave the thread with wrong registers.
+fn has_observer(command: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{command}/task")).unwrap();
     let names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));
     names.flatten().any(|name| name.starts_with("elfen-observer"))
 }
 
-/// Goal: a program that forks has no wrong byte when the keeper of its shared pages is killed.
-/// Method: one that forks at least 1,000 times, while keepers are killed at various moments. The
-/// front then makes the pages private and ends. A child that is forked in that moment may end by a
-/// signal, and never goes on with wrong memory.
+/// Goal: a program that forks has no wrong byte when the supervisor of its shared pages is killed.
+/// Method: a program that forks at least 1,000 times, while supervisors are killed at various
+/// moments. The command then makes the pages private and ends. A child that is forked in that
+/// moment may be killed by a signal, but never continues with wrong memory.
 #[test]
 #[ignore = "needs root"]
 fn forks_stay_right_when_the_keeper_is_killed() {
@@ -405,22 +408,22 @@ fn forks_stay_right_when_the_keeper_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let mut checked = start_of(folder.path(), FORKS, "forks", 0);
     let process = checked.child.id();
-    // A container's root may not.
+    // Root in a container may not lower it.
     let lowers = "echo -1000 2>/dev/null >/proc/self/oom_score_adj";
     let may_spare = Command::new("sh").args(["-c", lowers]).status().unwrap().success();
     for round in 0..8 {
-        let mut front = shim(process, &["--watch", &checked.hits]).spawn().unwrap();
-        until(|| has_observer(front.id()));
+        let mut command = shim(process, &["--watch", &checked.hits]).spawn().unwrap();
+        until(|| has_observer(command.id()));
         thread::sleep(Duration::from_micros(round * 1_777));
-        let keeper = tracer_of(process);
-        let spared = fs::read_to_string(format!("/proc/{keeper}/oom_score_adj")).unwrap();
+        let supervisor = tracer_of(process);
+        let spared = fs::read_to_string(format!("/proc/{supervisor}/oom_score_adj")).unwrap();
         assert_eq!(spared.trim() == "-1000", may_spare, "{spared}");
-        // SAFETY: takes numbers; the keeper is a child of the front, which has not waited for it.
-        unsafe { libc::kill(keeper.cast_signed(), libc::SIGKILL) };
-        let status = front.wait().unwrap();
+        // SAFETY: takes numbers. It is a child of the command, which has not waited for it.
+        unsafe { libc::kill(supervisor.cast_signed(), libc::SIGKILL) };
+        let status = command.wait().unwrap();
         let mut said = String::new();
-        front.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(status.code() == Some(1) && said.contains("keeper"), "{status} {said}");
+        command.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(status.code() == Some(1) && said.contains("supervisor"), "{status} {said}");
         assert_eq!((is_shared(process), is_traced(process)), (false, false), "{said}");
     }
     // SAFETY: takes numbers; the child has not been waited for.
@@ -428,11 +431,12 @@ fn forks_stay_right_when_the_keeper_is_killed() {
     let mut said = String::new();
     checked.output.read_to_string(&mut said).unwrap();
     assert!(checked.child.wait().unwrap().success() && said.contains("wrong 0 "), "{said}");
-    println!("8 keepers killed: {}", said.trim());
+    println!("8 supervisors killed: {}", said.trim());
 }
 
-/// Goal: with front and keeper killed together, the parent's memory stays right, and the next run
-/// repairs what they left. Method: the same program; its children end at the hole in their memory.
+/// Goal: if the command and its page supervisor are killed together, the parent's memory stays
+/// correct, and the next run makes the pages private. Method: the same program. Its children are
+/// killed at the hole in their memory.
 #[test]
 #[ignore = "needs root"]
 fn a_later_run_repairs_what_a_killed_front_and_keeper_left() {
@@ -441,20 +445,20 @@ fn a_later_run_repairs_what_a_killed_front_and_keeper_left() {
     let folder = tempfile::tempdir().unwrap();
     let mut checked = start_of(folder.path(), FORKS, "forks", 0);
     let process = checked.child.id();
-    let mut front = shim(process, &["--watch", &checked.hits]).spawn().unwrap();
-    until(|| has_observer(front.id()));
-    // A stopped front does nothing in the keeper's place.
+    let mut command = shim(process, &["--watch", &checked.hits]).spawn().unwrap();
+    until(|| has_observer(command.id()));
+    // The command is stopped first, so that it does not make the pages private itself.
     for (victim, signal) in [
-        (front.id(), libc::SIGSTOP),
+        (command.id(), libc::SIGSTOP),
         (tracer_of(process), libc::SIGKILL),
-        (front.id(), libc::SIGKILL),
+        (command.id(), libc::SIGKILL),
     ] {
         // SAFETY: takes numbers; neither has been waited for.
         unsafe { libc::kill(victim.cast_signed(), signal) };
     }
-    front.wait().unwrap();
+    command.wait().unwrap();
     until(|| !is_traced(process));
-    assert!(is_shared(process), "nothing is left that could have made them private");
+    assert!(is_shared(process), "no process was left to make them private");
     let again = shim(process, &["--watch", &checked.hits, "--for", "20ms"]).output().unwrap();
     assert!(again.status.success(), "{again:?}");
     assert!(!is_shared(process));

@@ -31,7 +31,7 @@ fn rows(csv: &str, signal: &str) -> Vec<Row> {
     of_signal.map(row).collect()
 }
 
-/// Turns that lie behind each other without a gap, as they were seen: number, start, end.
+/// Groups turns that follow each other without a gap. Each turn has a number, a start and an end.
 fn unbroken(rows: &[Row]) -> Vec<Vec<(usize, u64, u64)>> {
     let mut found = vec![Vec::new()];
     for row in rows {
@@ -49,17 +49,17 @@ fn require_truth() {
     needs::idle_lanes();
 }
 
-/// A run of the program: what the command says, its export, and the length of each turn.
-struct Taken {
+/// A run of the program: the summary, the export, and the ground truth.
+struct Observation {
     summary: Value,
     csv: String,
-    /// Turns have numbers from 1.
+    /// The length of each turn. Turns have numbers from 1.
     truth: Vec<u64>,
-    /// Of each turn, by CLOCK_MONOTONIC.
+    /// The start of each turn by CLOCK_MONOTONIC.
     starts: Vec<u64>,
 }
 
-fn take(folder: &Path, period: &str, turns: &[&str]) -> Taken {
+fn observe(folder: &Path, period: &str, turns: &[&str]) -> Observation {
     let elfen = Path::new(env!("CARGO_BIN_EXE_elfen"));
     let (recording, stamps) = (folder.join("run.shim"), folder.join("turns.csv"));
     let mut run = Command::new(elfen);
@@ -77,7 +77,7 @@ fn take(folder: &Path, period: &str, turns: &[&str]) -> Taken {
     };
     let turns = text.lines().skip(1).map(turn);
     let (starts, truth) = std::iter::once((0, 0)).chain(turns).unzip();
-    Taken { summary, csv, truth, starts }
+    Observation { summary, csv, truth, starts }
 }
 
 #[test]
@@ -87,14 +87,13 @@ fn an_export_agrees_with_the_programs_own_stamps() {
     let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let turns = ["--for", "2s", "--shortest", "20us", "--longest", "2ms"];
-    let taken = take(folder.path(), "max", &turns);
-    let Taken { summary, csv, truth, .. } = taken;
+    let Observation { summary, csv, truth, .. } = observe(folder.path(), "max", &turns);
     let stretches = unbroken(&rows(&csv, "value"));
     let (mut whole, mut seen, mut errors) = (0, 0, Vec::new());
     let (mut seen_ns, mut odd_true, mut all_true) = ([0, 0], 0, 0);
     let tags = rows(&csv, "tag");
     for stretch in &stretches {
-        // The first and the last may have begun and ended when nobody looked.
+        // The first turn may have begun in a gap, and the last may have ended in one.
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
         let inner = &stretch[1..stretch.len() - 1];
         whole += last.0 - first.0 - 1;
@@ -108,32 +107,32 @@ fn an_export_agrees_with_the_programs_own_stamps() {
             odd_true += if turn % 2 == 1 { *ns } else { 0 };
         }
         let (from, to) = (first.2, last.1);
-        // Numbers of turns go through gaps, as they only grow; tags do not.
+        // Numbers of turns are joined through gaps, because they only grow; tags are not.
         for (seen, tag) in seen_ns.iter_mut().zip(["odd", "even"]) {
             let inside = tags.iter().filter(|row| row.state == tag);
             let clipped = inside.map(|row| row.end.min(to).saturating_sub(row.start.max(from)));
             *seen += clipped.sum::<u64>();
         }
     }
-    // Someone else may have had either lane most of the time.
+    // Other work may have occupied either lane most of the time.
     assert!(whole > 50, "{whole} turns could be compared; {summary:#}");
     assert!(seen * 100 >= whole * 98, "{seen} of {whole} turns were seen");
     errors.sort_by(f64::total_cmp);
     let median = errors[errors.len() / 2];
-    assert!(median <= 2.0, "lengths are off by {median} % in the median");
+    assert!(median <= 2.0, "the median length is off by {median} %");
     let share = |part: u64, all: u64| 100.0 * part as f64 / all as f64;
     let (by_export, by_stamps) =
         (share(seen_ns[0], seen_ns.iter().sum()), share(odd_true, all_true));
     assert!((by_export - by_stamps).abs() <= 1.0, "{by_export} % and {by_stamps} %");
 }
 
-/// One test at a time: each takes both lanes.
+/// Held by one test at a time, because each uses both lanes.
 static LANES: Mutex<()> = Mutex::new(());
 
-/// Goal: a run that is longer than the observer's timer tick has a length. Method: turns of 1 to 10
-/// ms, whose numbers join the pieces that ticks leave; 90 % of the rows are within 1 % of the
-/// stamps. Turns next to a long gap or a time without the thread do not count: then other work had
-/// one of the lanes.
+/// Goal: a run that is longer than the observer's timer tick has its length. Method: turns of 1 to
+/// 10 ms, whose numbers join the pieces between ticks. 90 % of the rows are within 1 % of the
+/// timestamps. Turns next to a long gap or to a time without the thread do not count, because other
+/// work occupied one of the lanes.
 #[test]
 #[ignore = "needs two idle CPUs"]
 fn turns_of_milliseconds_have_their_length() {
@@ -145,7 +144,8 @@ fn turns_of_milliseconds_have_their_length() {
     let (mut compared, mut right, mut offsets) = (0, 0, Vec::new());
     for _ in 0..ROUNDS {
         let turns = ["--for", "4s", "--shortest", "1ms", "--longest", "10ms"];
-        let Taken { summary, csv, truth, starts } = take(folder.path(), "1us", &turns);
+        let observation = observe(folder.path(), "1us", &turns);
+        let Observation { summary, csv, truth, starts } = observation;
         let began = summary["began_monotonic_ns"].as_u64().unwrap();
         let line = csv.lines().next().unwrap();
         assert!(line.starts_with('#') && line.contains(&format!("MONOTONIC {began} ns")), "{line}");
@@ -159,21 +159,19 @@ fn turns_of_milliseconds_have_their_length() {
                     u64::from((row.end - row.start).abs_diff(truth[turn]) * 100 <= truth[turn]);
             }
         }
-        // While other work runs, few turns of one run can be compared.
+        // Few turns of a run can be compared while other work runs.
         if compared >= ENOUGH {
             break;
         }
     }
     offsets.sort_unstable();
     let offset = offsets[offsets.len() / 2];
-    println!(
-        "{right} of {compared} turns are within 1 %; starts are {offset} ns apart, in the median"
-    );
+    println!("{right} of {compared} turns are within 1 %; the median start is off by {offset} ns");
     assert!(compared >= ENOUGH && right * 100 >= compared * 90, "{right} of {compared}");
-    assert!(offset < 20_000, "both clocks are the same: {offset} ns");
+    assert!(offset < 20_000, "the clocks differ: {offset} ns");
 }
 
-/// Whether gaps next to a row, on one side, are short, and the thread ran.
+/// Returns whether the gaps on one side of a row are short, and the thread ran there.
 fn is_seen(next_to: &mut dyn Iterator<Item = &Row>) -> bool {
     const LONG_NS: u64 = 30_000;
     let mut unseen_ns = 0;

@@ -1,7 +1,7 @@
-//! Goal: what `elfen shim` sees of programs as Debian has them agrees with what others say of the
-//! same: nginx's counters with the client's count, a Java virtual machine's collections with its
-//! own log. Method: both run on a lane of their own; nothing is told to them, and no bound is a
-//! time: counts are equal, and lengths are held against each other.
+//! Goal: `elfen shim` observes unmodified programs correctly. nginx's counters agree with the
+//! client's count, and the collections of a Java virtual machine agree with its log. Method: the
+//! program runs on one lane and the observer on another. No bound is a time: counts are compared
+//! with counts, and lengths with lengths.
 
 mod needs;
 
@@ -30,7 +30,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Asked: a master that is killed leaves its workers.
+        // By SIGTERM, because the workers of a killed master would remain.
         // SAFETY: takes numbers; the child has not been waited for.
         unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGTERM) };
         let _ended = self.0.wait();
@@ -49,7 +49,7 @@ fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = found() {
             return found;
         }
-        assert!(start.elapsed() < Duration::from_secs(60), "a program that does not start");
+        assert!(start.elapsed() < Duration::from_secs(60), "the program does not start");
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -70,8 +70,8 @@ fn ask(port: u16) -> Option<()> {
     Some(())
 }
 
-/// Its workers count in memory that they share: behind three words of its own, each on 128 bytes,
-/// stand the connections that it accepted, those that it handled, and the requests.
+/// nginx's workers count in shared memory. In steps of 128 bytes, it has three words of its own,
+/// the accepted connections, the handled connections, and the requests.
 #[test]
 #[ignore = "needs root and nginx"]
 fn an_nginx_counts_as_many_requests_as_its_client() {
@@ -104,8 +104,8 @@ fn an_nginx_counts_as_many_requests_as_its_client() {
     let watched = [3, 5].map(|word| format!("map:0x{start}+{}:u64", word * 128));
     let words = watched.iter().flat_map(|signal| ["--watch", signal.as_str()]);
     let observer = shim(worker, &words.collect::<Vec<_>>()).spawn().unwrap();
-    // It sees some requests come, and the last of them.
-    let mut asked = 1;
+    // The first request was before the observer started.
+    let mut requests = 1;
     let tasks = format!("/proc/{}/task", observer.id());
     until(|| {
         let mut tasks = fs::read_dir(&tasks).ok()?.flatten();
@@ -114,7 +114,7 @@ fn an_nginx_counts_as_many_requests_as_its_client() {
     });
     for _ in 0..200 {
         ask(port).unwrap();
-        asked += 1;
+        requests += 1;
         thread::sleep(Duration::from_millis(2));
     }
     // SAFETY: takes numbers; the child has not been waited for.
@@ -125,11 +125,11 @@ fn an_nginx_counts_as_many_requests_as_its_client() {
     });
     for signal in summary["signals"].as_array().unwrap() {
         let [first, last] = ["first", "last"].map(|key| signal["values"][key].as_u64().unwrap());
-        assert!(first < last && last == asked, "asked {asked} times: {summary:#}");
+        assert!(first < last && last == requests, "{requests} requests: {summary:#}");
     }
 }
 
-/// A row of the export: from, to, and a number; none in a gap.
+/// A row of the export: start, end, and a number, which a gap does not have.
 type Row = (u64, u64, Option<u64>);
 
 fn rows(csv: &str, signal: &str) -> Vec<Row> {
@@ -141,7 +141,7 @@ fn rows(csv: &str, signal: &str) -> Vec<Row> {
     of_signal.map(row).collect()
 }
 
-/// Changes from one number to the next that nobody missed: when, and the two numbers.
+/// Changes without a gap between the two numbers: the time of the change, and both numbers.
 fn changes(rows: &[Row]) -> impl Iterator<Item = (u64, u64, u64)> {
     rows.windows(2).filter_map(|pair| Some((pair[1].0, pair[0].2?, pair[1].2?)))
 }
@@ -182,7 +182,7 @@ fn collections_take_as_long_as_the_machine_says_itself() {
     let export = Command::new(env!("CARGO_BIN_EXE_elfen")).args(["shim", "export", &file]).output();
     let csv = String::from_utf8(export.unwrap().stdout).unwrap();
     let log = fs::read_to_string(at("gc.log")).unwrap();
-    // Of each collection of young objects, in their order.
+    // The length of each young collection, in order.
     let said: Vec<f64> = log
         .lines()
         .filter(|line| line.contains("Pause Young"))
@@ -201,7 +201,7 @@ fn collections_take_as_long_as_the_machine_says_itself() {
             continue;
         };
         while exits.next_if(|exit| exit <= start).is_some() {}
-        // Both its ends were seen, and nothing was missed in between.
+        // Both ends of the collection were observed without a gap in between.
         if let Some(end) = exits.next_if(|exit| *exit <= row.1) {
             seen_ms.push((end - start) as f64 / 1e6);
             said_ms.push(said[usize::try_from(number - 1).unwrap()]);
@@ -210,5 +210,5 @@ fn collections_take_as_long_as_the_machine_says_itself() {
     assert!(seen_ms.len() > 50, "{} of {all} have both ends", seen_ms.len());
     let (count, seen, said) = (seen_ms.len(), median(seen_ms), median(said_ms));
     let off = (seen / said - 1.0).abs();
-    assert!(off <= 0.1, "{seen} ms, and {said} ms by its log, of {count} in the median");
+    assert!(off <= 0.1, "medians of {count}: {seen} ms observed, {said} ms logged");
 }

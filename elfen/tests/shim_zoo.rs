@@ -1,7 +1,7 @@
-//! Goal: programs as Debian has them do the same work, whichever pages of their own data are shared
-//! from their start. Method: each runs as it is, and then once for each sixteen pages of its .data
-//! and .bss, in a memory file as `elfen shim` orders it; output and status have to be the same.
-//! Shells and make fork meanwhile.
+//! Goal: unmodified programs do the same work, whichever pages of their data are shared from their
+//! start. Method: each program runs once as it is, and then once for each sixteen pages of its
+//! .data and .bss, which are moved to a memory file as `elfen shim` does it. Output and status must
+//! be the same. Shells and make fork in these runs.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -19,9 +19,9 @@ mod preload;
 use preload::library;
 
 const PAGE: u64 = 4096;
-/// As many as can be shared at a time.
+/// Pages that can be shared at a time.
 const PAGES: usize = 16;
-/// Programs of which most machines have some.
+/// Programs that must be installed, at least.
 const ENOUGH: usize = 5;
 
 const MAKEFILE: &str = "all: a b c d
@@ -31,7 +31,7 @@ const MAKEFILE: &str = "all: a b c d
 .PHONY: all
 ";
 
-/// In a folder with a Makefile, `data`, and `small.c`.
+/// Programs and their arguments. They run in a folder with a Makefile, `data`, and `small.c`.
 const ZOO: &[(&str, &[&str])] = &[
     ("bash", &["-c", "n=0; for i in 1 2 3 4 5 6 7 8; do (exit $i); n=$((n + $?)); done; echo $n"]),
     ("dash", &["-c", "n=0; while [ $n -lt 20 ]; do n=$(expr $n + 1); (echo $n); done"]),
@@ -60,7 +60,7 @@ fn file_of(program: &str) -> Option<PathBuf> {
     fs::read(&file).ok()?.starts_with(b"\x7fELF").then_some(file)
 }
 
-/// Addresses of the pages of its data, as its file has them.
+/// Addresses of the pages of a program's data, in its file.
 fn pages_of(file: &Path) -> Vec<u64> {
     let output = Command::new("readelf").arg("-lW").arg(file).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -80,7 +80,7 @@ fn command(file: &Path, words: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// Runs it with these pages shared; says how many of them had anything in them at the end.
+/// Runs a program with these pages shared. Returns how many of them were not all zeroes at the end.
 fn run(file: &Path, words: &[&str], folder: &Path, pages: &[u64]) -> (Output, usize) {
     let bytes = Page::<ThreadSlot>::bytes(8);
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
@@ -89,18 +89,18 @@ fn run(file: &Path, words: &[&str], folder: &Path, pages: &[u64]) -> (Output, us
     // SAFETY: the name is NUL-terminated.
     let fd = unsafe { libc::memfd_create(c"elfen-globals".as_ptr(), 0) };
     assert!(fd >= 0);
-    // SAFETY: made a moment ago, for this alone.
+    // SAFETY: memfd_create has just returned this descriptor, which has no other owner.
     let shared = unsafe { File::from_raw_fd(fd) };
     shared.set_len(PAGES as u64 * PAGE).unwrap();
     let about = fs::metadata(file).unwrap();
     let place = |page: &u64| format!("{}:{}:{page}", about.dev(), about.ino());
     let places: Vec<String> = pages.iter().map(place).collect();
-    let (front, places) = (std::process::id(), places.join(" "));
-    let order = format!("1 {segment} {front} - {} {places}", shared.as_raw_fd());
-    let mut command = command(file, words, folder);
-    command.env("ELFEN_SHIM", order);
-    command.env("LD_PRELOAD", library().join("libelfen_preload.so"));
-    let output = command.output().unwrap();
+    let (own, places) = (std::process::id(), places.join(" "));
+    let order = format!("1 {segment} {own} - {} {places}", shared.as_raw_fd());
+    let mut program = command(file, words, folder);
+    program.env("ELFEN_SHIM", order);
+    program.env("LD_PRELOAD", library().join("libelfen_preload.so"));
+    let output = program.output().unwrap();
     page.memory().remove_name().unwrap();
     let used = (0..pages.len() as u64).filter(|index| {
         let mut bytes = [0; 4096];
@@ -133,13 +133,13 @@ fn programs_do_the_same_with_all_of_their_data_shared() {
         for group in pages.chunks(PAGES) {
             let (output, used) = run(&file, words, folder.path(), group);
             assert_eq!(output.status, alone.status, "{program}: {output:?}");
-            assert!(output.stdout == alone.stdout, "{program}: its output is another");
+            assert!(output.stdout == alone.stdout, "{program}: its output differs");
             assert!(output.stderr == alone.stderr, "{program}: {output:?}");
             all_used += used;
         }
         assert!(all_used > 0, "{program}: no page of {} was shared", pages.len());
         done.push(format!("{program} {all_used} of {}", pages.len()));
     }
-    println!("pages with something in them, of all: {}", done.join(", "));
+    println!("pages that were not all zeroes, of all: {}", done.join(", "));
     assert!(done.len() >= ENOUGH || only.is_some(), "{done:?}");
 }

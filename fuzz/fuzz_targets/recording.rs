@@ -17,10 +17,10 @@ fuzz_target!(|input: (Option<u8>, &[u8])| {
     let _summary = Summary::of(&recording);
     for signal in 0..recording.head.signals.len() {
         let _joined = recording.joined(signal).count();
-        let _stretches = recording.stretches(signal).count();
+        let _runs = recording.runs_with_ends(signal).count();
     }
     if let Some((from, to)) = recording.span() {
-        recording.between(from.saturating_add(1), to.saturating_sub(1));
+        recording.cut_to(from.saturating_add(1), to.saturating_sub(1));
     }
 });
 

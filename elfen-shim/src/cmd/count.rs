@@ -1,4 +1,4 @@
-//! Functions that publish what their thread has executed: `--count-at`.
+//! `--count-at`: functions that publish their thread's counts of instructions and cycles.
 
 use std::fs;
 use std::io;
@@ -9,11 +9,10 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output;
 use elfen_rt::count::{self, CountError};
 
-use crate::symbols::{Saying, Symbols};
+use crate::symbols::{FunctionReporting, Symbols};
 
-/// What the preload library is told, behind how functions say that they run: of which file, and
-/// where in it. Nothing if nothing is asked for.
-pub(super) fn order(
+/// Makes the preload library's argument for these functions: `,DEVICE:INODE:ADDRESS` for each.
+pub(super) fn preload_argument(
     names: &[String],
     file: &Path,
     symbols: Option<&Symbols>,
@@ -26,9 +25,9 @@ pub(super) fn order(
         Failure::new(Status::Usage, format!("--count-at {name:?}"), why, fix)
     };
     let first = &names[0];
-    let can = [Some(Saying::Entries), Some(Saying::EntriesAndReturns)];
-    let Some(symbols) = symbols.filter(|symbols| can.contains(&symbols.saying)) else {
-        let why = "the program's functions leave no room at their entries";
+    let can = [Some(FunctionReporting::Entries), Some(FunctionReporting::EntriesAndReturns)];
+    let Some(symbols) = symbols.filter(|symbols| can.contains(&symbols.reporting)) else {
+        let why = "the program's functions have no room at their entries";
         return Err(wrong(first, &why, "build it with -fpatchable-function-entry=43"));
     };
     let about = fs::metadata(file).map_err(|error| wrong(first, &error, "check its file"))?;
@@ -40,11 +39,11 @@ pub(super) fn order(
                 0 => "the program has no such function".to_owned(),
                 many => format!("the program has {many} functions of this name"),
             };
-            return Err(wrong(name, &why, "see `nm -C` for what there is"));
+            return Err(wrong(name, &why, "choose one from the output of `nm -C`"));
         };
         order += &format!(",{}:{}:{start}", about.dev(), about.ino());
     }
-    match lacking() {
+    match missing_counters() {
         None => Ok(order),
         Some((why, fix)) => {
             Err(Failure::new(Status::Unsupported, format!("--count-at {first:?}"), why, fix))
@@ -52,41 +51,41 @@ pub(super) fn order(
     }
 }
 
-/// Why threads cannot count here what they execute, and what can be done.
-pub(super) fn lacking() -> Option<(String, &'static str)> {
+/// Returns why threads cannot count their instructions on this machine, and how to change that.
+pub(super) fn missing_counters() -> Option<(String, &'static str)> {
     match count::probe() {
         Ok(()) => None,
         Err(CountError::Open(error)) => {
             let why = io::Error::from_raw_os_error(error);
             Some(match error {
                 libc::EACCES | libc::EPERM => (
-                    format!("its threads may not count what they execute: {why}"),
+                    format!("threads may not count instructions: {why}"),
                     "set kernel.perf_event_paranoid to 2 or less",
                 ),
                 _ => (
-                    format!("no hardware counts instructions here (perf_event_open: {why})"),
-                    "use a machine, or an instance type, that shows its PMU",
+                    format!("this machine has no instruction counter (perf_event_open: {why})"),
+                    "use a machine, or an instance type, with a visible PMU",
                 ),
             })
         }
         Err(CountError::Read) => Some((
-            "counters may not be read by the thread itself (rdpmc)".to_owned(),
+            "threads may not read their own counters (rdpmc)".to_owned(),
             "as root: `echo 1 > /sys/bus/event_source/devices/cpu/rdpmc`",
         )),
     }
 }
 
-/// Says what was not counted although that was asked for.
-pub(super) fn warn_of(names: &[String], (counting, uncounted): (u64, u64)) {
+/// Warns of functions and threads that were not counted.
+pub(super) fn warn_uncounted(names: &[String], (counting, uncounted): (u64, u64)) {
     let silent = (names.len() as u64).saturating_sub(counting);
     if silent > 0 {
         output::warn(&format!(
-            "{silent} of {} functions of --count-at have no room at their entry, or cannot be told \
-             from others",
+            "{silent} of {} functions of --count-at were not counted: they have no room at their \
+             entry, or the lower half of their address is that of another function",
             names.len()
         ));
     }
     if uncounted > 0 {
-        output::warn(&format!("{uncounted} threads have no counters, and counted nothing"));
+        output::warn(&format!("{uncounted} threads counted nothing: they could open no counters"));
     }
 }

@@ -1,4 +1,4 @@
-//! `elfen shim export`: a recording for other tools.
+//! `elfen shim export`: converts a recording for other tools.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
 
 use super::show::{between, open};
-use crate::export::{self, Form};
+use crate::export::{self, ExportFormat};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,36 +19,36 @@ Examples:
   elfen shim export run.shim --as folded | flamegraph.pl > flame.svg
   elfen shim export run.shim --as folded --signal task";
 
-/// Write a recording as other tools read it
+/// Convert a recording for other tools
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// What `elfen shim -o` wrote
+    /// A recording that `elfen shim -o` wrote
     file: PathBuf,
 
     /// csv; perfetto; firefox, for profiler.firefox.com; or folded stacks for flame graphs
     #[arg(long = "as", value_name = "FORM", value_enum, default_value = "csv")]
-    form: Form,
+    format: ExportFormat,
 
-    /// What folded stacks are made of, as in tag [default: function, else tag, else task]
+    /// The signal of folded stacks, as in tag [default: function, else tag, else task]
     #[arg(long, value_name = "SIGNAL")]
     signal: Option<String>,
 
-    /// A part of it alone, by times from its beginning, as in 1.2s..1.3s
+    /// Only a part, between two times from the start, as in 1.2s..1.3s
     #[arg(long, value_name = "FROM..TO", value_parser = between)]
     between: Option<(u64, u64)>,
 
-    /// Join equal tags or numbers through gaps that are no longer [default: as it was recorded]
+    /// Join equal tags or numbers through gaps of at most this length [default: as recorded]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     bridge: Option<Duration>,
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let recording = open(&args.file, args.between, args.bridge)?;
-    let (events, most) = (export::events(&recording), args.form.events_max());
+    let (events, most) = (export::events(&recording), args.format.events_max());
     if events > most {
-        let why = format!("{events} events are more than a viewer takes, {most}");
-        let fix = "name a part of it by --between";
+        let why = format!("it has {events} events, and viewers open at most {most}");
+        let fix = "export a part with --between";
         return Err(Failure::new(Status::Failed, "the export", why, fix));
     }
     let wanted = args.signal.as_deref();
@@ -56,14 +56,14 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         let what = format!("--signal {:?}", wanted.unwrap_or_default());
         Failure::new(Status::Usage, what, why, fix)
     };
-    if wanted.is_some() && args.form != Form::Folded {
-        let fix = "leave it out, or ask for --as folded";
-        return Err(wrong("other forms have all signals".to_owned(), fix));
+    if wanted.is_some() && args.format != ExportFormat::Folded {
+        let fix = "leave it out, or use --as folded";
+        return Err(wrong("other formats contain all signals".to_owned(), fix));
     }
     let signals = export::stacked(&recording, wanted).map_err(|names| {
-        let why = format!("its signals with names are {}", names.join(", "));
-        wrong(why, "name one of them")
+        let why = format!("the recording's signals with names are {}", names.join(", "));
+        wrong(why, "use one of them")
     })?;
-    export::write(&recording, args.form, &signals, out).map_err(Failure::output)?;
+    export::write(&recording, args.format, &signals, out).map_err(Failure::output)?;
     Ok(ExitCode::SUCCESS)
 }

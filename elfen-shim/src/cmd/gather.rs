@@ -1,4 +1,4 @@
-//! From what a user asks to the words that are read.
+//! Turns the signals and rates that the user named into the words that each observer reads.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_machine::cpulist::CpuSet;
@@ -7,58 +7,63 @@ use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
 
-use super::lanes::Chosen;
-use super::wait::take_signals;
+use super::lane_choice::LaneChoice;
+use super::wait::block_signals;
 use crate::clock::Clock;
 use crate::filter;
 use crate::rates::Rate;
-use crate::reach::{self, Keeper, Place, ProcState, Reader, SharedGlobals, Unreached};
-use crate::record::ThreadWord;
+use crate::reach::{
+    self, NumberLocation, PageSupervisor, ProcState, ReachError, SharedGlobals, VmReader,
+};
+use crate::recorder::ThreadWord;
 use crate::recording::{Kind, Source};
 use crate::session::{THREADS_MAX, TooMany, Words};
-use crate::signal::{Ask, Width};
+use crate::signal_spec::{SignalSpec, Width};
 use crate::symbols::{Global, Layout, Symbols};
 
-/// What there is to look at.
+/// What is known of the process, the lanes and the machine.
 pub(super) struct Context<'a> {
     pub(super) process: u32,
-    /// Whether its forked children are observed as well.
+    /// Whether its forked children are observed too.
     pub(super) children: bool,
     pub(super) page: Option<&'static Page<ThreadSlot>>,
     pub(super) map: Result<&'static TaskMap, String>,
-    pub(super) chosen: &'a Chosen,
-    pub(super) globals: &'a [(String, Place)],
+    pub(super) chosen: &'a LaneChoice,
+    pub(super) globals: &'a [(String, NumberLocation)],
     pub(super) layout: &'a Layout,
-    /// Where functions come from, if the program has any.
+    /// The source of functions, if the program's functions report that they run.
     pub(super) functions: Option<Source>,
     pub(super) clock: Clock,
-    /// Ticks that a line takes there and back, if that could be measured.
+    /// The round trip of a line in ticks, if it could be measured.
     pub(super) round_trip: Option<u64>,
 }
 
-/// Words and what reads those that are in no memory of ours.
-pub(super) struct Gathered {
+/// The words of one observer, and the reader of words that need system calls.
+pub(super) struct ObserverWords {
     pub(super) words: Words,
-    pub(super) reader: Reader,
+    pub(super) reader: VmReader,
 }
 
+/// The type of functions and tags: the lower half of an address.
 const LOW: Width = Width { bytes: 4, signed: false };
 
-/// What each observer is to look at, by the order of their lanes: all that is asked for; with
-/// nothing asked for, all that costs nothing. What is of no lane goes where the fewest words are
-/// read; rates and what they are of to the first.
-pub(super) fn gather(
-    asks: &[Ask],
+/// Gathers the words of each observer, in the order of their lanes. If the user named no signals,
+/// it takes all that cost the program nothing. A signal that belongs to no lane goes to the
+/// observer with the fewest words. Rates go to the first observer.
+pub(super) fn gather_words(
+    specs: &[SignalSpec],
     rates: &[String],
     context: &Context<'_>,
-) -> Result<Vec<Gathered>, Failure> {
+) -> Result<Vec<ObserverWords>, Failure> {
     let parts = context.chosen.parts();
     let too_many = |error: TooMany| {
         Failure::new(Status::Usage, "--watch", error, "watch less at a time, or fewer lanes")
     };
-    let wants = |ask: &Ask| asks.is_empty() || asks.contains(ask);
-    let asked_task = asks.contains(&Ask::Task);
-    let of_thread = asks.iter().any(|ask| matches!(ask, Ask::Function | Ask::Tag | Ask::Value));
+    let wants = |spec: &SignalSpec| specs.is_empty() || specs.contains(spec);
+    let asked_task = specs.contains(&SignalSpec::Task);
+    let of_thread = specs
+        .iter()
+        .any(|spec| matches!(spec, SignalSpec::Function | SignalSpec::Tag | SignalSpec::Value));
     let map = match &context.map {
         Err(why) if asked_task => {
             let fix = "run it as root, or as a member of group elfen where elfend runs";
@@ -66,7 +71,7 @@ pub(super) fn gather(
         }
         Err(_) => None,
         Ok(map) => Some(*map).filter(|map| {
-            let wanted = wants(&Ask::Task) || of_thread || !rates.is_empty();
+            let wanted = wants(&SignalSpec::Task) || of_thread || !rates.is_empty();
             wanted && parts.iter().all(|(_, on)| Words::follows(map, on))
         }),
     };
@@ -77,140 +82,152 @@ pub(super) fn gather(
         let mut words = Words::of(context.process, context.page);
         words.children = context.children;
         if parts.len() > 1 {
-            words = words.as_part(if follows { lanes } else { index * THREADS_MAX });
+            words = words.for_part(if follows { lanes } else { index * THREADS_MAX });
         }
         if let Some(map) = map {
-            words.add_tasks(map, on, wants(&Ask::Task)).map_err(too_many)?;
+            words.add_tasks(map, on, wants(&SignalSpec::Task)).map_err(too_many)?;
         }
         lanes += on.len();
-        all.push(Gathered { words, reader: Reader::default() });
+        all.push(ObserverWords { words, reader: VmReader::default() });
     }
     if asked_task && !follows {
-        let why = "so many lanes are not followed at a time";
-        return Err(Failure::new(Status::Usage, "watching \"task\"", why, "name fewer with --on"));
+        let why = "one observer cannot follow so many lanes";
+        let fix = "name fewer lanes with --on, or more observers with --from";
+        return Err(Failure::new(Status::Usage, "watching \"task\"", why, fix));
     }
     if context.children && !follows {
         let why = match &context.map {
             Err(why) => why.as_str(),
-            Ok(_) => "its children are found by who runs, and nothing of that is watched",
+            Ok(_) => "children are found by the task map, and no signal of it is watched",
         };
         let fix = "run it as root, or as a member of group elfen where elfend runs, and watch tag, \
                    function or task";
         return Err(Failure::new(Status::Failed, "--follow", why, fix));
     }
     if of_thread && context.page.is_none() {
-        let why = "the process has no page of its threads: it has no tags, and was not started by \
-                   `elfen shim`";
-        let fix = "start it by `elfen shim --`, or watch something else";
+        let why = "the process has no page of its threads: it sets no tags, and `elfen shim` did \
+                   not start it";
+        let fix = "start it with `elfen shim --`, or watch another signal";
         return Err(Failure::new(Status::Failed, "watching its threads", why, fix));
     }
     if context.page.is_some() {
         let mut signals = Vec::new();
-        if let Some(source) = context.functions.filter(|_| wants(&Ask::Function)) {
+        if let Some(source) = context.functions.filter(|_| wants(&SignalSpec::Function)) {
             signals.push(("function", Kind::Tags, 0, LOW, source));
-        } else if asks.contains(&Ask::Function) {
-            let why = "the program's functions do not say that they are entered";
+        } else if specs.contains(&SignalSpec::Function) {
+            let why = "the program's functions do not report that they are entered";
             let fix = "build it with -fpatchable-function-entry=43, or -finstrument-functions, and \
-                       start it by `elfen shim --`";
+                       start it with `elfen shim --`";
             return Err(Failure::new(Status::Failed, "watching \"function\"", why, fix));
         }
-        if wants(&Ask::Tag) {
+        if wants(&SignalSpec::Tag) {
             signals.push(("tag", Kind::Tags, 4, LOW, Source::SourceTags));
         }
         if !signals.is_empty() {
-            for Gathered { words, .. } in &mut all {
-                words.add_of_thread(ThreadWord::Place, &signals).map_err(too_many)?;
+            for ObserverWords { words, .. } in &mut all {
+                words.add_thread_word(ThreadWord::FunctionAndTag, &signals).map_err(too_many)?;
             }
         }
-        if asks.contains(&Ask::Value) {
+        if specs.contains(&SignalSpec::Value) {
             let value = [("value", Kind::Values, 0, Width::U64, Source::SourceTags)];
-            for Gathered { words, .. } in &mut all {
-                words.add_of_thread(ThreadWord::Value, &value).map_err(too_many)?;
+            for ObserverWords { words, .. } in &mut all {
+                words.add_thread_word(ThreadWord::Value, &value).map_err(too_many)?;
             }
         }
     }
-    if asks.is_empty()
+    if specs.is_empty()
         && !follows
         && context.process != 0
         && let Ok(state) = ProcState::open(context.process)
     {
         all[0].words.add_state(state).map_err(too_many)?;
     }
-    for ask in asks {
-        let name = ask.to_string();
-        let idlest = all.iter_mut().min_by_key(|one| one.words.count());
-        let Some(Gathered { words, reader }) = idlest else { break };
-        match ask {
-            Ask::Task | Ask::Function | Ask::Tag | Ask::Value => {}
-            Ask::Service { name, word } => {
+    for spec in specs {
+        let name = spec.to_string();
+        let with_fewest = all.iter_mut().min_by_key(|one| one.words.count());
+        let Some(ObserverWords { words, reader }) = with_fewest else { break };
+        match spec {
+            SignalSpec::Task | SignalSpec::Function | SignalSpec::Tag | SignalSpec::Value => {}
+            SignalSpec::Service { name, word } => {
                 let page = ServiceReader::open(name).map_err(|error| {
                     let fix = "start the service first, and check its name";
                     Failure::new(Status::Failed, format!("service {name:?}"), error, fix)
                 })?;
                 words.add_service(name, *word, page).map_err(too_many)?;
             }
-            ask => {
-                let place = place(ask, context, reader).map_err(|error| refuse(&name, &error))?;
-                words.add_place(name, &place).map_err(too_many)?;
+            spec => {
+                let place =
+                    locate_number(spec, context, reader).map_err(|error| refuse(&name, &error))?;
+                words.add_number(name, &place).map_err(too_many)?;
             }
         }
     }
     for rate in rates {
-        let Gathered { words, reader } = &mut all[0];
+        let ObserverWords { words, reader } = &mut all[0];
         add_rate(rate, context, words, reader)?;
     }
     let idle = all.iter().position(|one| one.words.is_empty());
     match idle.map(|index| parts[index].0) {
         Some(from) if !all[0].words.is_empty() => {
-            let why = format!("the observer on lane {from} would have nothing to look at");
+            let why = format!("the observer on lane {from} would have no signal to watch");
             Err(Failure::new(Status::Usage, "--from", why, "name fewer lanes, or watch more"))
         }
         _ => Ok(all),
     }
 }
 
-pub(super) fn refuse(name: &str, error: &Unreached) -> Failure {
+pub(super) fn refuse(name: &str, error: &ReachError) -> Failure {
     let (status, fix) = match error {
-        Unreached::Wrong(_) => (Status::Usage, "see `elfen shim signals` for what there is"),
-        Unreached::Failed(_) | Unreached::Io(_) => {
-            (Status::Failed, "see `elfen doctor` for what this user may look at")
+        ReachError::Invalid(_) => (Status::Usage, "choose one of `elfen shim signals`"),
+        ReachError::Failed(_) | ReachError::Io(_) => {
+            (Status::Failed, "see in `elfen doctor` what this user may observe")
         }
     };
     Failure::new(status, format!("watching {name:?}"), error, fix)
 }
 
-/// A number of the program's memory.
-fn place(ask: &Ask, context: &Context<'_>, reader: &mut Reader) -> Result<Place, Unreached> {
+/// Locates a number in the program's memory.
+fn locate_number(
+    spec: &SignalSpec,
+    context: &Context<'_>,
+    reader: &mut VmReader,
+) -> Result<NumberLocation, ReachError> {
     let process = context.process;
-    match ask {
-        Ask::Address { at, width } => {
-            let shared = context.globals.iter().find(|(known, _)| *known == ask.to_string());
+    match spec {
+        SignalSpec::Address { at, width } => {
+            let shared = context.globals.iter().find(|(known, _)| *known == spec.to_string());
             match shared {
                 Some((_, place)) => Ok(place.clone()),
-                None => reach::address(process, *at, *width, reader),
+                None => reach::locate_address(process, *at, *width, reader),
             }
         }
-        Ask::Map { of, offset, width } => reach::mapping(process, of, *offset, *width, reader),
-        Ask::Jvm { counter } => reach::jvm(process, counter),
-        Ask::Symbol { name, offset, width } => {
-            let shared = context.globals.iter().find(|(known, _)| *known == ask.to_string());
+        SignalSpec::Map { of, offset, width } => {
+            reach::locate_in_mapping(process, of, *offset, *width, reader)
+        }
+        SignalSpec::Jvm { counter } => reach::locate_jvm_counter(process, counter),
+        SignalSpec::Symbol { name, offset, width } => {
+            let shared = context.globals.iter().find(|(known, _)| *known == spec.to_string());
             if let Some((_, place)) = shared {
                 return Ok(place.clone());
             }
             let all = globals_of(context.layout);
             let (global, width) = reach::find_global(&all, name, *offset, *width)?;
             let at = address_of(context.layout, global).ok_or_else(|| {
-                Unreached::Failed(format!("{} is not mapped", global.path.display()))
+                ReachError::Failed(format!("{} is not mapped", global.path.display()))
             })?;
-            reach::address(process, at + offset, width, reader)
+            reach::locate_address(process, at + offset, width, reader)
         }
-        Ask::Task | Ask::Function | Ask::Tag | Ask::Value | Ask::Service { .. } => {
-            Err(Unreached::Wrong(format!("{ask} is no number in memory")))
+        SignalSpec::Task
+        | SignalSpec::Function
+        | SignalSpec::Tag
+        | SignalSpec::Value
+        | SignalSpec::Service { .. } => {
+            Err(ReachError::Invalid(format!("{spec} is not a number in memory")))
         }
     }
 }
 
-/// The globals of a process that runs.
+/// Lists the globals of a running process.
 pub(super) fn globals_of(layout: &Layout) -> Vec<Global> {
     let symbols = layout
         .objects
@@ -219,98 +236,99 @@ pub(super) fn globals_of(layout: &Layout) -> Vec<Global> {
     symbols.flat_map(|symbols| symbols.globals).collect()
 }
 
-/// Where a global of a file lies in the process.
+/// Finds the address of a file's global in the process.
 fn address_of(layout: &Layout, global: &Global) -> Option<u64> {
     let loaded = layout.objects.iter().find(|loaded| loaded.path == global.path)?;
     let symbols = Symbols::read(&layout.file_of(loaded), &loaded.path)?;
     Some(loaded.start.wrapping_add(global.address).wrapping_sub(symbols.base))
 }
 
-/// Places by what was asked for.
-pub(super) type Globals = Vec<(String, Place)>;
+/// Locations of numbers, by the names of their signals.
+pub(super) type Globals = Vec<(String, NumberLocation)>;
 
-/// Globals that are shared with a program from its start: those of the symbols that are asked for.
-pub(super) fn share(
-    asks: &[Ask],
+/// Prepares to share all requested symbols with a program from its start.
+pub(super) fn share_at_start(
+    specs: &[SignalSpec],
     rates: &[String],
     program: &std::path::Path,
 ) -> Result<(Globals, Option<SharedGlobals>), Failure> {
-    let wanted: Vec<Ask> = asks
+    let wanted: Vec<SignalSpec> = specs
         .iter()
-        .filter(|ask| matches!(ask, Ask::Symbol { .. }))
+        .filter(|spec| matches!(spec, SignalSpec::Symbol { .. }))
         .cloned()
-        .chain(of_rates(rates))
+        .chain(symbols_of_rates(rates))
         .collect();
     if wanted.is_empty() {
         return Ok((Vec::new(), None));
     }
     if Symbols::read(program, program).is_none() {
-        let why = "it is no 64-bit x86 program; a script's interpreter may be one";
-        let why = Unreached::Wrong(why.to_owned());
+        let why = "it is not a 64-bit x86 program; if it is a script, name its interpreter";
+        let why = ReachError::Invalid(why.to_owned());
         return Err(refuse(&program.display().to_string(), &why));
     }
     let all = reach::globals_of(program);
-    let io = |error: std::io::Error| refuse("globals", &Unreached::Io(error));
+    let io = |error: std::io::Error| refuse("globals", &ReachError::Io(error));
     let mut shared = SharedGlobals::new().map_err(io)?;
     let mut places = Vec::new();
-    for ask in wanted {
-        let Ask::Symbol { name, offset, width } = &ask else { continue };
+    for spec in wanted {
+        let SignalSpec::Symbol { name, offset, width } = &spec else { continue };
         let found = reach::find_global(&all, name, *offset, *width);
         let place = found.and_then(|(global, width)| shared.share(global, *offset, width));
-        places.push((ask.to_string(), place.map_err(|error| refuse(name, &error))?));
+        places.push((spec.to_string(), place.map_err(|error| refuse(name, &error))?));
     }
     Ok((places, Some(shared)))
 }
 
-/// The same of a process that runs: by a keeper that traces it meanwhile.
+/// Shares all requested symbols and addresses of a running process.
 pub(super) fn share_running(
-    asks: &[Ask],
+    specs: &[SignalSpec],
     rates: &[String],
     process: u32,
     layout: &Layout,
     lanes: &CpuSet,
-) -> Result<(Globals, Keeper), Failure> {
+) -> Result<(Globals, PageSupervisor), Failure> {
     let all = globals_of(layout);
     let mut found = Vec::new();
-    for ask in asks.iter().cloned().chain(of_rates(rates)) {
-        let at = match &ask {
-            Ask::Address { at, width } => (*at, *width),
-            Ask::Symbol { name, offset, width } => {
+    for spec in specs.iter().cloned().chain(symbols_of_rates(rates)) {
+        let at = match &spec {
+            SignalSpec::Address { at, width } => (*at, *width),
+            SignalSpec::Symbol { name, offset, width } => {
                 let global = reach::find_global(&all, name, *offset, *width);
                 let (global, width) = global.map_err(|error| refuse(name, &error))?;
                 let at = address_of(layout, global).ok_or_else(|| {
-                    refuse(name, &Unreached::Failed("its file is not mapped".to_owned()))
+                    refuse(name, &ReachError::Failed("its file is not mapped".to_owned()))
                 })?;
                 (at + offset, width)
             }
             _ => continue,
         };
-        found.push((ask.to_string(), at));
+        found.push((spec.to_string(), at));
     }
     if found.is_empty() {
-        let (why, fix) = ("nothing is watched that has a page", "name a SYMBOL or 0xADDRESS");
+        let why = "no watched signal is a number in the process's memory";
+        let fix = "watch a SYMBOL or 0xADDRESS";
         return Err(Failure::new(Status::Usage, "--share", why, fix));
     }
     let addresses: Vec<u64> = found.iter().map(|(_, (at, _))| *at).collect();
     let refused = |error| refuse("its pages, shared", &error);
-    take_signals()?;
-    let keeper = Keeper::share(process, &addresses, lanes).map_err(refused)?;
+    block_signals()?;
+    let supervisor = PageSupervisor::share(process, &addresses, lanes).map_err(refused)?;
     let place = |(name, (at, width)): (String, (u64, Width))| {
-        Ok((name, keeper.place(at, width).map_err(refused)?))
+        Ok((name, supervisor.place(at, width).map_err(refused)?))
     };
     let places: Result<Globals, Failure> = found.into_iter().map(place).collect();
-    Ok((places?, keeper))
+    Ok((places?, supervisor))
 }
 
-/// Symbols that rates are made of.
-fn of_rates(rates: &[String]) -> impl Iterator<Item = Ask> {
+/// Lists the symbols in rates.
+fn symbols_of_rates(rates: &[String]) -> impl Iterator<Item = SignalSpec> {
     rates.iter().flat_map(|rate| rate.split('/')).filter_map(|word| {
-        let ask: Ask = word.parse().ok()?;
-        (thread_word(word).is_none() && matches!(ask, Ask::Symbol { .. })).then_some(ask)
+        let spec: SignalSpec = word.parse().ok()?;
+        (thread_word(word).is_none() && matches!(spec, SignalSpec::Symbol { .. })).then_some(spec)
     })
 }
 
-/// The words of a thread that rates are made of.
+/// Finds the thread word of a counter's name in a rate.
 fn thread_word(name: &str) -> Option<ThreadWord> {
     match name {
         "calls" => Some(ThreadWord::Calls),
@@ -325,7 +343,7 @@ fn add_rate(
     text: &str,
     context: &Context<'_>,
     words: &mut Words,
-    reader: &mut Reader,
+    reader: &mut VmReader,
 ) -> Result<(), Failure> {
     let wrong = |why: &dyn std::fmt::Display, fix: &str| {
         Failure::new(Status::Usage, format!("--rate {text:?}"), why, fix)
@@ -333,26 +351,27 @@ fn add_rate(
     let mut index_of = |name: &str| -> Result<usize, Failure> {
         if let Some(part) = thread_word(name) {
             if context.page.is_none() {
-                return Err(wrong(&"the process has no page of its threads", "start it by -- "));
+                let why = "the process has no page of its threads";
+                return Err(wrong(&why, "start it with `elfen shim --`"));
             }
-            let word = words.word_of_thread(part);
+            let word = words.add_rate_word_of_thread(part);
             return word.map_err(|error| wrong(&error, "watch less at a time"));
         }
-        let ask: Ask = name.parse().map_err(|why: String| wrong(&why, "see --help"))?;
-        let place = place(&ask, context, reader).map_err(|error| refuse(name, &error))?;
+        let spec: SignalSpec = name.parse().map_err(|why: String| wrong(&why, "see --help"))?;
+        let place = locate_number(&spec, context, reader).map_err(|error| refuse(name, &error))?;
         if place.width != Width::U64 {
-            return Err(wrong(&"a counter of a rate has eight bytes", "name one that has"));
+            return Err(wrong(&"the counter of a rate has eight bytes", "name such a counter"));
         }
-        words.word_of_place(&place).map_err(|error| wrong(&error, "watch less at a time"))
+        words.add_rate_word(&place).map_err(|error| wrong(&error, "watch less at a time"))
     };
-    let (counter, against) = match text.split_once('/') {
-        Some((counter, against)) => (index_of(counter)?, Some(index_of(against)?)),
+    let (counter, divisor) = match text.split_once('/') {
+        Some((counter, divisor)) => (index_of(counter)?, Some(index_of(divisor)?)),
         None => (index_of(text)?, None),
     };
-    // Against the clock: a microsecond.
+    // Without a divisor, the rate is per microsecond.
     let ticks = elfen_console::duration::number(context.clock.ticks_per_second) / 1e6;
-    let name = if against.is_some() { text.to_owned() } else { format!("{text} per us") };
+    let name = if divisor.is_some() { text.to_owned() } else { format!("{text} per us") };
     let floor_ticks = filter::floor_ticks(&context.clock, context.round_trip);
-    words.add_rate(Rate::new(name, counter, against, ticks, floor_ticks));
+    words.add_rate(Rate::new(name, counter, divisor, ticks, floor_ticks));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `elfen shim --live`: once a second, who ran and what was done in it, on a terminal or as text.
+//! `elfen shim --live`: shows once a second what ran in the last second, on a terminal or as text.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -12,47 +12,56 @@ use elfen_console::table;
 use elfen_console::terminal::{Input, Screen};
 
 use crate::clock::Clock;
-use crate::live::{Live, Seen};
-use crate::naming::name;
+use crate::live::{LiveTotals, SignalTotals};
 use crate::recording::{Kind, Signal};
-use crate::symbols::{Layout, NO_NAME, Names};
+use crate::symbols::{Layout, NO_NAME, Names, name_value};
 use crate::text::clipped;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// Rows of each signal.
 const ROWS: usize = 8;
 
-/// What is shown, and what it was shown as a second ago.
-pub(super) struct Picture {
-    /// Of each observer.
-    pub(super) lives: Vec<Arc<Live>>,
+/// The view: what it shows, and the totals of a second ago.
+pub(super) struct LiveView {
+    /// The totals of each observer.
+    pub(super) lives: Vec<Arc<LiveTotals>>,
     pub(super) signals: Vec<Signal>,
     pub(super) clock: Clock,
-    /// The process and what it was started as.
+    /// The observed process, by id and name.
     pub(super) own: (u32, String),
     pub(super) screen: Option<Screen>,
     names: HashMap<(usize, u64), String>,
-    last: Vec<Seen>,
+    last: Vec<SignalTotals>,
     last_samples: u64,
     began: Instant,
     next: Instant,
 }
 
-impl Picture {
+impl LiveView {
     pub(super) fn of(
-        lives: Vec<Arc<Live>>,
+        lives: Vec<Arc<LiveTotals>>,
         signals: Vec<Signal>,
         clock: Clock,
         own: (u32, String),
         screen: Option<Screen>,
     ) -> Self {
-        let (began, last) = (Instant::now(), vec![Seen::default(); signals.len()]);
-        let (names, next) = (HashMap::new(), began + EVERY);
-        Self { lives, signals, clock, own, screen, names, last, last_samples: 0, began, next }
+        let began = Instant::now();
+        Self {
+            last: vec![SignalTotals::default(); signals.len()],
+            lives,
+            signals,
+            clock,
+            own,
+            screen,
+            names: HashMap::new(),
+            last_samples: 0,
+            began,
+            next: began + EVERY,
+        }
     }
 
-    /// Shows what the last second was like, if it is over.
-    pub(super) fn turn(&mut self, layout: &Layout, out: &mut dyn Write) -> Result<(), Failure> {
+    /// Shows the last second, if it is over.
+    pub(super) fn refresh(&mut self, layout: &Layout, out: &mut dyn Write) -> Result<(), Failure> {
         if Instant::now() < self.next {
             return Ok(());
         }
@@ -64,7 +73,7 @@ impl Picture {
                 let (columns, rows) = Screen::size();
                 let cut = |line: &str| line.chars().take(columns).collect();
                 let mut lines: Vec<String> = text.lines().map(cut).take(rows - 1).collect();
-                // What stood below it before is gone.
+                // Empty lines erase what the last picture had below.
                 lines.resize(rows - 1, String::new());
                 lines.push("q ends".to_owned());
                 screen.show(&lines).map_err(Failure::output)
@@ -72,7 +81,8 @@ impl Picture {
         }
     }
 
-    /// What the user has done at the terminal, as a signal; `None` of no terminal.
+    /// Waits for input at the terminal. Returns SIGINT if the user ends the run; the outer `None`
+    /// means that there is no terminal.
     pub(super) fn input(&self, within: Duration) -> Option<Option<i32>> {
         let inputs = self.screen.as_ref()?.input(within).unwrap_or_default();
         let ends = |input: &Input| matches!(input, Input::End | Input::Letter('q'));
@@ -80,11 +90,11 @@ impl Picture {
     }
 
     fn text(&mut self, layout: &Layout) -> String {
-        let seen: Vec<Seen> = self.lives.iter().flat_map(|live| live.all()).collect();
+        let seen: Vec<SignalTotals> = self.lives.iter().flat_map(|live| live.totals()).collect();
         let samples = self.lives.iter().map(|live| live.samples.load(Relaxed)).sum();
-        let since: Vec<Seen> =
+        let since: Vec<SignalTotals> =
             seen.iter().zip(&self.last).map(|(now, last)| now.since(last)).collect();
-        // The longest of all observers': gaps are in all signals of one.
+        // The longest gaps of any observer: all signals of one observer have the same gaps.
         let gap = since.iter().map(|one| one.gap).max().unwrap_or(0);
         let mut text = format!(
             "{}: {}, {:.2} M samples in the last second, {:.1} % of it in gaps\n",
@@ -98,7 +108,7 @@ impl Picture {
             text += &self.of_tags(at, one);
         }
         let values = self.signals.iter().zip(&since).filter(|(one, _)| one.kind == Kind::Values);
-        let row = |(signal, seen): (&Signal, &Seen)| {
+        let row = |(signal, seen): (&Signal, &SignalTotals)| {
             let now = seen.now.map_or_else(|| "-".to_owned(), |now| signal.number(now).to_string());
             vec![clipped(&signal.name), now, seen.new_values.to_string()]
         };
@@ -107,12 +117,13 @@ impl Picture {
             text += "\n";
             text += &table::lines(&["value", "now", "new values"], &rows);
         }
-        (self.last, self.last_samples) = (seen, samples);
+        self.last = seen;
+        self.last_samples = samples;
         text
     }
 
-    /// Names of what is new: files are read once for all of them.
-    fn name_all(&mut self, since: &[Seen], layout: &Layout) {
+    /// Names all new values. Each file is read at most once for that.
+    fn name_all(&mut self, since: &[SignalTotals], layout: &Layout) {
         let mut names: Option<Names> = None;
         for (at, one) in since.iter().enumerate() {
             let signal = &self.signals[at];
@@ -125,14 +136,14 @@ impl Picture {
                     let given = signal.names.iter().find(|(known, _)| known == value);
                     given.map(|(_, name)| name.clone()).unwrap_or_else(|| {
                         let names = names.get_or_insert_with(|| Names::of(layout.clone()));
-                        name(names, signal, *value, &self.own)
+                        name_value(names, signal, *value, &self.own)
                     })
                 });
             }
         }
     }
 
-    fn of_tags(&self, at: usize, seen: &Seen) -> String {
+    fn of_tags(&self, at: usize, seen: &SignalTotals) -> String {
         let signal = &self.signals[at];
         let mut by_name: HashMap<&str, u64> = HashMap::new();
         for (value, ticks) in &seen.tags {

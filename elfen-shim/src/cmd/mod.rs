@@ -1,22 +1,22 @@
-//! `elfen shim` and its subcommands: arguments, one call, and what is printed. `elfen` mounts it.
+//! `elfen shim` and its subcommands: arguments, messages and output. The binary `elfen` includes
+//! them.
 
 mod args;
 mod count;
 mod export;
-mod finish;
 mod gather;
-mod lanes;
+mod lane_choice;
 mod live;
-mod more;
 mod observe;
+mod outcome;
 mod process;
 mod show;
 mod signals;
-mod start;
+mod suggestions;
+mod target;
 mod wait;
-mod wanted;
 
-pub use signals::{Allowed, Not, allowed};
+pub use signals::{Unavailable, WatchableSignals, watchable_signals};
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,27 +24,27 @@ use std::process::ExitCode;
 use elfen_console::failure::Failure;
 
 const AFTER: &str = "\
-A SIGNAL is one of: task (who runs), function, tag, value, service:NAME.queue_len, \
-SYMBOL[+OFFSET][:u8 to u64, i8 to i64], 0xADDRESS:TYPE, map:FILE+OFFSET:TYPE, jvm:COUNTER. \
-`elfen shim signals` says which of them a program has.
+A SIGNAL is one of: task (which task runs), function, tag, value, service:NAME.queue_len, \
+SYMBOL[+OFFSET][:TYPE], 0xADDRESS:TYPE, map:FILE+OFFSET:TYPE, jvm:COUNTER. TYPE is u8 to u64 or \
+i8 to i64. `elfen shim signals` lists those that a program has.
 
 Examples:
-  elfen shim -- lua5.4 script.lua           what can be seen without any right
-  elfen shim -- ./program       its functions, built with room at their entries
+  elfen shim -- lua5.4 script.lua           what is visible without privileges
+  elfen shim -- ./program                   functions, if built with room at entries
   sudo elfen shim -p 4242 --watch hits --for 2s   a global, by its name
   sudo elfen shim -p 4242 --watch 0x55d0c010a0:u64 --share --for 1s
   elfen shim -o run.shim -- ./service && elfen shim show run.shim
-  elfen shim signals redis-server           what could be watched, and how
+  elfen shim signals redis-server           what can be watched, and how
 
-The observer spins on a lane of its own at an ordinary priority. SIGINT and SIGTERM go to the \
-program and end the run within a second, with its recording and summary. Exit status: the \
-program's own; 1 if the recording ended early, 2 for wrong arguments, 3 where the machine has no \
-clock for it. With --json the program's standard output goes to standard error.";
+The observer spins on its own lane at normal priority. SIGINT and SIGTERM are passed on to the \
+program and end the run within a second, with recording and summary. Exit status: that of the \
+program; 1 if the recording ended early, 2 for wrong arguments, 3 if the machine has no suitable \
+clock. With --json, the program's standard output goes to standard error.";
 
-/// See what a running thread does, tens of nanoseconds at a time, without stopping it
+/// Sample what a running thread does, every few tens of nanoseconds, without stopping it
 ///
 /// An observer on another lane reads memory that the program writes anyway, again and again, and
-/// says what the program did and for how long.
+/// reports what the program did and for how long.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER, args_conflicts_with_subcommands = true)]
 pub struct Args {

@@ -1,4 +1,7 @@
-//! `elfen shim`: starts a program or finds one, observes it, and says what was seen.
+//! `elfen shim`: starts or finds a program, observes it, and prints the summary.
+//!
+//! [`run`] prepares everything that can fail without a program. [`Run::observe`] then runs the
+//! observers and writes the outcome.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -15,39 +18,40 @@ use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::args::{Args, Keep, Pace};
+use super::args::{Args, Keep, PeriodChoice, check_args};
 use super::count;
-use super::finish::{self, Target};
-use super::gather::{Context, Gathered, gather};
-use super::lanes::{Chosen, choose};
-use super::live::Picture;
-use super::more::more;
-use super::process::{check_process, task_map};
-use super::start::{Started, behind, not_started, start};
-use super::wait::{End, blocked_signals, not_waited, outlast, take_signals, wait};
-use super::wanted::check_wanted;
+use super::gather::{Context, ObserverWords, gather_words};
+use super::lane_choice::{LaneChoice, choose};
+use super::live::LiveView;
+use super::outcome::{self, RecordingFile};
+use super::process::{check_process, open_task_map};
+use super::suggestions::suggestions;
+use super::target::{Target, create_output_file, prepare_target, start_failure};
+use super::wait::{End, block_signals, blocked_signals, signal_failure, wait, wait_for_exit};
+
 use crate::clock::{Clock, Moment};
-use crate::costing::Costing;
+use crate::cost::CostMeter;
 use crate::fold::Fold;
-use crate::live::Live;
+use crate::live::LiveTotals;
 use crate::observers::Observers;
 use crate::pacing::{AUTO_NS, Pacing};
 use crate::program;
-use crate::reach::{Keeper, Stopped};
-use crate::record::{Ended, Orders, Until};
-use crate::recording::{Observing, Signal, Source, again};
+use crate::reach::{PageSupervisor, StopTimes};
+use crate::recorder::{EndReason, ObserverControl, Until};
+use crate::recording::{ObserverHead, Signal, Source};
 use crate::round_trip;
-use crate::session::{How, Seen};
+use crate::session::{ObserverConfig, ObserverResult};
 use crate::summary::Summary;
-use crate::symbols::{Layout, Saying};
+use crate::symbols::{FunctionReporting, Layout};
 use crate::tally::Tally;
 
-/// A distance that nobody could measure is taken for a far one.
+/// The round trip to assume if it could not be measured: a long one.
 const FAR_TICKS: u64 = 1_500;
-/// The least time between two system calls that read.
+/// The shortest time between two readings by system calls.
 const FETCH_NS: u64 = 100_000;
-const STRETCH_NS: u64 = 10_000_000;
-/// What is added up at a time: a million runs.
+/// Length of the phases of `--measure-cost`.
+const PHASE_NS: u64 = 10_000_000;
+/// Memory of the runs that `--keep histogram` adds up at a time: about a million runs.
 const FOLD_BYTES: usize = 4 << 20;
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -55,19 +59,19 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     if let Some(process) = args.process {
         check_process(process)?;
     }
-    check_wanted(args)?;
-    let beside = match args.process {
+    check_args(args)?;
+    let allowed = match args.process {
         Some(process) => affinity::of(process),
         None => affinity::allowed(),
     };
-    let beside = beside
+    let allowed = allowed
         .map_err(|error| Failure::new(Status::Failed, "reading the lanes", error, "try again"))?;
-    let chosen = choose(args.on.as_ref(), args.from.as_ref(), args.sibling, &beside)?;
+    let chosen = choose(args.on.as_ref(), args.from.as_ref(), args.sibling, &allowed)?;
     let clock = Clock::of_this_machine().map_err(|error| {
         let fix = "use a machine whose kernel keeps time by the time stamp counter";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
     })?;
-    let signals = blocked_signals().map_err(not_waited)?;
+    let signals = blocked_signals().map_err(signal_failure)?;
     let pin = |error| {
         Failure::new(
             Status::Failed,
@@ -76,85 +80,87 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             "name another with --from",
         )
     };
-    let screen = match args.live && terminal::is_there() {
-        false => None,
-        true => {
-            let failed = |error| Failure::new(Status::Failed, "the terminal", error, "go without");
-            match terminal::split().map_err(failed)? {
-                Role::Draw(screen) => Some(screen),
-                Role::Done(code) => return Ok(code),
-                Role::Died(signal) => {
-                    let why = format!("what drew was ended by {signal}");
-                    let fix = "go without --live, and report this";
-                    return Err(Failure::new(Status::Failed, "the terminal", why, fix));
-                }
+    let screen = if args.live && terminal::is_there() {
+        let failed =
+            |error| Failure::new(Status::Failed, "the terminal", error, "leave out --live");
+        match terminal::split().map_err(failed)? {
+            Role::Draw(screen) => Some(screen),
+            Role::Done(code) => return Ok(code),
+            Role::Died(signal) => {
+                let why = format!("the process that drew on it was ended by {signal}");
+                let fix = "leave out --live, and report this";
+                return Err(Failure::new(Status::Failed, "the terminal", why, fix));
             }
         }
+    } else {
+        None
     };
-    // Behind the split: the process that only waits there has no recording to write.
-    let target = args.output.as_deref().map(Target::open).transpose()?;
-    let behind = match &screen {
-        Some(_) if !args.program.is_empty() => Some(behind()?),
+    // After the split into two processes: the one that only waits has no recording to write.
+    let file = args.output.as_deref().map(RecordingFile::open).transpose()?;
+    let output = match &screen {
+        Some(_) if !args.program.is_empty() => Some(create_output_file()?),
         _ => None,
     };
-    // The farthest; the first observer's last, as the front stays beside it.
+    // The longest of all observers. The first observer is measured last, because this thread stays
+    // on its lane.
     let mut round_trip = Some(0);
     for (from, on) in chosen.parts().iter().rev() {
         affinity::pin(*from).map_err(pin)?;
-        let ticks = on.iter().next().and_then(round_trip::ticks);
+        let ticks = on.iter().next().and_then(round_trip::measure_ticks);
         round_trip = round_trip.zip(ticks).map(|(one, other)| one.max(other));
     }
-    let map = task_map();
+    let map = open_task_map();
     let mut layout = Layout::default();
-    let started = start(args, &chosen, &mut layout, behind.as_ref(), signals)?;
-    let run = Run { args, target, chosen, clock, round_trip, map, layout, screen, behind };
-    run.observe(started, out)
+    let target = prepare_target(args, &chosen, &mut layout, output.as_ref(), signals)?;
+    let run = Run { args, file, chosen, clock, round_trip, map, layout, screen, output };
+    run.observe(target, out)
 }
 
 struct Run<'a> {
     args: &'a Args,
-    target: Option<Target<'a>>,
-    chosen: Chosen,
+    file: Option<RecordingFile<'a>>,
+    chosen: LaneChoice,
     clock: Clock,
     round_trip: Option<u64>,
     map: Result<&'static TaskMap, String>,
     layout: Layout,
     screen: Option<Screen>,
-    /// What the program prints while the terminal is drawn on.
-    behind: Option<File>,
+    /// The program's output, if this command draws on the terminal.
+    output: Option<File>,
 }
 
 impl Run<'_> {
-    fn observe(mut self, mut started: Started, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    fn observe(mut self, mut target: Target, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         let map = self.map.clone();
         let no_map = map.as_ref().err().cloned();
         let context = Context {
-            process: started.process,
+            process: target.process,
             children: self.args.follow,
-            page: started.page,
+            page: target.page,
             map,
             chosen: &self.chosen,
-            globals: &started.globals,
+            globals: &target.globals,
             layout: &self.layout,
-            functions: started.saying.map(Source::from),
+            functions: target.reporting.map(Source::from),
             clock: self.clock,
             round_trip: self.round_trip,
         };
-        let gathered = gather(&self.args.watch, &self.args.rates(), &context);
-        let gathered = gathered.and_then(|gathered| match gathered[0].words.is_empty() {
-            false => Ok(gathered),
-            true => {
-                let why = no_map.clone().unwrap_or_else(|| "nothing can be read of it".to_owned());
-                let fix = "name something with --watch; `elfen shim signals` lists what there is";
-                Err(Failure::new(Status::Failed, "elfen shim", why, fix))
+        let gathered = gather_words(&self.args.watch, &self.args.rates(), &context);
+        let gathered = gathered.and_then(|gathered| {
+            if gathered[0].words.is_empty() {
+                let why = no_map.clone().unwrap_or_else(|| "it has no signal to watch".to_owned());
+                let fix = "name a signal with --watch; `elfen shim signals` lists them";
+                return Err(Failure::new(Status::Failed, "elfen shim", why, fix));
             }
+            Ok(gathered)
         });
-        let outcome = gathered.and_then(|gathered| self.look(&mut started, gathered, out));
-        let (known, mut seen, end) = match outcome {
+        let outcome = gathered.and_then(|gathered| self.run_observers(&mut target, gathered, out));
+        let (facts, mut result, end) = match outcome {
             Ok(outcome) => outcome,
             Err(failure) => {
-                // What waits to be let go ends with its pipe; what runs is not left for nothing.
-                if let Some(child) = &mut started.child {
+                // A process that was not released ends with its pipe. A released program is killed,
+                // because it was started only to be observed.
+                if let Some(child) = &mut target.child {
                     let _gone = child.kill();
                     let _reaped = child.wait();
                 }
@@ -162,132 +168,137 @@ impl Run<'_> {
             }
         };
         let wrong = |error| Failure::new(Status::Failed, "the recording", error, "report this");
-        let mut recording = finish::recording(known, &seen).map_err(wrong)?;
+        let mut recording = outcome::make_recording(facts, &result).map_err(wrong)?;
         if let (Some(last), Some((first, end))) = (self.args.last, recording.span()) {
             let whole = self.clock.ns(end - first);
             let kept = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
-            recording.between(whole.saturating_sub(kept), whole);
+            recording.cut_to(whole.saturating_sub(kept), whole);
         }
-        let written = self.target.take().map(|target| match self.args.last {
-            Some(_) => target.write(&recording.head, &again(&recording)),
-            None => target.write(&recording.head, &seen.pool),
+        let written = self.file.take().map(|file| match self.args.last {
+            Some(_) => file.write(&recording.head, &recording.to_pool()),
+            None => file.write(&recording.head, &result.pool),
         });
-        if let Some(mut behind) = self.behind.take() {
-            let copied = behind.rewind().and_then(|()| io::copy(&mut behind, out));
+        if let Some(mut output) = self.output.take() {
+            let copied = output.rewind().and_then(|()| io::copy(&mut output, out));
             copied.map_err(Failure::output)?;
         }
-        let mut tally = seen.tally.take().unwrap_or_default();
+        let mut tally = result.tally.take().unwrap_or_default();
         tally.add(Tally::of(&recording));
         let summary = Summary::from(&recording.head, tally, self.args.keep == Keep::Histogram);
-        self.print(&summary, no_map.as_deref(), &started, out)?;
+        self.print(&summary, no_map.as_deref(), &target, out)?;
         out.flush().map_err(Failure::output)?;
         written.transpose()?;
-        let status = match (end, &mut started.child) {
+        let status = match (end, &mut target.child) {
             (End::Program(status), _) => status,
             (End::Signal(signal), child) => {
                 if let Some(child) = child {
-                    output::warn(&format!("process {} runs on, unobserved", child.id()));
+                    output::warn(&format!("process {} still runs, unobserved", child.id()));
                 }
                 128 + signal
             }
-            (_, Some(child)) => outlast(child),
+            (_, Some(child)) => wait_for_exit(child),
             _ => 0,
         };
-        let cut = matches!(seen.ended, Ended::Moved | Ended::Full | Ended::Unshared)
-            || crate::reach::CutFile::was_seen();
+        let cut = matches!(result.ended, EndReason::Moved | EndReason::Full | EndReason::Unshared)
+            || crate::reach::saw_truncated_file();
         let status = if cut && status == 0 { 1 } else { status };
         Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
     }
 
-    /// The run itself.
-    fn look(
+    /// Runs the observers until the run ends.
+    fn run_observers(
         &mut self,
-        started: &mut Started,
-        gathered: Vec<Gathered>,
+        target: &mut Target,
+        gathered: Vec<ObserverWords>,
         out: &mut dyn Write,
-    ) -> Result<(finish::Known, Seen, End), Failure> {
+    ) -> Result<(outcome::RunFacts, ObserverResult, End), Failure> {
         let (period_ticks, _) = self.period();
         self.clock = self.clock.in_units(match self.args.period {
-            Pace::Auto => self.clock.ticks(AUTO_NS),
-            Pace::Max | Pace::Every(_) => period_ticks,
+            PeriodChoice::Auto => self.clock.ticks(AUTO_NS),
+            PeriodChoice::Max | PeriodChoice::Every(_) => period_ticks,
         });
-        let until = self.args.until.as_deref().map(|text| until(text, &gathered)).transpose()?;
-        let (mut costing, cost_unknown) = self.costing(started);
+        let until =
+            self.args.until.as_deref().map(|text| parse_until(text, &gathered)).transpose()?;
+        let (mut cost_meter, cost_unknown) = self.cost_meter(target);
         let parts = self.chosen.parts();
-        let own = (started.process, started.name.clone());
+        let own = (target.process, target.name.clone());
         let of_each = gathered.iter().zip(&parts).enumerate();
-        let hows = of_each.map(|(index, (Gathered { words, .. }, (from, _)))| How {
-            until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
-            costing: costing.take(),
-            fold: (self.args.keep == Keep::Histogram).then(|| {
-                let fold = Fold::of(&words.signals, self.clock, own.clone());
-                fold.bridging(self.args.bridge.map_or(0, nanos))
-            }),
-            live: self.args.live.then(|| Arc::new(Live::of(words.signals.len()))),
-            ..self.how(*from, parts.len())
-        });
-        let hows: Vec<How> = hows.collect();
+        let configs =
+            of_each.map(|(index, (ObserverWords { words, .. }, (from, _)))| ObserverConfig {
+                until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
+                cost_meter: cost_meter.take(),
+                fold: (self.args.keep == Keep::Histogram).then(|| {
+                    let fold = Fold::of(&words.signals, self.clock, own.clone());
+                    fold.bridging(self.args.bridge.map_or(0, nanos))
+                }),
+                live: self.args.live.then(|| Arc::new(LiveTotals::of(words.signals.len()))),
+                ..self.observer_config(*from, parts.len())
+            });
+        let configs: Vec<ObserverConfig> = configs.collect();
         let of_all = gathered.iter().flat_map(|one| &one.words.signals);
         let mut signals: Vec<Signal> = of_all.cloned().collect();
         let counts: Vec<usize> = gathered.iter().map(|one| one.words.signals.len()).collect();
-        let lives: Vec<Arc<Live>> = hows.iter().filter_map(|how| how.live.clone()).collect();
-        let mut picture = self.args.live.then(|| {
-            Picture::of(lives, signals.clone(), self.clock, own.clone(), self.screen.take())
+        let lives: Vec<Arc<LiveTotals>> =
+            configs.iter().filter_map(|config| config.live.clone()).collect();
+        let mut view = self.args.live.then(|| {
+            LiveView::of(lives, signals.clone(), self.clock, own.clone(), self.screen.take())
         });
         if self.args.keep == Keep::Samples {
             warn_of_samples(self.args.memory, period_ticks, signals.len(), self.clock);
         }
-        let orders = Arc::new(Orders::default());
+        let control = Arc::new(ObserverControl::default());
         let (rate, steal) = (crate::clock::Rate::begin(), program::steal_ns(&self.chosen.on));
         let began = Moment::now();
         let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
-        take_signals()?;
-        let each = gathered.into_iter().zip(hows).map(|(one, how)| (one.words, how, one.reader));
-        let observer = Observers::start(each, &orders).map_err(failed)?;
-        if let Some(held) = started.held.take() {
-            match held.go() {
-                Ok(child) => started.child = Some(child),
+        block_signals()?;
+        let each =
+            gathered.into_iter().zip(configs).map(|(one, config)| (one.words, config, one.reader));
+        let observer = Observers::start(each, &control).map_err(failed)?;
+        if let Some(pending) = target.pending.take() {
+            match pending.release() {
+                Ok(child) => target.child = Some(child),
                 Err(error) => {
-                    orders.stop.store(true, Relaxed);
+                    control.stop.store(true, Relaxed);
                     observer.join();
                     let program = self.args.program.first().cloned().unwrap_or_default();
-                    return Err(not_started(&program, &error));
+                    return Err(start_failure(&program, &error));
                 }
             }
         }
-        let process = (started.process != 0).then_some(started.process);
-        let shown = picture.as_mut().map(|picture| (picture, out));
-        let child = &mut started.child;
-        let keeper = started.keeper.as_ref();
-        let end = wait(child, process, &observer, &orders, &mut self.layout, keeper, shown);
-        let mut seen = observer.join();
-        drop(picture);
+        let process = (target.process != 0).then_some(target.process);
+        let shown = view.as_mut().map(|view| (view, out));
+        let child = &mut target.child;
+        let supervisor = target.supervisor.as_ref();
+        let end = wait(child, process, &observer, &control, &mut self.layout, supervisor, shown);
+        let mut result = observer.join();
+        drop(view);
         let end = end?;
-        if started.keeper.as_ref().is_some_and(Keeper::was_killed) {
-            seen.ended = Ended::Unshared;
+        if target.supervisor.as_ref().is_some_and(PageSupervisor::was_killed) {
+            result.ended = EndReason::Unshared;
         }
-        let stopped = started.keeper.take().map_or(Ok(Stopped::default()), private_again)?;
+        let stopped =
+            target.supervisor.take().map_or(Ok(StopTimes::default()), make_pages_private)?;
         self.clock.ticks_per_second = rate.ticks_per_second();
-        let first = started.page.and_then(|page| page.slot(0));
+        let first = target.page.and_then(|page| page.slot(0));
         let of_first =
             |word: fn(&ThreadSlot) -> &AtomicU64| first.map_or(0, |slot| word(slot).load(Relaxed));
         let entries = of_first(|slot| &slot.entries);
         let counting = (of_first(|slot| &slot.counting), of_first(|slot| &slot.uncounted));
-        count::warn_of(&self.args.count_at, counting);
-        correct(&mut signals, started.saying, of_first(|slot| &slot.returns));
-        let known = finish::Known {
-            program: started.name.clone(),
-            process: started.process,
+        count::warn_uncounted(&self.args.count_at, counting);
+        correct_sources(&mut signals, target.reporting, of_first(|slot| &slot.returns));
+        let facts = outcome::RunFacts {
+            program: target.name.clone(),
+            process: target.process,
             children: self.args.follow,
             on: self.chosen.on.to_string(),
             from: self.chosen.first(),
-            observers: observing(&parts, &counts),
+            observers: observer_heads(&parts, &counts),
             clock: self.clock,
             began,
             asked_period_ns: match self.args.period {
-                Pace::Auto => None,
-                Pace::Max => Some(0),
-                Pace::Every(every) => Some(nanos(every)),
+                PeriodChoice::Auto => None,
+                PeriodChoice::Max => Some(0),
+                PeriodChoice::Every(every) => Some(nanos(every)),
             },
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
             steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),
@@ -295,26 +306,27 @@ impl Run<'_> {
             refused_threads: of_first(|slot| &slot.refused),
             entries,
             ambiguous: of_first(|slot| &slot.ambiguous),
-            is_silent: entries == 0 && started.saying.is_some_and(|how| how != Saying::Hooks),
+            is_silent: entries == 0
+                && target.reporting.is_some_and(|reporting| reporting != FunctionReporting::Hooks),
             exit_status: match end {
                 End::Program(status) => Some(status),
                 End::Gone | End::Signal(_) | End::Observer | End::Unshared => None,
             },
-            not_shared: started.shared_pages.saturating_sub(self.layout.shared_pages),
+            not_shared: target.shared_pages.saturating_sub(self.layout.shared_pages),
             layout: std::mem::take(&mut self.layout),
             signals,
             keeps_samples: self.args.keep == Keep::Samples,
             bridge_ns: self.args.bridge.map_or(0, nanos),
             cost_unknown,
         };
-        Ok((known, seen, end))
+        Ok((facts, result, end))
     }
 
-    /// Of one observer among so many.
-    fn how(&self, from: u32, observers: usize) -> How {
+    /// The configuration of one observer, which gets an equal part of the memory.
+    fn observer_config(&self, from: u32, observers: usize) -> ObserverConfig {
         let (period_ticks, fetch_ticks) = self.period();
         let memory = self.args.memory / observers.max(1);
-        How {
+        ObserverConfig {
             from,
             clock: self.clock,
             period_ticks,
@@ -328,50 +340,50 @@ impl Run<'_> {
             keeps_last: self.args.last.is_some(),
             keeps_samples: self.args.keep == Keep::Samples,
             until: None,
-            costing: None,
+            cost_meter: None,
             fold: None,
             live: None,
         }
     }
 
-    /// Ticks between samples and between readings.
+    /// Ticks between samples, and between readings by system calls.
     fn period(&self) -> (u64, u64) {
         let period = match self.args.period {
-            Pace::Max => 0,
-            Pace::Every(every) => self.clock.ticks(nanos(every)).max(1),
-            Pace::Auto => self.pacing().map_or(0, |pacing| pacing.first()),
+            PeriodChoice::Max => 0,
+            PeriodChoice::Every(every) => self.clock.ticks(nanos(every)).max(1),
+            PeriodChoice::Auto => self.pacing().map_or(0, |pacing| pacing.initial_period()),
         };
         (period, self.clock.ticks(FETCH_NS).max(period))
     }
 
     fn pacing(&self) -> Option<Pacing> {
-        let follows = self.args.period == Pace::Auto;
+        let is_auto = self.args.period == PeriodChoice::Auto;
         let round_trip = self.round_trip.unwrap_or(FAR_TICKS);
-        follows.then(|| Pacing::new(self.clock.ticks(AUTO_NS), round_trip))
+        is_auto.then(|| Pacing::new(self.clock.ticks(AUTO_NS), round_trip))
     }
 
-    fn costing(&self, started: &Started) -> (Option<Costing>, String) {
+    /// The meter of `--measure-cost`, or the reason why there is none.
+    fn cost_meter(&self, target: &Target) -> (Option<CostMeter>, String) {
         if !self.args.measure_cost {
             return (None, String::new());
         }
         let named = self.args.progress.as_ref().map(ToString::to_string);
-        let of_global = started.globals.iter().find(|(name, _)| Some(name) == named.as_ref());
+        let of_global = target.globals.iter().find(|(name, _)| Some(name) == named.as_ref());
         let progress = match (&named, of_global) {
             (_, Some((_, place))) => Some(place.word),
-            (None, None) => started
+            (None, None) => target
                 .page
                 .and_then(|page| page.slot(0))
-                .map(|slot| crate::record::ThreadWord::Calls.of(slot)),
+                .map(|slot| crate::recorder::ThreadWord::Calls.of(slot)),
             (Some(_), None) => None,
         };
         match progress {
             Some(progress) => {
-                (Some(Costing::new(progress, self.clock.ticks(STRETCH_NS))), String::new())
+                (Some(CostMeter::new(progress, self.clock.ticks(PHASE_NS))), String::new())
             }
-            None => (
-                None,
-                "what counts as progress has to be watched as well, and be a global".to_owned(),
-            ),
+            None => {
+                (None, "the signal of --progress must be a global, and be watched too".to_owned())
+            }
         }
     }
 
@@ -379,41 +391,41 @@ impl Run<'_> {
         &self,
         summary: &Summary,
         no_map: Option<&str>,
-        started: &Started,
+        target: &Target,
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
-        let Started { saying, own_globals, .. } = started;
-        let more = more(self.args, summary, no_map, *saying, own_globals);
-        output::print(out, self.args.json, summary, || crate::text::text(summary, &more))
+        let Target { reporting, own_globals, .. } = target;
+        let suggestions = suggestions(self.args, summary, no_map, *reporting, own_globals);
+        output::print(out, self.args.json, summary, || crate::text::text(summary, &suggestions))
     }
 }
 
-/// Gives for how long the process was stopped.
-fn private_again(mut keeper: Keeper) -> Result<Stopped, Failure> {
-    keeper.end().map_err(|error| {
-        let fix = "run the command once more: at its end it makes them private";
-        Failure::new(Status::Failed, "making its pages private again", error, fix)
+/// Makes the shared pages private again. Returns how long the process was stopped.
+fn make_pages_private(mut supervisor: PageSupervisor) -> Result<StopTimes, Failure> {
+    supervisor.end().map_err(|error| {
+        let fix = "run the command once more: at its end it makes the pages private";
+        Failure::new(Status::Failed, "making the process's pages private again", error, fix)
     })?;
-    if keeper.was_killed() {
-        let took = elfen_console::duration::show(keeper.stopped.at_end_ns);
+    if supervisor.was_killed() {
+        let took = elfen_console::duration::show(supervisor.stopped.at_end_ns);
         output::warn(&format!(
-            "the keeper of the shared pages was killed, so this command made them private again, \
-             in {took}; a child forked just then may have ended"
+            "the supervisor of the shared pages was killed, so this command made them private \
+             again, in {took}; a child that was forked in that moment may have been killed"
         ));
     }
-    let (forked, late) = keeper.children;
+    let (forked, late) = supervisor.children;
     if late > 0 {
         output::warn(&format!(
-            "{late} of {forked} children have the shared pages as they were after their fork: \
-             other threads went on"
+            "{late} of {forked} children have the shared pages with the content of a moment after \
+             their fork, because other threads went on"
         ));
     }
-    Ok(keeper.stopped)
+    Ok(supervisor.stopped)
 }
 
-/// Of several observers, what each looks at.
-fn observing(parts: &[(u32, CpuSet)], signals: &[usize]) -> Vec<Observing> {
-    let of_one = |((from, on), signals): (&(u32, CpuSet), &usize)| Observing {
+/// What each of several observers watches; empty if there is only one.
+fn observer_heads(parts: &[(u32, CpuSet)], signals: &[usize]) -> Vec<ObserverHead> {
+    let of_one = |((from, on), signals): (&(u32, CpuSet), &usize)| ObserverHead {
         from: *from,
         on: on.to_string(),
         signals: *signals,
@@ -424,32 +436,32 @@ fn observing(parts: &[(u32, CpuSet)], signals: &[usize]) -> Vec<Observing> {
     }
 }
 
-/// Functions that return as ever, whatever the file had promised.
-fn correct(signals: &mut [Signal], saying: Option<Saying>, returns: u64) {
-    if saying == Some(Saying::EntriesAndReturns) && returns == 0 {
+/// Corrects the source of functions that report no returns although their file is built for it.
+fn correct_sources(signals: &mut [Signal], reporting: Option<FunctionReporting>, returns: u64) {
+    if reporting == Some(FunctionReporting::EntriesAndReturns) && returns == 0 {
         let by_entries = |signal: &&mut Signal| signal.source == Source::EntriesAndReturns;
         let signals = signals.iter_mut().filter(by_entries);
         signals.for_each(|signal| signal.source = Source::Entries);
     }
 }
 
-/// What a sample takes in a recording, of each signal: distance, count and index.
+/// Bytes of a sample of one signal with `--keep samples`: distance, count and tag.
 const BYTES_A_SAMPLE: u64 = 3;
 
 fn warn_of_samples(memory: usize, period_ticks: u64, signals: usize, clock: Clock) {
     let samples = memory as u64 / (BYTES_A_SAMPLE * signals.max(1) as u64);
-    // As fast as it goes is some 40 ns.
+    // With --period max, a sample takes about 40 ns.
     let period_ns = clock.ns(period_ticks).max(40);
     let lasts = elfen_console::duration::show(samples.saturating_mul(period_ns));
-    output::warn(&format!("--keep samples: --memory is full after some {lasts}"));
+    output::warn(&format!("--keep samples: --memory is full after about {lasts}"));
 }
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What ends the run, and whose signal it is.
-fn until(text: &str, gathered: &[Gathered]) -> Result<(usize, Until), Failure> {
+/// Parses `--until`. Returns the number of the observer that has the signal, and the limit.
+fn parse_until(text: &str, gathered: &[ObserverWords]) -> Result<(usize, Until), Failure> {
     let wrong = |why: String| {
         Failure::new(
             Status::Usage,
@@ -460,20 +472,21 @@ fn until(text: &str, gathered: &[Gathered]) -> Result<(usize, Until), Failure> {
     };
     let (name, above) = text.split_once('>').ok_or_else(|| wrong("it has no >".to_owned()))?;
     let above: i128 =
-        above.trim().parse().map_err(|_| wrong("behind > is no number".to_owned()))?;
+        above.trim().parse().map_err(|_| wrong("there is no number after >".to_owned()))?;
     let name = name.trim();
     let ends = |signal: &str| signal == name || signal.ends_with(&format!(".{name}"));
-    let found = gathered.iter().enumerate().find_map(|(part, Gathered { words, .. })| {
+    let found = gathered.iter().enumerate().find_map(|(part, ObserverWords { words, .. })| {
         let feed = words.signals.iter().position(|signal| ends(&signal.name))?;
         Some((part, feed, words.signals[feed].signed))
     });
     let Some((part, feed, signed)) = found else {
         return Err(wrong(format!("{name:?} is not watched")));
     };
-    let above = match signed {
-        true => i64::try_from(above).map(i64::cast_unsigned).ok(),
-        false => u64::try_from(above).ok(),
+    let above = if signed {
+        i64::try_from(above).map(i64::cast_unsigned).ok()
+    } else {
+        u64::try_from(above).ok()
     };
-    let above = above.ok_or_else(|| wrong(format!("{name:?} is never such a number")))?;
+    let above = above.ok_or_else(|| wrong(format!("{name:?} cannot have such a value")))?;
     Ok((part, Until { feed, above, signed }))
 }

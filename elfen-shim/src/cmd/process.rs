@@ -1,4 +1,4 @@
-//! The process that is observed, as far as it can be looked at, and who tells of its threads.
+//! Checks that a process can be observed, and opens the shared pages about its threads.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_instrument::remote::mappings;
@@ -11,35 +11,35 @@ use elfen_rt::signal::thread::{THREADS, ThreadSlot};
 
 use crate::program;
 
-/// A process that can be looked at, by its number.
+/// Refuses a process that cannot be observed.
 pub(super) fn check_process(process: u32) -> Result<(), Failure> {
     let what = format!("process {process}");
     let fail = |status, why: &str, fix: &str| Err(Failure::new(status, &what, why, fix));
     if process == std::process::id() {
-        return fail(Status::Usage, "that is this command itself", "name another");
+        return fail(Status::Usage, "it is this command itself", "name another process");
     }
     if process == 0 || elfen_machine::process::stat(process).is_none() {
-        return fail(Status::Failed, "there is none", "see `ps`");
+        return fail(Status::Failed, "it does not exist", "find its id with `ps`");
     }
     if program::is_of_kernel(process) {
-        return fail(Status::Failed, "it is a thread of the kernel", "name a program's");
+        return fail(Status::Failed, "it is a kernel thread", "name the process of a program");
     }
     match mappings(process) {
         Ok(_) => Ok(()),
         Err(error) => {
-            let why = format!("its memory is not for this user: {error}");
-            // SAFETY: takes nothing.
+            let why = format!("this user may not read its memory: {error}");
+            // SAFETY: geteuid takes no arguments.
             let fix = match unsafe { libc::geteuid() } {
-                0 => "this root may not look into it: a container lacks CAP_SYS_PTRACE for that",
-                _ => "run this as its user, or as root",
+                0 => "give this container CAP_SYS_PTRACE, or run it outside",
+                _ => "run this as the user of the process, or as root",
             };
             fail(Status::Failed, &why, fix)
         }
     }
 }
 
-/// The page that a running process has made for its threads.
-pub(super) fn page_of(process: u32) -> Option<&'static Page<ThreadSlot>> {
+/// Finds the page that a running process has created for its threads.
+pub(super) fn find_thread_page(process: u32) -> Option<&'static Page<ThreadSlot>> {
     let all = mappings(process).ok()?;
     let segments = all.iter().filter(|mapping| mapping.name.starts_with("/SYSV"));
     let mut pages = segments.filter_map(|mapping| {
@@ -49,8 +49,9 @@ pub(super) fn page_of(process: u32) -> Option<&'static Page<ThreadSlot>> {
     pages.next().map(|page| &*Box::leak(Box::new(page)))
 }
 
-/// The page for a program that we start. It has no name: it goes with the last who maps it.
-pub(super) fn new_page() -> Result<&'static Page<ThreadSlot>, Failure> {
+/// Creates the page for the threads of a program to start. Its segment has no name, so it is freed
+/// with the last process that maps it.
+pub(super) fn create_thread_page() -> Result<&'static Page<ThreadSlot>, Failure> {
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Status::Failed, "memory for threads", error, "see `ipcs -l` for the limits")
     };
@@ -62,8 +63,8 @@ pub(super) fn new_page() -> Result<&'static Page<ThreadSlot>, Failure> {
     Ok(Box::leak(Box::new(page.map_err(|error| failed(&error))?)))
 }
 
-/// Who runs on which lane, if this user may know.
-pub(super) fn task_map() -> Result<&'static TaskMap, String> {
+/// Opens the task map, if this user may.
+pub(super) fn open_task_map() -> Result<&'static TaskMap, String> {
     match task_map::open() {
         Ok((map, _)) => Ok(Box::leak(Box::new(map))),
         Err(error) => Err(error.to_string()),
@@ -75,9 +76,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_that_cannot_be_looked_at_are_refused() {
+    fn processes_that_cannot_be_observed_are_refused() {
         let why = |process| check_process(process).unwrap_err().to_string();
         assert!(why(std::process::id()).contains("this command itself"));
-        assert!(why(u32::MAX >> 2).contains("there is none"));
+        assert!(why(u32::MAX >> 2).contains("does not exist"));
     }
 }

@@ -1,4 +1,4 @@
-//! `elfen shim show`: the summary of a recording.
+//! `elfen shim show`: prints the summary of a recording.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,18 +18,18 @@ Examples:
   elfen shim show run.shim
   elfen shim show run.shim --between 1.2s..1.3s --json | jq .tags";
 
-/// Sum a recording up
+/// Print the summary of a recording
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// What `elfen shim -o` wrote
+    /// A recording that `elfen shim -o` wrote
     file: PathBuf,
 
-    /// A part of it alone, by times from its beginning, as in 1.2s..1.3s
+    /// Only a part, between two times from the start, as in 1.2s..1.3s
     #[arg(long, value_name = "FROM..TO", value_parser = between)]
     between: Option<(u64, u64)>,
 
-    /// Join equal tags or numbers through gaps that are no longer [default: as it was recorded]
+    /// Join equal tags or numbers through gaps of at most this length [default: as recorded]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     bridge: Option<Duration>,
 
@@ -45,7 +45,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads a recording, or a part of it; one that is cut is warned about.
+/// Reads a recording, or a part of it. Warns if the file is truncated.
 pub(super) fn open(
     file: &Path,
     between: Option<(u64, u64)>,
@@ -57,20 +57,20 @@ pub(super) fn open(
     })?;
     if recording.cut {
         let what = named("recording", file);
-        output::warn(&format!("{what}: it is cut, and read up to its last whole chunk"));
+        output::warn(&format!("{what}: it is truncated; read up to its last complete chunk"));
     }
     if let Some(bridge) = bridge {
         recording.head.bridge_ns = u64::try_from(bridge.as_nanos()).unwrap_or(u64::MAX);
     }
     if let Some((from, to)) = between {
-        recording.between(from, to);
+        recording.cut_to(from, to);
     }
     Ok(recording)
 }
 
-/// For clap: two times.
+/// The parser for clap: two times, in nanoseconds.
 pub(super) fn between(text: &str) -> Result<(u64, u64), String> {
-    let say = || "two times from the beginning, as in 1.2s..1.3s".to_owned();
+    let say = || "expected two times from the start, as in 1.2s..1.3s".to_owned();
     let (from, to) = text.split_once("..").ok_or_else(say)?;
     let (from, to) = (time_ns(from).ok_or_else(say)?, time_ns(to).ok_or_else(say)?);
     if from < to { Ok((from, to)) } else { Err("the second time is not after the first".into()) }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_two_times() {
+    fn a_part_lies_between_two_times() {
         assert_eq!(between("1.2s..1.3s"), Ok((1_200_000_000, 1_300_000_000)));
         assert_eq!(between("0us..15ms"), Ok((0, 15_000_000)));
         for wrong in

@@ -1,4 +1,4 @@
-//! `elfen shim signals`: what could be watched of a program, and how.
+//! `elfen shim signals`: lists what can be watched of a program, and how.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::count;
 use super::gather::globals_of;
 use crate::reach;
-use crate::symbols::{Global, GlobalKind, Layout, Saying, Symbols};
+use crate::symbols::{FunctionReporting, Global, GlobalKind, Layout, Symbols};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,25 +21,26 @@ Examples:
   elfen shim signals redis-server --like stat
   sudo elfen shim signals -p 4242 --json | jq '.signals[].name'";
 
-/// What programs lack.
+/// How to build a program whose functions report that they run.
 const FUNCTIONS: &str = "build it with -fpatchable-function-entry=43 and \
                          -mfunction-return=thunk-extern and link it with libelfen_return.a, or \
                          build it with -finstrument-functions";
+/// How to make its functions report their returns too.
 const RETURNS: &str = "build it with -mfunction-return=thunk-extern as well, and link it with \
                        libelfen_return.a";
 
-/// Rows of the table; JSON has all.
+/// Rows of the table. JSON output has all rows.
 const ROWS: usize = 40;
 
-/// Say what could be watched of a program, how it is reached, and why the rest is not
+/// List what can be watched of a program, how it is read, and why the rest is not possible
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// A process that runs
+    /// A running process
     #[arg(short, long, value_name = "PID", conflicts_with = "program")]
     process: Option<u32>,
 
-    /// A program that could be started
+    /// A program to start
     #[arg(required_unless_present = "process")]
     program: Option<OsString>,
 
@@ -53,51 +54,52 @@ pub(super) struct Args {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct SignalList {
     signals: Vec<Row>,
-    not: Vec<Not>,
+    not: Vec<Unavailable>,
 }
 
 #[derive(Serialize)]
 struct Row {
     name: String,
     source: &'static str,
-    /// What a sample costs, or what is to be known.
+    /// What a sample costs, or another remark.
     how: String,
 }
 
+/// A signal that cannot be watched.
 #[derive(Debug, Serialize)]
-pub struct Not {
+pub struct Unavailable {
     pub what: &'static str,
     pub why: String,
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let mut report = Report { signals: Vec::new(), not: Vec::new() };
+    let mut list = SignalList { signals: Vec::new(), not: Vec::new() };
     match task_map::open() {
-        Ok(_) => report.add("task", "task-map", "who runs, at every sample"),
-        Err(error) => report.lack("task", &error.to_string()),
+        Ok(_) => list.add("task", "task-map", "the running task, in every sample"),
+        Err(error) => list.add_unavailable("task", &error.to_string()),
     }
     match (args.process, &args.program) {
-        (Some(process), _) => of_process(process, &mut report)?,
-        (None, Some(program)) => of_program(program, &mut report)?,
-        (None, None) => unreachable!("clap asks for one of them"),
+        (Some(process), _) => list_process(process, &mut list)?,
+        (None, Some(program)) => list_program(program, &mut list)?,
+        (None, None) => unreachable!("clap requires one of them"),
     }
     if let Some(like) = &args.like {
-        report.signals.retain(|row| row.name.contains(like));
+        list.signals.retain(|row| row.name.contains(like));
     }
     let rows = if args.like.is_some() { usize::MAX } else { ROWS };
-    output::print(out, args.json, &report, || report.text(rows))?;
+    output::print(out, args.json, &list, || list.text(rows))?;
     Ok(ExitCode::SUCCESS)
 }
 
-impl Report {
+impl SignalList {
     fn add(&mut self, name: impl Into<String>, source: &'static str, how: &str) {
         self.signals.push(Row { name: name.into(), source, how: how.to_owned() });
     }
 
-    fn lack(&mut self, what: &'static str, why: &str) {
-        self.not.push(Not { what, why: why.to_owned() });
+    fn add_unavailable(&mut self, what: &'static str, why: &str) {
+        self.not.push(Unavailable { what, why: why.to_owned() });
     }
 
     fn text(&self, most: usize) -> String {
@@ -106,9 +108,9 @@ impl Report {
         let mut text = table::lines(&["signal", "source", "how"], &rows);
         if self.signals.len() > most {
             let more = self.signals.len() - most;
-            text += &format!("and {more} more: --like TEXT finds some, --json has all\n");
+            text += &format!("and {more} more: --like TEXT filters them, --json lists all\n");
         }
-        for Not { what, why } in &self.not {
+        for Unavailable { what, why } in &self.not {
             text += &format!("not {what}: {why}\n");
         }
         text
@@ -117,108 +119,119 @@ impl Report {
     fn add_globals(&mut self, globals: &[Global], source: &'static str, how: &str) {
         let writable = globals.iter().filter(|one| one.kind == GlobalKind::Writable);
         for global in writable {
-            let fits = crate::signal::Width::of_size(global.size).is_some();
+            let fits = crate::signal_spec::Width::of_size(global.size).is_some();
             let bytes = if fits { String::new() } else { format!(", {} bytes", global.size) };
             self.add(global.name.clone(), source, &format!("{how}{bytes}"));
         }
     }
 
-    fn of_files(&mut self, program: &Symbols) {
-        match program.saying {
-            Some(Saying::Hooks) => {
-                self.add("function", "entries+returns", "a call of a hook at each");
+    fn add_build_features(&mut self, program: &Symbols) {
+        match program.reporting {
+            Some(FunctionReporting::Hooks) => {
+                self.add("function", "entries+returns", "a hook call at each entry and return");
             }
-            Some(Saying::EntriesAndReturns) => {
-                self.add("function", "entries+returns", "some stores at each");
+            Some(FunctionReporting::EntriesAndReturns) => {
+                self.add("function", "entries+returns", "some stores at each entry and return");
             }
-            Some(Saying::Entries) => {
-                self.add("function", "entries", "some stores at each; callers' shares are too low");
-                self.lack("returns of functions", RETURNS);
+            Some(FunctionReporting::Entries) => {
+                let how = "some stores at each entry; callers' shares are too low";
+                self.add("function", "entries", how);
+                self.add_unavailable("returns of functions", RETURNS);
             }
-            None => self.lack("function", FUNCTIONS),
+            None => self.add_unavailable("function", FUNCTIONS),
         }
-        if matches!(program.saying, Some(Saying::Entries | Saying::EntriesAndReturns)) {
-            match count::lacking() {
-                None => self.add("instructions, cycles", "entries", "of functions by --count-at"),
-                Some((why, _)) => self.lack("instructions, cycles", &why),
+        if matches!(
+            program.reporting,
+            Some(FunctionReporting::Entries | FunctionReporting::EntriesAndReturns)
+        ) {
+            match count::missing_counters() {
+                None => self.add("instructions, cycles", "entries", "of --count-at functions"),
+                Some((why, _)) => self.add_unavailable("instructions, cycles", &why),
             }
         }
         if program.has_tags {
-            self.add("tag", "source-tags", "one store a tag");
+            self.add("tag", "source-tags", "one store per tag");
         } else {
-            self.lack("tag", "say elfen_tag(\"parse\") of elfen_tag.h in its source");
+            self.add_unavailable("tag", "call elfen_tag(\"parse\") of elfen_tag.h in its source");
         }
     }
 }
 
-/// The same of a program, in short: for `elfen doctor`.
+/// What can be watched of a program, in short: for `elfen doctor`.
 #[derive(Debug, Serialize)]
-pub struct Allowed {
-    /// What can be seen of it, by name; globals by their number.
+pub struct WatchableSignals {
+    /// Names of signals; of globals only how many there are.
     pub signals: Vec<String>,
-    pub not: Vec<Not>,
+    pub not: Vec<Unavailable>,
 }
 
-/// `None` if there is no such program.
-pub fn allowed(name: &std::ffi::OsStr) -> Option<Allowed> {
-    let mut report = Report { signals: Vec::new(), not: Vec::new() };
-    of_program(name, &mut report).ok()?;
+/// Lists what can be watched of a program; `None` if there is no such program.
+pub fn watchable_signals(name: &std::ffi::OsStr) -> Option<WatchableSignals> {
+    let mut list = SignalList { signals: Vec::new(), not: Vec::new() };
+    list_program(name, &mut list).ok()?;
     let (globals, others): (Vec<Row>, Vec<Row>) =
-        report.signals.into_iter().partition(|row| row.source == "shared-at-start");
+        list.signals.into_iter().partition(|row| row.source == "shared-at-start");
     let mut signals: Vec<String> = others.into_iter().map(|row| row.name).collect();
     if !globals.is_empty() {
         signals.push(format!("{} globals, by name", globals.len()));
     }
-    Some(Allowed { signals, not: report.not })
+    Some(WatchableSignals { signals, not: list.not })
 }
 
-fn of_program(name: &std::ffi::OsStr, report: &mut Report) -> Result<(), Failure> {
+fn list_program(name: &std::ffi::OsStr, list: &mut SignalList) -> Result<(), Failure> {
     let file = reach::program_file(name).ok_or_else(|| {
-        let fix = "name one that PATH has, or its file";
+        let fix = "name a program in PATH, or its file";
         Failure::new(Status::Usage, format!("program {name:?}"), "it is not found", fix)
     })?;
     let Some(symbols) = Symbols::read(&file, &file) else {
-        report.lack("globals", "it is no 64-bit x86 program: a script's interpreter may be one");
+        let why = "it is not a 64-bit x86 program; if it is a script, name its interpreter";
+        list.add_unavailable("globals", why);
         return Ok(());
     };
-    report.of_files(&symbols);
+    list.add_build_features(&symbols);
     match inspect(name).and_then(|program| program.takes_a_library()) {
         Ok(()) => {
             let globals = reach::globals_of(&file);
-            report.add_globals(&globals, "shared-at-start", "a line transfer at most");
+            list.add_globals(&globals, "shared-at-start", "at most a line transfer");
         }
-        Err(reason) => report.lack("globals", &format!("it {reason}")),
+        Err(reason) => list.add_unavailable("globals", &format!("it {reason}")),
     }
     if symbols.globals.is_empty() {
-        report.lack("globals by name", "its symbols are stripped: install its debug symbols");
+        list.add_unavailable(
+            "globals by name",
+            "its symbols are stripped: install its debug symbols",
+        );
     }
     Ok(())
 }
 
-fn of_process(process: u32, report: &mut Report) -> Result<(), Failure> {
+fn list_process(process: u32, list: &mut SignalList) -> Result<(), Failure> {
     super::process::check_process(process)?;
     let mut layout = Layout::default();
-    layout.look(process);
-    if super::process::page_of(process).is_some() {
-        report.add("tag", "source-tags", "one store a tag");
-        report.add("value", "source-tags", "one store a value");
+    layout.update(process);
+    if super::process::find_thread_page(process).is_some() {
+        list.add("tag", "source-tags", "one store per tag");
+        list.add("value", "source-tags", "one store per value");
     }
     if let Ok((_, counters)) = elfen_machine::hsperf::counters(process) {
         for counter in counters {
-            report.add(format!("jvm:{}", counter.name), "mapped", "a load");
+            list.add(format!("jvm:{}", counter.name), "mapped", "a load");
         }
     }
     for mapping in elfen_instrument::remote::mappings(process).unwrap_or_default() {
         if !mapping.private && mapping.writable && mapping.file.is_some() {
             let size = mapping.range.end - mapping.range.start;
             let how = format!("{size} bytes: {}", mapping.name);
-            report.add(format!("map:{:#x}", mapping.range.start), "mapped", &how);
+            list.add(format!("map:{:#x}", mapping.range.start), "mapped", &how);
         }
     }
     let globals = globals_of(&layout);
-    report.add_globals(&globals, "read", "a system call each 100 us");
+    list.add_globals(&globals, "read", "a system call every 100 us");
     if globals.is_empty() {
-        report.lack("globals by name", "its symbols are stripped: install its debug symbols");
+        list.add_unavailable(
+            "globals by name",
+            "its symbols are stripped: install its debug symbols",
+        );
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! A recording as Firefox Profiler keeps profiles: columns of tables, of its format's version 62.
+//! Exports a recording as a profile of Firefox Profiler: tables by columns, format version 62.
 //!
-//! Each signal that has tags is a thread, each run a sample that weighs what it took; a gap has no
-//! stack. Signals that are numbers are counters.
+//! Each signal of tags becomes a thread. Each of its runs becomes a sample whose weight is the
+//! length of the run; a gap has no stack. Signals of numbers become counters.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use super::rows::{Row, names, rows, shown};
 use crate::recording::{Kind, Recording, State};
 
 const VERSION: u32 = 62;
-/// Of Gecko's own format, which every profile names.
+/// Version of the Gecko profile format, which every profile contains.
 const GECKO_VERSION: u32 = 24;
 
 #[derive(Serialize)]
@@ -29,7 +29,7 @@ struct Profile {
     threads: Vec<Value>,
 }
 
-/// Names, functions, frames and stacks: one of each for each name.
+/// The tables of names, functions, frames and stacks. Each name has one row in each table.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shared {
@@ -54,7 +54,8 @@ struct Samples {
 
 pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let mut known = Names::default();
-    let (mut threads, mut counters) = (Vec::new(), Vec::new());
+    let mut threads = Vec::new();
+    let mut counters = Vec::new();
     for (index, signal) in recording.head.signals.iter().enumerate() {
         match signal.kind {
             Kind::Tags => threads.push(thread(recording, index, &mut known)),
@@ -62,7 +63,7 @@ pub(super) fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()
         }
     }
     if threads.is_empty() {
-        // Counters are drawn with a thread.
+        // Firefox Profiler draws counters only with a thread.
         threads.push(about(recording, 0, "values", &Samples::default()));
     }
     let (libs, pages, overhead) = ([], [], []);
@@ -83,7 +84,7 @@ fn meta(recording: &Recording) -> Value {
         "version": GECKO_VERSION,
         "product": recording.head.program,
         "interval": ms(recording.head.period_ns.median.max(1)),
-        // Milliseconds since 1970, and the same moment since the machine began.
+        // Milliseconds since 1970, and the same moment by CLOCK_MONOTONIC.
         "startTime": ms(began.realtime_ns),
         "startTimeAsClockMonotonicNanosecondsSinceBoot": began.monotonic_ns,
         "processType": 0,
@@ -104,7 +105,8 @@ fn thread(recording: &Recording, index: usize, known: &mut Names) -> Value {
     let signal = &recording.head.signals[index];
     let names = names(signal);
     let mut samples = Samples { weight_type: "tracing-ms", ..Samples::default() };
-    let (mut last, mut stacks) = (0, HashMap::new());
+    let mut last = 0;
+    let mut stacks = HashMap::new();
     for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
         let stack = match state {
             State::Gap | State::NotRunning => None,
@@ -142,17 +144,21 @@ fn about(recording: &Recording, index: usize, name: &str, samples: &Samples) -> 
     })
 }
 
-/// A counter's samples are changes: their sum is the number.
+/// The samples of a counter are differences: their sum is the number.
 fn counter(recording: &Recording, index: usize) -> Value {
     let signal = &recording.head.signals[index];
     let name = &signal.name;
-    let (mut deltas, mut counts, mut last, mut before) = (Vec::new(), Vec::new(), 0, 0.0);
+    let mut deltas = Vec::new();
+    let mut counts = Vec::new();
+    let mut last = 0;
+    let mut before = 0.0;
     for Row { start_ns, state, .. } in rows(recording, index) {
         let State::Value(value) = state else { continue };
         let value = signal.number(value) as f64;
         deltas.push(ms(start_ns.saturating_sub(last)));
         counts.push(value - before);
-        (last, before) = (start_ns, value);
+        last = start_ns;
+        before = value;
     }
     json!({
         "name": name,
@@ -166,7 +172,7 @@ fn counter(recording: &Recording, index: usize) -> Value {
     })
 }
 
-/// Names by the number of their stack.
+/// Names, and the index of each in all tables.
 #[derive(Default)]
 struct Names {
     all: Vec<String>,

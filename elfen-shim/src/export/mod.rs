@@ -1,5 +1,5 @@
-//! A recording for other tools: rows for whoever computes, slices for viewers of traces, stacks of
-//! one function for flame graphs.
+//! Exports a recording for other tools: CSV rows for computations, slices for trace viewers, and
+//! folded stacks for flame graphs.
 
 mod firefox;
 mod rows;
@@ -15,17 +15,17 @@ use crate::recording::{Kind, Recording, Signal, State};
 use crate::symbols::NO_NAME;
 use rows::{Row, names, rows, shown};
 
-/// What `--as` takes.
+/// The values of `--as`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Form {
+pub enum ExportFormat {
     Csv,
     Perfetto,
     Firefox,
     Folded,
 }
 
-impl Form {
-    /// What its viewer still opens.
+impl ExportFormat {
+    /// The largest number of events that its viewer opens.
     pub fn events_max(self) -> usize {
         match self {
             Self::Csv | Self::Folded => usize::MAX,
@@ -35,23 +35,23 @@ impl Form {
     }
 }
 
-/// How many runs there are.
+/// The number of runs, which become events.
 pub fn events(recording: &Recording) -> usize {
     recording.runs.iter().map(Vec::len).sum()
 }
 
-/// `signals` are those that folded stacks are made of: see [`stacked`].
+/// Writes a recording. Folded stacks contain only `signals`: see [`stacked`].
 pub fn write(
     recording: &Recording,
-    form: Form,
+    format: ExportFormat,
     signals: &[usize],
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    match form {
-        Form::Csv => csv(recording, out),
-        Form::Perfetto => perfetto(recording, out),
-        Form::Firefox => firefox::write(recording, out),
-        Form::Folded => folded(recording, signals, out),
+    match format {
+        ExportFormat::Csv => csv(recording, out),
+        ExportFormat::Perfetto => perfetto(recording, out),
+        ExportFormat::Firefox => firefox::write(recording, out),
+        ExportFormat::Folded => folded(recording, signals, out),
     }
 }
 
@@ -74,13 +74,14 @@ fn csv(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn quoted(field: &str) -> String {
-    match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
-        false => field.to_owned(),
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
     }
 }
 
-/// Chrome's trace format: a slice a tag, a counter a number. Times are in microseconds.
+/// Chrome's trace format: tags are slices, numbers are counters. Times are in microseconds.
 fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     let process = recording.head.process;
     let began = recording.head.began.unwrap_or_default();
@@ -112,7 +113,7 @@ fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "]}}")
 }
 
-/// `program;signal;name NANOSECONDS`.
+/// Folded stacks: `program;signal;name NANOSECONDS`.
 fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::Result<()> {
     let mut times: BTreeMap<String, u64> = BTreeMap::new();
     for &index in signals {
@@ -130,17 +131,17 @@ fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::
     times.iter().try_for_each(|(stack, ns)| writeln!(out, "{stack} {ns}"))
 }
 
-/// What a flame graph is made of, unless the user says it. Each second is in one signal of these,
-/// so two of them in one graph would count it twice.
+/// The default signal of a flame graph is the first of these that has names. Every moment is in
+/// each of these signals, so a graph with two of them would count it twice.
 const STACKED: [&str; 4] = ["function", "tag", "task", "state"];
 
-/// A signal of several lanes or threads has a number behind its name.
+/// The name of a signal without the number of its lane or thread.
 fn base(signal: &Signal) -> &str {
     signal.name.split(['#', '@']).next().unwrap_or(&signal.name)
 }
 
-/// The signals that are stacked: all of one name, by their lanes or threads. The error has the
-/// names that there are.
+/// Finds the signals of a flame graph: all lanes or threads of one signal name. The error lists the
+/// available names.
 pub fn stacked(recording: &Recording, wanted: Option<&str>) -> Result<Vec<usize>, Vec<String>> {
     let all = recording.head.signals.iter().enumerate();
     let tags: Vec<(usize, &Signal)> = all.filter(|(_, one)| one.kind == Kind::Tags).collect();
@@ -148,7 +149,7 @@ pub fn stacked(recording: &Recording, wanted: Option<&str>) -> Result<Vec<usize>
         let its = tags.iter().filter(|(_, one)| base(one) == name || one.name == name);
         its.map(|(index, _)| *index).collect()
     };
-    let says = |index: &usize| {
+    let has_names = |index: &usize| {
         let names = &recording.head.signals[*index].names;
         names.iter().any(|(_, name)| name != NO_NAME)
     };
@@ -156,7 +157,7 @@ pub fn stacked(recording: &Recording, wanted: Option<&str>) -> Result<Vec<usize>
         Some(wanted) => of(wanted),
         None => {
             let mut each = STACKED.iter().map(|name| of(name));
-            each.find(|its| its.iter().any(says)).unwrap_or_default()
+            each.find(|its| its.iter().any(has_names)).unwrap_or_default()
         }
     };
     match (found.is_empty(), wanted) {

@@ -1,11 +1,11 @@
-//! Runs of a recording as other tools are given them: times from its beginning, and names.
+//! The runs of a recording as rows, which all export formats are made of.
 
 use std::collections::HashMap;
 
 use crate::recording::{Kind, Recording, Signal, State};
 use crate::symbols::NO_NAME;
 
-/// A run as it is written.
+/// A run of a signal, with times in nanoseconds from the start of the recording.
 pub(super) struct Row<'a> {
     pub(super) signal: &'a Signal,
     pub(super) start_ns: u64,
@@ -14,8 +14,7 @@ pub(super) struct Row<'a> {
     pub(super) samples: u64,
 }
 
-/// All runs of a signal, joined through gaps in which nothing changed; in nanoseconds from the
-/// recording's beginning.
+/// All runs of a signal, joined through gaps in which nothing changed.
 pub(super) fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = Row<'_>> {
     let (clock, signal) = (recording.head.clock, &recording.head.signals[index]);
     let first = recording.span().map_or(0, |(first, _)| first);
@@ -28,11 +27,12 @@ pub(super) fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = 
     })
 }
 
+/// The names of a signal's values.
 pub(super) fn names(signal: &Signal) -> HashMap<u64, &str> {
     signal.names.iter().map(|(value, name)| (*value, name.as_str())).collect()
 }
 
-/// The name or the number of a state.
+/// The name of a state, or its number.
 pub(super) fn shown(signal: &Signal, names: &HashMap<u64, &str>, state: State) -> String {
     match (state, signal.kind) {
         (State::Gap, _) => "(gap)".to_owned(),

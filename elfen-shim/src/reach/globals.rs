@@ -1,8 +1,8 @@
-//! Globals of a program that we start: found by name in its files, and shared from its start on.
+//! Finds globals of a program by name, and shares their pages with a program from its start.
 //!
-//! The pages that they lie in are copied to a memory file of ours by the preload library, and
-//! mapped from there at their own addresses, before the program runs. The file is sealed: nobody
-//! can cut it. A forked child gets a copy of its own; see `elfen-instrument/preload/src/shared.rs`.
+//! Before the program runs, the preload library copies the pages to a memory file and maps the file
+//! at the pages' own addresses. The file is sealed, so no process can shrink it. A forked child
+//! gets its own copy: see `elfen-instrument/preload/src/shared.rs`.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,28 +15,29 @@ use std::sync::atomic::AtomicU64;
 use object::elf::PT_INTERP;
 use object::read::elf::{ElfFile64, ProgramHeader};
 
+use super::location::{NumberLocation, ReachError};
 use super::mapped;
-use super::place::{Place, Unreached};
 use crate::recording::Source;
-use crate::signal::Width;
+use crate::signal_spec::Width;
 use crate::symbols::{Global, GlobalKind, Symbols};
 
 const PAGE: u64 = 4096;
-/// Pages that can be shared, which is more than eight numbers need.
+/// Pages that can be shared: more than eight numbers need.
 const PAGES_MAX: u64 = 16;
-/// Behind them stands a word for each: 0 until the page has the program's own values.
+/// A last page has a word for each shared page, which is 0 until that page holds the program's
+/// data.
 const BYTES: u64 = (PAGES_MAX + 1) * PAGE;
 
-/// A global by its name, with the type that it is read as.
+/// Finds a global by its name, and the type to read it as.
 pub fn find<'a>(
     all: &'a [Global],
     name: &str,
     offset: u64,
     width: Width,
-) -> Result<(&'a Global, Width), Unreached> {
-    let wrong = |why: String| Err(Unreached::Wrong(why));
+) -> Result<(&'a Global, Width), ReachError> {
+    let wrong = |why: String| Err(ReachError::Invalid(why));
     let short = |global: &Global| {
-        // Without its namespaces, where that is the name of one alone.
+        // The name without its namespaces, which must be unambiguous.
         global.name.rsplit("::").next() == Some(name)
     };
     let named: Vec<&Global> = all.iter().filter(|global| global.name == name).collect();
@@ -69,22 +70,22 @@ pub fn find<'a>(
         Some(width) => width,
         None => {
             return wrong(format!(
-                "{name:?} has {} bytes and is not one number: say which, as in {name}+8:u64",
+                "{name:?} has {} bytes and is not one number: name one, as in {name}+8:u64",
                 global.size
             ));
         }
     };
     if offset.saturating_add(width.bytes) > global.size {
         return wrong(format!(
-            "{name:?} has {} bytes, and {offset} is no place in it",
+            "{name:?} has {} bytes, so a number at offset {offset} does not fit",
             global.size
         ));
     }
-    crate::signal::aligned(global.address + offset, width).map_err(Unreached::Wrong)?;
+    crate::signal_spec::aligned(global.address + offset, width).map_err(ReachError::Invalid)?;
     Ok((global, width))
 }
 
-/// Names that a user may have meant, the nearest first.
+/// Similar names, most similar first.
 fn names_like<'a>(all: &'a [Global], name: &str) -> Vec<&'a str> {
     const NEAR: f64 = 0.85;
     const SUGGESTED: usize = 3;
@@ -96,7 +97,7 @@ fn names_like<'a>(all: &'a [Global], name: &str) -> Vec<&'a str> {
     near.into_iter().take(SUGGESTED).map(|(_, name)| name).collect()
 }
 
-/// The globals of a program that has not started, and of the libraries that it is linked with.
+/// Lists the globals of a program file and of the libraries that it is linked with.
 pub fn of_program(program: &Path) -> Vec<Global> {
     let mut files = vec![program.to_owned()];
     files.extend(libraries(program));
@@ -104,8 +105,8 @@ pub fn of_program(program: &Path) -> Vec<Global> {
     symbols.flat_map(|symbols| symbols.globals).collect()
 }
 
-/// As its loader lists them. The loader is asked and not the program: one that is static, or of
-/// another C library, would run.
+/// The libraries of a program, as its loader lists them. The loader is executed with `--list`,
+/// never the program itself: a static program, or one of another C library, would run.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let Some(interpreter) = interpreter(program) else { return Vec::new() };
     let mut loader = Command::new(interpreter);
@@ -119,7 +120,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     text.lines().filter_map(path).collect()
 }
 
-/// The loader that a program names, if it is glibc's.
+/// The loader of a program, if it is that of glibc.
 fn interpreter(program: &Path) -> Option<PathBuf> {
     let bytes = fs::read(program).ok()?;
     let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
@@ -142,44 +143,44 @@ pub struct SharedGlobals {
 struct Page {
     device: u64,
     inode: u64,
-    /// As the file has it.
+    /// The address in the file.
     address: u64,
 }
 
 impl SharedGlobals {
     pub fn new() -> std::io::Result<Self> {
-        // Not closed on exec: the program's preload library needs it, and closes it.
+        // Not closed on exec: the preload library in the program uses it and closes it.
         let flags = libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is NUL-terminated.
         let fd = unsafe { libc::memfd_create(c"elfen-globals".as_ptr(), flags) };
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made this descriptor, for us.
+        // SAFETY: memfd_create has just returned this descriptor, which has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(BYTES)?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: F_ADD_SEALS takes numbers.
+        // SAFETY: F_ADD_SEALS takes no pointers.
         if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } < 0 {
             return Err(std::io::Error::last_os_error());
         }
         Ok(Self { file, pages: Vec::new() })
     }
 
-    /// Shares the page of a global, and gives the number there.
+    /// Shares the page of a global, and returns where to read the number at `offset` in it.
     pub fn share(
         &mut self,
         global: &Global,
         offset: u64,
         width: Width,
-    ) -> Result<Place, Unreached> {
+    ) -> Result<NumberLocation, ReachError> {
         let about = fs::metadata(&global.path)?;
         let at = global.address + offset;
         let page = Page { device: about.dev(), inode: about.ino(), address: at & !(PAGE - 1) };
         let index = match self.pages.iter().position(|known| *known == page) {
             Some(index) => index,
             None if self.pages.len() as u64 >= PAGES_MAX => {
-                return Err(Unreached::Wrong("too many pages of globals".to_owned()));
+                return Err(ReachError::Invalid("too many pages of globals".to_owned()));
             }
             None => {
                 self.pages.push(page);
@@ -187,9 +188,9 @@ impl SharedGlobals {
             }
         };
         let in_file = index as u64 * PAGE + at % PAGE;
-        let word: &'static AtomicU64 = mapped::file_word(&self.file, in_file)?;
-        let ready = Some(mapped::file_word(&self.file, PAGES_MAX * PAGE + index as u64 * 8)?);
-        Ok(Place { word, offset: at % 8, width, source: Source::SharedAtStart, ready })
+        let word: &'static AtomicU64 = mapped::map_file_word(&self.file, in_file)?;
+        let ready = Some(mapped::map_file_word(&self.file, PAGES_MAX * PAGE + index as u64 * 8)?);
+        Ok(NumberLocation { word, offset: at % 8, width, source: Source::SharedAtStart, ready })
     }
 
     pub fn pages(&self) -> u64 {
@@ -200,8 +201,8 @@ impl SharedGlobals {
         self.pages.is_empty()
     }
 
-    /// What the preload library is told: the file, and where each of its pages belongs.
-    pub fn order(&self) -> String {
+    /// Arguments for the preload library: the descriptor of the file, and the address of each page.
+    pub fn preload_argument(&self) -> String {
         let pages = self.pages.iter();
         let page = |page: &Page| format!("{}:{}:{}", page.device, page.inode, page.address);
         let pages: Vec<String> = pages.map(page).collect();
@@ -209,7 +210,7 @@ impl SharedGlobals {
     }
 }
 
-/// The file of a program by the name that it is started by.
+/// Finds the file of a program, by its path or in PATH.
 pub fn program_file(program: &OsStr) -> Option<PathBuf> {
     let name = Path::new(program);
     if program.as_encoded_bytes().contains(&b'/') {
@@ -231,8 +232,8 @@ mod tests {
         Global { name: name.into(), path: path.into(), address, size: 8, kind }
     }
 
-    /// Goal: a global that is meant is found, and what cannot be watched is refused in so many
-    /// words. Method: a list with each kind.
+    /// Goal: a global is found by name, and one that cannot be watched is refused with the reason.
+    /// Method: a list with globals of each kind.
     #[test]
     fn globals_are_found_by_name() {
         use GlobalKind::{ReadOnly, ThreadLocal, Writable};

@@ -1,23 +1,24 @@
-//! What a program's first thread does as `/proc` has it: running or ready, asleep in a system call,
-//! or waiting for a device. It needs no right but that to look at one's own processes, and is
-//! coarse: a reading is a system call that takes a lock of the process, so it is made a tenth of a
-//! millisecond apart.
+//! The state of a program's first thread in `/proc`: running or ready, asleep in a system call, or
+//! waiting for a device.
+//!
+//! It needs no privileges for processes of the same user. It is coarse: a reading is a system call
+//! that takes a lock of the process, so there is one every 100 us.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A thread's state, and where it is put.
+/// Reads a thread's state into a word.
 #[derive(Debug)]
 pub struct ProcState {
     file: File,
-    /// The system call that it sleeps in, where this user may know.
+    /// The system call that the thread sleeps in, if this user may read it.
     call: Option<File>,
     pub word: &'static AtomicU64,
 }
 
-/// Letters of `/proc/PID/stat`, and what they are called here.
+/// Letters of `/proc/PID/stat`, and their names in the output.
 const STATES: [(u8, &str); 6] = [
     (b'R', "runs, or waits for a CPU"),
     (b'S', "sleeps"),
@@ -27,7 +28,7 @@ const STATES: [(u8, &str); 6] = [
     (b'Z', "has ended"),
 ];
 
-/// Calls that threads sleep in, with names; a table of all is no use here.
+/// System calls that threads often sleep in, with their names.
 const CALLS: [(libc::c_long, &str); 24] = [
     (libc::SYS_read, "read"),
     (libc::SYS_pread64, "pread"),
@@ -62,7 +63,8 @@ impl ProcState {
         Ok(Self { file: own("stat")?, call: own("syscall").ok(), word })
     }
 
-    /// Above the letter, the number of a call in the table, from 1.
+    /// The part of the word above the letter: the position of the call in `CALLS`, from 1; 0 for
+    /// other calls.
     fn call(&self) -> u64 {
         let mut line = [0; 32];
         let Some(Ok(count)) = self.call.as_ref().map(|file| file.read_at(&mut line, 0)) else {
@@ -103,19 +105,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_sleeps_is_seen_to() {
+    fn a_sleeping_thread_is_asleep_in_its_call() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let state = ProcState::open(child.id()).unwrap();
         let names = ProcState::names();
-        // The call that it sleeps in is either of two.
+        // sleep(1) uses one of two calls, which have the same name.
         let is_asleep =
             |value| names.iter().any(|(word, name)| *word == value && name == "sleeps: sleep");
         while !is_asleep(state.word.load(Relaxed)) {
-            state.fetch(); // It has to load itself first.
+            state.fetch(); // The process is still loading.
         }
         child.kill().unwrap();
         child.wait().unwrap();
         state.fetch();
-        assert!(is_asleep(state.word.load(Relaxed)), "of a thread that is gone, what was last");
+        assert!(is_asleep(state.word.load(Relaxed)), "the last state of a thread that has ended");
     }
 }

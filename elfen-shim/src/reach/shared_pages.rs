@@ -1,9 +1,10 @@
-//! Pages of a running process, shared with the observer and made private again.
+//! Shares pages of a running process with the observer, and makes them private again.
 //!
-//! A thread of the process makes a memory file and maps it over the pages, with their content. The
-//! mapping is MADV_DONTFORK: a forked child has a hole there until its tracer fills it with pages
-//! of the child's own. Without a tracer the child ends at its first touch of the hole, and the
-//! parent's memory stays right. A child with the mapping would write into its parent's memory.
+//! A traced thread of the process creates a memory file and maps it over the pages, with their
+//! content. The mapping is MADV_DONTFORK: a forked child has a hole there until its tracer fills
+//! the hole with pages of the child's own. Without a tracer, the child is killed at its first
+//! access to the hole, and the parent's memory stays intact. A child that inherited the mapping
+//! would write into its parent's memory.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -12,18 +13,20 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use elfen_instrument::remote::{Event, Group, Mapping, Memory, TouchError, mappings};
 use elfen_machine::process::share_memory;
 
-use super::place::Unreached;
+use super::location::ReachError;
 
 pub(super) const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;
-/// From a thread's pointer to both sides: what the C library keeps of it, which others may wait on.
+/// Bytes on both sides of a thread pointer that may be part of the thread's control block, which
+/// has words that other threads wait on.
 const THREAD_BYTES: u64 = 4096;
 const TRIES: u32 = 50;
-/// Not that of pages that are shared from a program's start: those have no keeper.
+/// Name of the memory file. It differs from that of pages that are shared from a program's start,
+/// which have no supervisor.
 const NAME: &[u8] = b"elfen-shared\0";
 const MAPPED_NAME: &str = "/memfd:elfen-shared";
 
-/// A page of the process, and where it is in the file.
+/// A page of the process, and its offset in the memory file.
 #[derive(Clone, Copy, Debug)]
 struct SharedPage {
     address: u64,
@@ -35,12 +38,13 @@ struct SharedPage {
 pub(super) struct SharedPages {
     pub(super) file: Option<File>,
     pages: Vec<SharedPage>,
-    /// Forked children, and those of a process with several threads: their pages are as they were
-    /// a moment after the fork.
+    /// The number of forked children, and of those forked while the process had several threads.
+    /// Their pages have the content of a moment after the fork.
     pub(super) children: (u64, u64),
 }
 
-/// Pages that an earlier run left shared, as its front and its keeper were killed together.
+/// Pages that an earlier run left shared, because its command and its page supervisor were killed
+/// together.
 pub(super) fn left_shared(all: &[Mapping]) -> impl Iterator<Item = u64> {
     let left = all.iter().filter(|one| is_ours(one));
     left.flat_map(|one| one.range.clone().step_by(PAGE_BYTES))
@@ -50,7 +54,7 @@ pub(super) fn is_ours(mapping: &Mapping) -> bool {
     !mapping.private && mapping.name.starts_with(MAPPED_NAME)
 }
 
-/// Whether a page is of a stack or of what the C library keeps of a thread.
+/// Returns whether a page is part of a thread's stack or control block.
 fn of_thread(page: u64, stacks: &[(u64, u64)], all: &[Mapping]) -> bool {
     let mapping = all.iter().find(|one| one.range.contains(&page));
     stacks.iter().any(|(stack, pointer)| {
@@ -67,17 +71,19 @@ impl SharedPages {
         Self { file: None, pages: pages.iter().zip(offsets).map(page).collect(), children: (0, 0) }
     }
 
-    pub(super) fn share(&mut self, group: &mut Group) -> Result<(), Unreached> {
-        let failed = |error: TouchError| Unreached::Failed(error.to_string());
+    /// Maps a memory file over the pages of a traced process.
+    pub(super) fn share(&mut self, group: &mut Group) -> Result<(), ReachError> {
+        let failed = |error: TouchError| ReachError::Failed(error.to_string());
         let thread = stop(group, |group, made| _ = group.adopt(made)).map_err(failed)?;
         let (stacks, all) = (group.stacks(), mappings(group.process)?);
         let mut addresses = self.pages.iter().map(|page| page.address);
         if let Some(page) = addresses.find(|page| of_thread(*page, &stacks, &all)) {
-            let why = format!("{page:#x} is of a thread's stack or control block");
-            return Err(Unreached::Wrong(why));
+            let why = format!("page {page:#x} is part of a thread's stack or control block");
+            return Err(ReachError::Invalid(why));
         }
         let (process, memory, pages) = (group.process, &group.memory, &self.pages);
-        // A place for the file's name, which is put back.
+        // The name of the file is written below a thread's stack for the call; the bytes there are
+        // restored.
         let name_at = stacks.first().map_or(0, |(stack, _)| stack.saturating_sub(1024) & !15);
         let file = group.calls(thread, |call| -> Result<File, TouchError> {
             let io = |what| move |error| TouchError::Call { what, error };
@@ -96,6 +102,7 @@ impl SharedPages {
         Ok(())
     }
 
+    /// Handles an event of the traced process: gives a forked child its own pages.
     pub(super) fn handle(&mut self, group: &mut Group, event: Event) {
         match event {
             Event::Made(made) => {
@@ -103,33 +110,35 @@ impl SharedPages {
                 if group.adopt(made) {
                     return;
                 }
-                // One of vfork has its parent's memory itself. Where the kernel does not tell,
-                // it is taken to have a copy.
+                // A child of vfork uses its parent's memory. Where the kernel does not report that,
+                // the child is assumed to have a copy.
                 if share_memory(group.process, made.cast_unsigned()) != Some(true) {
                     self.children.0 += 1;
                     self.children.1 += u64::from(threads > 1);
                     let own = Memory::open(made.cast_unsigned()).map_err(TouchError::Refused);
                     let own = own.and_then(|memory| self.private_in(group, made, &memory));
                     if own.is_err() {
-                        // It would go on with a hole in its memory.
-                        // SAFETY: kill takes numbers; it is our tracee, and so has its number.
+                        // The child would continue with a hole in its memory.
+                        // SAFETY: kill takes no pointers. The child is our stopped tracee, so its
+                        // id has not been reused.
                         unsafe { libc::kill(made, libc::SIGKILL) };
                     }
                 }
                 group.release_child(made);
             }
-            // Another program's memory has nothing of ours.
+            // The new program's memory has no shared pages.
             Event::Exec => self.pages.clear(),
             Event::Ended | Event::Other => {}
         }
     }
 
+    /// Makes all pages private again.
     pub(super) fn make_private(&mut self, group: &mut Group) -> Result<(), TouchError> {
         if self.pages.is_empty() {
             return group.stop(|group, made| _ = group.adopt(made));
         }
         let mut made_meanwhile = Vec::new();
-        let thread = stop_at_last(group, |made| made_meanwhile.push(made));
+        let thread = stop_persistently(group, |made| made_meanwhile.push(made));
         for made in made_meanwhile {
             self.handle(group, Event::Made(made));
         }
@@ -137,13 +146,14 @@ impl SharedPages {
         self.private_in(group, thread?, &memory)
     }
 
-    /// After another tracer's death: makes those pages private that the process still has from the
-    /// file. The tracer may have been at that, and the process may have written to others since.
-    pub(super) fn make_private_alone(&mut self, process: u32) -> Result<(), Unreached> {
+    /// Makes those pages private that are still mapped from the file, after the tracer was killed.
+    /// The tracer may have been killed while it made pages private, and the process may have
+    /// written to pages that are already private.
+    pub(super) fn make_private_after_tracer(&mut self, process: u32) -> Result<(), ReachError> {
         let Some(file) = &self.file else { return Ok(()) };
-        let failed = |error: TouchError| Unreached::Failed(error.to_string());
+        let failed = |error: TouchError| ReachError::Failed(error.to_string());
         let inode = file.metadata()?.ino();
-        // A process that has ended, or runs another program, has nothing left to repair.
+        // A process that has ended, or executes another program, has no shared pages left.
         let all = mappings(process).unwrap_or_default();
         let of_file = |one: &&Mapping| {
             is_ours(one) && one.file.as_ref().is_some_and(|(_, number)| *number == inode)
@@ -167,7 +177,7 @@ impl SharedPages {
     }
 }
 
-/// Replaces shared pages by pages of the process's own.
+/// Replaces shared pages by private pages with the same content.
 fn private(
     file: &File,
     memory: &Memory,
@@ -190,7 +200,7 @@ const RIGHTS: u64 = (libc::PROT_READ | libc::PROT_WRITE).unsigned_abs() as u64;
 
 type Call<'a> = &'a dyn Fn(&'static str, i64, [u64; 6]) -> Result<u64, TouchError>;
 
-/// Puts the file of a descriptor of the process in the place of its pages, with their content.
+/// Maps the memory file, which the process has open as `fd`, over the pages, with their content.
 fn map(
     process: u32,
     fd: u64,
@@ -203,7 +213,8 @@ fn map(
     let file = File::options().read(true).write(true).open(path).map_err(io("the memory file"))?;
     file.set_len(pages.len() as u64 * PAGE).map_err(io("the memory file"))?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: F_ADD_SEALS takes numbers. Without them, a process that maps the file could cut it.
+    // Without the seals, a process that has the file open could truncate it.
+    // SAFETY: F_ADD_SEALS takes no pointers.
     let _sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
     let flags = (libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs();
     for (index, &SharedPage { address, offset }) in pages.iter().enumerate() {
@@ -224,7 +235,7 @@ fn map(
     Ok(file)
 }
 
-/// Stops all threads, one of which can make calls.
+/// Stops all threads. Returns one that can make system calls.
 fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32, TouchError> {
     for _ in 0..TRIES {
         group.stop(&mut made)?;
@@ -236,9 +247,9 @@ fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32,
     Err(TouchError::Busy)
 }
 
-/// The same, also of a process with a thread that waits for its vfork: pages that stay shared are
-/// worse than several tries.
-fn stop_at_last(group: &mut Group, mut made: impl FnMut(i32)) -> Result<i32, TouchError> {
+/// Stops all threads like [`stop`], but keeps trying while a thread waits for its vfork child:
+/// pages that stay shared are worse than a delay.
+fn stop_persistently(group: &mut Group, mut made: impl FnMut(i32)) -> Result<i32, TouchError> {
     let mut tries = 0..TRIES;
     loop {
         match stop(group, |_, child| made(child)) {

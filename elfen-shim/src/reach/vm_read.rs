@@ -1,24 +1,24 @@
-//! Words of another process's private memory, read by a system call: for what nobody shares.
+//! Reads words of another process's private memory with a system call.
 //!
-//! A reading takes the process's lock of its mappings for a moment, so it is not for free: words
-//! are read a tenth of a millisecond apart, and not at the pace of samples.
+//! A reading briefly takes the lock of the process's mappings, so it costs the process something.
+//! It is made every 100 us, not with each sample.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Words of one process, and where they are put.
+/// Copies words of one process into local words.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct VmReader {
     process: libc::pid_t,
     addresses: Vec<u64>,
     values: Vec<u64>,
     words: Vec<&'static AtomicU64>,
-    /// Readings that the kernel refused: the memory is gone.
+    /// Readings that failed, because the memory is not there any more.
     pub failed: u64,
 }
 
-impl Reader {
-    /// A word at an address of a process. Tried once, so that a refusal is heard of.
+impl VmReader {
+    /// Adds the word at an address of a process. It is read once, so that a refusal is reported.
     pub fn add(&mut self, process: u32, at: u64) -> io::Result<&'static AtomicU64> {
         let word: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
         self.process = process.cast_signed();
@@ -43,7 +43,7 @@ impl Reader {
     }
 
     fn read(&mut self) -> io::Result<()> {
-        // Few, and on the stack: the loop allocates nothing.
+        // On the stack, because the sampling loop allocates nothing.
         let mut remote = [const { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }; 8];
         for (vector, &at) in remote.iter_mut().zip(&self.addresses) {
             let at = usize::try_from(at).unwrap_or(0);
@@ -52,8 +52,8 @@ impl Reader {
         let count = self.addresses.len().min(remote.len());
         let bytes = count * 8;
         let local = libc::iovec { iov_base: self.values.as_mut_ptr().cast(), iov_len: bytes };
-        // SAFETY: `local` is ours and has room for all that is read; remote addresses are the
-        // kernel's to check.
+        // SAFETY: `local` is the buffer `values`, which has eight bytes for each address. The
+        // kernel checks remote addresses.
         let read = unsafe {
             libc::process_vm_readv(self.process, &local, 1, remote.as_ptr(), count as u64, 0)
         };
@@ -78,7 +78,7 @@ mod tests {
     fn words_of_this_process_are_read() {
         let own = Box::new(AtomicU64::new(5));
         let at = std::ptr::from_ref(&*own).addr() as u64;
-        let mut reader = Reader::default();
+        let mut reader = VmReader::default();
         let word = reader.add(std::process::id(), at).unwrap();
         assert_eq!(word.load(Relaxed), 5);
         own.store(6, Relaxed);
@@ -86,6 +86,6 @@ mod tests {
         assert_eq!((word.load(Relaxed), reader.failed), (6, 0));
         assert!(reader.add(std::process::id(), 8).is_err(), "nothing is mapped there");
         reader.fetch();
-        assert_eq!(reader.failed, 0, "what was refused is not asked for again");
+        assert_eq!(reader.failed, 0, "a refused address is not read again");
     }
 }

@@ -1,6 +1,6 @@
-//! Goal: nothing that is in a file makes the reader crash, or take more memory than the file says.
-//! Method: recordings with bytes changed, and with checksums that fit what was changed; and what is
-//! no recording at all.
+//! Goal: no file makes the reader crash, or use much more memory than the file's size. Method:
+//! recordings with changed bytes, also with checksums that fit the change, and files that are not
+//! recordings.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use super::*;
 
 const STEP: u64 = 26;
 
-/// Of many runs of few tags, which are packed.
+/// A recording with many runs of few tags, which are packed.
 fn packed_file() -> Vec<u8> {
     let (mut pool, mut head) = (Pool::new(1 << 20, 1, false), head());
     let mut series = Series::new(0, Kind::Tags, STEP, 0);
@@ -28,23 +28,23 @@ fn packed_file() -> Vec<u8> {
     file
 }
 
-/// Goal: a file that says that it is older is read as an older one.
+/// Goal: a packed chunk in a file of an earlier version is refused.
 #[test]
-fn packed_chunks_are_of_the_fifth_version() {
+fn packed_chunks_need_version_five() {
     let mut packed = packed_file();
     assert!(Recording::parse(&packed).is_ok());
     packed[8] = 4;
     let refused = Recording::parse(&packed).unwrap_err().to_string();
-    assert!(refused.contains("does not begin as one does"), "{refused}");
+    assert!(refused.contains("does not begin with a chunk's mark"), "{refused}");
 }
 
-/// Where the chunks begin.
+/// The offset of the first chunk.
 fn behind_head(file: &[u8]) -> usize {
     20 + usize::try_from(u32::from_le_bytes(file[12..16].try_into().unwrap())).unwrap()
 }
 
-/// Bytes of a file are others, and where it is `mended`, a chunk's checksum is made to fit, so that
-/// what is behind it is reached.
+/// Changes bytes of a file and parses it. With `mended`, the checksum of the first chunk is
+/// corrected, so that the reader goes on.
 fn changed(whole: &[u8], changes: &[(usize, u8)], mended: bool) -> Result<(), TestCaseError> {
     let mut bytes = whole.to_vec();
     for (at, byte) in changes {
@@ -77,7 +77,7 @@ proptest::proptest! {
         changes in proptest::collection::vec((0usize..4000, any::<u8>()), 1..6),
         mended: bool,
     ) {
-        // Made once: most of the time of ten million cases would go there.
+        // Made once, because making it would take most of the time of ten million cases.
         static FILE: OnceLock<Vec<u8>> = OnceLock::new();
         changed(FILE.get_or_init(|| whole_file(300)), &changes, mended)?;
     }
@@ -118,7 +118,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn what_is_no_recording_is_refused() {
+fn other_files_are_refused() {
     let refused = |bytes: &[u8]| {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(bytes).unwrap();

@@ -1,4 +1,4 @@
-//! A recording, as it is written to a file.
+//! Writes a recording to a file.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use super::form::{
 use super::pack::pack;
 use super::pool::Pool;
 
-/// Writes it all; `out` is a file that was empty.
+/// Writes a whole file to `out`, which is empty.
 pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&MAGIC)?;
     out.write_all(&VERSION.to_le_bytes())?;
@@ -34,7 +34,7 @@ fn write_chunk(mark: u8, chunk: &ChunkHead, bytes: &[u8], out: &mut dyn Write) -
     out.write_all(bytes)
 }
 
-/// A chunk's head without the checksum.
+/// The bytes of a chunk's head without its checksum.
 pub(super) fn fields(mark: u8, head: &ChunkHead) -> Vec<u8> {
     let mut fields = vec![mark, head.series];
     fields.extend(head.first_ticks.to_le_bytes());
@@ -43,7 +43,8 @@ pub(super) fn fields(mark: u8, head: &ChunkHead) -> Vec<u8> {
     fields
 }
 
-/// The fuzzer changes bytes and knows no checksums: for it, all are 0.
+/// The checksum over a head and its payload. It is 0 for the fuzzer, which cannot compute checksums
+/// for the bytes that it changes.
 pub(super) fn checksum(fields: &[u8], bytes: &[u8]) -> u32 {
     if cfg!(fuzzing) {
         return 0;
@@ -54,7 +55,7 @@ pub(super) fn checksum(fields: &[u8], bytes: &[u8]) -> u32 {
     checksum.finalize()
 }
 
-/// Its length, the checksum, and the text.
+/// Writes the length of a JSON text, its checksum, and the text.
 fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> io::Result<()> {
     let text = serde_json::to_vec(value)?;
     let length = u32::try_from(text.len()).ok().filter(|_| text.len() <= JSON_BYTES);

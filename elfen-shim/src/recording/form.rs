@@ -1,60 +1,64 @@
-//! What recordings are made of: states, runs, signals, and what stands before and behind chunks.
+//! The parts of a recording: states, runs, signals, and the head, chunks and tail of a file.
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Moment};
 
-/// Of the file's form.
+/// Version of the file format. Earlier versions differ from the version after them:
+///
+/// - version 4 has no packed chunks;
+/// - version 3 has no short form of runs;
+/// - version 2 has times in steps of the clock;
+/// - version 1 has the distance of each run from the run before it, and the plain number of
+///   samples.
 pub const VERSION: u32 = 5;
-/// The fourth has no packed chunks; the third no short form of runs; the second has times in steps
-/// of the clock; the first's runs have the distance from the one before them, and samples as they
-/// are.
 pub(super) const VERSION_OF_DISTANCES: u32 = 1;
 pub(super) const VERSION_OF_SHORT_RUNS: u32 = 4;
 pub(super) const VERSION_OF_PACKED_CHUNKS: u32 = 5;
-/// How a file begins.
+/// The first bytes of a file.
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
-/// Bytes of a chunk of runs, at most.
+/// Bytes of a chunk's runs, at most.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
-/// Bytes of head or tail, at most.
+/// Bytes of a head or tail, at most.
 pub(super) const JSON_BYTES: usize = 4 << 20;
-/// Runs of a file, at most: as many as one of the greatest length had before chunks were packed.
+/// Runs of a file, at most: as many as the largest file held before chunks were packed. It bounds
+/// the memory that packed chunks can make the reader use.
 pub(super) const RUNS_MAX: u64 = 1 << 31;
-/// Different tags of one signal; further ones are [`State::Other`].
+/// Tags of a chunk, at most. Further ones are [`State::Other`].
 pub(super) const TAGS_MAX: usize = 4096;
 
-/// What a signal was from some moment on.
+/// The state of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum State {
-    /// Nobody looked.
+    /// No samples were taken.
     Gap,
-    /// The thread whose signal it is did not run.
+    /// The thread of this signal did not run.
     NotRunning,
-    /// A tag beyond those that a recording can tell apart.
+    /// A tag beyond the number that a chunk can hold.
     Other,
     Value(u64),
 }
 
-/// The same state in some samples in a row. It ends where the next run starts.
+/// Consecutive samples of one state. A run ends where the next one starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     pub start_ticks: u64,
     pub state: State,
-    /// Of a gap: 1 if the observer has proven that nothing changed in it, else 0.
+    /// For a gap: 1 if the observer has proven that nothing changed in it, else 0.
     pub samples: u64,
 }
 
-/// What a signal's values mean.
+/// What the values of a signal mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Names of what is done: few, and each comes back.
+    /// Values with names: tags, functions or tasks. There are few, and each recurs.
     Tags,
     /// Numbers.
     Values,
 }
 
-/// Where a signal came from.
+/// How a signal was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -77,99 +81,100 @@ pub struct Signal {
     pub name: String,
     pub source: Source,
     pub kind: Kind,
-    /// Whether its numbers can be negative: a value is the number's 64-bit two's complement then.
+    /// Whether its numbers can be negative. Values are then 64-bit two's complement.
     #[serde(default)]
     pub signed: bool,
-    /// Names of values, where they have any.
+    /// Names of values that have names.
     pub names: Vec<(u64, String)>,
 }
 
 impl Signal {
-    /// The number that a value of this signal is.
+    /// Interprets a value as a signed or unsigned number.
     pub fn number(&self, value: u64) -> i128 {
         if self.signed { value.cast_signed().into() } else { value.into() }
     }
 }
 
-/// What stands before the chunks.
+/// The head of a recording, which precedes its chunks.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Head {
     pub program: String,
     pub process: u32,
-    /// Whether forked children of it were observed as well.
+    /// Whether its forked children were observed too.
     #[serde(default)]
     pub children: bool,
     pub machine: String,
-    /// Lanes that were observed, and the one that the first observer had.
+    /// The observed lanes.
     pub on: String,
+    /// The CPU of the first observer.
     pub from: u32,
-    /// If there were several; earlier recordings had one.
+    /// All observers, if there were several. Earlier recordings had one.
     #[serde(default)]
-    pub observers: Vec<Observing>,
+    pub observers: Vec<ObserverHead>,
     pub clock: Clock,
-    /// When its first run began; earlier recordings do not tell.
+    /// When the first run began; missing in earlier recordings.
     #[serde(default)]
     pub began: Option<Moment>,
-    /// 0 for as fast as it goes; `None` if it followed the cost.
+    /// 0 for `--period max`; `None` for `--period auto`.
     pub asked_period_ns: Option<u64>,
     pub line_round_trip_ns: Option<u64>,
     pub signals: Vec<Signal>,
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
-    /// How long the observed was stopped; earlier recordings know of no such thing.
+    /// How long the process was stopped to share its pages; missing in earlier recordings.
     #[serde(default)]
     pub stopped_ns: u64,
-    /// Of that, at the end; earlier recordings do not tell it apart.
+    /// The part of `stopped_ns` at the end of the run; missing in earlier recordings.
     #[serde(default)]
     pub stopped_at_end_ns: u64,
     pub missed_switches: Option<u64>,
-    /// Threads that found no slot to say what they do.
+    /// Threads that found no free slot on the page of threads.
     pub refused_threads: u64,
-    /// Functions that say by code at their entries that they run; earlier recordings have none.
+    /// Functions that report by code at their entries that they run; missing in earlier recordings.
     #[serde(default)]
     pub entries: u64,
-    /// Those among them that another cannot be told from, and that say nothing.
+    /// Functions that do not report because their address has the lower half of another's.
     #[serde(default)]
     pub ambiguous: u64,
-    /// Whether each sample is a run of its own.
+    /// Whether each sample is a run of its own (`--keep samples`).
     #[serde(default)]
     pub keeps_samples: bool,
-    /// Gaps that are no longer are taken to change nothing.
+    /// Gaps of at most this length count as without a change (`--bridge`).
     #[serde(default)]
     pub bridge_ns: u64,
     pub rates: Vec<RateFigure>,
     pub dte: Option<Dte>,
     pub cost: Option<Cost>,
-    /// Why there is no cost.
+    /// Why `cost` is missing although it was requested.
     pub cost_unknown: String,
-    /// Why the recording ended.
+    /// Why the recording ended early, or what else is wrong with it; empty otherwise.
     pub ended: String,
     pub exit_status: Option<i32>,
 }
 
-/// One of several observers: its signals follow those of the one before it.
+/// One of several observers. Its signals follow those of the observer before it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Observing {
+pub struct ObserverHead {
     pub from: u32,
     pub on: String,
     pub signals: usize,
 }
 
 impl Head {
-    /// The first signal of each observer: who had a gap had it in all of its signals.
+    /// The first signal of each observer. All signals of an observer have the same gaps.
     pub fn firsts(&self) -> Vec<usize> {
-        let mut behind = 0;
+        let mut next = 0;
         let firsts = self.observers.iter().map(|observer| {
-            behind += observer.signals;
-            behind - observer.signals
+            next += observer.signals;
+            next - observer.signals
         });
         let firsts: Vec<usize> = firsts.collect();
         if firsts.is_empty() { vec![0] } else { firsts }
     }
 }
 
-/// What time passed between two samples.
+/// The time between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Periods {
     /// See `asked_period_ns` of [`Head`].
@@ -178,7 +183,7 @@ pub struct Periods {
     pub p99: u64,
 }
 
-/// A rate, in the samples of one tag.
+/// The distribution of a rate under one tag.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RateFigure {
     pub name: String,
@@ -189,7 +194,7 @@ pub struct RateFigure {
     pub kept_percent: f64,
 }
 
-/// What double-time error left of the rates.
+/// The result of filtering rates by double-time error.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Dte {
     pub tolerance_percent: u64,
@@ -200,7 +205,7 @@ pub struct Dte {
     pub shrunk: u64,
 }
 
-/// What observing cost the observed.
+/// What observation cost the observed program, in percent: the median, and its 95 % interval.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cost {
     pub median: f64,
@@ -208,13 +213,13 @@ pub struct Cost {
     pub high: f64,
 }
 
-/// What stands behind the chunks of a file that is whole.
+/// The tail of a file, which follows its chunks. A truncated file has none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Tail {
     pub(super) chunks: u64,
 }
 
-/// How a chunk begins.
+/// The head of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChunkHead {
     /// Index of the signal.
@@ -227,12 +232,12 @@ pub struct ChunkHead {
 /// Bytes of a chunk's head in a file: mark, signal, first tick, runs, bytes, checksum.
 pub(super) const CHUNK_HEAD_BYTES: usize = 1 + 1 + 8 + 4 + 4 + 4;
 pub(super) const CHUNK_MARK: u8 = b'R';
-/// Of a chunk whose bytes are packed.
+/// The mark of a chunk whose bytes are packed.
 pub(super) const PACKED_MARK: u8 = b'P';
 pub(super) const TAIL_MARK: u8 = b'T';
 
-/// How many samples a run of so many steps has, by how many those before it had: so a number takes
-/// a byte that says how far it is off, however long the run is.
+/// Samples per unit of time, from earlier runs. It predicts the number of samples of a run from the
+/// run's length. Only the difference is written, which takes one byte however long the run is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Pace(pub(super) u64);
 
@@ -250,14 +255,14 @@ impl Pace {
     }
 }
 
-/// Nearly all runs of tags are of one that is known, and have as many samples as is foretold, or
-/// one more or less: tag and difference are one number, and so a byte for the first tags of a
-/// chunk. Its lowest bit tells it from the code of a state.
+/// The lowest bit of a run in short form. Nearly all runs of tags have a tag that the chunk has
+/// defined, and the predicted number of samples or one more or less. The short form has tag and
+/// difference in one number: one byte for the first tags of a chunk.
 pub(super) const SHORT: u64 = 1;
-/// Differences that have a short form, as [`super::varint::zigzag`] has them: from 0 on.
+/// Differences that the short form can express, as encoded by [`super::varint::zigzag`].
 pub(super) const SHORT_DIFFERENCES: u64 = 3;
 
-/// Codes of states, in the two lowest bits beside the samples.
+/// Codes of states: the two lowest bits of the number that also has the samples.
 pub(super) const GAP: u64 = 0;
 pub(super) const NOT_RUNNING: u64 = 1;
 pub(super) const OTHER: u64 = 2;

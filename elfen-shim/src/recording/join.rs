@@ -1,21 +1,21 @@
-//! Runs joined through gaps in which nothing changed.
+//! Joins runs through gaps in which nothing changed.
 //!
-//! The observer's own timer interrupts cut each longer run into pieces of a tick. A piece and the
-//! next one are the same run if that is proven:
+//! The timer interrupts of the observer's own CPU cut each long run into pieces. Two pieces belong
+//! to the same run if there is a proof:
 //!
-//! - for the task of a lane, by the lane's count of switches, which the observer compares;
-//! - for a number that never shrinks, by the same number on both sides of the gap.
+//! - for the task of a lane: the lane's count of switches, which the observer compares;
+//! - for a number that never shrinks: the same number on both sides of the gap.
 //!
-//! Equal tags on both sides prove nothing, as another tag may have lain between. The user may
-//! decide that no such change fits into a gap of some length: `--bridge`.
+//! Equal tags on both sides prove nothing, as another tag may lie between them. With `--bridge`,
+//! the user declares that no change fits into a gap of some length.
 
 use super::form::{Head, Kind, Run, Signal, State};
 use super::read::Recording;
 
-/// A gap in which nothing changed, as the observer has proven, has this instead of samples.
+/// The `samples` of a gap in which nothing changed, as the observer has proven.
 pub(super) const PROVEN: u64 = 1;
 
-/// What joins the runs of a signal.
+/// When to join the runs of a signal.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     joins: bool,
@@ -36,21 +36,22 @@ impl Rule {
         }
     }
 
-    /// Whether what was in `state` on both sides of a gap was so in between.
+    /// Returns whether a signal with `state` on both sides of a gap had it in the gap too.
     fn spans(self, gap: &Gap, state: State) -> bool {
         let is_proven = gap.proven || (self.never_shrinks && matches!(state, State::Value(_)));
         self.joins && (is_proven || gap.ticks <= self.bridge_ticks)
     }
 }
 
-/// One gap after another: what a single sample between them saw may have been at either's end.
+/// Adjacent gaps. A single sample may lie between two of them, which proves nothing: the observer
+/// may have been delayed before or after it read the words.
 #[derive(Clone, Copy, Debug)]
 struct Gap {
     proven: bool,
     ticks: u64,
 }
 
-/// All gaps from here on, and the run behind them, with its end. `None` where none comes next.
+/// Takes all gaps that come next, and the run after them with its end; `None` if there are none.
 fn behind_gaps(ahead: &mut impl Iterator<Item = (Run, u64)>) -> Option<(Gap, Run, u64)> {
     let mut gaps: Option<Gap> = None;
     loop {
@@ -69,7 +70,7 @@ fn behind_gaps(ahead: &mut impl Iterator<Item = (Run, u64)>) -> Option<(Gap, Run
 impl Recording {
     /// A signal's runs with their ends, joined through gaps in which nothing changed.
     pub fn joined(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
-        let mut rest = self.stretches(signal);
+        let mut rest = self.runs_with_ends(signal);
         let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
         let rule = self.head.signals.get(signal).map(|signal| Rule::of(&self.head, signal, runs));
         let joined = move || {
@@ -81,7 +82,8 @@ impl Recording {
                         if next.state == run.state && rule.spans(&gaps, run.state) =>
                     {
                         run.samples = run.samples.saturating_add(next.samples);
-                        (end, rest) = (next_end, ahead);
+                        end = next_end;
+                        rest = ahead;
                     }
                     _ => break,
                 }
@@ -116,10 +118,10 @@ mod tests {
         recording.joined(0).map(|(run, end)| (run.start_ticks, end, run.state)).collect()
     }
 
-    /// Goal: only what is proven is joined. Method: the same pieces as tags with a proof, as tags
-    /// without, as a number that grows, and as one that shrinks later.
+    /// Goal: only pieces with a proof are joined. Method: the same pieces as tags with a proof, as
+    /// tags without one, as a number that grows, and as a number that shrinks later.
     #[test]
-    fn pieces_are_joined_where_nothing_changed() {
+    fn only_pieces_with_a_proof_are_joined() {
         use State::{Gap, Value};
         let pieces = |proven, last| {
             [
@@ -143,7 +145,7 @@ mod tests {
         assert_eq!(rows(&of(Kind::Tags, false, 0, 4)), cut(4));
         assert_eq!(rows(&of(Kind::Values, false, 0, 4)), whole(4));
         assert_eq!(rows(&of(Kind::Values, false, 0, 2)), cut(2));
-        // -1 is less than 3, though its 64 bits are more.
+        // -1 is less than 3, although its 64 bits are greater as an unsigned number.
         assert_eq!(rows(&of(Kind::Values, true, 0, u64::MAX)), cut(u64::MAX));
         let twice = |second| {
             let gaps = [(10, Gap, PROVEN), (11, Gap, second)];

@@ -1,73 +1,86 @@
-//! Memory for chunks, had before the first sample, so that an observer asks the kernel for nothing;
-//! of a large recording, the first part.
+//! The memory of a recording's chunks. It is allocated before the first sample, so that the
+//! observer needs nothing from the kernel. Only the first part of a large pool is also touched.
 
 use super::form::{CHUNK_BYTES, ChunkHead};
 
-/// All chunks of a recording while it is made.
+/// All chunks of a recording in the making.
 #[derive(Debug)]
 pub struct Pool {
     memory: Vec<u8>,
     chunks: Vec<ChunkHead>,
-    /// Chunks in the order in which they were begun; with `keeps_last` a ring.
+    /// The number of chunks begun so far. They are used in order; with `keeps_last` as a ring.
     begun: u64,
     keeps_last: bool,
-    /// Asks for more memory when it is full: what was recorded is written, and nobody looks.
+    /// Whether to allocate more memory when it is full. Only while no samples are taken.
     grows: bool,
-    /// The chunk that each signal writes.
+    /// The chunk that each signal writes to.
     open: Vec<Option<usize>>,
-    /// Of other observers of the same run: their signals follow this one's.
+    /// Pools of other observers of the same run. Their signals follow those of this pool.
     others: Vec<Pool>,
 }
 
-/// Memory that is written once before the first sample, so that no page is missing later. That
-/// takes 2 s a gigabyte in a virtual machine. Behind it, pages are had as they are reached, which
-/// takes some microseconds for 4 KiB of runs.
+/// Bytes that are written once before the first sample, so that they cause no page faults later.
+/// That takes 2 s per gigabyte in a virtual machine. Pages after them are faulted in when they are
+/// needed, which takes some microseconds for 4 KiB of runs.
 const PREPARED_BYTES: usize = 64 << 20;
 
-/// There is no chunk left.
+/// No chunk is left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
 const NONE: ChunkHead = ChunkHead { series: 0, first_ticks: 0, runs: 0, bytes: 0 };
 
 impl Pool {
-    /// At most `bytes`, and a few chunks for each signal at least. With `keeps_last`, the newest
-    /// chunks take the place of the oldest.
+    /// Allocates `bytes`, but at least a few chunks for each signal. With `keeps_last`, new chunks
+    /// replace the oldest ones.
     pub fn new(bytes: usize, signals: usize, keeps_last: bool) -> Self {
         let count = (bytes / CHUNK_BYTES).max(signals * 2 + 2);
         let mut memory = vec![0_u8; count * CHUNK_BYTES];
         let prepared = memory.iter_mut().take(PREPARED_BYTES).step_by(4096);
         prepared.for_each(|byte| *byte = std::hint::black_box(1));
-        let (chunks, open) = (vec![NONE; count], vec![None; signals]);
-        Self { memory, chunks, begun: 0, keeps_last, grows: false, open, others: Vec::new() }
+        Self {
+            memory,
+            chunks: vec![NONE; count],
+            begun: 0,
+            keeps_last,
+            grows: false,
+            open: vec![None; signals],
+            others: Vec::new(),
+        }
     }
 
-    /// Of as many chunks as it takes.
+    /// A pool that allocates chunks as they are needed.
     pub(super) fn growing(signals: usize) -> Self {
-        let (memory, chunks, open) = (Vec::new(), Vec::new(), vec![None; signals]);
-        let (keeps_last, grows, others) = (false, true, Vec::new());
-        Self { memory, chunks, begun: 0, keeps_last, grows, open, others }
+        Self {
+            memory: Vec::new(),
+            chunks: Vec::new(),
+            begun: 0,
+            keeps_last: false,
+            grows: true,
+            open: vec![None; signals],
+            others: Vec::new(),
+        }
     }
 
-    /// Both, each as it is; the other's signals are numbered behind this one's.
-    pub fn beside(mut self, other: Self) -> Self {
+    /// Adds the pool of another observer. Its signals are numbered after those of this pool.
+    pub fn with_observer(mut self, other: Self) -> Self {
         self.others.push(other);
         self
     }
 
-    /// Whether some more samples of all signals could fill it.
+    /// Returns whether a few more samples of all signals could fill the pool.
     pub fn is_nearly_full(&self) -> bool {
         self.begun + 2 * self.open.len() as u64 > self.chunks.len() as u64
     }
 
-    /// Forgets all chunks; who writes one must begin another.
+    /// Discards all chunks. Each series must then begin a new chunk.
     pub fn clear(&mut self) {
         self.chunks.fill(NONE);
         self.open.fill(None);
         self.begun = 0;
     }
 
-    /// A chunk for a signal, in place of the one that it has.
+    /// Begins a new chunk for a signal, which replaces its present one.
     pub(super) fn begin(&mut self, series: u8, first_ticks: u64) -> Result<usize, Full> {
         if self.grows {
             self.memory.resize(self.memory.len() + CHUNK_BYTES, 0);
@@ -80,7 +93,7 @@ impl Pool {
             }
             let chunk = usize::try_from(self.begun % count).unwrap_or(0);
             self.begun += 1;
-            // Others may be at work on an old one.
+            // In a ring, an old chunk may still be the present one of another signal.
             let taken = self.open.iter().enumerate();
             let mut taken = taken.filter(|(index, _)| *index != usize::from(series));
             if !taken.any(|(_, open)| *open == Some(chunk)) {
@@ -94,7 +107,7 @@ impl Pool {
         Ok(chunk)
     }
 
-    /// The bytes of a chunk that are not written yet, and its head.
+    /// The head of a chunk, and its bytes that are not written yet.
     #[inline(always)]
     pub(super) fn rest(&mut self, chunk: usize) -> (&mut ChunkHead, &mut [u8]) {
         let head = &mut self.chunks[chunk];
@@ -103,7 +116,7 @@ impl Pool {
         (head, &mut self.memory[at + written..at + CHUNK_BYTES])
     }
 
-    /// All chunks that have runs, each signal's in order.
+    /// All chunks that have runs, by their first tick.
     pub fn chunks(&self) -> Vec<(ChunkHead, &[u8])> {
         let mut found: Vec<(ChunkHead, &[u8])> = self
             .chunks
@@ -117,9 +130,9 @@ impl Pool {
             .collect();
         let mut signals = self.open.len();
         for other in &self.others {
-            let behind = u8::try_from(signals).unwrap_or(u8::MAX);
+            let first = u8::try_from(signals).unwrap_or(u8::MAX);
             found.extend(other.chunks().into_iter().map(|(head, bytes)| {
-                (ChunkHead { series: head.series.saturating_add(behind), ..head }, bytes)
+                (ChunkHead { series: head.series.saturating_add(first), ..head }, bytes)
             }));
             signals += other.open.len();
         }

@@ -1,5 +1,4 @@
-//! A recording, as it is read back: from memory that was just written, or from a file that anybody
-//! may have made.
+//! Reads recordings: from memory that was just written, or from a file, which is untrusted input.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,49 +17,50 @@ use super::pool::Pool;
 use super::varint::{take, unzigzag};
 use crate::observe::{OBSERVERS_MAX, WORDS_MAX};
 
-/// Bytes of a file, at most: it is read into memory.
+/// Bytes of a file, at most, because all of it is read into memory.
 const FILE_BYTES: u64 = 4 << 30;
 
-const NO_SIGNAL: &str = "there is no such signal";
+const NO_SIGNAL: &str = "its signal does not exist";
 
-/// Why a file is no recording.
+/// Why a recording cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it is no file but a {0}")]
+    #[error("it is a {0}, not a file")]
     NoFile(&'static str),
     #[error("it is empty")]
     Empty,
     #[error("it has {0} bytes, more than {FILE_BYTES}")]
     TooLong(u64),
-    #[error("it does not begin as a recording does")]
+    #[error("it is not a recording: it does not begin with ELFNSHIM")]
     Magic,
-    #[error("it is of version {0}; this build reads {VERSION} and those before it")]
+    #[error("it is of version {0}; this build reads versions up to {VERSION}")]
     Version(u32),
     #[error("it ends before its first chunk")]
     CutInHead,
     #[error("its head is damaged: {0}")]
     Head(&'static str),
-    #[error("its head is no JSON of ours: {0}")]
+    #[error("its head is not the expected JSON: {0}")]
     Json(#[from] serde_json::Error),
     #[error("its chunk at byte {at} is damaged: {why}")]
     Chunk { at: usize, why: &'static str },
 }
 
-/// What a recording holds.
+/// A whole recording.
 #[derive(Debug)]
 pub struct Recording {
     pub head: Head,
-    /// Runs of each signal, in order; each ends where the next starts, the last at `end_ticks`.
+    /// Runs of each signal, in order. Each run ends where the next one starts. The last run is a
+    /// gap that only marks the end.
     pub runs: Vec<Vec<Run>>,
-    /// How many bytes at its end are missing, if it was cut.
+    /// Whether the file was truncated.
     pub cut: bool,
 }
 
 /// Opens and reads a file.
 pub fn open(path: &Path) -> Result<Recording, ReadError> {
-    // A FIFO would keep us waiting.
+    // Opening a FIFO would otherwise wait for a writer.
     let options = libc::O_NONBLOCK | libc::O_CLOEXEC;
     let file = File::options().read(true).custom_flags(options).open(path)?;
     let about = file.metadata()?;
@@ -77,7 +77,7 @@ pub fn open(path: &Path) -> Result<Recording, ReadError> {
 }
 
 impl Recording {
-    /// What was just recorded.
+    /// Reads the chunks that were just recorded.
     pub fn of(head: Head, pool: &Pool) -> Result<Self, ReadError> {
         let mut recording = Self::empty(head)?;
         for (chunk, bytes) in pool.chunks() {
@@ -94,15 +94,16 @@ impl Recording {
             (one.signals > 0).then(|| sum.checked_add(one.signals)).flatten()
         });
         if !head.observers.is_empty() && of_all != Some(head.signals.len()) {
-            return Err(ReadError::Head("observers of other signals"));
+            return Err(ReadError::Head("its observers do not have all signals"));
         }
         if head.clock.ticks_per_second == 0 || head.clock.step_ticks == 0 {
-            return Err(ReadError::Head("a clock that stands still"));
+            return Err(ReadError::Head("its clock has no rate or no step"));
         }
         let runs = head.signals.iter().map(|_| Vec::new()).collect();
         Ok(Self { head, runs, cut: false })
     }
 
+    /// Reads the bytes of a file.
     pub fn parse(bytes: &[u8]) -> Result<Self, ReadError> {
         let mut rest = bytes;
         let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
@@ -120,7 +121,8 @@ impl Recording {
             Json::Wrong(why) => return Err(ReadError::Head(why)),
         };
         let mut recording = Self::empty(head)?;
-        let (mut chunks, mut runs) = (0, 0);
+        let mut chunks = 0;
+        let mut runs = 0;
         loop {
             let at = bytes.len() - rest.len();
             let wrong = |why| ReadError::Chunk { at, why };
@@ -134,7 +136,7 @@ impl Recording {
                         Json::Text(text) => {
                             let tail: Tail = serde_json::from_slice(text)?;
                             if tail.chunks != chunks || !rest.is_empty() {
-                                return Err(wrong("its tail tells of other chunks"));
+                                return Err(wrong("the tail has another number of chunks"));
                             }
                         }
                         Json::Cut => recording.cut = true,
@@ -142,7 +144,7 @@ impl Recording {
                     }
                     break;
                 }
-                Some(_) => return Err(wrong("it does not begin as one does")),
+                Some(_) => return Err(wrong("it does not begin with a chunk's mark")),
             };
             let Some((chunk, sum)) = chunk_head(&mut rest) else { break recording.cut = true };
             let length = usize::try_from(chunk.bytes).unwrap_or(usize::MAX);
@@ -152,11 +154,11 @@ impl Recording {
             let Some(payload) = rest.get(..length) else { break recording.cut = true };
             rest = &rest[length..];
             if checksum(&fields(mark, &chunk), payload) != sum {
-                return Err(wrong("its checksum is another"));
+                return Err(wrong("its checksum is wrong"));
             }
             runs += u64::from(chunk.runs);
             if runs > RUNS_MAX {
-                return Err(wrong("there are too many runs"));
+                return Err(wrong("the file has too many runs"));
             }
             if mark == PACKED_MARK {
                 let signal = recording.head.signals.get(usize::from(chunk.series));
@@ -171,7 +173,7 @@ impl Recording {
         Ok(recording)
     }
 
-    /// Takes over the runs of one chunk.
+    /// Adds the runs of one chunk.
     fn add(
         &mut self,
         chunk: &ChunkHead,
@@ -183,9 +185,10 @@ impl Recording {
         let (runs, kind, step) = (&mut self.runs[index], signal.kind, self.head.clock.unit());
         let mut ticks = chunk.first_ticks;
         if runs.last().is_some_and(|last| last.start_ticks > ticks) {
-            return Err("it is from before the one before it");
+            return Err("it begins before the end of the previous chunk");
         }
-        let (mut value, mut tags) = (0_u64, Vec::new());
+        let mut value = 0_u64;
+        let mut tags = Vec::new();
         let has_lengths = version != VERSION_OF_DISTANCES;
         let has_short = version >= VERSION_OF_SHORT_RUNS && kind == Kind::Tags;
         let mut pace = Pace::default();
@@ -200,20 +203,21 @@ impl Recording {
             let start_ticks = if has_lengths { ticks } else { end };
             ticks = end;
             let mut coded = number()?;
-            let foretold = |off| pace.samples(steps).wrapping_add(unzigzag(off)).min(u64::MAX >> 2);
+            let predicted =
+                |off| pace.samples(steps).wrapping_add(unzigzag(off)).min(u64::MAX >> 2);
             if has_short {
                 let is_short = coded & SHORT != 0;
                 coded >>= 1;
                 if is_short {
                     let tag = usize::try_from(coded / SHORT_DIFFERENCES).unwrap_or(usize::MAX);
-                    let tag = *tags.get(tag).ok_or("it has a tag that it never had")?;
-                    let samples = foretold(coded % SHORT_DIFFERENCES);
+                    let tag = *tags.get(tag).ok_or("it refers to a tag that it does not define")?;
+                    let samples = predicted(coded % SHORT_DIFFERENCES);
                     runs.push(Run { start_ticks, state: State::Value(tag), samples });
                     continue;
                 }
             }
             let samples = match coded & 3 {
-                code if has_lengths && code != GAP => foretold(coded >> 2),
+                code if has_lengths && code != GAP => predicted(coded >> 2),
                 _ => coded >> 2,
             };
             let state = match coded & 3 {
@@ -229,29 +233,32 @@ impl Recording {
                     if tag == tags.len() && tag < TAGS_MAX {
                         tags.push(number()?);
                     }
-                    State::Value(*tags.get(tag).ok_or("it has a tag that it never had")?)
+                    State::Value(
+                        *tags.get(tag).ok_or("it refers to a tag that it does not define")?,
+                    )
                 }
             };
             runs.push(Run { start_ticks, state, samples });
         }
-        if bytes.is_empty() { Ok(()) } else { Err("it goes on behind its last run") }
+        if bytes.is_empty() { Ok(()) } else { Err("it has bytes after its last run") }
     }
 
-    /// From the first run to the end of the last, in ticks.
+    /// The start of the first run and the end of the last one, in ticks.
     pub fn span(&self) -> Option<(u64, u64)> {
         let first = self.runs.iter().filter_map(|runs| Some(runs.first()?.start_ticks)).min()?;
         let last = self.runs.iter().filter_map(|runs| Some(runs.last()?.start_ticks)).max()?;
         Some((first, last))
     }
 
-    /// A signal's runs with their ends, and all gaps between them: see also `joined`.
-    pub fn stretches(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
+    /// A signal's runs with their ends, including all gaps. [`Recording::joined`] joins runs
+    /// through gaps.
+    pub fn runs_with_ends(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
         let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
         runs.windows(2).map(|pair| (pair[0], pair[1].start_ticks))
     }
 
-    /// The part between two times, in nanoseconds from the beginning.
-    pub fn between(&mut self, from_ns: u64, to_ns: u64) {
+    /// Cuts the recording to the part between two times, in nanoseconds from its start.
+    pub fn cut_to(&mut self, from_ns: u64, to_ns: u64) {
         self.cut(from_ns, to_ns);
         if let (Some(began), Some((first, _))) = (self.head.began, self.span()) {
             self.head.began = Some(began.at(first, &self.head.clock));
@@ -261,7 +268,7 @@ impl Recording {
     fn cut(&mut self, from_ns: u64, to_ns: u64) {
         let Some((first, _)) = self.span() else { return };
         let clock = self.head.clock;
-        // In whole units, as what is written again is.
+        // In whole units of the clock, because times are written in such units.
         let at = |ns| clock.ticks(ns) / clock.unit() * clock.unit();
         let [from, to] = [from_ns, to_ns].map(|ns| first.saturating_add(at(ns)));
         for runs in &mut self.runs {
@@ -282,7 +289,7 @@ impl Recording {
     }
 }
 
-/// A chunk's head and its checksum; `None` if it is cut.
+/// Reads a chunk's head and its checksum; returns `None` if the file ends before that.
 fn chunk_head(rest: &mut &[u8]) -> Option<(ChunkHead, u32)> {
     let mut bytes = rest.get(..CHUNK_HEAD_BYTES)?;
     *rest = &rest[CHUNK_HEAD_BYTES..];
@@ -317,7 +324,7 @@ fn json<'a>(rest: &mut &'a [u8]) -> Json<'a> {
     }
     let Some(text) = after.get(..bytes) else { return Json::Cut };
     if checksum(&length, text) != u32::from_le_bytes(sum) {
-        return Json::Wrong("its checksum is another");
+        return Json::Wrong("its checksum is wrong");
     }
     *rest = &after[bytes..];
     Json::Text(text)

@@ -1,26 +1,30 @@
-//! One signal while it is recorded: the run that goes on, and how those before it are written.
+//! Records one signal: joins equal samples to a run, and encodes each run when it ends.
 
 use super::form::{
     GAP, Kind, NOT_RUNNING, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State, TAGS_MAX, VALUE,
 };
 use super::join::PROVEN;
 use super::pool::{Full, Pool};
+use super::read::Recording;
 use super::varint::{MOST, put, zigzag};
 
-/// Length, samples and state, and the state's value, twice.
+/// Bytes of an encoded run, at most: its length, its samples with its state, and a new tag's number
+/// and value.
 const RUN_BYTES: usize = 4 * MOST;
 
-/// See the head of this file.
+/// The encoder of one signal.
 #[derive(Debug)]
 pub struct Series {
     index: u8,
     unit_ticks: u64,
+    /// The run that has not ended yet.
     now: Run,
     chunk: Option<usize>,
-    /// What the next run is written as a difference to.
+    /// The end and the value of the last encoded run: the next run is encoded as a difference.
     written_ticks: u64,
     written_value: u64,
-    /// That of the chunk's runs, and what the next chunk's is made of: samples and steps.
+    /// The pace of the present chunk. That of the next chunk is computed from the samples and steps
+    /// of this one.
     pace: Pace,
     samples: u64,
     steps: u64,
@@ -30,7 +34,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// Begins with a gap.
+    /// A series that begins with a gap.
     pub fn new(index: u8, kind: Kind, unit_ticks: u64, start_ticks: u64) -> Self {
         Self {
             index,
@@ -47,12 +51,12 @@ impl Series {
         }
     }
 
-    /// The same, with each sample as a run of its own.
+    /// Makes each sample a run of its own.
     pub fn singly(self) -> Self {
         Self { singly: true, ..self }
     }
 
-    /// Writes runs that were recorded before. The last of them is where it ends.
+    /// Encodes runs of an existing recording. The last run only marks the end.
     pub(super) fn write_all(mut self, runs: &[Run], pool: &mut Pool) -> Result<(), Full> {
         let ends = runs.iter().skip(1).map(|run| run.start_ticks);
         runs.iter().zip(ends.chain(runs.last().map(|run| run.start_ticks))).try_for_each(
@@ -63,7 +67,7 @@ impl Series {
         )
     }
 
-    /// One more sample, or none: a gap begins by itself.
+    /// Adds a sample.
     #[inline(always)]
     pub fn see(&mut self, at: u64, state: State, pool: &mut Pool) -> Result<(), Full> {
         if state == self.now.state && !self.singly {
@@ -73,15 +77,16 @@ impl Series {
         self.change(at, state, pool)
     }
 
-    /// There is no sample from `at` on. `proven`: nothing changes until the next one.
+    /// Begins a gap: there are no samples from `at` on. With `proven`, nothing changes until the
+    /// next sample.
     pub fn gap(&mut self, at: u64, proven: bool, pool: &mut Pool) -> Result<(), Full> {
         if self.now.state == State::Gap {
             return Ok(());
         }
         let gap = Run { start_ticks: at, state: State::Gap, samples: u64::from(proven) * PROVEN };
         if self.now.start_ticks == at {
-            // The observer may have been held up between the clock and the word: then this was seen
-            // at the gap's end, or anywhere in it.
+            // A run of the one sample before the gap becomes part of the gap: the observer may have
+            // been delayed between the clock and the word, and have read the word during the gap.
             self.now = gap;
             return Ok(());
         }
@@ -90,19 +95,19 @@ impl Series {
         Ok(())
     }
 
-    /// What it is now.
+    /// The present state.
     pub fn state(&self) -> State {
         self.now.state
     }
 
-    /// Ends the last run.
+    /// Ends the recording of this signal.
     pub fn end(&mut self, at: u64, pool: &mut Pool) -> Result<(), Full> {
         self.gap(at, false, pool)?;
         self.write(at, pool)
     }
 
-    /// The pool was cleared.
-    pub fn begin_anew(&mut self) {
+    /// Begins a new chunk with the next run, after the pool was cleared.
+    pub fn restart_chunk(&mut self) {
         self.chunk = None;
     }
 
@@ -112,27 +117,32 @@ impl Series {
         Ok(())
     }
 
-    /// The run that goes on, up to its end.
+    /// Encodes the present run, which ends at `end_ticks`.
     fn write(&mut self, end_ticks: u64, pool: &mut Pool) -> Result<(), Full> {
         let Run { start_ticks, state, samples } = self.now;
         let chunk = match self.chunk {
             Some(chunk) if pool.rest(chunk).1.len() >= RUN_BYTES => chunk,
             _ => {
-                // In whole units of the clock: a moment is the same in all signals and chunks.
+                // In whole units of the clock, so that a moment has the same time in all signals
+                // and chunks.
                 let first_ticks = start_ticks - start_ticks % self.unit_ticks;
                 let chunk = pool.begin(self.index, first_ticks)?;
                 self.chunk = Some(chunk);
-                (self.written_ticks, self.written_value) = (first_ticks, 0);
-                self.tags.iter_mut().for_each(Tags::forget);
+                self.written_ticks = first_ticks;
+                self.written_value = 0;
+                if let Some(tags) = &mut self.tags {
+                    tags.forget();
+                }
                 self.pace = Pace::of(self.samples, self.steps);
-                (self.samples, self.steps) = (0, 0);
+                self.samples = 0;
+                self.steps = 0;
                 let (head, rest) = pool.rest(chunk);
                 head.bytes = u32::try_from(put(self.pace.0, rest)).unwrap_or(0);
                 chunk
             }
         };
         let steps = end_ticks.saturating_sub(self.written_ticks) / self.unit_ticks;
-        // What the division left over is in the next length.
+        // The remainder of the division becomes part of the next length.
         self.written_ticks += steps * self.unit_ticks;
         let state = match (state, &mut self.tags) {
             (State::Value(value), Some(tags)) => tags.find(value),
@@ -162,7 +172,7 @@ impl Series {
                 at += put(zigzag(difference), &mut rest[at..]);
                 self.written_value = value;
             }
-            // A short form says the tag itself.
+            // The short form already has the tag.
             Written::Known(_) if off < SHORT_DIFFERENCES => {}
             Written::Known(tag) => at += put(tag, &mut rest[at..]),
             Written::New(tag, value) => {
@@ -177,16 +187,30 @@ impl Series {
     }
 }
 
-/// A state as it is written.
+impl Recording {
+    /// Encodes the runs again, to write a recording that was cut to a part.
+    pub fn to_pool(&self) -> Pool {
+        let mut pool = Pool::growing(self.runs.len());
+        let signals = self.head.signals.iter().zip(&self.runs).zip(0..);
+        for ((signal, runs), index) in signals {
+            let start_ticks = runs.first().map_or(0, |run| run.start_ticks);
+            let series = Series::new(index, signal.kind, self.head.clock.unit(), start_ticks);
+            series.write_all(runs, &mut pool).expect("a pool that grows is never full");
+        }
+        pool
+    }
+}
+
+/// A state as it is encoded.
 #[derive(Clone, Copy)]
 enum Written {
     Gap,
     NotRunning,
     Other,
     Value(u64),
-    /// A tag by its number in the chunk.
+    /// The number of a tag that the chunk has defined.
     Known(u64),
-    /// The same, the first time.
+    /// The number and the value of a tag that this run defines.
     New(u64, u64),
 }
 
@@ -210,13 +234,14 @@ impl Written {
     }
 }
 
-/// Slots of the table of tags: a power of two, and half of them stay free.
+/// Slots of the hash table of tags: a power of two, of which half remain free.
 const SLOTS: usize = 2 * TAGS_MAX;
 
-/// The tags of a chunk, numbered as they come: so every chunk can be read by itself.
+/// The tags of a chunk, numbered in the order of their definition. Each chunk has its own numbers,
+/// so that it can be read by itself.
 #[derive(Debug)]
 struct Tags {
-    /// Value, number, and the chunk that it is of.
+    /// Value, number, and the chunk that defines it.
     slots: Vec<(u64, u32, u32)>,
     count: u32,
     chunk: u32,
@@ -236,7 +261,7 @@ impl Tags {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let mut at = usize::try_from(hash).unwrap_or(0) % SLOTS;
         loop {
-            let (held, number, chunk) = self.slots[at];
+            let (known, number, chunk) = self.slots[at];
             if chunk != self.chunk {
                 if self.count as usize >= TAGS_MAX {
                     return Written::Other;
@@ -246,7 +271,7 @@ impl Tags {
                 self.count += 1;
                 return Written::New(number.into(), value);
             }
-            if held == value {
+            if known == value {
                 return Written::Known(number.into());
             }
             at = (at + 1) % SLOTS;

@@ -1,6 +1,6 @@
-//! Goal: what was recorded is read back, from memory and from a file, and from files of earlier
-//! versions; a file that was cut is read up to its last whole chunk. Method: a recording of two
-//! signals with every state, as it was, and cut; `damaged.rs` has what nobody wrote so.
+//! Goal: a recording is read back as it was written, from memory, from a file, and from files of
+//! earlier versions. A truncated file is read up to its last complete chunk. Method: a recording of
+//! two signals with every state, complete and truncated. `damaged.rs` tests other damage.
 
 use super::*;
 use crate::clock::Clock;
@@ -49,7 +49,7 @@ pub(super) fn head() -> Head {
     }
 }
 
-/// Runs of both signals: tags that come back, numbers that jump, and pauses.
+/// States of both signals: tags that recur, numbers that jump, and pauses.
 fn states(count: u64) -> Vec<(u64, State, State)> {
     let state = |n: u64| match n % 11 {
         3 => (State::Gap, State::Gap),
@@ -92,7 +92,7 @@ pub(super) fn file(count: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_recorded_is_read_back() {
+fn a_recording_is_read_back() {
     let count = 4_000;
     let (pool, full) = record(count, 8 << 20, false);
     assert!(!full);
@@ -101,7 +101,7 @@ fn what_was_recorded_is_read_back() {
     assert_eq!((from_file.head, from_file.cut), (head(), false));
     assert_eq!(from_file.runs, recording.runs);
     for signal in [0, 1] {
-        let mut stretches = recording.stretches(signal).skip(1).peekable();
+        let mut stretches = recording.runs_with_ends(signal).skip(1).peekable();
         for (at, tag, value) in states(count) {
             let expected = if signal == 0 { tag } else { value };
             while stretches.peek().is_some_and(|(_, end)| *end <= at) {
@@ -116,9 +116,9 @@ fn what_was_recorded_is_read_back() {
     assert_eq!(samples, count - gaps);
 }
 
-/// Tags take two bytes a run where there are few, and those that are new in a chunk some more.
+/// Goal: a run of a tag takes two bytes if there are few tags.
 #[test]
-fn runs_of_tags_are_short() {
+fn runs_of_tags_take_two_bytes() {
     let mut pool = Pool::new(8 << 20, 1, false);
     let mut series = Series::new(0, Kind::Tags, STEP, 0);
     for n in 1..=100_000 {
@@ -130,11 +130,11 @@ fn runs_of_tags_are_short() {
     assert!(runs > 99_000 && bytes * 10 <= runs * 21, "{bytes} bytes of {runs} runs");
 }
 
-/// Goal: a run takes less than four bytes of a file however many samples it has, and each is
-/// counted. Method: turns from 100 ns to 100 us, as many of either, looked at as observers do:
-/// about as often as it is asked to, by a clock of fine steps and by one of coarse ones.
+/// Goal: a run takes at most four bytes of a file, however many samples it has, and no sample is
+/// lost. Method: runs from 100 ns to 100 us, sampled with jitter as an observer does, with fine and
+/// coarse steps of the clock.
 #[test]
-fn long_runs_are_short_as_well() {
+fn long_runs_take_four_bytes() {
     let mut random = Random::of(88_172_645_463_325_252);
     let mut draw = |count| random.below(count);
     for (period, step_ticks) in [(62, 2), (300, 2), (2_600, 2), (62, 26), (2_600, 26), (26_000, 2)]
@@ -142,15 +142,18 @@ fn long_runs_are_short_as_well() {
         let clock = Clock { step_ticks, ..head().clock }.in_units(period);
         let mut pool = Pool::new(16 << 20, 1, false);
         let mut series = Series::new(0, Kind::Values, clock.unit(), 0);
-        let (mut at, mut turn, mut until, mut samples) = (0, 0, 0, 0);
-        while turn < 50_000 {
+        let mut at = 0;
+        let mut written = 0;
+        let mut until = 0;
+        let mut samples = 0;
+        while written < 50_000 {
             at += period / 2 + draw(period);
             if at >= until {
-                turn += 1;
+                written += 1;
                 // 260 to 260,000 ticks.
                 until = at + (260 << draw(10)) + draw(260 << 9) / 512;
             }
-            series.see(at, State::Value(turn), &mut pool).unwrap();
+            series.see(at, State::Value(written), &mut pool).unwrap();
             samples += 1;
         }
         series.end(at + STEP, &mut pool).unwrap();
@@ -167,9 +170,9 @@ fn long_runs_are_short_as_well() {
     }
 }
 
-/// Goal: a time is less than a unit from what it was, and a moment is the same in all signals and
-/// chunks, so that a part can be written again as it is. Method: two signals that change at odd
-/// ticks, in many chunks, with other beginnings.
+/// Goal: recorded times are off by less than a unit, and a moment has the same time in all signals
+/// and chunks. So a part of a recording can be written again without a change. Method: two signals
+/// that change at odd ticks, in many chunks, with different starts.
 #[test]
 fn times_are_in_whole_units() {
     let clock = Clock { step_ticks: 3, ..head().clock }.in_units(0);
@@ -193,12 +196,12 @@ fn times_are_in_whole_units() {
             assert_eq!(found, at - at % clock.unit());
         }
     }
-    recording.between(2_000_000, 9_000_000);
-    let written = Recording::of(recording.head.clone(), &again(&recording)).unwrap();
+    recording.cut_to(2_000_000, 9_000_000);
+    let written = Recording::of(recording.head.clone(), &recording.to_pool()).unwrap();
     assert_eq!(written.runs, recording.runs);
 }
 
-/// A file of an earlier version with one chunk of the first signal.
+/// Makes a file of an earlier version with one chunk of the first signal.
 fn earlier(version: u8, head: &Head, runs: u32, payload: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
     write(head, &Pool::new(0, 2, false), &mut file).unwrap();
@@ -213,11 +216,11 @@ fn earlier(version: u8, head: &Head, runs: u32, payload: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Goal: recordings of the second and third versions are read as ever: none of their runs is short,
-/// and the second has times in steps of the clock. Method: a chunk as it was written then: pace,
-/// and of each run length, how its samples are off, state, tag, and its value the first time.
+/// Goal: recordings of versions 2 and 3 are read. They have no short runs, and version 2 has times
+/// in steps of the clock. Method: a chunk as these versions wrote it. It has a pace; each run has
+/// its length, the difference of its samples with its state, its tag, and the value of a new tag.
 #[test]
-fn the_second_and_third_versions_are_read() {
+fn versions_two_and_three_are_read() {
     let payload = [0, 5, 4 << 2 | 3, 0, 7, 3, 2 << 2 | 3, 1, 9, 4, 6 << 2 | 3, 0, 0, 0];
     let run = |start_ticks, state, samples| Run { start_ticks, state, samples };
     let runs = [
@@ -239,10 +242,10 @@ fn the_second_and_third_versions_are_read() {
     assert_eq!(Recording::parse(&second).unwrap().runs[0], runs);
 }
 
-/// Goal: a short form of a tag that a chunk never had is refused, and one that it had is read.
+/// Goal: a short run of a tag that its chunk does not define is refused.
 #[test]
-fn a_short_run_is_of_a_tag_that_is_known() {
-    // Twice the number of a state; then a short one: tag 0, and one sample more than none.
+fn a_short_run_needs_a_defined_tag() {
+    // A run in long form that defines tag 0; then a short run with one sample more than predicted.
     let payload = |tag: u8| [0, 5, (4 << 2 | 3) << 1, 0, 7, 3, (tag * 3 + 2) << 1 | 1, 0, 0];
     let read = Recording::parse(&earlier(4, &head(), 3, &payload(0))).unwrap();
     assert_eq!(
@@ -250,13 +253,13 @@ fn a_short_run_is_of_a_tag_that_is_known() {
         Run { start_ticks: 1000 + 5 * STEP, state: State::Value(7), samples: 1 }
     );
     let wrong = Recording::parse(&earlier(4, &head(), 3, &payload(1))).unwrap_err();
-    assert!(wrong.to_string().contains("a tag that it never had"), "{wrong}");
+    assert!(wrong.to_string().contains("a tag that it does not define"), "{wrong}");
 }
 
-/// Goal: recordings of the fourth version are read as ever: it has short runs.
+/// Goal: recordings of version 4, which has short runs, are read.
 #[test]
-fn the_fourth_version_is_read() {
-    // A run that is new, and one that is known, of one sample more than is foretold.
+fn version_four_is_read() {
+    // A run that defines tag 0; then a short run with one sample more than predicted.
     let payload = [0, 5, (4 << 2 | 3) << 1, 0, 7, 3, 2 << 1 | 1];
     let fourth = earlier(4, &head(), 2, &payload);
     let run = |start_ticks, samples| Run { start_ticks, state: State::Value(7), samples };
@@ -264,10 +267,10 @@ fn the_fourth_version_is_read() {
     assert_eq!(Recording::parse(&fourth).unwrap().runs[0], runs);
 }
 
-/// Goal: recordings of the first version are read as ever. Method: a chunk as it was written then:
-/// the distance from the run before, samples and state, and how the value differs.
+/// Goal: recordings of version 1 are read. Method: a chunk as that version wrote it: the distance
+/// from the run before, samples and state, and the difference of the value.
 #[test]
-fn the_first_version_is_read() {
+fn version_one_is_read() {
     let mut head = head();
     head.signals[0].kind = Kind::Values;
     let file = earlier(1, &head, 3, &[0, 3 << 2 | 3, 14, 5, 1 << 2 | 3, 1, 40, 0]);
@@ -300,36 +303,36 @@ fn parts_are_cut_out() {
     let mut recording = Recording::parse(&file(1000)).unwrap();
     let whole = recording.span().unwrap();
     let clock = recording.head.clock;
-    recording.between(clock.ns(200 * 40 * STEP), clock.ns(300 * 40 * STEP));
+    recording.cut_to(clock.ns(200 * 40 * STEP), clock.ns(300 * 40 * STEP));
     let (from, to) = recording.span().unwrap();
     assert!(from > whole.0 && to < whole.1);
     assert!((to - from).abs_diff(100 * 40 * STEP) <= 40 * STEP, "{}", to - from);
-    recording.between(0, 0);
+    recording.cut_to(0, 0);
     assert_eq!(recording.span(), None);
 }
 
-/// Goal: a part of a recording is a recording: what is written of it is read back, run by run.
+/// Goal: a part of a recording can be written as a recording and is read back run by run.
 #[test]
-fn a_part_is_written_again() {
+fn a_part_is_written_and_read_back() {
     let mut recording = Recording::parse(&file(60_000)).unwrap();
     let clock = recording.head.clock;
-    recording.between(clock.ns(50_000 * 40 * STEP), u64::MAX);
+    recording.cut_to(clock.ns(50_000 * 40 * STEP), u64::MAX);
     let mut bytes = Vec::new();
-    write(&recording.head, &again(&recording), &mut bytes).unwrap();
+    write(&recording.head, &recording.to_pool(), &mut bytes).unwrap();
     let read = Recording::parse(&bytes).unwrap();
     assert!(!read.cut && read.runs[1].len() > 9_000 && read.runs[1].len() < 11_000);
     for (written, read) in recording.runs.iter().zip(&read.runs) {
         assert_eq!(written, read);
     }
-    recording.between(0, 0);
-    let nothing = again(&recording);
+    recording.cut_to(0, 0);
+    let nothing = recording.to_pool();
     assert!(nothing.chunks().is_empty());
 }
 
-/// Goal: what may have been read inside of a gap is not taken for what was there before it. Method:
-/// a value that only the last sample before a gap had.
+/// Goal: a value that may have been read during a gap does not begin a run before it. Method: a
+/// value that only the last sample before a gap has.
 #[test]
-fn the_sample_before_a_gap_begins_nothing() {
+fn the_last_sample_before_a_gap_begins_no_run() {
     let mut pool = Pool::new(1 << 20, 1, false);
     let mut series = Series::new(0, Kind::Tags, STEP, 0);
     let at = |n: u64| n * 40 * STEP;
@@ -348,7 +351,7 @@ fn the_sample_before_a_gap_begins_nothing() {
 }
 
 #[test]
-fn samples_are_kept_singly_where_that_is_asked_for() {
+fn each_sample_can_be_a_run_of_its_own() {
     let mut pool = Pool::new(1 << 20, 1, false);
     let mut series = Series::new(0, Kind::Tags, STEP, 0).singly();
     (1..=100).for_each(|n| series.see(n * 40 * STEP, State::Value(7), &mut pool).unwrap());
@@ -359,7 +362,7 @@ fn samples_are_kept_singly_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_file_that_is_cut_is_read_to_its_last_whole_chunk() {
+fn a_truncated_file_is_read_up_to_its_last_complete_chunk() {
     let whole = file(4000);
     let all = Recording::parse(&whole).unwrap();
     let (mut read, mut most) = (0, 0);
@@ -369,7 +372,8 @@ fn a_file_that_is_cut_is_read_to_its_last_whole_chunk() {
                 assert!(part.cut, "{cut}");
                 let runs: usize = part.runs.iter().map(Vec::len).sum();
                 assert!(part.runs[0].iter().zip(&all.runs[0]).all(|(a, b)| a == b));
-                (read, most) = (read + 1, most.max(runs));
+                read += 1;
+                most = most.max(runs);
             }
             Err(error) => assert!(matches!(error, ReadError::CutInHead), "{cut}: {error}"),
         }

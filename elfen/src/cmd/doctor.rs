@@ -16,7 +16,7 @@ use elfen_machine::doctor::{self, Check, Group, Machine, Status};
 use elfen_machine::lane_args::{LaneArgs, not_a_recording, source, topology};
 use elfen_machine::lanes::Lanes;
 use elfen_machine::topology::Topology;
-use elfen_shim::cmd::{Allowed, allowed};
+use elfen_shim::cmd::{WatchableSignals, watchable_signals};
 use serde::Serialize;
 
 const COMMAND: &str = "elfen doctor";
@@ -128,7 +128,7 @@ struct Ways {
     left_to_guard: Option<&'static str>,
     /// What `elfen shim` would see of it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    shim: Option<Allowed>,
+    shim: Option<WatchableSignals>,
 }
 
 #[derive(Serialize)]
@@ -161,14 +161,14 @@ impl Ways {
                             (Inject::Live, Some(compiler)) => Some(left_of(compiler)),
                             _ => None,
                         };
-                        let (inject, shim) = (inject.name(), allowed(name));
+                        let (inject, shim) = (inject.name(), watchable_signals(name));
                         return Ok(Self { program, inject, not, left_to_guard, shim });
                     }
                 },
             };
             not.push(Not { inject: inject.name(), why });
         }
-        let (inject, shim) = (Inject::Guard.name(), allowed(name));
+        let (inject, shim) = (Inject::Guard.name(), watchable_signals(name));
         Ok(Self { program, inject, not, left_to_guard: None, shim })
     }
 
@@ -185,7 +185,7 @@ impl Ways {
         let Some(shim) = &self.shim else { return text };
         let seen = if shim.signals.is_empty() { "-".into() } else { shim.signals.join(", ") };
         text += &format!("\nelfen shim -- {}: {seen}\n", self.program);
-        for elfen_shim::cmd::Not { what, why } in &shim.not {
+        for elfen_shim::cmd::Unavailable { what, why } in &shim.not {
             let beside = wrap(why, COLUMNS - 16).join(&format!("\n{:16}", ""));
             text += &format!("  not {what:8}  {beside}\n");
         }

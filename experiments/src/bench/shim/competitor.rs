@@ -107,6 +107,6 @@ fn accounts(elfen: &mut Child) -> Result<[Account; 2], Error> {
 
 /// Ticks of gaps between two times.
 fn gaps(recording: &Recording, from: u64, to: u64) -> u64 {
-    let gaps = recording.stretches(0).filter(|(run, _)| run.state == State::Gap);
+    let gaps = recording.runs_with_ends(0).filter(|(run, _)| run.state == State::Gap);
     gaps.map(|(run, end)| end.min(to).saturating_sub(run.start_ticks.max(from))).sum()
 }

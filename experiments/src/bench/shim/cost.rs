@@ -13,7 +13,7 @@ use std::time::Duration;
 use elfen_console::duration::number;
 use elfen_shim::clock;
 use elfen_shim::pacing::{AUTO_NS, Pacing};
-use elfen_shim::record::Orders;
+use elfen_shim::recorder::ObserverControl;
 use serde::Serialize;
 
 use super::bare::Bare;
@@ -153,7 +153,7 @@ fn at_period(
         };
         let first = match every {
             Every::Ticks(ticks) => ticks,
-            Every::Auto => pacing().map_or(0, |pacing| pacing.first()),
+            Every::Auto => pacing().map_or(0, |pacing| pacing.initial_period()),
         };
         let ticks = |by| beside(by, lanes, (first, pacing()), word, program, rounds);
         // Whatever changes with time is on either side as often.
@@ -220,7 +220,7 @@ fn beside(
             ticks
         }
         By::Shim => {
-            let orders = Arc::new(Orders::default());
+            let orders = Arc::new(ObserverControl::default());
             let observer = observe(lanes, word, (period_ticks, pacing), None, orders.clone())?;
             let ticks = work();
             orders.stop.store(true, Relaxed);

@@ -70,7 +70,7 @@ impl<T> Distances<T> {
 }
 
 fn measured(lanes: Lanes) -> Result<u64, Error> {
-    let ticks = on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)))?;
+    let ticks = on_lane(lanes.from, || Ok(round_trip::measure_ticks(lanes.on)))?;
     ticks.ok_or(Error::NoRoundTrip)
 }
 

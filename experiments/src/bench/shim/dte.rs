@@ -150,17 +150,17 @@ impl<'a> Sink<'a, 1> for Keep {
 
     fn fetch(&mut self, _: u64) {}
 
-    fn take(&mut self, sample: &Sample<1>, _: &mut [&'a AtomicU64; 1]) {
+    fn add_sample(&mut self, sample: &Sample<1>, _: &mut [&'a AtomicU64; 1]) {
         if self.samples.len() < ROUND_SAMPLES {
             self.samples.push((sample.start, sample.end, sample.words[0]));
         }
     }
 
-    fn goes_on(&mut self, now: u64, _: &mut [&'a AtomicU64; 1]) -> bool {
+    fn keep_going(&mut self, now: u64, _: &mut [&'a AtomicU64; 1]) -> bool {
         now < self.until && self.samples.len() < ROUND_SAMPLES
     }
 
-    fn patience(&self) -> u64 {
+    fn check_interval_ticks(&self) -> u64 {
         u64::MAX
     }
 }

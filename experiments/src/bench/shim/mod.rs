@@ -219,7 +219,7 @@ impl Measured {
         loop {
             let before = waited_for(lanes)?;
             let found = measure(before)?;
-            let after = on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)))?;
+            let after = on_lane(lanes.from, || Ok(round_trip::measure_ticks(lanes.on)))?;
             let longest = after.map_or(u64::MAX, |after| after.max(before));
             // Lanes that were waited for in vain are far apart for good.
             if before <= NEAR_TICKS && longest > NEAR_TICKS && repeats < REPEATS {
@@ -242,7 +242,7 @@ fn without_functions(what: &str, lua: &Path) -> String {
 fn waited_for(lanes: Lanes) -> Result<u64, Error> {
     let mut least = None;
     for _ in 0..WAITS {
-        let now = on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)))?;
+        let now = on_lane(lanes.from, || Ok(round_trip::measure_ticks(lanes.on)))?;
         least = [least, now].into_iter().flatten().min();
         if now.is_some_and(|ticks| ticks <= NEAR_TICKS) {
             break;

@@ -317,7 +317,7 @@ fn agreement(program: &Program<'_>) -> Result<Agreement, Error> {
     let (mut by_pairs, mut by_itself, mut apart) = (Vec::new(), Vec::new(), Vec::new());
     let mut turns_left_out = 0;
     let lanes = program.lanes;
-    let distance = || on_lane(lanes.from, || Ok(round_trip::ticks(lanes.on)));
+    let distance = || on_lane(lanes.from, || Ok(round_trip::measure_ticks(lanes.on)));
     let mut before = distance()?;
     for turn in 0..TRIED_TURNS {
         if apart.len() == MEASURED_TURNS {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use elfen_console::duration::number;
 use elfen_machine::affinity;
 use elfen_shim::clock;
-use elfen_shim::record::Orders;
+use elfen_shim::recorder::ObserverControl;
 use serde::Serialize;
 
 use super::bare::Bare;
@@ -78,7 +78,8 @@ fn best(lanes: Lanes, word: &'static AtomicU64, name: &str) -> Result<Rate, Erro
     for _ in 0..RUNS {
         let ticks = lanes.clock.ticks(RUN_NS);
         let seen =
-            observe(lanes, word, (0, None), Some(ticks), Arc::new(Orders::default()))?.join();
+            observe(lanes, word, (0, None), Some(ticks), Arc::new(ObserverControl::default()))?
+                .join();
         let chunks = seen.pool.chunks();
         let (runs, bytes) = chunks.iter().fold((0, 0), |(runs, bytes), (head, _)| {
             (runs + u64::from(head.runs), bytes + u64::from(head.bytes))

@@ -11,11 +11,11 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock::Clock;
 use elfen_shim::pacing::Pacing;
-use elfen_shim::reach::{Place, Reader};
-use elfen_shim::record::Orders;
+use elfen_shim::reach::{NumberLocation, VmReader};
+use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::Source;
-use elfen_shim::session::{How, Observer, Words};
-use elfen_shim::signal::Width;
+use elfen_shim::session::{Observer, ObserverConfig, Words};
+use elfen_shim::signal_spec::Width;
 
 /// Where to measure.
 #[derive(Clone, Copy, Debug)]
@@ -69,14 +69,14 @@ pub(super) fn observe(
     word: &'static AtomicU64,
     (period_ticks, pacing): (u64, Option<Pacing>),
     for_ticks: Option<u64>,
-    orders: Arc<Orders>,
+    orders: Arc<ObserverControl>,
 ) -> std::io::Result<Observer> {
     let page: Option<&'static Page<ThreadSlot>> = None;
     let mut words = Words::of(std::process::id(), page);
     let (width, source) = (Width::U64, Source::Mapped);
-    let place = Place { word, offset: 0, width, source, ready: None };
-    words.add_place("word".to_owned(), &place).map_err(std::io::Error::other)?;
-    let how = How {
+    let place = NumberLocation { word, offset: 0, width, source, ready: None };
+    words.add_number("word".to_owned(), &place).map_err(std::io::Error::other)?;
+    let how = ObserverConfig {
         from: lanes.from,
         clock: lanes.clock,
         period_ticks,
@@ -87,11 +87,11 @@ pub(super) fn observe(
         keeps_last: for_ticks.is_none(),
         keeps_samples: false,
         until: None,
-        costing: None,
+        cost_meter: None,
         fold: None,
         live: None,
     };
-    Observer::start(words, how, Reader::default(), orders)
+    Observer::start(words, how, VmReader::default(), orders)
 }
 
 /// The smallest value that `percent` of all do not exceed; 0 of nothing.

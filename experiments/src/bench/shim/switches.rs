@@ -13,10 +13,10 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskMap};
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock;
-use elfen_shim::reach::Reader;
-use elfen_shim::record::Orders;
+use elfen_shim::reach::VmReader;
+use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::{Head, Recording, State};
-use elfen_shim::session::{How, Observer, Seen, Words};
+use elfen_shim::session::{Observer, ObserverConfig, ObserverResult, Words};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use serde::Serialize;
@@ -95,29 +95,29 @@ fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, Error> {
         let page: Option<&'static Page<ThreadSlot>> = None;
         let mut words = Words::of(std::process::id(), page);
         let on: CpuSet = [lanes.on].into_iter().collect();
-        let first = clock::both();
+        let first = clock::read_both();
         words.add_tasks(map, &on, true).map_err(std::io::Error::other)?;
         let head = Head { clock: lanes.clock, signals: words.signals.clone(), ..Head::default() };
-        let orders = Arc::new(Orders::default());
+        let orders = Arc::new(ObserverControl::default());
         let how = how(lanes);
-        let observer = Observer::start(words, how, Reader::default(), orders.clone())?;
+        let observer = Observer::start(words, how, VmReader::default(), orders.clone())?;
         thread::sleep(MARGIN);
         baton.begin.store(true, Release);
         for player in players {
             player.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         }
         thread::sleep(MARGIN);
-        let last = clock::both();
+        let last = clock::read_both();
         orders.stop.store(true, Relaxed);
-        let Seen { pool, missed_switches, seen_switches: seen, .. } = observer.join();
+        let ObserverResult { pool, missed_switches, seen_switches: seen, .. } = observer.join();
         let recording = Recording::of(head, &pool).map_err(std::io::Error::other)?;
         let missed = missed_switches.unwrap_or(0);
         Ok(Run { recording, seen, missed, moments: [first, last] })
     })
 }
 
-fn how(lanes: Lanes) -> How {
-    How {
+fn how(lanes: Lanes) -> ObserverConfig {
+    ObserverConfig {
         from: lanes.from,
         clock: lanes.clock,
         period_ticks: lanes.clock.ticks(PERIOD_NS),
@@ -128,7 +128,7 @@ fn how(lanes: Lanes) -> How {
         keeps_last: false,
         keeps_samples: false,
         until: None,
-        costing: None,
+        cost_meter: None,
         fold: None,
         live: None,
     }
@@ -260,5 +260,5 @@ fn states(run: &Run) -> Vec<Stay> {
             State::Gap | State::NotRunning | State::Other => None,
         },
     };
-    run.recording.stretches(0).map(stay).collect()
+    run.recording.runs_with_ends(0).map(stay).collect()
 }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use elfen_console::duration::number;
 use elfen_console::programs::find_program;
-use elfen_shim::recording::{self, Recording, State, again, write};
+use elfen_shim::recording::{self, Recording, State, write};
 use serde::Serialize;
 
 use super::stage::{Error, Lanes, at, percent};
@@ -150,7 +150,7 @@ pub(super) fn size(
 
 /// Without the disk.
 fn write_ms(recording: &Recording) -> f64 {
-    let pool = again(recording);
+    let pool = recording.to_pool();
     let start = Instant::now();
     let written = write(&recording.head, &pool, &mut io::sink());
     let took = start.elapsed().as_secs_f64() * 1e3;
@@ -165,7 +165,7 @@ type Seen = (usize, u64, u64);
 /// ended when nobody looked.
 fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
     let mut found = vec![Vec::new()];
-    for (run, end) in recording.stretches(signal) {
+    for (run, end) in recording.runs_with_ends(signal) {
         match run.state {
             State::Value(turn) if turn > 0 => {
                 let turn = usize::try_from(turn).unwrap_or(usize::MAX);
@@ -209,7 +209,7 @@ pub(super) fn compare(
     let class_of =
         |ns: u64| CLASSES_NS.windows(2).position(|class| (class[0]..class[1]).contains(&ns));
     let (mut odd_ns, mut all_ns, mut odd_ticks, mut all_ticks) = (0, 0, 0, 0);
-    let mut tags = recording.stretches(tag).peekable();
+    let mut tags = recording.runs_with_ends(tag).peekable();
     for stretch in unbroken(recording, value) {
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
         let Some(inner) = stamps.get(first.0 + 1..last.0) else {

@@ -1,4 +1,8 @@
-//! The sink of a run: samples become runs, gaps and rates, in memory that is there already.
+//! The sink of one observer: turns samples into runs, gaps and rates.
+//!
+//! A [`Recorder`] runs inside of the sampling loop, so all memory is allocated before the first
+//! sample. It also follows the threads of the observed lanes: after each switch it has the loop
+//! read the words of the thread that runs now.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
@@ -7,60 +11,64 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::Running;
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
-use crate::costing::Costing;
+use crate::cost::CostMeter;
 use crate::fold::Fold;
-use crate::live::Live;
+use crate::histogram::IntervalHistogram;
+use crate::live::LiveTotals;
 use crate::observe::{Period, Sample, Sink};
-use crate::pacing::{Pacing, Stretch};
-use crate::rates::{Point, Rate};
-use crate::reach::{ProcState, Reader};
+use crate::pacing::{BlockStats, Pacing};
+use crate::rates::{Rate, RatePoint};
+use crate::reach::{ProcState, VmReader};
 use crate::recording::{Full, Kind, Pool, Series, State};
-use crate::signal::Width;
-use steps::Steps;
+use crate::signal_spec::Width;
+use followed_lane::UNKNOWN_TASK;
 
-pub use follow::{Follow, ThreadWord};
+pub use followed_lane::{FollowedLane, ThreadWord};
 
-/// A word that is never written: what is looked at while there is nothing to look at.
-pub static NOTHING: AtomicU64 = AtomicU64::new(0);
+/// A word that is always 0. The loop reads it in place of a thread's word while no thread is known.
+pub static ZERO_WORD: AtomicU64 = AtomicU64::new(0);
 
-/// A signal's number in the words of a sample.
+/// Where the value of a signal is in the words of a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Feed {
     pub kind: Kind,
     pub word: usize,
     pub offset: u64,
     pub width: Width,
-    /// Index of the lane whose running thread it is of.
+    /// Index of the lane, for a signal of the thread that runs there.
     pub lane: Option<usize>,
-    /// A word that is 0 until this one has the program's own value.
+    /// A word that is 0 until the page of this value holds the program's own data.
     pub ready: Option<&'static AtomicU64>,
 }
 
-/// Why a recording ends, as both sides of it may say.
+/// Shared by the command and all observers of a run: each of them may end the run.
 #[derive(Debug, Default)]
-pub struct Orders {
+pub struct ObserverControl {
     pub stop: AtomicBool,
-    /// The process that has replaced itself by another program must be looked at anew.
-    pub look_again: AtomicBool,
 }
 
-/// Why a recording has ended.
+/// Why an observer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
-    Told,
-    Time,
+pub enum EndReason {
+    /// The command or another observer set `stop`.
+    Stopped,
+    /// The time of `--for` is over.
+    Deadline,
+    /// The pool is full.
     Full,
+    /// The observer no longer runs on its own CPU.
     Moved,
+    /// The signal of `--until` exceeded its limit.
     Until,
-    /// The pages that it observed are not shared any more.
+    /// The observed pages are not shared any more.
     Unshared,
 }
 
-/// What ends a run by itself: a signal above a value.
+/// Ends a run when a signal exceeds a value (`--until`).
 #[derive(Clone, Copy, Debug)]
 pub struct Until {
     pub feed: usize,
-    /// A value of the signal, as it is recorded.
+    /// The limit, in the representation of recorded values: two's complement if `signed`.
     pub above: u64,
     pub signed: bool,
 }
@@ -68,119 +76,129 @@ pub struct Until {
 impl Until {
     #[inline(always)]
     fn is_passed_by(&self, value: u64) -> bool {
-        match self.signed {
-            true => value.cast_signed() > self.above.cast_signed(),
-            false => value > self.above,
+        if self.signed {
+            value.cast_signed() > self.above.cast_signed()
+        } else {
+            value > self.above
         }
     }
 }
 
-/// See the head of this file.
+/// Records the samples of one observer. `BOTH`: each sample has two clock readings, as rates need.
 #[derive(Debug)]
 pub struct Recorder<const BOTH: bool> {
     pub pool: Pool,
     pub series: Vec<Series>,
     pub feeds: Vec<Feed>,
-    pub lanes: Vec<Follow>,
-    /// Slots of threads that are looked at without a task map, in the order of their claims.
-    pub plain: Vec<(usize, ThreadWord, u32)>,
+    pub lanes: Vec<FollowedLane>,
+    /// Without a task map: index of the word, what it holds, and the slot of the thread on `page`.
+    /// Threads claim slots in order.
+    pub fixed_threads: Vec<(usize, ThreadWord, u32)>,
     pub page: Option<&'static Page<ThreadSlot>>,
     pub process: u32,
-    /// Its forked children as well: they have slots of the same page.
+    /// Whether to record forked children too. They have slots of the same page.
     pub children: bool,
     pub rates: Vec<Rate>,
-    /// The first signal that names what is done, for rates.
+    /// Index of the first feed of kind tags. Rates have a distribution for each of its values.
     pub tag_feed: Option<usize>,
-    pub reader: Reader,
+    pub reader: VmReader,
     pub state: Option<ProcState>,
     pub fetch_ticks: u64,
-    /// The longest step between two samples that is no gap, if the period is short, and now.
-    pub gap_least_ticks: u64,
+    /// Lower bound of `gap_ticks`, however short the period is.
+    pub min_gap_ticks: u64,
+    /// Two samples that are farther apart than this have a gap between them.
     pub gap_ticks: u64,
-    /// Of a period that follows the distance.
+    /// Adapts the period, for `--period auto`.
     pub pacing: Option<Pacing>,
     pub deadline: u64,
-    /// For how long it may wait for a sample without heeding its orders.
-    pub patience_ticks: u64,
+    /// How long the loop may wait for the next sample without checking `control`.
+    pub check_interval_ticks: u64,
     pub cpu: u32,
-    pub orders: Arc<Orders>,
+    pub control: Arc<ObserverControl>,
     pub until: Option<Until>,
-    pub costing: Option<Costing>,
-    /// Adds up what the pool holds before it is full.
+    pub cost_meter: Option<CostMeter>,
+    /// Adds up the runs of a nearly full pool, which is then cleared.
     pub fold: Option<Fold>,
-    /// For somebody who looks on.
-    pub live: Option<Arc<Live>>,
-    pub ended: Ended,
+    /// Totals for `--live`.
+    pub live: Option<Arc<LiveTotals>>,
+    pub ended: EndReason,
     pub samples: u64,
     claims: u64,
     next_fetch: u64,
     last: Option<(u64, u64)>,
     last_words: Vec<u64>,
     full: bool,
-    was_above: bool,
-    /// Words are another thread's since the last sample: no rate goes from one to the other.
+    until_reached: bool,
+    /// Since the last sample, words were replaced by those of another thread: the difference of two
+    /// threads' counters is not a rate.
     rebound: bool,
-    steps: Steps,
+    intervals: IntervalHistogram,
 }
 
 impl<const BOTH: bool> Recorder<BOTH> {
-    pub fn new(pool: Pool, page: Option<&'static Page<ThreadSlot>>, orders: Arc<Orders>) -> Self {
+    pub fn new(
+        pool: Pool,
+        page: Option<&'static Page<ThreadSlot>>,
+        control: Arc<ObserverControl>,
+    ) -> Self {
         Self {
             pool,
             series: Vec::new(),
             feeds: Vec::new(),
             lanes: Vec::new(),
-            plain: Vec::new(),
+            fixed_threads: Vec::new(),
             page,
             process: 0,
             children: false,
             rates: Vec::new(),
             tag_feed: None,
-            reader: Reader::default(),
+            reader: VmReader::default(),
             state: None,
             fetch_ticks: u64::MAX,
-            gap_least_ticks: u64::MAX,
+            min_gap_ticks: u64::MAX,
             gap_ticks: u64::MAX,
             pacing: None,
             deadline: u64::MAX,
-            patience_ticks: u64::MAX,
+            check_interval_ticks: u64::MAX,
             cpu: 0,
-            orders,
+            control,
             until: None,
-            costing: None,
+            cost_meter: None,
             fold: None,
             live: None,
-            ended: Ended::Told,
+            ended: EndReason::Stopped,
             samples: 0,
             claims: 0,
             next_fetch: 0,
             last: None,
             last_words: vec![0; crate::observe::WORDS_MAX],
             full: false,
-            was_above: false,
+            until_reached: false,
             rebound: false,
-            steps: Steps::new(),
+            intervals: IntervalHistogram::new(),
         }
     }
 
-    /// What two samples are apart in the mean, from now on. No wait is longer than one and a half
-    /// of it: what was there for two was looked at, or there was a gap.
-    pub fn pace(&mut self, period: Period) -> Period {
-        self.gap_ticks = period.0.saturating_mul(2).max(self.gap_least_ticks);
+    /// Sets the mean time between two samples. No wait exceeds one and a half periods, so whatever
+    /// lasted for two periods was sampled, or a gap is recorded.
+    pub fn set_period(&mut self, period: Period) -> Period {
+        self.gap_ticks = period.0.saturating_mul(2).max(self.min_gap_ticks);
         period
     }
 
-    /// The end of the recording: what is open is closed.
+    /// Ends the open run of each signal.
     pub fn close(&mut self) {
-        // Behind the last sample, so that its runs are kept: one may have ended the recording.
+        // One tick after the last sample, so that runs which began with it are kept: one of them
+        // may have ended the recording.
         let at = self.last.map_or_else(crate::clock::before, |(start, _)| start + 1);
         let pool = &mut self.pool;
-        // A pool that is full has no room for the last runs either.
+        // A full pool has no room for the last runs either.
         let _lost = self.series.iter_mut().try_for_each(|series| series.end(at, pool));
     }
 
+    /// Switches of these lanes that no sample saw; `None` if no lane is followed.
     pub fn missed_switches(&self) -> Option<u64> {
-        (!self.lanes.is_empty()).then(|| self.lanes.iter().map(Follow::missed).sum())
+        (!self.lanes.is_empty()).then(|| self.lanes.iter().map(FollowedLane::missed).sum())
     }
 
     /// Switches of these lanes that samples saw.
@@ -190,12 +208,12 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Ticks between samples: the smallest value that `percent` of all do not exceed.
     pub fn period_ticks(&self, percent: u64) -> u64 {
-        self.steps.quantile(percent)
+        self.intervals.quantile(percent)
     }
 
-    /// Follows the thread that a lane runs now.
+    /// Follows a lane to the task that it runs now.
     #[cold]
-    fn switched<const N: usize>(
+    fn follow_switch<const N: usize>(
         &mut self,
         lane: usize,
         sample: &Sample<N>,
@@ -204,14 +222,15 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let follow = &mut self.lanes[lane];
         let task = sample.words[follow.task_word];
         follow.count_switches(sample.start);
-        follow.seen_switches += u64::from(follow.task != u64::MAX - 1);
+        follow.seen_switches += u64::from(follow.task != UNKNOWN_TASK);
         follow.task = task;
-        (follow.runs, follow.bound) = (false, false);
-        self.find(lane, words);
+        follow.runs = false;
+        follow.bound = false;
+        self.bind_lane(lane, words);
     }
 
-    /// Whether the thread that a lane runs is of those that are observed, and what it says.
-    fn find<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
+    /// Finds out whether the lane's task is to be observed, and binds the words of its slot.
+    fn bind_lane<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
         let follow = &mut self.lanes[lane];
         let Running::Task(task) = Running::from_word(follow.task) else { return };
         let is_own = task.process == self.process;
@@ -223,8 +242,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
         }
     }
 
-    /// What was claimed since the last look.
-    fn bind_new<const N: usize>(&mut self, words: &mut [&'static AtomicU64; N]) {
+    /// Binds the words of slots that threads claimed since the last call.
+    fn bind_new_slots<const N: usize>(&mut self, words: &mut [&'static AtomicU64; N]) {
         let Some(page) = self.page else { return };
         let claims = page.slot(0).map_or(0, |slot| slot.claims.load(Relaxed));
         if claims == self.claims {
@@ -233,10 +252,10 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.claims = claims;
         for lane in 0..self.lanes.len() {
             if !self.lanes[lane].bound {
-                self.find(lane, words);
+                self.bind_lane(lane, words);
             }
         }
-        for (word, part, index) in &self.plain {
+        for (word, part, index) in &self.fixed_threads {
             let slot = page.slot(*index);
             let ours =
                 |slot: &&ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == self.process;
@@ -248,56 +267,63 @@ impl<const BOTH: bool> Recorder<BOTH> {
     }
 
     #[inline(always)]
-    fn see<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
+    fn record_states<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
         let live = self.live.as_deref();
         for (index, (feed, series)) in self.feeds.iter_mut().zip(&mut self.series).enumerate() {
             let state = match feed.lane.map(|lane| &self.lanes[lane]) {
-                // This sample's word may be older than the page's own value; the next one's is not.
-                // Acquire: pairs with the system call by which the preload library says so.
+                // The word in this sample may be older than the program's own data; the next
+                // sample's word is not. Acquire: pairs with the system call by which the preload
+                // library sets `ready`.
                 _ if feed.ready.is_some() => {
                     feed.ready = feed.ready.filter(|ready| ready.load(Acquire) == 0);
                     State::NotRunning
                 }
                 Some(lane) if !lane.runs => State::NotRunning,
-                // What is read of it is another thread's until its slot is found.
+                // Until the slot of this thread is found, the words are those of another thread.
                 Some(lane) if !lane.bound => State::Value(0),
                 Some(_) | None => State::Value(feed.width.of(sample.words[feed.word], feed.offset)),
             };
             if let Some(live) = live.filter(|_| series.state() != state) {
-                live.change(index, sample.start, state);
+                live.set_state(index, sample.start, state);
             }
             series.see(sample.start, state, &mut self.pool)?;
         }
         Ok(())
     }
 
-    /// Adds up and begins anew; nobody looks meanwhile.
+    /// Adds up the runs of the pool and clears it. No samples are taken meanwhile.
     #[cold]
-    fn fold_up(&mut self) {
+    fn fold_pool(&mut self) {
         self.close();
         if let Some(fold) = &mut self.fold {
             fold.add(&self.pool);
         }
         self.pool.clear();
-        self.series.iter_mut().for_each(Series::begin_anew);
+        self.series.iter_mut().for_each(Series::restart_chunk);
         self.last = None;
-        // What progresses meanwhile is unobserved, and in no stretch.
-        self.costing.iter_mut().for_each(Costing::begin_anew);
+        // Progress during the fold is unobserved, and must not count for an observed phase.
+        if let Some(cost_meter) = &mut self.cost_meter {
+            cost_meter.restart_phase();
+        }
     }
 
-    /// There was no look between the sample at `last` and this one.
+    /// Records that no sample was taken between `last` and `sample`.
     #[cold]
-    fn gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
+    fn record_gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
         let lanes = &self.lanes;
-        let stayed = |lane: &Follow| lane.stayed(last, sample.words[lane.task_word]);
+        let ran_throughout =
+            |lane: &FollowedLane| lane.ran_throughout(last, sample.words[lane.task_word]);
         for (index, (feed, series)) in self.feeds.iter().zip(&mut self.series).enumerate() {
             if let Some(live) = &self.live {
-                live.change(index, last, State::Gap);
+                live.set_state(index, last, State::Gap);
             }
             let proven = match feed.lane {
-                // What its thread did meanwhile is not known, but that it did not run is.
-                Some(lane) => series.state() == State::NotRunning && stayed(&lanes[lane]),
-                None => lanes.iter().any(|lane| lane.task_word == feed.word && stayed(lane)),
+                // Nothing is known of a thread's own words in the gap. That it did not run is
+                // proven if the lane did not switch.
+                Some(lane) => series.state() == State::NotRunning && ran_throughout(&lanes[lane]),
+                None => {
+                    lanes.iter().any(|lane| lane.task_word == feed.word && ran_throughout(lane))
+                }
             };
             series.gap(last, proven, &mut self.pool)?;
         }
@@ -308,23 +334,25 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let tag = self.tag_feed.map_or(State::Value(0), |feed| self.series[feed].state());
         let State::Value(tag) = tag else { return };
         if !self.lanes.is_empty() && !self.lanes.iter().any(|lane| lane.runs) {
-            // What stands still while its thread does is no rate of it.
+            // A counter stands still while its thread does not run: that is not a rate of 0.
             return;
         }
         let (words, before) = (&sample.words, &self.last_words);
         for rate in &mut self.rates {
-            let value = |words: &[u64], index: Option<usize>| index.map_or(0, |at| words[at]);
-            let (counter, against) = (words[rate.counter], value(words, rate.against));
-            let (start, end) = (sample.start, sample.end);
-            let now = Point { start, end, counter, against };
-            let (counter, against) = (before[rate.counter], value(before, rate.against));
-            let last = Point { start: last.0, end: last.1, counter, against };
+            let point = |start: u64, end: u64, words: &[u64]| RatePoint {
+                start,
+                end,
+                counter: words[rate.counter],
+                divisor: rate.divisor.map_or(0, |index| words[index]),
+            };
+            let now = point(sample.start, sample.end, words);
+            let last = point(last.0, last.1, before);
             rate.add(tag, &last, &now);
         }
     }
 }
 
-/// The slot that a task has; there are no more than were claimed.
+/// Finds the slot of a task among the claimed slots.
 fn slot_of(page: &'static Page<ThreadSlot>, claims: u64, task: u64) -> Option<&'static ThreadSlot> {
     let claimed = usize::try_from(claims).unwrap_or(usize::MAX).max(1);
     page.slots().take(claimed).find(|slot| slot.thread.load(Relaxed) == task)
@@ -348,15 +376,15 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     }
 
     #[inline(always)]
-    fn take(&mut self, sample: &Sample<N>, words: &mut [&'static AtomicU64; N]) {
+    fn add_sample(&mut self, sample: &Sample<N>, words: &mut [&'static AtomicU64; N]) {
         self.samples += 1;
         let mut steady = !std::mem::take(&mut self.rebound);
         if let Some((last, _)) = self.last {
             let step = sample.start - last;
-            self.steps.add(step);
+            self.intervals.add(step);
             if step > self.gap_ticks {
                 steady = false;
-                self.full |= self.gap(last, sample).is_err();
+                self.full |= self.record_gap(last, sample).is_err();
             }
         } else {
             steady = false;
@@ -365,13 +393,13 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         for lane in 0..self.lanes.len() {
             let task = sample.words[self.lanes[lane].task_word];
             if task != self.lanes[lane].task {
-                self.switched(lane, sample, words);
+                self.follow_switch(lane, sample, words);
                 switched = true;
             }
         }
-        // The thread's words in this sample were still those of the one before it.
+        // After a switch, the words of this sample were still those of the thread before.
         if !switched || !self.lanes.iter().any(|lane| lane.runs) {
-            self.full |= self.see(sample).is_err();
+            self.full |= self.record_states(sample).is_err();
         }
         if BOTH && !self.rates.is_empty() {
             if let Some(last) = self.last.filter(|_| steady && !switched) {
@@ -384,61 +412,61 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         if let Some(until) = self.until
             && let State::Value(value) = self.series[until.feed].state()
         {
-            self.was_above |= until.is_passed_by(value);
+            self.until_reached |= until.is_passed_by(value);
         }
         self.last = Some((sample.start, sample.end));
     }
 
     #[inline(always)]
-    fn period(&mut self, now: Period, found: &Stretch) -> Period {
-        match self.pacing.as_mut().and_then(|pacing| pacing.add(found)) {
-            Some(ticks) => self.pace(Period(ticks)),
+    fn next_period(&mut self, now: Period, found: &BlockStats) -> Period {
+        match self.pacing.as_mut().and_then(|pacing| pacing.add_block(found)) {
+            Some(ticks) => self.set_period(Period(ticks)),
             None => now,
         }
     }
 
-    fn patience(&self) -> u64 {
-        self.patience_ticks
+    fn check_interval_ticks(&self) -> u64 {
+        self.check_interval_ticks
     }
 
-    fn goes_on(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
-        self.bind_new(words);
+    fn keep_going(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
+        self.bind_new_slots(words);
         if let Some((last, _)) = self.last {
-            // Switches that came and went unseen are behind it from here on.
+            // Reads the switch counts again, so that switches which no sample saw do not make the
+            // next gap look unproven.
             self.lanes.iter_mut().for_each(|lane| lane.count_switches(last));
         }
         if let Some(live) = &self.live {
             live.until.store(now, Relaxed);
             live.samples.store(self.samples, Relaxed);
         }
-        if let Some(costing) = &mut self.costing {
-            costing.turn(now);
+        if let Some(cost_meter) = &mut self.cost_meter {
+            cost_meter.advance(now);
         }
         if self.fold.is_some() && self.pool.is_nearly_full() {
-            self.fold_up();
+            self.fold_pool();
         }
-        // SAFETY: takes nothing; the C library answers from memory.
+        // SAFETY: sched_getcpu takes no arguments.
         let cpu = unsafe { libc::sched_getcpu() };
         self.ended = if self.full {
-            Ended::Full
-        } else if self.was_above {
-            Ended::Until
+            EndReason::Full
+        } else if self.until_reached {
+            EndReason::Until
         } else if now >= self.deadline {
-            Ended::Time
+            EndReason::Deadline
         } else if u32::try_from(cpu) != Ok(self.cpu) {
-            Ended::Moved
+            EndReason::Moved
         } else {
-            Ended::Told
+            EndReason::Stopped
         };
-        if self.ended != Ended::Told {
-            // For the other observers of this run.
-            self.orders.stop.store(true, Relaxed);
+        if self.ended != EndReason::Stopped {
+            // Ends the other observers of this run too.
+            self.control.stop.store(true, Relaxed);
         }
-        !self.orders.stop.load(Relaxed)
+        !self.control.stop.load(Relaxed)
     }
 }
 
-mod follow;
-mod steps;
+mod followed_lane;
 #[cfg(test)]
 mod tests;

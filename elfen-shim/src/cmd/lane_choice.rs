@@ -1,4 +1,4 @@
-//! Which lanes are observed, and from which.
+//! Chooses the observed lanes, and those of the observers.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_machine::cpulist::CpuSet;
@@ -10,14 +10,14 @@ use crate::observe::OBSERVERS_MAX;
 
 /// The lanes of a run.
 #[derive(Clone, Debug)]
-pub(super) struct Chosen {
+pub(super) struct LaneChoice {
     pub(super) on: CpuSet,
     pub(super) from: CpuSet,
 }
 
-impl Chosen {
-    /// Each observer's lane and the lanes that it looks at: neighbours go to one observer, as CPUs
-    /// are numbered by what they share.
+impl LaneChoice {
+    /// Divides the observed lanes among the observers' lanes. Consecutive lanes go to one observer,
+    /// because CPUs with consecutive numbers often share caches.
     pub(super) fn parts(&self) -> Vec<(u32, CpuSet)> {
         let (mut on, observers) = (self.on.iter(), self.from.len());
         let part = |(index, from): (usize, u32)| {
@@ -27,20 +27,21 @@ impl Chosen {
         self.from.iter().enumerate().map(part).collect()
     }
 
-    /// Where the front works: beside the first observer.
+    /// The first observer's lane. The other threads of this command run there too.
     pub(super) fn first(&self) -> u32 {
         self.from.iter().next().unwrap_or(0)
     }
 }
 
-/// What the user said, held against the machine; `beside` are lanes that the observed may use.
+/// Checks the user's choice of lanes, and completes it. `allowed` are the lanes that the observed
+/// program may use.
 pub(super) fn choose(
     on: Option<&CpuSet>,
     from: Option<&CpuSet>,
     sibling: bool,
-    beside: &CpuSet,
-) -> Result<Chosen, Failure> {
-    choose_of(&topology(&Source::live())?, on, from, sibling, beside)
+    allowed: &CpuSet,
+) -> Result<LaneChoice, Failure> {
+    choose_of(&topology(&Source::live())?, on, from, sibling, allowed)
 }
 
 fn choose_of(
@@ -48,14 +49,14 @@ fn choose_of(
     on: Option<&CpuSet>,
     from: Option<&CpuSet>,
     sibling: bool,
-    beside: &CpuSet,
-) -> Result<Chosen, Failure> {
+    allowed: &CpuSet,
+) -> Result<LaneChoice, Failure> {
     let usage = |why: String| {
         let fix = format!("use CPUs {}", topology.usable);
         Failure::new(Status::Usage, "lanes", why, fix)
     };
     if topology.usable.len() < 2 {
-        let why = "observer and observed need a CPU each, and there is one";
+        let why = "observer and program need a CPU each, and this process may use only one";
         let fix = "allow this process a second CPU";
         return Err(Failure::new(Status::Unsupported, "elfen shim", why, fix));
     }
@@ -64,7 +65,7 @@ fn choose_of(
         let why = match (topology.present.contains(cpu), topology.online.contains(cpu)) {
             (false, _) => format!("this machine has no CPU {cpu}"),
             (_, false) => format!("CPU {cpu} is offline"),
-            _ => format!("CPU {cpu} is not for this process"),
+            _ => format!("this process may not use CPU {cpu}"),
         };
         return Err(usage(why));
     }
@@ -80,7 +81,7 @@ fn choose_of(
             let free = topology.usable.without(on);
             let apart = free.iter().find(|cpu| !near(cpu));
             let lane = apart.or_else(|| free.iter().find(|_| sibling)).ok_or_else(|| {
-                usage("every lane is observed, or shares a core with one that is".to_owned())
+                usage("every lane is observed, or shares a core with an observed lane".to_owned())
             })?;
             [lane].into_iter().collect()
         }
@@ -90,22 +91,21 @@ fn choose_of(
         return Err(usage(format!("CPU {both} cannot observe itself")));
     }
     if let Some(near) = from.iter().find(near).filter(|_| !sibling) {
-        let why = format!("CPU {near} shares a core with a lane that is observed");
-        let fix = "name another lane with --from, or say --sibling: it takes half of the core";
+        let why = format!("CPU {near} shares a core with an observed lane");
+        let fix = "name another lane with --from, or use --sibling: it takes half of the core";
         return Err(Failure::new(Status::Usage, "lanes", why, fix));
     }
-    let default = || beside.and(&topology.usable).without(&from);
+    let default = || allowed.and(&topology.usable).without(&from);
     let on = on.cloned().unwrap_or_else(default);
     if on.is_empty() {
-        return Err(usage(format!("CPU {from} is all that the program may use")));
+        return Err(usage(format!("the program may use only the observer's CPU {from}")));
     }
     if from.len() > on.len().min(OBSERVERS_MAX) {
-        let why = format!("{} observers share {} lanes", from.len(), on.len());
-        let fix =
-            format!("each has one to observe at least, and there are at most {OBSERVERS_MAX}");
+        let why = format!("{} observers for {} observed lanes", from.len(), on.len());
+        let fix = format!("name at most one lane per observed lane, and at most {OBSERVERS_MAX}");
         return Err(Failure::new(Status::Usage, "--from", why, fix));
     }
-    Ok(Chosen { on, from })
+    Ok(LaneChoice { on, from })
 }
 
 #[cfg(test)]
@@ -113,10 +113,10 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// Goal: what cannot work is refused before anything starts. Method: the machine at hand, if
+    /// Goal: a choice that cannot work is refused before anything starts. Method: this machine, if
     /// it has two CPUs.
     #[test]
-    fn lanes_are_held_against_the_machine() {
+    fn lanes_are_checked_on_this_machine() {
         let topology = topology(&Source::live()).unwrap();
         if topology.usable.len() < 2 || topology.smt() {
             let why = "it takes two CPUs that share no core";
@@ -150,21 +150,21 @@ mod tests {
         topology(&source).unwrap()
     }
 
-    /// Goal: an observer takes no half of a core that it observes unless it is told to, and no lane
-    /// that is not there. Method: machines that were recorded.
+    /// Goal: an observer shares a core with an observed lane only with `--sibling`, and a lane must
+    /// exist. Method: recorded machines.
     #[test]
-    fn lanes_of_other_machines_are_held_against_them() {
+    fn lanes_are_checked_on_recorded_machines() {
         let of = |topology: &Topology, on: Option<&str>, from: Option<u32>, sibling| {
             let on = on.map(|on| on.parse::<CpuSet>().unwrap());
             let from = from.map(|from| [from].into_iter().collect());
             choose_of(topology, on.as_ref(), from.as_ref(), sibling, &topology.usable)
         };
-        let why = |chosen: Result<Chosen, Failure>| chosen.unwrap_err().to_string();
+        let why = |chosen: Result<LaneChoice, Failure>| chosen.unwrap_err().to_string();
         let desktop = recorded("desktop-2way.machine");
         let core = &desktop.core_of(0).unwrap().lanes;
-        let beside = core.iter().find(|&lane| lane != 0).unwrap();
-        assert!(why(of(&desktop, Some("0"), Some(beside), false)).contains("shares a core"));
-        assert_eq!(of(&desktop, Some("0"), Some(beside), true).unwrap().first(), beside);
+        let sibling = core.iter().find(|&lane| lane != 0).unwrap();
+        assert!(why(of(&desktop, Some("0"), Some(sibling), false)).contains("shares a core"));
+        assert_eq!(of(&desktop, Some("0"), Some(sibling), true).unwrap().first(), sibling);
         let apart = of(&desktop, Some("0"), None, false).unwrap().first();
         assert!(!core.contains(apart), "CPU {apart}");
         let all = desktop.usable.to_string();
@@ -176,10 +176,11 @@ mod tests {
         assert!(why(of(&single, None, None, false)).contains("a CPU each"));
     }
 
-    /// Goal: each observed lane has one observer, and each observer a lane; who asks for more
-    /// observers than lanes, or for one beside a lane of another, is told. Method: the desktop.
+    /// Goal: each observed lane has one observer, and each observer has a lane. More observers than
+    /// lanes are refused, and so is an observer on the core of any observed lane. Method: a
+    /// recorded desktop.
     #[test]
-    fn several_observers_share_the_lanes() {
+    fn several_observers_divide_the_lanes() {
         let desktop = recorded("desktop-2way.machine");
         let cores: Vec<u32> = desktop
             .usable
@@ -198,9 +199,9 @@ mod tests {
         let [first, second] = [0, 1].map(|part: usize| parts[part].1.len());
         assert!(first > 0 && second.abs_diff(first) <= 1, "{parts:?}");
         let why = |on: &[u32], from: &[u32]| choose(on, from).unwrap_err().to_string();
-        assert!(why(&on[..1], from).contains("2 observers share 1 lanes"));
+        assert!(why(&on[..1], from).contains("2 observers for 1 observed lanes"));
         assert!(why(on, &[from[0], on[0]]).contains("cannot observe itself"));
-        let beside = desktop.core_of(on[0]).unwrap().lanes.iter().last().unwrap();
-        assert!(why(on, &[from[0], beside]).contains("shares a core"));
+        let sibling = desktop.core_of(on[0]).unwrap().lanes.iter().last().unwrap();
+        assert!(why(on, &[from[0], sibling]).contains("shares a core"));
     }
 }

@@ -1,5 +1,5 @@
-//! Goal: a recording is of the threads that it is to be of, and no rate goes from one thread's
-//! counter to another's. Method: two threads on one lane, by a task slot and a page of our own.
+//! Goal: a recording contains the threads that it should contain, and no rate is computed from the
+//! counters of two threads. Method: two threads on one lane, with a task slot and a page made here.
 
 use super::*;
 use elfen_rt::memory::Memory;
@@ -16,9 +16,10 @@ fn page() -> &'static Page<ThreadSlot> {
     Box::leak(Box::new(Page::format(memory, 8, 0, &[0; 32]).unwrap()))
 }
 
-/// Who runs, sample by sample, and what is seen of its calls; with rates as they were added.
+/// Samples a lane that runs these tasks, one per sample. Returns the state of `calls` after each
+/// sample, and how many rates were kept.
 fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
-    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+    // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let page = page();
     let first = page.slot(0).unwrap();
@@ -30,8 +31,9 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     }
     let mut recorder: Recorder<true> =
         Recorder::new(Pool::new(0, 1, false), Some(page), Arc::default());
-    (recorder.process, recorder.children) = (OURS, children);
-    recorder.lanes.push(Follow::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    recorder.process = OURS;
+    recorder.children = children;
+    recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     let feed = Feed {
         kind: Kind::Values,
         word: 1,
@@ -43,7 +45,7 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     recorder.feeds.push(feed);
     recorder.series.push(Series::new(0, Kind::Values, 1, 0));
     recorder.rates.push(Rate::new("calls".to_owned(), 1, None, 1.0, 1_000));
-    let mut words = [&slot.task, &NOTHING];
+    let mut words = [&slot.task, &ZERO_WORD];
     let mut states = Vec::new();
     for (at, &task) in (1..).zip(runs) {
         slot.task.store(task, Relaxed);
@@ -53,18 +55,18 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
         let now = at * 1_000;
         let words_now = words.map(|word| word.load(Relaxed));
         let sample = Sample { start: now, end: now, words: words_now };
-        recorder.take(&sample, &mut words);
-        recorder.goes_on(now, &mut words);
+        recorder.add_sample(&sample, &mut words);
+        recorder.keep_going(now, &mut words);
         states.push(recorder.series[0].state());
     }
     let figures = recorder.rates[0].figures(|_| String::new());
     let fastest = figures.iter().map(|figure| figure.p90).fold(0.0, f64::max);
-    assert!(fastest < 1.0, "a call a sample, and no thread's in place of another's: {fastest}");
+    assert!(fastest < 1.0, "one call per sample, and no rate between two threads: {fastest}");
     (states, recorder.rates[0].dte(&crate::clock::Clock::default()).kept)
 }
 
 #[test]
-fn children_are_observed_where_that_is_asked_for() {
+fn children_are_observed_only_with_follow() {
     let [ours, child, other] = [OURS, CHILDS, 72].map(|process| thread_word(process, process));
     let runs = [ours, ours, ours, child, child, child, other, other, ours, ours, ours];
     let (states, kept) = seen(false, &runs);
@@ -73,18 +75,18 @@ fn children_are_observed_where_that_is_asked_for() {
     assert_eq!(states[5], State::NotRunning, "{states:?}");
     let (followed, more) = seen(true, &runs);
     assert!(matches!(followed[5], State::Value(9_000_000..)), "{followed:?}");
-    assert_eq!(followed[7], State::NotRunning, "a stranger: {followed:?}");
+    assert_eq!(followed[7], State::NotRunning, "an unrelated process: {followed:?}");
     assert!(more > kept && kept > 0, "{more} {kept}");
 }
 
-/// Goal: what was there for two periods was looked at or lies in a gap, and not where samples are
-/// so near each other that a line takes longer; and where the period follows the distance, gaps do.
+/// Goal: samples that are more than two periods apart have a gap between them. With short periods
+/// the limit is longer, as one line transfer may exceed two periods. It follows an adaptive period.
 #[test]
-fn a_gap_is_two_periods() {
+fn a_gap_is_longer_than_two_periods() {
     let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
-    recorder.gap_least_ticks = 4_000;
+    recorder.min_gap_ticks = 4_000;
     let mut gap = |period| {
-        recorder.pace(Period(period));
+        recorder.set_period(Period(period));
         recorder.gap_ticks
     };
     assert_eq!(
@@ -92,63 +94,65 @@ fn a_gap_is_two_periods() {
         [4_000, 4_000, 4_000, 5_200, 52_000]
     );
     recorder.pacing = Some(Pacing::new(3_000, 100));
-    let found = Stretch { samples: 64, changed: 64, waited: Some(500) };
-    let period = (0..15).fold(Period(7), |now, _| Sink::<1>::period(&mut recorder, now, &found));
-    assert_eq!(period, Period(1_000 * crate::pacing::TIMES));
-    assert_eq!(recorder.gap_ticks, 2_000 * crate::pacing::TIMES);
+    let found = BlockStats { samples: 64, changed: 64, waited: Some(500) };
+    let period =
+        (0..15).fold(Period(7), |now, _| Sink::<1>::next_period(&mut recorder, now, &found));
+    assert_eq!(period, Period(1_000 * crate::pacing::PERIOD_FACTOR));
+    assert_eq!(recorder.gap_ticks, 2_000 * crate::pacing::PERIOD_FACTOR);
 }
 
-/// Goal: a lane's switches before the first sample and behind the last are none that were missed.
+/// Goal: a lane's switches before the first sample and after the last are not counted as missed.
 #[test]
-fn only_switches_while_somebody_looks_can_be_missed() {
-    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+fn only_switches_during_observation_are_missed() {
+    // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
     slot.switches.store(100, Relaxed);
-    recorder.lanes.push(Follow::new(slot, 0, Vec::new()));
+    recorder.lanes.push(FollowedLane::new(slot, 0, Vec::new()));
     slot.switches.store(110, Relaxed);
-    recorder.lanes.iter_mut().for_each(Follow::begin);
+    recorder.lanes.iter_mut().for_each(FollowedLane::begin_counting);
     slot.switches.store(117, Relaxed);
-    recorder.lanes.iter_mut().for_each(Follow::end);
+    recorder.lanes.iter_mut().for_each(FollowedLane::end_counting);
     slot.switches.store(130, Relaxed);
     assert_eq!(recorder.missed_switches(), Some(7));
 }
 
-/// Goal: a gap is joined if the lane did not switch in it, and not if it did, or if that is not
-/// known. Method: samples of a slot of our own, with gaps between them.
+/// Goal: a gap is marked as proven only if the lane is known not to have switched in it. Method:
+/// samples of a slot made here, with gaps between them.
 #[test]
-fn only_a_lane_that_did_not_switch_stayed() {
-    // SAFETY: all bits zero is a slot that the kernel has not written yet.
+fn a_gap_is_proven_only_without_a_switch() {
+    // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
     let pool = Pool::new(0, 2, false);
     let mut recorder: Recorder<false> = Recorder::new(pool, None, Arc::default());
-    (recorder.gap_ticks, recorder.process) = (100, OURS);
-    recorder.lanes.push(Follow::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    recorder.gap_ticks = 100;
+    recorder.process = OURS;
+    recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     for (word, lane) in [(0, None), (1, Some(0))] {
         let (kind, width) = (Kind::Tags, Width::U64);
         recorder.feeds.push(Feed { kind, word, offset: 0, width, lane, ready: None });
         let index = u8::try_from(word).unwrap();
         recorder.series.push(Series::new(index, Kind::Tags, 1, 0));
     }
-    let mut words = [&slot.task, &NOTHING];
+    let mut words = [&slot.task, &ZERO_WORD];
     let mut see = |at: u64, task: u64, switches: u64| {
         slot.switches_begun.store(switches, Relaxed);
         slot.task.store(task, Relaxed);
         let words_now = words.map(|word| word.load(Relaxed));
-        recorder.take(&Sample { start: at, end: at, words: words_now }, &mut words);
-        recorder.goes_on(at, &mut words);
+        recorder.add_sample(&Sample { start: at, end: at, words: words_now }, &mut words);
+        recorder.keep_going(at, &mut words);
     };
     for (at, task, switches) in [
         (1_000, 7, 1),
         (1_050, 7, 1),
-        (2_000, 7, 1), // It stayed.
+        (2_000, 7, 1), // No switch.
         (2_050, 7, 1),
-        (3_000, 7, 3), // It was away and came back.
+        (3_000, 7, 3), // The task left and returned.
         (3_050, 7, 3),
         (4_000, 9, 4), // Another task.
-        (5_000, 9, 4), // Counted behind the last sample before the gap: not known.
+        (5_000, 9, 4), // Unknown: the count was first read after the last sample before the gap.
         (5_050, 9, 4),
-        (6_000, 9, 4), // It stayed.
+        (6_000, 9, 4), // No switch.
     ] {
         see(at, task, switches);
     }
@@ -168,7 +172,7 @@ fn only_a_lane_that_did_not_switch_stayed() {
         let runs = &recording.runs[signal];
         let gaps = runs.iter().filter(|run| run.state == State::Gap && run.start_ticks >= 1_000);
         let proven: Vec<u64> = gaps.map(|run| run.samples).collect();
-        // The last is the end of the recording.
+        // The last gap is the end of the recording.
         assert_eq!(proven, [1, 0, 0, 0, 1, 0], "{runs:?}");
     }
 }

@@ -1,11 +1,11 @@
-//! What a user asks to watch, as it is written after `--watch`.
+//! The signals that a user can name after `--watch`, and their syntax.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// See `elfen shim --help`.
+/// A signal to watch. `elfen shim --help` lists the syntax.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Ask {
+pub enum SignalSpec {
     Task,
     Function,
     Tag,
@@ -23,8 +23,9 @@ pub enum Ask {
         at: u64,
         width: Width,
     },
-    /// Of a mapping: its file's name or the end of it, or its address.
+    /// A number in a mapping.
     Map {
+        /// The mapping's address, or its file's name or the end of that name.
         of: String,
         offset: u64,
         width: Width,
@@ -54,7 +55,7 @@ impl ServiceWord {
     }
 }
 
-/// How many bytes a number has, and whether it can be negative.
+/// The type of a number: its size, and whether it can be negative.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Width {
     pub bytes: u64,
@@ -64,7 +65,7 @@ pub struct Width {
 impl Width {
     pub const U64: Self = Self { bytes: 8, signed: false };
 
-    /// The number in a word of eight bytes, `offset` bytes from its beginning.
+    /// Extracts the number at byte `offset` of an eight-byte word.
     #[inline(always)]
     pub fn of(self, word: u64, offset: u64) -> u64 {
         let bits = self.bytes * 8;
@@ -77,7 +78,7 @@ impl Width {
         }
     }
 
-    /// Of a symbol of this size, if it can be one number.
+    /// The unsigned type of a symbol of this size; `None` if such a symbol is not a single number.
     pub fn of_size(bytes: u64) -> Option<Self> {
         matches!(bytes, 1 | 2 | 4 | 8).then_some(Self { bytes, signed: false })
     }
@@ -87,7 +88,7 @@ impl FromStr for Width {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let say = || format!("{text:?} is no type of a number; there are u8 to u64 and i8 to i64");
+        let say = || format!("{text:?} is not a type: use u8, u16, u32, u64, i8, i16, i32 or i64");
         let (sign, bits) = text.split_at_checked(1).ok_or_else(say)?;
         let bytes = match bits {
             "8" => 1,
@@ -109,17 +110,17 @@ impl fmt::Display for Width {
     }
 }
 
-/// What is watched is said to be of no type: then a symbol's size tells, and elsewhere it is u64.
+/// The user gave no type. A symbol then has the type of its size.
 const UNSAID: Width = Width { bytes: 0, signed: false };
 
-impl Ask {
-    /// For clap.
+impl SignalSpec {
+    /// The parser for clap.
     pub fn parse(text: &str) -> Result<Self, String> {
         text.parse()
     }
 }
 
-impl FromStr for Ask {
+impl FromStr for SignalSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -136,10 +137,10 @@ impl FromStr for Ask {
         }
         if let Some(counter) = text.strip_prefix("jvm:") {
             let counter = counter.to_owned();
-            return match counter.is_empty() {
-                true => Err("jvm: needs a counter, as in jvm:sun.gc.collector.0".to_owned()),
-                false => Ok(Self::Jvm { counter }),
-            };
+            if counter.is_empty() {
+                return Err("jvm: needs a counter, as in jvm:sun.gc.collector.0".to_owned());
+            }
+            return Ok(Self::Jvm { counter });
         }
         let (place, width) = typed(text)?;
         if let Some(rest) = place.strip_prefix("map:") {
@@ -162,35 +163,36 @@ impl FromStr for Ask {
 }
 
 impl Width {
-    /// Whether the user said what it is.
+    /// Returns whether the user gave a type.
     pub fn is_said(self) -> bool {
         self.bytes != 0
     }
 }
 
-/// A number lies in one word of eight bytes, so that one load reads it.
+/// Checks that a number is aligned to its size. Then it lies within one eight-byte word, and one
+/// load reads all of it.
 pub fn aligned(at: u64, width: Width) -> Result<(), String> {
     if at.is_multiple_of(width.bytes.max(1)) {
         return Ok(());
     }
     Err(format!(
-        "{at:#x} is no multiple of {}, so a {width} there is not read at once",
+        "{at:#x} is not a multiple of {}, so one load cannot read a {width} there",
         width.bytes
     ))
 }
 
-fn service(rest: &str) -> Result<Ask, String> {
+fn service(rest: &str) -> Result<SignalSpec, String> {
     let words = || ServiceWord::ALL.map(|(_, name)| name).join(", ");
-    let say = || format!("a service's word is service:NAME.WORD, and WORD one of {}", words());
+    let say = || format!("expected service:NAME.WORD, where WORD is one of {}", words());
     let (name, word) = rest.rsplit_once('.').ok_or_else(say)?;
     let word = ServiceWord::ALL.iter().find(|(_, known)| *known == word).ok_or_else(say)?.0;
     match name {
         "" => Err(say()),
-        name => Ok(Ask::Service { name: name.to_owned(), word }),
+        name => Ok(SignalSpec::Service { name: name.to_owned(), word }),
     }
 }
 
-/// What stands before a type, if one is given. C++ names have colons of their own, in pairs.
+/// Splits a type off the end, if there is one. The colons of C++ names come in pairs.
 fn typed(text: &str) -> Result<(&str, Option<Width>), String> {
     match text.rsplit_once(':') {
         Some((place, width)) if !place.ends_with(':') && !width.contains('+') && place != "map" => {
@@ -214,10 +216,10 @@ fn number(text: &str) -> Result<u64, String> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| format!("{text:?} is no number"))
+    parsed.map_err(|_| format!("{text:?} is not a number"))
 }
 
-impl fmt::Display for Ask {
+impl fmt::Display for SignalSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let typed = |f: &mut fmt::Formatter<'_>, offset: u64, width: &Width| {
             if offset != 0 {
@@ -249,9 +251,9 @@ impl fmt::Display for Ask {
 mod tests {
     use super::*;
 
-    /// Goal: every form is understood, and printed as it can be typed again.
+    /// Goal: every form is parsed, and prints as it was typed.
     #[test]
-    fn signals_are_read_as_they_are_written() {
+    fn signals_print_as_they_are_typed() {
         for text in [
             "task",
             "function",
@@ -267,10 +269,10 @@ mod tests {
             "0x55d0c010:u64",
             "jvm:sun.gc.collector.0",
         ] {
-            assert_eq!(text.parse::<Ask>().map(|ask| ask.to_string()).as_deref(), Ok(text));
+            assert_eq!(text.parse::<SignalSpec>().map(|ask| ask.to_string()).as_deref(), Ok(text));
         }
         let width = Width { bytes: 4, signed: false };
-        let symbol = Ask::Symbol { name: "hits".into(), offset: 16, width };
+        let symbol = SignalSpec::Symbol { name: "hits".into(), offset: 16, width };
         assert_eq!("hits+0x10:u32".parse(), Ok(symbol));
         for wrong in [
             "",
@@ -287,12 +289,12 @@ mod tests {
             "+8",
             "hits+x",
         ] {
-            assert!(wrong.parse::<Ask>().is_err(), "{wrong:?}");
+            assert!(wrong.parse::<SignalSpec>().is_err(), "{wrong:?}");
         }
     }
 
     #[test]
-    fn numbers_are_cut_out_of_words() {
+    fn numbers_are_extracted_from_words() {
         let word = 0x8877_6655_4433_2211;
         let of = |text: &str, offset| text.parse::<Width>().unwrap().of(word, offset);
         assert_eq!((of("u8", 0), of("u8", 7), of("u16", 2)), (0x11, 0x88, 0x4433));

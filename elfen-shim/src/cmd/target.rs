@@ -1,0 +1,167 @@
+//! The observed program of a run: a process that this command starts, or one that already runs.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Child;
+
+use elfen_console::failure::{Failure, Status};
+use elfen_instrument::inspect;
+use elfen_rt::signal::page::Page;
+use elfen_rt::signal::thread::ThreadSlot;
+
+use super::args::Args;
+use super::count;
+use super::gather::{share_at_start, share_running};
+use super::lane_choice::LaneChoice;
+use super::process::{create_thread_page, find_thread_page};
+use super::suggestions::own_globals;
+use super::wait::block_signals;
+use crate::program::{self, PendingProgram, StartError, StartOptions};
+use crate::reach::PageSupervisor;
+use crate::signal_spec::SignalSpec;
+use crate::symbols::{FunctionReporting, Layout, Symbols};
+
+/// The observed program, and what is known of it.
+#[derive(Default)]
+pub(super) struct Target {
+    /// Its process, which waits until the observers run.
+    pub(super) pending: Option<PendingProgram>,
+    pub(super) child: Option<Child>,
+    /// The supervisor of pages that are shared during the run.
+    pub(super) supervisor: Option<PageSupervisor>,
+    pub(super) process: u32,
+    pub(super) page: Option<&'static Page<ThreadSlot>>,
+    pub(super) globals: Vec<(String, crate::reach::NumberLocation)>,
+    /// Pages of globals that it is to share from its start.
+    pub(super) shared_pages: u64,
+    pub(super) name: String,
+    /// Names of some of its globals.
+    pub(super) own_globals: Vec<String>,
+    /// How its functions report that they run.
+    pub(super) reporting: Option<FunctionReporting>,
+}
+
+/// Creates a file without a name for the program's output, which is printed at the end.
+pub(super) fn create_output_file() -> Result<File, Failure> {
+    let mut options = File::options();
+    let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE | libc::O_APPEND);
+    options.mode(0o600).open(std::env::temp_dir()).map_err(|error| {
+        let fix = "set TMPDIR to a folder that this user can write to";
+        Failure::new(Status::Failed, "a file for the program's output", error, fix)
+    })
+}
+
+/// Prepares the program to start, or finds the running process. `output` is a file for the output
+/// of a program without a terminal.
+pub(super) fn prepare_target(
+    args: &Args,
+    chosen: &LaneChoice,
+    layout: &mut Layout,
+    output: Option<&File>,
+    signals: nix::sys::signal::SigSet,
+) -> Result<Target, Failure> {
+    if args.program.is_empty() {
+        let process = args.process.unwrap_or(0);
+        if process != 0 {
+            layout.update(process);
+        }
+        let page = find_thread_page(process);
+        let name = match args.process {
+            Some(process) => program::name_of(process).unwrap_or_default(),
+            None => "all tasks".to_owned(),
+        };
+        let (globals, supervisor) = if args.share {
+            let lanes = &chosen.on.iter().chain(chosen.from.iter()).collect();
+            let (watch, rate) = (&args.watch, &args.rate);
+            let (globals, supervisor) = share_running(watch, rate, process, layout, lanes)?;
+            (globals, Some(supervisor))
+        } else {
+            (Vec::new(), None)
+        };
+        return Ok(Target { supervisor, process, page, globals, name, ..Target::default() });
+    }
+    let page = create_thread_page()?;
+    let file = crate::reach::program_file(&args.program[0]);
+    let symbols = file.as_deref().and_then(|file| Symbols::read(file, file));
+    let (places, shared) = match &file {
+        Some(file) => share_at_start(&args.watch, &args.rate, file)?,
+        None => (Vec::new(), None),
+    };
+    let counted = match &file {
+        Some(file) => count::preload_argument(&args.count_at, file, symbols.as_ref())?,
+        None => String::new(),
+    };
+    let own_globals = own_globals(symbols.as_ref());
+    let shares = shared.as_ref().filter(|shared| !shared.is_empty());
+    let reporting =
+        symbols.and_then(|symbols| symbols.reporting).filter(|_| args.wants_functions());
+    let library = check_preload(&args.program[0]);
+    // If the preload library cannot be loaded, functions that the user did not name are left out.
+    let reporting = match (&library, reporting) {
+        (Err(_), Some(_)) if !args.watch.contains(&SignalSpec::Function) && counted.is_empty() => {
+            None
+        }
+        (_, reporting) => reporting,
+    };
+    if reporting.is_some() || shares.is_some() {
+        library?;
+    }
+    let functions = match reporting {
+        None => "-",
+        Some(FunctionReporting::Hooks) => "hooks",
+        Some(FunctionReporting::Entries | FunctionReporting::EntriesAndReturns) => "entries",
+    };
+    let preload = (reporting.is_some() || shares.is_some()).then(|| {
+        let globals = shares.map(crate::reach::SharedGlobals::preload_argument);
+        format!("{functions}{counted} {}", globals.as_deref().unwrap_or("-"))
+    });
+    let order = StartOptions {
+        words: &args.program,
+        on: &chosen.on,
+        segment: page.memory().segment_id().unwrap_or(-1),
+        preload,
+        output: match output {
+            Some(file) => program::Output::File(file),
+            None if args.json => program::Output::Errors,
+            None => program::Output::Ours,
+        },
+        signals,
+    };
+    block_signals()?;
+    let pending =
+        program::spawn_pending(&order).map_err(|error| start_failure(&args.program[0], &error))?;
+    let (process, name) = (pending.process, args.program[0].to_string_lossy().into_owned());
+    let shared_pages = shares.map_or(0, crate::reach::SharedGlobals::pages);
+    Ok(Target {
+        pending: Some(pending),
+        process,
+        page: Some(page),
+        globals: places,
+        shared_pages,
+        name,
+        own_globals,
+        reporting,
+        ..Target::default()
+    })
+}
+
+/// Refuses a program that loads no preload library, which reports functions and shares globals.
+fn check_preload(program: &OsString) -> Result<(), Failure> {
+    let reason = inspect(program).and_then(|program| program.takes_a_library()).err();
+    reason.map_or(Ok(()), |reason| {
+        let fix = "watch tag or task, or name it with -p when it runs";
+        let what = format!("program {program:?}");
+        Err(Failure::new(Status::Failed, what, format!("it {reason}"), fix))
+    })
+}
+
+pub(super) fn start_failure(program: &OsString, error: &StartError) -> Failure {
+    let what = format!("program {:?}", program.to_string_lossy());
+    let fix = match error {
+        StartError::NotFound | StartError::NoProgram => "name a program in PATH, or its file",
+        StartError::Library(_) => "build all of Elfen, or set ELFEN_LIB to the library's folder",
+        StartError::NotExecutable(_) | StartError::Io(_) => "check its file",
+    };
+    Failure::new(Status::Failed, what, error, fix)
+}

@@ -54,7 +54,7 @@ fn usage_errors() {
         (&["lanes", "--json", "--record"], "cannot be used with", "see `elfen lanes --help`"),
         (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
         (&["tailor", "check", "--user"], "unexpected argument", "see `elfen tailor check --help`"),
-        (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "is ./--lane"),
+        (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "name"),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),
     ];
     for (words, why, fix) in cases {

@@ -129,7 +129,9 @@ fn a_run_whose_guards_would_be_weak_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("elfen");
-    fs::copy(env!("CARGO_BIN_EXE_elfen"), &program).unwrap();
+    // By cp: a fork of another test's would keep our file open for writing, and its exec busy.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_elfen")).arg(&program).status();
+    assert!(copied.unwrap().success());
     let mut command = Command::new("nice");
     command.args(["-n", "19"]).arg(&program).args(["run", "--lanes", "0:1"]);
     command.args(["--signal", "service", "--service", &name, "--", "true"]);
@@ -431,7 +433,7 @@ fn wrong_arguments_start_nothing() {
             3,
             "it was not built for it: -pg -mfentry; use --inject guard",
         ),
-        (&["--lanes", "0:1", "--inject", "cyg", "--", "/etc/passwd"], 3, "no file that can be"),
+        (&["--lanes", "0:1", "--inject", "cyg", "--", "/etc/passwd"], 3, "not an executable file"),
         (&["--nap", "sleep", "--", "true"], 2, "invalid value 'sleep'"),
         (&["--policy", "never", "--", "true"], 2, "invalid value 'never'"),
         (&["--budget", "2ms", "--", "true"], 2, "it has no use for --budget"),

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use elfen_tailor::tale::Function;
+use elfen_tailor::trace::Function;
 
 const LIST: &str = "/proc/kallsyms";
 /// Places in the kernel from which somebody can sleep for a disk are fewer.

@@ -8,6 +8,7 @@
 
 pub mod check;
 pub mod cmd;
+pub mod duty;
 mod functions;
 pub mod jvm;
 pub mod marks;
@@ -15,4 +16,3 @@ pub mod minute;
 pub mod recorder;
 pub mod service;
 pub mod signals;
-pub mod turns;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use elfen_host::watches::{Cause, Tail};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::rank::{Slow, rank};
-use elfen_tailor::tale::Tale;
+use elfen_tailor::trace::Tale;
 
 const MINUTE_NS: u64 = 60_000_000_000;
 

@@ -12,13 +12,13 @@ use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
 use elfen_tailor::segment::RECORDER;
-use elfen_tailor::tale::{FULL, Function, Gap, Head, Lent, MARKS_ALONE, Named};
+use elfen_tailor::trace::{FULL, Function, Gap, Head, Lent, MARKS_ALONE, Named};
 
+use crate::duty::{Turn, Turns};
 use crate::functions::Functions;
 use crate::jvm::Jvms;
 use crate::marks::Marked;
 use crate::service::{Service, name_of};
-use crate::turns::{Turn, Turns};
 
 /// Between two looks at the rings.
 pub const LOOK_EVERY: Duration = Duration::from_millis(20);

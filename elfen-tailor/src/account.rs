@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::beside;
 use crate::explained::Explained;
+use crate::neighbours;
 use crate::request::{Request, Requests};
 use crate::segment::{Kind, Segment, cause, total};
-use crate::tale::Tale;
 use crate::timeline::Timeline;
+use crate::trace::Tale;
 use crate::walk::Walk;
 
 /// All requests of a tale, with what became of each.
@@ -42,7 +42,7 @@ impl Account {
                 server: server(&segments).unwrap_or(request.sender),
                 class: request.class,
                 stages: request.stages.clone(),
-                beside: beside::of(&segments, tale, &timeline),
+                beside: neighbours::of(&segments, tale, &timeline),
                 faults: faults(&segments, &timeline),
                 segments,
             })

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::beside::Slowing;
 use crate::explained::Explained;
+use crate::neighbours::Slowing;
 use crate::replay::{Parts, quantile};
 use crate::segment::{BESIDE, Kind, LONG, QUEUE, WORK, cause, is_of, total};
-use crate::tale::Tale;
+use crate::trace::Tale;
 
 const P50: u64 = 500_000;
 const P95: u64 = 950_000;

@@ -24,12 +24,12 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
-pub mod beside;
 pub mod calls;
 mod causes;
 pub mod draw;
 pub mod explained;
 mod marked;
+pub mod neighbours;
 mod queues;
 pub mod rank;
 pub mod replay;
@@ -37,9 +37,9 @@ pub mod report;
 pub mod request;
 pub mod runtime;
 pub mod segment;
+mod service_slots;
 pub mod stages;
 pub mod stalls;
-pub mod tale;
 pub mod timeline;
-mod turns;
+pub mod trace;
 pub mod walk;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use elfen_rt::signal::mark::{Mark, Step};
 
 use crate::request::{Owner, Request, Requests};
-use crate::tale::Tale;
+use crate::trace::Tale;
 
 /// A request that runs on a lane.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use crate::explained::Explained;
 use crate::segment::{Kind, Segment, total};
-use crate::turns::{self, Job, Turn};
+use crate::service_slots::{self, Job, Turn};
 
 pub(crate) struct Queues {
     pub(crate) jobs: Vec<Job>,
@@ -67,7 +67,7 @@ impl Queues {
             ended_ns: one.ended_ns,
         };
         let jobs: Vec<Job> = explained.iter().zip(servers).map(job).collect();
-        let turns = turns::of(&jobs);
+        let turns = service_slots::of(&jobs);
         let mut spans: Vec<Vec<(u64, u64)>> = vec![Vec::new(); jobs.len()];
         for turn in turns.iter().flatten() {
             spans[turn.job].push((turn.from_ns, turn.to_ns));

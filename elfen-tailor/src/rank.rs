@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::beside::{self, BesideRow};
 use crate::causes::{Causes, add, is_removable, sorted};
 use crate::explained::Explained;
+use crate::neighbours::{self, BesideRow};
 use crate::queues::{Own, Queues};
 use crate::replay::{Parts, Replay, quantile};
 use crate::segment::{BURST, TOGETHER, WORK, total};
-use crate::tale::Tale;
+use crate::trace::Tale;
 
 /// What counts as slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,7 +157,7 @@ pub fn rank(
         named
     });
     let charges = charges.collect();
-    let beside = beside::rows(explained, &causes.slowing, &slow, &middle(explained));
+    let beside = neighbours::rows(explained, &causes.slowing, &slow, &middle(explained));
     Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, replay_aside, beside, without })
 }
 

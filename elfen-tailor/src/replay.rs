@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::segment::total;
-use crate::turns::{Job, Turn};
+use crate::service_slots::{Job, Turn};
 
 /// By cause, how much of some time it had.
 pub(crate) type Parts = Vec<(usize, u64)>;
@@ -141,7 +141,7 @@ pub fn quantile(sorted: &[u64], per_million: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turns::{self, tests::any_jobs};
+    use crate::service_slots::{self, tests::any_jobs};
     use proptest::prelude::*;
 
     const MS: u64 = 1_000_000;
@@ -158,7 +158,7 @@ mod tests {
             };
             spans.iter().map(|span| vec![(3, within(span))]).collect()
         };
-        Replay::of(jobs, &turns::of(jobs), part)
+        Replay::of(jobs, &service_slots::of(jobs), part)
     }
 
     /// Goal: who queued behind a pause is faster without it. Method: three requests of 1 ms, the

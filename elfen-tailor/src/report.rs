@@ -8,13 +8,13 @@ use elfen_console::table;
 use serde::Serialize;
 
 use crate::account::Account;
-use crate::beside::{self, BesideRow};
 use crate::explained::Explained;
+use crate::neighbours::{self, BesideRow};
 use crate::rank::{Aside, NoSuchCause, Ranking, ReplayError, Row, Slow, middle, rank};
 use crate::replay::quantile;
 use crate::segment::{Kind, LONG, Segment, cause, is_recording, total, words};
 use crate::stages::{self, StageRow};
-use crate::tale::{FULL, MARKS_ALONE, Tale};
+use crate::trace::{FULL, MARKS_ALONE, Tale};
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
@@ -348,7 +348,7 @@ impl Report {
             write!(out, "\n{}", stages::table(&self.stages))?;
         }
         if !self.beside.is_empty() {
-            write!(out, "\n{}", beside::table(&self.beside))?;
+            write!(out, "\n{}", neighbours::table(&self.beside))?;
         }
         if let Some(Faults { tail, middle }) = self.faults.filter(|faults| faults.tail >= 1.0) {
             writeln!(

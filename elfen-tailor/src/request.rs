@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use elfen_rt::signal::event::Kind;
 
-use crate::tale::{Gap, Tale};
 use crate::timeline::in_order;
+use crate::trace::{Gap, Tale};
 
 /// A client's address and port, as the kernel's events have them.
 pub fn connection(address: std::net::SocketAddrV4) -> u64 {

@@ -6,7 +6,7 @@ use elfen_rt::signal::event::Stall;
 use crate::calls;
 use crate::runtime::{self, Operation};
 use crate::stalls;
-use crate::tale::{Tale, Who};
+use crate::trace::{Tale, Who};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Kind {

@@ -6,7 +6,7 @@ use elfen_rt::signal::event::{Event, Kind, STATE_STOPPED, STATE_TRACED, Switch};
 
 use crate::runtime::{Interval, Intervals};
 use crate::stalls::Stalls;
-use crate::tale::Tale;
+use crate::trace::Tale;
 
 /// Who ended a sleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

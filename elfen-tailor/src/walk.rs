@@ -11,8 +11,8 @@ use crate::calls::{For, waits_for};
 use crate::request::{Request, Requests};
 use crate::runtime::{Role, What};
 use crate::segment::{Kind, Segment, total};
-use crate::tale::{MARKS_ALONE, Tale};
 use crate::timeline::{Sleep, State, Timeline, Waker};
+use crate::trace::{MARKS_ALONE, Tale};
 
 /// Idle for longer with a thread that could run there, a CPU is kept from it.
 const THROTTLED_NS: u64 = 1_000_000;

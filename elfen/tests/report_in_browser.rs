@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use elfen_rt::signal::event::{Event, Kind, Switch};
-use elfen_tailor::tale::{Head, Named, Writer};
+use elfen_tailor::trace::{Head, Named, Writer};
 use serde_json::Value;
 use tempfile::TempDir;
 

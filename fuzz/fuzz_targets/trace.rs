@@ -4,7 +4,7 @@
 use elfen_tailor::draw::{page, trace};
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::report;
-use elfen_tailor::tale::{Head, Named, Tale};
+use elfen_tailor::trace::{Head, Named, Tale};
 use libfuzzer_sys::fuzz_target;
 
 const CPUS: u32 = 4;

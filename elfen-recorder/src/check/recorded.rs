@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use elfen_kernel::events::{Detail, Error};
 use elfen_rt::signal::event::Words;
-use elfen_tailor::tale::{Function, Gap, Lent, Named, Tale};
+use elfen_tailor::trace::{Function, Gap, Lent, Named, Tale};
 
 use super::load::Load;
 use super::steal::{self, Stolen};

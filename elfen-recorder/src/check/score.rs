@@ -6,7 +6,7 @@ use elfen_tailor::account::{Account, charges};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::replay::quantile;
 use elfen_tailor::segment::{BURST, LONG, is_of};
-use elfen_tailor::tale::Tale;
+use elfen_tailor::trace::Tale;
 use serde::Serialize;
 
 use super::inject::{HOG, Injured, RIVAL};

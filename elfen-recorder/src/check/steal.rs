@@ -4,7 +4,7 @@
 use std::fs;
 
 use elfen_rt::signal::event::Kind;
-use elfen_tailor::tale::Tale;
+use elfen_tailor::trace::Tale;
 use serde::Serialize;
 
 const TICK_NS: u64 = 10_000_000;
@@ -55,7 +55,7 @@ fn ticks(line: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use elfen_rt::signal::event::{Event, Switch};
-    use elfen_tailor::tale::Head;
+    use elfen_tailor::trace::Head;
 
     #[test]
     fn what_was_stolen_between_the_first_switch_and_the_last() {

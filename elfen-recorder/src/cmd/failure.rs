@@ -5,7 +5,7 @@ use std::path::Path;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_kernel::events::Error;
 use elfen_tailor::report::Nothing;
-use elfen_tailor::tale;
+use elfen_tailor::trace;
 
 use crate::service::NotFound;
 
@@ -66,11 +66,11 @@ pub fn no_events(error: &Error) -> Failure {
     Failure::new(status, "recording events of the kernel", error, fix)
 }
 
-pub(super) fn unreadable(path: &Path, error: &tale::Error) -> Failure {
+pub(super) fn unreadable(path: &Path, error: &trace::Error) -> Failure {
     let fix = match error {
-        tale::Error::Version(_) => "read it with the elfen that recorded it",
-        tale::Error::Damaged(_) => "record it again",
-        tale::Error::Read(_) | tale::Error::Foreign => "name a file of `elfen tailor record`",
+        trace::Error::Version(_) => "read it with the elfen that recorded it",
+        trace::Error::Damaged(_) => "record it again",
+        trace::Error::Read(_) | trace::Error::Foreign => "name a file of `elfen tailor record`",
     };
     Failure::new(Status::Failed, named("tale", path), error, fix)
 }

@@ -11,7 +11,7 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::create_private;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
-use elfen_tailor::tale::{Function, Gap, Lent, Named, Writer};
+use elfen_tailor::trace::{Function, Gap, Lent, Named, Writer};
 
 use super::target::{Target, who};
 use crate::recorder::{Recorder, Sink};

@@ -11,7 +11,7 @@ use elfen_console::output::print;
 use elfen_tailor::draw;
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::report;
-use elfen_tailor::tale::{self, Tale};
+use elfen_tailor::trace::{self, Tale};
 
 use super::failure;
 
@@ -78,7 +78,7 @@ pub(super) fn slow(text: &str) -> Result<Slow, String> {
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let unreadable = |error| failure::unreadable(&args.tale, &error);
-    let file = File::open(&args.tale).map_err(|error| unreadable(tale::Error::Read(error)))?;
+    let file = File::open(&args.tale).map_err(|error| unreadable(trace::Error::Read(error)))?;
     let tale = Tale::read(file).map_err(unreadable)?;
     let what = elfen_console::failure::named("tale", &args.tale);
     let told = report(&tale, args.slow, args.slowest, &args.without)

@@ -7,13 +7,13 @@ use elfen_host::args::lanes::{LaneArgs, topology};
 use elfen_host::run::find;
 use elfen_host::source::Source;
 use elfen_kernel::events::Detail;
-use elfen_tailor::tale::Head;
+use elfen_tailor::trace::Head;
 
 use super::failure;
+use crate::duty::{Duty, Turns};
 use crate::marks::Marked;
 use crate::recorder::Recorder;
 use crate::service::{Service, Which};
-use crate::turns::{Duty, Turns};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Target {

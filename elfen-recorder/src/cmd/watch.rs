@@ -14,7 +14,7 @@ use elfen_tailor::account::{Account, charges};
 use elfen_tailor::explained::Explained;
 use elfen_tailor::rank::Slow;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::tale::{Function, Gap, Head, Lent, Named, Tale};
+use elfen_tailor::trace::{Function, Gap, Head, Lent, Named, Tale};
 use serde::Serialize;
 
 use super::report::slow;

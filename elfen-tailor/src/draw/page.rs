@@ -7,8 +7,8 @@ use elfen_console::page::{document, escape};
 use super::tail;
 use super::timeline::{COLOURS, Drawer};
 use crate::report::{Report, SlowRequest};
-use crate::tale::Tale;
 use crate::timeline::Timeline;
+use crate::trace::Tale;
 
 /// The arrows of wake-ups; and the first picture closer to the top, so that it is on the first
 /// screen.

@@ -9,8 +9,8 @@ use std::io::{self, Write};
 use super::protobuf::Message;
 use crate::calls;
 use crate::report::Report;
-use crate::tale::Tale;
 use crate::timeline::{State, Stretch, Timeline};
+use crate::trace::Tale;
 
 /// Of `Trace`.
 const PACKET: u32 = 1;

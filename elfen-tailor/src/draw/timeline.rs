@@ -8,8 +8,8 @@ use elfen_rt::signal::event::Kind;
 
 use super::svg::{self, WIDTH};
 use crate::report::{SegmentRow, SlowRequest};
-use crate::tale::Tale;
 use crate::timeline::Timeline;
+use crate::trace::Tale;
 
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;

@@ -4,7 +4,7 @@
 use elfen_tailor::draw;
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::{Report, report};
-use elfen_tailor::tale::{Named, Tale};
+use elfen_tailor::trace::{Named, Tale};
 
 use crate::story::{HOG, MS, SERVICE};
 

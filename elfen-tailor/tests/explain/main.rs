@@ -1,9 +1,9 @@
 //! Goal: requests are explained as they went, to the nanosecond. Method: tales made up, event by
 //! event, of a service whose thread 10 reads and answers: what a request is made of is known.
 
-mod beside;
 mod drawn;
 mod marked;
+mod neighbours;
 mod queues;
 mod recording;
 mod story;
@@ -13,7 +13,7 @@ use elfen_tailor::account::{Account, charges};
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::{Nothing, report};
 use elfen_tailor::segment::words;
-use elfen_tailor::tale::{FULL, Function, Gap};
+use elfen_tailor::trace::{FULL, Function, Gap};
 use proptest::prelude::*;
 use story::{EPOLL, FSYNC, FUTEX, HOG, MS, SERVICE, Story, WORKER};
 

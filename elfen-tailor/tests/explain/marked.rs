@@ -6,7 +6,7 @@ use elfen_tailor::rank::Slow;
 use elfen_tailor::report::report;
 use elfen_tailor::segment::Kind;
 use elfen_tailor::stages::StageRow;
-use elfen_tailor::tale::{Gap, MARKS_ALONE};
+use elfen_tailor::trace::{Gap, MARKS_ALONE};
 
 use crate::story::{EPOLL, FUTEX, MS, SERVICE, Story, WORKER};
 

@@ -4,7 +4,7 @@
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::report;
 use elfen_tailor::segment::RECORDER;
-use elfen_tailor::tale::{Gap, Named};
+use elfen_tailor::trace::{Gap, Named};
 
 use crate::story::{EPOLL, HOG, MS, SERVICE, Story, WORKER};
 use crate::{hogged, named};

@@ -4,7 +4,7 @@ use elfen_rt::signal::event::{Event, Kind as What, Switch};
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::account::Account;
 use elfen_tailor::segment::cause;
-use elfen_tailor::tale::{Head, Named, Tale};
+use elfen_tailor::trace::{Head, Named, Tale};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SERVICE: u32 = 10;

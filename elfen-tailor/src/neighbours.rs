@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use crate::explained::{Beside, Explained};
 use crate::segment::{Kind, Segment, total};
-use crate::tale::Tale;
 use crate::timeline::Timeline;
+use crate::trace::Tale;
 
 /// Neighbours that are compared, those with the most time.
 const MOST: usize = 16;

@@ -5,7 +5,7 @@
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::rank::Slow;
 use elfen_tailor::report::{Report, report};
-use elfen_tailor::tale::{Lent, Named};
+use elfen_tailor::trace::{Lent, Named};
 
 use crate::story::{FUTEX, MS, SERVICE, Story};
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use elfen_tailor::trace::Function;
+use elfen_tailor::trace::KernelFunction;
 
 const LIST: &str = "/proc/kallsyms";
 /// Places in the kernel from which somebody can sleep for a disk are fewer.
@@ -30,7 +30,7 @@ impl Functions {
     }
 
     /// The names of those that were met since the last call.
-    pub(crate) fn learned(&mut self) -> Vec<Function> {
+    pub(crate) fn learned(&mut self) -> Vec<KernelFunction> {
         if self.new.is_empty() {
             return Vec::new();
         }
@@ -39,7 +39,7 @@ impl Functions {
             self.list.get_or_insert_with(|| List::of(fs::read_to_string(LIST).unwrap_or_default()));
         let named = |address: u32| {
             let name = list.name(address)?.to_owned();
-            Some(Function { address, name })
+            Some(KernelFunction { address, name })
         };
         std::mem::take(&mut self.new).into_iter().filter_map(named).collect()
     }
@@ -110,7 +110,8 @@ mod tests {
         assert_eq!(hidden.name(0x8100_0030), None);
         let mut functions = Functions { list: Some(list), ..Functions::default() };
         functions.meet([0x8100_0008, 0, 0x8100_0030, 0x8100_0008]);
-        let names = |of: Vec<Function>| of.into_iter().map(|f| f.name).collect::<Vec<String>>();
+        let names =
+            |of: Vec<KernelFunction>| of.into_iter().map(|f| f.name).collect::<Vec<String>>();
         assert_eq!(names(functions.learned()), ["io_schedule", "filemap_fault"]);
         functions.meet([0x8100_0008, 0xc000_0001, 0, 0]);
         assert_eq!(names(functions.learned()), ["ext4_read"], "each is told once");

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use elfen_host::watches::{Cause, Tail};
-use elfen_tailor::explained::Explained;
-use elfen_tailor::rank::{Slow, rank};
-use elfen_tailor::trace::Tale;
+use elfen_tailor::account::ExplainedRequest;
+use elfen_tailor::rank::{SlowThreshold, rank};
+use elfen_tailor::trace::Trace;
 
 const MINUTE_NS: u64 = 60_000_000_000;
 
@@ -27,14 +27,20 @@ pub struct Minute {
 
 impl Minute {
     /// Takes over requests of one span, by arrival; those above the threshold are slow.
-    pub fn add(&mut self, explained: &[Explained], tale: &Tale, threshold_ns: u64, now_ns: u64) {
+    pub fn add(
+        &mut self,
+        explained: &[ExplainedRequest],
+        trace: &Trace,
+        threshold_ns: u64,
+        now_ns: u64,
+    ) {
         let mut part = Part {
             at_ns: now_ns,
             requests: explained.len() as u64,
             slow: 0,
             causes: BTreeMap::new(),
         };
-        if let Ok(ranking) = rank(explained, tale, Slow::AboveNs(threshold_ns), &[]) {
+        if let Ok(ranking) = rank(explained, trace, SlowThreshold::AboveNs(threshold_ns), &[]) {
             part.slow = ranking.slow.len() as u64;
             for (cause, ns) in ranking.charges.into_iter().flatten() {
                 let sum = part.causes.entry(cause).or_default();
@@ -70,10 +76,10 @@ impl Minute {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_tailor::segment::{Kind, Segment};
+    use elfen_tailor::segment::{Segment, SegmentKind};
 
     /// A request of a millisecond's work that was stopped before.
-    fn request(at_ns: u64, stopped_ns: u64) -> Explained {
+    fn request(at_ns: u64, stopped_ns: u64) -> ExplainedRequest {
         let segment = |from_ns, to_ns, kind| Segment {
             from_ns,
             to_ns,
@@ -83,9 +89,11 @@ mod tests {
             behind: None,
         };
         let (begun_ns, ended_ns) = (at_ns + stopped_ns, at_ns + stopped_ns + 1_000_000);
-        let segments =
-            vec![segment(at_ns, begun_ns, Kind::Stopped), segment(begun_ns, ended_ns, Kind::Work)];
-        Explained {
+        let segments = vec![
+            segment(at_ns, begun_ns, SegmentKind::Stopped),
+            segment(begun_ns, ended_ns, SegmentKind::Work),
+        ];
+        ExplainedRequest {
             connection: 1,
             arrived_ns: at_ns,
             ended_ns,
@@ -94,7 +102,7 @@ mod tests {
             stages: Vec::new(),
             segments,
             faults: 0,
-            beside: Vec::new(),
+            neighbour_spans: Vec::new(),
         }
     }
 
@@ -102,15 +110,15 @@ mod tests {
     /// ten seconds with a stop in every hundredth request, then some without.
     #[test]
     fn a_minute_is_the_sum_of_its_parts() {
-        let tale = Tale::default();
+        let trace = Trace::default();
         let mut minute = Minute::default();
         assert_eq!(minute.tail(), Tail::default());
         let mut part = |at: u64, stopped: bool| {
             let from_ns = at * 10_000_000_000;
             let stop = |n: u64| if stopped && n.is_multiple_of(100) { 15_000_000 } else { 0 };
-            let all: Vec<Explained> =
+            let all: Vec<ExplainedRequest> =
                 (0..200).map(|n| request(from_ns + n * 40_000_000, stop(n))).collect();
-            minute.add(&all, &tale, 5_000_000, from_ns + 10_000_000_000);
+            minute.add(&all, &trace, 5_000_000, from_ns + 10_000_000_000);
             minute.tail()
         };
         assert_eq!((part(0, true).slow, part(1, true).requests), (2, 400));

@@ -12,7 +12,9 @@ use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
 use elfen_tailor::segment::RECORDER;
-use elfen_tailor::trace::{FULL, Function, Gap, Head, Lent, MARKS_ALONE, Named};
+use elfen_tailor::trace::{
+    BatchThread, FULL, Gap, Header, KernelFunction, MARKS_ALONE, ThreadName,
+};
 
 use crate::duty::{Turn, Turns};
 use crate::functions::Functions;
@@ -39,9 +41,9 @@ pub trait Sink {
     fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()>;
     fn gap(&mut self, gap: Gap) -> io::Result<()>;
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()>;
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()>;
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()>;
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()>;
+    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()>;
+    fn batches(&mut self, lent: Vec<BatchThread>) -> io::Result<()>;
+    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()>;
 }
 
 #[derive(Debug)]
@@ -54,7 +56,7 @@ pub struct Recorder {
     jvms: Jvms,
     functions: Functions,
     /// Names that nobody has been told yet.
-    names: Vec<Named>,
+    names: Vec<ThreadName>,
     /// Threads that were seen since names were looked up, and those before.
     seen: BTreeSet<u32>,
     seen_before: BTreeSet<u32>,
@@ -124,8 +126,8 @@ impl Recorder {
         self.events.as_ref().map_or(0, Events::cpus)
     }
 
-    pub fn head(&self, detail: Detail) -> Head {
-        Head {
+    pub fn head(&self, detail: Detail) -> Header {
+        Header {
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
                 .map(|text| text.trim().to_owned())
                 .unwrap_or_else(|_| "unknown".to_owned()),
@@ -242,7 +244,7 @@ impl Recorder {
                     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
                     let name = String::from_utf8_lossy(&name[..end]).into_owned();
                     let (thread, at_ns) = (event.thread, event.at_ns);
-                    self.names.push(Named { thread, at_ns, name });
+                    self.names.push(ThreadName { thread, at_ns, name });
                 }
                 _ => {}
             }
@@ -273,7 +275,7 @@ impl Recorder {
         self.find_jvms();
         for thread in &self.seen {
             if let Some(name) = name_of(*thread) {
-                self.names.push(Named { thread: *thread, at_ns: monotonic_ns(), name });
+                self.names.push(ThreadName { thread: *thread, at_ns: monotonic_ns(), name });
             }
         }
         self.seen_before = std::mem::take(&mut self.seen);
@@ -286,14 +288,14 @@ impl Recorder {
 }
 
 /// The threads of all batches of `elfen run` that we may see.
-fn batches() -> Vec<Lent> {
+fn batches() -> Vec<BatchThread> {
     // Where the kernel lists no segments there are none.
     let runs = find::runs().unwrap_or_default();
     let at_ns = monotonic_ns();
     let of_run = |run: Batch| {
         let processes = [vec![run.pid], below(run.pid)].concat();
         let threads = processes.into_iter().flat_map(threads_of);
-        threads.map(move |thread| Lent { thread, at_ns, program: run.program.clone() })
+        threads.map(move |thread| BatchThread { thread, at_ns, program: run.program.clone() })
     };
     runs.into_iter().flat_map(of_run).collect()
 }

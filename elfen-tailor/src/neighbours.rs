@@ -1,10 +1,10 @@
-//! Who ran on the other lanes of a core while a request was worked for, and what that cost it.
+//! What ran on the other lanes of a core while a service worked for a request, and what that cost.
 //!
-//! On a core of several lanes work takes longer while a neighbour runs. By how much, no event
-//! tells: requests of one class are compared, which are the same work, by how much of it they had
-//! beside a neighbour. What is found is the part of such a stretch that was lost, at which the
-//! rest of the work shows no trend any more. Where all requests had equally much of a neighbour
-//! there is nothing to compare, and what it cost is not known.
+//! On a core of several lanes, work takes longer while a neighbour runs. No event says by how much.
+//! Requests of one class are the same work, so they are compared by the share of their work that
+//! had the neighbour. The result is the loss per time next to the neighbour at which the remaining
+//! work shows no trend. If all requests had an equal share of a neighbour, there is nothing to
+//! compare and its cost is unknown.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,40 +13,46 @@ use elfen_console::duration::{number, show};
 use elfen_console::table as lines;
 use serde::Serialize;
 
-use crate::explained::{Beside, Explained};
-use crate::segment::{Kind, Segment, total};
+use crate::account::{ExplainedRequest, NeighbourSpan};
+use crate::segment::{Segment, SegmentKind, saturating_sum};
 use crate::timeline::Timeline;
-use crate::trace::Tale;
+use crate::trace::Trace;
 
-/// Neighbours that are compared, those with the most time.
-const MOST: usize = 16;
-/// With fewer requests of a class they have no mean to speak of, and with fewer in all no trend.
-const FEWEST_OF_CLASS: usize = 10;
-const FEWEST: usize = 50;
-/// More requests make the trend no surer than others on the machine let it be.
-const ENOUGH: usize = 20_000;
-/// Of a stretch beside a neighbour, in thousandths: less is no loss, and no core loses more.
-const LEAST_LOSS: u16 = 20;
-const LARGEST_LOSS: u16 = 900;
-/// A trend that is known no better than this is not known.
-const LARGEST_ERROR: f64 = 0.05;
-/// How many of its standard errors a trend must be.
-const SURE: f64 = 3.0;
+/// Limit of neighbours that are compared, those with the most time first.
+const NEIGHBOURS_MAX: usize = 16;
+/// With fewer requests, a class has no meaningful mean. With fewer requests in total (`REQUESTS_MIN`),
+/// there is no trend.
+const CLASS_MIN: usize = 10;
+const REQUESTS_MIN: usize = 50;
+/// More requests do not make the trend more certain, because of other noise on the machine.
+const SAMPLES_MAX: usize = 20_000;
+/// Losses in thousandths of the time next to a neighbour: a smaller one is no loss, and no core
+/// loses more.
+const LOSS_MIN: u16 = 20;
+const LOSS_MAX: u16 = 900;
+/// A trend with a larger standard error is unknown.
+const ERROR_MAX: f64 = 0.05;
+/// A trend counts if it is this many of its standard errors.
+const ERRORS_MIN: f64 = 3.0;
 
-/// Who ran beside a request's work.
-pub(crate) fn of(segments: &[Segment], tale: &Tale, timeline: &Timeline) -> Vec<Beside> {
-    let mut found: Vec<Beside> = Vec::new();
-    for segment in segments.iter().filter(|segment| segment.kind == Kind::Work) {
+/// What ran next to a request's work.
+pub(crate) fn neighbour_spans(
+    segments: &[Segment],
+    trace: &Trace,
+    timeline: &Timeline,
+) -> Vec<NeighbourSpan> {
+    let mut found: Vec<NeighbourSpan> = Vec::new();
+    for segment in segments.iter().filter(|segment| segment.kind == SegmentKind::Work) {
         let Some(cpu) = segment.cpu else { continue };
-        for sibling in tale.siblings(cpu) {
+        for sibling in trace.siblings(cpu) {
             let runs = timeline.runs(sibling, segment.from_ns, segment.to_ns);
             for (from_ns, to_ns, thread, _) in runs.filter(|(.., thread, _)| *thread != 0) {
-                let name = tale.neighbour(thread, from_ns);
+                let name = trace.neighbour(thread, from_ns);
                 match found.last_mut() {
                     Some(last) if *last.name == *name && last.to_ns == from_ns => {
                         last.to_ns = to_ns;
                     }
-                    _ => found.push(Beside { from_ns, to_ns, name: name.into() }),
+                    _ => found.push(NeighbourSpan { from_ns, to_ns, name: name.into() }),
                 }
             }
         }
@@ -58,40 +64,41 @@ pub(crate) fn of(segments: &[Segment], tale: &Tale, timeline: &Timeline) -> Vec<
 struct Sample {
     class: u64,
     work_ns: f64,
-    /// By neighbour, the part of the work that had it.
-    beside: Vec<f64>,
+    /// For each neighbour, the share of the work that had it.
+    shares: Vec<f64>,
 }
 
-/// What each neighbour takes of the work beside it.
+/// The cost of each neighbour for the work next to it.
 #[derive(Debug, Default)]
-pub(crate) struct Slowing {
-    /// The one that was there longest first.
+pub(crate) struct NeighbourCosts {
+    /// The neighbours with the most time first.
     pub(crate) names: Vec<Arc<str>>,
-    /// In thousandths of the time beside it; `None` where nothing tells.
+    /// In thousandths of the time next to it; `None` if unknown.
     losses: Vec<Option<u16>>,
 }
 
-impl Slowing {
-    pub(crate) fn of(explained: &[Explained]) -> Self {
+impl NeighbourCosts {
+    pub(crate) fn of(explained: &[ExplainedRequest]) -> Self {
         let mut sums: BTreeMap<Arc<str>, u64> = BTreeMap::new();
-        for stretch in explained.iter().flat_map(|one| &one.beside) {
+        for stretch in explained.iter().flat_map(|one| &one.neighbour_spans) {
             let sum = sums.entry(Arc::clone(&stretch.name)).or_default();
             *sum = sum.saturating_add(stretch.within(0, u64::MAX));
         }
         let mut names: Vec<(Arc<str>, u64)> = sums.into_iter().collect();
         names.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
-        let names: Vec<Arc<str>> = names.into_iter().map(|(name, _)| name).take(MOST).collect();
+        let names: Vec<Arc<str>> =
+            names.into_iter().map(|(name, _)| name).take(NEIGHBOURS_MAX).collect();
         let samples = if names.is_empty() { Vec::new() } else { samples(explained, &names) };
-        Self { losses: losses(&samples, names.len()), names }
+        Self { losses: estimate_losses(&samples, names.len()), names }
     }
 
-    /// By how much a request was longer in a span, for each neighbour that it was longer for.
-    pub(crate) fn added<'a>(
+    /// How much longer a request took in a span, for each neighbour with a cost.
+    pub(crate) fn added_times<'a>(
         &'a self,
-        one: &'a Explained,
+        one: &'a ExplainedRequest,
         span: (u64, u64),
     ) -> impl Iterator<Item = (usize, u64)> + 'a {
-        one.beside.iter().filter_map(move |stretch| {
+        one.neighbour_spans.iter().filter_map(move |stretch| {
             let at = self.names.iter().position(|name| *name == stretch.name)?;
             let loss = u64::from(self.losses[at].filter(|loss| *loss > 0)?);
             let ns = stretch.within(span.0, span.1);
@@ -99,67 +106,68 @@ impl Slowing {
         })
     }
 
-    /// How many times as long work took beside a neighbour.
+    /// How many times as long work took next to a neighbour.
     fn slowdown(&self, at: usize) -> Option<f64> {
         self.losses[at].map(|loss| 1.0 / (1.0 - f64::from(loss) / 1e3))
     }
 }
 
-fn samples(explained: &[Explained], names: &[Arc<str>]) -> Vec<Sample> {
+fn samples(explained: &[ExplainedRequest], names: &[Arc<str>]) -> Vec<Sample> {
     let mut of_class: BTreeMap<u64, usize> = BTreeMap::new();
     for one in explained {
         *of_class.entry(one.class).or_default() += 1;
     }
-    let sample = |one: &Explained| {
+    let sample = |one: &ExplainedRequest| {
         let work_ns = one.work_ns();
-        let beside = names.iter().map(|name| {
-            let stretches = one.beside.iter().filter(|stretch| stretch.name == *name);
-            let ns = total(stretches.map(|stretch| stretch.within(0, u64::MAX)));
+        let shares = names.iter().map(|name| {
+            let stretches = one.neighbour_spans.iter().filter(|stretch| stretch.name == *name);
+            let ns = saturating_sum(stretches.map(|stretch| stretch.within(0, u64::MAX)));
             (number(ns) / number(work_ns)).min(1.0)
         });
-        let class = if of_class[&one.class] < FEWEST_OF_CLASS { 0 } else { one.class };
-        (work_ns > 0).then(|| Sample { class, work_ns: number(work_ns), beside: beside.collect() })
+        let class = if of_class[&one.class] < CLASS_MIN { 0 } else { one.class };
+        (work_ns > 0).then(|| Sample { class, work_ns: number(work_ns), shares: shares.collect() })
     };
-    let step = explained.len().div_ceil(ENOUGH).max(1);
+    let step = explained.len().div_ceil(SAMPLES_MAX).max(1);
     explained.iter().step_by(step).filter_map(sample).collect()
 }
 
-fn losses(samples: &[Sample], neighbours: usize) -> Vec<Option<u16>> {
+fn estimate_losses(samples: &[Sample], neighbours: usize) -> Vec<Option<u16>> {
     let mut losses = vec![0; neighbours];
     let mut known = vec![false; neighbours];
-    // One that often ran in turns with another is looked at again once that one's part is known.
+    // A second round corrects neighbours that often ran together with one that was estimated later.
     for _ in 0..2 {
         for at in 0..neighbours {
             losses[at] = 0;
             let trend = Trend::of(samples, &losses, at);
-            known[at] = samples.len() >= FEWEST && trend.error <= LARGEST_ERROR;
-            if known[at] && trend.slope > trend.error * SURE {
-                losses[at] = loss(samples, &mut losses, at);
+            known[at] = samples.len() >= REQUESTS_MIN && trend.error <= ERROR_MAX;
+            if known[at] && trend.slope > trend.error * ERRORS_MIN {
+                losses[at] = find_loss(samples, &mut losses, at);
             }
         }
     }
     let or_none = |(loss, known): (u16, bool)| match loss {
-        loss if loss >= LEAST_LOSS => Some(loss),
+        loss if loss >= LOSS_MIN => Some(loss),
         _ => known.then_some(0),
     };
     losses.into_iter().zip(known).map(or_none).collect()
 }
 
-/// The loss at which what is left of the work has no trend.
-fn loss(samples: &[Sample], losses: &mut [u16], at: usize) -> u16 {
-    let (mut low, mut high) = (0, LARGEST_LOSS);
+/// Finds the loss at which the remaining work has no trend, by bisection.
+fn find_loss(samples: &[Sample], losses: &mut [u16], at: usize) -> u16 {
+    let (mut low, mut high) = (0, LOSS_MAX);
     while high - low > 1 {
         let middle = u16::midpoint(low, high);
         losses[at] = middle;
-        match Trend::of(samples, losses, at).slope > 0.0 {
-            true => low = middle,
-            false => high = middle,
+        if Trend::of(samples, losses, at).slope > 0.0 {
+            low = middle;
+        } else {
+            high = middle;
         }
     }
     low
 }
 
-/// How the logarithm of what work is left grows with the part of it beside a neighbour, within
+/// Trend of the logarithm of the remaining work over the share of it next to a neighbour, within
 /// classes.
 struct Trend {
     slope: f64,
@@ -169,12 +177,12 @@ struct Trend {
 impl Trend {
     fn of(samples: &[Sample], losses: &[u16], at: usize) -> Self {
         let left = |sample: &Sample| {
-            let lost = sample.beside.iter().zip(losses).map(|(part, loss)| part * f64::from(*loss));
+            let lost = sample.shares.iter().zip(losses).map(|(part, loss)| part * f64::from(*loss));
             (sample.work_ns * (1.0 - lost.sum::<f64>() / 1e3).max(0.05)).ln()
         };
         let mut classes: BTreeMap<u64, (f64, f64, f64)> = BTreeMap::new();
         let points: Vec<(u64, f64, f64)> =
-            samples.iter().map(|sample| (sample.class, sample.beside[at], left(sample))).collect();
+            samples.iter().map(|sample| (sample.class, sample.shares[at], left(sample))).collect();
         for (class, x, y) in &points {
             let (n, of_x, of_y) = classes.entry(*class).or_default();
             (*n, *of_x, *of_y) = (*n + 1.0, *of_x + x, *of_y + y);
@@ -187,56 +195,55 @@ impl Trend {
         }
         let slope = if xx > 0.0 { xy / xx } else { 0.0 };
         let free = number((points.len() as u64).saturating_sub(classes.len() as u64 + 1)).max(1.0);
-        let error = match xx > 0.0 {
-            true => ((yy - slope * xy).max(0.0) / free / xx).sqrt(),
-            false => f64::INFINITY,
-        };
+        let error =
+            if xx > 0.0 { ((yy - slope * xy).max(0.0) / free / xx).sqrt() } else { f64::INFINITY };
         Self { slope, error }
     }
 }
 
-/// How long a neighbour ran beside the work of a slow request, and of one of the middle, on
-/// average.
+/// The mean time that a neighbour ran next to the work of slow requests, and of those of the
+/// middle.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct BesideRow {
+pub struct NeighbourRow {
     pub name: String,
     pub tail_ns: u64,
     pub middle_ns: u64,
-    /// How many times as long work took beside it; `None` where all had equally much of it.
+    /// How many times as long work took next to it; `None` if all requests had an equal share of
+    /// it.
     pub slowdown: Option<f64>,
 }
 
-/// A screen has room for so many.
-const MOST_ROWS: usize = 4;
+/// Limit of rows, to fit on a screen.
+const ROWS_MAX: usize = 4;
 
 pub(crate) fn rows(
-    explained: &[Explained],
-    slowing: &Slowing,
+    explained: &[ExplainedRequest],
+    costs: &NeighbourCosts,
     slow: &[usize],
     middle: &[usize],
-) -> Vec<BesideRow> {
+) -> Vec<NeighbourRow> {
     let mean = |of: &[usize], name: &Arc<str>| {
-        let stretches = of.iter().flat_map(|&at| &explained[at].beside);
+        let stretches = of.iter().flat_map(|&at| &explained[at].neighbour_spans);
         let its = stretches.filter(|stretch| stretch.name == *name);
-        total(its.map(|stretch| stretch.within(0, u64::MAX))) / (of.len() as u64).max(1)
+        saturating_sum(its.map(|stretch| stretch.within(0, u64::MAX))) / (of.len() as u64).max(1)
     };
-    let row = |(at, name): (usize, &Arc<str>)| BesideRow {
+    let row = |(at, name): (usize, &Arc<str>)| NeighbourRow {
         name: name.to_string(),
         tail_ns: mean(slow, name),
         middle_ns: mean(middle, name),
-        slowdown: slowing.slowdown(at),
+        slowdown: costs.slowdown(at),
     };
-    slowing.names.iter().enumerate().map(row).collect()
+    costs.names.iter().enumerate().map(row).collect()
 }
 
-pub(crate) fn table(rows: &[BesideRow]) -> String {
-    let row = |row: &BesideRow| {
+pub(crate) fn table(rows: &[NeighbourRow]) -> String {
+    let row = |row: &NeighbourRow| {
         let slowdown = match row.slowdown {
             Some(factor) => format!("{factor:.2} times"),
             None => "not known".to_owned(),
         };
         vec![row.name.clone(), show(row.tail_ns), show(row.middle_ns), slowdown]
     };
-    let rows: Vec<Vec<String>> = rows.iter().take(MOST_ROWS).map(row).collect();
+    let rows: Vec<Vec<String>> = rows.iter().take(ROWS_MAX).map(row).collect();
     lines::lines(&["beside", "tail", "middle", "slowed"], &rows)
 }

@@ -401,7 +401,7 @@ fn wrong_arguments_and_files() {
         fs::write(&path, content).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let foreign = file("foreign", b"a text that is no tale");
+    let foreign = file("foreign", b"a text that is not a trace");
     let newer = file("newer", b"ELFNTALE\x63\0\0\0");
     let port = free_port().to_string();
     let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
@@ -415,8 +415,8 @@ fn wrong_arguments_and_files() {
         (&["record", "--pid", "4294967295"], 1, "there is no process 4294967295"),
         (&["record", "--pid", &own], 1, "listens on no TCP port"),
         (&["report", "/nonexistent"], 1, "No such file"),
-        (&["report", &foreign], 1, "it is no tale"),
-        (&["report", &newer], 1, "it is a tale of version 99"),
+        (&["report", &foreign], 1, "it is not a trace"),
+        (&["report", &newer], 1, "it is a trace of version 99"),
         (&["report", "--without"], 2, "a value is required"),
         (&["report", "--slow", "p100"], 2, "invalid value 'p100'"),
         (&["report", "--slow", "0"], 2, "invalid value '0'"),

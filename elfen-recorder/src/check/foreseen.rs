@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use elfen_kernel::events::Detail;
-use elfen_tailor::rank::Slow;
+use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
 use serde::Serialize;
 
@@ -106,10 +106,10 @@ fn turn(
     without: Option<Kind>,
     act: impl FnOnce(&mut Served) -> io::Result<()> + Send + 'static,
 ) -> Result<(Report, Subject<Served>), Failed> {
-    let Recorded { tale, subject, .. } =
+    let Recorded { trace, subject, .. } =
         recorded(subject, Detail::Sched, Load::uneven(plan.requests_a_second), act)?;
     let without: Vec<String> = without.iter().map(|kind| kind.taken_away()).collect();
-    let told = report(&tale, Slow::Quantile(990_000), 0, &without);
+    let told = report(&trace, SlowThreshold::Quantile(990_000), 0, &without);
     Ok((told.map_err(|nothing| io::Error::other(nothing.to_string()))?, subject))
 }
 

@@ -123,9 +123,9 @@ fn scored<S: Send + 'static>(
     plan: &Plan,
     hurt: impl FnOnce(&mut S) -> io::Result<Injuries> + Send + 'static,
 ) -> Result<Checked, Failed> {
-    let Recorded { tale, stolen, done, .. } =
+    let Recorded { trace, stolen, done, .. } =
         recorded(subject, detail, Load::even(plan.requests_a_second), hurt)?;
-    Ok(Checked { stolen, ..score(&tale, &done, plan.injections as usize) })
+    Ok(Checked { stolen, ..score(&trace, &done, plan.injections as usize) })
 }
 
 fn in_java(java: Java, cpu: u32, kind: Kind, plan: &Plan) -> Result<Checked, Failed> {

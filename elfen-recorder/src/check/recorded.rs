@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use elfen_kernel::events::{Detail, Error};
 use elfen_rt::signal::event::Words;
-use elfen_tailor::trace::{Function, Gap, Lent, Named, Tale};
+use elfen_tailor::trace::{BatchThread, Gap, KernelFunction, ThreadName, Trace};
 
 use super::load::Load;
 use super::steal::{self, Stolen};
@@ -37,18 +37,18 @@ pub(super) struct Subject<S> {
 
 /// What became of it, and the service, which goes on.
 pub(super) struct Recorded<S, T> {
-    pub(super) tale: Tale,
+    pub(super) trace: Trace,
     pub(super) stolen: Stolen,
     /// What whoever did something to it says.
     pub(super) done: T,
     pub(super) subject: Subject<S>,
 }
 
-struct Kept(Tale);
+struct Kept(Trace);
 
 impl Sink for Kept {
     fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        self.0.add(cpu, events);
+        self.0.add_events(cpu, events);
         Ok(())
     }
 
@@ -58,22 +58,22 @@ impl Sink for Kept {
     }
 
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
-        self.0.mark(lane, marks);
+        self.0.add_marks(lane, marks);
         Ok(())
     }
 
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
-        self.0.learn(found);
+    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
+        self.0.add_functions(found);
         Ok(())
     }
 
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
-        self.0.lend(lent);
+    fn batches(&mut self, lent: Vec<BatchThread>) -> io::Result<()> {
+        self.0.add_batch_threads(lent);
         Ok(())
     }
 
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
-        self.0.name(names, processes);
+    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
+        self.0.add_names(names, processes);
         Ok(())
     }
 }
@@ -89,7 +89,7 @@ pub(super) fn recorded<S: Send + 'static, T: Send + 'static>(
     let service = Service::find(Which::Port(port))
         .map_err(|_| io::Error::other("the service that was started listens no more"))?;
     let mut recorder = Recorder::attach(service, detail, 65_536).map_err(Failed::Events)?;
-    let mut kept = Kept(Tale::begin(recorder.head(detail)));
+    let mut kept = Kept(Trace::new(recorder.head(detail)));
     recorder.refresh(&mut kept)?;
     let stolen_ns = steal::by_kernel_ns(cpu);
     let ends = Arc::new(AtomicBool::new(false));
@@ -111,5 +111,5 @@ pub(super) fn recorded<S: Send + 'static, T: Send + 'static>(
     recorder.look(&mut kept)?;
     recorder.refresh(&mut kept)?;
     let stolen = Stolen::since(stolen_ns, cpu, &kept.0);
-    Ok(Recorded { tale: kept.0, stolen, done, subject: Subject { served, port, cpu } })
+    Ok(Recorded { trace: kept.0, stolen, done, subject: Subject { served, port, cpu } })
 }

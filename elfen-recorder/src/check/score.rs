@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use elfen_tailor::account::{Account, charges};
-use elfen_tailor::explained::Explained;
+use elfen_tailor::account::{Account, ExplainedRequest, charges};
 use elfen_tailor::replay::quantile;
-use elfen_tailor::segment::{BURST, LONG, is_of};
-use elfen_tailor::trace::Tale;
+use elfen_tailor::segment::{BURST, LONG, is_named_by};
+use elfen_tailor::trace::Trace;
 use serde::Serialize;
 
 use super::inject::{HOG, Injured, RIVAL};
@@ -184,19 +183,20 @@ const MOST_MISSED: usize = 10;
 
 pub(super) type Injuries = BTreeMap<Kind, Vec<Injured>>;
 
-pub(super) fn score(tale: &Tale, injured: &Injuries, times: usize) -> Checked {
-    let account = Account::of(tale);
-    let mut latencies: Vec<u64> = account.explained.iter().map(Explained::latency_ns).collect();
+pub(super) fn score(trace: &Trace, injured: &Injuries, times: usize) -> Checked {
+    let account = Account::of(trace);
+    let mut latencies: Vec<u64> =
+        account.explained.iter().map(ExplainedRequest::latency_ns).collect();
     latencies.sort_unstable();
     let median_ns = quantile(&latencies, 500_000);
     let scores: Vec<Score> = injured
         .iter()
-        .map(|(&kind, of)| score_of((kind, of, times), tale, &account, median_ns))
+        .map(|(&kind, of)| score_of((kind, of, times), trace, &account, median_ns))
         .collect();
     Checked {
         requests: account.explained.len() + account.incomplete.len(),
         complete: account.explained.len(),
-        lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
+        lost_events: trace.gaps.iter().map(|gap| gap.count).sum(),
         scores,
         ..Checked::default()
     }
@@ -204,7 +204,7 @@ pub(super) fn score(tale: &Tale, injured: &Injuries, times: usize) -> Checked {
 
 fn score_of(
     (kind, injured, times): (Kind, &[Injured], usize),
-    tale: &Tale,
+    trace: &Trace,
     account: &Account,
     median_ns: u64,
 ) -> Score {
@@ -225,10 +225,10 @@ fn score_of(
         if truth_ns < LEAST_NS {
             continue;
         }
-        let charges = charges(one, tale);
+        let charges = charges(one, trace);
         // What has several names, as a file that is waited for in several functions, is one cause.
         let (own, others): (Vec<_>, Vec<_>) =
-            charges.iter().partition(|(name, _)| is_of(name, &wanted));
+            charges.iter().partition(|(name, _)| is_named_by(name, &wanted));
         let charged_ns: u64 = own.iter().map(|(_, ns)| *ns).sum();
         score.touched += 1;
         score.injected_ns += truth_ns;
@@ -256,7 +256,7 @@ fn score_of(
 }
 
 /// How much an injection had of a request.
-fn truth(hurt: &Injured, one: &Explained) -> u64 {
+fn truth(hurt: &Injured, one: &ExplainedRequest) -> u64 {
     if let Some(connection) = hurt.connection {
         // The request itself, which its client saw come and go; those behind it only queue.
         let is_it = one.connection == connection

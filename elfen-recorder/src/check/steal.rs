@@ -4,7 +4,7 @@
 use std::fs;
 
 use elfen_rt::signal::event::Kind;
-use elfen_tailor::trace::Tale;
+use elfen_tailor::trace::Trace;
 use serde::Serialize;
 
 const TICK_NS: u64 = 10_000_000;
@@ -17,8 +17,8 @@ pub struct Stolen {
 
 impl Stolen {
     /// Since the kernel said so much of this CPU.
-    pub(super) fn since(before_ns: u64, cpu: u32, tale: &Tale) -> Self {
-        let events = tale.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
+    pub(super) fn since(before_ns: u64, cpu: u32, trace: &Trace) -> Self {
+        let events = trace.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
         let mut seen = events.iter().filter_map(|event| match event.kind {
             Kind::Switch(switch) => Some(switch.stolen_ns),
             _ => None,
@@ -55,20 +55,20 @@ fn ticks(line: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use elfen_rt::signal::event::{Event, Switch};
-    use elfen_tailor::trace::Head;
+    use elfen_tailor::trace::Header;
 
     #[test]
     fn what_was_stolen_between_the_first_switch_and_the_last() {
-        let mut tale = Tale::begin(Head { cpus: 1, ..Head::default() });
+        let mut trace = Trace::new(Header { cpus: 1, ..Header::default() });
         for stolen_ns in [7_000, 7_000, 90_000] {
             let (previous, process, preempted, iowait) = (1, 1, true, false);
             let switch =
                 Switch { previous, process, preempted, iowait, state: 0, call: None, stolen_ns };
             let (at_ns, thread) = (stolen_ns, 2);
-            tale.events[0].push(Event { at_ns, thread, kind: Kind::Switch(switch) });
+            trace.events[0].push(Event { at_ns, thread, kind: Kind::Switch(switch) });
         }
-        assert_eq!(Stolen::since(0, 0, &tale).by_events_ns, 83_000);
-        assert_eq!(Stolen::since(u64::MAX, 9, &tale), Stolen::default());
+        assert_eq!(Stolen::since(0, 0, &trace).by_events_ns, 83_000);
+        assert_eq!(Stolen::since(u64::MAX, 9, &trace), Stolen::default());
         let stolen = |by_events_ns, by_kernel_ns| Stolen { by_events_ns, by_kernel_ns };
         assert!(stolen(35_000_000, 50_000_000).agrees() && stolen(70_000_000, 50_000_000).agrees());
         assert!(!stolen(29_000_000, 50_000_000).agrees());

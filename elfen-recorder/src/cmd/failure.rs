@@ -4,7 +4,7 @@ use std::path::Path;
 
 use elfen_console::failure::{Failure, Status, named};
 use elfen_kernel::events::Error;
-use elfen_tailor::report::Nothing;
+use elfen_tailor::report::NothingToReport;
 use elfen_tailor::trace;
 
 use crate::service::NotFound;
@@ -75,16 +75,16 @@ pub(super) fn unreadable(path: &Path, error: &trace::Error) -> Failure {
     Failure::new(Status::Failed, named("tale", path), error, fix)
 }
 
-pub(super) fn nothing(what: &str, nothing: &Nothing) -> Failure {
+pub(super) fn nothing(what: &str, nothing: &NothingToReport) -> Failure {
     let (status, fix) = match nothing {
-        Nothing::NoRequests { .. } => {
+        NothingToReport::NoRequests { .. } => {
             (Status::Failed, "record while the service has requests, on the port that it serves")
         }
-        Nothing::NoneComplete(_) => (Status::Failed, "record with a larger --ring"),
-        Nothing::NoSuchCause { .. } => {
+        NothingToReport::NoneComplete(_) => (Status::Failed, "record with a larger --ring"),
+        NothingToReport::NoSuchCause { .. } => {
             (Status::Usage, "name one of those, or a kind of them, as `preempted`")
         }
-        Nothing::Unclear { .. } => (
+        NothingToReport::Unclear { .. } => (
             Status::Unsupported,
             "pipelining and HTTP/2 can't be told apart by sockets: have clients use a connection \
              for each request",

@@ -11,7 +11,7 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::create_private;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
-use elfen_tailor::trace::{Function, Gap, Lent, Named, Writer};
+use elfen_tailor::trace::{BatchThread, Gap, KernelFunction, ThreadName, Writer};
 
 use super::target::{Target, who};
 use crate::recorder::{Recorder, Sink};
@@ -52,15 +52,15 @@ impl Sink for Writer<BufWriter<File>> {
         Self::marks(self, lane, marks)
     }
 
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
+    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
         Self::names(self, names, processes)
     }
 
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
+    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
         Self::functions(self, &found)
     }
 
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
+    fn batches(&mut self, lent: Vec<BatchThread>) -> io::Result<()> {
         Self::batches(self, &lent)
     }
 }

@@ -7,7 +7,7 @@ use elfen_host::args::lanes::{LaneArgs, topology};
 use elfen_host::run::find;
 use elfen_host::source::Source;
 use elfen_kernel::events::Detail;
-use elfen_tailor::trace::Head;
+use elfen_tailor::trace::Header;
 
 use super::failure;
 use crate::duty::{Duty, Turns};
@@ -60,7 +60,7 @@ enum Level {
 }
 
 /// Whose requests are recorded.
-pub(super) fn who(head: &Head) -> String {
+pub(super) fn who(head: &Header) -> String {
     match head.port {
         0 => format!("{}, by its marks", head.service),
         port => format!("{}, port {port}", head.service),

@@ -10,11 +10,10 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_host::watches::Publisher;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
-use elfen_tailor::account::{Account, charges};
-use elfen_tailor::explained::Explained;
-use elfen_tailor::rank::Slow;
+use elfen_tailor::account::{Account, ExplainedRequest, charges};
+use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::trace::{Function, Gap, Head, Lent, Named, Tale};
+use elfen_tailor::trace::{BatchThread, Gap, Header, KernelFunction, ThreadName, Trace};
 use serde::Serialize;
 
 use super::report::slow;
@@ -39,7 +38,7 @@ pub(super) struct Args {
 
     /// What is slow: above p99, p99.9 of the last requests, or a time
     #[arg(long, value_name = "LIMIT", default_value = "p99", value_parser = slow)]
-    slow: Slow,
+    slow: SlowThreshold,
 
     /// How long; without it, until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
@@ -64,62 +63,62 @@ const RANK_EVERY: Duration = Duration::from_secs(4);
 
 /// The last seconds, in memory.
 struct Window {
-    tale: Tale,
+    trace: Trace,
 }
 
 impl Sink for Window {
     fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        self.tale.add(cpu, events);
+        self.trace.add_events(cpu, events);
         Ok(())
     }
 
     fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        self.tale.gaps.push(gap);
+        self.trace.gaps.push(gap);
         Ok(())
     }
 
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
-        self.tale.mark(lane, marks);
+        self.trace.add_marks(lane, marks);
         Ok(())
     }
 
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
-        self.tale.learn(found);
+    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
+        self.trace.add_functions(found);
         Ok(())
     }
 
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
-        self.tale.lend(lent);
+    fn batches(&mut self, lent: Vec<BatchThread>) -> io::Result<()> {
+        self.trace.add_batch_threads(lent);
         Ok(())
     }
 
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
-        self.tale.name(names, processes);
+    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
+        self.trace.add_names(names, processes);
         // Processes that are gone are nobody's.
-        self.tale.processes.retain(|process| processes.contains(process));
+        self.trace.processes.retain(|process| processes.contains(process));
         Ok(())
     }
 }
 
 impl Window {
     fn forget(&mut self, before_ns: u64) {
-        for events in &mut self.tale.events {
+        for events in &mut self.trace.events {
             let old = events.partition_point(|event: &Event| event.at_ns < before_ns);
             events.drain(..old);
         }
-        for marks in self.tale.marks.values_mut() {
+        for marks in self.trace.marks.values_mut() {
             let old = marks.partition_point(|mark| mark.at_ns < before_ns);
             marks.drain(..old);
         }
-        self.tale.gaps.retain(|gap| gap.to_ns >= before_ns);
-        self.tale.names.retain(|_, known| {
+        self.trace.gaps.retain(|gap| gap.to_ns >= before_ns);
+        self.trace.names.retain(|_, known| {
             // What was seen last may be the name of a thread that goes on.
             let old = known.partition_point(|(until_ns, _)| *until_ns < before_ns);
             known.drain(..old.min(known.len() - 1));
             known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
         });
-        self.tale.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
-        self.tale.head.began_ns = self.tale.head.began_ns.max(before_ns);
+        self.trace.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
+        self.trace.head.began_ns = self.trace.head.began_ns.max(before_ns);
     }
 }
 
@@ -137,11 +136,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     };
     let ending = Ending::new().map_err(failed)?;
     let mut recorder = args.target.attach()?;
-    let head: Head = recorder.head(args.target.detail());
+    let head: Header = recorder.head(args.target.detail());
     to_stderr(&format!("watching {}", who(&head)));
-    let mut window = Window { tale: Tale::begin(head) };
+    let mut window = Window { trace: Trace::new(head) };
     let mut seen = Seen { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
-    let mut told = Told::new(&window.tale.head);
+    let mut told = Told::new(&window.trace.head);
     let (began, mut explained) = (Instant::now(), Instant::now());
     loop {
         let signal = ending.wait(recorder.rests().min(LOOK_EVERY));
@@ -151,10 +150,10 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             explained = Instant::now();
             // Whoever was met is called by its name in what is told now.
             recorder.refresh(&mut window).map_err(failed)?;
-            let account = Account::of(&window.tale);
-            seen.explain(args, &account, &window.tale, out)?;
+            let account = Account::of(&window.trace);
+            seen.explain(args, &account, &window.trace, out)?;
             if let Some(threshold_ns) = seen.threshold_ns(args.slow) {
-                told.rank(&account, &window.tale, threshold_ns);
+                told.rank(&account, &window.trace, threshold_ns);
             }
             if recorder.lost > seen.lost {
                 let lost = recorder.lost - seen.lost;
@@ -182,7 +181,7 @@ struct Told {
 }
 
 impl Told {
-    fn new(head: &Head) -> Self {
+    fn new(head: &Header) -> Self {
         let name = match head.port {
             0 => head.service.clone(),
             port => format!("{}:{port}", head.service),
@@ -193,17 +192,18 @@ impl Told {
         Self { publisher, minute, ranked, until_ns: monotonic_ns() }
     }
 
-    fn rank(&mut self, account: &Account, tale: &Tale, threshold_ns: u64) {
+    fn rank(&mut self, account: &Account, trace: &Trace, threshold_ns: u64) {
         let Some(publisher) = &self.publisher else { return };
         if self.ranked.elapsed() < RANK_EVERY {
             return;
         }
         let now_ns = monotonic_ns();
         let settled_ns = now_ns.saturating_sub(SETTLED_NS);
-        let is_new = |one: &&Explained| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
-        let new: Vec<Explained> = account.explained.iter().filter(is_new).cloned().collect();
+        let is_new =
+            |one: &&ExplainedRequest| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
+        let new: Vec<ExplainedRequest> = account.explained.iter().filter(is_new).cloned().collect();
         (self.ranked, self.until_ns) = (Instant::now(), settled_ns);
-        self.minute.add(&new, tale, threshold_ns, now_ns);
+        self.minute.add(&new, trace, threshold_ns, now_ns);
         publisher.publish(&self.minute.tail());
     }
 }
@@ -220,12 +220,13 @@ impl Seen {
         &mut self,
         args: &Args,
         account: &Account,
-        tale: &Tale,
+        trace: &Trace,
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
         let settled_ns = monotonic_ns().saturating_sub(SETTLED_NS);
-        let new = |one: &&Explained| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
-        let new: Vec<&Explained> = account.explained.iter().filter(new).collect();
+        let new =
+            |one: &&ExplainedRequest| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
+        let new: Vec<&ExplainedRequest> = account.explained.iter().filter(new).collect();
         for one in &new {
             self.latencies.push_back(one.latency_ns());
         }
@@ -237,18 +238,18 @@ impl Seen {
                 ended_ns: one.ended_ns,
                 latency_ns: one.latency_ns(),
                 threshold_ns,
-                charges: charges(one, tale),
+                charges: charges(one, trace),
             };
             write(&line, args.json, out)?;
         }
         out.flush().map_err(Failure::output)
     }
 
-    fn threshold_ns(&self, slow: Slow) -> Option<u64> {
+    fn threshold_ns(&self, slow: SlowThreshold) -> Option<u64> {
         match slow {
-            Slow::AboveNs(ns) => Some(ns),
-            Slow::Quantile(_) if self.latencies.len() < FEWEST => None,
-            Slow::Quantile(per_million) => {
+            SlowThreshold::AboveNs(ns) => Some(ns),
+            SlowThreshold::Quantile(_) if self.latencies.len() < FEWEST => None,
+            SlowThreshold::Quantile(per_million) => {
                 let mut sorted: Vec<u64> = self.latencies.iter().copied().collect();
                 sorted.sort_unstable();
                 Some(quantile(&sorted, per_million))

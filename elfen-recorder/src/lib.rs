@@ -3,16 +3,16 @@
 //!
 //! [`service`] finds the processes behind a port, [`marks`] a service by its page, [`recorder`]
 //! keeps their events, all the time or by [`turns`], [`jvm`] has what a JVM says of itself,
-//! [`minute`] sums up what a watch sees, [`signals`] ends that in good order.
+//! [`last_minute`] sums up what a watch sees, [`signals`] ends that in good order.
 //! [`check`] is a service of our own with injected causes. [`cmd`] are the commands.
 
 pub mod check;
 pub mod cmd;
 pub mod duty;
-mod functions;
 pub mod jvm;
+mod kernel_functions;
+pub mod last_minute;
 pub mod marks;
-pub mod minute;
 pub mod recorder;
 pub mod service;
 pub mod signals;

@@ -17,8 +17,8 @@ use elfen_tailor::trace::{
 };
 
 use crate::duty::{Turn, Turns};
-use crate::functions::Functions;
 use crate::jvm::Jvms;
+use crate::kernel_functions::Functions;
 use crate::marks::Marked;
 use crate::service::{Service, name_of};
 

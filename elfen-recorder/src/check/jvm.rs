@@ -14,7 +14,7 @@ use elfen_rt::clock::nanos;
 
 use super::inject::Injured;
 
-const SOURCE: &str = include_str!("Held.java");
+const SOURCE: &str = include_str!("JavaService.java");
 
 /// It ends with this.
 #[derive(Debug)]

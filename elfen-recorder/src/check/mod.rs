@@ -1,17 +1,17 @@
 //! Can the account be trusted here? A service of our own under load is hurt in known ways, and what
 //! its requests are charged is held against the injectors' own clocks.
 
-mod ask;
+mod client;
 pub mod flood;
-pub mod foreseen;
 pub mod inject;
 mod jvm;
 mod load;
-mod recorded;
+pub mod page_out;
+mod recording;
 mod score;
 pub mod server;
 mod steal;
-pub mod storage;
+pub mod whatif;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -20,17 +20,17 @@ use std::time::Duration;
 use elfen_host::affinity;
 use elfen_kernel::events::Detail;
 
-use ask::Asker;
+use client::Asker;
 use flood::Flood;
 use inject::{Hog, Injured, Stop};
 use jvm::Java;
 use load::{Load, WORK_US};
-use recorded::{Recorded, Subject, recorded};
+use page_out::PageOut;
+use recording::{Recorded, Subject, recorded};
 use score::{Injuries, score};
 use server::Served;
-use storage::PageOut;
 
-pub use recorded::Failed;
+pub use recording::Failed;
 pub use score::{Checked, Kind, Missed, Score};
 pub use steal::Stolen;
 
@@ -185,7 +185,7 @@ fn hurt(plan: &Plan, served: &mut Served, port: u16, cpu: u32) -> io::Result<Inj
                     page_out.hurt()?;
                     vec![asker.read()?]
                 }
-                Kind::Burst => ask::at_once(&mut crowd, WORK_US)?,
+                Kind::Burst => client::at_once(&mut crowd, WORK_US)?,
                 Kind::Softirq => vec![spread(cpu, || asker.spin(plan.last))?],
                 // Another service's.
                 Kind::Gc | Kind::Fresh => Vec::new(),

@@ -9,7 +9,7 @@ use elfen_console::output::print;
 use elfen_console::{duration, table};
 
 use super::failure;
-use crate::check::foreseen::{Foreseen, WhatIf, foresee};
+use crate::check::whatif::{Foreseen, WhatIf, foresee};
 use crate::check::{self, Checked, Failed, Kind, Missed, Plan, Score, Stolen, server};
 
 const EXAMPLES: &str = "\

@@ -11,7 +11,7 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 
 use crate::check::flood::{Flood, unsteer};
 use crate::check::inject::{Hog, Injured, Stop};
-use crate::check::storage::PageOut;
+use crate::check::page_out::PageOut;
 use crate::signals::Ending;
 
 const EXAMPLES: &str = "\

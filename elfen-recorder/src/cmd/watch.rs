@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::report::slow;
 use super::target::{Target, who};
-use crate::minute::Minute;
+use crate::last_minute::Minute;
 use crate::recorder::{LOOK_EVERY, Sink};
 use crate::signals::Ending;
 

@@ -10,7 +10,7 @@ use elfen_tailor::report::{Report, report};
 use serde::Serialize;
 
 use super::load::Load;
-use super::recorded::{Recorded, Subject, recorded};
+use super::recording::{Recorded, Subject, recorded};
 use super::server::Served;
 use super::{Failed, Kind, Plan, hurt, stage};
 

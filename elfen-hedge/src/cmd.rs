@@ -16,7 +16,7 @@ use elfen_console::usage;
 use elfen_hedge_policy::Policy;
 use elfen_recorder::cmd::failure::no_events;
 use elfen_recorder::service::NotFound;
-use elfen_recorder::signals::Ending;
+use elfen_recorder::signals::EndSignals;
 use hyper::Method;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -347,7 +347,7 @@ fn serve(args: &Serve, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     };
     raise_descriptors();
     // Before any thread is started: threads inherit that these signals are blocked.
-    let ending = Ending::new().map_err(failed)?;
+    let ending = EndSignals::new().map_err(failed)?;
     let proxy = Proxy::open(args.plan(), args.sight()?).map_err(failed)?;
     to_stderr(&format!("listening on {}", proxy.address().map_err(failed)?));
     let done = proxy.run(&ending).map_err(failed)?;

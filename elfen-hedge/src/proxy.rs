@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elfen_hedge_policy::Server;
-use elfen_recorder::signals::Ending;
+use elfen_recorder::signals::EndSignals;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::Response;
 use hyper::body::{Body, Bytes, Incoming};
@@ -55,7 +55,7 @@ impl Proxy {
     }
 
     /// Serves until a signal ends it.
-    pub(crate) fn run(self, ending: &Ending) -> io::Result<Done> {
+    pub(crate) fn run(self, ending: &EndSignals) -> io::Result<Done> {
         let Self { runtime, listener, shared, sight } = self;
         runtime.block_on(async {
             let steward = Steward::new(Arc::clone(&shared), sight)?;
@@ -74,9 +74,9 @@ impl Proxy {
     }
 }
 
-async fn end(ending: &Ending) -> io::Result<()> {
+async fn end(ending: &EndSignals) -> io::Result<()> {
     let ready = Readable::new(ending)?;
-    while ending.came().is_none() {
+    while ending.take().is_none() {
         ready.next().await?;
     }
     Ok(())

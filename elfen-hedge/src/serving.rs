@@ -2,7 +2,7 @@
 //! and leave; and a server that was restarted is another process.
 
 use elfen_host::process::{below, stat};
-use elfen_recorder::service::{NotFound, Service, Which};
+use elfen_recorder::service::{NotFound, Service, ServiceSelector};
 
 /// Between two looks at whether the processes are still there.
 pub(crate) const LOOK_NS: u64 = 200_000_000;
@@ -34,9 +34,9 @@ pub(crate) struct Serving {
 impl Serving {
     /// The server may come later. A process that may not be seen is an error.
     pub(crate) fn find(port: u16) -> Result<Self, NotFound> {
-        let service = match Service::find(Which::Port(port)) {
+        let service = match Service::find(ServiceSelector::Port(port)) {
             Ok(service) => Some(service),
-            Err(NotFound::NobodyListens(_)) => None,
+            Err(NotFound::NothingListens(_)) => None,
             Err(other) => return Err(other),
         };
         let mut serving = Self {
@@ -82,7 +82,7 @@ impl Serving {
     }
 
     fn look_for_first(&mut self) -> Option<Change> {
-        match Service::find(Which::Port(self.port)) {
+        match Service::find(ServiceSelector::Port(self.port)) {
             Ok(service) => {
                 self.family = family(&service.processes);
                 self.service = Some(service);

@@ -1,74 +1,74 @@
-//! Recording for a part of the time: when the programs are taken off, and put back. What was not
-//! recorded is a gap of no events, so a request that was there meanwhile is in no account.
+//! Records only a part of the time: decides when the eBPF programs are detached and attached again.
+//! The time in between is a gap without lost events, so requests in it are left out.
 //!
-//! Either takes interrupts of all CPUs, as the kernel changes its own code: of a Redis's CPU some
-//! 2 ms (by `record --duty 10%` beside 20,000 GETs a second, November 2026), which once a second
-//! would be more than what a tenth of it is recorded for.
+//! Detaching and attaching interrupt all CPUs, because the kernel modifies its own code. That costs
+//! about 2 ms of the CPU of a Redis (`record --duty 10%` with 20,000 GETs a second, November 2026).
+//! Once a second, it would cost more than the recording itself.
 
 use std::time::Duration;
 
 use elfen_rt::clock::nanos;
 
-/// From one recording to the next.
-const TURN: Duration = Duration::from_secs(4);
+/// From the beginning of one recording to that of the next.
+const PERIOD: Duration = Duration::from_secs(4);
 
-/// How much of each turn.
+/// The part of each period that is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Duty {
-    of_turn: Duration,
+    recorded: Duration,
 }
 
 impl Duty {
     pub fn percent(percent: u32) -> Self {
-        Self { of_turn: TURN / 100 * percent.min(100) }
+        Self { recorded: PERIOD / 100 * percent.min(100) }
     }
 }
 
-/// What is to be done now.
+/// The change that is due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum DutyChange {
     Pause,
-    /// It was paused since then.
+    /// Recording was paused since then.
     Resume(u64),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Turns {
+pub struct DutyCycle {
     duty: Duty,
-    /// When this turn began; `None` before the first look.
+    /// When this period began; `None` before the first poll.
     began_ns: Option<u64>,
     paused_ns: Option<u64>,
 }
 
-impl Turns {
-    pub fn of(duty: Duty) -> Self {
+impl DutyCycle {
+    pub fn new(duty: Duty) -> Self {
         Self { duty, began_ns: None, paused_ns: None }
     }
 
-    /// At a look.
-    pub fn at(&mut self, now_ns: u64) -> Option<Turn> {
+    /// The change that is due at a poll, if any.
+    pub fn change_at(&mut self, now_ns: u64) -> Option<DutyChange> {
         let since_ns = now_ns.saturating_sub(*self.began_ns.get_or_insert(now_ns));
         match self.paused_ns {
-            None if since_ns >= nanos(self.duty.of_turn) => {
+            None if since_ns >= nanos(self.duty.recorded) => {
                 self.paused_ns = Some(now_ns);
-                Some(Turn::Pause)
+                Some(DutyChange::Pause)
             }
-            Some(paused_ns) if since_ns >= nanos(TURN) => {
+            Some(paused_ns) if since_ns >= nanos(PERIOD) => {
                 (self.began_ns, self.paused_ns) = (Some(now_ns), None);
-                Some(Turn::Resume(paused_ns))
+                Some(DutyChange::Resume(paused_ns))
             }
             _ => None,
         }
     }
 
-    /// How long it is until the next one.
-    pub fn left(&self, now_ns: u64) -> Duration {
+    /// Time until the next change.
+    pub fn until_change(&self, now_ns: u64) -> Duration {
         let Some(began_ns) = self.began_ns else { return Duration::ZERO };
-        let lasts = if self.paused_ns.is_some() { TURN } else { self.duty.of_turn };
+        let lasts = if self.paused_ns.is_some() { PERIOD } else { self.duty.recorded };
         Duration::from_nanos((began_ns + nanos(lasts)).saturating_sub(now_ns))
     }
 
-    /// Since when it is paused, if it is.
+    /// Since when recording is paused, if it is.
     pub fn paused_ns(&self) -> Option<u64> {
         self.paused_ns
     }
@@ -78,25 +78,26 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// Goal: a tenth of the time is that, and no look longer. Method: looks as they are asked for.
+    /// Goal: a tenth of the time is recorded, and polls wait no longer than needed. Method: polls
+    /// at the times that are asked for.
     #[test]
-    fn a_tenth_of_each_turn() {
-        let (mut turns, mut at_ns) = (Turns::of(Duty::percent(10)), 77);
-        let (mut resumed_ns, mut looks, mut paused) = (77, 0, Vec::new());
+    fn a_tenth_of_each_period_is_recorded() {
+        let (mut cycle, mut at_ns) = (DutyCycle::new(Duty::percent(10)), 77);
+        let (mut resumed_ns, mut polls, mut paused) = (77, 0, Vec::new());
         while paused.len() < 3 {
-            match turns.at(at_ns) {
-                Some(Turn::Pause) => assert_eq!(at_ns - resumed_ns, nanos(TURN) / 10),
-                Some(Turn::Resume(since_ns)) => {
+            match cycle.change_at(at_ns) {
+                Some(DutyChange::Pause) => assert_eq!(at_ns - resumed_ns, nanos(PERIOD) / 10),
+                Some(DutyChange::Resume(since_ns)) => {
                     resumed_ns = at_ns;
                     paused.push(at_ns - since_ns);
                 }
                 None => {}
             }
-            let look = Duration::from_millis(if turns.paused_ns().is_some() { 5_000 } else { 20 });
-            at_ns += nanos(look.min(turns.left(at_ns)));
-            looks += 1;
+            let poll = Duration::from_millis(if cycle.paused_ns().is_some() { 5_000 } else { 20 });
+            at_ns += nanos(poll.min(cycle.until_change(at_ns)));
+            polls += 1;
         }
-        assert_eq!(paused, [nanos(TURN) / 10 * 9; 3]);
-        assert!(looks < 90, "nothing is looked for while nothing is recorded: {looks}");
+        assert_eq!(paused, [nanos(PERIOD) / 10 * 9; 3]);
+        assert!(polls < 90, "polls are rare while recording is paused: {polls}");
     }
 }

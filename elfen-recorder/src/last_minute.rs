@@ -1,4 +1,4 @@
-//! The causes of the last minute's tail, a few seconds at a time.
+//! The causes of the last minute's tail, collected every few seconds.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,7 +9,7 @@ use elfen_tailor::trace::Trace;
 
 const MINUTE_NS: u64 = 60_000_000_000;
 
-/// What some seconds had.
+/// A few seconds of requests.
 #[derive(Debug)]
 struct Part {
     at_ns: u64,
@@ -20,13 +20,14 @@ struct Part {
 }
 
 #[derive(Debug, Default)]
-pub struct Minute {
+pub struct LastMinute {
     parts: VecDeque<Part>,
     threshold_ns: u64,
 }
 
-impl Minute {
-    /// Takes over requests of one span, by arrival; those above the threshold are slow.
+impl LastMinute {
+    /// Adds the requests of one span, in the order of arrival. Requests above the threshold are
+    /// slow.
     pub fn add(
         &mut self,
         explained: &[ExplainedRequest],
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
     use elfen_tailor::segment::{Segment, SegmentKind};
 
-    /// A request of a millisecond's work that was stopped before.
+    /// A request of a millisecond's work that was stopped before it.
     fn request(at_ns: u64, stopped_ns: u64) -> ExplainedRequest {
         let segment = |from_ns, to_ns, kind| Segment {
             from_ns,
@@ -106,12 +107,12 @@ mod tests {
         }
     }
 
-    /// Goal: a minute's causes are those of its parts, and what is older is gone. Method: parts of
-    /// ten seconds with a stop in every hundredth request, then some without.
+    /// Goal: the causes of a minute are the sum of its parts, and older parts are gone. Method:
+    /// parts of ten seconds with a stop in every hundredth request, then some without.
     #[test]
     fn a_minute_is_the_sum_of_its_parts() {
         let trace = Trace::default();
-        let mut minute = Minute::default();
+        let mut minute = LastMinute::default();
         assert_eq!(minute.tail(), Tail::default());
         let mut part = |at: u64, stopped: bool| {
             let from_ns = at * 10_000_000_000;
@@ -122,10 +123,10 @@ mod tests {
             minute.tail()
         };
         assert_eq!((part(0, true).slow, part(1, true).requests), (2, 400));
-        let told = part(2, false);
-        assert_eq!((told.requests, told.slow, told.threshold_ns), (600, 4, 5_000_000));
-        assert_eq!((told.causes[0].name.as_str(), told.causes[0].ns), ("stopped", 60_000_000));
-        assert!(told.share(&told.causes[0]) > 0.99);
+        let tail = part(2, false);
+        assert_eq!((tail.requests, tail.slow, tail.threshold_ns), (600, 4, 5_000_000));
+        assert_eq!((tail.causes[0].name.as_str(), tail.causes[0].ns), ("stopped", 60_000_000));
+        assert!(tail.share(&tail.causes[0]) > 0.99);
         let later = (3..8).map(|at| part(at, false)).last().unwrap();
         assert_eq!((later.requests, later.slow, later.causes), (1_200, 0, Vec::new()));
     }

@@ -372,7 +372,7 @@ fn a_service_that_says_what_it_does() {
     }
     let recorded = elfen_of(&service.name, tale, true);
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    assert!(text(&recorded.stderr).contains("the kernel shows nothing"));
+    assert!(text(&recorded.stderr).contains("no kernel events"));
     let told = told();
     assert!(told["detail"] == "marks" && told["slow_requests"].as_u64() > Some(0), "{told:#}");
     service.end();
@@ -409,7 +409,7 @@ fn wrong_arguments_and_files() {
     let cases: [(&[&str], i32, &str); 18] = [
         (&["record"], 2, "no service is named"),
         (&["record", "--port", "0"], 2, "invalid value '0'"),
-        (&["record", "--port", &port], 1, "nobody listens on port"),
+        (&["record", "--port", &port], 1, "nothing listens on port"),
         (&["record", "--service", "nobody-has-it"], 1, "no service publishes under the name"),
         (&["record", "--service", "x", "--port", "80"], 2, "cannot be used with"),
         (&["record", "--pid", "4294967295"], 1, "there is no process 4294967295"),
@@ -422,8 +422,8 @@ fn wrong_arguments_and_files() {
         (&["report", "--slow", "0"], 2, "invalid value '0'"),
         (&["inject", "stop", "--pid", &own, "--last", "1s"], 2, "less than --every"),
         (&["inject", "softirq", "--pid", &own], 2, "--cpu"),
-        (&["check", "--causes", "stop,nagel"], 2, "there are all, stop, hog"),
-        (&["check", "--what-if", "--causes", "gc"], 2, "gc takes a service of its own"),
+        (&["check", "--causes", "stop,nagel"], 2, "the causes are all, stop, hog"),
+        (&["check", "--what-if", "--causes", "gc"], 2, "gc needs a service of its own"),
         (&["record", "--lanes", "0", "--port", &port], 2, "begins with one request lane"),
     ];
     for (words, status, why) in cases {

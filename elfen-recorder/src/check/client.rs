@@ -1,4 +1,4 @@
-//! The injector's own requests: each says by its client's clock from when to when it took what.
+//! The injector's own requests, with times by the client's clock.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,19 +7,19 @@ use std::time::Duration;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_tailor::request::connection;
 
-use super::inject::Injured;
-use super::server::{PIECES, READ, SPIN, TURN, WAITED};
+use super::inject::Injection;
+use super::server::{NUMBER_BYTES, PIECES, READ, SPIN, START};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
-pub(super) struct Asker {
+pub(super) struct InjectorClient {
     stream: TcpStream,
-    /// As the account names it.
+    /// The connection's number in the trace.
     connection: u64,
 }
 
-impl Asker {
+impl InjectorClient {
     pub(super) fn connect(port: u16) -> io::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
@@ -30,94 +30,98 @@ impl Asker {
         Ok(Self { stream, connection: connection(address) })
     }
 
-    /// From when to now, of which so much was the cause's.
-    fn injured(&self, from_ns: u64, effective_ns: u64) -> Injured {
+    /// A fault from `from_ns` until now that took `effective_ns`.
+    fn injection(&self, from_ns: u64, effective_ns: u64) -> Injection {
         let to_ns = monotonic_ns();
-        Injured { from_ns, to_ns, effective_ns, connection: Some(self.connection) }
+        Injection { from_ns, to_ns, effective_ns, connection: Some(self.connection) }
     }
 
-    /// At once: a request in two pieces is told from two requests by nobody.
-    fn ask(&mut self, line: &[u8]) -> io::Result<u64> {
+    /// Sends a line in one write: pieces would be indistinguishable from several requests.
+    fn send(&mut self, line: &[u8]) -> io::Result<u64> {
         let from_ns = monotonic_ns();
         self.stream.write_all(line)?;
         Ok(from_ns)
     }
 
-    /// One request with much work.
-    pub(super) fn long(&mut self, work: Duration) -> io::Result<Injured> {
-        let from_ns = self.ask(format!("{}\n", work.as_micros()).as_bytes())?;
+    /// A request with much work.
+    pub(super) fn long(&mut self, work: Duration) -> io::Result<Injection> {
+        let from_ns = self.send(format!("{}\n", work.as_micros()).as_bytes())?;
         self.stream.read_exact(&mut [0; 5])?;
-        Ok(self.injured(from_ns, nanos(work)))
+        Ok(self.injection(from_ns, nanos(work)))
     }
 
-    /// One that touches the service's file, which says how long it waited.
-    pub(super) fn read(&mut self) -> io::Result<Injured> {
-        self.waits(READ)
+    /// A request that reads the service's file; the answer is how long it waited.
+    pub(super) fn read(&mut self) -> io::Result<Injection> {
+        self.request_time(READ)
     }
 
-    /// One that spins for so long, which says for how long it was kept from that.
-    pub(super) fn spin(&mut self, time: Duration) -> io::Result<Injured> {
-        self.waits(format!("{SPIN}{}\n", time.as_micros()).as_bytes())
+    /// A request that spins; the answer is for how long it was kept from that.
+    pub(super) fn spin(&mut self, time: Duration) -> io::Result<Injection> {
+        self.request_time(format!("{SPIN}{}\n", time.as_micros()).as_bytes())
     }
 
     /// Has a service in Java collect its heap.
     pub(super) fn collect(&mut self) -> io::Result<()> {
-        self.ask(b"collect\n")?;
+        self.send(b"collect\n")?;
         self.stream.read_exact(&mut [0; 5])
     }
 
-    /// Has a service in Java load so many classes, which says how long it worked for that.
-    pub(super) fn load(&mut self, classes: u32) -> io::Result<Injured> {
-        self.waits(format!("load {classes}\n").as_bytes())
+    /// Has a service in Java load this many classes; the answer is how long it worked for that.
+    pub(super) fn load(&mut self, classes: u32) -> io::Result<Injection> {
+        self.request_time(format!("load {classes}\n").as_bytes())
     }
 
-    fn waits(&mut self, line: &[u8]) -> io::Result<Injured> {
-        let from_ns = self.ask(line)?;
-        let waited_ns = self.number()?;
-        Ok(self.injured(from_ns, waited_ns))
+    fn request_time(&mut self, line: &[u8]) -> io::Result<Injection> {
+        let from_ns = self.send(line)?;
+        let waited_ns = self.read_number()?;
+        Ok(self.injection(from_ns, waited_ns))
     }
 
-    /// An answer that says a time.
-    fn number(&mut self) -> io::Result<u64> {
-        let mut answer = [0; WAITED];
+    /// Reads an answer that is a number.
+    fn read_number(&mut self) -> io::Result<u64> {
+        let mut answer = [0; NUMBER_BYTES];
         self.stream.read_exact(&mut answer)?;
         let text = std::str::from_utf8(&answer).map_err(io::Error::other)?;
         text.trim().parse().map_err(io::Error::other)
     }
 
-    /// One whose answer comes in two pieces: what lies between them is how long it was held.
-    pub(super) fn pieces(&mut self) -> io::Result<Injured> {
-        // By now TCP takes it for a conversation, in which an acknowledgement waits for data.
+    /// A request with an answer in two pieces. The time between the pieces is how long TCP held the
+    /// second.
+    pub(super) fn pieces(&mut self) -> io::Result<Injection> {
+        // After these, TCP takes the connection for interactive, and delays its acknowledgements.
         for _ in 0..WARM {
-            self.ask(b"1\n")?;
+            self.send(b"1\n")?;
             self.stream.read_exact(&mut [0; 5])?;
         }
-        let from_ns = self.ask(PIECES)?;
+        let from_ns = self.send(PIECES)?;
         self.stream.read_exact(&mut [0; 2])?;
         let first_ns = monotonic_ns();
         self.stream.read_exact(&mut [0; 3])?;
-        Ok(self.injured(from_ns, monotonic_ns() - first_ns))
+        Ok(self.injection(from_ns, monotonic_ns() - first_ns))
     }
 }
 
-/// Requests after which a connection is no new one to TCP.
+/// Requests after which TCP does not treat a connection as new.
 const WARM: u32 = 40;
-/// Sending over loopback takes a tenth of that.
+/// Sending over loopback takes a tenth of this.
 const SENT_IN: Duration = Duration::from_micros(100);
 
-/// A request of each, all at once, of which the service says when its turn came. Who was kept from
-/// sending does not know when his request came, and says nothing.
-pub(super) fn at_once(crowd: &mut [Asker], work_us: u64) -> io::Result<Vec<Injured>> {
-    let line = format!("{TURN}{work_us}\n");
-    let asked = crowd.iter_mut().map(|asker| {
-        let from_ns = asker.ask(line.as_bytes())?;
+/// Sends a request by each client at once; the service reports when each began. A client that was
+/// delayed while sending does not know when its request arrived, and reports 0.
+pub(super) fn send_burst(
+    clients: &mut [InjectorClient],
+    work_us: u64,
+) -> io::Result<Vec<Injection>> {
+    let line = format!("{START}{work_us}\n");
+    let sent = clients.iter_mut().map(|client| {
+        let from_ns = client.send(line.as_bytes())?;
         Ok((from_ns, monotonic_ns() - from_ns < nanos(SENT_IN)))
     });
-    let asked = asked.collect::<io::Result<Vec<(u64, bool)>>>()?;
-    let answered = |(asker, (from_ns, knows)): (&mut Asker, (u64, bool))| {
-        let turn_ns = asker.number()?;
-        let waited_ns = if knows { turn_ns.saturating_sub(from_ns) } else { 0 };
-        Ok(asker.injured(from_ns, waited_ns))
+    let sent = sent.collect::<io::Result<Vec<(u64, bool)>>>()?;
+    let answered = |(client, (from_ns, knows)): (&mut InjectorClient, (u64, bool))| {
+        let started_ns = client.read_number()?;
+        let waited_ns = if knows { started_ns.saturating_sub(from_ns) } else { 0 };
+        Ok(client.injection(from_ns, waited_ns))
     };
-    crowd.iter_mut().zip(asked).map(answered).collect()
+    clients.iter_mut().zip(sent).map(answered).collect()
 }

@@ -1,4 +1,4 @@
-//! A service under load, recorded while something is done to it.
+//! Records a service under load while faults are injected.
 
 use std::io;
 use std::sync::Arc;
@@ -10,43 +10,43 @@ use elfen_tailor::trace::{BatchThread, Gap, KernelFunction, ThreadName, Trace};
 
 use super::load::Load;
 use super::steal::{self, Stolen};
-use crate::recorder::{LOOK_EVERY, Recorder, Sink};
-use crate::service::{Service, Which};
+use crate::recorder::{POLL_INTERVAL, Recorder, Sink};
+use crate::service::{Service, ServiceSelector};
 
 #[derive(Debug)]
-pub enum Failed {
+pub enum CheckError {
     Events(Error),
     /// The service and its injectors need a CPU each.
     OneCpu,
     Io(io::Error),
 }
 
-impl From<io::Error> for Failed {
+impl From<io::Error> for CheckError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-/// What is recorded: a service, where it listens, and the CPU that it runs on.
+/// A service, its port, and the CPU that it runs on.
 #[derive(Debug)]
 pub(super) struct Subject<S> {
-    pub(super) served: S,
+    pub(super) service: S,
     pub(super) port: u16,
     pub(super) cpu: u32,
 }
 
-/// What became of it, and the service, which goes on.
-pub(super) struct Recorded<S, T> {
+/// The result of a recording, and the service, which continues.
+pub(super) struct Recording<S, T> {
     pub(super) trace: Trace,
     pub(super) stolen: Stolen,
-    /// What whoever did something to it says.
+    /// What `act` returned.
     pub(super) done: T,
     pub(super) subject: Subject<S>,
 }
 
-struct Kept(Trace);
+struct MemorySink(Trace);
 
-impl Sink for Kept {
+impl Sink for MemorySink {
     fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
         self.0.add_events(cpu, events);
         Ok(())
@@ -67,8 +67,8 @@ impl Sink for Kept {
         Ok(())
     }
 
-    fn batches(&mut self, lent: Vec<BatchThread>) -> io::Result<()> {
-        self.0.add_batch_threads(lent);
+    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()> {
+        self.0.add_batch_threads(threads);
         Ok(())
     }
 
@@ -78,38 +78,39 @@ impl Sink for Kept {
     }
 }
 
-/// Records a service under load, until what is done to it is done.
-pub(super) fn recorded<S: Send + 'static, T: Send + 'static>(
+/// Records a service under load until `act` returns.
+pub(super) fn record_while<S: Send + 'static, T: Send + 'static>(
     subject: Subject<S>,
     detail: Detail,
-    asks: Load,
+    load: Load,
     act: impl FnOnce(&mut S) -> io::Result<T> + Send + 'static,
-) -> Result<Recorded<S, T>, Failed> {
-    let Subject { mut served, port, cpu } = subject;
-    let service = Service::find(Which::Port(port))
-        .map_err(|_| io::Error::other("the service that was started listens no more"))?;
-    let mut recorder = Recorder::attach(service, detail, 65_536).map_err(Failed::Events)?;
-    let mut kept = Kept(Trace::new(recorder.head(detail)));
-    recorder.refresh(&mut kept)?;
+) -> Result<Recording<S, T>, CheckError> {
+    let Subject { mut service, port, cpu } = subject;
+    let target = Service::find(ServiceSelector::Port(port))
+        .map_err(|_| io::Error::other("the service that was started does not listen any more"))?;
+    let mut recorder = Recorder::attach(target, detail, 65_536).map_err(CheckError::Events)?;
+    let mut sink = MemorySink(Trace::new(recorder.head(detail)));
+    recorder.refresh(&mut sink)?;
     let stolen_ns = steal::by_kernel_ns(cpu);
     let ends = Arc::new(AtomicBool::new(false));
-    let (load, over) = (asks.begin(port, &ends)?, Arc::clone(&ends));
-    let acting = std::thread::spawn(move || {
-        let done = act(&mut served);
+    let clients = load.start(port, &ends)?;
+    let over = Arc::clone(&ends);
+    let injector = std::thread::spawn(move || {
+        let done = act(&mut service);
         over.store(true, Relaxed);
-        (done, served)
+        (done, service)
     });
     while !ends.load(Relaxed) {
-        std::thread::sleep(LOOK_EVERY);
-        recorder.look(&mut kept)?;
+        std::thread::sleep(POLL_INTERVAL);
+        recorder.poll(&mut sink)?;
     }
-    let (done, served) = acting.join().map_err(|_| io::Error::other("the injector failed"))?;
+    let (done, service) = injector.join().map_err(|_| io::Error::other("the injector failed"))?;
     let done = done?;
-    for client in load {
+    for client in clients {
         client.join().map_err(|_| io::Error::other("a client failed"))??;
     }
-    recorder.look(&mut kept)?;
-    recorder.refresh(&mut kept)?;
-    let stolen = Stolen::since(stolen_ns, cpu, &kept.0);
-    Ok(Recorded { trace: kept.0, stolen, done, subject: Subject { served, port, cpu } })
+    recorder.poll(&mut sink)?;
+    recorder.refresh(&mut sink)?;
+    let stolen = Stolen::since(stolen_ns, cpu, &sink.0);
+    Ok(Recording { trace: sink.0, stolen, done, subject: Subject { service, port, cpu } })
 }

@@ -1,5 +1,5 @@
-//! What the hypervisor took of a CPU while it was recorded: by the events, and by the kernel's own
-//! account, in ticks of a hundredth of a second.
+//! The time that the hypervisor stole from a CPU during a recording: by events, and by the kernel's
+//! own count in ticks of 10 ms.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// Since the kernel said so much of this CPU.
+    /// The stolen time since the kernel's count was `before_ns`.
     pub(super) fn since(before_ns: u64, cpu: u32, trace: &Trace) -> Self {
         let events = trace.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
         let mut seen = events.iter().filter_map(|event| match event.kind {
@@ -28,7 +28,7 @@ impl Stolen {
         Self { by_events_ns, by_kernel_ns: by_kernel_ns(cpu).saturating_sub(before_ns) }
     }
 
-    /// To two of the kernel's ticks.
+    /// Whether both agree within two of the kernel's ticks.
     pub fn agrees(self) -> bool {
         self.by_events_ns.abs_diff(self.by_kernel_ns) <= 2 * TICK_NS
     }
@@ -39,7 +39,7 @@ impl Stolen {
     }
 }
 
-/// So far, of this CPU.
+/// The kernel's count for this CPU so far.
 pub(super) fn by_kernel_ns(cpu: u32) -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().find(|line| line.split(' ').next() == Some(&format!("cpu{cpu}")));

@@ -1,4 +1,4 @@
-//! `elfen tailor report`: why the slowest requests of a trace were slow.
+//! `elfen tailor report`: explains why the slowest requests of a trace were slow.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -23,10 +23,11 @@ Examples:
   elfen tailor report web.tale --without preempted --without io:fsync
   elfen tailor report web.tale --html web.html --perfetto web.perfetto
 
-Shares are of the time by which slow requests would have been faster. Where the service works on \
-several requests at once, shares are of time, and no tail without a cause is given.";
+Shares are of the time that slow requests would have saved without their causes. If the service \
+works on several requests at once, shares are of their whole time, and the tail without a cause is \
+not predicted.";
 
-/// Say why the slowest requests of a recording were slow
+/// Explain why the slowest requests of a trace were slow
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -34,24 +35,24 @@ pub(super) struct Args {
     #[arg(value_name = "FILE", default_value = "elfen.tale")]
     trace: PathBuf,
 
-    /// What is slow: above p99, p99.9, or a time
+    /// Which requests are slow: above a quantile such as p99 or p99.9, or above a time
     #[arg(long, value_name = "LIMIT", default_value = "p99", value_parser = slow)]
     slow: SlowThreshold,
 
-    /// How many of the slowest are shown one by one
+    /// How many of the slowest requests to show in detail
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
     slowest: usize,
 
-    /// What the latencies would be without this cause, or all of a kind, as `preempted`; given
-    /// several times, without all of them
+    /// Predict the latencies without this cause, or without all causes of a kind, as `preempted`;
+    /// repeat it for several causes at once
     #[arg(long, value_name = "CAUSE")]
     without: Vec<String>,
 
-    /// Where to write a page with pictures of the slowest requests
+    /// The file for a page with pictures of the slowest requests
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Where to write a trace of threads and of the slowest requests, for ui.perfetto.dev
+    /// The file for a trace of threads and of the slowest requests, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
@@ -61,19 +62,19 @@ pub(super) struct Args {
 }
 
 pub(super) fn slow(text: &str) -> Result<SlowThreshold, String> {
-    let say = || "it is a quantile below p100, as p99.9, or a time, as 10ms".to_owned();
+    let expected = || "it must be a quantile below p100, as p99.9, or a time, as 10ms".to_owned();
     let Some(percent) = text.strip_prefix('p') else {
-        let time = duration::parse(text).map_err(|_| say())?;
-        let ns = u64::try_from(time.as_nanos()).map_err(|_| say())?;
-        return if ns > 0 { Ok(SlowThreshold::AboveNs(ns)) } else { Err(say()) };
+        let time = duration::parse(text).map_err(|_| expected())?;
+        let ns = u64::try_from(time.as_nanos()).map_err(|_| expected())?;
+        return if ns > 0 { Ok(SlowThreshold::AboveNs(ns)) } else { Err(expected()) };
     };
     let (whole, part) = percent.split_once('.').unwrap_or((percent, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if !digits(whole) || !digits(part) || whole.len() > 2 || part.len() > 4 {
-        return Err(say());
+        return Err(expected());
     }
-    let number: u64 = format!("{whole}{part:0<4}").parse().map_err(|_| say())?;
-    if number > 0 { Ok(SlowThreshold::Quantile(number)) } else { Err(say()) }
+    let number: u64 = format!("{whole}{part:0<4}").parse().map_err(|_| expected())?;
+    if number > 0 { Ok(SlowThreshold::Quantile(number)) } else { Err(expected()) }
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -81,15 +82,15 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let file = File::open(&args.trace).map_err(|error| unreadable(trace::Error::Read(error)))?;
     let trace = Trace::read(file).map_err(unreadable)?;
     let what = elfen_console::failure::named("tale", &args.trace);
-    let told = report(&trace, args.slow, args.slowest, &args.without)
+    let shown = report(&trace, args.slow, args.slowest, &args.without)
         .map_err(|nothing| failure::nothing(&what, &nothing))?;
     if let Some(path) = &args.html {
-        write("page", path, |file| file.write_all(draw::page(&told, &trace).as_bytes()))?;
+        write("page", path, |file| file.write_all(draw::page(&shown, &trace).as_bytes()))?;
     }
     if let Some(path) = &args.perfetto {
-        write("Perfetto trace", path, |file| draw::write_perfetto(&told, &trace, file))?;
+        write("Perfetto trace", path, |file| draw::write_perfetto(&shown, &trace, file))?;
     }
-    print(out, args.json, &told, || told.text())?;
+    print(out, args.json, &shown, || shown.text())?;
     Ok(ExitCode::SUCCESS)
 }
 

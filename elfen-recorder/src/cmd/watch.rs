@@ -17,10 +17,10 @@ use elfen_tailor::trace::{BatchThread, Gap, Header, KernelFunction, ThreadName, 
 use serde::Serialize;
 
 use super::report::slow;
-use super::target::{Target, who};
-use crate::last_minute::Minute;
-use crate::recorder::{LOOK_EVERY, Sink};
-use crate::signals::Ending;
+use super::target::{Target, describe};
+use crate::last_minute::LastMinute;
+use crate::recorder::{POLL_INTERVAL, Sink};
+use crate::signals::EndSignals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,32 +36,33 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// What is slow: above p99, p99.9 of the last requests, or a time
+    /// Which requests are slow: above a quantile of the last requests such as p99 or p99.9, or
+    /// above a time
     #[arg(long, value_name = "LIMIT", default_value = "p99", value_parser = slow)]
     slow: SlowThreshold,
 
-    /// How long; without it, until Ctrl-C
+    /// How long to watch; without it, until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
     time: Option<Duration>,
 
-    /// Print one JSON object a line
+    /// Print a JSON object for each request, one a line
     #[arg(long)]
     json: bool,
 }
 
-/// Events are kept for so long: a request that takes longer is not seen.
+/// How long events are kept: longer requests are not printed.
 const KEPT_NS: u64 = 5_000_000_000;
 const EXPLAIN_EVERY: Duration = Duration::from_millis(400);
-/// A request may still have to send the end of its answer.
+/// The end of an answer may leave this much later.
 const SETTLED_NS: u64 = 200_000_000;
-/// Latencies that a quantile is taken of.
-const REMEMBERED: usize = 10_000;
-/// With fewer there is no tail.
-const FEWEST: usize = 100;
-/// Between two rankings for `elfen top` and `elfen metrics`: shorter than what is kept.
+/// How many latencies a quantile is taken of.
+const LATENCIES_MAX: usize = 10_000;
+/// With fewer latencies there is no tail.
+const LATENCIES_MIN: usize = 100;
+/// Interval of rankings for `elfen top` and `elfen metrics`: shorter than `KEPT_NS`.
 const RANK_EVERY: Duration = Duration::from_secs(4);
 
-/// The last seconds, in memory.
+/// The events of the last seconds, in memory.
 struct Window {
     trace: Trace,
 }
@@ -87,14 +88,14 @@ impl Sink for Window {
         Ok(())
     }
 
-    fn batches(&mut self, lent: Vec<BatchThread>) -> io::Result<()> {
-        self.trace.add_batch_threads(lent);
+    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()> {
+        self.trace.add_batch_threads(threads);
         Ok(())
     }
 
     fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
         self.trace.add_names(names, processes);
-        // Processes that are gone are nobody's.
+        // Drops processes that have ended.
         self.trace.processes.retain(|process| processes.contains(process));
         Ok(())
     }
@@ -112,7 +113,7 @@ impl Window {
         }
         self.trace.gaps.retain(|gap| gap.to_ns >= before_ns);
         self.trace.names.retain(|_, known| {
-            // What was seen last may be the name of a thread that goes on.
+            // The newest entry may be the name of a living thread.
             let old = known.partition_point(|(until_ns, _)| *until_ns < before_ns);
             known.drain(..old.min(known.len() - 1));
             known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
@@ -134,31 +135,31 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let failed = |error: io::Error| {
         Failure::new(Status::Failed, "watching the service", error, "see `elfen doctor`")
     };
-    let ending = Ending::new().map_err(failed)?;
+    let ending = EndSignals::new().map_err(failed)?;
     let mut recorder = args.target.attach()?;
     let head: Header = recorder.head(args.target.detail());
-    to_stderr(&format!("watching {}", who(&head)));
+    to_stderr(&format!("watching {}", describe(&head)));
     let mut window = Window { trace: Trace::new(head) };
-    let mut seen = Seen { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
-    let mut told = Told::new(&window.trace.head);
+    let mut printed = Printed { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
+    let mut tail = TailPublisher::new(&window.trace.head);
     let (began, mut explained) = (Instant::now(), Instant::now());
     loop {
-        let signal = ending.wait(recorder.rests().min(LOOK_EVERY));
-        recorder.look(&mut window).map_err(failed)?;
+        let signal = ending.wait(recorder.next_poll_in().min(POLL_INTERVAL));
+        recorder.poll(&mut window).map_err(failed)?;
         let over = args.time.is_some_and(|time| began.elapsed() >= time);
         if explained.elapsed() >= EXPLAIN_EVERY || over || signal.is_some() {
             explained = Instant::now();
-            // Whoever was met is called by its name in what is told now.
+            // Looks up the names of new threads before they are printed.
             recorder.refresh(&mut window).map_err(failed)?;
             let account = Account::of(&window.trace);
-            seen.explain(args, &account, &window.trace, out)?;
-            if let Some(threshold_ns) = seen.threshold_ns(args.slow) {
-                told.rank(&account, &window.trace, threshold_ns);
+            printed.print_new(args, &account, &window.trace, out)?;
+            if let Some(threshold_ns) = printed.threshold_ns(args.slow) {
+                tail.publish(&account, &window.trace, threshold_ns);
             }
-            if recorder.lost > seen.lost {
-                let lost = recorder.lost - seen.lost;
+            if recorder.lost > printed.lost {
+                let lost = recorder.lost - printed.lost;
                 to_stderr(&format!("{lost} events lost: requests of that time are left out"));
-                seen.lost = recorder.lost;
+                printed.lost = recorder.lost;
             }
             window.forget(monotonic_ns().saturating_sub(KEPT_NS));
         }
@@ -172,15 +173,15 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 /// The causes of the tail, for `elfen top` and `elfen metrics`.
-struct Told {
-    /// `None` where there can be no page: then the lines are all there is.
+struct TailPublisher {
+    /// `None` if the page could not be created: then only lines are printed.
     publisher: Option<Publisher>,
-    minute: Minute,
+    minute: LastMinute,
     ranked: Instant,
     until_ns: u64,
 }
 
-impl Told {
+impl TailPublisher {
     fn new(head: &Header) -> Self {
         let name = match head.port {
             0 => head.service.clone(),
@@ -188,11 +189,11 @@ impl Told {
         };
         let refused = |error| to_stderr(&format!("`elfen top` can't show the causes: {error}"));
         let publisher = Publisher::new(&name).map_err(refused).ok();
-        let (minute, ranked) = (Minute::default(), Instant::now());
+        let (minute, ranked) = (LastMinute::default(), Instant::now());
         Self { publisher, minute, ranked, until_ns: monotonic_ns() }
     }
 
-    fn rank(&mut self, account: &Account, trace: &Trace, threshold_ns: u64) {
+    fn publish(&mut self, account: &Account, trace: &Trace, threshold_ns: u64) {
         let Some(publisher) = &self.publisher else { return };
         if self.ranked.elapsed() < RANK_EVERY {
             return;
@@ -208,15 +209,15 @@ impl Told {
     }
 }
 
-/// What has been told already.
-struct Seen {
+/// What has been printed already.
+struct Printed {
     until_ns: u64,
     latencies: VecDeque<u64>,
     lost: u64,
 }
 
-impl Seen {
-    fn explain(
+impl Printed {
+    fn print_new(
         &mut self,
         args: &Args,
         account: &Account,
@@ -230,7 +231,7 @@ impl Seen {
         for one in &new {
             self.latencies.push_back(one.latency_ns());
         }
-        self.latencies.drain(..self.latencies.len().saturating_sub(REMEMBERED));
+        self.latencies.drain(..self.latencies.len().saturating_sub(LATENCIES_MAX));
         self.until_ns = settled_ns;
         let Some(threshold_ns) = self.threshold_ns(args.slow) else { return Ok(()) };
         for one in new.into_iter().filter(|one| one.latency_ns() > threshold_ns) {
@@ -248,7 +249,7 @@ impl Seen {
     fn threshold_ns(&self, slow: SlowThreshold) -> Option<u64> {
         match slow {
             SlowThreshold::AboveNs(ns) => Some(ns),
-            SlowThreshold::Quantile(_) if self.latencies.len() < FEWEST => None,
+            SlowThreshold::Quantile(_) if self.latencies.len() < LATENCIES_MIN => None,
             SlowThreshold::Quantile(per_million) => {
                 let mut sorted: Vec<u64> = self.latencies.iter().copied().collect();
                 sorted.sort_unstable();

@@ -22,10 +22,10 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::clients::Limits;
 use crate::hazard::{Hazards, Missing};
+use crate::policy_driver::Sight;
 use crate::proxy::Proxy;
-use crate::served;
 use crate::shared::{Counts, Done, Plan};
-use crate::steward::Sight;
+use crate::test_server;
 use crate::watch::Looks;
 
 const AFTER: &str = "\
@@ -226,7 +226,7 @@ pub fn main(words: &[OsString], out: &mut dyn Write) -> Result<ExitCode, Failure
 }
 
 fn answer(args: &Answer) -> Result<ExitCode, Failure> {
-    served::serve(&args.name, args.port).map_err(|error| {
+    test_server::serve(&args.name, args.port).map_err(|error| {
         Failure::new(Status::Failed, "serving requests", error, "see `ulimit -n`")
     })?;
     Ok(ExitCode::SUCCESS)

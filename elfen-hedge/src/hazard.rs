@@ -9,7 +9,7 @@ use elfen_recorder::jvm::probes_of;
 use elfen_recorder::service::NotFound;
 
 use crate::lookout::Lookout;
-use crate::serving::Serving;
+use crate::processes::Serving;
 
 #[derive(Debug)]
 pub(crate) struct Hazards {

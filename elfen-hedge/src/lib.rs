@@ -11,10 +11,10 @@
 //! | `pool` | connections to a server |
 //! | `answer` | bodies on their way to clients |
 //! | `replay` | recorded requests that warm a server |
-//! | `flights`, `steward` | requests as the policy knows them; when it is asked |
+//! | `flights`, `policy_driver` | requests as the policy knows them; when it is asked |
 //! | `watch`, `hazard` | whether a server runs; what halts it, as it happens |
-//! | `serving`, `lookout` | which processes a server is; that, in a thread of its own |
-//! | `served` | a server to try it on |
+//! | `processes`, `lookout` | which processes a server is; that, in a thread of its own |
+//! | `test_server` | a server to try it on |
 //! | [`cmd`] | the command |
 //!
 //! Messages are read and written by hyper, on one thread. When a request is sent again decides the
@@ -32,12 +32,12 @@ pub mod fuzzed;
 mod hazard;
 mod lock;
 mod lookout;
+mod policy_driver;
 mod pool;
+mod processes;
 mod proxy;
 mod replay;
 mod request;
-mod served;
-mod serving;
 mod shared;
-mod steward;
+mod test_server;
 mod watch;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use elfen_hedge_policy::Server;
 use elfen_rt::clock::monotonic_ns;
 
-use crate::serving::{Change, LOOK_NS, Serving};
+use crate::processes::{Change, LOOK_NS, Serving};
 
 /// A server has other processes than before.
 #[derive(Debug)]

@@ -22,9 +22,9 @@ use crate::answer::{self, Answer};
 use crate::clients::{Busy, Client, Clients, Stream};
 use crate::descriptor::Readable;
 use crate::exchange;
+use crate::policy_driver::{Sight, Steward};
 use crate::request::{LARGE_BODY, MALFORMED_BODY, MAX_HEAD, Origin, Refusal, Request, SLOW_BODY};
 use crate::shared::{Done, Plan, Shared};
-use crate::steward::{Sight, Steward};
 
 /// A request is kept until it is answered, since it may have to be sent again.
 const MAX_BODY: usize = 1 << 20;

@@ -9,7 +9,7 @@ use elfen_host::process::{cpu_time_ns, stat, threads_of};
 use elfen_recorder::service::NotFound;
 
 use crate::lookout::Lookout;
-use crate::serving::Serving;
+use crate::processes::Serving;
 
 #[derive(Debug)]
 pub(crate) struct Watched {
@@ -71,7 +71,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serving::worker_of;
+    use crate::processes::worker_of;
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
     use std::net::TcpListener;

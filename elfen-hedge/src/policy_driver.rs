@@ -16,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::descriptor::Readable;
 use crate::hazard::Hazards;
-use crate::serving::Change;
+use crate::processes::Change;
 use crate::shared::Shared;
 use crate::watch::{Looks, Watched};
 

@@ -182,7 +182,7 @@ fn without_causes(tale: &str, folder: &Path) {
     let output = elfen(&["report", tale, "--without", "nagle"]).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
-    assert!(said.contains("no request had the cause \"nagle\": there are "), "{said}");
+    assert!(said.contains("no request had the cause \"nagle\": the causes are "), "{said}");
     assert!(said.contains("stopped"), "{said}");
 }
 
@@ -258,7 +258,7 @@ fn partly(port: &str, tale: &str) {
     assert!(told["complete"].as_u64().unwrap() > 50, "{told:#}");
     assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
     let screen = elfen(&["report", tale]).output().unwrap();
-    assert!(text(&screen.stdout).contains("as --duty asked for"), "{}", text(&screen.stdout));
+    assert!(text(&screen.stdout).contains("because of --duty"), "{}", text(&screen.stdout));
     for wrong in ["0%", "100%", "much", "-5%"] {
         let duty = format!("--duty={wrong}");
         let refused = elfen(&[&words[..5], &[duty.as_str()]].concat()).output().unwrap();

@@ -295,7 +295,7 @@ fn wrong_arguments() {
         (words("127.0.0.1:0", &a, &b, &["--max-extra", "5"]), 2, "invalid value '5'"),
         (words("127.0.0.1:0", &a, &b, &["--head-timeout", "0s"]), 2, "a time is 0"),
         (words("127.0.0.1:0", &a, "192.0.2.1:80", &[]), 2, "one is not on this machine"),
-        (words("localhost", &a, &b, &[]), 2, "it is an IP address and a port"),
+        (words("localhost", &a, &b, &[]), 2, "it must be an IP address and a port"),
         (hedge(&[]).output().unwrap(), 2, "--listen <ADDRESS>"),
         (hedge(&["--listen", ":0"]).output().unwrap(), 2, "--to <ADDRESS>"),
     ];

@@ -276,8 +276,8 @@ mod tests {
 
     /// Goal: each stage has its own limit, and a request in progress has none here. Method: times
     /// around the limits.
+    #[test]
     fn each_stage_has_its_limit() {
-    fn a_client_may_take_so_long() {
         let since = Instant::now();
         let is_overdue = |stage, stuck: Option<u32>, after: u32| {
             let stuck = stuck.map(|at| since + SECOND * at);

@@ -169,7 +169,8 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 fn policy(text: &str) -> Result<Policy, String> {
-    let expected = || "it must be look, hazard, after=TIME as after=2ms, after=p95, or none".to_owned();
+    let expected =
+        || "it must be look, hazard, after=TIME as after=2ms, after=p95, or none".to_owned();
     match text.split_once('=') {
         None if text == "look" => Ok(Policy::Look),
         None if text == "hazard" => Ok(Policy::Hazard),

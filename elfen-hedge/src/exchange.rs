@@ -56,7 +56,9 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
     let may_repeat = shared.plan.repeatable.contains(&request.method);
     let request = Arc::new(request);
     let mut flight = shared.flights.begin(may_repeat);
-    let (mut attempts, mut is_decided, mut second) = (Attempts::default(), false, None);
+    let mut attempts = Attempts::default();
+    let mut is_decided = false;
+    let mut second = None;
     attempts.begin(shared, flight.server, &request);
     let give_up = tokio::time::sleep(shared.plan.give_up);
     tokio::pin!(give_up);
@@ -109,7 +111,8 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
             }
             // The policy decides at this moment to send it there.
             Lost::Dropped if !is_decided && flight.duplicate.try_recv().is_ok() => {
-                (is_decided, second) = (true, Some(other));
+                is_decided = true;
+                second = Some(other);
             }
             Lost::Dropped if flight.retry(other) => second = Some(other),
             Lost::Dropped | Lost::Invalid => break NO_SERVER,

@@ -126,7 +126,7 @@ impl PolicyDriver {
             let server = change.server;
             match change.change {
                 Change::Hidden => warn(&format!(
-                    "you may not see which process serves {}, so nothing is known of it; run this \
+                    "you may not see which process serves {}, so its state is unknown; run this \
                      as root, or as the server's user",
                     self.shared.plan.servers[server.index()]
                 )),

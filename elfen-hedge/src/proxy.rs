@@ -183,7 +183,8 @@ impl Service<hyper::Request<Incoming>> for Conversation {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
 
     fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
-        let (shared, busy) = (Arc::clone(&self.shared), self.client.begin());
+        let shared = Arc::clone(&self.shared);
+        let busy = self.client.begin();
         let origin = self.origin;
         Box::pin(async move { Ok(answer_request(&shared, origin, request, busy).await) })
     }

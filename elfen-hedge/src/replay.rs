@@ -52,7 +52,8 @@ impl RecordedRequests {
             .iter()
             .filter_map(|name| Some((name.clone(), request.fields.get(name)?.clone())))
             .collect();
-        let (method, target) = (request.method.clone(), request.target.clone());
+        let method = request.method.clone();
+        let target = request.target.clone();
         if self.kept.len() == MAX_KEPT {
             self.kept.pop_front();
         }

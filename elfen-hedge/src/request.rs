@@ -109,7 +109,8 @@ pub(crate) fn is_chunked_only(fields: &HeaderMap) -> bool {
 /// `None` for an HTTP/1.0 request without a host.
 fn host(target: &Uri, version: Version, fields: &HeaderMap) -> Result<Option<Authority>, Refusal> {
     let mut hosts = fields.get_all(HOST).iter();
-    let (first, second) = (hosts.next(), hosts.next());
+    let first = hosts.next();
+    let second = hosts.next();
     if second.is_some() {
         return Err(NO_HOST);
     }

@@ -180,7 +180,8 @@ impl Shared {
     /// Sends recorded requests to a server, one at a time. It pauses after each for as long as that
     /// took: if both servers share CPUs, the other server keeps half of one.
     async fn warm(&self, pool: &Arc<Pool>) {
-        let (mut failed, mut number) = (0, 0);
+        let mut failed = 0;
+        let mut number = 0;
         while let Some(request) = self.replays.with(|replays| replays.nth(number)) {
             number += 1;
             self.counts.with(|counts| counts.replayed += 1);

@@ -43,7 +43,8 @@ async fn accept(name: &str, port: u16) -> io::Result<()> {
     loop {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
-        let (name, counts) = (name.to_owned(), Rc::clone(&counts));
+        let name = name.to_owned();
+        let counts = Rc::clone(&counts);
         let answer = service_fn(move |request| answer(request, name.clone(), Rc::clone(&counts)));
         let connection = http1::Builder::new().serve_connection(TokioIo::new(socket), answer);
         // A client may leave during its answer.

@@ -54,7 +54,8 @@ impl DutyCycle {
                 Some(DutyChange::Pause)
             }
             Some(paused_ns) if since_ns >= nanos(PERIOD) => {
-                (self.began_ns, self.paused_ns) = (Some(now_ns), None);
+                self.began_ns = Some(now_ns);
+                self.paused_ns = None;
                 Some(DutyChange::Resume(paused_ns))
             }
             _ => None,
@@ -82,8 +83,11 @@ mod tests {
     /// at the times that are asked for.
     #[test]
     fn a_tenth_of_each_period_is_recorded() {
-        let (mut cycle, mut at_ns) = (DutyCycle::new(Duty::percent(10)), 77);
-        let (mut resumed_ns, mut polls, mut paused) = (77, 0, Vec::new());
+        let mut cycle = DutyCycle::new(Duty::percent(10));
+        let mut at_ns = 77;
+        let mut resumed_ns = 77;
+        let mut polls = 0;
+        let mut paused = Vec::new();
         while paused.len() < 3 {
             match cycle.change_at(at_ns) {
                 Some(DutyChange::Pause) => assert_eq!(at_ns - resumed_ns, nanos(PERIOD) / 10),

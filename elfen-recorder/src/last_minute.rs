@@ -89,7 +89,8 @@ mod tests {
             cpu: None,
             behind: None,
         };
-        let (begun_ns, ended_ns) = (at_ns + stopped_ns, at_ns + stopped_ns + 1_000_000);
+        let begun_ns = at_ns + stopped_ns;
+        let ended_ns = at_ns + stopped_ns + 1_000_000;
         let segments = vec![
             segment(at_ns, begun_ns, SegmentKind::Stopped),
             segment(begun_ns, ended_ns, SegmentKind::Work),

@@ -211,7 +211,8 @@ impl Recorder {
 
     fn poll_marks(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         let Some(marked) = &mut self.marked else { return Ok(()) };
-        let (from_ns, to_ns) = (self.marks_taken_ns, monotonic_ns());
+        let from_ns = self.marks_taken_ns;
+        let to_ns = monotonic_ns();
         self.marks_taken_ns = to_ns;
         let mut count = 0;
         for lane in 0..marked.lanes() {
@@ -245,7 +246,8 @@ impl Recorder {
                     self.seen.remove(&event.thread);
                     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
                     let name = String::from_utf8_lossy(&name[..end]).into_owned();
-                    let (thread, at_ns) = (event.thread, event.at_ns);
+                    let thread = event.thread;
+                    let at_ns = event.at_ns;
                     self.names.push(ThreadName { thread, at_ns, name });
                 }
                 _ => {}

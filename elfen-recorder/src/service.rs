@@ -117,7 +117,8 @@ impl Service {
         let siblings = self.cores.iter().filter(|core| core.iter().any(|cpu| cpus.contains(cpu)));
         let siblings: Vec<u32> = siblings.flatten().copied().collect();
         cpus.extend(siblings);
-        let (port, processes) = (self.port, self.processes.clone());
+        let port = self.port;
+        let processes = self.processes.clone();
         Watched { port, processes, cpus: cpus.into_iter().collect() }
     }
 }

@@ -83,7 +83,8 @@ pub struct Account {
 
 impl Account {
     pub fn of(trace: &Trace) -> Self {
-        let (timeline, requests) = (Timeline::of(trace), Requests::of(trace));
+        let timeline = Timeline::of(trace);
+        let requests = Requests::of(trace);
         let walk = Walk::new(trace, &timeline, &requests);
         let is_over_gap = |request: &Request| {
             request.arrived_ns < trace.head.began_ns

@@ -164,9 +164,13 @@ mod tests {
     /// work is subtracted once. Method: 60 is usual, and one request takes 250 in two slots.
     #[test]
     fn usual_work_is_subtracted_first() {
-        let work = |from_ns, to_ns| {
-            let (kind, thread, cpu, behind) = (SegmentKind::Work, 7, Some(0), None);
-            Segment { from_ns, to_ns, kind, thread, cpu, behind }
+        let work = |from_ns, to_ns| Segment {
+            from_ns,
+            to_ns,
+            kind: SegmentKind::Work,
+            thread: 7,
+            cpu: Some(0),
+            behind: None,
         };
         let one = |segments: Vec<Segment>| ExplainedRequest {
             connection: 1,

@@ -154,7 +154,8 @@ fn estimate_losses(samples: &[Sample], neighbours: usize) -> Vec<Option<u16>> {
 
 /// Finds the loss at which the remaining work has no trend, by bisection.
 fn find_loss(samples: &[Sample], losses: &mut [u16], at: usize) -> u16 {
-    let (mut low, mut high) = (0, LOSS_MAX);
+    let mut low = 0;
+    let mut high = LOSS_MAX;
     while high - low > 1 {
         let middle = u16::midpoint(low, high);
         losses[at] = middle;
@@ -185,13 +186,20 @@ impl Trend {
             samples.iter().map(|sample| (sample.class, sample.shares[at], left(sample))).collect();
         for (class, x, y) in &points {
             let (n, of_x, of_y) = classes.entry(*class).or_default();
-            (*n, *of_x, *of_y) = (*n + 1.0, *of_x + x, *of_y + y);
+            *n += 1.0;
+            *of_x += x;
+            *of_y += y;
         }
-        let (mut xx, mut xy, mut yy) = (0.0, 0.0, 0.0);
+        let mut xx = 0.0;
+        let mut xy = 0.0;
+        let mut yy = 0.0;
         for (class, x, y) in &points {
             let (n, of_x, of_y) = classes[class];
-            let (x, y) = (x - of_x / n, y - of_y / n);
-            (xx, xy, yy) = (xx + x * x, xy + x * y, yy + y * y);
+            let x = x - of_x / n;
+            let y = y - of_y / n;
+            xx += x * x;
+            xy += x * y;
+            yy += y * y;
         }
         let slope = if xx > 0.0 { xy / xx } else { 0.0 };
         let free = number((points.len() as u64).saturating_sub(classes.len() as u64 + 1)).max(1.0);

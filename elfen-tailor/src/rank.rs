@@ -57,7 +57,8 @@ impl OffSlot {
 
     fn of(own: &[OwnTime], slow: &[usize]) -> Self {
         let share_of = |own: &mut dyn Iterator<Item = &OwnTime>| {
-            let (mut off_slot_ns, mut all_ns) = (0_u64, 0_u64);
+            let mut off_slot_ns = 0_u64;
+            let mut all_ns = 0_u64;
             for one in own {
                 off_slot_ns = off_slot_ns.saturating_add(one.off_slot_ns);
                 all_ns = all_ns.saturating_add(one.all_ns);
@@ -246,7 +247,8 @@ fn by_time(by_cause: &[Parts], slow: &[usize], causes: &Causes) -> TailCharges {
 }
 
 fn by_replay(replay: &Replay, by_cause: &[Parts], slow: &[usize], causes: &Causes) -> TailCharges {
-    let (burst, together) = (causes.names.len(), causes.names.len() + 1);
+    let burst = causes.names.len();
+    let together = causes.names.len() + 1;
     let mut charged =
         TailCharges { of: vec![Vec::new(); slow.len()], whatif: BTreeMap::new(), burst, together };
     let with = replay.latencies_without(|_, _| 0);
@@ -309,7 +311,8 @@ fn rows(
     let mut sums: BTreeMap<usize, (u64, usize)> = BTreeMap::new();
     for (cause, ns) in charged.of.iter().flatten() {
         let (sum, requests) = sums.entry(*cause).or_default();
-        (*sum, *requests) = (sum.saturating_add(*ns), *requests + 1);
+        *sum = sum.saturating_add(*ns);
+        *requests += 1;
     }
     let all = saturating_sum(sums.values().map(|(ns, _)| *ns));
     let middle = middle_requests(explained);
@@ -345,7 +348,8 @@ fn intervals(
     charged: &TailCharges,
 ) -> BTreeMap<usize, (f64, f64)> {
     let mut period_of = vec![0_usize; explained.len()];
-    let (mut period, mut busy_until_ns) = (0, 0);
+    let mut period = 0;
+    let mut busy_until_ns = 0;
     for (at, one) in explained.iter().enumerate() {
         if one.arrived_ns > busy_until_ns {
             period += 1;

@@ -98,7 +98,8 @@ impl Replay {
         let mut latencies = vec![0; self.jobs.len()];
         for Server { pieces, by_arrival } in &self.servers {
             let arrived_ns = |at: usize| self.jobs[pieces[at].job].arrived_ns;
-            let (mut now_ns, mut waiting) = (0, BinaryHeap::new());
+            let mut now_ns = 0;
+            let mut waiting = BinaryHeap::new();
             let mut coming = by_arrival.iter().copied().peekable();
             loop {
                 while let Some(at) = coming.next_if(|&at| arrived_ns(at) <= now_ns) {
@@ -238,7 +239,8 @@ mod tests {
             times in prop::collection::vec((0..30_u64, 1..30_u64), 1..20),
             pause in (0..200_u64, 0..200_u64),
         ) {
-            let (mut came_ns, mut free_ns) = (0, 0);
+            let mut came_ns = 0;
+            let mut free_ns = 0;
             let mut jobs = Vec::new();
             for (after_ns, takes_ns) in times {
                 came_ns += after_ns;

@@ -318,7 +318,8 @@ fn stage_rows(explained: &[ExplainedRequest], slow: &[usize]) -> Vec<StageRow> {
         sum / (of_all.len() as u64).max(1)
     };
     let row = |stage| {
-        let (tail_ns, middle_ns) = (mean(slow, stage), mean(&middle, stage));
+        let tail_ns = mean(slow, stage);
+        let middle_ns = mean(&middle, stage);
         StageRow { stage, tail_ns, middle_ns }
     };
     // A service that numbers each request would fill any screen.
@@ -374,7 +375,8 @@ impl Report {
         for line in self.measured() {
             writeln!(out, "{line}")?;
         }
-        let (slow, threshold) = (self.slow_requests, show(self.slow_threshold_ns));
+        let slow = self.slow_requests;
+        let threshold = show(self.slow_threshold_ns);
         let Some((share, words)) = self.first() else {
             return writeln!(out, "no request took longer than {threshold} for a cause");
         };
@@ -488,7 +490,8 @@ impl Report {
         }
         let share = |share: f64| format!("{:.0} %", share * 100.0);
         let other = self.causes.iter().find(|cause| !of_recording(cause)).map(|other| {
-            let (of_rest, words) = (other.row.share / (1.0 - own).max(f64::EPSILON), &other.words);
+            let of_rest = other.row.share / (1.0 - own).max(f64::EPSILON);
+            let words = &other.words;
             format!(" Of the rest, {} is because {words}.", share(of_rest.min(1.0)))
         });
         Some(format!(

@@ -193,7 +193,6 @@ impl Requests {
             self.unclear += 1;
             return;
         }
-        let (class, stages) = (0, Vec::new());
         self.all.push(Request {
             connection,
             arrived_ns,
@@ -202,8 +201,8 @@ impl Requests {
             sent_ns,
             sender,
             ended_ns,
-            class,
-            stages,
+            class: 0,
+            stages: Vec::new(),
         });
     }
 

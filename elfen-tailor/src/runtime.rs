@@ -85,7 +85,8 @@ impl Intervals {
     }
 
     fn handle_step(&mut self, open: &mut Open, event: &Event, step: Runtime) {
-        let (at_ns, thread) = (event.at_ns, event.thread);
+        let at_ns = event.at_ns;
+        let thread = event.thread;
         match step {
             Runtime::SafepointBegin => {
                 *open = Open { halted_ns: Some(at_ns), ..Open::default() };
@@ -257,7 +258,9 @@ mod tests {
     fn threads_of_a_jvm_are_known_by_their_names() {
         let of =
             ["VM Thread", "GC Thread#1", "G1 Conc#0", "C2 CompilerThre", "http-0"].map(Role::of);
-        let (halts, collects, compiles) = (Role::Halts, Role::Collects, Role::Compiles);
+        let halts = Role::Halts;
+        let collects = Role::Collects;
+        let compiles = Role::Compiles;
         assert_eq!(of, [Some(halts), Some(collects), Some(collects), Some(compiles), None]);
     }
 }

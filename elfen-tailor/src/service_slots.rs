@@ -85,7 +85,8 @@ fn slots_of_server(jobs: &[Job], mut ends: Vec<SlotEnd>) -> Vec<ServiceSlot> {
         };
         first.push(longest.unwrap_or(end.job));
     }
-    let (mut slots, mut free_ns) = (Vec::with_capacity(ends.len()), 0);
+    let mut slots = Vec::with_capacity(ends.len());
+    let mut free_ns = 0;
     for (end, longest) in ends.iter().zip(first.into_iter().rev()) {
         let begins_ns = free_ns.max(jobs[longest].arrived_ns);
         let own_ns = begins_ns.max(jobs[end.job].arrived_ns).max(end.began_ns.unwrap_or(0));

@@ -125,7 +125,9 @@ impl Timeline {
     fn release_ns(&self, pause: &Interval) -> u64 {
         let all = self.threads.get(&pause.thread).map_or(&[][..], Vec::as_slice);
         let until = all.partition_point(|stretch| stretch.from_ns < pause.to_ns);
-        let (mut release_ns, mut at_ns, mut ran_ns) = (pause.to_ns, pause.to_ns, 0);
+        let mut release_ns = pause.to_ns;
+        let mut at_ns = pause.to_ns;
+        let mut ran_ns = 0;
         for stretches in all[..until].windows(2).rev() {
             let [before, stretch] = [stretches[0], stretches[1]];
             if stretch.from_ns <= pause.from_ns {
@@ -161,7 +163,8 @@ impl Timeline {
     }
 
     fn switch(&mut self, cpu: u32, event: &Event, switch: Switch) {
-        let (stolen_ns, gap_end_ns) = (switch.stolen_ns, self.gap_end_ns);
+        let stolen_ns = switch.stolen_ns;
+        let gap_end_ns = self.gap_end_ns;
         let runs = &mut self.cpus[cpu as usize];
         // Since the gap another thread may have run here.
         if runs.last().is_some_and(|run| run.from_ns < gap_end_ns && gap_end_ns < event.at_ns) {
@@ -198,7 +201,8 @@ impl Timeline {
         let Some(stretches) = self.threads.get_mut(&thread) else { return };
         if let Some(Stretch { from_ns, state: State::Sleeping(sleep) }) = stretches.last_mut() {
             sleep.waker = Some(waker);
-            let (from_ns, state) = (*from_ns, State::Runnable { preempted: false });
+            let from_ns = *from_ns;
+            let state = State::Runnable { preempted: false };
             stretches.push(Stretch { from_ns, state });
         }
     }
@@ -244,7 +248,8 @@ impl Timeline {
     /// A thread changes its state. `before` is its state until now, used if this is its first
     /// event, or the first since a gap.
     fn enter_state(&mut self, thread: u32, at_ns: u64, state: State, before: State) {
-        let (began_ns, gap_end_ns) = (self.began_ns.max(self.gap_end_ns), self.gap_end_ns);
+        let began_ns = self.began_ns.max(self.gap_end_ns);
+        let gap_end_ns = self.gap_end_ns;
         let stretches = self.threads.entry(thread).or_default();
         let is_known = stretches.last().is_some_and(|stretch| stretch.from_ns >= gap_end_ns);
         if !is_known && began_ns < at_ns {
@@ -299,7 +304,8 @@ impl Timeline {
             let until_ns = next.map_or(to_ns, |next| next.from_ns);
             let stolen_ns =
                 next.map_or(0, |next| next.stolen_ns.saturating_sub(runs[at].stolen_ns));
-            let (begin_ns, end_ns) = (runs[at].from_ns.max(from_ns), until_ns.min(to_ns));
+            let begin_ns = runs[at].from_ns.max(from_ns);
+            let end_ns = until_ns.min(to_ns);
             let stolen_until_ns = runs[at].from_ns.saturating_add(stolen_ns).min(end_ns);
             (begin_ns, end_ns, runs[at].thread, stolen_until_ns.saturating_sub(begin_ns))
         })

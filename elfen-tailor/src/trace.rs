@@ -387,7 +387,8 @@ const TABLE: [u32; 256] = {
     let mut at = 0;
     let mut byte = 0_u32;
     while at < 256 {
-        let (mut crc, mut bit) = (byte, 0);
+        let mut crc = byte;
+        let mut bit = 0;
         while bit < 8 {
             crc = if crc & 1 == 1 { crc >> 1 ^ POLYNOMIAL } else { crc >> 1 };
             bit += 1;
@@ -415,7 +416,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn written() -> (Vec<u8>, Trace) {
-        let (cores, lacks) = (vec![vec![0, 1]], vec!["contention_end".to_owned()]);
+        let cores = vec![vec![0, 1]];
+        let lacks = vec!["contention_end".to_owned()];
         let head = Header { cpus: 2, port: 80, began_ns: 5, cores, lacks, ..Header::default() };
         let kind = Kind::Waking { waker: 1, waker_process: 1, process: 2 };
         let event = |at_ns| Event { at_ns, thread: 3, kind };

@@ -107,7 +107,8 @@ impl<'a> Walk<'a> {
             if is_on_cpu(&piece) || kind == SegmentKind::Wait(None) {
                 let faults = self.timeline.stalls.faults(thread, from_ns, to_ns);
                 for &(since_ns, ended_ns) in faults.iter().rev() {
-                    let (begin_ns, end_ns) = (since_ns.max(from_ns), ended_ns.min(at_ns));
+                    let begin_ns = since_ns.max(from_ns);
+                    let end_ns = ended_ns.min(at_ns);
                     if ended_ns - since_ns >= LEAST_FAULT_NS && begin_ns < end_ns {
                         push(back, end_ns, at_ns, kind, thread, cpu);
                         push(back, begin_ns, end_ns, SegmentKind::Fault, thread, cpu);
@@ -138,7 +139,8 @@ impl<'a> Walk<'a> {
             return;
         }
         let (Some(last), Some(first)) = (back.first(), back.last()) else { return };
-        let (from_ns, to_ns) = (first.from_ns, last.to_ns);
+        let from_ns = first.from_ns;
+        let to_ns = last.to_ns;
         for pause in runtime.pauses(from_ns, to_ns) {
             let kind = match pause.what {
                 Activity::Gc => SegmentKind::Gc,
@@ -186,7 +188,8 @@ impl<'a> Walk<'a> {
         to_ns: u64,
         out: &mut Vec<Segment>,
     ) {
-        let (mut at_ns, mut hops) = (to_ns, 0);
+        let mut at_ns = to_ns;
+        let mut hops = 0;
         while at_ns > from_ns {
             let Some((stretch, next)) = self.timeline.state_before(thread, at_ns) else {
                 push(out, from_ns, at_ns, SegmentKind::Unknown, thread, None);
@@ -211,14 +214,16 @@ impl<'a> Walk<'a> {
                         waker.filter(|waker| self.explains_sleep(thread, &sleep, *waker, at_ns));
                     let is_lock = self.waits_for_lock(of, thread, &sleep, stretch.from_ns);
                     if let Some(waker) = waker.filter(|_| !is_lock && hops < HOPS_MAX) {
-                        (thread, hops) = (waker.thread, hops + 1);
+                        thread = waker.thread;
+                        hops += 1;
                         continue;
                     }
                     let kind = self.sleep_kind(&sleep, of, stretch.from_ns, at_ns);
                     push(out, begin_ns, at_ns, kind, thread, None);
                 }
             }
-            (at_ns, hops) = (begin_ns, 0);
+            at_ns = begin_ns;
+            hops = 0;
         }
     }
 
@@ -407,7 +412,8 @@ fn replace_span(
             pieces.push(piece);
             continue;
         }
-        let (begin_ns, end_ns) = (from_ns.max(piece.from_ns), to_ns.min(piece.to_ns));
+        let begin_ns = from_ns.max(piece.from_ns);
+        let end_ns = to_ns.min(piece.to_ns);
         push(pieces, end_ns, piece.to_ns, piece.kind, piece.thread, piece.cpu);
         push(pieces, begin_ns, end_ns, kind, piece.thread, piece.cpu);
         push(pieces, piece.from_ns, begin_ns, piece.kind, piece.thread, piece.cpu);

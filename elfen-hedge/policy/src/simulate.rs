@@ -57,7 +57,8 @@ impl Queue<'_> {
     /// When work that arrives now is done; `None` if it never is.
     fn finish_time(&mut self, now_ns: u64, work_ns: u64) -> Option<u64> {
         let from_ns = self.free_ns.max(now_ns);
-        let (mut at_ns, mut left_ns) = (from_ns, work_ns);
+        let mut at_ns = from_ns;
+        let mut left_ns = work_ns;
         for &(pause_ns, until_ns) in self.pauses.iter().filter(|(_, until)| *until > from_ns) {
             let runs_ns = pause_ns.saturating_sub(at_ns);
             if left_ns <= runs_ns {
@@ -83,7 +84,8 @@ impl Queue<'_> {
         }
         let pauses = self.pauses;
         self.busy.iter().take_while(|(begin_ns, _)| *begin_ns < to_ns).any(|&(begin_ns, end_ns)| {
-            let (begin_ns, end_ns) = (begin_ns.max(from_ns), end_ns.min(to_ns));
+            let begin_ns = begin_ns.max(from_ns);
+            let end_ns = end_ns.min(to_ns);
             let within =
                 |pause: &(u64, u64)| end_ns.min(pause.1).saturating_sub(begin_ns.max(pause.0));
             let paused_ns: u64 = pauses.iter().map(within).sum();
@@ -170,7 +172,8 @@ impl Simulation<'_> {
             self.schedule(now_ns.saturating_add(delay_ns), Event::Due);
         }
         if !self.is_sampling {
-            (self.is_sampling, self.sampled_ns) = (true, now_ns);
+            self.is_sampling = true;
+            self.sampled_ns = now_ns;
             self.hedge.forget_sample();
             self.schedule(now_ns, Event::Sample);
         }
@@ -198,7 +201,8 @@ impl Simulation<'_> {
     }
 
     fn answer(&mut self, now_ns: u64, id: u64, by: Server) {
-        let (at, came_ns) = (Self::index(id), self.request(id).comes_ns);
+        let at = Self::index(id);
+        let came_ns = self.request(id).comes_ns;
         self.answers[at] += 1;
         if self.latencies_ns[at].is_none() {
             self.latencies_ns[at] = Some(now_ns - came_ns);

@@ -60,7 +60,8 @@ fn look_is_a_third_of_waiting_for_the_p95() {
     let plan = plan_with_pauses(5);
     let [none, p95, look] = [Policy::None, Policy::AfterP95, Policy::Look]
         .map(|policy| simulate(&plan, policy, 50_000));
-    let [none_p99, p95_p99, look_p99] = [&none, &p95, &look].map(|outcome| quantile(outcome, 990_000));
+    let [none_p99, p95_p99, look_p99] =
+        [&none, &p95, &look].map(|outcome| quantile(outcome, 990_000));
     assert!(none_p99 > 15 * MS && p95_p99 > 4 * MS, "{none_p99}, {p95_p99}");
     assert!(look_p99 * 3 <= p95_p99, "{look_p99} and {p95_p99}");
     assert!(quantile(&look, 999_000) * 5 <= quantile(&none, 999_000));

@@ -44,7 +44,8 @@ fn shared(port: u16) -> io::Result<UdpSocket> {
     }
     // SAFETY: the call succeeded, so the descriptor is open, and nothing else owns it.
     let socket = UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    let (on, length) = (1_i32, 4);
+    let on = 1_i32;
+    let length = 4;
     // SAFETY: `on` is a live integer of `length` bytes.
     let set = unsafe {
         let on = (&raw const on).cast();
@@ -113,7 +114,8 @@ impl Flood {
         let receiver = UdpSocket::bind("127.0.0.1:0")?;
         let sender = UdpSocket::bind("127.0.0.1:0")?;
         sender.connect(receiver.local_addr()?)?;
-        let (from_ns, began) = (monotonic_ns(), Instant::now());
+        let from_ns = monotonic_ns();
+        let began = Instant::now();
         while began.elapsed() < last {
             // No thread reads: the kernel drops what does not fit, which is work as well.
             sender.send(&[0; 64])?;

@@ -129,7 +129,8 @@ impl Hog {
             }
             let mut runs = Vec::new();
             let mut from_ns = monotonic_ns();
-            let (mut now_ns, until_ns) = (from_ns, from_ns + nanos(last));
+            let mut now_ns = from_ns;
+            let until_ns = from_ns + nanos(last);
             while now_ns < until_ns {
                 let last_ns = std::mem::replace(&mut now_ns, monotonic_ns());
                 if now_ns - last_ns >= DISPLACED_NS {

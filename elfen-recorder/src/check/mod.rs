@@ -78,7 +78,8 @@ pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
     ];
     for (kinds, detail, ordinary) in runs.into_iter().filter(|(kinds, ..)| !kinds.is_empty()) {
         let service = ServiceProcess::start(cpu, ordinary, 1)?;
-        let (times, port) = (Plan { kinds, ..plan.clone() }, service.port);
+        let times = Plan { kinds, ..plan.clone() };
+        let port = service.port;
         let act = move |service: &mut ServiceProcess| inject_all(&times, service, port, cpu);
         all.add(score_recording(Subject { service, port, cpu }, detail, plan, act)?);
     }
@@ -134,7 +135,8 @@ fn in_java(
     kind: InjectedCause,
     plan: &Plan,
 ) -> Result<CheckReport, CheckError> {
-    let (port, times) = (java.port, plan.clone());
+    let port = java.port;
+    let times = plan.clone();
     let act = move |java: &mut Java| match kind {
         InjectedCause::Fresh => load_classes(port),
         _ => collect_garbage(&times, java, port),
@@ -153,7 +155,8 @@ fn load_classes(port: u16) -> io::Result<Injections> {
 
 /// Has a service in Java collect its heap while it works for a request.
 fn collect_garbage(plan: &Plan, java: &mut Java, port: u16) -> io::Result<Injections> {
-    let (mut client, mut other) = (InjectorClient::connect(port)?, InjectorClient::connect(port)?);
+    let mut client = InjectorClient::connect(port)?;
+    let mut other = InjectorClient::connect(port)?;
     std::thread::sleep(SETTLED);
     for _ in 0..plan.injections {
         std::thread::sleep(plan.every.saturating_sub(plan.last));
@@ -174,7 +177,8 @@ fn inject_all(
     port: u16,
     cpu: u32,
 ) -> io::Result<Injections> {
-    let (stop, page_out) = (Stop::new(service.id())?, PageOut::new(service.id())?);
+    let stop = Stop::new(service.id())?;
+    let page_out = PageOut::new(service.id())?;
     let mut client = InjectorClient::connect(port)?;
     let mut crowd = Vec::new();
     if plan.kinds.contains(&InjectedCause::Burst) {
@@ -213,7 +217,8 @@ fn inject_all(
 
 /// Floods a CPU with packets while `ask` sends a request.
 fn flood_while(cpu: u32, ask: impl FnOnce() -> io::Result<Injection>) -> io::Result<Injection> {
-    let (flood, ends) = (Flood::new(cpu)?, AtomicBool::new(false));
+    let flood = Flood::new(cpu)?;
+    let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let flooding = scope.spawn(|| flood.send_until(&ends));
         let sent = ask();

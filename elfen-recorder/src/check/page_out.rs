@@ -41,7 +41,8 @@ impl PageOut {
     /// Asks the kernel to evict ranges. Returns how many bytes it did, from the first on.
     fn advise(&self, ranges: &[libc::iovec]) -> io::Result<usize> {
         let fd = self.process_handle.descriptor().as_raw_fd();
-        let (at, count) = (ranges.as_ptr(), ranges.len());
+        let at = ranges.as_ptr();
+        let count = ranges.len();
         // SAFETY: `ranges` is a live slice of ours. Its addresses are in the other process, and the
         // kernel checks them.
         let done = unsafe {
@@ -57,7 +58,8 @@ fn evict(
     ranges: &[libc::iovec],
     mut ask: impl FnMut(&[libc::iovec]) -> io::Result<usize>,
 ) -> io::Result<()> {
-    let (mut at, mut refused) = (0, None);
+    let mut at = 0;
+    let mut refused = None;
     let mut put = 0;
     while at < ranges.len() {
         let some = &ranges[at..(at + RANGES_MAX).min(ranges.len())];
@@ -89,14 +91,16 @@ fn evict(
 /// Parses a line of /proc/PID/maps. Returns `None` unless it is data of a file on a disk.
 fn range(line: &str) -> Option<libc::iovec> {
     let mut fields = line.split_whitespace();
-    let (range, rights) = (fields.next()?, fields.next()?);
+    let range = fields.next()?;
+    let rights = fields.next()?;
     let path = fields.nth(3)?;
     let is_data = rights.starts_with('r') && !rights.contains('x') && path.starts_with('/');
     if !is_data || path.starts_with("/dev/") || path.starts_with("/memfd:") {
         return None;
     }
     let (from, to) = range.split_once('-')?;
-    let (from, to) = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+    let from = usize::from_str_radix(from, 16).ok()?;
+    let to = usize::from_str_radix(to, 16).ok()?;
     let iov_base = std::ptr::without_provenance_mut::<c_void>(from);
     Some(libc::iovec { iov_base, iov_len: to.checked_sub(from)? })
 }

@@ -61,7 +61,8 @@ fn serve_with_workers(
     let mut all = Vec::new();
     for number in 0..workers {
         let ((doorbell, ring), (sender, receiver)) = (io::pipe()?, channel());
-        let (source, lock) = (ClientSource::Distributed(doorbell, receiver), Arc::clone(lock));
+        let source = ClientSource::Distributed(doorbell, receiver);
+        let lock = Arc::clone(lock);
         let worker = std::thread::Builder::new().name(format!("elfen-worker-{number}"));
         worker.spawn(move || {
             let ended = serve_clients(&source, &lock, index);
@@ -217,7 +218,9 @@ impl Index {
         file.write_all(&vec![1; INDEX_BYTES])?;
         // Dirty pages can't be evicted.
         file.sync_all()?;
-        let (read, shared, fd) = (libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd());
+        let read = libc::PROT_READ;
+        let shared = libc::MAP_SHARED;
+        let fd = file.as_raw_fd();
         // SAFETY: a new mapping at a free address, of a file that is open.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), INDEX_BYTES, read, shared, fd, 0) };
         if at == libc::MAP_FAILED {
@@ -230,7 +233,8 @@ impl Index {
 
     /// Touches every page. Returns how long that took beyond its own CPU time.
     fn read(self) -> u64 {
-        let (from_ns, cpu_ns) = (monotonic_ns(), own_cpu_ns());
+        let from_ns = monotonic_ns();
+        let cpu_ns = own_cpu_ns();
         let sum: u64 = self.0.iter().step_by(4096).map(|byte| u64::from(*byte)).sum();
         assert_eq!(sum, (INDEX_BYTES / 4096) as u64, "as it was written");
         (monotonic_ns() - from_ns).saturating_sub(own_cpu_ns() - cpu_ns)
@@ -244,7 +248,8 @@ const GAP_NS: u64 = 2_000;
 /// does not depend on the injector.
 fn spin(us: u64) -> u64 {
     let mut last_ns = monotonic_ns();
-    let (until_ns, mut kept_ns) = (last_ns + us * 1_000, 0);
+    let until_ns = last_ns + us * 1_000;
+    let mut kept_ns = 0;
     while last_ns < until_ns {
         let now_ns = monotonic_ns();
         if now_ns - last_ns >= GAP_NS {

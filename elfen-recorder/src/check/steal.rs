@@ -61,11 +61,17 @@ mod tests {
     fn what_was_stolen_between_the_first_switch_and_the_last() {
         let mut trace = Trace::new(Header { cpus: 1, ..Header::default() });
         for stolen_ns in [7_000, 7_000, 90_000] {
-            let (previous, process, preempted, iowait) = (1, 1, true, false);
-            let switch =
-                Switch { previous, process, preempted, iowait, state: 0, call: None, stolen_ns };
-            let (at_ns, thread) = (stolen_ns, 2);
-            trace.events[0].push(Event { at_ns, thread, kind: Kind::Switch(switch) });
+            let switch = Switch {
+                previous: 1,
+                process: 1,
+                preempted: true,
+                iowait: false,
+                state: 0,
+                call: None,
+                stolen_ns,
+            };
+            let kind = Kind::Switch(switch);
+            trace.events[0].push(Event { at_ns: stolen_ns, thread: 2, kind });
         }
         assert_eq!(Stolen::since(0, 0, &trace).by_events_ns, 83_000);
         assert_eq!(Stolen::since(u64::MAX, 9, &trace), Stolen::default());

@@ -146,7 +146,8 @@ fn check_failed(error: CheckError) -> Failure {
         CheckError::Events(error) => failure::no_events(&error),
         CheckError::Io(error) => failed(&error),
         CheckError::OneCpu => {
-            let (why, fix) = ("it needs two CPUs", "allow it another CPU with taskset");
+            let why = "it needs two CPUs";
+            let fix = "allow it another CPU with taskset";
             Failure::new(Status::Unsupported, "checking the account", why, fix)
         }
     }
@@ -230,7 +231,8 @@ fn missed(Score { cause, missed, .. }: &Score) -> Option<String> {
     let Mismatch { latency_ns, injected_ns, charged, .. } = missed.first()?;
     let charged =
         charged.iter().take(3).map(|(name, ns)| format!("{name} {}", duration::show(*ns)));
-    let (injected, latency) = (duration::show(*injected_ns), duration::show(*latency_ns));
+    let injected = duration::show(*injected_ns);
+    let latency = duration::show(*latency_ns);
     let charged = charged.collect::<Vec<String>>().join(", ");
     Some(format!("  {}: {injected} of {latency}; charged: {charged}", cause.name()))
 }

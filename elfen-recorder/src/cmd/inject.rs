@@ -93,7 +93,8 @@ pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure
         truth = Some(file.map_err(|error| Failure::unwritable("truth", path, error))?);
     }
     let ending = EndSignals::new().map_err(failed)?;
-    let (began, mut count) = (Instant::now(), 0_u32);
+    let began = Instant::now();
+    let mut count = 0_u32;
     loop {
         let signal = ending.wait(args.every.saturating_sub(args.last));
         if signal.is_some() || args.time.is_some_and(|time| began.elapsed() >= time) {

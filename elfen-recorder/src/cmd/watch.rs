@@ -142,7 +142,8 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let mut window = Window { trace: Trace::new(head) };
     let mut printed = Printed { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
     let mut tail = TailPublisher::new(&window.trace.head);
-    let (began, mut explained) = (Instant::now(), Instant::now());
+    let began = Instant::now();
+    let mut explained = Instant::now();
     loop {
         let signal = ending.wait(recorder.next_poll_in().min(POLL_INTERVAL));
         recorder.poll(&mut window).map_err(failed)?;
@@ -189,7 +190,8 @@ impl TailPublisher {
         };
         let refused = |error| to_stderr(&format!("`elfen top` can't show the causes: {error}"));
         let publisher = Publisher::new(&name).map_err(refused).ok();
-        let (minute, ranked) = (LastMinute::default(), Instant::now());
+        let minute = LastMinute::default();
+        let ranked = Instant::now();
         Self { publisher, minute, ranked, until_ns: monotonic_ns() }
     }
 
@@ -203,7 +205,8 @@ impl TailPublisher {
         let is_new =
             |one: &&ExplainedRequest| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
         let new: Vec<ExplainedRequest> = account.explained.iter().filter(is_new).cloned().collect();
-        (self.ranked, self.until_ns) = (Instant::now(), settled_ns);
+        self.ranked = Instant::now();
+        self.until_ns = settled_ns;
         self.minute.add(&new, trace, threshold_ns, now_ns);
         publisher.publish(&self.minute.tail());
     }

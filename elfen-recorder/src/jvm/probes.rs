@@ -72,9 +72,12 @@ fn sites_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<Place>> {
 fn parse(note: &[u8], base: u64) -> Option<(u64, Runtime, Option<u8>)> {
     let (words, texts) = note.split_at_checked(24)?;
     let word = |at: usize| words[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
-    let (address, noted_base, semaphore) = (word(0)?, word(8)?, word(16)?);
+    let address = word(0)?;
+    let noted_base = word(8)?;
+    let semaphore = word(16)?;
     let mut texts = texts.split(|byte| *byte == 0).map(std::str::from_utf8);
-    let (provider, name) = (texts.next()?.ok()?, texts.next()?.ok()?);
+    let provider = texts.next()?.ok()?;
+    let name = texts.next()?.ok()?;
     let arguments = texts.next()?.ok()?;
     let (.., step) = PROBES.into_iter().find(|probe| (probe.0, probe.1) == (provider, name))?;
     let moved = if base == 0 { 0 } else { base.wrapping_sub(noted_base) };

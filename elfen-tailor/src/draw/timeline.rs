@@ -141,7 +141,8 @@ impl Drawer<'_> {
             }));
         }
         wakes.sort_unstable();
-        let (mut arrows, mut last) = (String::new(), f64::NEG_INFINITY);
+        let mut arrows = String::new();
+        let mut last = f64::NEG_INFINITY;
         for (at_ns, thread, from_cpu, waker) in wakes {
             let to = self.timeline.next_cpu(thread, at_ns).and_then(row);
             let (Some(to), x) = (to, span.x(at_ns)) else { continue };
@@ -198,7 +199,8 @@ fn merge_narrow(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
             {
                 let from = last.from;
                 if width > *largest {
-                    (*last, *largest) = (Piece { from, ..piece }, width);
+                    *last = Piece { from, ..piece };
+                    *largest = width;
                 } else {
                     last.to = piece.to;
                 }

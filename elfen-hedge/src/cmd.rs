@@ -29,8 +29,8 @@ use crate::test_server;
 use crate::watch::WatchedServers;
 
 const AFTER: &str = "\
-Both servers must give equivalent answers. With `look`, the default, they must run on this machine, \
-and you must be allowed to see their processes: as root, or as their user.
+Both servers must give equivalent answers. With `look`, the default, they must run on this \
+machine, and you must be allowed to see their processes: as root, or as their user.
 
 Ctrl-C or SIGTERM ends it, and it prints what it did.
 

@@ -1,5 +1,5 @@
 //! Tells whether a server on this machine runs, by the CPU clocks of its processes. The clocks
-//! cover all time between two polls, and any user who may see a process can read them.
+//! cover all time between two polls, and reading them only takes the right to see the process.
 //!
 //! A server that has not run stands still if it was stopped, or if it is runnable without a CPU. It
 //! does not matter what its CPU did meanwhile: proxy and server may share one. A sleeping server

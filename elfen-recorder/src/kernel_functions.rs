@@ -1,6 +1,6 @@
 //! Names of the kernel functions in which threads slept, from /proc/kallsyms. The list is read
-//! once, when the first name is needed. Users who may not see kernel addresses read zeros there,
-//! and get no names.
+//! once, when the first name is needed. Users without the right to see kernel addresses read zeros
+//! there, and get no names.
 
 use std::collections::BTreeSet;
 use std::fs;

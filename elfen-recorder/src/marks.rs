@@ -20,7 +20,7 @@ pub struct MarkedService {
 
 impl MarkedService {
     /// Finds the service that publishes under a name. Its owner does not matter: nothing is done
-    /// because of its content, and the kernel decides who may read it.
+    /// because of its content, and the kernel decides which users may read it.
     pub fn find(name: &str) -> Result<Self, NotFound> {
         let opened = match ServiceReader::open(name) {
             Err(OpenError::Foreign(user)) => ServiceReader::open_of(name, Some(user)),

@@ -20,8 +20,8 @@ use crate::trace::Trace;
 
 /// Limit of neighbours that are compared, those with the most time first.
 const NEIGHBOURS_MAX: usize = 16;
-/// With fewer requests, a class has no meaningful mean. With fewer requests in total (`REQUESTS_MIN`),
-/// there is no trend.
+/// With fewer requests, a class has no meaningful mean. With fewer requests in total
+/// (`REQUESTS_MIN`), there is no trend.
 const CLASS_MIN: usize = 10;
 const REQUESTS_MIN: usize = 50;
 /// More requests do not make the trend more certain, because of other noise on the machine.

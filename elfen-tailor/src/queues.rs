@@ -1,9 +1,9 @@
 //! The queue that each request stood in: that of the thread that served it, or, if threads share a
 //! CPU, that of the CPU. Also measures whether it is a queue at all.
 //!
-//! Threads on one CPU wait for each other, and how long is no property of a request: if something
-//! kept several threads from the CPU, each also waits for the others. So both assignments are
-//! tried, and the one with less time outside of service slots is used. Such time is work for a
+//! Threads on one CPU wait for each other, and how long does not depend on the request: if
+//! something kept several threads from the CPU, each also waits for the others. So both assignments
+//! are tried, and the one with less time outside of service slots is used. Such time is work for a
 //! request during the slot of another one, or, in a request's own slot, waiting for a thread that
 //! serves others.
 //!
@@ -149,8 +149,8 @@ fn own_time(
 /// Whether a thread that serves other requests keeps this one waiting.
 fn is_kept_by(segment: &Segment, threads: &BTreeSet<u32>) -> bool {
     match segment.kind {
-        SegmentKind::Preempted(who) | SegmentKind::Lock(who) => {
-            threads.contains(&who.thread) && who.thread != segment.thread
+        SegmentKind::Preempted(blocker) | SegmentKind::Lock(blocker) => {
+            threads.contains(&blocker.thread) && blocker.thread != segment.thread
         }
         _ => false,
     }

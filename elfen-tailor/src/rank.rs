@@ -130,7 +130,7 @@ pub fn rank(
     let causes = Causes::of(explained, trace);
     let by_cause: Vec<Parts> = explained.iter().map(|one| causes.parts_of_request(one)).collect();
     let queues = Queues::of(explained);
-    // Queueing is no part of a request's service: the time is part of the requests that are served
+    // Queueing does not belong to a request's service: the time is part of the requests served
     // meanwhile.
     let queue = causes.queue_cause();
     let replay = Replay::of(&queues.jobs, &queues.slots, |job, spans| {

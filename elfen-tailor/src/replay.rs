@@ -248,7 +248,8 @@ mod tests {
                 jobs.push(job(came_ns, free_ns));
             }
             let replay = paused(&jobs, (pause.0, pause.0 + pause.1));
-            let (with, without) = (replay.latencies_without(|_, _| 0), replay.latencies_without(third));
+            let with = replay.latencies_without(|_, _| 0);
+            let without = replay.latencies_without(third);
             for (with, without) in with.iter().zip(&without) {
                 prop_assert!(without <= with && with - without <= pause.1 / 3 + 1, "{jobs:?}");
             }

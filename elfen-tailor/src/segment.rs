@@ -108,7 +108,7 @@ pub fn cause_name(kind: SegmentKind, trace: &Trace) -> String {
         SegmentKind::Work => WORK.to_owned(),
         SegmentKind::Queue => QUEUE.to_owned(),
         SegmentKind::Busy => "busy".to_owned(),
-        SegmentKind::Preempted(who) => format!("preempted:{}", trace.name_of(who)),
+        SegmentKind::Preempted(other) => format!("preempted:{}", trace.name_of(other)),
         SegmentKind::Wake => "wake".to_owned(),
         SegmentKind::Throttled => "throttled".to_owned(),
         SegmentKind::Stopped => "stopped".to_owned(),

@@ -24,6 +24,7 @@ pub(crate) struct Job {
     pub(crate) ended_ns: u64,
 }
 
+/// A time in which a server served the job with this index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ServiceSlot {
     pub(crate) job: usize,

@@ -23,7 +23,7 @@ pub struct Sleep {
     pub iowait: bool,
     pub stopped: bool,
     pub waker: Option<Waker>,
-    /// The sleep began before the first event, so its reason is unknown.
+    /// The sleep began before the first event, or in a gap, so its reason is unknown.
     pub is_unknown: bool,
     /// Where the kernel waited for a disk: an address of [`Trace::functions`], or 0.
     pub function: u32,

@@ -125,10 +125,11 @@ impl<'a> Walk<'a> {
         let runtime = &self.timeline.runtime;
         for segment in back.iter_mut() {
             // A JVM's own thread holds a lock while it does its job, so that job is the cause.
-            let (SegmentKind::Preempted(who) | SegmentKind::Lock(who)) = segment.kind else {
+            let (SegmentKind::Preempted(blocker) | SegmentKind::Lock(blocker)) = segment.kind
+            else {
                 continue;
             };
-            match self.role(who.thread, segment.from_ns) {
+            match self.role(blocker.thread, segment.from_ns) {
                 Some(Role::Compiles) => segment.kind = SegmentKind::Jit,
                 Some(Role::Collects) => segment.kind = SegmentKind::Gc,
                 Some(Role::Halts) => segment.kind = SegmentKind::Pause([0; 16]),
@@ -182,7 +183,7 @@ impl<'a> Walk<'a> {
     /// Walks back from `to_ns` to `from_ns`, beginning in `thread`.
     fn walk_back(
         &self,
-        of: &Request,
+        request: &Request,
         mut thread: u32,
         from_ns: u64,
         to_ns: u64,
@@ -198,7 +199,7 @@ impl<'a> Walk<'a> {
             let begin_ns = stretch.from_ns.max(from_ns);
             match stretch.state {
                 State::Running { cpu } => {
-                    self.push_running(of, thread, cpu, (begin_ns, at_ns), out)
+                    self.push_running(request, thread, cpu, (begin_ns, at_ns), out)
                 }
                 State::Runnable { preempted } => {
                     self.push_runnable(thread, preempted, (begin_ns, at_ns), out);
@@ -208,17 +209,17 @@ impl<'a> Walk<'a> {
                     let woken = next.is_none_or(|next| next.from_ns <= at_ns);
                     // If the service reports arrivals itself, it handles the request from its
                     // arrival on.
-                    let in_service = at_ns > of.read_ns || self.is_marked();
+                    let in_service = at_ns > request.read_ns || self.is_marked();
                     let waker = sleep.waker.filter(|_| woken && in_service);
                     let waker =
                         waker.filter(|waker| self.explains_sleep(thread, &sleep, *waker, at_ns));
-                    let is_lock = self.waits_for_lock(of, thread, &sleep, stretch.from_ns);
+                    let is_lock = self.waits_for_lock(request, thread, &sleep, stretch.from_ns);
                     if let Some(waker) = waker.filter(|_| !is_lock && hops < HOPS_MAX) {
                         thread = waker.thread;
                         hops += 1;
                         continue;
                     }
-                    let kind = self.sleep_kind(&sleep, of, stretch.from_ns, at_ns);
+                    let kind = self.sleep_kind(&sleep, request, stretch.from_ns, at_ns);
                     push(out, begin_ns, at_ns, kind, thread, None);
                 }
             }
@@ -243,9 +244,12 @@ impl<'a> Walk<'a> {
 
     /// Whether a sleep on a futex is a wait for a lock: the thread both reads and answers the
     /// request, and had already read it. Then no other thread works for this request.
-    fn waits_for_lock(&self, of: &Request, thread: u32, sleep: &Sleep, since_ns: u64) -> bool {
+    fn waits_for_lock(&self, request: &Request, thread: u32, sleep: &Sleep, since_ns: u64) -> bool {
         let futex = sleep.call.is_some_and(|call| waits_for(call) == WaitTarget::Lock);
-        futex && thread == of.reader && of.reader == of.sender && since_ns >= of.read_ns
+        futex
+            && thread == request.reader
+            && request.reader == request.sender
+            && since_ns >= request.read_ns
     }
 
     /// The job that a thread does for its JVM.
@@ -257,7 +261,13 @@ impl<'a> Walk<'a> {
         self.role(thread, at_ns) == Some(Role::Halts)
     }
 
-    fn sleep_kind(&self, sleep: &Sleep, of: &Request, since_ns: u64, at_ns: u64) -> SegmentKind {
+    fn sleep_kind(
+        &self,
+        sleep: &Sleep,
+        request: &Request,
+        since_ns: u64,
+        at_ns: u64,
+    ) -> SegmentKind {
         if sleep.stopped {
             return SegmentKind::Stopped;
         }
@@ -281,7 +291,7 @@ impl<'a> Walk<'a> {
             },
             WaitTarget::Time => SegmentKind::Sleep(call),
             // Part of the answer has left and more follows: the client is slow to take it.
-            WaitTarget::Input if since_ns > of.sent_ns => SegmentKind::TcpOut,
+            WaitTarget::Input if since_ns > request.sent_ns => SegmentKind::TcpOut,
             WaitTarget::Input | WaitTarget::Other => SegmentKind::Wait(Some(call)),
         }
     }
@@ -320,7 +330,7 @@ impl<'a> Walk<'a> {
     /// and stolen time.
     fn push_running(
         &self,
-        of: &Request,
+        request: &Request,
         thread: u32,
         cpu: u32,
         span: (u64, u64),
@@ -332,7 +342,7 @@ impl<'a> Walk<'a> {
         while at_ns > from_ns {
             let owner = self.requests.owner_at(thread, at_ns);
             let begin_ns = owner.map_or(from_ns, |owner| owner.from_ns.max(from_ns));
-            let own = (of.arrived_ns, of.connection);
+            let own = (request.arrived_ns, request.connection);
             let kind = match owner {
                 Some(owner) if owner.of == Some(own) && owner.read => SegmentKind::Work,
                 Some(owner) if owner.of.is_some() && owner.of != Some(own) && owner.read => {
@@ -340,7 +350,7 @@ impl<'a> Walk<'a> {
                 }
                 // A thread without sockets is attributed to the request of the thread that it
                 // wakes.
-                _ if at_ns > of.read_ns => SegmentKind::Work,
+                _ if at_ns > request.read_ns => SegmentKind::Work,
                 _ if self.is_marked() && !self.requests.has_owners(thread) => SegmentKind::Work,
                 _ => SegmentKind::Busy,
             };

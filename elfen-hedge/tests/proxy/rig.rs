@@ -266,8 +266,8 @@ pub(crate) fn ask(to: SocketAddr, method: &str, path: &str) -> Answer {
 pub(crate) type Got = Arc<Mutex<Vec<String>>>;
 
 /// A server in a thread. It gives every request to `answer`, together with the stream to write to,
-/// and closes the connection if `answer` returns false. It reads requests only by Content-Length and
-/// CRLF.
+/// and closes the connection if `answer` returns false. It reads requests only by Content-Length
+/// and CRLF.
 pub(crate) struct Backend {
     pub(crate) at: SocketAddr,
     pub(crate) got: Got,

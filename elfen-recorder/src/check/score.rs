@@ -1,4 +1,4 @@
-//! What requests were charged, held against the clocks of those who hurt them.
+//! Compares the time charged to requests with the injectors' ground truth.
 
 use std::collections::BTreeMap;
 

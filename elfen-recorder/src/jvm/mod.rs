@@ -2,7 +2,7 @@
 //!
 //! | source | what it reports | what it needs |
 //! | --- | --- | --- |
-//! | probes | collections, halts and their operations, classes | a library with probes, and our rights |
+//! | probes | collections, halts with operations, classes | a library with probes, our rights |
 //! | counters | collections | the JVM's user, or root; its shared memory |
 //! | names | the threads that halted, collected or compiled | nothing |
 //!
@@ -77,7 +77,7 @@ impl Jvms {
     }
 }
 
-/// The probes of a process's JVM; `None` if it is no JVM.
+/// The probes of a process's JVM; `None` without a JVM.
 pub fn probes_of(process: u32) -> Option<(PathBuf, Vec<Place>)> {
     let library = library_of(process)?;
     // An unreadable library counts as one without probes.
@@ -85,7 +85,7 @@ pub fn probes_of(process: u32) -> Option<(PathBuf, Vec<Place>)> {
     Some((library, sites))
 }
 
-/// The JVM library that a process has mapped, as a path that we can open; `None` if it is no JVM.
+/// The JVM library that a process has mapped, as a path that we can open; `None` without a JVM.
 fn library_of(process: u32) -> Option<PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
     let inside = maps.lines().find(|line| line.ends_with(LIBRARY))?;

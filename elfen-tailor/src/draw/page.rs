@@ -19,7 +19,7 @@ h1 { margin-bottom: 0.4rem; }
 header + main > figure:first-child { margin-top: 0.75rem; }
 ";
 
-/// The names of causes in the picture of the tail.
+/// Width of the names of causes in the picture of the tail.
 const NAMES: f64 = 190.0;
 /// Room for the number after a bar.
 const NUMBER: f64 = 70.0;

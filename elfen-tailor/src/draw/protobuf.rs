@@ -71,7 +71,7 @@ pub(super) mod read {
         None
     }
 
-    /// The fields of a message, in their order; `None` if the bytes are no message.
+    /// The fields of a message, in their order; `None` if the bytes are not a message.
     pub(in crate::draw) fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, Value)>> {
         let mut fields = Vec::new();
         while !bytes.is_empty() {

@@ -112,13 +112,13 @@ impl Drawer<'_> {
         }
     }
 
-    fn run(&self, (from, to): (u64, u64), who: u32, own: &BTreeSet<u32>, span: &Span) -> Piece {
-        let name = self.trace.name_of(self.trace.identify(who, from));
+    fn run(&self, (from, to): (u64, u64), thread: u32, own: &BTreeSet<u32>, span: &Span) -> Piece {
+        let name = self.trace.name_of(self.trace.identify(thread, from));
         Piece {
             from: span.x(from),
             to: span.x(to),
-            colour: if own.contains(&who) { "blue" } else { "red" },
-            tooltip: format!("{name} {who}: {}", show(to.saturating_sub(from))),
+            colour: if own.contains(&thread) { "blue" } else { "red" },
+            tooltip: format!("{name} {thread}: {}", show(to.saturating_sub(from))),
             name,
         }
     }
@@ -158,9 +158,9 @@ impl Drawer<'_> {
                 None => (to - 12.0, to),
             };
             let down = if from < to { -4.0 } else { 4.0 };
-            let who = |thread| self.trace.name_of(self.trace.identify(thread, at_ns));
-            let by = if waker == 0 { "an interrupt".to_owned() } else { who(waker) };
-            let tooltip = elfen_console::page::escape(&format!("{by} wakes {}", who(thread)));
+            let name = |thread| self.trace.name_of(self.trace.identify(thread, at_ns));
+            let by = if waker == 0 { "an interrupt".to_owned() } else { name(waker) };
+            let tooltip = elfen_console::page::escape(&format!("{by} wakes {}", name(thread)));
             arrows += &format!(
                 "<path class=\"wake\" d=\"M{x:.2} {from:.2}V{to:.2}m-3 {down}l3 {}l3 {down}\">\
                  <title>{tooltip}</title></path>\n",

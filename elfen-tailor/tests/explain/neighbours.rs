@@ -94,7 +94,7 @@ fn a_batch_next_to_the_slowest_requests_is_named() {
 }
 
 /// Eight CPUs: a batch next to two of the workers, and a compiler without any cost next to the
-/// other two. A thread on another core is no neighbour.
+/// other two. A thread on another core does not count.
 #[test]
 fn four_cores_and_two_neighbours() {
     let mut story = story(4);

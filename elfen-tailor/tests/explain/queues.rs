@@ -83,7 +83,7 @@ impl Alone {
     }
 }
 
-/// Goal: a service that works on several requests at once is no queue, and the report says so
+/// Goal: a service that works on several requests at once is not a queue, and the report says so
 /// instead of a prediction. Method: while the first request waits for something, the second begins,
 /// waits as well, and is answered first. This happens in all rounds, or in one of twenty, which is
 /// the tail.

@@ -6,7 +6,7 @@ use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
 use elfen_tailor::trace::{ThreadName, Trace};
 
-use crate::story::{HOG, MS, SERVICE};
+use crate::trace_builder::{HOG, MS, SERVICE};
 
 /// Whether both files are written, and hold no number that cannot be drawn.
 pub(crate) fn can_be_drawn(result: &Report, trace: &Trace) -> bool {

@@ -6,7 +6,7 @@ mod marked;
 mod neighbours;
 mod queues;
 mod recording;
-mod story;
+mod trace_builder;
 
 use elfen_rt::signal::event::{Event, Kind as What, Runtime, STATE_STOPPED, Stall, Switch};
 use elfen_tailor::account::{Account, charges};
@@ -15,7 +15,7 @@ use elfen_tailor::report::{NothingToReport, report};
 use elfen_tailor::segment::describe_cause;
 use elfen_tailor::trace::{FULL, Gap, KernelFunction};
 use proptest::prelude::*;
-use story::{EPOLL, FSYNC, FUTEX, HOG, MS, SERVICE, Story, WORKER};
+use trace_builder::{EPOLL, FSYNC, FUTEX, HOG, MS, SERVICE, Story, WORKER};
 
 fn named(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
     expected.iter().map(|(name, ns)| ((*name).to_owned(), *ns)).collect()

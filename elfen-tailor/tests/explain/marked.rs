@@ -8,7 +8,7 @@ use elfen_tailor::report::report;
 use elfen_tailor::segment::SegmentKind;
 use elfen_tailor::trace::{Gap, MARKS_ALONE};
 
-use crate::story::{EPOLL, FUTEX, MS, SERVICE, Story, WORKER};
+use crate::trace_builder::{EPOLL, FUTEX, MS, SERVICE, Story, WORKER};
 
 const END: Step = Step::End { class: 0 };
 

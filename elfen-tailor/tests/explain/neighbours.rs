@@ -7,7 +7,7 @@ use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
 use elfen_tailor::trace::{BatchThread, ThreadName};
 
-use crate::story::{FUTEX, MS, SERVICE, Story};
+use crate::trace_builder::{FUTEX, MS, SERVICE, Story};
 
 const LOOP: u32 = 50;
 const COMPILER: u32 = 60;

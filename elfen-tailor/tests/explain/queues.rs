@@ -6,7 +6,7 @@ use elfen_rt::signal::event::Kind as What;
 use elfen_tailor::rank::{OffSlot, SlowThreshold};
 use elfen_tailor::report::report;
 
-use crate::story::{EPOLL, FSYNC, HOG, MS, SERVICE, Story, WORKER};
+use crate::trace_builder::{EPOLL, FSYNC, HOG, MS, SERVICE, Story, WORKER};
 
 /// Serves for a millisecond from `begin` on; afterwards `next` has the CPU.
 fn serves(story: &mut Story, thread: u32, begin: u64, next: u32) {

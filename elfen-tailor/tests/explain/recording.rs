@@ -6,7 +6,7 @@ use elfen_tailor::report::report;
 use elfen_tailor::segment::RECORDER;
 use elfen_tailor::trace::{Gap, ThreadName};
 
-use crate::story::{EPOLL, HOG, MS, SERVICE, Story, WORKER};
+use crate::trace_builder::{EPOLL, HOG, MS, SERVICE, Story, WORKER};
 use crate::{hogged, named};
 
 /// The hog is the recorder, and one request was preempted by another thread as well.

@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_and_parts() {
+    fn policies_and_percentages_are_parsed() {
         assert_eq!(policy("after=2ms"), Ok(Policy::After(2_000_000)));
         assert_eq!(policy("after=p95"), Ok(Policy::AfterP95));
         assert_eq!((policy("look"), policy("none")), (Ok(Policy::Look), Ok(Policy::None)));

@@ -90,7 +90,7 @@ mod tests {
     /// Goal: a sleeping server does not stand still, and a stopped one does. Method: a process that
     /// waits for input it never gets, and is the only one with its socket.
     #[test]
-    fn asleep_is_not_stopped() {
+    fn a_sleeping_server_does_not_stand_still() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let mut worker = spawn_worker(&listener);

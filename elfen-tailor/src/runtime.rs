@@ -208,7 +208,7 @@ mod tests {
     /// operation. Counters report only collections. Method: each of them, and ends without
     /// beginnings.
     #[test]
-    fn halts_and_collections() {
+    fn a_halt_with_a_collection_is_a_collection() {
         use Runtime::*;
         let steps = [
             (1, 9, GcEnd),

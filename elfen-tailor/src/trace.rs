@@ -457,7 +457,7 @@ mod tests {
     /// Goal: a file that was cut off is read up to the cut and known to be cut off; a changed file
     /// is rejected. Method: every length, and a flipped bit in every byte.
     #[test]
-    fn cut_and_damaged_files() {
+    fn cut_files_are_read_and_damaged_files_rejected() {
         let (bytes, trace) = written();
         for length in 0..bytes.len() {
             match Trace::read(&bytes[..length]) {
@@ -478,7 +478,7 @@ mod tests {
 
     /// The kernel reuses thread numbers.
     #[test]
-    fn a_number_has_the_name_of_its_time() {
+    fn a_reused_thread_number_has_the_name_of_its_time() {
         let mut trace = Trace::default();
         let named = |at_ns, name: &str| ThreadName { thread: 3, at_ns, name: name.to_owned() };
         trace.add_names(vec![named(10, "hog"), named(20, "hog"), named(30, "cc1")], &[]);

@@ -49,7 +49,7 @@ fn a_server_that_works_is_left_to_work() {
 }
 
 #[test]
-fn a_time_decides_and_methods_may_not_be_doubled() {
+fn duplicates_follow_the_time_limit_and_the_method() {
     let mut hedge = hedge(Policy::After(2 * MS));
     hedge.begin(1, 0, true);
     hedge.begin(2, 0, false);
@@ -127,7 +127,7 @@ fn requests_go_to_the_server_that_is_back() {
 /// Goal: a request that a server dropped is retried once, out of the budget of duplicates. Method:
 /// a budget for one retry, and requests that must not be repeated.
 #[test]
-fn a_dropped_request_is_tried_once_more() {
+fn a_dropped_request_is_retried_once() {
     let mut hedge = Hedge::new(Policy::After(MS), 250_000);
     for id in 0..4 {
         hedge.begin(id, 0, id != 0);
@@ -163,7 +163,7 @@ fn a_duplicate_that_is_not_sent_costs_nothing() {
 }
 
 #[test]
-fn a_twentieth_of_all_and_no_more_than_is_saved() {
+fn the_budget_is_a_twentieth_and_its_savings_are_bounded() {
     let mut budget = Budget::new(50_000);
     let mut spent = 0;
     for _ in 0..1_000 {

@@ -279,7 +279,7 @@ fn answers_are_framed_again() {
 }
 
 #[test]
-fn wrong_arguments() {
+fn wrong_arguments_are_rejected() {
     let (a, b) = (free_address().to_string(), free_address().to_string());
     let words = |listen: &str, to: &str, backup: &str, more: &[&str]| -> Output {
         let fixed = ["--listen", listen, "--to", to, "--backup", backup];
@@ -317,7 +317,7 @@ fn wrong_arguments() {
 
 /// Goal: completions for packages offer what help shows, and no more.
 #[test]
-fn completions() {
+fn completions_offer_what_help_shows() {
     let folder = tempfile::tempdir().unwrap();
     let output = hedge(&["completions", folder.path().to_str().unwrap()]).output().unwrap();
     let listed = String::from_utf8(output.stdout).unwrap();

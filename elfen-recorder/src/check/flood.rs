@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_as_the_kernel_reads_them() {
+    fn masks_have_the_kernels_format() {
         let expected = ["00000001", "80000000", "00000001,00000000", "00000002,00000000,00000000"];
         assert_eq!([0, 31, 32, 65].map(mask), expected);
     }

@@ -58,7 +58,7 @@ mod tests {
     use elfen_tailor::trace::Header;
 
     #[test]
-    fn what_was_stolen_between_the_first_switch_and_the_last() {
+    fn stolen_time_is_counted_from_the_first_switch_to_the_last() {
         let mut trace = Trace::new(Header { cpus: 1, ..Header::default() });
         for stolen_ns in [7_000, 7_000, 90_000] {
             let switch = Switch {

@@ -99,7 +99,7 @@ mod tests {
 
     /// The bytes are those of the format's own documentation.
     #[test]
-    fn as_the_format_is_described() {
+    fn the_encoding_matches_the_format_description() {
         let message = Message::default().number(1, 150).text(2, "testing");
         let expected = [&[0x08, 0x96, 0x01, 0x12, 0x07][..], b"testing"].concat();
         assert_eq!(message.encoded(), expected);

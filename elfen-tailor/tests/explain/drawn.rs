@@ -19,11 +19,11 @@ pub(crate) fn can_be_drawn(result: &Report, trace: &Trace) -> bool {
 
 #[test]
 fn the_first_picture_is_the_slowest_request() {
-    let story = crate::hogged();
+    let builder = crate::hogged();
     let result =
-        report(&story.trace, SlowThreshold::Quantile(980_000), 3, &["preempted".to_owned()])
+        report(&builder.trace, SlowThreshold::Quantile(980_000), 3, &["preempted".to_owned()])
             .unwrap();
-    let page = draw::page(&result, &story.trace);
+    let page = draw::page(&result, &builder.trace);
     let (first, after) = page.split_once("</figure>").expect("a figure");
     assert!(first.contains("The slowest: 5.10 ms, preempted:hog 5.00 ms"), "{first}");
     assert!(first.contains("is because hog ran on the CPU that they needed."), "{first}");
@@ -38,12 +38,12 @@ fn the_first_picture_is_the_slowest_request() {
 /// The name of a thread is untrusted text.
 #[test]
 fn names_are_escaped() {
-    let mut story = crate::hogged();
+    let mut builder = crate::hogged();
     let name = "<script>'\"&\u{1b}".to_owned();
-    story.trace.add_names(vec![ThreadName { thread: HOG, at_ns: u64::MAX, name }], &[SERVICE]);
-    story.trace.head.service = "<b>".to_owned();
-    let result = report(&story.trace, SlowThreshold::AboveNs(MS), 3, &[]).unwrap();
-    let page = draw::page(&result, &story.trace);
+    builder.trace.add_names(vec![ThreadName { thread: HOG, at_ns: u64::MAX, name }], &[SERVICE]);
+    builder.trace.head.service = "<b>".to_owned();
+    let result = report(&builder.trace, SlowThreshold::AboveNs(MS), 3, &[]).unwrap();
+    let page = draw::page(&result, &builder.trace);
     assert!(page.contains("&lt;script&gt;") && page.contains("&lt;b&gt;"));
     assert!(!page.contains("<script") && !page.contains("<b>") && !page.contains('\u{1b}'));
 }
@@ -52,10 +52,10 @@ fn names_are_escaped() {
 /// names, which it holds verbatim. Unit tests check the packets.
 #[test]
 fn the_perfetto_trace_has_requests_and_threads() {
-    let story = crate::hogged();
-    let result = report(&story.trace, SlowThreshold::Quantile(980_000), 1, &[]).unwrap();
+    let builder = crate::hogged();
+    let result = report(&builder.trace, SlowThreshold::Quantile(980_000), 1, &[]).unwrap();
     let mut perfetto = Vec::new();
-    draw::write_perfetto(&result, &story.trace, &mut perfetto).unwrap();
+    draw::write_perfetto(&result, &builder.trace, &mut perfetto).unwrap();
     let has = |text: &str| perfetto.windows(text.len()).any(|bytes| bytes == text.as_bytes());
     let request = format!("request {}", result.slowest[0].request);
     for name in [&request, "preempted hog", "hog 99", "service 10", "runs on CPU 0", "could run"] {

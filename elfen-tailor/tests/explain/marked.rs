@@ -8,7 +8,7 @@ use elfen_tailor::report::report;
 use elfen_tailor::segment::SegmentKind;
 use elfen_tailor::trace::{Gap, MARKS_ALONE};
 
-use crate::trace_builder::{EPOLL, FUTEX, MS, SERVICE, Story, WORKER};
+use crate::trace_builder::{EPOLL, FUTEX, MS, SERVICE, TraceBuilder, WORKER};
 
 const END: Step = Step::End { class: 0 };
 
@@ -20,15 +20,15 @@ const fn begin(arrived_ns: u64) -> Step {
 /// a request over belongs to the request. Method: a coordinator, and a worker with two requests.
 #[test]
 fn a_request_is_queued_behind_another_by_its_number() {
-    let mut story = Story::of_marks();
-    story.switch_on(1, 2, SERVICE, Some(EPOLL), 0, 1).switch(3, WORKER, Some(FUTEX), 0);
+    let mut builder = TraceBuilder::of_marks();
+    builder.switch_on(1, 2, SERVICE, Some(EPOLL), 0, 1).switch(3, WORKER, Some(FUTEX), 0);
     // The coordinator reads the first request, and wakes the worker.
-    story.switch_on(1, 90, 0, None, SERVICE, 0).wake(120, WORKER, SERVICE, SERVICE);
-    story.switch(130, 0, None, WORKER).switch_on(1, 140, SERVICE, Some(EPOLL), 0, 1);
-    story.mark(150, WORKER, 71, begin(100)).mark(400, WORKER, 71, END);
-    story.mark(410, WORKER, 72, begin(200)).mark(500, WORKER, 72, END);
-    story.switch(600, WORKER, Some(FUTEX), 0);
-    let account = Account::of(&story.trace);
+    builder.switch_on(1, 90, 0, None, SERVICE, 0).wake(120, WORKER, SERVICE, SERVICE);
+    builder.switch(130, 0, None, WORKER).switch_on(1, 140, SERVICE, Some(EPOLL), 0, 1);
+    builder.mark(150, WORKER, 71, begin(100)).mark(400, WORKER, 71, END);
+    builder.mark(410, WORKER, 72, begin(200)).mark(500, WORKER, 72, END);
+    builder.switch(600, WORKER, Some(FUTEX), 0);
+    let account = Account::of(&builder.trace);
     let result = |at: usize| -> Vec<(SegmentKind, u64, Option<u64>)> {
         let segments = account.explained[at].segments.iter();
         segments.map(|segment| (segment.kind, segment.ns(), segment.behind)).collect()
@@ -46,20 +46,20 @@ fn a_request_is_queued_behind_another_by_its_number() {
         (SegmentKind::Work, 90, None),
     ];
     assert_eq!(result(1), second);
-    let shown = report(&story.trace, SlowThreshold::AboveNs(1), 2, &[]).unwrap();
+    let shown = report(&builder.trace, SlowThreshold::AboveNs(1), 2, &[]).unwrap();
     assert_eq!(shown.slowest[1].segments[0].who, "request 71");
     assert!(shown.text().starts_with(", by its marks: 2 requests"), "{}", shown.text());
 }
 
 /// Twenty requests a millisecond apart, of two classes. The last of each class has `more_ns` more
 /// work in a stage.
-fn of_classes(story: &mut Story, more_ns: u64) {
+fn of_classes(builder: &mut TraceBuilder, more_ns: u64) {
     for number in 1..=20 {
         let (class, at) = (1 + number % 2, number * MS);
         let usual_ns = class * 100_000;
         let more_ns = if number >= 19 { more_ns } else { 0 };
-        story.mark(at, SERVICE, number, begin(at)).mark(at + 50, SERVICE, number, Step::Stage(3));
-        story.mark(at + usual_ns + more_ns, SERVICE, number, Step::End { class });
+        builder.mark(at, SERVICE, number, begin(at)).mark(at + 50, SERVICE, number, Step::Stage(3));
+        builder.mark(at + usual_ns + more_ns, SERVICE, number, Step::End { class });
     }
 }
 
@@ -67,11 +67,11 @@ fn of_classes(story: &mut Story, more_ns: u64) {
 /// longer stage is shown. Method: two classes of requests, of which one takes twice as long.
 #[test]
 fn work_is_compared_within_its_class() {
-    let mut story = Story::of_marks();
-    story.switch(2, 0, None, SERVICE);
-    of_classes(&mut story, 50_000);
-    story.switch(30 * MS, SERVICE, Some(EPOLL), 0);
-    let result = report(&story.trace, SlowThreshold::AboveNs(140_000), 20, &[]).unwrap();
+    let mut builder = TraceBuilder::of_marks();
+    builder.switch(2, 0, None, SERVICE);
+    of_classes(&mut builder, 50_000);
+    builder.switch(30 * MS, SERVICE, Some(EPOLL), 0);
+    let result = report(&builder.trace, SlowThreshold::AboveNs(140_000), 20, &[]).unwrap();
     assert_eq!(result.slow_requests, 11, "all of the second kind, and one of the first");
     let long = result.causes.iter().find(|cause| cause.row.cause == "long").unwrap();
     assert_eq!((long.row.requests, long.row.share), (2, 1.0));
@@ -84,14 +84,14 @@ fn work_is_compared_within_its_class() {
 /// Goal: without kernel events, marks give queueing and service, and requests with lost marks are
 /// left out. Method: no events.
 #[test]
-fn marks_alone() {
-    let mut story = Story::of_marks();
-    story.trace.head.detail = MARKS_ALONE.to_owned();
-    story.mark(500, 7, 1, begin(100)).mark(900, 8, 1, END);
-    story.mark(2_000, 7, 2, begin(1_500)).mark(2_500, 7, 2, END);
-    assert_eq!(story.last(), [("queue".to_owned(), 500), ("work".to_owned(), 500)]);
-    story.trace.gaps.push(Gap { cpu: None, count: 9, from_ns: 1_800, to_ns: 1_900 });
-    let result = report(&story.trace, SlowThreshold::AboveNs(1), 2, &[]).unwrap();
+fn without_kernel_events_marks_give_queue_and_work() {
+    let mut builder = TraceBuilder::of_marks();
+    builder.trace.head.detail = MARKS_ALONE.to_owned();
+    builder.mark(500, 7, 1, begin(100)).mark(900, 8, 1, END);
+    builder.mark(2_000, 7, 2, begin(1_500)).mark(2_500, 7, 2, END);
+    assert_eq!(builder.last(), [("queue".to_owned(), 500), ("work".to_owned(), 500)]);
+    builder.trace.gaps.push(Gap { cpu: None, count: 9, from_ns: 1_800, to_ns: 1_900 });
+    let result = report(&builder.trace, SlowThreshold::AboveNs(1), 2, &[]).unwrap();
     assert_eq!((result.requests, result.complete, result.lost_events), (2, 1, 9));
     assert!(result.text().contains("no kernel events"), "{}", result.text());
 }

@@ -7,35 +7,35 @@ use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
 use elfen_tailor::trace::{BatchThread, ThreadName};
 
-use crate::trace_builder::{FUTEX, MS, SERVICE, Story};
+use crate::trace_builder::{FUTEX, MS, SERVICE, TraceBuilder};
 
 const LOOP: u32 = 50;
 const COMPILER: u32 = 60;
 const US: u64 = 1_000;
 
 /// Workers on CPUs 0 to `cores`, each of which has a sibling. Thread 10 is on CPU 0.
-fn story(cores: u32) -> Story {
-    let mut story = Story::of_marks();
-    story.trace.head.cpus = cores * 2;
-    story.trace.head.cores = (0..cores).map(|core| vec![core, core + cores]).collect();
-    story.trace.events = vec![Vec::new(); cores as usize * 2];
+fn builder(cores: u32) -> TraceBuilder {
+    let mut builder = TraceBuilder::of_marks();
+    builder.trace.head.cpus = cores * 2;
+    builder.trace.head.cores = (0..cores).map(|core| vec![core, core + cores]).collect();
+    builder.trace.events = vec![Vec::new(); cores as usize * 2];
     for core in 0..cores {
-        story.switch_on(core as usize, 2, 0, None, SERVICE + core, 0);
+        builder.switch_on(core as usize, 2, 0, None, SERVICE + core, 0);
         let name =
             |thread, name: &str| ThreadName { thread, at_ns: u64::MAX, name: name.to_owned() };
         // The threads of a batch get the name of its program.
         let named = vec![name(LOOP + core, "a thread"), name(COMPILER + core, "cc1")];
-        story.trace.add_names(named, &[SERVICE]);
+        builder.trace.add_names(named, &[SERVICE]);
         let lent = BatchThread { thread: LOOP + core, at_ns: u64::MAX, program: "loop".to_owned() };
-        story.trace.add_batch_threads(vec![lent]);
+        builder.trace.add_batch_threads(vec![lent]);
     }
-    story
+    builder
 }
 
 /// A request with `alone_ns` of work. A neighbour runs next to it from its beginning on, for some
 /// time, and takes a part of that time, in thousandths.
 fn request(
-    story: &mut Story,
+    builder: &mut TraceBuilder,
     core: u32,
     at_ns: u64,
     alone_ns: u64,
@@ -43,19 +43,19 @@ fn request(
 ) {
     let ended_ns = at_ns + alone_ns + shared_ns * loss / 1_000;
     assert!(at_ns + shared_ns <= ended_ns, "it runs next to the request");
-    let sibling = core as usize + story.trace.head.cores.len();
+    let sibling = core as usize + builder.trace.head.cores.len();
     if shared_ns > 0 {
-        story.switch_on(sibling, at_ns, 0, None, neighbour, 0);
-        story.switch_on(sibling, at_ns + shared_ns, neighbour, Some(FUTEX), 0, 1);
+        builder.switch_on(sibling, at_ns, 0, None, neighbour, 0);
+        builder.switch_on(sibling, at_ns + shared_ns, neighbour, Some(FUTEX), 0, 1);
     }
-    let marks = story.trace.marks.entry(core).or_default();
+    let marks = builder.trace.marks.entry(core).or_default();
     let mark = |at_ns, step| Mark { at_ns, thread: SERVICE + core, request: at_ns / US, step };
     marks.push(Mark { request: at_ns, ..mark(at_ns, Step::Begin { arrived_ns: at_ns }) });
     marks.push(Mark { request: at_ns, ..mark(ended_ns, Step::End { class: 3 }) });
 }
 
-fn report_of(story: &Story, slow: SlowThreshold) -> Report {
-    report(&story.trace, slow, 3, &[]).unwrap()
+fn report_of(builder: &TraceBuilder, slow: SlowThreshold) -> Report {
+    report(&builder.trace, slow, 3, &[]).unwrap()
 }
 
 /// A third of the time next to it: work that is next to it from beginning to end takes 1.5 times as
@@ -64,13 +64,13 @@ const THIRD: u64 = 333;
 
 #[test]
 fn a_batch_next_to_the_slowest_requests_is_named() {
-    let mut story = story(1);
+    let mut builder = builder(1);
     for at in 1..=1_000_usize {
         let shared_ns = [0, 0, 600 * US, 1_499 * US][at % 4];
         let at = at as u64;
-        request(&mut story, 0, at * 10 * MS, MS + at * 20, (LOOP, shared_ns, THIRD));
+        request(&mut builder, 0, at * 10 * MS, MS + at * 20, (LOOP, shared_ns, THIRD));
     }
-    let result = report_of(&story, SlowThreshold::AboveNs(1_300 * US));
+    let result = report_of(&builder, SlowThreshold::AboveNs(1_300 * US));
     let first = &result.causes[0];
     assert_eq!(first.row.cause, "beside:loop", "{:#?}", result.causes);
     assert_eq!(first.words, "loop ran next to them, on another lane of their core");
@@ -88,7 +88,7 @@ fn a_batch_next_to_the_slowest_requests_is_named() {
     assert!(text.contains("1.50 ms of it next to loop"), "{text}");
     assert!(text.contains("1.50 times") || text.contains("1.49 times"), "{text}");
     let without =
-        report(&story.trace, SlowThreshold::AboveNs(1_300 * US), 1, &["beside".to_owned()]);
+        report(&builder.trace, SlowThreshold::AboveNs(1_300 * US), 1, &["beside".to_owned()]);
     let without = without.unwrap().without.unwrap().latency_ns.unwrap();
     assert!(without.max.abs_diff(1_020 * US) < 30 * US, "{without:?}");
 }
@@ -96,17 +96,23 @@ fn a_batch_next_to_the_slowest_requests_is_named() {
 /// Eight CPUs: a batch next to two of the workers, and a compiler without any cost next to the
 /// other two. A thread on another core does not count.
 #[test]
-fn four_cores_and_two_neighbours() {
-    let mut story = story(4);
+fn neighbours_are_found_on_each_core() {
+    let mut builder = builder(4);
     for at in 1..=1_000 {
         for core in 0..4 {
             let shared_ns = (at + u64::from(core)) % 3 * 450 * US;
             let (neighbour, loss) = if core < 2 { (LOOP, THIRD) } else { (COMPILER, 0) };
             let alone_ns = MS + (at * 7 + u64::from(core)) % 13 * 3 * US;
-            request(&mut story, core, at * 10 * MS, alone_ns, (neighbour + core, shared_ns, loss));
+            request(
+                &mut builder,
+                core,
+                at * 10 * MS,
+                alone_ns,
+                (neighbour + core, shared_ns, loss),
+            );
         }
     }
-    let result = report_of(&story, SlowThreshold::AboveNs(1_250 * US));
+    let result = report_of(&builder, SlowThreshold::AboveNs(1_250 * US));
     assert_eq!(result.causes[0].row.cause, "beside:loop", "{:#?}", result.causes);
     let row = |name| result.beside.iter().find(|row| row.name == name).unwrap();
     assert!(row("loop").slowdown.is_some_and(|factor| (factor - 1.5).abs() < 0.03), "{result:#?}");
@@ -119,17 +125,17 @@ fn four_cores_and_two_neighbours() {
 
 /// If no request ever had the core to itself, the cost of a neighbour is unknown and not charged.
 #[test]
-fn without_a_difference_there_is_nothing_to_compare() {
-    let mut story = story(1);
+fn without_a_difference_the_cost_is_unknown() {
+    let mut builder = builder(1);
     for at in 1..=500 {
         let alone_ns = MS + at * US;
-        request(&mut story, 0, at * 10 * MS, alone_ns, (LOOP, alone_ns * 149 / 100, THIRD));
+        request(&mut builder, 0, at * 10 * MS, alone_ns, (LOOP, alone_ns * 149 / 100, THIRD));
     }
-    let result = report_of(&story, SlowThreshold::Quantile(900_000));
+    let result = report_of(&builder, SlowThreshold::Quantile(900_000));
     assert_eq!(result.beside[0].slowdown, None, "{:?}", result.beside);
     assert!(result.causes.iter().all(|cause| cause.row.cause != "beside:loop"), "{result:#?}");
     assert!(result.text().contains("not known"), "{}", result.text());
     // Cores that are not shared have no neighbours.
-    story.trace.head.cores.clear();
-    assert!(report_of(&story, SlowThreshold::Quantile(900_000)).beside.is_empty());
+    builder.trace.head.cores.clear();
+    assert!(report_of(&builder, SlowThreshold::Quantile(900_000)).beside.is_empty());
 }

@@ -6,46 +6,46 @@ use elfen_rt::signal::event::Kind as What;
 use elfen_tailor::rank::{OffSlot, SlowThreshold};
 use elfen_tailor::report::report;
 
-use crate::trace_builder::{EPOLL, FSYNC, HOG, MS, SERVICE, Story, WORKER};
+use crate::trace_builder::{EPOLL, FSYNC, HOG, MS, SERVICE, TraceBuilder, WORKER};
 
 /// Serves for a millisecond from `begin` on; afterwards `next` has the CPU.
-fn serves(story: &mut Story, thread: u32, begin: u64, next: u32) {
+fn serves(builder: &mut TraceBuilder, thread: u32, begin: u64, next: u32) {
     let connection = u64::from(thread);
     let received = What::Received { connection, bytes: 5, peek: false };
-    story.event(0, begin, thread, received);
-    story.event(0, begin + MS, thread, What::Transmitted { connection, end: 1 });
-    story.event(0, begin + MS, thread, What::Sent { connection, end: 1 });
-    story.switch(begin + MS, thread, Some(EPOLL), next);
+    builder.event(0, begin, thread, received);
+    builder.event(0, begin + MS, thread, What::Transmitted { connection, end: 1 });
+    builder.event(0, begin + MS, thread, What::Sent { connection, end: 1 });
+    builder.switch(begin + MS, thread, Some(EPOLL), next);
 }
 
-fn comes(story: &mut Story, thread: u32, at: u64) {
-    story.ready(at, u64::from(thread)).wake(at, thread, 0, 0);
+fn comes(builder: &mut TraceBuilder, thread: u32, at: u64) {
+    builder.ready(at, u64::from(thread)).wake(at, thread, 0, 0);
 }
 
 #[test]
 fn threads_that_share_a_cpu_are_one_queue() {
-    let mut story = Story::new();
-    story.switch(2, HOG, Some(EPOLL), 0);
+    let mut builder = TraceBuilder::new();
+    builder.switch(2, HOG, Some(EPOLL), 0);
     for round in 1..=1_000 {
         let at = round * 20 * MS;
         let (first, second) = (at, at + 2 * MS);
         if round % 20 > 0 {
             for (thread, at) in [(SERVICE, first), (WORKER, second)] {
-                comes(&mut story, thread, at);
-                story.switch(at, 0, None, thread);
-                serves(&mut story, thread, at, 0);
+                comes(&mut builder, thread, at);
+                builder.switch(at, 0, None, thread);
+                serves(&mut builder, thread, at, 0);
             }
             continue;
         }
-        story.switch(at - 1, 0, None, HOG);
-        comes(&mut story, SERVICE, first);
-        comes(&mut story, WORKER, second);
-        story.switch(at + 5 * MS, HOG, Some(EPOLL), SERVICE);
-        serves(&mut story, SERVICE, at + 5 * MS, WORKER);
-        serves(&mut story, WORKER, at + 6 * MS, 0);
+        builder.switch(at - 1, 0, None, HOG);
+        comes(&mut builder, SERVICE, first);
+        comes(&mut builder, WORKER, second);
+        builder.switch(at + 5 * MS, HOG, Some(EPOLL), SERVICE);
+        serves(&mut builder, SERVICE, at + 5 * MS, WORKER);
+        serves(&mut builder, WORKER, at + 6 * MS, 0);
     }
     let without = ["preempted:hog".to_owned()];
-    let result = report(&story.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();
+    let result = report(&builder.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();
     assert!(result.replay_valid && result.complete == 2_000, "{result:#?}");
     assert_eq!(result.latency_ns.p99, 6 * MS);
     // Each had its millisecond of work, and the second request first waited for the first.
@@ -58,16 +58,16 @@ fn threads_that_share_a_cpu_are_one_queue() {
 const US: u64 = 1_000;
 
 /// A service of one thread, which sleeps in `epoll_pwait` in between.
-struct Alone(Story);
+struct Alone(TraceBuilder);
 
 impl Alone {
     fn new() -> Self {
-        let mut story = Story::new();
-        story.switch(2, SERVICE, Some(EPOLL), 0);
-        Self(story)
+        let mut builder = TraceBuilder::new();
+        builder.switch(2, SERVICE, Some(EPOLL), 0);
+        Self(builder)
     }
 
-    fn wakes(&mut self, at: u64) -> &mut Story {
+    fn wakes(&mut self, at: u64) -> &mut TraceBuilder {
         self.0.wake(at, SERVICE, 0, 0).switch(at, 0, None, SERVICE)
     }
 
@@ -180,7 +180,7 @@ fn requests_answered_in_reverse_are_one_queue() {
 /// Goal: an answer that TCP holds back does not keep the next request waiting. Method: an answer is
 /// held while a hog keeps the service from the next request.
 #[test]
-fn an_answer_that_tcp_holds_leaves_the_server_to_others() {
+fn a_held_answer_does_not_block_the_server() {
     let mut service = Alone::new();
     for round in 1..=200 {
         let at = round * 100 * MS;

@@ -14,11 +14,11 @@ pub(crate) const EPOLL: u16 = 281;
 pub(crate) const FUTEX: u16 = 202;
 pub(crate) const FSYNC: u16 = 74;
 
-pub(crate) struct Story {
+pub(crate) struct TraceBuilder {
     pub(crate) trace: Trace,
 }
 
-impl Story {
+impl TraceBuilder {
     pub(crate) fn new() -> Self {
         let head = Header { cpus: 2, port: 80, began_ns: 1, ..Header::default() };
         let mut trace = Trace::new(head);
@@ -87,9 +87,9 @@ impl Story {
 
     /// A service that reports its requests itself.
     pub(crate) fn of_marks() -> Self {
-        let mut story = Self::new();
-        story.trace.head.port = 0;
-        story
+        let mut builder = Self::new();
+        builder.trace.head.port = 0;
+        builder
     }
 
     /// A thread does something with a request on lane 0.

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::shared::Lock;
+use crate::lock::Lock;
 
 /// Limits of clients, and of how long they may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@ use elfen_hedge_policy::{Duplicate, Hedge, Id, Server};
 use elfen_rt::clock::monotonic_ns;
 use tokio::sync::{Notify, oneshot};
 
-use crate::shared::Lock;
+use crate::lock::Lock;
 
 #[derive(Debug)]
 pub(crate) struct Flights {

@@ -31,6 +31,7 @@ mod flights;
 #[cfg(fuzzing)]
 pub mod fuzzed;
 mod hazard;
+mod lock;
 mod policy_driver;
 mod pool;
 mod processes;

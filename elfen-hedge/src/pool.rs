@@ -12,8 +12,8 @@ use hyper::{Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
+use crate::lock::Lock;
 use crate::request::{MAX_HEAD, Request, is_chunked_only};
-use crate::shared::Lock;
 
 /// Limit of idle connections. Further ones are closed.
 const MAX_IDLE: usize = 256;

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elfen_console::failure::to_stderr;
@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::clients::Limits;
 use crate::flights::Flights;
+use crate::lock::Lock;
 use crate::pool::{Lost, Pool};
 use crate::replay::{MIN_GAP, RecordedRequests};
 
@@ -195,21 +196,6 @@ impl Shared {
             }
             tokio::time::sleep(began.elapsed().max(MIN_GAP)).await;
         }
-    }
-}
-
-/// A mutex that can't be held across an await: a closure gets the value.
-#[derive(Debug, Default)]
-pub(crate) struct Lock<T>(Mutex<T>);
-
-impl<T> Lock<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self(Mutex::new(value))
-    }
-
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        // No closure panics half-way, so a poisoned value is consistent.
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use elfen_host::watches::{Cause, Tail};
-use elfen_tailor::account::ExplainedRequest;
 use elfen_tailor::rank::{SlowThreshold, rank};
+use elfen_tailor::segment::ExplainedRequest;
 use elfen_tailor::trace::Trace;
 
 const MINUTE_NS: u64 = 60_000_000_000;

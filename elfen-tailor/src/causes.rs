@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::account::ExplainedRequest;
 use crate::neighbours::NeighbourCosts;
 use crate::replay::{Parts, quantile};
 use crate::segment::{
-    LONG, NEIGHBOUR, QUEUE, SegmentKind, WORK, cause_name, is_named_by, saturating_sum,
+    ExplainedRequest, LONG, NEIGHBOUR, QUEUE, Segment, SegmentKind, WORK, cause_name, is_named_by,
+    saturating_sum,
 };
 use crate::trace::Trace;
 
@@ -158,7 +158,6 @@ impl UsualWork {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::Segment;
 
     /// Goal: the parts in the slots of a request add up to the parts of the whole, and its usual
     /// work is subtracted once. Method: 60 is usual, and one request takes 250 in two slots.

@@ -31,7 +31,9 @@ impl Requests {
         }
         found.all.sort_by_key(|request| (request.arrived_ns, request.connection));
         // A thread may serve several lanes.
-        found.owners.values_mut().for_each(|owners| owners.sort_by_key(|owner| owner.from_ns));
+        for owners in found.owners.values_mut() {
+            owners.sort_by_key(|owner| owner.from_ns);
+        }
         found
     }
 

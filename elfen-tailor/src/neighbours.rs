@@ -13,8 +13,7 @@ use elfen_console::duration::{number, show};
 use elfen_console::table as lines;
 use serde::Serialize;
 
-use crate::account::{ExplainedRequest, NeighbourSpan};
-use crate::segment::{Segment, SegmentKind, saturating_sum};
+use crate::segment::{ExplainedRequest, NeighbourSpan, Segment, SegmentKind, saturating_sum};
 use crate::timeline::Timeline;
 use crate::trace::Trace;
 

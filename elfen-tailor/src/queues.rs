@@ -12,8 +12,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::account::ExplainedRequest;
-use crate::segment::{Segment, SegmentKind, saturating_sum};
+use crate::segment::{ExplainedRequest, Segment, SegmentKind, saturating_sum};
 use crate::service_slots::{self, Job, ServiceSlot};
 
 pub(crate) struct Queues {

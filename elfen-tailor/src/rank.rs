@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::account::ExplainedRequest;
 use crate::causes::{Causes, add, is_removable, sorted};
 use crate::neighbours::{self, NeighbourRow};
 use crate::queues::{OwnTime, Queues};
 use crate::replay::{Parts, Replay, quantile};
-use crate::segment::{BURST, COMBINED, WORK, saturating_sum};
+use crate::segment::{BURST, COMBINED, ExplainedRequest, WORK, saturating_sum};
 use crate::trace::Trace;
 
 /// The limit above which requests count as slow.
@@ -135,7 +134,9 @@ pub fn rank(
     let queue = causes.queue_cause();
     let replay = Replay::of(&queues.jobs, &queues.slots, |job, spans| {
         let mut parts = causes.parts_in_spans(&explained[job], spans);
-        parts.iter_mut().for_each(|parts| parts.retain(|(cause, _)| Some(*cause) != queue));
+        for parts in &mut parts {
+            parts.retain(|(cause, _)| Some(*cause) != queue);
+        }
         parts
     });
     let unchanged = sorted(replay.latencies_without(|_, _| 0).into_iter());

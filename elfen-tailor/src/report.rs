@@ -9,14 +9,14 @@ use elfen_console::table;
 use serde::Serialize;
 
 use crate::account::Account;
-use crate::account::ExplainedRequest;
 use crate::neighbours::{self, NeighbourRow};
 use crate::rank::{
     NoSuchCause, OffSlot, RankedCause, Ranking, ReplayError, SlowThreshold, middle_requests, rank,
 };
 use crate::replay::quantile;
 use crate::segment::{
-    LONG, Segment, SegmentKind, cause_name, describe_cause, is_recording, saturating_sum,
+    ExplainedRequest, LONG, Segment, SegmentKind, cause_name, describe_cause, is_recording,
+    saturating_sum,
 };
 use crate::trace::{FULL, MARKS_ALONE, Trace};
 

@@ -1,4 +1,7 @@
-//! Segments, the stretches of a request's time that have one kind; and causes, the names of kinds.
+//! Segments, the stretches of a request's time that have one kind; requests, explained by them; and
+//! causes, the names of kinds.
+
+use std::sync::Arc;
 
 use elfen_rt::signal::event::Stall;
 
@@ -76,6 +79,67 @@ impl Segment {
     /// How much of the segment lies in a span.
     pub fn within(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.to_ns.min(to_ns).saturating_sub(self.from_ns.max(from_ns))
+    }
+}
+
+/// A request, explained by segments.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExplainedRequest {
+    pub connection: u64,
+    pub arrived_ns: u64,
+    pub ended_ns: u64,
+    /// The thread that did most of the work, and in whose queue the request stood.
+    pub server: u32,
+    /// The class of the request, as the service reports it; 0 if it reports none.
+    pub class: u64,
+    /// How long each stage of the service took.
+    pub stages: Vec<(u16, u64)>,
+    pub segments: Vec<Segment>,
+    /// Page faults of the threads that worked for it, while they did; only with `full` detail.
+    pub faults: u64,
+    /// What ran on the other lanes of the core during its work.
+    pub neighbour_spans: Vec<NeighbourSpan>,
+}
+
+/// A span of a request's work during which a thread ran on another lane of the same core.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NeighbourSpan {
+    pub from_ns: u64,
+    pub to_ns: u64,
+    /// The program of a batch of `elfen run`, or the name of any other thread.
+    pub name: Arc<str>,
+}
+
+impl NeighbourSpan {
+    /// How much of it lies in a span.
+    pub fn within(&self, from_ns: u64, to_ns: u64) -> u64 {
+        self.to_ns.min(to_ns).saturating_sub(self.from_ns.max(from_ns))
+    }
+}
+
+impl ExplainedRequest {
+    pub fn latency_ns(&self) -> u64 {
+        self.ended_ns - self.arrived_ns
+    }
+
+    pub fn work_ns(&self) -> u64 {
+        saturating_sum(
+            self.segments.iter().filter(|s| s.kind == SegmentKind::Work).map(Segment::ns),
+        )
+    }
+
+    /// How long each neighbour ran next to it, the longest first.
+    pub fn neighbours(&self) -> Vec<(&str, u64)> {
+        let mut sums: Vec<(&str, u64)> = Vec::new();
+        for stretch in &self.neighbour_spans {
+            let ns = stretch.within(0, u64::MAX);
+            match sums.iter_mut().find(|(name, _)| *name == &*stretch.name) {
+                Some((_, sum)) => *sum = sum.saturating_add(ns),
+                None => sums.push((&stretch.name, ns)),
+            }
+        }
+        sums.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+        sums
     }
 }
 

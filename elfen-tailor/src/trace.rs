@@ -280,7 +280,9 @@ impl Trace {
             taken.ok_or(Error::Damaged(at))?;
         }
         let mut trace = trace.ok_or(Error::Foreign)?;
-        trace.marks.values_mut().for_each(|marks| marks.sort_by_key(|mark| mark.at_ns));
+        for marks in trace.marks.values_mut() {
+            marks.sort_by_key(|mark| mark.at_ns);
+        }
         Ok(trace)
     }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use elfen_tailor::account::{Account, ExplainedRequest, charges};
+use elfen_tailor::account::{Account, charges};
 use elfen_tailor::replay::quantile;
+use elfen_tailor::segment::ExplainedRequest;
 use elfen_tailor::segment::{BURST, LONG, is_named_by};
 use elfen_tailor::trace::Trace;
 use serde::Serialize;

@@ -10,9 +10,10 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_host::watches::Publisher;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
-use elfen_tailor::account::{Account, ExplainedRequest, charges};
+use elfen_tailor::account::{Account, charges};
 use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::replay::quantile;
+use elfen_tailor::segment::ExplainedRequest;
 use elfen_tailor::trace::{BatchThread, Gap, Header, KernelFunction, ThreadName, Trace};
 use serde::Serialize;
 

@@ -94,7 +94,7 @@ struct Serve {
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
     look_every: Duration,
 
-    /// Limit of requests that are sent a second time, as a duplicate or as a retry
+    /// Largest part of all requests that is sent a second time, as a duplicate or as a retry
     #[arg(long, value_name = "PART", default_value = "5%", value_parser = part)]
     max_extra: u64,
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::neighbours::NeighbourCosts;
 use crate::replay::{Parts, quantile};
 use crate::segment::{
-    ExplainedRequest, LONG, NEIGHBOUR, QUEUE, Segment, SegmentKind, WORK, cause_name, is_named_by,
+    ExplainedRequest, LONG, NEIGHBOUR, QUEUE, SegmentKind, WORK, cause_name, is_named_by,
     saturating_sum,
 };
 use crate::trace::Trace;
@@ -158,6 +158,7 @@ impl UsualWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::segment::Segment;
 
     /// Goal: the parts in the slots of a request add up to the parts of the whole, and its usual
     /// work is subtracted once. Method: 60 is usual, and one request takes 250 in two slots.

@@ -119,7 +119,7 @@ pub struct Counts {
 pub struct Hedge {
     policy: Policy,
     budget: Budget,
-    recent: Recent,
+    recent: RecentLatencies,
     /// The server that gets new requests.
     active: Server,
     in_flight: BTreeMap<Id, Flight>,
@@ -138,7 +138,7 @@ impl Hedge {
         Self {
             policy,
             budget: Budget::new(extra_per_million),
-            recent: Recent::default(),
+            recent: RecentLatencies::default(),
             active: Server::Primary,
             in_flight: BTreeMap::new(),
             sampled_ns: None,
@@ -377,13 +377,13 @@ const REFRESH_EVERY: u32 = 100;
 
 /// How long the last requests took.
 #[derive(Clone, Debug, Default)]
-struct Recent {
+struct RecentLatencies {
     latencies: VecDeque<u64>,
     since: u32,
     p95_ns: Option<u64>,
 }
 
-impl Recent {
+impl RecentLatencies {
     fn add(&mut self, latency_ns: u64) {
         if self.latencies.len() == LATENCIES_MAX {
             self.latencies.pop_front();

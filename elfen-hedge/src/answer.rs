@@ -1,4 +1,4 @@
-//! The bodies of answers: a server's, passed on as it comes, or a line of the proxy's own.
+//! The bodies of answers: from a server, passed on as they come, or a line from the proxy itself.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,7 +12,7 @@ use crate::pool::{Lease, Reply};
 use crate::request::{Refusal, remove_hop_by_hop};
 
 /// hyper asks for the next piece when the client has taken the last ones, and reads no more from
-/// the server until then: a slow client makes the server wait, and fills no memory.
+/// the server until then. So a slow client makes the server wait, and does not fill memory.
 #[derive(Debug)]
 pub(crate) struct Answer {
     source: Source,
@@ -35,7 +35,7 @@ pub(crate) fn of_server(reply: Reply, busy: Busy) -> Response<Answer> {
     Response::from_parts(head, Answer { source, _busy: busy })
 }
 
-/// An answer of the proxy's own. The connection ends with it.
+/// An answer from the proxy itself. The connection ends with it.
 pub(crate) fn refusal(Refusal(status, why): Refusal, busy: Busy) -> Response<Answer> {
     let text = Bytes::from(format!("elfen-hedge: {why}\n"));
     let mut response = Response::new(Answer { source: Source::Own(Some(text)), _busy: busy });
@@ -46,7 +46,7 @@ pub(crate) fn refusal(Refusal(status, why): Refusal, busy: Busy) -> Response<Ans
 }
 
 impl Source {
-    /// Gives the connection back as soon as nothing is left to read.
+    /// Returns the connection as soon as nothing is left to read.
     fn end_lease(&mut self) {
         if let Self::Server { body, lease } = self
             && body.is_end_stream()

@@ -1,5 +1,5 @@
-//! The connections of clients: how many there are, what each is doing, and which is closed because
-//! it keeps a place for nothing.
+//! The connections of clients: how many there are, what each is doing, and which are closed because
+//! they take too long.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,15 +15,15 @@ use tokio::task::AbortHandle;
 
 use crate::lock::Lock;
 
-/// How long clients may take.
+/// Limits of clients, and of how long they may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
     pub(crate) clients: usize,
     /// From the first byte of a head to its last.
     pub(crate) head: Duration,
-    /// For a body, from its head on.
+    /// From the end of the head to the end of the body.
     pub(crate) body: Duration,
-    /// Without a request, or without taking any of its answer.
+    /// Without a request, or without taking any of the answer.
     pub(crate) idle: Duration,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Limits {
 pub(crate) struct Clients {
     limits: Limits,
     all: Lock<HashMap<u64, Entry>>,
-    /// There may be room: a connection has ended, or waits.
+    /// Notified when there may be room: a connection has ended, or waits.
     room: Arc<Notify>,
 }
 
@@ -41,7 +41,7 @@ struct Entry {
     task: AbortHandle,
 }
 
-/// One connection.
+/// The state of one connection.
 #[derive(Debug)]
 pub(crate) struct Client {
     state: Lock<State>,
@@ -52,7 +52,7 @@ pub(crate) struct Client {
 struct State {
     stage: Stage,
     since: Instant,
-    /// The client has taken nothing since then.
+    /// Since when the client has not taken any of its answer.
     stuck: Option<Instant>,
 }
 
@@ -66,7 +66,7 @@ enum Stage {
     Busy,
 }
 
-/// A request of a client is under way, as long as this lives.
+/// A request of a client is in progress while this lives.
 #[derive(Debug)]
 pub(crate) struct Busy(Arc<Client>);
 
@@ -107,20 +107,20 @@ impl Drop for Busy {
 }
 
 impl State {
-    /// Whether it has taken longer than it may.
-    fn is_over(self, limits: Limits, now: Instant) -> bool {
-        let for_longer = |since: Instant, limit| now.saturating_duration_since(since) > limit;
-        let is_stuck = self.stuck.is_some_and(|since| for_longer(since, limits.idle));
+    /// Whether it exceeds a limit.
+    fn is_overdue(self, limits: Limits, now: Instant) -> bool {
+        let exceeds = |since: Instant, limit| now.saturating_duration_since(since) > limit;
+        let is_stuck = self.stuck.is_some_and(|since| exceeds(since, limits.idle));
         is_stuck
             || match self.stage {
-                Stage::Idle => for_longer(self.since, limits.idle),
-                Stage::Head => for_longer(self.since, limits.head),
-                // Its own limits are those of bodies and servers.
+                Stage::Idle => exceeds(self.since, limits.idle),
+                Stage::Head => exceeds(self.since, limits.head),
+                // Bodies and servers have limits of their own.
                 Stage::Busy => false,
             }
     }
 
-    /// Whether it could be closed without harm to a request.
+    /// Whether it can be closed without interrupting a request.
     fn is_waiting(self) -> bool {
         self.stage != Stage::Busy && self.stuck.is_none()
     }
@@ -131,7 +131,7 @@ impl Clients {
         Arc::new(Self { limits, all: Lock::default(), room: Arc::default() })
     }
 
-    /// One more; to be added with its task.
+    /// A new client, to be added together with its task.
     pub(crate) fn client(&self) -> Arc<Client> {
         Client::new(Arc::clone(&self.room))
     }
@@ -145,8 +145,8 @@ impl Clients {
         self.room.notify_one();
     }
 
-    /// Makes room for one more: closes the connection that has waited longest, or waits until one
-    /// ends, if all have requests under way. How many it closed.
+    /// Makes room for one more client: closes the connection that has waited longest, or, if all
+    /// have requests in progress, waits until one ends. Returns how many it closed.
     pub(crate) async fn make_room(&self) -> u64 {
         let mut closed = 0;
         while self.all.with(|all| all.len() >= self.limits.clients) {
@@ -172,17 +172,18 @@ impl Clients {
         })
     }
 
-    /// Closes the connections that took too long; how many.
+    /// Closes the connections that exceed a limit. Returns how many.
     pub(crate) fn close_overdue(&self) -> u64 {
         let now = Instant::now();
         self.all.with(|all| {
             let before = all.len();
             all.retain(|_, entry| {
-                let is_over = entry.client.state.with(|state| state.is_over(self.limits, now));
-                if is_over {
+                let is_overdue =
+                    entry.client.state.with(|state| state.is_overdue(self.limits, now));
+                if is_overdue {
                     entry.task.abort();
                 }
-                !is_over
+                !is_overdue
             });
             let closed = before - all.len();
             if closed > 0 {
@@ -192,14 +193,14 @@ impl Clients {
         })
     }
 
-    /// Between two looks for connections that took too long.
-    pub(crate) fn sweep_every(&self) -> Duration {
+    /// Interval of checking limits.
+    pub(crate) fn sweep_interval(&self) -> Duration {
         let shortest = self.limits.head.min(self.limits.idle);
         (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(1))
     }
 }
 
-/// A client's socket, which notes when bytes come and when none go.
+/// A client's socket, which notes when bytes arrive and when none leave.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: TcpStream,
@@ -273,19 +274,19 @@ mod tests {
     const LIMITS: Limits =
         Limits { clients: 2, head: SECOND, body: SECOND, idle: Duration::from_secs(5) };
 
-    /// Goal: each stage has its own limit, and a request under way has none here. Method: times
+    /// Goal: each stage has its own limit, and a request in progress has none here. Method: times
     /// around the limits.
     #[test]
-    fn a_client_may_take_so_long() {
+    fn each_stage_has_its_limit() {
         let since = Instant::now();
-        let over = |stage, stuck: Option<u32>, after: u32| {
+        let is_overdue = |stage, stuck: Option<u32>, after: u32| {
             let stuck = stuck.map(|at| since + SECOND * at);
-            State { stage, since, stuck }.is_over(LIMITS, since + SECOND * after)
+            State { stage, since, stuck }.is_overdue(LIMITS, since + SECOND * after)
         };
-        assert!(!over(Stage::Head, None, 1) && over(Stage::Head, None, 2));
-        assert!(!over(Stage::Idle, None, 5) && over(Stage::Idle, None, 6));
-        assert!(!over(Stage::Busy, None, 600));
-        assert!(!over(Stage::Busy, Some(10), 15) && over(Stage::Busy, Some(10), 16));
+        assert!(!is_overdue(Stage::Head, None, 1) && is_overdue(Stage::Head, None, 2));
+        assert!(!is_overdue(Stage::Idle, None, 5) && is_overdue(Stage::Idle, None, 6));
+        assert!(!is_overdue(Stage::Busy, None, 600));
+        assert!(!is_overdue(Stage::Busy, Some(10), 15) && is_overdue(Stage::Busy, Some(10), 16));
     }
 
     /// Goal: stages follow bytes and requests.

@@ -16,21 +16,21 @@ use elfen_console::usage;
 use elfen_hedge_policy::Policy;
 use elfen_recorder::cmd::failure::no_events;
 use elfen_recorder::service::NotFound;
-use elfen_recorder::signals::Ending;
+use elfen_recorder::signals::EndSignals;
 use hyper::Method;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::clients::Limits;
-use crate::hazard::{Hazards, Missing};
+use crate::hazard::{AttachError, Hazards};
+use crate::policy_driver::Observation;
 use crate::proxy::Proxy;
-use crate::served;
 use crate::shared::{Counts, Done, Plan};
-use crate::steward::Sight;
-use crate::watch::Looks;
+use crate::test_server;
+use crate::watch::WatchedServers;
 
 const AFTER: &str = "\
-Both servers have to answer alike. With `look`, the default, they have to run on this machine, and \
-you have to be allowed to see their processes: as root, or as their user.
+Both servers must give equivalent answers. With `look`, the default, they must run on this \
+machine, and you must be allowed to see their processes: as root, or as their user.
 
 Ctrl-C or SIGTERM ends it, and it prints what it did.
 
@@ -39,14 +39,14 @@ Examples:
   elfen-hedge --listen 0.0.0.0:80 --public --to 10.0.0.1:80 \\
       --backup 10.0.0.2:80 --policy after=p95
 
-Exit status: 0 after Ctrl-C or SIGTERM, 1 for failures, 2 for wrong arguments, 3 where this \
+Exit status: 0 after Ctrl-C or SIGTERM, 1 for failures, 2 for wrong arguments, 3 if this \
 machine lacks what the policy needs.";
 
-/// Send a request to a second server as well while the first stands still
+/// Send requests to a second server as well while the first one stands still
 ///
-/// An HTTP/1.1 proxy in front of two servers. A request in flight whose server has not run between
-/// two looks is sent to the backup too, if the backup is free of the same. New requests follow. The
-/// client gets the first answer, and no other.
+/// An HTTP/1.1 proxy in front of two servers. If a server has not run between two polls, its
+/// requests in flight are sent to the backup too, unless the backup stands still as well. New
+/// requests follow. The client gets the first answer, and no other.
 #[derive(Parser, Debug)]
 #[command(name = "elfen-hedge", version, after_help = AFTER)]
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
@@ -81,57 +81,57 @@ struct Serve {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     to: SocketAddr,
 
-    /// A second server that answers alike
+    /// A second, equivalent server
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     backup: SocketAddr,
 
-    /// `look` at whether the servers run, `hazard` (told of stops and collections as they happen),
-    /// `after=TIME`, `after=p95` of the last requests, or `none`
+    /// `look`: poll whether the servers run; `hazard`: the kernel reports stops and collections as
+    /// they happen; `after=TIME`, `after=p95` of the last requests, or `none`
     #[arg(long, value_name = "POLICY", default_value = "look", value_parser = policy)]
     policy: Policy,
 
-    /// Between two looks
+    /// Interval of polls
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
     look_every: Duration,
 
-    /// At most this part of all requests is sent a second time, as a duplicate or as a retry
+    /// Largest part of all requests that is sent a second time, as a duplicate or as a retry
     #[arg(long, value_name = "PART", default_value = "5%", value_parser = part)]
     max_extra: u64,
 
-    /// Methods whose requests may be sent a second time: idempotent ones
+    /// Methods whose requests may be sent a second time: only idempotent ones
     #[arg(long, value_name = "METHODS", default_value = "GET,HEAD", value_delimiter = ',',
         value_parser = method)]
     methods: Vec<Method>,
 
-    /// Warm a server that was restarted by this many recorded GET and HEAD requests. Requests that
-    /// carry credentials are not recorded
+    /// Warm a restarted server with this many recorded GET and HEAD requests. Requests with
+    /// credentials are not recorded
     #[arg(long, value_name = "N", default_value_t = 0,
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=10_000))]
     replay: usize,
 
-    /// A client whose answer has not begun by then gets status 504
+    /// Time limit for the beginning of an answer; then the client gets status 504
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration::parse)]
     give_up: Duration,
 
-    /// The head of a request has to be whole by then
+    /// Time limit for the head of a request
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse)]
     head_timeout: Duration,
 
-    /// And its body, after the head
+    /// Time limit for the body of a request, after its head
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     body_timeout: Duration,
 
-    /// A client without a request, or one that takes nothing of its answer, is disconnected
+    /// Time limit of a client without a request, or of one that takes nothing of its answer
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration::parse)]
     idle_timeout: Duration,
 
-    /// Clients at once. One more takes the place of the one that has waited longest without a
-    /// request
+    /// Limit of clients at once. A further client replaces the one that has waited longest without
+    /// a request
     #[arg(long, value_name = "N", default_value_t = 1024,
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=100_000))]
     max_clients: usize,
 
-    /// Clients are proxies of yours: pass on their `Forwarded` and `X-Forwarded-*`
+    /// Trust clients, which are your own proxies: pass on their `Forwarded` and `X-Forwarded-*`
     #[arg(long)]
     trust_forwarded: bool,
 
@@ -140,14 +140,14 @@ struct Serve {
     json: bool,
 }
 
-/// Be a server to try `elfen-hedge` on, until standard input ends
+/// Run a server for tests of `elfen-hedge`, until standard input ends
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen-hedge answer first")]
 struct Answer {
-    /// What it calls itself
+    /// The name in its answers
     name: String,
 
-    /// A free one, if none is named
+    /// The port to listen on; 0 picks a free one
     #[arg(long, value_name = "PORT", default_value = "0")]
     port: u16,
 }
@@ -165,35 +165,36 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         Some(port) => format!("{}:{port}", Ipv4Addr::LOCALHOST),
         None => text.to_owned(),
     };
-    full.parse().map_err(|_| "it is an IP address and a port, as 127.0.0.1:8080".to_owned())
+    full.parse().map_err(|_| "it must be an IP address and a port, as 127.0.0.1:8080".to_owned())
 }
 
 fn policy(text: &str) -> Result<Policy, String> {
-    let say = || "it is look, hazard, after=TIME as after=2ms, after=p95, or none".to_owned();
+    let expected =
+        || "it must be look, hazard, after=TIME as after=2ms, after=p95, or none".to_owned();
     match text.split_once('=') {
         None if text == "look" => Ok(Policy::Look),
         None if text == "hazard" => Ok(Policy::Hazard),
         None if text == "none" => Ok(Policy::None),
         Some(("after", "p95")) => Ok(Policy::AfterP95),
         Some(("after", time)) => {
-            let time = duration::parse(time).map_err(|_| say())?;
-            u64::try_from(time.as_nanos()).map(Policy::After).map_err(|_| say())
+            let time = duration::parse(time).map_err(|_| expected())?;
+            u64::try_from(time.as_nanos()).map(Policy::After).map_err(|_| expected())
         }
-        _ => Err(say()),
+        _ => Err(expected()),
     }
 }
 
 /// A percentage, as parts of a million.
 fn part(text: &str) -> Result<u64, String> {
-    let say = || "it is a percentage up to 100%, as 5% or 0.5%".to_owned();
-    let number = text.strip_suffix('%').ok_or_else(say)?;
+    let expected = || "it must be a percentage up to 100%, as 5% or 0.5%".to_owned();
+    let number = text.strip_suffix('%').ok_or_else(expected)?;
     let (whole, rest) = number.split_once('.').unwrap_or((number, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if !digits(whole) || !digits(rest) || whole.len() > 3 || rest.len() > 4 {
-        return Err(say());
+        return Err(expected());
     }
-    let part: u64 = format!("{whole}{rest:0<4}").parse().map_err(|_| say())?;
-    if part <= 1_000_000 { Ok(part) } else { Err(say()) }
+    let part: u64 = format!("{whole}{rest:0<4}").parse().map_err(|_| expected())?;
+    if part <= 1_000_000 { Ok(part) } else { Err(expected()) }
 }
 
 fn method(text: &str) -> Result<Method, String> {
@@ -202,7 +203,7 @@ fn method(text: &str) -> Result<Method, String> {
     let known = IDEMPOTENT.iter().find(|method| method.as_str() == text).cloned();
     known.ok_or_else(|| {
         let names = IDEMPOTENT.each_ref().map(Method::as_str);
-        format!("a request may be sent twice if it is {}", names.join(", "))
+        format!("only these methods may be sent twice: {}", names.join(", "))
     })
 }
 
@@ -211,7 +212,7 @@ fn is_here(server: SocketAddr) -> bool {
     UdpSocket::bind((server.ip(), 0)).is_ok()
 }
 
-/// Runs the command; what a shell sees of it.
+/// Runs the command and returns its exit status.
 pub fn main(words: &[OsString], out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let parsed = Cli::command().try_get_matches_from(words);
     match parsed.and_then(|typed| Cli::from_arg_matches(&typed)) {
@@ -226,14 +227,14 @@ pub fn main(words: &[OsString], out: &mut dyn Write) -> Result<ExitCode, Failure
 }
 
 fn answer(args: &Answer) -> Result<ExitCode, Failure> {
-    served::serve(&args.name, args.port).map_err(|error| {
+    test_server::serve(&args.name, args.port).map_err(|error| {
         Failure::new(Status::Failed, "serving requests", error, "see `ulimit -n`")
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn completions(args: &Completions, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    // As users see it: without what is hidden.
+    // Without hidden subcommands.
     let mut command = Serve::augment_args(clap::Command::new("elfen-hedge"));
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         let written = generate_to(shell, &mut command, "elfen-hedge", &args.folder);
@@ -247,7 +248,8 @@ fn completions(args: &Completions, out: &mut dyn Write) -> Result<ExitCode, Fail
 }
 
 impl Serve {
-    /// Arguments whose requests would come back to it or to one server only, or be seen by others.
+    /// Rejects arguments that would send requests back to the proxy or twice to one server, or
+    /// expose them by accident.
     fn check(&self) -> Result<(), Failure> {
         let usage = |why: &str, fix: &str| Err(Failure::new(Status::Usage, "arguments", why, fix));
         let is_us = |server: SocketAddr| {
@@ -276,27 +278,31 @@ impl Serve {
         if times.contains(&Duration::ZERO) {
             return usage("a time is 0", "choose a longer one");
         }
-        let sees = matches!(self.policy, Policy::Look | Policy::Hazard);
-        if sees && !(is_here(self.to) && is_here(self.backup)) {
-            let why = "the policy needs to see the servers, and one is not on this machine";
+        let observes = matches!(self.policy, Policy::Look | Policy::Hazard);
+        if observes && !(is_here(self.to) && is_here(self.backup)) {
+            let why = "the policy observes the servers, and one is not on this machine";
             return usage(why, "use --policy after=p95");
         }
-        if sees && self.to.port() == self.backup.port() {
-            let why = "servers on one port can't be told apart, which the policy needs";
-            return usage(why, "give one another port, or use --policy after=p95");
+        if observes && self.to.port() == self.backup.port() {
+            let why = "the policy has to tell the servers apart, and both are on one port";
+            return usage(why, "move one to another port, or use --policy after=p95");
         }
         Ok(())
     }
 
-    fn sight(&self) -> Result<Sight, Failure> {
+    fn observation(&self) -> Result<Observation, Failure> {
         let ports = [self.to.port(), self.backup.port()];
         match self.policy {
-            Policy::Look => Looks::find(ports).map(Sight::Looks).map_err(|why| hidden(&why)),
-            Policy::Hazard => Hazards::find(ports).map(Sight::Hazards).map_err(|why| match why {
-                Missing::Server(why) => hidden(&why),
-                Missing::Events(error) => no_events(&error),
-            }),
-            _ => Ok(Sight::None),
+            Policy::Look => WatchedServers::find(ports)
+                .map(Observation::Polled)
+                .map_err(|why| not_visible(&why)),
+            Policy::Hazard => {
+                Hazards::find(ports).map(Observation::Events).map_err(|why| match why {
+                    AttachError::Server(why) => not_visible(&why),
+                    AttachError::Events(error) => no_events(&error),
+                })
+            }
+            _ => Ok(Observation::None),
         }
     }
 
@@ -321,17 +327,17 @@ impl Serve {
     }
 }
 
-/// A server that is not up yet is waited for; one that may not be seen would never be.
-fn hidden(why: &NotFound) -> Failure {
+/// Reports a server that this user may not see. One that is not up yet is waited for instead.
+fn not_visible(why: &NotFound) -> Failure {
     let why = match why {
         NotFound::Hidden(port) => format!("you may not see which process listens on port {port}"),
         other => format!("{other:?}"),
     };
     let fix = "run it as root or as the servers' user, or use --policy after=p95";
-    Failure::new(Status::Failed, "looking for the servers", why, fix)
+    Failure::new(Status::Failed, "finding the servers", why, fix)
 }
 
-/// Each client may take three descriptors, and the usual limit is 1,024.
+/// Raises the limit of descriptors, usually 1,024: each client may take three.
 fn raise_descriptors() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         // With fewer, connections wait longer.
@@ -346,17 +352,17 @@ fn serve(args: &Serve, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Failure::new(Status::Failed, what, error, "choose another --listen, or see `ulimit -n`")
     };
     raise_descriptors();
-    // Before any thread is started: threads inherit that these signals are blocked.
-    let ending = Ending::new().map_err(failed)?;
-    let proxy = Proxy::open(args.plan(), args.sight()?).map_err(failed)?;
+    // Before any thread starts, because threads inherit the blocked signals.
+    let ending = EndSignals::new().map_err(failed)?;
+    let proxy = Proxy::open(args.plan(), args.observation()?).map_err(failed)?;
     to_stderr(&format!("listening on {}", proxy.address().map_err(failed)?));
     let done = proxy.run(&ending).map_err(failed)?;
     print(out, args.json, &done, || text(&done))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(Done { decided, met }: &Done) -> String {
-    let Counts { moved, unanswered, late, replayed, refused, timed_out, evicted } = met;
+fn text(Done { policy, proxy }: &Done) -> String {
+    let Counts { moved, unanswered, late, replayed, refused, timed_out, evicted } = proxy;
     format!(
         "{} requests; sent twice: {} duplicates, of which {} were answered first, and {} retries; \
          {} not for the budget\n\
@@ -364,12 +370,12 @@ fn text(Done { decided, met }: &Done) -> String {
          recorded ones replayed\n\
          {unanswered} without an answer, {late} late answers, {refused} refused; clients: \
          {timed_out} timed out, {evicted} made room\n",
-        decided.requests,
-        decided.duplicates,
-        decided.won_by_backup,
-        decided.retries,
-        decided.refused_by_budget,
-        decided.swaps,
+        policy.requests,
+        policy.duplicates,
+        policy.won_by_backup,
+        policy.retries,
+        policy.refused_by_budget,
+        policy.swaps,
     )
 }
 
@@ -378,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_and_parts() {
+    fn policies_and_percentages_are_parsed() {
         assert_eq!(policy("after=2ms"), Ok(Policy::After(2_000_000)));
         assert_eq!(policy("after=p95"), Ok(Policy::AfterP95));
         assert_eq!((policy("look"), policy("none")), (Ok(Policy::Look), Ok(Policy::None)));

@@ -1,4 +1,4 @@
-//! One request: which servers it is sent to, and whose answer the client gets.
+//! One request: the servers that get it, and the one whose answer the client gets.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -11,12 +11,12 @@ use crate::pool::{Lost, Reply};
 use crate::request::{NO_SERVER, Refusal, Request, TOO_LATE};
 use crate::shared::Shared;
 
-/// Answers that came second and are waited for. Of a server that stands still there may be many.
+/// Limit of second answers that are waited for. A server that stands still may owe many.
 const MAX_LATE: usize = 1024;
 
 type Attempt = Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>;
 
-/// The attempts at each server, at most one each: so no request goes anywhere more than once.
+/// The attempts at each server, at most one each: no server gets a request twice.
 #[derive(Default)]
 struct Attempts {
     running: [Option<Attempt>; 2],
@@ -26,7 +26,7 @@ struct Attempts {
 impl Attempts {
     fn begin(&mut self, shared: &Shared, server: Server, request: &Arc<Request>) {
         let pool = Arc::clone(&shared.pools[server.index()]);
-        self.running[server.index()] = Some(Box::pin(pool.ask(Arc::clone(request))));
+        self.running[server.index()] = Some(Box::pin(pool.send(Arc::clone(request))));
     }
 
     fn may_begin(&self, server: Server) -> bool {
@@ -51,12 +51,14 @@ impl Attempts {
     }
 }
 
-/// Has a request answered: by the first server that does, and by no other.
+/// Has a request answered, by the first server that answers and no other.
 pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Reply, Refusal> {
     let may_repeat = shared.plan.repeatable.contains(&request.method);
     let request = Arc::new(request);
     let mut flight = shared.flights.begin(may_repeat);
-    let (mut attempts, mut doubled, mut second) = (Attempts::default(), false, None);
+    let mut attempts = Attempts::default();
+    let mut is_decided = false;
+    let mut second = None;
     attempts.begin(shared, flight.server, &request);
     let give_up = tokio::time::sleep(shared.plan.give_up);
     tokio::pin!(give_up);
@@ -64,14 +66,14 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
         let (server, ended) = tokio::select! {
             biased;
             ended = attempts.next() => ended,
-            told = &mut flight.double, if !doubled => {
-                doubled = true;
-                match told {
+            decided = &mut flight.duplicate, if !is_decided => {
+                is_decided = true;
+                match decided {
                     Ok(to) if attempts.may_begin(to) => {
                         attempts.begin(shared, to, &request);
                         second = Some(to);
                     }
-                    // It is there already, or that server has failed.
+                    // The request is there already, or that server has failed.
                     _ => flight.not_sent(),
                 }
                 continue;
@@ -83,7 +85,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
                 flight.answered(server);
                 shared.replays.with(|replays| replays.record(&request, reply.response.status()));
                 if let Some(late) = attempts.running.into_iter().flatten().next() {
-                    leave(shared, late);
+                    read_late_answer(shared, late);
                 }
                 return Ok(reply);
             }
@@ -107,9 +109,10 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
                 flight.moved(other);
                 shared.counts.with(|counts| counts.moved += 1);
             }
-            // The policy has it sent there just now.
-            Lost::Dropped if !doubled && flight.double.try_recv().is_ok() => {
-                (doubled, second) = (true, Some(other));
+            // The policy decides at this moment to send it there.
+            Lost::Dropped if !is_decided && flight.duplicate.try_recv().is_ok() => {
+                is_decided = true;
+                second = Some(other);
             }
             Lost::Dropped if flight.retry(other) => second = Some(other),
             Lost::Dropped | Lost::Invalid => break NO_SERVER,
@@ -120,8 +123,8 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
     Err(refusal)
 }
 
-/// Reads an answer that came second to its end, so that its connection can be used again.
-fn leave(shared: &Arc<Shared>, attempt: Attempt) {
+/// Reads a second answer to its end, so that its connection can be used again.
+fn read_late_answer(shared: &Arc<Shared>, attempt: Attempt) {
     if shared.late.with(|late| *late >= MAX_LATE) {
         return;
     }

@@ -1,4 +1,4 @@
-//! A door for the fuzzer: a client's connection, with what servers would get of it.
+//! The entry point of the fuzzer: a client's connection, and what servers would get from it.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,13 +12,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 
-use crate::proxy::{builder, taken};
+use crate::proxy::{builder, receive};
 use crate::request::{Origin, Request, remove_hop_by_hop};
 
 const ORIGIN: Origin = Origin { client: IpAddr::V4(Ipv4Addr::LOCALHOST), trusted: false };
 const ROOM: usize = 1 << 20;
 
-/// All that a client sends, before it ends its side.
+/// Handles all bytes of a client that then closes its side.
 pub fn connection(bytes: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     runtime.expect("a runtime").block_on(async {
@@ -27,7 +27,7 @@ pub fn connection(bytes: &[u8]) {
             return;
         }
         let answer = service_fn(|request: hyper::Request<Incoming>| async {
-            if let Ok(request) = taken(request, ORIGIN, Duration::from_secs(1)).await {
+            if let Ok(request) = receive(request, ORIGIN, Duration::from_secs(1)).await {
                 is_safe(&request);
             }
             Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
@@ -36,7 +36,7 @@ pub fn connection(bytes: &[u8]) {
     });
 }
 
-/// No server can take it for another request, or for two.
+/// No server can read it as another request, or as two.
 fn is_safe(request: &Request) {
     let lengths: Vec<_> = request.fields.get_all(CONTENT_LENGTH).iter().collect();
     match lengths.as_slice() {

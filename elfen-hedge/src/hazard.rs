@@ -1,4 +1,4 @@
-//! What brings one of two servers to a halt, as it happens: signals, and the halts of its JVM.
+//! Reports what halts one of two servers, as it happens: signals, and halts of its JVM.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -8,39 +8,39 @@ use elfen_machine::process::stat;
 use elfen_recorder::jvm::probes_of;
 use elfen_recorder::service::NotFound;
 
-use crate::lookout::Lookout;
-use crate::serving::Serving;
+use crate::processes::ProcessWatcher;
+use crate::processes::ServerProcesses;
 
 #[derive(Debug)]
 pub(crate) struct Hazards {
     hazards: hazard::Hazards,
-    pub(crate) lookout: Lookout,
+    pub(crate) process_watcher: ProcessWatcher,
 }
 
 #[derive(Debug)]
-pub(crate) enum Missing {
+pub(crate) enum AttachError {
     Server(NotFound),
     Events(Error),
 }
 
-/// The processes whose halts are told.
+/// The source of events about the servers' processes.
 #[derive(Debug)]
-struct Listening {
+struct EventSource {
     subjects: Subjects,
     /// Processes with probes in their JVM.
     probed: Vec<u32>,
 }
 
-impl Listening {
-    fn to(&mut self, [first, second]: [&[u32]; 2]) -> Result<(), Error> {
+impl EventSource {
+    fn attach(&mut self, [first, second]: [&[u32]; 2]) -> Result<(), Error> {
         self.subjects.watch([first, second])?;
         self.probed.retain(|process| stat(*process).is_some());
         for &process in first.iter().chain(second) {
             if self.probed.contains(&process) {
                 continue;
             }
-            if let Some((library, places)) = probes_of(process) {
-                self.subjects.probe(process, &library, &places)?;
+            if let Some((library, sites)) = probes_of(process) {
+                self.subjects.probe(process, &library, &sites)?;
                 self.probed.push(process);
             }
         }
@@ -49,36 +49,38 @@ impl Listening {
 }
 
 impl Hazards {
-    /// A server that is not up yet may come later.
-    pub(crate) fn find(ports: [u16; 2]) -> Result<Self, Missing> {
-        let [first, second] = ports.map(Serving::find);
-        let serving = [first.map_err(Missing::Server)?, second.map_err(Missing::Server)?];
-        let (hazards, subjects) = hazard::Hazards::attach().map_err(Missing::Events)?;
-        let mut listening = Listening { subjects, probed: Vec::new() };
-        listening.to(serving.each_ref().map(Serving::processes)).map_err(Missing::Events)?;
-        let lookout = Lookout::begin(serving, move |processes| {
-            // A server that can't be listened to gets requests as any other does.
-            let _without = listening.to(processes);
+    /// Finds the servers, which may also start later.
+    pub(crate) fn find(ports: [u16; 2]) -> Result<Self, AttachError> {
+        let [first, second] = ports.map(ServerProcesses::find);
+        let serving = [first.map_err(AttachError::Server)?, second.map_err(AttachError::Server)?];
+        let (hazards, subjects) = hazard::Hazards::attach().map_err(AttachError::Events)?;
+        let mut source = EventSource { subjects, probed: Vec::new() };
+        source
+            .attach(serving.each_ref().map(ServerProcesses::processes))
+            .map_err(AttachError::Events)?;
+        let process_watcher = ProcessWatcher::start(serving, move |processes| {
+            // A server whose events are not available gets requests like any other.
+            let _without = source.attach(processes);
         });
-        Ok(Self { hazards, lookout })
+        Ok(Self { hazards, process_watcher })
     }
 
-    /// What has happened since the last call: which server, why, and whether it halts or goes on.
+    /// The events since the last call: server, reason, and whether it halts or continues.
     pub(crate) fn take(&mut self) -> Vec<(Server, Halt, bool)> {
         let halt = |(server, step): (usize, Step)| {
-            let (why, is_so) = match step {
+            let (why, is_halted) = match step {
                 Step::Stopped => (Halt::Stop, true),
                 Step::Continued => (Halt::Stop, false),
                 Step::Halted => (Halt::Pause, true),
                 Step::Released => (Halt::Pause, false),
             };
-            (Server::BOTH[server], why, is_so)
+            (Server::BOTH[server], why, is_halted)
         };
         self.hazards.take().into_iter().map(halt).collect()
     }
 }
 
-/// It becomes readable as soon as something has happened.
+/// Readable as soon as there are events.
 impl AsFd for Hazards {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.hazards.as_fd()

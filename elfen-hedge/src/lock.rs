@@ -1,4 +1,4 @@
-//! A mutex that can't be held across an await: what it guards is lent to a closure.
+//! A mutex that can't be held across an await: a closure gets the value.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ impl<T> Lock<T> {
     }
 
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        // Nothing in the closures panics half-way, so a poisoned value is whole.
+        // No closure panics half-way, so a poisoned value is consistent.
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

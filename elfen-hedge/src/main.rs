@@ -1,4 +1,4 @@
-//! The `elfen-hedge` command: parse, run, exit status. It is a program of its own, so that `elfen`
+//! The `elfen-hedge` command: parse, run, exit status. It is a separate program, so that `elfen`
 //! does not link an HTTP library.
 
 use std::env;

@@ -1,4 +1,4 @@
-//! The connections to one server, and a request that is sent by one of them.
+//! The connections to one server, and sending a request on one of them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,9 +15,9 @@ use tokio::net::TcpStream;
 use crate::lock::Lock;
 use crate::request::{MAX_HEAD, Request, is_chunked_only};
 
-/// Connections that wait for a request. More are closed.
+/// Limit of idle connections. Further ones are closed.
 const MAX_IDLE: usize = 256;
-/// An answer that goes to no client and is longer is not read to its end.
+/// Limit of answers that are read without a client.
 const MAX_UNUSED: usize = 1 << 20;
 
 /// A connection that can take one request after the other.
@@ -29,7 +29,7 @@ pub(crate) struct Pool {
     idle: Lock<Vec<Connection>>,
 }
 
-/// The head of an answer; the connection is taken until its body is read.
+/// The head of an answer. The connection is in use until the body is read.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) response: Response<Incoming>,
@@ -46,11 +46,11 @@ pub(crate) struct Lease {
 /// Why a server has not answered a request.
 #[derive(Debug)]
 pub(crate) enum Lost {
-    /// It takes no connections, so it has nothing of the request.
+    /// It accepts no connections, so it got nothing of the request.
     Refused(io::Error),
-    /// It ended the connection, perhaps in the middle of its work.
+    /// It ended the connection, perhaps during its work.
     Dropped,
-    /// What it sent is not an answer.
+    /// It sent something that is not a valid answer.
     Invalid,
 }
 
@@ -66,7 +66,7 @@ impl Pool {
         builder.max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD);
         let (connection, worker) =
             builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        // The request that it works for learns how it ended.
+        // The request on the connection learns how it ended.
         tokio::spawn(async { drop(worker.await) });
         Ok(connection)
     }
@@ -95,11 +95,11 @@ impl Pool {
         self.idle.with(|idle| !idle.is_empty())
     }
 
-    /// Sends a request, and waits for the head of its answer.
-    pub(crate) async fn ask(self: Arc<Self>, request: Arc<Request>) -> Result<Reply, Lost> {
+    /// Sends a request, and waits for the head of the answer.
+    pub(crate) async fn send(self: Arc<Self>, request: Arc<Request>) -> Result<Reply, Lost> {
         if self.has_idle() {
-            // The server may have closed a connection that waited. Yielding lets the runtime look
-            // at its sockets, so that such a connection is not used.
+            // The server may have closed an idle connection. Yielding lets the runtime poll its
+            // sockets, so that such a connection is not used.
             tokio::task::yield_now().await;
         }
         let mut message = self.message(&request);
@@ -142,7 +142,7 @@ impl Pool {
         let fields = response.headers();
         let is_coded = fields.contains_key(TRANSFER_ENCODING);
         let is_unclear = fields.contains_key(CONTENT_LENGTH) || !is_chunked_only(fields);
-        // A protocol that no request asked for, or a body whose end could be read in two ways.
+        // A protocol that no request asked for, or a body with an ambiguous end.
         let is_invalid = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if is_invalid || is_coded && is_unclear {
             return Err(Lost::Invalid);
@@ -152,8 +152,8 @@ impl Pool {
 }
 
 impl Reply {
-    /// Reads an answer that goes to no client, so that its connection can be used again. Whether
-    /// it was whole.
+    /// Reads an answer that no client gets, so that its connection can be used again. Returns
+    /// whether it was complete.
     pub(crate) async fn read_to_end(self) -> bool {
         let Self { response, lease } = self;
         if Limited::new(response.into_body(), MAX_UNUSED).collect().await.is_err() {
@@ -165,7 +165,7 @@ impl Reply {
 }
 
 impl Lease {
-    /// The answer was read to its end.
+    /// The answer was read to its end: the connection is free.
     pub(crate) fn end(self) {
         self.pool.keep(self.connection);
     }

@@ -1,4 +1,4 @@
-//! The proxy: takes clients' connections, and has their requests answered.
+//! Accepts clients' connections, and answers their requests.
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elfen_hedge_policy::Server;
-use elfen_recorder::signals::Ending;
+use elfen_recorder::signals::EndSignals;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::Response;
 use hyper::body::{Body, Bytes, Incoming};
@@ -20,71 +20,71 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::answer::{self, Answer};
 use crate::clients::{Busy, Client, Clients, Stream};
-use crate::descriptor::Readable;
 use crate::exchange;
+use crate::policy_driver::Readable;
+use crate::policy_driver::{Observation, PolicyDriver};
 use crate::request::{LARGE_BODY, MALFORMED_BODY, MAX_HEAD, Origin, Refusal, Request, SLOW_BODY};
 use crate::shared::{Done, Plan, Shared};
-use crate::steward::{Sight, Steward};
 
-/// A request is kept until it is answered, since it may have to be sent again.
+/// Limit of bodies. A request is kept until it is answered, because it may have to be sent again.
 const MAX_BODY: usize = 1 << 20;
-/// How long a connection is read that the proxy has ended.
+/// How long the proxy goes on reading a connection that it has ended.
 const LINGER: Duration = Duration::from_secs(1);
 const OTHER_VERSION: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\
     connection: close\r\n\r\n";
-/// Without descriptors, another connection has to end first.
-const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(50);
+/// Without free descriptors, another connection has to end first.
+const DESCRIPTOR_RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) struct Proxy {
     runtime: tokio::runtime::Runtime,
     listener: TcpListener,
     shared: Arc<Shared>,
-    sight: Sight,
+    observation: Observation,
 }
 
 impl Proxy {
-    pub(crate) fn open(plan: Plan, sight: Sight) -> io::Result<Self> {
+    pub(crate) fn open(plan: Plan, observation: Observation) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind(plan.listen))?;
-        Ok(Self { runtime, listener, shared: Arc::new(Shared::new(plan)), sight })
+        Ok(Self { runtime, listener, shared: Arc::new(Shared::new(plan)), observation })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until a signal ends it.
-    pub(crate) fn run(self, ending: &Ending) -> io::Result<Done> {
-        let Self { runtime, listener, shared, sight } = self;
+    /// Serves until a signal arrives.
+    pub(crate) fn run(self, ending: &EndSignals) -> io::Result<Done> {
+        let Self { runtime, listener, shared, observation } = self;
         runtime.block_on(async {
-            let steward = Steward::new(Arc::clone(&shared), sight)?;
+            let driver = PolicyDriver::new(Arc::clone(&shared), observation)?;
             for server in Server::BOTH {
                 tokio::spawn(Arc::clone(&shared).begin(server));
             }
             let clients = Clients::new(shared.plan.limits);
             tokio::select! {
-                ended = end(ending) => ended?,
-                failed = steward.run() => failed?,
+                ended = wait_for_signal(ending) => ended?,
+                failed = driver.run() => failed?,
                 () = accept(&listener, &shared, &clients) => {}
-                () = sweep(&shared, &clients) => {}
+                () = close_overdue_clients(&shared, &clients) => {}
             }
             Ok(shared.done())
         })
     }
 }
 
-async fn end(ending: &Ending) -> io::Result<()> {
+async fn wait_for_signal(ending: &EndSignals) -> io::Result<()> {
     let ready = Readable::new(ending)?;
-    while ending.came().is_none() {
+    while ending.take().is_none() {
         ready.next().await?;
     }
     Ok(())
 }
 
-async fn sweep(shared: &Shared, clients: &Clients) {
+async fn close_overdue_clients(shared: &Shared, clients: &Clients) {
     loop {
-        tokio::time::sleep(clients.sweep_every()).await;
+        tokio::time::sleep(clients.sweep_interval()).await;
         let closed = clients.close_overdue();
         shared.counts.with(|counts| counts.timed_out += closed);
     }
@@ -99,9 +99,9 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>, clients: &Arc<Clie
                 shared.counts.with(|counts| counts.evicted += evicted);
                 id += 1;
                 let client = clients.client();
-                let place = Place { clients: Arc::clone(clients), id };
+                let slot = ClientSlot { clients: Arc::clone(clients), id };
                 let shared = Arc::clone(shared);
-                let serve = serve(shared, Arc::clone(&client), socket, from.ip(), place);
+                let serve = serve(shared, Arc::clone(&client), socket, from.ip(), slot);
                 clients.add(id, client, tokio::spawn(serve).abort_handle());
             }
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -109,20 +109,20 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>, clients: &Arc<Clie
             Err(_) => {
                 let evicted = u64::from(clients.close_oldest());
                 shared.counts.with(|counts| counts.evicted += evicted);
-                tokio::time::sleep(WITHOUT_DESCRIPTORS).await;
+                tokio::time::sleep(DESCRIPTOR_RETRY).await;
             }
         }
     }
 }
 
-/// One connection among all.
+/// The entry of one connection, removed when this drops.
 #[derive(Debug)]
-struct Place {
+struct ClientSlot {
     clients: Arc<Clients>,
     id: u64,
 }
 
-impl Drop for Place {
+impl Drop for ClientSlot {
     fn drop(&mut self) {
         self.clients.remove(self.id);
     }
@@ -134,9 +134,9 @@ async fn serve(
     client: Arc<Client>,
     socket: TcpStream,
     from: IpAddr,
-    _place: Place,
+    _slot: ClientSlot,
 ) {
-    // A kernel that can't send at once sends later.
+    // Without TCP_NODELAY the kernel only sends later.
     let _slower = socket.set_nodelay(true);
     let stream = TokioIo::new(Stream::new(socket, Arc::clone(&client)));
     let origin = Origin { client: from, trusted: shared.plan.trust_forwarded };
@@ -146,12 +146,12 @@ async fn serve(
     let parts = connection.into_parts();
     let mut socket = parts.io.into_inner().into_socket();
     if ended.as_ref().is_err_and(hyper::Error::is_parse) {
-        // hyper has refused it itself.
+        // hyper has already refused it.
         shared.counts.with(|counts| counts.refused += 1);
     }
     let is_version_2 = ended.is_err_and(|error| error.is_parse_version_h2());
-    // A socket that is closed with unread bytes in it is reset, and the answer may be lost. Only a
-    // client that does not end its side in time loses it.
+    // Closing a socket with unread bytes resets it, and the answer may be lost. So read on for a
+    // while: only a client that does not end its side in time loses the answer.
     let _ended = tokio::time::timeout(LINGER, async {
         if is_version_2 {
             socket.write_all(OTHER_VERSION).await?;
@@ -162,7 +162,7 @@ async fn serve(
     .await;
 }
 
-/// How messages of clients are read.
+/// Limits for reading clients' messages.
 pub(crate) fn builder() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder.half_close(true).max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD);
@@ -183,31 +183,32 @@ impl Service<hyper::Request<Incoming>> for Conversation {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
 
     fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
-        let (shared, busy) = (Arc::clone(&self.shared), self.client.begin());
+        let shared = Arc::clone(&self.shared);
+        let busy = self.client.begin();
         let origin = self.origin;
-        Box::pin(async move { Ok(converse(&shared, origin, request, busy).await) })
+        Box::pin(async move { Ok(answer_request(&shared, origin, request, busy).await) })
     }
 }
 
-/// A whole request, as servers get it.
-pub(crate) async fn taken(
+/// Receives a whole request, rewritten for servers.
+pub(crate) async fn receive(
     request: hyper::Request<Incoming>,
     origin: Origin,
     limit: Duration,
 ) -> Result<Request, Refusal> {
     let (head, body) = request.into_parts();
     let mut request = Request::check(head, origin)?;
-    request.set_body(read(body, limit).await?);
+    request.set_body(read_body(body, limit).await?);
     Ok(request)
 }
 
-async fn converse(
+async fn answer_request(
     shared: &Arc<Shared>,
     origin: Origin,
     request: hyper::Request<Incoming>,
     busy: Busy,
 ) -> Response<Answer> {
-    let request = match taken(request, origin, shared.plan.limits.body).await {
+    let request = match receive(request, origin, shared.plan.limits.body).await {
         Ok(request) => request,
         Err(refusal) => {
             shared.counts.with(|counts| counts.refused += 1);
@@ -220,12 +221,12 @@ async fn converse(
     }
 }
 
-/// Reads a whole body; trailers are left out.
-async fn read(body: Incoming, limit: Duration) -> Result<Bytes, Refusal> {
+/// Reads a whole body, without trailers.
+async fn read_body(body: Incoming, limit: Duration) -> Result<Bytes, Refusal> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    // Before hyper tells the client to go on with it.
+    // Refuse before hyper tells the client to continue.
     if body.size_hint().lower() > MAX_BODY as u64 {
         return Err(LARGE_BODY);
     }

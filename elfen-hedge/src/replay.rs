@@ -1,8 +1,8 @@
-//! Recorded requests, by which a server is warmed that was restarted. Only with `--replay`.
+//! Recorded requests, which warm a restarted server. Only with `--replay`.
 //!
-//! What is kept of a request is its method, its target and a few fields that say what kind of
-//! answer is wanted. A request with a field that may hold a secret is not kept at all. Neither is
-//! one with a body, or one that a server has not answered well: it might be what broke the server.
+//! A recording has the method, the target and a few fields that choose the kind of answer. Requests
+//! with a field that may hold a secret are not recorded. Neither are requests with a body, and
+//! requests that were not answered well, because they might be what broke the server.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use hyper::{Method, StatusCode};
 
 use crate::request::Request;
 
-/// The last ones are kept.
+/// The last requests are kept.
 const MAX_KEPT: usize = 256;
-/// No more than 500 per second are sent again, one at a time.
+/// At most 500 per second are sent, one at a time.
 pub(crate) const MIN_GAP: Duration = Duration::from_millis(2);
 
 /// Parts of the names of fields that may hold a secret.
 const SECRET: [&str; 10] =
     ["auth", "cookie", "token", "key", "secret", "session", "passw", "credential", "csrf", "sign"];
 
-/// What is kept of a request.
+/// The fields that are kept.
 const KEPT: [hyper::header::HeaderName; 5] =
     [HOST, ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, USER_AGENT];
 
 #[derive(Debug)]
-pub(crate) struct Replays {
-    /// How many are sent to a server that was restarted.
+pub(crate) struct RecordedRequests {
+    /// How many requests a restarted server gets.
     pub(crate) count: usize,
     kept: VecDeque<Arc<Request>>,
 }
 
-impl Replays {
+impl RecordedRequests {
     pub(crate) fn new(count: usize) -> Self {
         Self { count, kept: VecDeque::new() }
     }
@@ -52,7 +52,8 @@ impl Replays {
             .iter()
             .filter_map(|name| Some((name.clone(), request.fields.get(name)?.clone())))
             .collect();
-        let (method, target) = (request.method.clone(), request.target.clone());
+        let method = request.method.clone();
+        let target = request.target.clone();
         if self.kept.len() == MAX_KEPT {
             self.kept.pop_front();
         }
@@ -60,7 +61,8 @@ impl Replays {
         self.kept.push_back(Arc::new(Request { method, target, fields, body }));
     }
 
-    /// The request to send as the nth; `None` once that was enough, or if there are none.
+    /// The request to send as number `number`; `None` once there were enough, or if none is
+    /// recorded.
     pub(crate) fn nth(&self, number: usize) -> Option<Arc<Request>> {
         let at = number.checked_rem(self.kept.len())?;
         self.kept.get(at).filter(|_| number < self.count).cloned()
@@ -80,10 +82,10 @@ mod tests {
         Request { method, target: "/a".parse().unwrap(), fields, body: Bytes::new() }
     }
 
-    /// Goal: nothing that may be a secret is ever sent again. Method: fields of all sorts.
+    /// Goal: nothing that may be a secret is ever sent again. Method: fields of all kinds.
     #[test]
     fn secrets_are_not_kept() {
-        let mut replays = Replays::new(10);
+        let mut recorded = RecordedRequests::new(10);
         for name in [
             "authorization",
             "cookie",
@@ -95,36 +97,36 @@ mod tests {
             "x-xsrf-token",
             "authentication-info",
         ] {
-            replays.record(&request(Method::GET, &["host", name]), StatusCode::OK);
-            assert!(replays.nth(0).is_none(), "{name}");
+            recorded.record(&request(Method::GET, &["host", name]), StatusCode::OK);
+            assert!(recorded.nth(0).is_none(), "{name}");
         }
         let kept = request(Method::GET, &["host", "accept", "forwarded", "x-request-id", "range"]);
-        replays.record(&kept, StatusCode::OK);
-        let fields = &replays.nth(9).unwrap().fields;
+        recorded.record(&kept, StatusCode::OK);
+        let fields = &recorded.nth(9).unwrap().fields;
         let mut names: Vec<&str> = fields.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["accept", "host"]);
-        assert!(replays.nth(10).is_none(), "that was enough");
+        assert!(recorded.nth(10).is_none(), "that was enough");
     }
 
     #[test]
     fn only_harmless_requests_are_kept() {
-        let mut replays = Replays::new(10);
+        let mut recorded = RecordedRequests::new(10);
         for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
-            replays.record(&request(method, &["host"]), StatusCode::OK);
+            recorded.record(&request(method, &["host"]), StatusCode::OK);
         }
         for status in [StatusCode::NOT_FOUND, StatusCode::INTERNAL_SERVER_ERROR] {
-            replays.record(&request(Method::GET, &["host"]), status);
+            recorded.record(&request(Method::GET, &["host"]), status);
         }
         let mut with_body = request(Method::GET, &["host"]);
         with_body.body = Bytes::from_static(b"x");
-        replays.record(&with_body, StatusCode::OK);
-        assert!(replays.nth(0).is_none());
+        recorded.record(&with_body, StatusCode::OK);
+        assert!(recorded.nth(0).is_none());
         for _ in 0..2 * MAX_KEPT {
-            replays.record(&request(Method::HEAD, &["host"]), StatusCode::FOUND);
+            recorded.record(&request(Method::HEAD, &["host"]), StatusCode::FOUND);
         }
-        assert_eq!(replays.kept.len(), MAX_KEPT);
-        let mut off = Replays::new(0);
+        assert_eq!(recorded.kept.len(), MAX_KEPT);
+        let mut off = RecordedRequests::new(0);
         off.record(&request(Method::GET, &["host"]), StatusCode::OK);
         assert!(off.kept.is_empty());
     }

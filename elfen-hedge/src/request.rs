@@ -1,8 +1,7 @@
 //! Requests and answers as they are passed on: what a client may send, and what a server gets.
 //!
-//! hyper reads a message and writes a new one, so no byte of the client's own framing goes on.
-//! What is left to check is its meaning: for which host a request is, and which fields concern one
-//! connection only.
+//! hyper reads a message and writes a new one, so no byte of the client's own framing goes on. This
+//! module checks the meaning: the host of a request, and fields that concern only one connection.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -16,10 +15,10 @@ use hyper::http::request::Parts;
 use hyper::http::uri::{Authority, PathAndQuery};
 use hyper::{Method, StatusCode, Uri, Version};
 
-/// No head of a request or an answer is longer.
+/// Limit of the head of a request or an answer.
 pub(crate) const MAX_HEAD: usize = 64 << 10;
 
-/// Why a client gets an answer of the proxy's own.
+/// Why a client gets an answer from the proxy itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) &'static str);
 
@@ -49,16 +48,16 @@ pub(crate) struct Request {
     pub(crate) body: Bytes,
 }
 
-/// What a request says of the way that it came.
+/// The origin of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     pub(crate) client: IpAddr,
-    /// Clients are proxies whose `Forwarded` can be believed.
+    /// Whether clients are trusted proxies, whose `Forwarded` is passed on.
     pub(crate) trusted: bool,
 }
 
 impl Request {
-    /// Checks a head, and turns it into what servers get. The body is to be added.
+    /// Checks a head and rewrites it for servers. The body is added later.
     pub(crate) fn check(head: Parts, origin: Origin) -> Result<Self, Refusal> {
         let Parts { method, uri, version, headers: mut fields, .. } = head;
         if method == Method::CONNECT || fields.contains_key(UPGRADE) {
@@ -98,7 +97,7 @@ impl Request {
     }
 }
 
-/// Whether the one transfer coding is `chunked`.
+/// Whether `chunked` is the only transfer coding.
 pub(crate) fn is_chunked_only(fields: &HeaderMap) -> bool {
     let mut codings = fields.get_all(TRANSFER_ENCODING).iter();
     let first = codings.next().map(HeaderValue::as_bytes);
@@ -106,11 +105,12 @@ pub(crate) fn is_chunked_only(fields: &HeaderMap) -> bool {
     is_chunked && codings.next().is_none()
 }
 
-/// The host that a request is for. Of a request in absolute form, its target says it (RFC 9112,
-/// section 3.2.2). `None` for one of HTTP/1.0 that says none.
+/// The host that a request is for. In absolute form, the target decides (RFC 9112, section 3.2.2).
+/// `None` for an HTTP/1.0 request without a host.
 fn host(target: &Uri, version: Version, fields: &HeaderMap) -> Result<Option<Authority>, Refusal> {
     let mut hosts = fields.get_all(HOST).iter();
-    let (first, second) = (hosts.next(), hosts.next());
+    let first = hosts.next();
+    let second = hosts.next();
     if second.is_some() {
         return Err(NO_HOST);
     }
@@ -134,7 +134,8 @@ fn target(method: &Method, uri: &Uri) -> Result<Uri, Refusal> {
     let path = path.as_str();
     let is_asterisk = path == "*" && method == Method::OPTIONS;
     let path = if path.starts_with('/') || is_asterisk {
-        // Made anew: the path of `http://host#fragment` reads as `/`, and is written as nothing.
+        // Parsed again: hyper reads the path of `http://host#fragment` as `/`, but writes it as
+        // nothing.
         PathAndQuery::from_str(path)
     } else if path.starts_with('?') {
         // `http://host?query` has an empty path, which is `/`.
@@ -160,7 +161,7 @@ pub(crate) fn remove_hop_by_hop(fields: &mut HeaderMap) {
     remove_where(fields, |name| name == "proxy" || name.starts_with("proxy-"));
 }
 
-/// Removes what a client may have made up about the way of its request.
+/// Removes fields about earlier hops, which a client may have forged.
 fn remove_forwarded(fields: &mut HeaderMap) {
     fields.remove(FORWARDED);
     remove_where(fields, |name| name == "x-real-ip" || name.starts_with("x-forwarded-"));
@@ -203,7 +204,8 @@ mod tests {
         request.fields.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
     }
 
-    /// Goal: fields of the client's connection stay behind, also fields that it names itself.
+    /// Goal: fields of the client's connection are not passed on, including fields that it names
+    /// itself.
     #[test]
     fn hop_by_hop_fields_are_removed() {
         let head = get("/a?b")
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!(request.target, "/a?b");
     }
 
-    /// Goal: a request says for which host it is once, and a target in absolute form decides.
+    /// Goal: a request has exactly one host, and a target in absolute form decides.
     #[test]
     fn a_request_has_one_host() {
         for (head, status) in [

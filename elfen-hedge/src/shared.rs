@@ -1,5 +1,5 @@
-//! What all tasks of the proxy share: what is to be done, what was done, and the two servers, which
-//! may be down for a while.
+//! State that all tasks of the proxy share: settings, counts, and the two servers, which may be
+//! down for a while.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,57 +16,57 @@ use crate::clients::Limits;
 use crate::flights::Flights;
 use crate::lock::Lock;
 use crate::pool::{Lost, Pool};
-use crate::replay::{MIN_GAP, Replays};
+use crate::replay::{MIN_GAP, RecordedRequests};
 
-/// A server that takes no connection in this time is down.
+/// A server that does not accept a connection in this time is down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two attempts to connect to a server that is down.
+/// Interval of attempts to connect to a server that is down.
 const RECONNECT_EVERY: Duration = Duration::from_millis(100);
-/// For this long after a server came back, its new processes are not taken for another restart.
+/// For this long after a server came back, new processes of it do not count as another restart.
 const NO_NEWS: Duration = Duration::from_secs(5);
-/// Replays that a server may fail before it gets no more.
+/// How many recorded requests a server may fail before it gets no more.
 const MAX_FAILED_REPLAYS: u32 = 3;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
     pub(crate) listen: SocketAddr,
-    /// The first, and its backup.
+    /// The first server, and its backup.
     pub(crate) servers: [SocketAddr; 2],
     pub(crate) policy: Policy,
     pub(crate) extra_per_million: u64,
     pub(crate) look_every: Duration,
     /// Methods of requests that may be sent twice.
     pub(crate) repeatable: Vec<Method>,
-    /// No client waits longer for an answer to begin.
+    /// How long a client waits for the beginning of an answer.
     pub(crate) give_up: Duration,
     pub(crate) limits: Limits,
-    /// Recorded requests that a server gets after it was restarted.
+    /// How many recorded requests a server gets after a restart.
     pub(crate) replay: usize,
-    /// Clients' own `Forwarded` is passed on.
+    /// Whether clients' own `Forwarded` is passed on.
     pub(crate) trust_forwarded: bool,
 }
 
-/// What was done until the end.
+/// What the proxy did until its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Done {
     #[serde(flatten)]
-    pub(crate) decided: elfen_hedge_policy::Counts,
+    pub(crate) policy: elfen_hedge_policy::Counts,
     #[serde(flatten)]
-    pub(crate) met: Counts,
+    pub(crate) proxy: Counts,
 }
 
-/// What the policy does not know of.
+/// Counts of the proxy; the policy has its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct Counts {
-    /// Sent to the other server because the first one takes no connections.
+    /// Sent to the other server because the first one accepts no connections.
     pub(crate) moved: u64,
-    /// The client got an error of the proxy's own: no server, or none in time.
+    /// The client got an error from the proxy itself: no server answered, or none in time.
     pub(crate) unanswered: u64,
-    /// Answers that came second, and went nowhere.
+    /// Second answers, which no client got.
     pub(crate) late: u64,
-    /// Recorded requests that were sent to a server after it was restarted.
+    /// Recorded requests that were sent to a server after a restart.
     pub(crate) replayed: u64,
-    /// Requests that no server has seen, because they are not as they have to be.
+    /// Invalid requests, which no server got.
     pub(crate) refused: u64,
     /// Connections closed because the client took too long.
     pub(crate) timed_out: u64,
@@ -81,15 +81,15 @@ struct Recovery {
     ended: Option<Instant>,
 }
 
-/// What all tasks of the proxy share.
+/// State that all tasks of the proxy share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) plan: Plan,
     pub(crate) pools: [Arc<Pool>; 2],
     pub(crate) flights: Arc<Flights>,
-    pub(crate) replays: Lock<Replays>,
+    pub(crate) replays: Lock<RecordedRequests>,
     pub(crate) counts: Lock<Counts>,
-    /// Answers that came second and are still read.
+    /// How many second answers are still being read.
     pub(crate) late: Lock<usize>,
     recovery: Lock<[Recovery; 2]>,
 }
@@ -99,7 +99,7 @@ impl Shared {
         Self {
             pools: plan.servers.map(|address| Arc::new(Pool::new(address))),
             flights: Arc::new(Flights::new(Hedge::new(plan.policy, plan.extra_per_million))),
-            replays: Lock::new(Replays::new(plan.replay)),
+            replays: Lock::new(RecordedRequests::new(plan.replay)),
             counts: Lock::default(),
             late: Lock::default(),
             recovery: Lock::default(),
@@ -109,19 +109,19 @@ impl Shared {
 
     pub(crate) fn done(&self) -> Done {
         Done {
-            decided: self.flights.tell(|hedge| hedge.counts()),
-            met: self.counts.with(|counts| *counts),
+            policy: self.flights.with_policy(|hedge| hedge.counts()),
+            proxy: self.counts.with(|counts| *counts),
         }
     }
 
-    /// Connects to a server at the start: if it is down, that is reported before the first request.
+    /// Connects to a server at the start. If it is down, that is reported before the first request.
     pub(crate) async fn begin(self: Arc<Self>, server: Server) {
         if let Err(error) = self.connect(server).await {
             self.down(server, &error);
         }
     }
 
-    /// Has one more connection wait for requests.
+    /// Adds a connection that waits for requests.
     async fn connect(&self, server: Server) -> io::Result<()> {
         let pool = &self.pools[server.index()];
         match tokio::time::timeout(CONNECT_TIMEOUT, pool.connect()).await {
@@ -130,27 +130,27 @@ impl Shared {
         }
     }
 
-    /// A server takes no connections.
+    /// Handles a server that accepts no connections.
     pub(crate) fn down(self: &Arc<Self>, server: Server, error: &io::Error) {
         if is_ours(error) || !self.begin_recovery(server, Duration::ZERO) {
             return;
         }
         let address = self.plan.servers[server.index()];
         to_stderr(&format!("server {address} takes no connections: {error}; waiting for it"));
-        self.flights.tell(|hedge| hedge.restarts(server));
+        self.flights.with_policy(|hedge| hedge.set_cold(server));
         tokio::spawn(Arc::clone(self).recover(server, true));
     }
 
-    /// Other processes serve there than before.
+    /// Handles a server whose processes were replaced.
     pub(crate) fn restarted(self: &Arc<Self>, server: Server) {
         if !self.begin_recovery(server, NO_NEWS) {
             return;
         }
-        self.flights.tell(|hedge| hedge.restarts(server));
+        self.flights.with_policy(|hedge| hedge.set_cold(server));
         tokio::spawn(Arc::clone(self).recover(server, false));
     }
 
-    /// Whether a task is to wait for this server: none does, and none ended in the last `quiet`.
+    /// Whether a task shall wait for this server: no task does, and none ended in the last `quiet`.
     fn begin_recovery(&self, server: Server, quiet: Duration) -> bool {
         self.recovery.with(|recovery| {
             let Recovery { is_running, ended } = &mut recovery[server.index()];
@@ -160,7 +160,7 @@ impl Shared {
         })
     }
 
-    /// Waits until a server takes connections, and has it warmed.
+    /// Waits until a server accepts connections, and warms it.
     async fn recover(self: Arc<Self>, server: Server, was_down: bool) {
         loop {
             tokio::time::sleep(RECONNECT_EVERY).await;
@@ -175,18 +175,19 @@ impl Shared {
         self.recovery.with(|recovery| {
             recovery[server.index()] = Recovery { is_running: false, ended: Some(Instant::now()) };
         });
-        self.flights.tell(|hedge| hedge.is_warm(server));
+        self.flights.with_policy(|hedge| hedge.set_warm(server));
     }
 
-    /// Sends recorded requests to a server, one at a time. It rests as long as it has worked:
-    /// where it shares CPUs with the other server, half of one is left to that.
+    /// Sends recorded requests to a server, one at a time. It pauses after each for as long as that
+    /// took: if both servers share CPUs, the other server keeps half of one.
     async fn warm(&self, pool: &Arc<Pool>) {
-        let (mut failed, mut number) = (0, 0);
+        let mut failed = 0;
+        let mut number = 0;
         while let Some(request) = self.replays.with(|replays| replays.nth(number)) {
             number += 1;
             self.counts.with(|counts| counts.replayed += 1);
             let began = Instant::now();
-            let attempt = Arc::clone(pool).ask(request);
+            let attempt = Arc::clone(pool).send(request);
             let read = async { Ok::<bool, Lost>(attempt.await?.read_to_end().await) };
             let read = tokio::time::timeout(self.plan.give_up, read).await;
             failed += u32::from(!matches!(read, Ok(Ok(true))));
@@ -198,7 +199,7 @@ impl Shared {
     }
 }
 
-/// Whether a connection failed for want of something here, and not at the server.
+/// Whether a connection failed for lack of resources of this process, and not at the server.
 fn is_ours(error: &io::Error) -> bool {
     use Errno::{EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM};
     let error = error.raw_os_error().map(Errno::from_raw);

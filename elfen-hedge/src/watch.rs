@@ -1,47 +1,47 @@
-//! Whether a server on this machine runs, by the CPU clocks of its processes. They tell of all the
-//! time between two looks, and reading them takes only the right to see the process.
+//! Tells whether a server on this machine runs, by the CPU clocks of its processes. The clocks
+//! cover all time between two polls, and reading them only takes the right to see the process.
 //!
-//! A server that has not run stands still if it was stopped, or if it wants a CPU and has none.
-//! What its CPU did meanwhile does not matter: proxy and server may share one. A server that sleeps
+//! A server that has not run stands still if it was stopped, or if it is runnable without a CPU. It
+//! does not matter what its CPU did meanwhile: proxy and server may share one. A sleeping server
 //! waits for a disk, a lock or another service, and would wait elsewhere as well.
 
 use elfen_machine::process::{cpu_time_ns, stat, threads_of};
 use elfen_recorder::service::NotFound;
 
-use crate::lookout::Lookout;
-use crate::serving::Serving;
+use crate::processes::ProcessWatcher;
+use crate::processes::ServerProcesses;
 
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct WatchedServer {
     processes: Vec<u32>,
     cpu_ns: Option<u64>,
     ran: bool,
 }
 
-/// Both servers, while their processes come and go.
+/// Both servers, with the thread that finds their processes.
 #[derive(Debug)]
-pub(crate) struct Looks {
-    pub(crate) servers: [Watched; 2],
-    pub(crate) lookout: Lookout,
+pub(crate) struct WatchedServers {
+    pub(crate) servers: [WatchedServer; 2],
+    pub(crate) process_watcher: ProcessWatcher,
 }
 
-impl Looks {
-    /// A server that is not up yet may come later.
+impl WatchedServers {
+    /// Finds the servers, which may also start later.
     pub(crate) fn find(ports: [u16; 2]) -> Result<Self, NotFound> {
-        let [first, second] = ports.map(Serving::find);
+        let [first, second] = ports.map(ServerProcesses::find);
         let serving = [first?, second?];
-        let servers = serving.each_ref().map(|serving| Watched::of(serving.processes()));
-        Ok(Self { servers, lookout: Lookout::begin(serving, |_| {}) })
+        let servers = serving.each_ref().map(|serving| WatchedServer::of(serving.processes()));
+        Ok(Self { servers, process_watcher: ProcessWatcher::start(serving, |_| {}) })
     }
 }
 
-impl Watched {
+impl WatchedServer {
     pub(crate) fn of(processes: &[u32]) -> Self {
         Self { processes: processes.to_vec(), cpu_ns: None, ran: true }
     }
 
-    /// Whether it has run since the last call, or did not want to. A server without processes that
-    /// can be read counts as one that ran.
+    /// Whether it has run since the last call, or did not need to. A server without readable
+    /// processes counts as one that ran.
     pub(crate) fn ran(&mut self) -> bool {
         let clocks = self.processes.iter().map(|process| cpu_time_ns(*process));
         let now: Option<u64> = clocks.sum();
@@ -50,18 +50,18 @@ impl Watched {
         self.ran
     }
 
-    /// Whether a thread of it is stopped, or wants a CPU.
+    /// Whether a thread of it is stopped or runnable.
     fn is_kept(&self) -> bool {
         let mut threads = self.processes.iter().flat_map(|process| threads_of(*process));
         threads.any(|thread| stat(thread).is_some_and(|stat| matches!(stat.state, 'T' | 't' | 'R')))
     }
 
-    /// Whether it could take requests: nothing keeps it, as far as its state tells.
+    /// Whether it could take requests, as far as its state shows.
     pub(crate) fn is_free(&self) -> bool {
         let mut stats = self.processes.iter().map(|process| stat(*process));
         stats.all(|stat| match stat.map(|stat| stat.state) {
             Some('S' | 'I') => true,
-            // It waits for a CPU if it did not run.
+            // If it did not run, it waits for a CPU.
             Some('R') => self.ran,
             _ => false,
         })
@@ -71,7 +71,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serving::worker_of;
+    use crate::processes::spawn_worker;
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
     use std::net::TcpListener;
@@ -79,34 +79,34 @@ mod tests {
     #[test]
     fn a_process_that_works_has_run() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let serving = Serving::find(listener.local_addr().unwrap().port()).unwrap();
-        let mut own = Watched::of(serving.processes());
+        let serving = ServerProcesses::find(listener.local_addr().unwrap().port()).unwrap();
+        let mut own = WatchedServer::of(serving.processes());
         assert!(own.ran(), "nothing is known yet");
         let before = cpu_time_ns(std::process::id()).unwrap();
         while cpu_time_ns(std::process::id()) == Some(before) {}
         assert!(own.ran() && own.is_free());
     }
 
-    /// Goal: a server that sleeps does not stand still, and one that is stopped does. Method: a
-    /// process that waits for input it never gets, and is the only one with its socket.
+    /// Goal: a sleeping server does not stand still, and a stopped one does. Method: a process that
+    /// waits for input it never gets, and is the only one with its socket.
     #[test]
-    fn asleep_is_not_stopped() {
+    fn a_sleeping_server_does_not_stand_still() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let mut worker = worker_of(&listener);
+        let mut worker = spawn_worker(&listener);
         drop(listener);
         let is = |state| stat(worker.id()).is_some_and(|stat| stat.state == state);
         while !is('S') {
             std::thread::yield_now();
         }
-        let mut watched = Watched::of(Serving::find(port).unwrap().processes());
+        let mut watched = WatchedServer::of(ServerProcesses::find(port).unwrap().processes());
         assert!(watched.ran() && watched.ran() && watched.is_free());
         let id = Pid::from_raw(i32::try_from(worker.id()).unwrap());
         kill(id, Signal::SIGSTOP).unwrap();
         while !is('T') {
             std::thread::yield_now();
         }
-        // What it ran until it was stopped.
+        // Consumes what it ran until it was stopped.
         watched.ran();
         assert!(!watched.ran() && !watched.is_free());
         kill(id, Signal::SIGKILL).unwrap();

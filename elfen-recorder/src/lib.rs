@@ -1,18 +1,24 @@
-//! Tailor on a machine: records what the kernel does around a service's requests, hurts a service
-//! on purpose to see whether the account is right, and prints what `elfen-tailor` makes of it.
+//! Records what the kernel does around a service's requests, for `elfen-tailor` to explain.
 //!
-//! [`service`] finds the processes behind a port, [`marks`] a service by its page, [`recorder`]
-//! keeps their events, all the time or by [`turns`], [`jvm`] has what a JVM says of itself,
-//! [`minute`] sums up what a watch sees, [`signals`] ends that in good order.
-//! [`check`] is a service of our own with injected causes. [`cmd`] are the commands.
+//! | module | what it does |
+//! | --- | --- |
+//! | [`service`] | finds the processes behind a port |
+//! | [`marks`] | reads what a service reports about its requests itself |
+//! | [`recorder`] | collects the events of a service |
+//! | [`duty`] | records only a part of the time |
+//! | [`jvm`] | collects what a JVM reports about itself |
+//! | [`last_minute`] | sums up the tail of the last minute, for `elfen top` |
+//! | [`signals`] | ends a recording in good order |
+//! | [`check`] | injects faults into a test service and compares the explanation |
+//! | [`cmd`] | the commands of `elfen tailor` |
 
 pub mod check;
 pub mod cmd;
-mod functions;
+pub mod duty;
 pub mod jvm;
+mod kernel_functions;
+pub mod last_minute;
 pub mod marks;
-pub mod minute;
 pub mod recorder;
 pub mod service;
 pub mod signals;
-pub mod turns;

@@ -1,4 +1,4 @@
-//! What a service says of its requests: the marks of its page.
+//! Reads what a service reports about its requests: the marks of its page.
 
 use std::fs;
 
@@ -12,36 +12,36 @@ use crate::service::NotFound;
 
 /// A service's page, and how far its marks have been read.
 #[derive(Debug)]
-pub struct Marked {
+pub struct MarkedService {
     pub name: String,
     page: ServiceReader,
     cursors: Vec<Cursor>,
 }
 
-impl Marked {
-    /// The service that publishes under a name. Whoever owns the page: nothing is done because of
-    /// what it says, and whoever may not see it is kept from it by the kernel.
+impl MarkedService {
+    /// Finds the service that publishes under a name. Its owner does not matter: nothing is done
+    /// because of its content, and the kernel decides which users may read it.
     pub fn find(name: &str) -> Result<Self, NotFound> {
         let opened = match ServiceReader::open(name) {
             Err(OpenError::Foreign(user)) => ServiceReader::open_of(name, Some(user)),
             opened => opened,
         };
         let page = opened.map_err(|error| match error {
-            OpenError::Memory(MemoryError::Absent) => NotFound::NobodyPublishes(name.to_owned()),
+            OpenError::Memory(MemoryError::Absent) => NotFound::NotPublished(name.to_owned()),
             error => NotFound::Page(error.to_string()),
         })?;
         let slots = (0..page.lanes()).filter_map(|lane| page.slot(lane));
         let cursors = slots.map(|slot| slot.marks.cursor()).collect();
         let found = Self { name: name.to_owned(), page, cursors };
         match found.writers().as_slice() {
-            [] => Err(NotFound::NobodyServes(name.to_owned())),
+            [] => Err(NotFound::NoWriter(name.to_owned())),
             [None, ..] => Err(NotFound::OtherNamespace(name.to_owned())),
             [Some(process), ..] if has_other_clock(*process) => Err(NotFound::OtherClock(*process)),
             _ => Ok(found),
         }
     }
 
-    /// The processes that serve, from first to last.
+    /// The processes that serve, in ascending order.
     pub fn processes(&self) -> Vec<u32> {
         let mut all: Vec<u32> = self.writers().into_iter().flatten().collect();
         all.sort_unstable();
@@ -49,7 +49,7 @@ impl Marked {
         all
     }
 
-    /// Living writers; `None` is one whose id means nothing here.
+    /// Living writers; `None` for a writer whose id means nothing in this namespace.
     fn writers(&self) -> Vec<Option<u32>> {
         let writer = |lane| match self.page.writer(lane) {
             Writer::None | Writer::Process(_, Liveness::Dead) => None,
@@ -63,8 +63,7 @@ impl Marked {
         self.page.lanes()
     }
 
-    /// Takes what was written of a lane since the last call, and says how much was overwritten
-    /// before.
+    /// Takes the marks of a lane since the last call. Returns how many were overwritten before.
     pub fn take(&mut self, lane: u32, into: &mut Vec<Words>) -> u64 {
         let cursor = self.cursors.get_mut(lane as usize);
         let (Some(slot), Some(cursor)) = (self.page.slot(lane), cursor) else { return 0 };
@@ -72,7 +71,7 @@ impl Marked {
     }
 }
 
-/// Whether a process has a monotonic clock of its own: then its times are not ours.
+/// Whether a process has a monotonic clock of its own: then its times are not comparable with ours.
 fn has_other_clock(process: u32) -> bool {
     // A kernel without time namespaces has one clock.
     let offsets = fs::read_to_string(format!("/proc/{process}/timens_offsets"));
@@ -90,18 +89,18 @@ mod tests {
     use elfen_rt::service::Service;
     use elfen_rt::signal::mark::{Mark, Step};
 
-    /// Goal: what a service does from the moment it is found is read, each mark once; a service
-    /// that nobody serves is not found. Method: one of our own.
+    /// Goal: marks are read from the moment that the service is found, each once; a service without
+    /// a living writer is not found. Method: a service of our own.
     #[test]
     fn marks_of_a_service_are_read_from_now_on() {
         let name = format!("marks-{}", std::process::id());
-        let nobody = Marked::find(&name).unwrap_err();
-        assert_eq!(nobody, NotFound::NobodyPublishes(name.clone()));
+        let nobody = MarkedService::find(&name).unwrap_err();
+        assert_eq!(nobody, NotFound::NotPublished(name.clone()));
         let service = Service::open(&name, 2).unwrap();
-        assert_eq!(Marked::find(&name).unwrap_err(), NotFound::NobodyServes(name.clone()));
+        assert_eq!(MarkedService::find(&name).unwrap_err(), NotFound::NoWriter(name.clone()));
         let mut worker = service.claim(1, 0).unwrap();
         worker.begin(1);
-        let mut found = Marked::find(&name).unwrap();
+        let mut found = MarkedService::find(&name).unwrap();
         assert_eq!((found.processes(), found.lanes()), (vec![std::process::id()], 2));
         worker.end();
         worker.begin_arrived(2, 5);
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_of_their_own() {
+    fn offsets_of_another_clock_are_noticed() {
         assert!(!is_offset("monotonic           0         0\nboottime            0         0\n"));
         assert!(is_offset("monotonic      -86400         0\nboottime            0         0\n"));
         assert!(!is_offset("boottime 7 0\n") && !has_other_clock(std::process::id()));

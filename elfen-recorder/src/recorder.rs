@@ -1,5 +1,5 @@
-//! Keeps a service's events: looks at the rings fifty times a second, learns the names of threads
-//! before they are gone, and hands everything on.
+//! Collects a service's events: polls the rings fifty times a second, learns the names of threads
+//! before they end, and hands everything to a sink.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,57 +12,60 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
 use elfen_run::batches::{self, Batch};
 use elfen_tailor::segment::RECORDER;
-use elfen_tailor::tale::{FULL, Function, Gap, Head, Lent, MARKS_ALONE, Named};
+use elfen_tailor::trace::{
+    BatchThread, FULL, Gap, Header, KernelFunction, MARKS_ALONE, ThreadName,
+};
 
-use crate::functions::Functions;
+use crate::duty::{DutyChange, DutyCycle};
 use crate::jvm::Jvms;
-use crate::marks::Marked;
+use crate::kernel_functions::FunctionNames;
+use crate::marks::MarkedService;
 use crate::service::{Service, name_of};
-use crate::turns::{Turn, Turns};
 
-/// Between two looks at the rings.
-pub const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Between two looks at who serves, and how threads are called.
+/// Interval of polls of the rings.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Interval of looking up the service's processes and the names of threads.
 const REFRESH_NS: u64 = 1_000_000_000;
-/// Threads whose names are looked up at once: one that comes with more has the rest as numbers.
-const MOST_NAMES: usize = 4096;
+/// How many threads are looked up at once. Further threads of a larger service appear as numbers.
+const NAMES_MAX: usize = 4096;
 
-/// If the recorder itself is what requests wait for, its name says so.
+/// Names this thread, so that requests that wait for the recorder itself show its name.
 fn name_this_thread() {
     let name = std::ffi::CString::new(RECORDER).expect("a name without a zero");
-    // SAFETY: the kernel copies the text, which lives here and is shorter than a name can be.
+    // SAFETY: `name` outlives the call and ends with a zero; the kernel copies at most 16 bytes of
+    // it.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
-/// What takes the events: a file, or memory.
+/// Takes the events: a file, or memory.
 pub trait Sink {
     fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()>;
     fn gap(&mut self, gap: Gap) -> io::Result<()>;
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()>;
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()>;
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()>;
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()>;
+    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()>;
+    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()>;
+    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()>;
 }
 
 #[derive(Debug)]
 pub struct Recorder {
-    /// `None` where the kernel shows us nothing.
+    /// `None` if the kernel refused to show its events.
     events: Option<Events>,
-    /// `None` of a service that is known by its port.
-    marked: Option<Marked>,
+    /// `None` for a service that is known by its port.
+    marked: Option<MarkedService>,
     service: Service,
     jvms: Jvms,
-    functions: Functions,
-    /// Names that nobody has been told yet.
-    names: Vec<Named>,
-    /// Threads that were seen since names were looked up, and those before.
+    functions: FunctionNames,
+    /// Names that the sink does not have yet.
+    names: Vec<ThreadName>,
+    /// Threads seen since the last refresh, and those seen before it.
     seen: BTreeSet<u32>,
     seen_before: BTreeSet<u32>,
     refreshed_ns: u64,
     buffer: Vec<Words>,
     marks_taken_ns: u64,
-    /// If it records a part of the time alone.
-    pub turns: Option<Turns>,
+    /// Set if only a part of the time is recorded.
+    pub duty_cycle: Option<DutyCycle>,
     pub taken: u64,
     pub lost: u64,
 }
@@ -74,10 +77,10 @@ impl Recorder {
         Ok(Self::of(Some(events), None, service))
     }
 
-    /// Records a service that says itself what it does; where the kernel refuses its events, with
-    /// the reason and without them.
+    /// Records a service that reports its requests by marks. If the kernel refuses its events,
+    /// records without them and also returns the reason.
     pub fn of_marks(
-        marked: Marked,
+        marked: MarkedService,
         cores: Vec<Vec<u32>>,
         detail: Detail,
         ring: u32,
@@ -92,20 +95,20 @@ impl Recorder {
         (Self::of(events, Some(marked), service), refused)
     }
 
-    fn of(events: Option<Events>, marked: Option<Marked>, service: Service) -> Self {
+    fn of(events: Option<Events>, marked: Option<MarkedService>, service: Service) -> Self {
         let mut new = Self {
             events,
             marked,
             service,
             jvms: Jvms::none(),
-            functions: Functions::default(),
+            functions: FunctionNames::default(),
             names: Vec::new(),
             seen: BTreeSet::new(),
             seen_before: BTreeSet::new(),
             refreshed_ns: 0,
             buffer: Vec::new(),
             marks_taken_ns: monotonic_ns(),
-            turns: None,
+            duty_cycle: None,
             taken: 0,
             lost: 0,
         };
@@ -113,10 +116,10 @@ impl Recorder {
         new
     }
 
-    /// Has JVMs among the processes tell what they do.
+    /// Starts listening to new JVMs among the processes.
     fn find_jvms(&mut self) {
-        for told in self.jvms.refresh(&self.service.processes, self.events.as_mut()) {
-            to_stderr(&told);
+        for text in self.jvms.refresh(&self.service.processes, self.events.as_mut()) {
+            to_stderr(&text);
         }
     }
 
@@ -124,8 +127,8 @@ impl Recorder {
         self.events.as_ref().map_or(0, Events::cpus)
     }
 
-    pub fn head(&self, detail: Detail) -> Head {
-        Head {
+    pub fn head(&self, detail: Detail) -> Header {
+        Header {
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
                 .map(|text| text.trim().to_owned())
                 .unwrap_or_else(|_| "unknown".to_owned()),
@@ -144,24 +147,24 @@ impl Recorder {
         }
     }
 
-    /// What was asked for and the kernel does not tell.
+    /// Tracepoints of the detail that the kernel does not have.
     pub fn lacks(&self) -> &[&'static str] {
         self.events.as_ref().map_or(&[], Events::lacks)
     }
 
-    /// How long it may be until the next look: while the kernel writes nothing, until it does, and
-    /// names can wait as long.
-    pub fn rests(&self) -> Duration {
-        let Some(turns) = &self.turns else { return LOOK_EVERY };
-        let left = turns.left(monotonic_ns());
-        let is_told = self.marked.is_some() || self.jvms.any();
-        if turns.paused_ns().is_some() && !is_told { left } else { left.min(LOOK_EVERY) }
+    /// How long the next poll may wait. While recording is paused, only the end of the pause
+    /// matters, unless marks or a JVM are read as well. Names can wait as long.
+    pub fn next_poll_in(&self) -> Duration {
+        let Some(cycle) = &self.duty_cycle else { return POLL_INTERVAL };
+        let left = cycle.until_change(monotonic_ns());
+        let others_report = self.marked.is_some() || self.jvms.any();
+        if cycle.paused_ns().is_some() && !others_report { left } else { left.min(POLL_INTERVAL) }
     }
 
-    /// Takes what has happened since the last look.
-    pub fn look(&mut self, sink: &mut impl Sink) -> io::Result<()> {
-        self.turn(sink)?;
-        self.look_at_marks(sink)?;
+    /// Takes what has happened since the last poll.
+    pub fn poll(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        self.apply_duty_cycle(sink)?;
+        self.poll_marks(sink)?;
         for cpu in 0..self.cpus() {
             self.buffer.clear();
             let events = self.events.as_mut();
@@ -171,10 +174,10 @@ impl Recorder {
             }
             self.taken += self.buffer.len() as u64;
             sink.events(cpu, &self.buffer)?;
-            self.meet();
+            self.note_threads();
         }
         self.buffer.clear();
-        self.jvms.look(&mut self.buffer);
+        self.jvms.poll(&mut self.buffer);
         sink.events(0, &self.buffer)?;
         let now_ns = monotonic_ns();
         if now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS {
@@ -184,13 +187,13 @@ impl Recorder {
         Ok(())
     }
 
-    /// Stops or goes on, if it records a part of the time alone.
-    fn turn(&mut self, sink: &mut impl Sink) -> io::Result<()> {
-        let turn = self.turns.as_mut().and_then(|turns| turns.at(monotonic_ns()));
-        let (Some(events), Some(turn)) = (&mut self.events, turn) else { return Ok(()) };
-        match turn {
-            Turn::Pause => events.pause(),
-            Turn::Resume(from_ns) => {
+    /// Pauses or resumes, if only a part of the time is recorded.
+    fn apply_duty_cycle(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        let change = self.duty_cycle.as_mut().and_then(|cycle| cycle.change_at(monotonic_ns()));
+        let (Some(events), Some(change)) = (&mut self.events, change) else { return Ok(()) };
+        match change {
+            DutyChange::Pause => events.pause(),
+            DutyChange::Resume(from_ns) => {
                 events.resume().map_err(io::Error::other)?;
                 sink.gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() })?;
             }
@@ -198,17 +201,18 @@ impl Recorder {
         Ok(())
     }
 
-    /// Says what was not recorded at the end.
-    pub fn end(&mut self, sink: &mut impl Sink) -> io::Result<()> {
-        match self.turns.and_then(|turns| turns.paused_ns()) {
+    /// Writes the last pause as a gap, if the recording ends in one.
+    pub fn write_last_pause(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        match self.duty_cycle.and_then(|cycle| cycle.paused_ns()) {
             Some(from_ns) => sink.gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() }),
             None => Ok(()),
         }
     }
 
-    fn look_at_marks(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+    fn poll_marks(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         let Some(marked) = &mut self.marked else { return Ok(()) };
-        let (from_ns, to_ns) = (self.marks_taken_ns, monotonic_ns());
+        let from_ns = self.marks_taken_ns;
+        let to_ns = monotonic_ns();
         self.marks_taken_ns = to_ns;
         let mut count = 0;
         for lane in 0..marked.lanes() {
@@ -229,42 +233,44 @@ impl Recorder {
         sink.gap(Gap { cpu, count, from_ns, to_ns })
     }
 
-    /// Remembers who was seen in the buffer; who ends says its name itself.
-    fn meet(&mut self) {
+    /// Notes the threads and kernel functions in the buffer. A thread that ends reports its own
+    /// name.
+    fn note_threads(&mut self) {
         for event in self.buffer.iter().filter_map(Event::decode) {
             match event.kind {
-                Kind::Switch(_) if event.thread != 0 && self.seen.len() < MOST_NAMES => {
+                Kind::Switch(_) if event.thread != 0 && self.seen.len() < NAMES_MAX => {
                     self.seen.insert(event.thread);
                 }
-                Kind::Blocked { frames, .. } => self.functions.meet(frames),
-                Kind::Exit { name } if self.has_met(event.thread) => {
+                Kind::Blocked { frames, .. } => self.functions.note(frames),
+                Kind::Exit { name } if self.is_known(event.thread) => {
                     self.seen.remove(&event.thread);
                     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
                     let name = String::from_utf8_lossy(&name[..end]).into_owned();
-                    let (thread, at_ns) = (event.thread, event.at_ns);
-                    self.names.push(Named { thread, at_ns, name });
+                    let thread = event.thread;
+                    let at_ns = event.at_ns;
+                    self.names.push(ThreadName { thread, at_ns, name });
                 }
                 _ => {}
             }
         }
     }
 
-    fn has_met(&self, thread: u32) -> bool {
+    fn is_known(&self, thread: u32) -> bool {
         self.seen.contains(&thread) || self.seen_before.contains(&thread)
     }
 
-    /// Looks who serves, says so to the kernel, and how the threads are called that were seen: one
-    /// that has executed a program since has another name.
+    /// Looks up the service's processes, tells the kernel about them, and looks up names of threads
+    /// that were seen: a thread that executed a program since has a new name.
     pub fn refresh(&mut self, sink: &mut impl Sink) -> io::Result<()> {
-        match self.marked.as_ref().map(Marked::processes) {
+        match self.marked.as_ref().map(MarkedService::processes) {
             None => self.service.refresh(),
-            // One that is down keeps its last ones.
+            // A service that is down keeps its last processes.
             Some(processes) if processes.is_empty() => {}
             Some(processes) => self.service.processes = processes,
         }
         if let Some(events) = &mut self.events {
             let missed = events.missed();
-            // The map is ours as long as we live; a kernel that refuses says so at the start.
+            // The map is ours as long as we live. A kernel that refuses has done so at the start.
             events.watch(&self.service.watched()).map_err(io::Error::other)?;
             if let Some(lost) = missed {
                 self.lose(None, lost, sink)?;
@@ -273,11 +279,11 @@ impl Recorder {
         self.find_jvms();
         for thread in &self.seen {
             if let Some(name) = name_of(*thread) {
-                self.names.push(Named { thread: *thread, at_ns: monotonic_ns(), name });
+                self.names.push(ThreadName { thread: *thread, at_ns: monotonic_ns(), name });
             }
         }
         self.seen_before = std::mem::take(&mut self.seen);
-        sink.functions(self.functions.learned())?;
+        sink.functions(self.functions.take_new())?;
         if !self.service.cores.is_empty() {
             sink.batches(batches())?;
         }
@@ -285,15 +291,15 @@ impl Recorder {
     }
 }
 
-/// The threads of all batches of `elfen run` that we may see.
-fn batches() -> Vec<Lent> {
-    // Where the kernel lists no segments there are none.
+/// The threads of all batches of `elfen run` that this user may see.
+fn batches() -> Vec<BatchThread> {
+    // A machine without a list of segments has no batches.
     let runs = batches::runs().unwrap_or_default();
     let at_ns = monotonic_ns();
     let of_run = |run: Batch| {
         let processes = [vec![run.pid], below(run.pid)].concat();
         let threads = processes.into_iter().flat_map(threads_of);
-        threads.map(move |thread| Lent { thread, at_ns, program: run.program.clone() })
+        threads.map(move |thread| BatchThread { thread, at_ns, program: run.program.clone() })
     };
     runs.into_iter().flat_map(of_run).collect()
 }

@@ -1,5 +1,5 @@
-//! The processes behind a port: who has the socket that listens on it, and on which CPUs they may
-//! run.
+//! Finds the processes behind a port: those that hold the socket that listens on it, and the CPUs
+//! that they may run on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use elfen_machine::affinity;
 use elfen_machine::process::{below, threads_of};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Which {
+pub enum ServiceSelector {
     Port(u16),
     /// A process, and its port if it has several.
     Process(u32, Option<u16>),
@@ -19,27 +19,27 @@ pub enum Which {
 pub struct Service {
     pub name: String,
     pub port: u16,
-    /// Those that hold the listening socket.
+    /// The processes that hold the listening socket.
     pub processes: Vec<u32>,
-    /// In whose network namespace it listens.
+    /// The process in whose network namespace the port is; `None` for ours.
     namespace_of: Option<u32>,
-    /// CPUs that share a core: who runs on the others is of interest too.
+    /// CPUs that share a core. What runs on the other CPUs of a service's core is recorded, too.
     pub cores: Vec<Vec<u32>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NotFound {
-    NobodyListens(u16),
+    NothingListens(u16),
     NoProcess(u32),
-    ListensNowhere(u32),
-    Several(u32, Vec<u16>),
-    /// Somebody listens, and whose it is we may not see.
+    NoPort(u32),
+    SeveralPorts(u32, Vec<u16>),
+    /// A process listens, but this user may not see which.
     Hidden(u16),
     /// There is no page of this name.
-    NobodyPublishes(String),
-    /// There is one, and no process that writes it lives.
-    NobodyServes(String),
-    /// It is written in another pid namespace.
+    NotPublished(String),
+    /// There is a page, but no living process that writes it.
+    NoWriter(String),
+    /// The page is written in another pid namespace.
     OtherNamespace(String),
     /// Its process has a monotonic clock of its own.
     OtherClock(u32),
@@ -47,34 +47,35 @@ pub enum NotFound {
     Page(String),
 }
 
-/// A socket that listens: its port, and its inode, by which descriptors name it.
+/// A listening socket: its port, and the inode by which descriptors name it.
 type Listening = (u16, u64);
 
 impl Service {
-    pub fn find(which: Which) -> Result<Self, NotFound> {
-        let (port, namespace_of) = match which {
-            Which::Port(port) => (port, None),
-            Which::Process(process, port) => (port_of(process, port)?, Some(process)),
+    pub fn find(selector: ServiceSelector) -> Result<Self, NotFound> {
+        let (port, namespace_of) = match selector {
+            ServiceSelector::Port(port) => (port, None),
+            ServiceSelector::Process(process, port) => (port_of(process, port)?, Some(process)),
         };
         let mut service = Self { port, namespace_of, ..Self::named("", Vec::new()) };
         let inodes = service.inodes();
         if inodes.is_empty() {
-            return Err(NotFound::NobodyListens(port));
+            return Err(NotFound::NothingListens(port));
         }
-        service.look(&inodes);
+        service.find_processes(&inodes);
         let first = *service.processes.first().ok_or(NotFound::Hidden(port))?;
         service.name = name_of(first).unwrap_or_else(|| format!("process {first}"));
         Ok(service)
     }
 
-    /// One that says itself what it does: by its name, not by a port.
+    /// A service that reports its requests itself, known by its name instead of a port.
     pub fn named(name: &str, processes: Vec<u32>) -> Self {
         let name = name.to_owned();
         Self { name, port: 0, processes, namespace_of: None, cores: Vec::new() }
     }
 
-    /// Looks anew who serves: workers come and go. Among all processes only if those known do not
-    /// serve any more; a service that is down keeps its last ones.
+    /// Finds the serving processes again, because workers come and go. All processes are searched
+    /// only if no known process, or child of one, serves any more. A service that is down keeps its
+    /// last processes.
     pub fn refresh(&mut self) {
         let inodes = self.inodes();
         if inodes.is_empty() {
@@ -82,10 +83,12 @@ impl Service {
         }
         let known = self.processes.iter();
         let below = known.flat_map(|&known| [vec![known], below(known)].concat());
-        let serving: BTreeSet<u32> = below.filter(|&process| holds(process, &inodes)).collect();
-        match serving.is_empty() {
-            true => self.look(&inodes),
-            false => self.processes = serving.into_iter().collect(),
+        let serving: BTreeSet<u32> =
+            below.filter(|&process| holds_socket(process, &inodes)).collect();
+        if serving.is_empty() {
+            self.find_processes(&inodes);
+        } else {
+            self.processes = serving.into_iter().collect();
         }
     }
 
@@ -94,67 +97,68 @@ impl Service {
         listening(self.namespace_of).into_iter().filter_map(of_port).collect()
     }
 
-    fn look(&mut self, inodes: &BTreeSet<u64>) {
+    fn find_processes(&mut self, inodes: &BTreeSet<u64>) {
         let all = processes().into_iter();
-        let mut found: Vec<u32> = all.filter(|&process| holds(process, inodes)).collect();
+        let mut found: Vec<u32> = all.filter(|&process| holds_socket(process, inodes)).collect();
         found.sort_unstable();
         if !found.is_empty() {
             self.processes = found;
         }
     }
 
-    /// What the kernel is to write down.
+    /// What the kernel shall record.
     pub fn watched(&self) -> Watched {
         let threads = self.processes.iter().flat_map(|process| threads_of(*process));
-        // A thread that is gone by now may run nowhere.
+        // A thread that has ended meanwhile has no CPUs.
         let mut cpus: BTreeSet<u32> = threads
             .filter_map(|thread| affinity::of(thread).ok())
             .flat_map(|cpus| cpus.iter().collect::<Vec<u32>>())
             .collect();
-        let beside = self.cores.iter().filter(|core| core.iter().any(|cpu| cpus.contains(cpu)));
-        let beside: Vec<u32> = beside.flatten().copied().collect();
-        cpus.extend(beside);
-        let (port, processes) = (self.port, self.processes.clone());
+        let siblings = self.cores.iter().filter(|core| core.iter().any(|cpu| cpus.contains(cpu)));
+        let siblings: Vec<u32> = siblings.flatten().copied().collect();
+        cpus.extend(siblings);
+        let port = self.port;
+        let processes = self.processes.clone();
         Watched { port, processes, cpus: cpus.into_iter().collect() }
     }
 }
 
-fn holds(process: u32, inodes: &BTreeSet<u64>) -> bool {
+fn holds_socket(process: u32, inodes: &BTreeSet<u64>) -> bool {
     !sockets_of(process).is_disjoint(inodes)
 }
 
-/// A thread's name, as it is now.
+/// The current name of a thread.
 pub fn name_of(thread: u32) -> Option<String> {
     let name = fs::read_to_string(format!("/proc/{thread}/comm")).ok()?;
     Some(name.trim_end().to_owned())
 }
 
-fn port_of(process: u32, asked: Option<u16>) -> Result<u16, NotFound> {
+fn port_of(process: u32, requested: Option<u16>) -> Result<u16, NotFound> {
     if fs::metadata(format!("/proc/{process}")).is_err() {
         return Err(NotFound::NoProcess(process));
     }
     let sockets = sockets_of(process);
     let own = |(port, inode): Listening| sockets.contains(&inode).then_some(port);
     let ports: BTreeSet<u16> = listening(Some(process)).into_iter().filter_map(own).collect();
-    match (asked, ports.len()) {
+    match (requested, ports.len()) {
         (Some(port), _) if ports.contains(&port) => Ok(port),
-        (Some(port), _) => Err(NotFound::NobodyListens(port)),
-        (None, 0) => Err(NotFound::ListensNowhere(process)),
+        (Some(port), _) => Err(NotFound::NothingListens(port)),
+        (None, 0) => Err(NotFound::NoPort(process)),
         (None, 1) => Ok(ports.into_iter().next().unwrap_or(0)),
-        (None, _) => Err(NotFound::Several(process, ports.into_iter().collect())),
+        (None, _) => Err(NotFound::SeveralPorts(process, ports.into_iter().collect())),
     }
 }
 
 fn listening(namespace_of: Option<u32>) -> Vec<Listening> {
     let of = namespace_of.map_or("self".to_owned(), |process| process.to_string());
     let tables = ["tcp", "tcp6"].map(|table| {
-        // A kernel without IPv6 has no such table, and nobody listens in it.
+        // A kernel without IPv6 has no such table.
         fs::read_to_string(format!("/proc/{of}/net/{table}")).unwrap_or_default()
     });
     tables.iter().flat_map(|table| table.lines().skip(1)).filter_map(parse).collect()
 }
 
-/// A line of /proc/net/tcp, if its socket listens.
+/// Parses a line of /proc/net/tcp. Returns `None` if its socket does not listen.
 fn parse(line: &str) -> Option<Listening> {
     const LISTEN: &str = "0A";
     let fields: Vec<&str> = line.split_whitespace().collect();
@@ -187,17 +191,17 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let own = std::process::id();
-        let found = Service::find(Which::Port(port)).unwrap();
+        let found = Service::find(ServiceSelector::Port(port)).unwrap();
         assert_eq!((found.port, found.processes.as_slice()), (port, &[own][..]));
         assert!(found.watched().processes == [own] && !found.watched().cpus.is_empty());
-        assert_eq!(Service::find(Which::Process(own, Some(port))).unwrap().port, port);
+        assert_eq!(Service::find(ServiceSelector::Process(own, Some(port))).unwrap().port, port);
         let other = TcpListener::bind("[::1]:0").or(TcpListener::bind("127.0.0.1:0")).unwrap();
-        let several = Service::find(Which::Process(own, None));
-        assert!(matches!(several, Err(NotFound::Several(_, ports)) if ports.len() >= 2));
+        let several = Service::find(ServiceSelector::Process(own, None));
+        assert!(matches!(several, Err(NotFound::SeveralPorts(_, ports)) if ports.len() >= 2));
         drop((listener, other));
-        assert_eq!(Service::find(Which::Port(port)), Err(NotFound::NobodyListens(port)));
+        assert_eq!(Service::find(ServiceSelector::Port(port)), Err(NotFound::NothingListens(port)));
         assert_eq!(
-            Service::find(Which::Process(u32::MAX, None)),
+            Service::find(ServiceSelector::Process(u32::MAX, None)),
             Err(NotFound::NoProcess(u32::MAX))
         );
     }

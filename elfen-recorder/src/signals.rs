@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM, taken between two looks at the rings, so that what is recorded is whole.
+//! Takes Ctrl-C and SIGTERM between polls of the rings, so that a recording ends complete.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,14 +9,14 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 
-/// The signals that end a recording, held back as long as this lives.
+/// The signals that end a recording. They are blocked while this lives.
 #[derive(Debug)]
-pub struct Ending {
+pub struct EndSignals {
     signals: SignalFd,
     before: SigSet,
 }
 
-impl Ending {
+impl EndSignals {
     pub fn new() -> io::Result<Self> {
         let mut ours = SigSet::empty();
         ours.extend([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
@@ -26,30 +26,30 @@ impl Ending {
         Ok(Self { signals: SignalFd::with_flags(&ours, flags)?, before })
     }
 
-    /// Waits for so long; sooner, the number of the signal that came.
+    /// Waits, but no longer than `at_most`. Returns the number of a signal that arrived.
     pub fn wait(&self, at_most: Duration) -> Option<i32> {
         let mut ready = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        // Interrupted by another signal: the caller looks at its clock.
+        // Another signal may interrupt it: the caller checks its clock.
         let _woken = ppoll(&mut ready, Some(TimeSpec::from_duration(at_most)), None);
-        self.came()
+        self.take()
     }
 
-    /// The number of a signal that has come, without waiting for one.
-    pub fn came(&self) -> Option<i32> {
-        let came = self.signals.read_signal().ok().flatten()?;
-        i32::try_from(came.ssi_signo).ok()
+    /// The number of a signal that has arrived, without waiting.
+    pub fn take(&self) -> Option<i32> {
+        let signal = self.signals.read_signal().ok().flatten()?;
+        i32::try_from(signal.ssi_signo).ok()
     }
 }
 
-impl AsFd for Ending {
+impl AsFd for EndSignals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.signals.as_fd()
     }
 }
 
-impl Drop for Ending {
+impl Drop for EndSignals {
     fn drop(&mut self) {
-        // The mask was this thread's a moment ago.
+        // Restores the mask that this thread had before.
         let _same = self.before.thread_set_mask();
     }
 }

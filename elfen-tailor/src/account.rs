@@ -1,32 +1,32 @@
-//! All requests of a tale, each with what became of its time.
+//! All requests of a trace, each explained by segments.
 
 use std::collections::BTreeMap;
 
-use crate::beside;
-use crate::explained::Explained;
+use crate::neighbours;
 use crate::request::{Request, Requests};
-use crate::segment::{Kind, Segment, cause, total};
-use crate::tale::Tale;
+use crate::segment::{ExplainedRequest, Segment, SegmentKind, cause_name, saturating_sum};
 use crate::timeline::Timeline;
+use crate::trace::Trace;
 use crate::walk::Walk;
 
-/// All requests of a tale, with what became of each.
+/// All requests of a trace.
 #[derive(Debug)]
 pub struct Account {
-    /// Complete ones, by arrival.
-    pub explained: Vec<Explained>,
-    /// Latencies of those that lost events.
+    /// Complete requests, in the order of arrival.
+    pub explained: Vec<ExplainedRequest>,
+    /// Latencies of requests with lost events.
     pub incomplete: Vec<u64>,
     pub unclear: u64,
 }
 
 impl Account {
-    pub fn of(tale: &Tale) -> Self {
-        let (timeline, requests) = (Timeline::of(tale), Requests::of(tale));
-        let walk = Walk::new(tale, &timeline, &requests);
+    pub fn of(trace: &Trace) -> Self {
+        let timeline = Timeline::of(trace);
+        let requests = Requests::of(trace);
+        let walk = Walk::new(trace, &timeline, &requests);
         let is_over_gap = |request: &Request| {
-            request.arrived_ns < tale.head.began_ns
-                || tale
+            request.arrived_ns < trace.head.began_ns
+                || trace
                     .gaps
                     .iter()
                     .any(|gap| gap.from_ns <= request.ended_ns && request.arrived_ns <= gap.to_ns)
@@ -35,14 +35,14 @@ impl Account {
             requests.all.iter().partition(|request| is_over_gap(request));
         let explain = |request: &Request| {
             let segments = walk.explain(request)?;
-            Some(Explained {
+            Some(ExplainedRequest {
                 connection: request.connection,
                 arrived_ns: request.arrived_ns,
                 ended_ns: request.ended_ns,
                 server: server(&segments).unwrap_or(request.sender),
                 class: request.class,
                 stages: request.stages.clone(),
-                beside: beside::of(&segments, tale, &timeline),
+                neighbour_spans: neighbours::neighbour_spans(&segments, trace, &timeline),
                 faults: faults(&segments, &timeline),
                 segments,
             })
@@ -52,7 +52,7 @@ impl Account {
         for request in complete {
             match explain(request) {
                 Some(one) => explained.push(one),
-                // What a damaged trace says of it contradicts itself.
+                // The trace is damaged: it contradicts itself about this request.
                 None => incomplete.push(request.latency_ns()),
             }
         }
@@ -60,10 +60,16 @@ impl Account {
     }
 }
 
-/// Page faults where the service worked or the kernel let it wait.
+/// Counts page faults while the service worked or waited for the kernel.
 fn faults(segments: &[Segment], timeline: &Timeline) -> u64 {
     let ran = segments.iter().filter(|s| {
-        matches!(s.kind, Kind::Work | Kind::Stall(_) | Kind::Fault | Kind::Io(None, _))
+        matches!(
+            s.kind,
+            SegmentKind::Work
+                | SegmentKind::Stall(_)
+                | SegmentKind::Fault
+                | SegmentKind::Io(None, _)
+        )
     });
     let ended = |s: &Segment| {
         let all = timeline.stalls.faults(s.thread, s.from_ns, s.to_ns);
@@ -75,19 +81,19 @@ fn faults(segments: &[Segment], timeline: &Timeline) -> u64 {
 /// The thread that did most of the work.
 fn server(segments: &[Segment]) -> Option<u32> {
     let mut work: BTreeMap<u32, u64> = BTreeMap::new();
-    for segment in segments.iter().filter(|segment| segment.kind == Kind::Work) {
+    for segment in segments.iter().filter(|segment| segment.kind == SegmentKind::Work) {
         let ns = work.entry(segment.thread).or_default();
-        *ns = total([*ns, segment.ns()].into_iter());
+        *ns = saturating_sum([*ns, segment.ns()].into_iter());
     }
     work.into_iter().max_by_key(|(_, ns)| *ns).map(|(thread, _)| thread)
 }
 
-/// What a request's time went to, the most first.
-pub fn charges(one: &Explained, tale: &Tale) -> Vec<(String, u64)> {
+/// What a request's time was spent on, the largest part first.
+pub fn charges(one: &ExplainedRequest, trace: &Trace) -> Vec<(String, u64)> {
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for segment in &one.segments {
-        let ns = sums.entry(cause(segment.kind, tale)).or_default();
-        *ns = total([*ns, segment.ns()].into_iter());
+        let ns = sums.entry(cause_name(segment.kind, trace)).or_default();
+        *ns = saturating_sum([*ns, segment.ns()].into_iter());
     }
     let mut sums: Vec<(String, u64)> = sums.into_iter().collect();
     sums.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));

@@ -1,13 +1,15 @@
-//! The causes that requests had, and how much of each: kinds of segments by their names, work
-//! beyond what is usual, and what neighbours on the same core took.
+//! The causes of each request and the time of each: kinds of segments by their names, work beyond
+//! the usual amount, and slowdown by neighbours on the same core.
 
 use std::collections::BTreeMap;
 
-use crate::beside::Slowing;
-use crate::explained::Explained;
+use crate::neighbours::NeighbourCosts;
 use crate::replay::{Parts, quantile};
-use crate::segment::{BESIDE, Kind, LONG, QUEUE, WORK, cause, is_of, total};
-use crate::tale::Tale;
+use crate::segment::{
+    ExplainedRequest, LONG, NEIGHBOUR, QUEUE, SegmentKind, WORK, cause_name, is_named_by,
+    saturating_sum,
+};
+use crate::trace::Trace;
 
 const P50: u64 = 500_000;
 const P95: u64 = 950_000;
@@ -25,29 +27,29 @@ pub(crate) fn add(sums: &mut BTreeMap<usize, u64>, cause: usize, ns: u64) {
 
 pub(crate) struct Causes {
     pub(crate) names: Vec<String>,
-    by_kind: BTreeMap<Kind, usize>,
+    by_kind: BTreeMap<SegmentKind, usize>,
     long: usize,
-    pub(crate) slowing: Slowing,
-    /// The first neighbour's; the others' follow.
-    first_beside: usize,
-    usual: Usual,
+    pub(crate) costs: NeighbourCosts,
+    /// The index of the first neighbour's cause. Those of other neighbours follow.
+    first_neighbour: usize,
+    usual: UsualWork,
 }
 
 impl Causes {
-    pub(crate) fn of(explained: &[Explained], tale: &Tale) -> Self {
-        let slowing = Slowing::of(explained);
+    pub(crate) fn of(explained: &[ExplainedRequest], trace: &Trace) -> Self {
+        let costs = NeighbourCosts::of(explained);
         let mut all = Self {
             names: vec![LONG.to_owned()],
             by_kind: BTreeMap::new(),
             long: 0,
-            first_beside: 0,
-            usual: Usual::of(explained, &slowing),
-            slowing,
+            first_neighbour: 0,
+            usual: UsualWork::of(explained, &costs),
+            costs,
         };
         let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
         for segment in explained.iter().flat_map(|one| &one.segments) {
             if !all.by_kind.contains_key(&segment.kind) {
-                let name = cause(segment.kind, tale);
+                let name = cause_name(segment.kind, trace);
                 let at = *by_name.entry(name).or_insert_with_key(|name| {
                     all.names.push(name.clone());
                     all.names.len() - 1
@@ -55,45 +57,50 @@ impl Causes {
                 all.by_kind.insert(segment.kind, at);
             }
         }
-        all.first_beside = all.names.len();
-        all.names.extend(all.slowing.names.iter().map(|name| format!("{BESIDE}:{name}")));
+        all.first_neighbour = all.names.len();
+        all.names.extend(all.costs.names.iter().map(|name| format!("{NEIGHBOUR}:{name}")));
         all
     }
 
-    /// The causes that a name stands for: itself, or as `io` all of its kind. Work and queueing are
-    /// none that could be taken away.
-    pub(crate) fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
+    /// The causes that `name` stands for: the cause itself, or, as in `io`, all causes of a kind.
+    /// Work and queueing are excluded because they can't be taken away.
+    pub(crate) fn matching<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
         let all = self.names.iter().enumerate();
-        all.filter(move |(_, cause)| is_removable(cause) && is_of(cause, name)).map(|(at, _)| at)
+        all.filter(move |(_, cause)| is_removable(cause) && is_named_by(cause, name))
+            .map(|(at, _)| at)
     }
 
-    /// How much of a request each cause had. Work beyond what is usual is `long`, the rest of it
-    /// nobody's charge.
-    pub(crate) fn all(&self, one: &Explained) -> Parts {
-        self.within(one, (one.arrived_ns, one.ended_ns), &mut self.usual.work_ns(one))
+    /// How much of a request each cause took. Work beyond the usual amount is `long`; usual work is
+    /// no cause.
+    pub(crate) fn parts_of_request(&self, one: &ExplainedRequest) -> Parts {
+        self.parts_within(one, (one.arrived_ns, one.ended_ns), &mut self.usual.work_ns(one))
     }
 
-    /// How much each had in spans that follow each other: what is usual comes first.
-    pub(crate) fn parts(&self, one: &Explained, spans: &[(u64, u64)]) -> Vec<Parts> {
+    /// How much each cause took in consecutive spans. The usual work is used up in the first spans.
+    pub(crate) fn parts_in_spans(
+        &self,
+        one: &ExplainedRequest,
+        spans: &[(u64, u64)],
+    ) -> Vec<Parts> {
         let mut usual_ns = self.usual.work_ns(one);
-        spans.iter().map(|&span| self.within(one, span, &mut usual_ns)).collect()
+        spans.iter().map(|&span| self.parts_within(one, span, &mut usual_ns)).collect()
     }
 
-    fn within(&self, one: &Explained, span: (u64, u64), usual_ns: &mut u64) -> Parts {
+    fn parts_within(&self, one: &ExplainedRequest, span: (u64, u64), usual_ns: &mut u64) -> Parts {
         let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
         let mut work_ns = 0;
         let first = one.segments.partition_point(|segment| segment.to_ns <= span.0);
         for segment in one.segments[first..].iter().take_while(|s| s.from_ns < span.1) {
             let ns = segment.within(span.0, span.1);
             match segment.kind {
-                Kind::Work => work_ns = total([work_ns, ns].into_iter()),
+                SegmentKind::Work => work_ns = saturating_sum([work_ns, ns].into_iter()),
                 kind => add(&mut sums, self.by_kind[&kind], ns),
             }
         }
-        for (neighbour, ns) in self.slowing.added(one, span) {
+        for (neighbour, ns) in self.costs.added_times(one, span) {
             let ns = ns.min(work_ns);
             work_ns -= ns;
-            add(&mut sums, self.first_beside + neighbour, ns);
+            add(&mut sums, self.first_neighbour + neighbour, ns);
         }
         let long_ns = work_ns.saturating_sub(*usual_ns);
         *usual_ns = usual_ns.saturating_sub(work_ns);
@@ -103,9 +110,9 @@ impl Causes {
         sums.into_iter().filter(|(_, ns)| *ns > 0).collect()
     }
 
-    /// What waiting for one's turn is, if any request did.
-    pub(crate) fn queue(&self) -> Option<usize> {
-        self.by_kind.get(&Kind::Queue).copied()
+    /// The cause that stands for queueing, if any request queued.
+    pub(crate) fn queue_cause(&self) -> Option<usize> {
+        self.by_kind.get(&SegmentKind::Queue).copied()
     }
 }
 
@@ -113,37 +120,37 @@ pub(crate) fn is_removable(cause: &str) -> bool {
     cause != WORK && cause != QUEUE
 }
 
-/// As long as a request's work would have been with its core to itself.
-fn alone_ns(one: &Explained, slowing: &Slowing) -> u64 {
-    let added = slowing.added(one, (0, u64::MAX)).map(|(_, ns)| ns);
-    one.work_ns().saturating_sub(total(added))
+/// How long a request's work would have been with the core to itself.
+fn work_alone_ns(one: &ExplainedRequest, costs: &NeighbourCosts) -> u64 {
+    let added = costs.added_times(one, (0, u64::MAX)).map(|(_, ns)| ns);
+    one.work_ns().saturating_sub(saturating_sum(added))
 }
 
-/// As much work as a request of its kind has: the median, or, where a service does not say what
-/// kinds it has, what 95 % of all have.
-struct Usual {
+/// The usual amount of work of a request. With classes from the service it is the median of the
+/// class; else the 95th percentile of all requests.
+struct UsualWork {
     by_class: BTreeMap<u64, u64>,
     all_ns: u64,
 }
 
-/// With fewer requests a class has no median to speak of.
-const FEWEST_OF_CLASS: usize = 10;
+/// With fewer requests the median of a class is not meaningful.
+const CLASS_MIN: usize = 10;
 
-impl Usual {
-    fn of(explained: &[Explained], slowing: &Slowing) -> Self {
+impl UsualWork {
+    fn of(explained: &[ExplainedRequest], costs: &NeighbourCosts) -> Self {
         let mut by_class: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for one in explained.iter().filter(|one| one.class != 0) {
-            by_class.entry(one.class).or_default().push(alone_ns(one, slowing));
+            by_class.entry(one.class).or_default().push(work_alone_ns(one, costs));
         }
-        by_class.retain(|_, work| work.len() >= FEWEST_OF_CLASS);
+        by_class.retain(|_, work| work.len() >= CLASS_MIN);
         let median = |work: Vec<u64>| quantile(&sorted(work.into_iter()), P50);
         Self {
             by_class: by_class.into_iter().map(|(class, work)| (class, median(work))).collect(),
-            all_ns: quantile(&sorted(explained.iter().map(|one| alone_ns(one, slowing))), P95),
+            all_ns: quantile(&sorted(explained.iter().map(|one| work_alone_ns(one, costs))), P95),
         }
     }
 
-    fn work_ns(&self, one: &Explained) -> u64 {
+    fn work_ns(&self, one: &ExplainedRequest) -> u64 {
         self.by_class.get(&one.class).copied().unwrap_or(self.all_ns)
     }
 }
@@ -153,15 +160,19 @@ mod tests {
     use super::*;
     use crate::segment::Segment;
 
-    /// Goal: turns of a request have together what it has, and its usual work once. Method: 60 is
-    /// usual, and one request takes 250 in two turns.
+    /// Goal: the parts in the slots of a request add up to the parts of the whole, and its usual
+    /// work is subtracted once. Method: 60 is usual, and one request takes 250 in two slots.
     #[test]
-    fn what_is_usual_comes_first() {
-        let work = |from_ns, to_ns| {
-            let (kind, thread, cpu, behind) = (Kind::Work, 7, Some(0), None);
-            Segment { from_ns, to_ns, kind, thread, cpu, behind }
+    fn usual_work_is_subtracted_first() {
+        let work = |from_ns, to_ns| Segment {
+            from_ns,
+            to_ns,
+            kind: SegmentKind::Work,
+            thread: 7,
+            cpu: Some(0),
+            behind: None,
         };
-        let one = |segments: Vec<Segment>| Explained {
+        let one = |segments: Vec<Segment>| ExplainedRequest {
             connection: 1,
             arrived_ns: 0,
             ended_ns: segments.last().map_or(0, |last| last.to_ns),
@@ -170,13 +181,13 @@ mod tests {
             stages: Vec::new(),
             segments,
             faults: 0,
-            beside: Vec::new(),
+            neighbour_spans: Vec::new(),
         };
-        let mut all: Vec<Explained> = (0..99).map(|_| one(vec![work(0, 60)])).collect();
+        let mut all: Vec<ExplainedRequest> = (0..99).map(|_| one(vec![work(0, 60)])).collect();
         all.push(one(vec![work(0, 100), work(200, 350)]));
-        let causes = Causes::of(&all, &Tale::default());
-        assert_eq!(causes.all(&all[99]), [(causes.long, 190)]);
-        let parts = causes.parts(&all[99], &[(0, 100), (200, 350)]);
+        let causes = Causes::of(&all, &Trace::default());
+        assert_eq!(causes.parts_of_request(&all[99]), [(causes.long, 190)]);
+        let parts = causes.parts_in_spans(&all[99], &[(0, 100), (200, 350)]);
         assert_eq!(parts, [vec![(causes.long, 40)], vec![(causes.long, 150)]]);
     }
 }

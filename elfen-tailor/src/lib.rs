@@ -1,35 +1,36 @@
-//! Why the slowest requests of a service were slow, and what the tail would be without that.
+//! Explains why the slowest requests of a service were slow, and predicts the tail without each
+//! cause.
 //!
-//! Pure: what was recorded comes in as a [`tale`], what is found goes out as a [`report`]. There is
-//! no clock here and no machine; `elfen-recorder` has those.
+//! The crate is pure: it turns a recorded [`trace`] into a [`report`], without a clock and without
+//! access to the machine. `elfen-recorder` has those.
 //!
-//! | module | what it makes of what |
+//! | module | what it does |
 //! | --- | --- |
-//! | [`tale`] | events in memory or in a `.tale` file |
-//! | [`timeline`] | events, put together to what each thread and each CPU did when |
-//! | [`runtime`] | a JVM's own word on what halted its threads |
-//! | [`stalls`] | when the kernel let a thread wait for its own locks or memory |
-//! | [`request`] | what went through sockets, or was marked, put together to requests |
-//! | [`walk`] | a request, as [`segment`]s that sum up to its latency to the nanosecond |
-//! | [`explained`] | a request with its account |
-//! | [`beside`] | who ran on the other lanes of its core, and what that cost |
-//! | [`account`] | all requests so |
-//! | `queues` | which queue each of them stood in, and whether it is one |
-//! | `turns` | who had the server of a queue, from when to when |
+//! | [`trace`] | recorded events, in memory or in a `.tale` file |
+//! | [`timeline`] | the state of each thread and the thread on each CPU, over time |
+//! | [`runtime`] | when a JVM halted its threads, as the JVM reports it |
+//! | [`stalls`] | when the kernel made a thread wait for kernel locks or memory |
+//! | [`calls`] | what a thread that sleeps in a system call waits for |
+//! | [`request`] | requests, from socket events or from the service's marks |
+//! | [`segment`] | kinds of time, and causes by name |
+//! | [`walk`] | one request as segments, which sum up to its latency to the nanosecond |
+//! | [`neighbours`] | what ran on the other lanes of the core, and what that cost |
+//! | [`account`] | all requests of a trace, explained |
+//! | `queues` | the queue that each request stood in, and whether it is a queue |
+//! | `service_slots` | which request the server of a queue served when |
 //! | [`replay`] | the same requests without a cause |
 //! | [`rank`] | the causes of the tail, the largest first |
-//! | [`report`] | all of this for people and for scripts |
-//! | [`draw`] | and as pictures |
+//! | [`report`] | the results as text and as JSON |
+//! | [`draw`] | the results as pictures |
 
 #![forbid(unsafe_code)]
 
 pub mod account;
-pub mod beside;
 pub mod calls;
 mod causes;
 pub mod draw;
-pub mod explained;
 mod marked;
+pub mod neighbours;
 mod queues;
 pub mod rank;
 pub mod replay;
@@ -37,9 +38,8 @@ pub mod report;
 pub mod request;
 pub mod runtime;
 pub mod segment;
-pub mod stages;
+mod service_slots;
 pub mod stalls;
-pub mod tale;
 pub mod timeline;
-mod turns;
+pub mod trace;
 pub mod walk;

@@ -1,14 +1,14 @@
-//! Requests of a service that says itself what it does with them: by its marks.
+//! Requests of a service that reports them itself, by marks.
 //!
-//! A mark says which thread worked for which request, so that who waits for another request's work
-//! is told from who waits for something else, whatever sockets, threads and queues there are.
+//! A mark says which thread works for which request. So waiting for another request is distinct
+//! from other waiting, whatever sockets, threads and queues there are.
 
 use std::collections::BTreeMap;
 
 use elfen_rt::signal::mark::{Mark, Step};
 
 use crate::request::{Owner, Request, Requests};
-use crate::tale::Tale;
+use crate::trace::Trace;
 
 /// A request that runs on a lane.
 #[derive(Debug)]
@@ -21,17 +21,19 @@ struct Open {
 }
 
 impl Requests {
-    /// The requests of all lanes that began and ended while it was recorded.
-    pub(crate) fn of_marks(tale: &Tale) -> Self {
+    /// The requests of all lanes that began and ended during the recording.
+    pub(crate) fn of_marks(trace: &Trace) -> Self {
         let mut found = Self::default();
-        for marks in tale.marks.values() {
-            // Those before came while not all was there to explain them.
-            let first = marks.partition_point(|mark| mark.at_ns < tale.head.began_ns);
+        for marks in trace.marks.values() {
+            // Before this, not all events that would explain a request were recorded.
+            let first = marks.partition_point(|mark| mark.at_ns < trace.head.began_ns);
             found.lane(&marks[first..]);
         }
         found.all.sort_by_key(|request| (request.arrived_ns, request.connection));
         // A thread may serve several lanes.
-        found.owners.values_mut().for_each(|owners| owners.sort_by_key(|owner| owner.from_ns));
+        for owners in found.owners.values_mut() {
+            owners.sort_by_key(|owner| owner.from_ns);
+        }
         found
     }
 
@@ -41,7 +43,7 @@ impl Requests {
             match (mark.step, &mut open) {
                 (Step::Begin { arrived_ns }, _) => {
                     let Mark { at_ns, thread, request, .. } = *mark;
-                    // A service may take the time of its arrival later than that of its start.
+                    // A service may read the clock for the arrival after it reports the beginning.
                     let arrived_ns = arrived_ns.min(at_ns);
                     let stages = Vec::new();
                     open = Some(Open { request, arrived_ns, begun_ns: at_ns, thread, stages });
@@ -82,7 +84,7 @@ impl Requests {
     }
 }
 
-/// How long each stage took; one that a request comes back to has all of its time.
+/// How long each stage took. A stage that a request enters several times has the sum.
 fn stages_ns(begun_ns: u64, stages: &[(u64, u16)], ended_ns: u64) -> Vec<(u16, u64)> {
     let mut sums: BTreeMap<u16, u64> = BTreeMap::new();
     let begins = [(begun_ns, 0)].into_iter().chain(stages.iter().copied());
@@ -105,11 +107,11 @@ mod tests {
     }
 
     fn requests(marks: &[Mark]) -> Requests {
-        Requests::of_marks(&Tale { marks: [(0, marks.to_vec())].into(), ..Tale::default() })
+        Requests::of_marks(&Trace { marks: [(0, marks.to_vec())].into(), ..Trace::default() })
     }
 
     #[test]
-    fn a_request_is_told_by_its_marks() {
+    fn requests_are_read_from_their_marks() {
         let marks = [
             mark(90, 4, Step::End { class: 1 }), // begun before it was recorded
             mark(100, 5, Step::Begin { arrived_ns: 60 }),
@@ -131,8 +133,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: no marks, however wrong, make a request that ends before it came. Method: marks
-        /// with few ids and times.
+        /// Goal: no marks, however wrong, give a request that ends before it arrived. Method: marks
+        /// with few numbers and times.
         #[test]
         fn any_marks_are_requests_or_nothing(
             marks in proptest::collection::vec((0..9_u64, 0..3_u64, 0..3_u8, 0..9_u64), 0..60)

@@ -1,162 +1,170 @@
-//! Which queue each request of a service stood in: that of the thread that served it, or, where
-//! threads share a CPU, that of the CPU; and whether it is one.
+//! The queue that each request stood in: that of the thread that served it, or, if threads share a
+//! CPU, that of the CPU. Also measures whether it is a queue at all.
 //!
-//! Threads on one CPU wait for each other there, and how long is no property of a request: whoever
-//! was kept from the CPU together with others then has them before him. So the queues are those
-//! under which the least is left aside of all turns: what is done for a request while others have
-//! their turn, and waiting for threads that serve others in one's own. Replayed, it would be as it
-//! was whatever else has changed, so where much is left aside no change is believed.
+//! Threads on one CPU wait for each other, and how long does not depend on the request: if
+//! something kept several threads from the CPU, each also waits for the others. So both assignments
+//! are tried, and the one with less time outside of service slots is used. Such time is work for a
+//! request during the slot of another one, or, in a request's own slot, waiting for a thread that
+//! serves others.
+//!
+//! A replay can't predict off-slot time: it stays as recorded, whatever is taken out. So
+//! predictions are not used if there is much of it.
 
 use std::collections::BTreeSet;
 
-use crate::explained::Explained;
-use crate::segment::{Kind, Segment, total};
-use crate::turns::{self, Job, Turn};
+use crate::segment::{ExplainedRequest, Segment, SegmentKind, saturating_sum};
+use crate::service_slots::{self, Job, ServiceSlot};
 
 pub(crate) struct Queues {
     pub(crate) jobs: Vec<Job>,
-    pub(crate) turns: Vec<Vec<Turn>>,
+    pub(crate) slots: Vec<Vec<ServiceSlot>>,
     /// By request.
-    pub(crate) own: Vec<Own>,
+    pub(crate) own: Vec<OwnTime>,
 }
 
-/// What a request did or waited for itself, whoever had the CPU.
+/// The time in which a request itself worked or waited, whichever thread had the CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Own {
+pub(crate) struct OwnTime {
     pub(crate) all_ns: u64,
-    /// Of that, what no turn of its own explains.
-    pub(crate) aside_ns: u64,
+    /// The part of `all_ns` that lies in no service slot of the request.
+    pub(crate) off_slot_ns: u64,
 }
 
 impl Queues {
-    pub(crate) fn of(explained: &[Explained]) -> Self {
+    pub(crate) fn of(explained: &[ExplainedRequest]) -> Self {
         let by_thread: Vec<u32> = explained.iter().map(|one| one.server).collect();
         let threads: BTreeSet<u32> = by_thread.iter().copied().collect();
         let on_thread = |segment: &Segment, thread| segment.thread == thread;
-        let threaded = Self::under(explained, &by_thread, on_thread, |segment, _| {
+        let threaded = Self::with_servers(explained, &by_thread, on_thread, |segment, _| {
             is_kept_by(segment, &threads)
         });
         if threads.len() < 2 {
             return threaded;
         }
-        let by_cpu: Vec<u32> = explained.iter().map(cpu).collect();
+        let by_cpu: Vec<u32> = explained.iter().map(work_cpu).collect();
         let on_cpu = |segment: &Segment, cpu| segment.cpu == Some(cpu);
-        // Who shares a CPU has it in one's own turn for what is no request: to look for the next.
-        let shared = Self::under(explained, &by_cpu, on_cpu, |segment, cpu| {
-            let shares = matches!(segment.kind, Kind::Preempted(_)) && segment.cpu == Some(cpu);
+        // A thread that shares the CPU may run in this request's slot without a request, to poll
+        // for its next one.
+        let shared = Self::with_servers(explained, &by_cpu, on_cpu, |segment, cpu| {
+            let shares =
+                matches!(segment.kind, SegmentKind::Preempted(_)) && segment.cpu == Some(cpu);
             is_kept_by(segment, &threads) && !shares
         });
-        if shared.aside_ns() < threaded.aside_ns() { shared } else { threaded }
+        if shared.off_slot_ns() < threaded.off_slot_ns() { shared } else { threaded }
     }
 
-    fn aside_ns(&self) -> u64 {
-        total(self.own.iter().map(|own| own.aside_ns))
+    fn off_slot_ns(&self) -> u64 {
+        saturating_sum(self.own.iter().map(|own| own.off_slot_ns))
     }
 
-    fn under(
-        explained: &[Explained],
+    fn with_servers(
+        explained: &[ExplainedRequest],
         servers: &[u32],
         is_at: impl Fn(&Segment, u32) -> bool,
         is_kept: impl Fn(&Segment, u32) -> bool,
     ) -> Self {
-        let job = |(one, &server): (&Explained, &u32)| Job {
+        let job = |(one, &server): (&ExplainedRequest, &u32)| Job {
             server,
             arrived_ns: one.arrived_ns,
-            worked: worked(one, |segment| is_at(segment, server)),
+            worked: work_spans(one, |segment| is_at(segment, server)),
             served_ns: served_ns(one),
             ended_ns: one.ended_ns,
         };
         let jobs: Vec<Job> = explained.iter().zip(servers).map(job).collect();
-        let turns = turns::of(&jobs);
+        let slots = service_slots::assign(&jobs);
         let mut spans: Vec<Vec<(u64, u64)>> = vec![Vec::new(); jobs.len()];
-        for turn in turns.iter().flatten() {
-            spans[turn.job].push((turn.from_ns, turn.to_ns));
+        for slot in slots.iter().flatten() {
+            spans[slot.job].push((slot.from_ns, slot.to_ns));
         }
-        let own = explained
-            .iter()
-            .zip(&spans)
-            .zip(servers)
-            .map(|((one, spans), &server)| own(one, spans, |segment| is_kept(segment, server)));
-        Self { own: own.collect(), jobs, turns }
+        let own = explained.iter().zip(&spans).zip(servers).map(|((one, spans), &server)| {
+            own_time(one, spans, |segment| is_kept(segment, server))
+        });
+        Self { own: own.collect(), jobs, slots }
     }
 }
 
-/// From when to when it was worked for at its server, which comes to that by way of a call that
-/// tells it of a request and one that reads it.
-fn worked(one: &Explained, is_there: impl Fn(&Segment) -> bool) -> Vec<(u64, u64)> {
+/// When the server worked for a request. The calls that announce a request and read it precede its
+/// work and count too.
+fn work_spans(one: &ExplainedRequest, is_there: impl Fn(&Segment) -> bool) -> Vec<(u64, u64)> {
     let mut on_its_way = None::<&Segment>;
     let mut worked = Vec::new();
     for segment in &one.segments {
-        if segment.kind == Kind::Work && is_there(segment) {
+        if segment.kind == SegmentKind::Work && is_there(segment) {
             let way = on_its_way.filter(|way| way.thread == segment.thread);
             worked.push((way.map_or(segment.from_ns, |way| way.from_ns), segment.to_ns));
         }
-        on_its_way = Some(segment).filter(|segment| segment.kind == Kind::Busy);
+        on_its_way = Some(segment).filter(|segment| segment.kind == SegmentKind::Busy);
     }
     worked
 }
 
-/// Where it was worked for.
-fn cpu(one: &Explained) -> u32 {
-    let worked = one.segments.iter().filter(|segment| segment.kind == Kind::Work);
+/// The CPU with most of the work.
+fn work_cpu(one: &ExplainedRequest) -> u32 {
+    let worked = one.segments.iter().filter(|segment| segment.kind == SegmentKind::Work);
     worked.max_by_key(|segment| segment.ns()).and_then(|segment| segment.cpu).unwrap_or(0)
 }
 
-/// The server is done with a request whose answer TCP holds.
-fn served_ns(one: &Explained) -> u64 {
-    let last = one.segments.iter().rposition(|segment| segment.kind != Kind::TcpOut);
+/// When the server was done: TCP may hold the answer for longer.
+fn served_ns(one: &ExplainedRequest) -> u64 {
+    let last = one.segments.iter().rposition(|segment| segment.kind != SegmentKind::TcpOut);
     last.map_or(one.arrived_ns, |last| one.segments[last].to_ns)
 }
 
-/// What a request did itself, in its turns and aside of them.
-fn own(one: &Explained, turns: &[(u64, u64)], is_kept: impl Fn(&Segment) -> bool) -> Own {
-    let mut own = Own::default();
-    // Before a thread has worked for a request, what it waits for is the matter of those that it
-    // works for meanwhile.
+/// Sums up what a request did itself, within its slots and outside.
+fn own_time(
+    one: &ExplainedRequest,
+    slots: &[(u64, u64)],
+    is_kept: impl Fn(&Segment) -> bool,
+) -> OwnTime {
+    let mut own = OwnTime::default();
+    // Before a thread has worked for this request, its waits belong to the requests that it works
+    // for.
     let mut begun: Vec<u32> = Vec::new();
     for segment in &one.segments {
         let ns = segment.ns();
-        let first = turns.partition_point(|(_, to_ns)| *to_ns <= segment.from_ns);
-        let during = turns[first..].iter().take_while(|(from_ns, _)| *from_ns < segment.to_ns);
-        let in_turn_ns =
-            total(during.map(|&(from_ns, to_ns)| segment.within(from_ns, to_ns))).min(ns);
-        let (all_ns, aside_ns) = match segment.kind {
-            Kind::Work => {
+        let first = slots.partition_point(|(_, to_ns)| *to_ns <= segment.from_ns);
+        let during = slots[first..].iter().take_while(|(from_ns, _)| *from_ns < segment.to_ns);
+        let in_slot_ns =
+            saturating_sum(during.map(|&(from_ns, to_ns)| segment.within(from_ns, to_ns))).min(ns);
+        let (all_ns, off_slot_ns) = match segment.kind {
+            SegmentKind::Work => {
                 if !begun.contains(&segment.thread) {
                     begun.push(segment.thread);
                 }
-                (ns, ns - in_turn_ns)
+                (ns, ns - in_slot_ns)
             }
-            _ if is_kept(segment) => (in_turn_ns, in_turn_ns),
-            kind if waits(kind) && begun.contains(&segment.thread) => (ns, ns - in_turn_ns),
+            _ if is_kept(segment) => (in_slot_ns, in_slot_ns),
+            kind if is_need_of_request(kind) && begun.contains(&segment.thread) => {
+                (ns, ns - in_slot_ns)
+            }
             _ => continue,
         };
         own.all_ns = own.all_ns.saturating_add(all_ns);
-        own.aside_ns = own.aside_ns.saturating_add(aside_ns);
+        own.off_slot_ns = own.off_slot_ns.saturating_add(off_slot_ns);
     }
     own
 }
 
-/// By a thread that serves others.
+/// Whether a thread that serves other requests keeps this one waiting.
 fn is_kept_by(segment: &Segment, threads: &BTreeSet<u32>) -> bool {
     match segment.kind {
-        Kind::Preempted(who) | Kind::Lock(who) => {
-            threads.contains(&who.thread) && who.thread != segment.thread
+        SegmentKind::Preempted(blocker) | SegmentKind::Lock(blocker) => {
+            threads.contains(&blocker.thread) && blocker.thread != segment.thread
         }
         _ => false,
     }
 }
 
-/// For something that a request asked for.
-fn waits(kind: Kind) -> bool {
+/// Whether this is a wait for something that the request needs.
+fn is_need_of_request(kind: SegmentKind) -> bool {
     matches!(
         kind,
-        Kind::Io(..)
-            | Kind::Fault
-            | Kind::Lock(_)
-            | Kind::LockOfUnknown
-            | Kind::Sleep(_)
-            | Kind::Wait(_)
-            | Kind::Stall(_)
+        SegmentKind::Io(..)
+            | SegmentKind::Fault
+            | SegmentKind::Lock(_)
+            | SegmentKind::LockOfUnknown
+            | SegmentKind::Sleep(_)
+            | SegmentKind::Wait(_)
+            | SegmentKind::Stall(_)
     )
 }

@@ -1,40 +1,39 @@
-//! The causes of the tail, the largest first, by how much faster its requests would have been.
+//! Ranks the causes of the tail by how much faster its requests would have been without each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::beside::{self, BesideRow};
 use crate::causes::{Causes, add, is_removable, sorted};
-use crate::explained::Explained;
-use crate::queues::{Own, Queues};
+use crate::neighbours::{self, NeighbourRow};
+use crate::queues::{OwnTime, Queues};
 use crate::replay::{Parts, Replay, quantile};
-use crate::segment::{BURST, TOGETHER, WORK, total};
-use crate::tale::Tale;
+use crate::segment::{BURST, COMBINED, ExplainedRequest, WORK, saturating_sum};
+use crate::trace::Trace;
 
-/// What counts as slow.
+/// The limit above which requests count as slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Slow {
-    /// Above this quantile, of a million.
+pub enum SlowThreshold {
+    /// A quantile, in millionths.
     Quantile(u64),
     AboveNs(u64),
 }
 
-/// A cause and what it did to the tail.
+/// A cause and its effect on the tail.
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
-pub struct Row {
+pub struct RankedCause {
     pub cause: String,
-    /// Of all charges of the tail.
+    /// Share of all charges of the tail.
     pub share: f64,
     pub share_ci95: (f64, f64),
-    /// What a request of the tail had of it, and one of the middle, on average.
+    /// Mean charge of a slow request, and mean time of a request in the middle.
     pub tail_ns: u64,
     pub middle_ns: u64,
     pub whatif_p99_ns: Option<u64>,
     pub whatif_p999_ns: Option<u64>,
-    /// Slow requests that it had a part in.
+    /// Slow requests that this cause contributed to.
     pub requests: usize,
 }
 
-/// By how much quantiles, replayed unchanged, are off.
+/// Relative error of quantiles in a replay without a change.
 #[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
 pub struct ReplayError {
     pub p50: f64,
@@ -42,27 +41,28 @@ pub struct ReplayError {
     pub p999: f64,
 }
 
-/// Of what requests did themselves, the part that no turn of theirs explains: it was done while
-/// others had theirs.
+/// The part of the requests' own time that lies outside of their service slots: it passed during
+/// the slots of other requests.
 #[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
-pub struct Aside {
+pub struct OffSlot {
     pub all: f64,
-    /// Of slow requests.
+    /// The same for slow requests.
     pub tail: f64,
 }
 
-impl Aside {
-    /// More is left aside than what could be said of a change.
+impl OffSlot {
+    /// Beyond this share, the replay predicts nothing.
     pub const MOST: f64 = 0.05;
 
-    fn of(own: &[Own], slow: &[usize]) -> Self {
-        let share_of = |own: &mut dyn Iterator<Item = &Own>| {
-            let (mut aside_ns, mut all_ns) = (0_u64, 0_u64);
+    fn of(own: &[OwnTime], slow: &[usize]) -> Self {
+        let share_of = |own: &mut dyn Iterator<Item = &OwnTime>| {
+            let mut off_slot_ns = 0_u64;
+            let mut all_ns = 0_u64;
             for one in own {
-                aside_ns = aside_ns.saturating_add(one.aside_ns);
+                off_slot_ns = off_slot_ns.saturating_add(one.off_slot_ns);
                 all_ns = all_ns.saturating_add(one.all_ns);
             }
-            share(aside_ns, all_ns)
+            share(off_slot_ns, all_ns)
         };
         let tail = share_of(&mut slow.iter().map(|&at| &own[at]));
         Self { all: share_of(&mut own.iter()), tail }
@@ -78,23 +78,23 @@ pub struct Ranking {
     pub threshold_ns: u64,
     /// Indices of slow requests, the slowest first.
     pub slow: Vec<usize>,
-    /// Of each slow request, in the same order: causes and charges, the largest first.
+    /// For each slow request, in the same order: causes and charges, the largest first.
     pub charges: Vec<Vec<(String, u64)>>,
-    pub rows: Vec<Row>,
+    pub rows: Vec<RankedCause>,
     pub replay_error: ReplayError,
-    pub replay_aside: Aside,
-    /// Who ran on the other lanes of their cores, the one that did longest first.
-    pub beside: Vec<BesideRow>,
-    /// Latencies without the causes that were named, sorted; `None` if the replay isn't believed.
+    pub replay_aside: OffSlot,
+    /// What ran on the other lanes of their cores, the longest first.
+    pub beside: Vec<NeighbourRow>,
+    /// Sorted latencies without the named causes; `None` if the replay is not valid.
     pub without: Option<Vec<u64>>,
 }
 
 /// A cause was named that no request had.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NoSuchCause {
-    pub asked: String,
-    /// Those that there are, the largest first.
-    pub there: Vec<String>,
+    pub requested: String,
+    /// The causes that exist, the largest first.
+    pub available: Vec<String>,
 }
 
 const P50: u64 = 500_000;
@@ -102,52 +102,57 @@ const P99: u64 = 990_000;
 const P999: u64 = 999_000;
 /// Resamplings for an interval.
 const ROUNDS: usize = 200;
-/// Causes with less than this share of all time, in the tail too, are not replayed.
-const MOST_CAUSES: usize = 64;
+/// How many causes are replayed, the largest first.
+const CAUSES_REPLAYED_MAX: usize = 64;
 
 fn share(part: u64, whole: u64) -> f64 {
     use elfen_console::duration::number;
     if whole == 0 { 0.0 } else { number(part) / number(whole) }
 }
 
-/// Ranks the causes of the slow ones among complete requests, which are sorted by arrival; and says
-/// what latencies would be without those that are named.
+/// Ranks the causes of slow requests, and predicts the latencies without the causes in `without`.
+/// `explained` holds complete requests, sorted by arrival.
 pub fn rank(
-    explained: &[Explained],
-    tale: &Tale,
-    slow: Slow,
+    explained: &[ExplainedRequest],
+    trace: &Trace,
+    slow: SlowThreshold,
     without: &[String],
 ) -> Result<Ranking, NoSuchCause> {
-    let latencies = sorted(explained.iter().map(Explained::latency_ns));
+    let latencies = sorted(explained.iter().map(ExplainedRequest::latency_ns));
     let threshold_ns = match slow {
-        Slow::Quantile(per_million) => quantile(&latencies, per_million),
-        Slow::AboveNs(ns) => ns,
+        SlowThreshold::Quantile(per_million) => quantile(&latencies, per_million),
+        SlowThreshold::AboveNs(ns) => ns,
     };
     let mut slow: Vec<usize> =
         (0..explained.len()).filter(|&at| explained[at].latency_ns() > threshold_ns).collect();
     slow.sort_by_key(|&at| std::cmp::Reverse(explained[at].latency_ns()));
-    let causes = Causes::of(explained, tale);
-    let by_cause: Vec<Parts> = explained.iter().map(|one| causes.all(one)).collect();
+    let causes = Causes::of(explained, trace);
+    let by_cause: Vec<Parts> = explained.iter().map(|one| causes.parts_of_request(one)).collect();
     let queues = Queues::of(explained);
-    // Who waits for his turn is in no service: what he waits behind has the time in its own.
-    let queue = causes.queue();
-    let replay = Replay::of(&queues.jobs, &queues.turns, |job, spans| {
-        let mut parts = causes.parts(&explained[job], spans);
-        parts.iter_mut().for_each(|parts| parts.retain(|(cause, _)| Some(*cause) != queue));
+    // Queueing does not belong to a request's service: the time is part of the requests served
+    // meanwhile.
+    let queue = causes.queue_cause();
+    let replay = Replay::of(&queues.jobs, &queues.slots, |job, spans| {
+        let mut parts = causes.parts_in_spans(&explained[job], spans);
+        for parts in &mut parts {
+            parts.retain(|(cause, _)| Some(*cause) != queue);
+        }
         parts
     });
-    let unchanged = sorted(replay.without(|_, _| 0).into_iter());
+    let unchanged = sorted(replay.latencies_without(|_, _| 0).into_iter());
     let error = |per_million| {
-        let (told, seen) = (quantile(&unchanged, per_million), quantile(&latencies, per_million));
-        share(told.abs_diff(seen), seen)
+        let (replayed, recorded) =
+            (quantile(&unchanged, per_million), quantile(&latencies, per_million));
+        share(replayed.abs_diff(recorded), recorded)
     };
     let replay_error = ReplayError { p50: error(P50), p99: error(P99), p999: error(P999) };
-    let replay_aside = Aside::of(&queues.own, &slow);
-    let absent = absent(without, &causes, &by_cause)?;
-    let without = replay_aside.is_small().then(|| sorted(absent.latencies(&replay).into_iter()));
-    let charged = match replay_aside.is_small() {
-        true => by_replay(&replay, &by_cause, &slow, &causes),
-        false => by_time(&by_cause, &slow, &causes),
+    let replay_aside = OffSlot::of(&queues.own, &slow);
+    let removed = removed_causes(without, &causes, &by_cause)?;
+    let without = replay_aside.is_small().then(|| sorted(removed.latencies(&replay).into_iter()));
+    let charged = if replay_aside.is_small() {
+        by_replay(&replay, &by_cause, &slow, &causes)
+    } else {
+        by_time(&by_cause, &slow, &causes)
     };
     let rows = rows(explained, &by_cause, &slow, &causes, &charged);
     let charges = charged.of.iter().map(|charges| {
@@ -157,51 +162,57 @@ pub fn rank(
         named
     });
     let charges = charges.collect();
-    let beside = beside::rows(explained, &causes.slowing, &slow, &middle(explained));
+    let beside = neighbours::rows(explained, &causes.costs, &slow, &middle_requests(explained));
     Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, replay_aside, beside, without })
 }
 
-/// Causes that are to be taken away together.
-struct Absent {
+/// Causes that are taken out together.
+struct RemovedCauses {
     causes: BTreeSet<usize>,
-    /// And the queueing that no cause explains.
+    /// Whether the queueing that no cause explains is taken out, too.
     burst: bool,
 }
 
-fn absent(names: &[String], causes: &Causes, by_cause: &[Parts]) -> Result<Absent, NoSuchCause> {
+fn removed_causes(
+    names: &[String],
+    causes: &Causes,
+    by_cause: &[Parts],
+) -> Result<RemovedCauses, NoSuchCause> {
     let totals = totals(by_cause, causes);
-    let mut absent = Absent { causes: BTreeSet::new(), burst: false };
+    let mut removed = RemovedCauses { causes: BTreeSet::new(), burst: false };
     for name in names {
         if name == BURST {
-            absent.burst = true;
+            removed.burst = true;
             continue;
         }
-        let meant: Vec<usize> = causes.named(name).filter(|&cause| totals[cause] > 0).collect();
+        let meant: Vec<usize> = causes.matching(name).filter(|&cause| totals[cause] > 0).collect();
         if meant.is_empty() {
-            let mut there: Vec<usize> = (0..totals.len()).collect();
-            there.retain(|&at| totals[at] > 0 && is_removable(&causes.names[at]));
-            there.sort_by_key(|&cause| std::cmp::Reverse(totals[cause]));
-            let there = there.into_iter().map(|cause| causes.names[cause].clone());
-            let there = there.chain([BURST.to_owned()]).collect();
-            return Err(NoSuchCause { asked: name.clone(), there });
+            let mut available: Vec<usize> = (0..totals.len()).collect();
+            available.retain(|&at| totals[at] > 0 && is_removable(&causes.names[at]));
+            available.sort_by_key(|&cause| std::cmp::Reverse(totals[cause]));
+            let available = available.into_iter().map(|cause| causes.names[cause].clone());
+            let available = available.chain([BURST.to_owned()]).collect();
+            return Err(NoSuchCause { requested: name.clone(), available });
         }
-        absent.causes.extend(meant);
+        removed.causes.extend(meant);
     }
-    Ok(absent)
+    Ok(removed)
 }
 
-impl Absent {
+impl RemovedCauses {
     fn latencies(&self, replay: &Replay) -> Vec<u64> {
-        let mut left = replay.without(|of, ns| if self.causes.contains(&of) { ns } else { 0 });
+        let mut left =
+            replay.latencies_without(|of, ns| if self.causes.contains(&of) { ns } else { 0 });
         if self.burst {
-            let (bare, served) = (replay.without(|_, ns| ns), replay.served(|_, ns| ns));
+            let (bare, served) =
+                (replay.latencies_without(|_, ns| ns), replay.service_times_without(|_, ns| ns));
             left = served_without_queue(&left, &bare, &served).collect();
         }
         left
     }
 }
 
-/// What each cause had of all requests.
+/// The total time of each cause.
 fn totals(by_cause: &[Parts], causes: &Causes) -> Vec<u64> {
     let mut totals = vec![0_u64; causes.names.len()];
     for (cause, ns) in by_cause.iter().flatten() {
@@ -210,43 +221,44 @@ fn totals(by_cause: &[Parts], causes: &Causes) -> Vec<u64> {
     totals
 }
 
-/// Charges of slow requests, and what the tail would be without each cause.
-struct Charged {
+/// Charges of slow requests, and the predicted tail without each cause.
+struct TailCharges {
     /// In the order of the slow requests.
     of: Vec<Vec<(usize, u64)>>,
     whatif: BTreeMap<usize, (u64, u64)>,
-    /// Numbers of causes that are no kind of segment.
+    /// Numbers of the causes that are not kinds of segments.
     burst: usize,
     together: usize,
 }
 
-impl Charged {
+impl TailCharges {
     fn name(&self, cause: usize, causes: &Causes) -> String {
         match cause {
             cause if cause == self.burst => BURST.to_owned(),
-            cause if cause == self.together => TOGETHER.to_owned(),
+            cause if cause == self.together => COMBINED.to_owned(),
             cause => causes.names[cause].clone(),
         }
     }
 }
 
-fn by_time(by_cause: &[Parts], slow: &[usize], causes: &Causes) -> Charged {
+fn by_time(by_cause: &[Parts], slow: &[usize], causes: &Causes) -> TailCharges {
     let of = slow.iter().map(|&at| by_cause[at].clone()).collect();
     let burst = causes.names.len();
-    Charged { of, whatif: BTreeMap::new(), burst, together: burst + 1 }
+    TailCharges { of, whatif: BTreeMap::new(), burst, together: burst + 1 }
 }
 
-fn by_replay(replay: &Replay, by_cause: &[Parts], slow: &[usize], causes: &Causes) -> Charged {
-    let (burst, together) = (causes.names.len(), causes.names.len() + 1);
+fn by_replay(replay: &Replay, by_cause: &[Parts], slow: &[usize], causes: &Causes) -> TailCharges {
+    let burst = causes.names.len();
+    let together = causes.names.len() + 1;
     let mut charged =
-        Charged { of: vec![Vec::new(); slow.len()], whatif: BTreeMap::new(), burst, together };
-    let with = replay.without(|_, _| 0);
+        TailCharges { of: vec![Vec::new(); slow.len()], whatif: BTreeMap::new(), burst, together };
+    let with = replay.latencies_without(|_, _| 0);
     let totals = totals(by_cause, causes);
     let mut largest: Vec<usize> = (0..totals.len()).filter(|&cause| totals[cause] > 0).collect();
     largest.sort_by_key(|&cause| std::cmp::Reverse(totals[cause]));
-    largest.truncate(MOST_CAUSES);
+    largest.truncate(CAUSES_REPLAYED_MAX);
     for &cause in &largest {
-        let without = replay.without(|of, ns| if of == cause { ns } else { 0 });
+        let without = replay.latencies_without(|of, ns| if of == cause { ns } else { 0 });
         for (charges, &at) in charged.of.iter_mut().zip(slow) {
             let ns = with[at].saturating_sub(without[at]);
             if ns > 0 {
@@ -256,9 +268,10 @@ fn by_replay(replay: &Replay, by_cause: &[Parts], slow: &[usize], causes: &Cause
         let without = sorted(without.into_iter());
         charged.whatif.insert(cause, (quantile(&without, P99), quantile(&without, P999)));
     }
-    let (bare, served) = (replay.without(|_, ns| ns), replay.served(|_, ns| ns));
+    let (bare, served) =
+        (replay.latencies_without(|_, ns| ns), replay.service_times_without(|_, ns| ns));
     for (charges, &at) in charged.of.iter_mut().zip(slow) {
-        let single = total(charges.iter().map(|(_, ns)| *ns));
+        let single = saturating_sum(charges.iter().map(|(_, ns)| *ns));
         let all = with[at].saturating_sub(bare[at]);
         let left = bare[at].saturating_sub(served[at]);
         for (cause, ns) in [(together, all.saturating_sub(single)), (burst, left)] {
@@ -283,36 +296,37 @@ fn served_without_queue<'a>(
 }
 
 /// Requests from p40 to p60.
-pub(crate) fn middle(explained: &[Explained]) -> Vec<usize> {
+pub(crate) fn middle_requests(explained: &[ExplainedRequest]) -> Vec<usize> {
     let mut by_latency: Vec<usize> = (0..explained.len()).collect();
     by_latency.sort_by_key(|&at| explained[at].latency_ns());
     by_latency[by_latency.len() * 2 / 5..(by_latency.len() * 3).div_ceil(5)].to_vec()
 }
 
 fn rows(
-    explained: &[Explained],
+    explained: &[ExplainedRequest],
     by_cause: &[Parts],
     slow: &[usize],
     causes: &Causes,
-    charged: &Charged,
-) -> Vec<Row> {
+    charged: &TailCharges,
+) -> Vec<RankedCause> {
     let mut sums: BTreeMap<usize, (u64, usize)> = BTreeMap::new();
     for (cause, ns) in charged.of.iter().flatten() {
         let (sum, requests) = sums.entry(*cause).or_default();
-        (*sum, *requests) = (sum.saturating_add(*ns), *requests + 1);
+        *sum = sum.saturating_add(*ns);
+        *requests += 1;
     }
-    let all = total(sums.values().map(|(ns, _)| *ns));
-    let middle = middle(explained);
+    let all = saturating_sum(sums.values().map(|(ns, _)| *ns));
+    let middle = middle_requests(explained);
     let mean = |of: &[usize], cause: usize| {
         let parts = of
             .iter()
             .flat_map(|&at| &by_cause[at])
             .filter(|(of, _)| *of == cause)
             .map(|(_, ns)| *ns);
-        total(parts) / (of.len() as u64).max(1)
+        saturating_sum(parts) / (of.len() as u64).max(1)
     };
     let intervals = intervals(explained, slow, charged);
-    let row = |(&cause, &(ns, requests)): (&usize, &(u64, usize))| Row {
+    let row = |(&cause, &(ns, requests)): (&usize, &(u64, usize))| RankedCause {
         cause: charged.name(cause, causes),
         share: share(ns, all),
         share_ci95: intervals.get(&cause).copied().unwrap_or((0.0, 0.0)),
@@ -322,20 +336,21 @@ fn rows(
         whatif_p999_ns: charged.whatif.get(&cause).map(|(_, p999)| *p999),
         requests,
     };
-    let mut rows: Vec<Row> = sums.iter().map(row).filter(|row| row.cause != WORK).collect();
+    let mut rows: Vec<RankedCause> = sums.iter().map(row).filter(|row| row.cause != WORK).collect();
     rows.sort_by(|a, b| b.share.total_cmp(&a.share));
     rows
 }
 
-/// Shares, if the busy periods of the service had been others: each is drawn as a whole, since
-/// requests of one period share their causes.
+/// Bootstrap intervals of the shares. They resample whole busy periods, because the requests of one
+/// period share their causes.
 fn intervals(
-    explained: &[Explained],
+    explained: &[ExplainedRequest],
     slow: &[usize],
-    charged: &Charged,
+    charged: &TailCharges,
 ) -> BTreeMap<usize, (f64, f64)> {
     let mut period_of = vec![0_usize; explained.len()];
-    let (mut period, mut busy_until_ns) = (0, 0);
+    let mut period = 0;
+    let mut busy_until_ns = 0;
     for (at, one) in explained.iter().enumerate() {
         if one.arrived_ns > busy_until_ns {
             period += 1;
@@ -355,7 +370,7 @@ fn intervals(
         return BTreeMap::new();
     }
     let mut drawn: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    // Any constant: the same tale has the same report.
+    // A constant seed: the same trace gives the same report.
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..ROUNDS {
         let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
@@ -368,10 +383,10 @@ fn intervals(
                 add(&mut sums, *cause, *ns);
             }
         }
-        let all = total(sums.values().copied());
+        let all = saturating_sum(sums.values().copied());
         for (cause, ns) in sums {
             let shares = drawn.entry(cause).or_default();
-            // Rounds in which it was not drawn had none of it.
+            // Earlier rounds that did not draw this cause had none of it.
             shares.resize(round, 0.0);
             shares.push(share(ns, all));
         }

@@ -1,27 +1,29 @@
-//! The same requests once more, without a cause: each server takes the turns that it took, as soon
-//! as whoever they are for has come and the one before is over.
+//! Replays the recorded requests without a cause. Each server works through its recorded service
+//! slots: a slot begins when its request has arrived and the slot before it is over.
 //!
-//! Of the turns that could be taken, the one that was taken first is next: in what order a service
-//! works off what has come together is its own, and stays. So who queued behind a pause is faster
-//! by it too; and who came meanwhile, and would have found the one before him served, waits for
-//! nobody. Nothing is faster than it was recorded to be: a turn behind a pause has no wake-up in
-//! it, and clients that ask again when they have their answer ask when they did.
+//! Of several slots that could begin, the one that was recorded first is next, because the order in
+//! which a service handles waiting requests is its own. So requests that queued behind a pause
+//! become faster with it. A request that arrived during the pause, but would have found the server
+//! free, no longer waits.
 //!
-//! Unchanged, this is what was recorded, of any service. Whether it is a queue, so that a change
-//! says something, is for `queues` to find out.
+//! Two effects stay as they were recorded: a slot after a pause includes no wake-up, and clients
+//! that send a request after each answer send it at its recorded time.
+//!
+//! Replayed without a change, any service gives the recorded latencies. Whether a service is a
+//! queue, so that a change predicts anything, is decided in `queues`.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::segment::total;
-use crate::turns::{Job, Turn};
+use crate::segment::saturating_sum;
+use crate::service_slots::{Job, ServiceSlot};
 
-/// By cause, how much of some time it had.
+/// For each cause, how much of some time it took.
 pub(crate) type Parts = Vec<(usize, u64)>;
 
-/// A turn, wherever it comes to lie.
+/// The content of a service slot, wherever the replay puts it.
 #[derive(Debug)]
-struct Piece {
+struct SlotWork {
     job: usize,
     ns: u64,
     parts: Parts,
@@ -29,73 +31,75 @@ struct Piece {
 
 #[derive(Debug)]
 struct Server {
-    /// In the order in which they were.
-    pieces: Vec<Piece>,
-    /// Their numbers, in the order in which they could be.
+    /// In the order in which they were recorded.
+    pieces: Vec<SlotWork>,
+    /// Indices into `pieces`, in the order in which their requests arrived.
     by_arrival: Vec<usize>,
 }
 
-/// What happens to an answer after its server is done with it happens beside all others.
+/// A request with the time after its slots. That time overlaps with other requests.
 #[derive(Debug)]
-struct Delayed {
+struct ReplayedJob {
     arrived_ns: u64,
-    after: Piece,
+    after: SlotWork,
 }
 
 #[derive(Debug)]
 pub(crate) struct Replay {
     servers: Vec<Server>,
-    jobs: Vec<Delayed>,
+    jobs: Vec<ReplayedJob>,
 }
 
-impl Piece {
+impl SlotWork {
     fn without(&self, missing: impl Fn(usize, u64) -> u64) -> u64 {
-        let less = total(self.parts.iter().map(|&(cause, ns)| missing(cause, ns)));
+        let less = saturating_sum(self.parts.iter().map(|&(cause, ns)| missing(cause, ns)));
         self.ns.saturating_sub(less)
     }
 }
 
 impl Replay {
-    /// `parts` says how much of a job causes had in each of some spans of its time.
+    /// `parts` returns, for a job and some spans of its time, how much each cause took of each
+    /// span.
     pub(crate) fn of(
         jobs: &[Job],
-        turns: &[Vec<Turn>],
+        slots: &[Vec<ServiceSlot>],
         parts: impl Fn(usize, &[(u64, u64)]) -> Vec<Parts>,
     ) -> Self {
         let mut spans: Vec<Vec<(u64, u64)>> = vec![Vec::new(); jobs.len()];
-        for turn in turns.iter().flatten() {
-            spans[turn.job].push((turn.from_ns, turn.to_ns));
+        for slot in slots.iter().flatten() {
+            spans[slot.job].push((slot.from_ns, slot.to_ns));
         }
         let mut parts_of: Vec<std::vec::IntoIter<Parts>> = Vec::with_capacity(jobs.len());
         for (at, (job, mut spans)) in jobs.iter().zip(spans).enumerate() {
             spans.push((job.served_ns, job.ended_ns));
             parts_of.push(parts(at, &spans).into_iter());
         }
-        let mut piece = |job: usize, from_ns: u64, to_ns: u64| Piece {
+        let mut piece = |job: usize, from_ns: u64, to_ns: u64| SlotWork {
             job,
             ns: to_ns.saturating_sub(from_ns),
             parts: parts_of[job].next().unwrap_or_default(),
         };
-        let mut server = |turns: &Vec<Turn>| {
-            let pieces = turns.iter().map(|turn| piece(turn.job, turn.from_ns, turn.to_ns));
-            let mut by_arrival: Vec<usize> = (0..turns.len()).collect();
-            by_arrival.sort_by_key(|&at| jobs[turns[at].job].arrived_ns);
+        let mut server = |slots: &Vec<ServiceSlot>| {
+            let pieces = slots.iter().map(|slot| piece(slot.job, slot.from_ns, slot.to_ns));
+            let mut by_arrival: Vec<usize> = (0..slots.len()).collect();
+            by_arrival.sort_by_key(|&at| jobs[slots[at].job].arrived_ns);
             Server { pieces: pieces.collect(), by_arrival }
         };
-        let servers = turns.iter().map(&mut server).collect();
-        let jobs = jobs.iter().enumerate().map(|(at, job)| Delayed {
+        let servers = slots.iter().map(&mut server).collect();
+        let jobs = jobs.iter().enumerate().map(|(at, job)| ReplayedJob {
             arrived_ns: job.arrived_ns,
             after: piece(at, job.served_ns, job.ended_ns),
         });
         Self { servers, jobs: jobs.collect() }
     }
 
-    /// Each job's latency, if of its parts so much were missing.
-    pub(crate) fn without(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
+    /// The latency of each job, if `missing` is taken out of each of its parts.
+    pub(crate) fn latencies_without(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
         let mut latencies = vec![0; self.jobs.len()];
         for Server { pieces, by_arrival } in &self.servers {
             let arrived_ns = |at: usize| self.jobs[pieces[at].job].arrived_ns;
-            let (mut now_ns, mut waiting) = (0, BinaryHeap::new());
+            let mut now_ns = 0;
+            let mut waiting = BinaryHeap::new();
             let mut coming = by_arrival.iter().copied().peekable();
             loop {
                 while let Some(at) = coming.next_if(|&at| arrived_ns(at) <= now_ns) {
@@ -118,18 +122,18 @@ impl Replay {
         latencies
     }
 
-    /// What each job takes by itself, if so much were missing.
-    pub(crate) fn served(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
+    /// The time of each job without any waiting, if `missing` is taken out of each of its parts.
+    pub(crate) fn service_times_without(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
         let mut served = vec![0_u64; self.jobs.len()];
-        let turns = self.servers.iter().flat_map(|server| &server.pieces);
-        for piece in turns.chain(self.jobs.iter().map(|job| &job.after)) {
+        let slots = self.servers.iter().flat_map(|server| &server.pieces);
+        for piece in slots.chain(self.jobs.iter().map(|job| &job.after)) {
             served[piece.job] = served[piece.job].saturating_add(piece.without(&missing));
         }
         served
     }
 }
 
-/// The latency that so many of a million requests did not exceed.
+/// The latency that `per_million` of a million requests did not exceed.
 pub fn quantile(sorted: &[u64], per_million: u64) -> u64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0 };
     let count = sorted.len() as u64;
@@ -141,7 +145,7 @@ pub fn quantile(sorted: &[u64], per_million: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turns::{self, tests::any_jobs};
+    use crate::service_slots::{self, tests::any_jobs};
     use proptest::prelude::*;
 
     const MS: u64 = 1_000_000;
@@ -150,7 +154,7 @@ mod tests {
         Job { server: 7, arrived_ns, served_ns, ended_ns: served_ns, ..Job::default() }
     }
 
-    /// One in which a pause had all of some time, whoever was there.
+    /// A replay in which a pause took all of a span from every request that was there.
     fn paused(jobs: &[Job], pause: (u64, u64)) -> Replay {
         let part = move |_: usize, spans: &[(u64, u64)]| {
             let within = |&(from_ns, to_ns): &(u64, u64)| {
@@ -158,75 +162,85 @@ mod tests {
             };
             spans.iter().map(|span| vec![(3, within(span))]).collect()
         };
-        Replay::of(jobs, &turns::of(jobs), part)
+        Replay::of(jobs, &service_slots::assign(jobs), part)
     }
 
-    /// Goal: who queued behind a pause is faster without it. Method: three requests of 1 ms, the
-    /// first paused for 10 ms, the others come meanwhile; a fourth long after.
+    /// Goal: requests that queue behind a pause are faster without it. Method: three requests of 1
+    /// ms, of which the first is paused for 10 ms while the others arrive; a fourth arrives long
+    /// after.
     #[test]
-    fn a_pause_is_charged_for_those_who_queue_behind_it() {
+    fn a_pause_is_charged_for_the_queue_behind_it() {
         let jobs = [(100, 111), (102, 112), (103, 113), (200, 201)];
         let jobs = jobs.map(|(arrived, served)| job(arrived * MS, served * MS));
         let replay = paused(&jobs, (100 * MS, 110 * MS));
-        assert_eq!(replay.without(|_, _| 0), [11, 10, 10, 1].map(|ms| ms * MS), "unchanged");
-        let all = replay.without(|cause, ns| if cause == 3 { ns } else { 0 });
+        assert_eq!(
+            replay.latencies_without(|_, _| 0),
+            [11, 10, 10, 1].map(|ms| ms * MS),
+            "unchanged"
+        );
+        let all = replay.latencies_without(|cause, ns| if cause == 3 { ns } else { 0 });
         assert_eq!(all, [MS; 4]);
-        let other = replay.without(|cause, ns| if cause == 4 { ns } else { 0 });
+        let other = replay.latencies_without(|cause, ns| if cause == 4 { ns } else { 0 });
         assert_eq!(other[0], 11 * MS);
-        assert_eq!(replay.served(|_, ns| ns)[0], MS);
+        assert_eq!(replay.service_times_without(|_, ns| ns)[0], MS);
     }
 
-    /// Goal: in which order those that came together are served is kept where they still come
-    /// together, and matters to nobody where they don't. Method: a pause until 1,000, after which
-    /// the last to come is served first, all of it and a little of it; and where two come at once.
+    /// Goal: requests that still arrive together keep their order of service, and the order is
+    /// irrelevant where they do not. Method: a pause until 1,000, after which the last to arrive is
+    /// served first. It is taken out as a whole and in part. Then with two arrivals at one moment.
     #[test]
-    fn an_order_of_its_own() {
+    fn the_order_of_service_is_kept() {
         let worked = |one: Job| Job { worked: vec![(one.served_ns - 10, one.served_ns)], ..one };
         let jobs = [job(100, 1_030), job(200, 1_020), job(300, 1_010)].map(worked);
         let replay = paused(&jobs, (0, 1_000));
-        assert_eq!(replay.without(|_, _| 0), [930, 820, 710], "unchanged");
-        assert_eq!(replay.without(|_, ns| ns), [10, 10, 10]);
-        let little = replay.without(|_, ns| ns / 900);
+        assert_eq!(replay.latencies_without(|_, _| 0), [930, 820, 710], "unchanged");
+        assert_eq!(replay.latencies_without(|_, ns| ns), [10, 10, 10]);
+        let little = replay.latencies_without(|_, ns| ns / 900);
         assert_eq!(little, [929, 819, 709], "a little less is a little faster");
         let jobs = [job(100, 1_030), job(300, 1_020), job(300, 1_010)].map(worked);
-        assert_eq!(paused(&jobs, (0, 1_000)).without(|_, ns| ns), [10, 20, 10]);
+        assert_eq!(paused(&jobs, (0, 1_000)).latencies_without(|_, ns| ns), [10, 20, 10]);
     }
 
-    /// Goal: what TCP holds back keeps no server. Method: an answer that is held for 1,000 while
-    /// another request is paused and served.
+    /// Goal: an answer that TCP holds back does not block its server. Method: an answer is held for
+    /// 1,000 while another request is paused and served.
     #[test]
-    fn an_answer_that_is_held_keeps_nobody() {
+    fn a_held_answer_blocks_no_request() {
         let jobs = [Job { ended_ns: 1_110, ..job(100, 110) }, job(200, 310)];
         let replay = paused(&jobs, (200, 300));
-        assert_eq!(replay.without(|_, _| 0), [1_010, 110]);
-        assert_eq!(replay.without(|_, ns| ns), [910, 10], "the pause lies in what was held, too");
+        assert_eq!(replay.latencies_without(|_, _| 0), [1_010, 110]);
+        assert_eq!(
+            replay.latencies_without(|_, ns| ns),
+            [910, 10],
+            "the pause lies in what was held, too"
+        );
     }
 
-    /// Whatever is missing: a third of it.
+    /// Takes out a third of cause 3.
     fn third(cause: usize, ns: u64) -> u64 {
         if cause == 3 { ns / 3 } else { 0 }
     }
 
     proptest! {
-        /// Goal: unchanged, it is what was recorded. Method: any jobs, served in any order.
+        /// Goal: an unchanged replay gives the recorded latencies. Method: any jobs, in any order.
         #[test]
-        fn unchanged_is_as_it_was(jobs in any_jobs(), pause in (0..60_u64, 0..60_u64)) {
+        fn an_unchanged_replay_is_as_recorded(jobs in any_jobs(), pause in (0..60_u64, 0..60_u64)) {
             let pause = (pause.0, pause.0 + pause.1);
             let latencies: Vec<u64> =
                 jobs.iter().map(|job| job.ended_ns - job.arrived_ns).collect();
-            prop_assert_eq!(paused(&jobs, pause).without(|_, _| 0), latencies);
+            prop_assert_eq!(paused(&jobs, pause).latencies_without(|_, _| 0), latencies);
         }
 
-        /// Goal: where whoever comes first is served first, nobody is slower without a cause, and
-        /// nobody by more than all of it. Method: queues of one server, and pauses. (In another
-        /// order somebody may: he came late into a pause and was served before a long one, which
-        /// without the pause had begun.)
+        /// Goal: with service in the order of arrival, no request is slower without a cause, or
+        /// faster by more than all of it. Method: queues of one server, and pauses. (In another
+        /// order a request may be slower: it arrived late in a pause and was served before a long
+        /// request, which would have begun without the pause.)
         #[test]
-        fn nobody_is_slower_without_a_cause(
+        fn no_request_is_slower_without_a_cause(
             times in prop::collection::vec((0..30_u64, 1..30_u64), 1..20),
             pause in (0..200_u64, 0..200_u64),
         ) {
-            let (mut came_ns, mut free_ns) = (0, 0);
+            let mut came_ns = 0;
+            let mut free_ns = 0;
             let mut jobs = Vec::new();
             for (after_ns, takes_ns) in times {
                 came_ns += after_ns;
@@ -234,7 +248,8 @@ mod tests {
                 jobs.push(job(came_ns, free_ns));
             }
             let replay = paused(&jobs, (pause.0, pause.0 + pause.1));
-            let (with, without) = (replay.without(|_, _| 0), replay.without(third));
+            let with = replay.latencies_without(|_, _| 0);
+            let without = replay.latencies_without(third);
             for (with, without) in with.iter().zip(&without) {
                 prop_assert!(without <= with && with - without <= pause.1 / 3 + 1, "{jobs:?}");
             }

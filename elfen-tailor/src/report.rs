@@ -1,5 +1,6 @@
-//! What a tale tells: for scripts as one object, for people as a screen.
+//! The report of a trace: one object for scripts, one screen of text for people.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use elfen_console::duration::{number, show};
@@ -8,53 +9,56 @@ use elfen_console::table;
 use serde::Serialize;
 
 use crate::account::Account;
-use crate::beside::{self, BesideRow};
-use crate::explained::Explained;
-use crate::rank::{Aside, NoSuchCause, Ranking, ReplayError, Row, Slow, middle, rank};
+use crate::neighbours::{self, NeighbourRow};
+use crate::rank::{
+    NoSuchCause, OffSlot, RankedCause, Ranking, ReplayError, SlowThreshold, middle_requests, rank,
+};
 use crate::replay::quantile;
-use crate::segment::{Kind, LONG, Segment, cause, is_recording, total, words};
-use crate::stages::{self, StageRow};
-use crate::tale::{FULL, MARKS_ALONE, Tale};
+use crate::segment::{
+    ExplainedRequest, LONG, Segment, SegmentKind, cause_name, describe_cause, is_recording,
+    saturating_sum,
+};
+use crate::trace::{FULL, MARKS_ALONE, Trace};
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
     pub service: String,
     pub port: u16,
     pub detail: String,
-    /// Tracepoints of it that the kernel did not have.
+    /// Tracepoints of this detail that the kernel did not have.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
     pub seconds: f64,
-    /// Of that time, the part in which anything was recorded.
+    /// The share of that time in which events were recorded.
     pub recorded_share: f64,
-    /// All that were answered while it was recorded.
+    /// All requests that were answered during the recording.
     pub requests: usize,
-    /// Of those, all of whose time is accounted for.
+    /// Requests whose whole time is explained.
     pub complete: usize,
-    /// Clients asked again before they had their answer.
+    /// Requests that arrived before the previous answer on their connection.
     pub unclear: u64,
     pub lost_events: u64,
-    /// The recording ended as it should.
+    /// The recording was not cut off.
     pub whole: bool,
     pub slow_threshold_ns: u64,
     pub slow_requests: usize,
     pub latency_ns: Latency,
     pub replay_error: ReplayError,
-    pub replay_aside: Aside,
+    pub replay_aside: OffSlot,
     pub replay_valid: bool,
-    /// Of the time of slow requests, what nothing is known of.
+    /// The unexplained share of the time of slow requests.
     pub unknown_share: f64,
     pub causes: Vec<CauseRow>,
-    /// By the service's own numbers, if it says what stage a request is in.
+    /// By the service's own numbers, if it reports stages.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageRow>,
-    /// Who ran on the other lanes of their cores, where that is known.
+    /// What ran on the other lanes of their cores, if that is known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub beside: Vec<BesideRow>,
-    /// Page faults of a request on average, with `full` detail.
+    pub beside: Vec<NeighbourRow>,
+    /// Mean page faults of a request, with `full` detail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults: Option<Faults>,
-    /// If causes were named that are to be taken away.
+    /// The prediction without causes that the user named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without: Option<Without>,
     pub slowest: Vec<SlowRequest>,
@@ -66,11 +70,11 @@ pub struct Faults {
     pub middle: f64,
 }
 
-/// The same requests without some causes, all of them at once.
+/// The same requests without some causes, all taken out at once.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Without {
     pub causes: Vec<String>,
-    /// `None` if the replay is not to be believed.
+    /// `None` if the replay is not valid.
     pub latency_ns: Option<Latency>,
 }
 
@@ -85,8 +89,8 @@ pub struct Latency {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CauseRow {
     #[serde(flatten)]
-    pub row: Row,
-    /// What an operator would call it.
+    pub row: RankedCause,
+    /// The cause in an operator's words.
     pub words: String,
 }
 
@@ -99,7 +103,7 @@ pub struct SlowRequest {
     pub outlier: &'static str,
     pub complete: bool,
     pub charges: Vec<Charge>,
-    /// For how long each neighbour on its core ran beside its work.
+    /// How long each neighbour on its core ran next to its work.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Neighbour>,
     pub segments: Vec<SegmentRow>,
@@ -129,28 +133,28 @@ pub struct SegmentRow {
 
 /// Why there is nothing to report.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Nothing {
-    #[error("no request was answered{} while it was recorded", on(*port))]
+pub enum NothingToReport {
+    #[error("no request was answered{} during the recording", on(*port))]
     NoRequests { port: u16 },
-    #[error("each of its {0} requests lost events")]
+    #[error("all {0} requests lost events")]
     NoneComplete(usize),
-    #[error("{unclear} of its {all} requests were asked before the one before was answered")]
+    #[error("{unclear} of {all} requests were sent before the previous answer")]
     Unclear { unclear: u64, all: u64 },
-    #[error("no request had the cause {asked:?}: {}", shortened(there))]
-    NoSuchCause { asked: String, there: Vec<String> },
+    #[error("no request had the cause {requested:?}: the causes are {}", shortened(available))]
+    NoSuchCause { requested: String, available: Vec<String> },
 }
 
 fn on(port: u16) -> String {
     if port == 0 { String::new() } else { format!(" on port {port}") }
 }
 
-/// As many causes as a line has room for.
-fn shortened(there: &[String]) -> String {
+/// As many causes as fit on a line.
+fn shortened(causes: &[String]) -> String {
     const MOST: usize = 20;
-    let shown = there[..there.len().min(MOST)].join(", ");
-    match there.len().checked_sub(MOST) {
-        None | Some(0) => format!("there are {shown}"),
-        Some(more) => format!("there are {shown} and {more} more"),
+    let shown = causes[..causes.len().min(MOST)].join(", ");
+    match causes.len().checked_sub(MOST) {
+        None | Some(0) => shown,
+        Some(more) => format!("{shown} and {more} more"),
     }
 }
 
@@ -161,50 +165,52 @@ fn latency(mut latencies: Vec<u64>) -> Latency {
     Latency { p50: of(500_000), p99: of(990_000), p999: of(999_000), max }
 }
 
-/// The report of a tale, with so many of its slowest requests one by one, and the latencies that it
-/// would have without some causes.
+/// The report of a trace, with its `count` slowest requests in detail, and with the predicted
+/// latencies without the causes in `without`.
 pub fn report(
-    tale: &Tale,
-    slow: Slow,
+    trace: &Trace,
+    slow: SlowThreshold,
     count: usize,
     without: &[String],
-) -> Result<Report, Nothing> {
-    let account = Account::of(tale);
+) -> Result<Report, NothingToReport> {
+    let account = Account::of(trace);
     let Account { explained, incomplete, unclear } = &account;
     let requests = explained.len() + incomplete.len();
     let all = requests as u64 + unclear;
     if *unclear * 2 > all {
-        return Err(Nothing::Unclear { unclear: *unclear, all });
+        return Err(NothingToReport::Unclear { unclear: *unclear, all });
     }
     if requests == 0 {
-        return Err(Nothing::NoRequests { port: tale.head.port });
+        return Err(NothingToReport::NoRequests { port: trace.head.port });
     }
     if explained.is_empty() {
-        return Err(Nothing::NoneComplete(incomplete.len()));
+        return Err(NothingToReport::NoneComplete(incomplete.len()));
     }
-    let ranking = rank(explained, tale, slow, without)
-        .map_err(|NoSuchCause { asked, there }| Nothing::NoSuchCause { asked, there })?;
-    let last_ns = tale.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
-    let ended_ns = tale.ended_ns.or(last_ns.max()).unwrap_or(tale.head.began_ns);
-    let all_ns = ended_ns.saturating_sub(tale.head.began_ns);
-    // Nothing is missing from these: nobody looked.
-    let pauses = tale.gaps.iter().filter(|gap| gap.count == 0);
-    let paused_ns = total(pauses.map(|gap| gap.to_ns.saturating_sub(gap.from_ns)));
+    let ranking =
+        rank(explained, trace, slow, without).map_err(|NoSuchCause { requested, available }| {
+            NothingToReport::NoSuchCause { requested, available }
+        })?;
+    let last_ns = trace.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
+    let ended_ns = trace.ended_ns.or(last_ns.max()).unwrap_or(trace.head.began_ns);
+    let all_ns = ended_ns.saturating_sub(trace.head.began_ns);
+    // In these gaps the recorder was paused: no events are missing.
+    let pauses = trace.gaps.iter().filter(|gap| gap.count == 0);
+    let paused_ns = saturating_sum(pauses.map(|gap| gap.to_ns.saturating_sub(gap.from_ns)));
     Ok(Report {
-        service: tale.head.service.clone(),
-        port: tale.head.port,
-        detail: tale.head.detail.clone(),
-        lacks: tale.head.lacks.clone(),
+        service: trace.head.service.clone(),
+        port: trace.head.port,
+        detail: trace.head.detail.clone(),
+        lacks: trace.head.lacks.clone(),
         seconds: number(all_ns) / 1e9,
         recorded_share: 1.0 - number(paused_ns.min(all_ns)) / number(all_ns.max(1)),
         requests,
         complete: explained.len(),
         unclear: *unclear,
-        lost_events: total(tale.gaps.iter().map(|gap| gap.count)),
-        whole: tale.ended_ns.is_some(),
+        lost_events: saturating_sum(trace.gaps.iter().map(|gap| gap.count)),
+        whole: trace.ended_ns.is_some(),
         slow_threshold_ns: ranking.threshold_ns,
         slow_requests: ranking.slow.len(),
-        latency_ns: latency(explained.iter().map(Explained::latency_ns).collect()),
+        latency_ns: latency(explained.iter().map(ExplainedRequest::latency_ns).collect()),
         replay_error: ranking.replay_error,
         replay_aside: ranking.replay_aside,
         replay_valid: ranking.replay_aside.is_small(),
@@ -213,39 +219,40 @@ pub fn report(
             causes: without.to_vec(),
             latency_ns: ranking.without.clone().map(latency),
         }),
-        stages: stages::rows(explained, &ranking.slow),
-        faults: (tale.head.detail == FULL).then(|| faults(explained, &ranking.slow)),
-        slowest: slowest(explained, tale, &ranking, count),
+        stages: stage_rows(explained, &ranking.slow),
+        faults: (trace.head.detail == FULL).then(|| faults(explained, &ranking.slow)),
+        slowest: slowest(explained, trace, &ranking, count),
         beside: ranking.beside,
         causes: ranking.rows.into_iter().map(row).collect(),
     })
 }
 
-fn faults(explained: &[Explained], slow: &[usize]) -> Faults {
+fn faults(explained: &[ExplainedRequest], slow: &[usize]) -> Faults {
     let mean = |of: &[usize]| {
         let sum: u64 = of.iter().map(|&at| explained[at].faults).sum();
         number(sum) / number(of.len() as u64).max(1.0)
     };
-    Faults { tail: mean(slow), middle: mean(&middle(explained)) }
+    Faults { tail: mean(slow), middle: mean(&middle_requests(explained)) }
 }
 
-fn unknown_share(explained: &[Explained], ranking: &Ranking) -> f64 {
+fn unknown_share(explained: &[ExplainedRequest], ranking: &Ranking) -> f64 {
     let of = |only_unknown: bool| -> u64 {
         let segments = ranking.slow.iter().flat_map(|&at| &explained[at].segments);
-        let counted = segments.filter(|segment| !only_unknown || segment.kind == Kind::Unknown);
-        total(counted.map(Segment::ns))
+        let counted =
+            segments.filter(|segment| !only_unknown || segment.kind == SegmentKind::Unknown);
+        saturating_sum(counted.map(Segment::ns))
     };
     let all = of(false);
     if all == 0 { 0.0 } else { number(of(true)) / number(all) }
 }
 
-fn row(row: Row) -> CauseRow {
-    CauseRow { words: words(&row.cause), row }
+fn row(row: RankedCause) -> CauseRow {
+    CauseRow { words: describe_cause(&row.cause), row }
 }
 
 fn slowest(
-    explained: &[Explained],
-    tale: &Tale,
+    explained: &[ExplainedRequest],
+    trace: &Trace,
     ranking: &Ranking,
     count: usize,
 ) -> Vec<SlowRequest> {
@@ -267,38 +274,80 @@ fn slowest(
             .into_iter()
             .map(|(name, ns)| Neighbour { name: name.to_owned(), ns })
             .collect(),
-        segments: explained[at].segments.iter().map(|segment| shown(segment, tale)).collect(),
+        segments: explained[at].segments.iter().map(|segment| shown(segment, trace)).collect(),
     };
     ranking.slow.iter().zip(&ranking.charges).take(count).map(one).collect()
 }
 
-fn shown(segment: &Segment, tale: &Tale) -> SegmentRow {
-    let name = cause(segment.kind, tale);
+fn shown(segment: &Segment, trace: &Trace) -> SegmentRow {
+    let name = cause_name(segment.kind, trace);
     let (kind, who) = match (name.split_once(':'), segment.behind) {
         (Some((kind, who)), _) => (kind.to_owned(), who.to_owned()),
         (None, Some(request)) => (name, format!("request {request}")),
-        (None, None) => (name, tale.name_of(tale.who(segment.thread, segment.from_ns))),
+        (None, None) => (name, trace.name_of(trace.identify(segment.thread, segment.from_ns))),
     };
     let Segment { from_ns, to_ns, cpu, thread, .. } = *segment;
     SegmentRow { from_ns, to_ns, kind, who, cpu, tid: thread }
 }
 
+/// Limit of rows, to fit on a screen.
+const STAGES_MAX: usize = 16;
+
+/// The mean time in a stage of the service, for slow requests and for those of the middle. It
+/// covers the whole stage, whatever the request did there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct StageRow {
+    pub stage: u16,
+    pub tail_ns: u64,
+    pub middle_ns: u64,
+}
+
+fn stage_rows(explained: &[ExplainedRequest], slow: &[usize]) -> Vec<StageRow> {
+    let of = |one: &ExplainedRequest, stage: u16| {
+        one.stages.iter().find(|(of, _)| *of == stage).map_or(0, |(_, ns)| *ns)
+    };
+    let all: BTreeSet<u16> =
+        explained.iter().flat_map(|one| &one.stages).map(|(stage, _)| *stage).collect();
+    // A service without stages has only the first.
+    if all.len() < 2 {
+        return Vec::new();
+    }
+    let middle = middle_requests(explained);
+    let mean = |of_all: &[usize], stage| {
+        let sum = saturating_sum(of_all.iter().map(|&at| of(&explained[at], stage)));
+        sum / (of_all.len() as u64).max(1)
+    };
+    let row = |stage| {
+        let tail_ns = mean(slow, stage);
+        let middle_ns = mean(&middle, stage);
+        StageRow { stage, tail_ns, middle_ns }
+    };
+    // A service that numbers each request would fill any screen.
+    all.into_iter().take(STAGES_MAX).map(row).collect()
+}
+
+fn stage_table(stages: &[StageRow]) -> String {
+    let row = |row: &StageRow| vec![row.stage.to_string(), show(row.tail_ns), show(row.middle_ns)];
+    let rows: Vec<Vec<String>> = stages.iter().map(row).collect();
+    table::lines(&["stage", "tail", "middle"], &rows)
+}
+
 impl SlowRequest {
-    /// What its time is charged to, the most first, and who ran beside it.
+    /// What its time is charged to, the largest part first, and what ran next to it.
     pub fn charged(&self) -> String {
         let most = self.charges.iter().take(3);
         let mut charges: Vec<String> =
             most.map(|charge| format!("{} {}", charge.cause, show(charge.ns))).collect();
         let beside = self.beside.first();
-        charges.extend(beside.map(|one| format!("{} of it beside {}", show(one.ns), one.name)));
+        charges.extend(beside.map(|one| format!("{} of it next to {}", show(one.ns), one.name)));
         charges.join(", ")
     }
 }
 
 impl Without {
     fn text(&self) -> String {
-        let told = self.latency_ns.map_or("not known".to_owned(), Latency::text);
-        format!("without {}: {told}", self.causes.join(", "))
+        let text = self.latency_ns.map_or("not known".to_owned(), Latency::text);
+        format!("without {}: {text}", self.causes.join(", "))
     }
 }
 
@@ -309,10 +358,10 @@ impl Latency {
     }
 }
 
-/// A screen has room for the slowest requests below.
+/// Leaves room on a screen for the slowest requests below.
 const MOST_ROWS: usize = 8;
 const COLUMNS: usize = 80;
-/// With fewer slow requests, one more or less is a different ranking.
+/// With fewer slow requests, one more or less changes the ranking.
 const FEW: usize = 100;
 
 impl Report {
@@ -326,7 +375,8 @@ impl Report {
         for line in self.measured() {
             writeln!(out, "{line}")?;
         }
-        let (slow, threshold) = (self.slow_requests, show(self.slow_threshold_ns));
+        let slow = self.slow_requests;
+        let threshold = show(self.slow_threshold_ns);
         let Some((share, words)) = self.first() else {
             return writeln!(out, "no request took longer than {threshold} for a cause");
         };
@@ -335,20 +385,20 @@ impl Report {
             "\n{slow} requests took longer than {threshold}. {share} of that is because"
         )?;
         writeln!(out, "  {words}.\n")?;
-        if let Some(told) = self.recording() {
-            writeln!(out, "{}\n", wrap(&told, COLUMNS).join("\n"))?;
+        if let Some(text) = self.recording() {
+            writeln!(out, "{}\n", wrap(&text, COLUMNS).join("\n"))?;
         }
         if !self.replay_valid {
-            writeln!(out, "{}\n", wrap(&self.no_replay(), COLUMNS).join("\n"))?;
+            writeln!(out, "{}\n", wrap(&self.why_no_replay(), COLUMNS).join("\n"))?;
         }
         let shown = self.causes.iter().filter(|cause| cause.row.share >= 0.001).take(MOST_ROWS);
         let rows: Vec<Vec<String>> = shown.map(|cause| self.row(cause)).collect();
         out.push_str(&table::lines(self.heading(), &rows));
         if !self.stages.is_empty() {
-            write!(out, "\n{}", stages::table(&self.stages))?;
+            write!(out, "\n{}", stage_table(&self.stages))?;
         }
         if !self.beside.is_empty() {
-            write!(out, "\n{}", beside::table(&self.beside))?;
+            write!(out, "\n{}", neighbours::table(&self.beside))?;
         }
         if let Some(Faults { tail, middle }) = self.faults.filter(|faults| faults.tail >= 1.0) {
             writeln!(
@@ -369,7 +419,7 @@ impl Report {
         Ok(())
     }
 
-    /// What a page says before anything is drawn, a paragraph each.
+    /// The paragraphs of a page before its first picture.
     pub fn summary(&self) -> Vec<String> {
         let slow = match self.first() {
             None => format!("No request took longer than {}.", show(self.slow_threshold_ns)),
@@ -382,7 +432,7 @@ impl Report {
         let mut all = vec![slow, self.measured().join("; ")];
         if self.first().is_some() {
             all.extend(self.recording());
-            all.extend((!self.replay_valid).then(|| self.no_replay()));
+            all.extend((!self.replay_valid).then(|| self.why_no_replay()));
             all.extend(self.without.as_ref().map(Without::text));
             all.extend((self.slow_requests < FEW).then(|| self.few()));
         }
@@ -405,17 +455,17 @@ impl Report {
         let mut lines =
             vec![format!("{service}, {by}: {requests} requests in {seconds:.1} s, {lost}")];
         if self.detail == MARKS_ALONE {
-            lines.push("the kernel showed nothing: queue is all before a request began".to_owned());
+            lines.push("no kernel events: all time before a request began is queue".to_owned());
         }
         if !self.lacks.is_empty() {
-            lines.push(format!("the kernel could not tell of {}", self.lacks.join(", ")));
+            lines.push(format!("the kernel has no tracepoints {}", self.lacks.join(", ")));
         }
         if self.recorded_share < 1.0 {
             let percent = self.recorded_share * 100.0;
-            lines.push(format!("recorded for {percent:.0} % of that time, as --duty asked for"));
+            lines.push(format!("recorded for {percent:.0} % of that time, because of --duty"));
         }
         if !self.whole {
-            lines.push("the recording was cut off: this is what it had by then".to_owned());
+            lines.push("the recording was cut off: this is its part before the cut".to_owned());
         }
         if *unclear > 0 {
             lines.push(format!("left out: {unclear} requests that overlapped on their connection"));
@@ -430,7 +480,7 @@ impl Report {
         Some((format!("{:.0} %", first.row.share * 100.0), &first.words))
     }
 
-    /// If the recording has a part in the tail that it tells of: what to do, and what is left.
+    /// If the recording itself is part of the tail: what to do, and what the rest is.
     fn recording(&self) -> Option<String> {
         const LEAST: f64 = 0.05;
         let of_recording = |cause: &&CauseRow| is_recording(&cause.row.cause);
@@ -440,11 +490,12 @@ impl Report {
         }
         let share = |share: f64| format!("{:.0} %", share * 100.0);
         let other = self.causes.iter().find(|cause| !of_recording(cause)).map(|other| {
-            let (of_rest, words) = (other.row.share / (1.0 - own).max(f64::EPSILON), &other.words);
+            let of_rest = other.row.share / (1.0 - own).max(f64::EPSILON);
+            let words = &other.words;
             format!(" Of the rest, {} is because {words}.", share(of_rest.min(1.0)))
         });
         Some(format!(
-            "The recorder had {} of it: the service and whoever asks it leave no CPU to spare, so \
+            "The recorder had {} of it: the service and its clients leave no CPU to spare, so \
              recording takes theirs. Give the recorder another CPU (`taskset -c N elfen tailor \
              record ..`), or record a part of the time (`--duty 10%`).{}",
             share(own),
@@ -452,22 +503,22 @@ impl Report {
         ))
     }
 
-    fn no_replay(&self) -> String {
-        let Aside { all, tail } = self.replay_aside;
+    fn why_no_replay(&self) -> String {
+        let OffSlot { all, tail } = self.replay_aside;
         let (share, of) = if tail > all { (tail, "the slow") } else { (all, "the") };
         format!(
-            "Shares are of time: the service works on several requests at once ({:.0} % of what \
-             it did for {of} requests, it did in between others), so they are no queue, and what \
-             the tail would be without a cause is not known.",
+            "Shares are of time, and there is no prediction of the tail without a cause: the \
+             service works on several requests at once. {:.0} % of its work for {of} requests was \
+             in between other requests, so they are no queue.",
             share * 100.0
         )
     }
 
     fn few(&self) -> String {
-        format!("{} slow requests are few: look at the intervals", self.slow_requests)
+        format!("only {} slow requests: look at the intervals", self.slow_requests)
     }
 
-    /// A cause as a row of the table.
+    /// The cells of a cause in the table.
     pub fn row(&self, CauseRow { row, .. }: &CauseRow) -> Vec<String> {
         let (low, high) = row.share_ci95;
         let mut cells = vec![

@@ -1,18 +1,18 @@
-//! Requests of an unmodified service, from what went through its sockets.
+//! Requests of an unmodified service, from the events of its sockets.
 //!
-//! A request begins when bytes of a client become ready on a connection that owes no answer, and
+//! A request begins when bytes of a client become ready on a connection that owes no answer. It
 //! ends when the last byte of the answer has left, before further bytes become ready. A client that
-//! asks again before it has its answer (pipelining, HTTP/2) can't be told from one that sends a
-//! long request in pieces: such requests are counted apart and not explained.
+//! sends its next request before the answer (pipelining, HTTP/2) is indistinguishable from one that
+//! sends a long request in pieces. Such requests are counted separately and not explained.
 
 use std::collections::{BTreeMap, HashMap};
 
 use elfen_rt::signal::event::Kind;
 
-use crate::tale::{Gap, Tale};
 use crate::timeline::in_order;
+use crate::trace::{Gap, Trace};
 
-/// A client's address and port, as the kernel's events have them.
+/// A client's address and port, encoded as in the events of the kernel.
 pub fn connection(address: std::net::SocketAddrV4) -> u64 {
     let host = u32::from_le_bytes(address.ip().octets());
     u64::from(host) << 32 | u64::from(address.port())
@@ -20,20 +20,20 @@ pub fn connection(address: std::net::SocketAddrV4) -> u64 {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Of a service that says itself what it does: the request's number.
+    /// The connection; for a service with marks, the number of the request.
     pub connection: u64,
-    /// Its first bytes were ready.
+    /// When its first bytes were ready.
     pub arrived_ns: u64,
     pub read_ns: u64,
     pub reader: u32,
-    /// The thread that wrote the answer, and when it had.
+    /// When the last write of the answer returned; `sender` is the thread that wrote.
     pub sent_ns: u64,
     pub sender: u32,
-    /// The answer's last bytes left.
+    /// When the last bytes of the answer left.
     pub ended_ns: u64,
-    /// What kind of request the service says it is; 0 if it does not say.
+    /// The class of the request, as the service reports it; 0 if it reports none.
     pub class: u64,
-    /// How long each stage took, by the service's numbers.
+    /// How long each stage took. The service numbers its stages.
     pub stages: Vec<(u16, u64)>,
 }
 
@@ -43,26 +43,26 @@ impl Request {
     }
 }
 
-/// For which request a thread works from a time on.
+/// The request that a thread works for from `from_ns` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
     pub from_ns: u64,
-    /// Arrival and connection of the request; `None` if it is not known.
+    /// Arrival and connection of the request; `None` if it is unknown.
     pub of: Option<(u64, u64)>,
-    /// It has read the request already.
+    /// Whether the thread has read the request already.
     pub read: bool,
 }
 
 #[derive(Debug, Default)]
 pub struct Requests {
-    /// By arrival.
+    /// In the order of arrival.
     pub all: Vec<Request>,
-    /// Further bytes came before their answer.
+    /// How many requests had further bytes before their answer.
     pub unclear: u64,
     pub owners: HashMap<u32, Vec<Owner>>,
 }
 
-/// A request that is not finished.
+/// A request without an end so far.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     arrived_ns: u64,
@@ -72,7 +72,7 @@ struct Open {
     unclear: bool,
 }
 
-/// A thread read a request, or answered it.
+/// A thread read a request, or wrote part of its answer.
 #[derive(Clone, Copy, Debug)]
 struct Touch {
     at_ns: u64,
@@ -83,31 +83,31 @@ struct Touch {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Connection {
-    /// Its answer has left; the call that wrote it may not have returned.
+    /// The request before, whose answer has left; the call that wrote it may not have returned.
     before: Option<Open>,
     now: Option<Open>,
 }
 
-/// A client waits for no answer that begins so long after the one before: that is a new message,
-/// pushed to it.
+/// An answer that begins later than this after the one before is a new message, pushed to the
+/// client. No client waits for it.
 const PUSHED_NS: u64 = 1_000_000_000;
 
 impl Requests {
-    pub fn of(tale: &Tale) -> Self {
-        match tale.head.port {
-            0 => Self::of_marks(tale),
-            _ => Self::of_sockets(tale),
+    pub fn of(trace: &Trace) -> Self {
+        match trace.head.port {
+            0 => Self::of_marks(trace),
+            _ => Self::of_sockets(trace),
         }
     }
 
-    fn of_sockets(tale: &Tale) -> Self {
+    fn of_sockets(trace: &Trace) -> Self {
         let mut found = Self::default();
         let mut connections: BTreeMap<u64, Connection> = BTreeMap::new();
         let mut touched: HashMap<u32, Vec<Touch>> = HashMap::new();
-        for (_, event) in in_order(tale) {
+        for (_, event) in in_order(trace) {
             let at_ns = event.at_ns;
-            // Not all programs were attached yet.
-            if at_ns < tale.head.began_ns {
+            // Not all eBPF programs were attached yet.
+            if at_ns < trace.head.began_ns {
                 continue;
             }
             let mut touch = |open: &Open, connection: u64, reads: bool| {
@@ -117,12 +117,12 @@ impl Requests {
             match event.kind {
                 Kind::Ready { connection, bytes } if bytes > 0 => {
                     let at = connections.entry(connection).or_default();
-                    found.ready(at, connection, at_ns, &tale.gaps);
+                    found.ready(at, connection, at_ns, &trace.gaps);
                 }
                 Kind::Received { connection, bytes, peek: false } if bytes > 0 => {
                     let Some(at) = connections.get_mut(&connection) else { continue };
                     if let Some(before) = at.before.take() {
-                        found.close(connection, before, &tale.gaps);
+                        found.close(connection, before, &trace.gaps);
                     }
                     if let Some(open) = &mut at.now {
                         open.read.get_or_insert((at_ns, event.thread));
@@ -154,7 +154,7 @@ impl Requests {
         }
         for (connection, at) in connections {
             for open in [at.before, at.now].into_iter().flatten() {
-                found.close(connection, open, &tale.gaps);
+                found.close(connection, open, &trace.gaps);
             }
         }
         found.all.sort_by_key(|request| (request.arrived_ns, request.connection));
@@ -173,7 +173,7 @@ impl Requests {
                 at.now = Some(new);
             }
             Some(open) if open.read.is_some() => open.unclear = true,
-            // More of what nobody has read yet.
+            // More bytes of a request that no thread has read yet.
             Some(_) => {}
         }
     }
@@ -183,17 +183,16 @@ impl Requests {
         else {
             return;
         };
-        // Without a write of its own nothing is known of who answered.
+        // Without a write of its own, the thread that answered is unknown.
         let Some((sent_ns, sender)) = sent else { return };
         let ended_ns = left_ns.unwrap_or(sent_ns);
-        // Where events are missing an answer may be, so it is no sign of overlapping requests: such
-        // a request is incomplete.
+        // The answer may be among lost events. So the request does not count as overlapping: it is
+        // incomplete.
         let lost = |gap: &Gap| gap.from_ns <= ended_ns && arrived_ns <= gap.to_ns;
         if unclear && !gaps.iter().any(lost) || ended_ns < read_ns || read_ns < arrived_ns {
             self.unclear += 1;
             return;
         }
-        let (class, stages) = (0, Vec::new());
         self.all.push(Request {
             connection,
             arrived_ns,
@@ -202,12 +201,12 @@ impl Requests {
             sent_ns,
             sender,
             ended_ns,
-            class,
-            stages,
+            class: 0,
+            stages: Vec::new(),
         });
     }
 
-    /// What a thread worked for, before a time.
+    /// The request that a thread worked for just before `at_ns`.
     pub fn owner_at(&self, thread: u32, at_ns: u64) -> Option<Owner> {
         let owners = self.owners.get(&thread)?;
         let after = owners.partition_point(|owner| owner.from_ns < at_ns);
@@ -220,7 +219,8 @@ impl Requests {
     }
 }
 
-/// From a read on, a thread works for what it has read; before it writes, for what it writes.
+/// After a read, a thread works for the request that it has read; before a write, for the request
+/// that it answers.
 fn owners(touched: &[Touch]) -> Vec<Owner> {
     let owner = |(at, touch): (usize, &Touch)| {
         let next = touched.get(at + 1);

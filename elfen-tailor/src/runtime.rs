@@ -1,19 +1,19 @@
-//! What a JVM did to its threads from when to when, by its own word: collections, halts with the
-//! operation that they were for, and classes that were loaded. Compilations run beside the service:
-//! what they take is CPU, by the names of their threads.
+//! What a JVM reports about itself: collections, halts with their operation, and loaded classes.
+//! Compilations run next to the service and take only CPU time, which the names of their threads
+//! show.
 //!
-//! Its steps come as events, from probes in the JVM or from counters that it keeps; where neither
-//! is to be had there are none, and the walk goes by the names of its threads.
+//! The events come from probes in the JVM or from counters that it keeps. Where neither is
+//! available, the walk uses the names of the JVM's threads instead.
 
 use std::collections::HashMap;
 
 use elfen_rt::signal::event::{Event, Kind, Runtime};
 
-/// The beginning of an operation's name; empty if it is not known.
+/// The beginning of an operation's name; empty if it is unknown.
 pub type Operation = [u8; 16];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum Activity {
     Gc,
     Safepoint(Operation),
     ClassLoad,
@@ -24,27 +24,28 @@ pub struct Interval {
     pub from_ns: u64,
     pub to_ns: u64,
     pub thread: u32,
-    pub what: What,
+    pub what: Activity,
 }
 
-/// A JVM says when it has loaded a class, not since when: at most so long, and not since before
-/// the one that the thread has loaded before.
+/// A JVM reports the end of loading a class, not its beginning. It counts for at most this long,
+/// and not from before the end of the class before in the same thread.
 const CLASS_NS: u64 = 1_000_000;
-/// Beginnings of operations that collect garbage, also where no collection is told of.
+/// Beginnings of the names of operations that collect garbage, for halts without events of a
+/// collection.
 const COLLECTIONS: [&str; 9] =
     ["G1", "Gen", "Parallel", "Collect", "Serial", "CGC", "Z", "X", "Shenandoah"];
 
 #[derive(Debug, Default)]
 pub struct Intervals {
-    /// Halts and collections, by their ends; those of one JVM are apart.
+    /// Halts and collections, by their ends. Those of one JVM do not overlap.
     pauses: Vec<Interval>,
-    /// The longest of them.
+    /// Length of the longest of them.
     longest_ns: u64,
-    /// By thread: classes, sorted.
+    /// By thread: loaded classes, sorted.
     classes: HashMap<u32, Vec<Interval>>,
 }
 
-/// What the thread that halts the others is in.
+/// What a VM thread is in the middle of.
 #[derive(Clone, Copy, Debug, Default)]
 struct Open {
     halted_ns: Option<u64>,
@@ -54,15 +55,15 @@ struct Open {
 }
 
 impl Intervals {
-    /// Of events in the order of their times.
+    /// Builds them from events in the order of time.
     pub fn of<'a>(events: impl Iterator<Item = &'a Event>) -> Self {
         let mut all = Self::default();
         let mut open: HashMap<u32, Open> = HashMap::new();
         for event in events {
             let Kind::Runtime(step) = event.kind else { continue };
             match step {
-                Runtime::ClassLoaded => all.class(event.thread, event.at_ns),
-                _ => all.pause(open.entry(event.thread).or_default(), event, step),
+                Runtime::ClassLoaded => all.add_class(event.thread, event.at_ns),
+                _ => all.handle_step(open.entry(event.thread).or_default(), event, step),
             }
         }
         all.sort();
@@ -75,39 +76,41 @@ impl Intervals {
         self.longest_ns = lengths.max().unwrap_or(0);
     }
 
-    /// Has pauses end sooner, where it is known that they did.
-    pub(crate) fn end_at(&mut self, ended_ns: impl Fn(&Interval) -> u64) {
+    /// Shortens pauses that are known to have ended earlier.
+    pub(crate) fn shorten_pauses(&mut self, ended_ns: impl Fn(&Interval) -> u64) {
         for pause in &mut self.pauses {
             pause.to_ns = ended_ns(pause).clamp(pause.from_ns, pause.to_ns);
         }
         self.sort();
     }
 
-    fn pause(&mut self, open: &mut Open, event: &Event, step: Runtime) {
-        let (at_ns, thread) = (event.at_ns, event.thread);
+    fn handle_step(&mut self, open: &mut Open, event: &Event, step: Runtime) {
+        let at_ns = event.at_ns;
+        let thread = event.thread;
         match step {
             Runtime::SafepointBegin => {
                 *open = Open { halted_ns: Some(at_ns), ..Open::default() };
             }
             Runtime::GcBegin => {
-                // Some say so twice.
+                // Some collectors report it twice.
                 open.collects_ns.get_or_insert(at_ns);
             }
             Runtime::GcEnd => {
                 let Some(from_ns) = open.collects_ns.take() else { return };
                 open.collected = true;
-                // A halt around it ends later, and is told of whole.
+                // A halt around the collection ends later, and covers all of it.
                 if open.halted_ns.is_none() {
-                    self.add(from_ns, at_ns, thread, What::Gc);
+                    self.add(from_ns, at_ns, thread, Activity::Gc);
                 }
             }
             Runtime::Operation(name) => open.operation = name,
             Runtime::SafepointEnd => {
                 let Open { halted_ns, collected, operation, .. } = std::mem::take(open);
                 let Some(from_ns) = halted_ns else { return };
-                let what = match collected || is_collection(&operation) {
-                    true => What::Gc,
-                    false => What::Safepoint(operation),
+                let what = if collected || is_collection(&operation) {
+                    Activity::Gc
+                } else {
+                    Activity::Safepoint(operation)
                 };
                 self.add(from_ns, at_ns, thread, what);
             }
@@ -115,22 +118,22 @@ impl Intervals {
         }
     }
 
-    fn add(&mut self, from_ns: u64, to_ns: u64, thread: u32, what: What) {
+    fn add(&mut self, from_ns: u64, to_ns: u64, thread: u32, what: Activity) {
         if from_ns < to_ns {
             self.pauses.push(Interval { from_ns, to_ns, thread, what });
         }
     }
 
-    fn class(&mut self, thread: u32, at_ns: u64) {
+    fn add_class(&mut self, thread: u32, at_ns: u64) {
         let classes = self.classes.entry(thread).or_default();
         let before_ns = classes.last().map_or(0, |class| class.to_ns);
         let from_ns = at_ns.saturating_sub(CLASS_NS).max(before_ns);
         if from_ns < at_ns {
-            classes.push(Interval { from_ns, to_ns: at_ns, thread, what: What::ClassLoad });
+            classes.push(Interval { from_ns, to_ns: at_ns, thread, what: Activity::ClassLoad });
         }
     }
 
-    /// Halts and collections that touch a span, in the order of their ends.
+    /// Halts and collections that overlap a span, in the order of their ends.
     pub fn pauses(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Interval> {
         let first = self.pauses.partition_point(|pause| pause.to_ns <= from_ns);
         let past_ns = to_ns.saturating_add(self.longest_ns);
@@ -154,19 +157,19 @@ impl Intervals {
 }
 
 fn is_collection(operation: &Operation) -> bool {
-    let name = name(operation);
+    let name = operation_name(operation);
     name.contains("GC") || COLLECTIONS.iter().any(|of| name.starts_with(of))
 }
 
-pub fn name(operation: &Operation) -> String {
+pub fn operation_name(operation: &Operation) -> String {
     let end = operation.iter().position(|byte| *byte == 0).unwrap_or(operation.len());
     String::from_utf8_lossy(&operation[..end]).into_owned()
 }
 
-/// A thread of a JVM that works for the JVM, by its name.
+/// The job of a JVM's own thread, by the thread's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// It halts the others.
+    /// It halts the other threads.
     Halts,
     Collects,
     Compiles,
@@ -201,10 +204,11 @@ mod tests {
         bytes
     }
 
-    /// Goal: a halt is a collection if it had one, and else has its operation's name; counters tell
-    /// of collections alone. Method: each, and ends without beginnings.
+    /// Goal: a halt with a collection is a collection, and another halt has the name of its
+    /// operation. Counters report only collections. Method: each of them, and ends without
+    /// beginnings.
     #[test]
-    fn halts_and_collections() {
+    fn a_halt_with_a_collection_is_a_collection() {
         use Runtime::*;
         let steps = [
             (1, 9, GcEnd),
@@ -227,10 +231,10 @@ mod tests {
         let all = Intervals::of(events(&steps).iter());
         let found: Vec<_> = all.pauses(0, 100).map(|i| (i.from_ns, i.to_ns, i.what)).collect();
         let expected = [
-            (10, 22, What::Gc),
-            (30, 35, What::Safepoint(operation("FindDeadlocks"))),
-            (40, 41, What::Safepoint([0; 16])),
-            (50, 55, What::Gc),
+            (10, 22, Activity::Gc),
+            (30, 35, Activity::Safepoint(operation("FindDeadlocks"))),
+            (40, 41, Activity::Safepoint([0; 16])),
+            (50, 55, Activity::Gc),
         ];
         assert_eq!(found, expected);
         let within = |from, to| all.pauses(from, to).map(|i| i.from_ns).collect::<Vec<u64>>();
@@ -254,7 +258,9 @@ mod tests {
     fn threads_of_a_jvm_are_known_by_their_names() {
         let of =
             ["VM Thread", "GC Thread#1", "G1 Conc#0", "C2 CompilerThre", "http-0"].map(Role::of);
-        let (halts, collects, compiles) = (Role::Halts, Role::Collects, Role::Compiles);
+        let halts = Role::Halts;
+        let collects = Role::Collects;
+        let compiles = Role::Compiles;
         assert_eq!(of, [Some(halts), Some(collects), Some(collects), Some(compiles), None]);
     }
 }

@@ -1,59 +1,61 @@
-//! A stretch of a request's time with one kind and one culprit; and causes, which are kinds with a
-//! name.
+//! Segments, the stretches of a request's time that have one kind; requests, explained by them; and
+//! causes, the names of kinds.
+
+use std::sync::Arc;
 
 use elfen_rt::signal::event::Stall;
 
 use crate::calls;
 use crate::runtime::{self, Operation};
 use crate::stalls;
-use crate::tale::{Tale, Who};
+use crate::trace::{ThreadIdentity, Trace};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Kind {
+pub enum SegmentKind {
     /// The service worked for this request.
     Work,
-    /// It worked for other requests.
+    /// The service worked for other requests.
     Queue,
-    /// It ran, and not for a request.
+    /// The service ran, but not for a request.
     Busy,
-    /// It could have run, and this thread had its CPU.
-    Preempted(Who),
-    /// It could have run, on a CPU that idled: it was on its way to wake.
+    /// The service was runnable, but this thread had its CPU.
+    Preempted(ThreadIdentity),
+    /// The service was runnable on an idle CPU, which was waking up.
     Wake,
-    /// It was taken off a CPU that idled from then on.
+    /// The service was taken off a CPU that idled from then on.
     Throttled,
-    /// By a signal or a debugger.
+    /// The service was stopped by a signal or a debugger.
     Stopped,
-    /// For a disk: in this system call, or touching memory that had to be read; and in this
-    /// function of the kernel, by its address, if it is known.
+    /// Wait for a disk: in this system call, or in a page fault; and in the kernel function at this
+    /// address, or 0.
     Io(Option<u16>, u32),
-    /// It touched memory that the kernel had to see to first.
+    /// The service touched memory that the kernel had to provide first.
     Fault,
-    /// For a lock that this thread held.
-    Lock(Who),
-    /// For a lock whose holder is not known.
+    /// Wait for a lock that this thread held.
+    Lock(ThreadIdentity),
+    /// Wait for a lock with an unknown holder.
     LockOfUnknown,
-    /// For the threads of a JVM to come to a halt and go on, for this operation.
+    /// Wait while the threads of a JVM halted for this operation and resumed.
     Pause(Operation),
-    /// For a JVM to collect garbage.
+    /// Wait for a JVM to collect garbage.
     Gc,
-    /// A JVM compiled, on the CPU or with a lock that it needed.
+    /// A JVM compiled, on the CPU of the request or with a lock that the request needed.
     Jit,
-    /// A JVM loaded classes, or who held the lock that it waited for did.
+    /// A JVM loaded classes, in the request's thread or in the holder of a lock that it waited for.
     ClassLoad,
-    /// For a time to pass.
+    /// Sleep for a time, in this system call.
     Sleep(u16),
-    /// For input or anything else, in this system call.
+    /// Wait for input or anything else, in this system call.
     Wait(Option<u16>),
-    /// For the kernel: one of its locks, or memory that it had to find first.
+    /// Wait for the kernel: for a kernel lock, or for memory that the kernel had to free first.
     Stall(Stall),
     Irq(u32),
     Softirq(u32),
-    /// The hypervisor ran others.
+    /// The hypervisor ran other machines.
     Steal,
-    /// The answer was written and did not leave the machine.
+    /// The answer was written but did not leave the machine.
     TcpOut,
-    /// Nothing is known of the thread.
+    /// The state of the thread is unknown.
     Unknown,
 }
 
@@ -61,10 +63,11 @@ pub enum Kind {
 pub struct Segment {
     pub from_ns: u64,
     pub to_ns: u64,
-    pub kind: Kind,
+    pub kind: SegmentKind,
     pub thread: u32,
     pub cpu: Option<u32>,
-    /// Of queueing behind a request that the service gives a number: that.
+    /// The request that the service worked for meanwhile, if this is queueing and the service
+    /// numbers its requests.
     pub behind: Option<u64>,
 }
 
@@ -73,14 +76,75 @@ impl Segment {
         self.to_ns.saturating_sub(self.from_ns)
     }
 
+    /// How much of the segment lies in a span.
+    pub fn within(&self, from_ns: u64, to_ns: u64) -> u64 {
+        self.to_ns.min(to_ns).saturating_sub(self.from_ns.max(from_ns))
+    }
+}
+
+/// A request, explained by segments.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExplainedRequest {
+    pub connection: u64,
+    pub arrived_ns: u64,
+    pub ended_ns: u64,
+    /// The thread that did most of the work, and in whose queue the request stood.
+    pub server: u32,
+    /// The class of the request, as the service reports it; 0 if it reports none.
+    pub class: u64,
+    /// How long each stage of the service took.
+    pub stages: Vec<(u16, u64)>,
+    pub segments: Vec<Segment>,
+    /// Page faults of the threads that worked for it, while they did; only with `full` detail.
+    pub faults: u64,
+    /// What ran on the other lanes of the core during its work.
+    pub neighbour_spans: Vec<NeighbourSpan>,
+}
+
+/// A span of a request's work during which a thread ran on another lane of the same core.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NeighbourSpan {
+    pub from_ns: u64,
+    pub to_ns: u64,
+    /// The program of a batch of `elfen run`, or the name of any other thread.
+    pub name: Arc<str>,
+}
+
+impl NeighbourSpan {
     /// How much of it lies in a span.
     pub fn within(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.to_ns.min(to_ns).saturating_sub(self.from_ns.max(from_ns))
     }
 }
 
-/// A sum of times; what a damaged file holds may be beyond all reckoning.
-pub fn total(times: impl Iterator<Item = u64>) -> u64 {
+impl ExplainedRequest {
+    pub fn latency_ns(&self) -> u64 {
+        self.ended_ns - self.arrived_ns
+    }
+
+    pub fn work_ns(&self) -> u64 {
+        saturating_sum(
+            self.segments.iter().filter(|s| s.kind == SegmentKind::Work).map(Segment::ns),
+        )
+    }
+
+    /// How long each neighbour ran next to it, the longest first.
+    pub fn neighbours(&self) -> Vec<(&str, u64)> {
+        let mut sums: Vec<(&str, u64)> = Vec::new();
+        for stretch in &self.neighbour_spans {
+            let ns = stretch.within(0, u64::MAX);
+            match sums.iter_mut().find(|(name, _)| *name == &*stretch.name) {
+                Some((_, sum)) => *sum = sum.saturating_add(ns),
+                None => sums.push((&stretch.name, ns)),
+            }
+        }
+        sums.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+        sums
+    }
+}
+
+/// Sums times without overflow: a damaged file may hold any number.
+pub fn saturating_sum(times: impl Iterator<Item = u64>) -> u64 {
     times.fold(0, u64::saturating_add)
 }
 
@@ -90,10 +154,10 @@ const VECTORS: [&str; 10] =
 pub const WORK: &str = "work";
 pub const LONG: &str = "long";
 pub const QUEUE: &str = "queue";
-pub const BESIDE: &str = "beside";
+pub const NEIGHBOUR: &str = "beside";
 pub const BURST: &str = "burst";
-pub const TOGETHER: &str = "together";
-/// The thread that records, by its name: it can be what requests wait for.
+pub const COMBINED: &str = "together";
+/// The name of the recorder's thread, for which requests may wait.
 pub const RECORDER: &str = "elfen-tailor";
 
 /// Whether a cause is the recording itself.
@@ -101,56 +165,58 @@ pub fn is_recording(cause: &str) -> bool {
     cause.strip_prefix("preempted:") == Some(RECORDER)
 }
 
-/// A cause's name, as scripts read it: `preempted:cc1`, `io:pread64`.
-pub fn cause(kind: Kind, tale: &Tale) -> String {
+/// The name of a cause, as scripts read it: `preempted:cc1`, `io:pread64`.
+pub fn cause_name(kind: SegmentKind, trace: &Trace) -> String {
     let call = |call: Option<u16>| call.map_or("page-fault".to_owned(), calls::name);
     match kind {
-        Kind::Work => WORK.to_owned(),
-        Kind::Queue => QUEUE.to_owned(),
-        Kind::Busy => "busy".to_owned(),
-        Kind::Preempted(who) => format!("preempted:{}", tale.name_of(who)),
-        Kind::Wake => "wake".to_owned(),
-        Kind::Throttled => "throttled".to_owned(),
-        Kind::Stopped => "stopped".to_owned(),
-        Kind::Io(of, within) => match tale.functions.get(&within) {
+        SegmentKind::Work => WORK.to_owned(),
+        SegmentKind::Queue => QUEUE.to_owned(),
+        SegmentKind::Busy => "busy".to_owned(),
+        SegmentKind::Preempted(other) => format!("preempted:{}", trace.name_of(other)),
+        SegmentKind::Wake => "wake".to_owned(),
+        SegmentKind::Throttled => "throttled".to_owned(),
+        SegmentKind::Stopped => "stopped".to_owned(),
+        SegmentKind::Io(of, within) => match trace.functions.get(&within) {
             Some(function) => format!("io:{}/{function}", call(of)),
             None => format!("io:{}", call(of)),
         },
-        Kind::Fault => "fault".to_owned(),
-        Kind::Lock(holder) => format!("lock:{}", tale.name_of(holder)),
-        Kind::LockOfUnknown => "lock".to_owned(),
-        Kind::Pause(operation) => match runtime::name(&operation) {
+        SegmentKind::Fault => "fault".to_owned(),
+        SegmentKind::Lock(holder) => format!("lock:{}", trace.name_of(holder)),
+        SegmentKind::LockOfUnknown => "lock".to_owned(),
+        SegmentKind::Pause(operation) => match runtime::operation_name(&operation) {
             name if name.is_empty() => "safepoint".to_owned(),
             name => format!("safepoint:{name}"),
         },
-        Kind::Gc => "gc".to_owned(),
-        Kind::Jit => "jit".to_owned(),
-        Kind::ClassLoad => "classload".to_owned(),
-        Kind::Sleep(of) => format!("sleep:{}", calls::name(of)),
-        Kind::Wait(of) => format!("wait:{}", call(of)),
-        Kind::Stall(Stall::Contention(bits)) => format!("contention:{}", stalls::sort(bits)),
-        Kind::Stall(Stall::Reclaim) => "reclaim".to_owned(),
-        Kind::Stall(Stall::Compaction) => "compaction".to_owned(),
-        Kind::Irq(number) => format!("irq:{number}"),
-        Kind::Softirq(vector) => {
+        SegmentKind::Gc => "gc".to_owned(),
+        SegmentKind::Jit => "jit".to_owned(),
+        SegmentKind::ClassLoad => "classload".to_owned(),
+        SegmentKind::Sleep(of) => format!("sleep:{}", calls::name(of)),
+        SegmentKind::Wait(of) => format!("wait:{}", call(of)),
+        SegmentKind::Stall(Stall::Contention(bits)) => {
+            format!("contention:{}", stalls::lock_kind(bits))
+        }
+        SegmentKind::Stall(Stall::Reclaim) => "reclaim".to_owned(),
+        SegmentKind::Stall(Stall::Compaction) => "compaction".to_owned(),
+        SegmentKind::Irq(number) => format!("irq:{number}"),
+        SegmentKind::Softirq(vector) => {
             let name = VECTORS.get(vector as usize).copied().unwrap_or("unknown");
             format!("softirq:{name}")
         }
-        Kind::Steal => "steal".to_owned(),
-        Kind::TcpOut => "tcp-out".to_owned(),
-        Kind::Unknown => "unknown".to_owned(),
+        SegmentKind::Steal => "steal".to_owned(),
+        SegmentKind::TcpOut => "tcp-out".to_owned(),
+        SegmentKind::Unknown => "unknown".to_owned(),
     }
 }
 
 /// Whether a cause is the one that is named, or of that kind: `io:pread64/filemap_read` is one of
 /// `io:pread64` and of `io`.
-pub fn is_of(cause: &str, named: &str) -> bool {
+pub fn is_named_by(cause: &str, named: &str) -> bool {
     let rest = cause.strip_prefix(named);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
 }
 
 /// The cause in an operator's words, as the end of "they were slow because".
-pub fn words(cause: &str) -> String {
+pub fn describe_cause(cause: &str) -> String {
     let (kind, name) = cause.split_once(':').unwrap_or((cause, ""));
     match kind {
         _ if is_recording(cause) => {
@@ -159,15 +225,13 @@ pub fn words(cause: &str) -> String {
         "work" => "the service worked for them".to_owned(),
         LONG => "they were more work than others".to_owned(),
         QUEUE => "the service worked for other requests first".to_owned(),
-        BURST => "more requests came at once than the service can work for".to_owned(),
-        TOGETHER => "several causes came together".to_owned(),
-        BESIDE => format!("{name} ran beside them, on another lane of their core"),
-        "busy" => "the service was busy with something that is no request".to_owned(),
+        BURST => "more requests arrived at once than the service can handle".to_owned(),
+        COMBINED => "several causes coincided".to_owned(),
+        NEIGHBOUR => format!("{name} ran next to them, on another lane of their core"),
+        "busy" => "the service was busy with something other than requests".to_owned(),
         "preempted" => format!("{name} ran on the CPU that they needed"),
         "wake" => "a sleeping CPU took its time to wake".to_owned(),
-        "throttled" => {
-            "the service was not allowed to run on an idle CPU: a CPU quota, most often".to_owned()
-        }
+        "throttled" => "the service was kept from an idle CPU, usually by a CPU quota".to_owned(),
         "stopped" => "the service was stopped by a signal or a debugger".to_owned(),
         "io" => {
             let (call, within) = name.split_once('/').unwrap_or((name, ""));
@@ -180,28 +244,28 @@ pub fn words(cause: &str) -> String {
                 call => format!("the service waited for storage in {call}{within}"),
             }
         }
-        "fault" => "memory that they touched had to be found and filled first".to_owned(),
+        "fault" => "the kernel had to provide memory that they touched".to_owned(),
         "lock" if name.is_empty() => "they waited for a lock".to_owned(),
         "lock" => format!("they waited for a lock that thread {name} held"),
         "safepoint" if name.is_empty() => {
-            "the JVM halted its threads: garbage collection, most often".to_owned()
+            "the JVM halted its threads, usually for garbage collection".to_owned()
         }
         "safepoint" => format!("the JVM halted its threads for {name}"),
         "gc" => "the JVM collected garbage".to_owned(),
-        "jit" => "the JVM compiled, on the CPU or with a lock that they needed".to_owned(),
+        "jit" => "the JVM compiled on the CPU, or with a lock, that they needed".to_owned(),
         "classload" => "the JVM loaded classes".to_owned(),
         "sleep" => format!("the service slept, in {name}"),
         "wait" => format!("the service waited in {name}, for input or another service"),
-        "contention" => format!("the kernel waited for a lock of its own, a {name}"),
-        "reclaim" => "memory was short: the kernel had to take some from others first".to_owned(),
-        "compaction" => "the kernel moved memory together, for large pages most often".to_owned(),
+        "contention" => format!("the kernel waited for one of its own locks, a {name}"),
+        "reclaim" => "memory was short: the kernel had to reclaim some first".to_owned(),
+        "compaction" => "the kernel compacted memory, usually for large pages".to_owned(),
         "irq" => format!("interrupt {name} was handled on their CPU"),
-        "softirq" => format!("the kernel worked on their CPU, for others ({name})"),
+        "softirq" => format!("the kernel handled softirq {name} on their CPU"),
         "steal" => "the hypervisor ran other machines on their CPU".to_owned(),
         "tcp-out" => {
             "the answer was written and held back by TCP: Nagle's algorithm or a slow client"
                 .to_owned()
         }
-        _ => "nothing is known of that time".to_owned(),
+        _ => "no event explains that time".to_owned(),
     }
 }

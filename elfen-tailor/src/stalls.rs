@@ -1,6 +1,5 @@
-//! Times in which the kernel let a thread wait for its own sake: for one of its locks, for memory
-//! that it had to take from somebody first, or to move together. And the page faults, from the
-//! touch to when the memory was there.
+//! When the kernel made a thread wait for a kernel lock, or for memory that it had to reclaim or
+//! compact first. Also page faults, from the access until the memory was there.
 
 use std::collections::HashMap;
 
@@ -17,7 +16,7 @@ pub struct Stalled {
 pub struct Stalls {
     /// By thread, in the order of their ends.
     of: HashMap<u32, Vec<Stalled>>,
-    /// By thread, from when to when it touched memory that was not there, in the order of ends.
+    /// By thread: beginning and end of page faults, in the order of their ends.
     faults: HashMap<u32, Vec<(u64, u64)>>,
 }
 
@@ -39,35 +38,36 @@ impl Stalls {
         self.of.is_empty() && self.faults.is_empty()
     }
 
-    /// Those of a thread that overlap a span; what is inside of another one comes before it.
+    /// The stalls of a thread that overlap a span. A stall within another one comes before it.
     pub fn of(&self, thread: u32, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Stalled> {
         let all = self.of.get(&thread).map_or(&[][..], Vec::as_slice);
         let first = all.partition_point(|one| one.to_ns <= from_ns);
         let begins = move |one: &&Stalled| one.from_ns < to_ns;
         let last = all[first..].partition_point(|one| one.to_ns < to_ns);
-        // Those that end behind the span: there are three sorts, each of which may be in the next.
+        // Up to three may end after the span: there are three kinds, and each may contain the one
+        // before.
         let last = (first + last + 3).min(all.len());
         all[first..last].iter().filter(begins)
     }
 
-    /// Page faults of a thread that overlap a span, by their beginnings and ends.
+    /// Page faults of a thread that overlap a span, as (begin, end).
     pub fn faults(&self, thread: u32, from_ns: u64, to_ns: u64) -> &[(u64, u64)] {
         let all = self.faults.get(&thread).map_or(&[][..], Vec::as_slice);
         let first = all.partition_point(|(_, ended_ns)| *ended_ns <= from_ns);
         let last = all.partition_point(|(_, ended_ns)| *ended_ns < to_ns);
-        // One ends where the next may begin: at most one ends behind the span.
+        // A fault ends before the next begins, so at most one ends after the span.
         let behind = all.get(last).is_some_and(|(since_ns, _)| *since_ns < to_ns);
         &all[first..(last + usize::from(behind)).max(first)]
     }
 }
 
-/// What sort of lock of the kernel's, by the bits that it tells.
-pub fn sort(bits: u8) -> &'static str {
+/// The kind of a kernel lock, by the flags in its event.
+pub fn lock_kind(bits: u8) -> &'static str {
     const SPIN: u8 = 1;
     const PERCPU: u8 = 16;
     const MUTEX: u8 = 32;
     match bits {
-        // A mutex may be spun for first.
+        // A mutex may be spun on first.
         bits if bits & MUTEX != 0 => "mutex",
         bits if bits & SPIN != 0 => "spinlock",
         bits if bits & PERCPU != 0 => "percpu-rwsem",

@@ -1,4 +1,6 @@
-//! Events put together: what each thread did from when to when, and who had each CPU.
+//! The state of each thread and the thread on each CPU over time, rebuilt from the recorded events.
+//!
+//! A gap in the events makes all states before its end unknown. The walk asks for them by time.
 
 use std::collections::HashMap;
 
@@ -6,9 +8,9 @@ use elfen_rt::signal::event::{Event, Kind, STATE_STOPPED, STATE_TRACED, Switch};
 
 use crate::runtime::{Interval, Intervals};
 use crate::stalls::Stalls;
-use crate::tale::Tale;
+use crate::trace::Trace;
 
-/// Who ended a sleep.
+/// The thread, and its process, that ended a sleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waker {
     pub thread: u32,
@@ -21,10 +23,10 @@ pub struct Sleep {
     pub iowait: bool,
     pub stopped: bool,
     pub waker: Option<Waker>,
-    /// It began before the first event, so nothing is known of why.
-    pub unseen: bool,
-    /// Of a sleep for a disk, what the kernel waited in: an address of [`Tale::functions`], or 0.
-    pub within: u32,
+    /// The sleep began before the first event, or in a gap, so its reason is unknown.
+    pub is_unknown: bool,
+    /// Where the kernel waited for a disk: an address of [`Trace::functions`], or 0.
+    pub function: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,20 +36,20 @@ pub enum State {
     Sleeping(Sleep),
 }
 
-/// A state, from a time until the thread's next stretch.
+/// The state of a thread from `from_ns` until its next `Stretch`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stretch {
     pub from_ns: u64,
     pub state: State,
 }
 
-/// A thread has a CPU, until the CPU's next run.
+/// A thread on a CPU from `from_ns` until the next `Run` of that CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     pub from_ns: u64,
-    /// 0: nobody.
+    /// 0 while the CPU idles.
     pub thread: u32,
-    /// What the hypervisor had taken of this CPU by then.
+    /// Total time that the hypervisor had stolen from this CPU by `from_ns`.
     pub stolen_ns: u64,
 }
 
@@ -59,8 +61,9 @@ pub struct Interrupt {
     pub number: u32,
 }
 
-/// Who halts others runs for less than that from when it wakes them until it has said so.
-const LETTING_GO_NS: u64 = 200_000;
+/// Limit of the CPU time that a JVM's VM thread uses between waking the halted threads and
+/// reporting the end of the halt.
+const RELEASE_REPORT_MAX_NS: u64 = 200_000;
 
 #[derive(Debug, Default)]
 pub struct Timeline {
@@ -70,28 +73,28 @@ pub struct Timeline {
     pub runtime: Intervals,
     pub stalls: Stalls,
     began_ns: u64,
-    /// Threads that were woken while they ran.
+    /// Threads that were woken while they still ran, with their wakers.
     woken_early: HashMap<u32, Waker>,
-    /// Until then something is missing: what threads were in before, they may not be any more.
-    unseen_ns: u64,
+    /// End of the latest gap. States that began before it may be out of date.
+    gap_end_ns: u64,
 }
 
 impl Timeline {
-    pub fn of(tale: &Tale) -> Self {
+    pub fn of(trace: &Trace) -> Self {
         let mut line = Self {
-            cpus: vec![Vec::new(); tale.events.len()],
-            interrupts: vec![Vec::new(); tale.events.len()],
-            began_ns: tale.head.began_ns,
+            cpus: vec![Vec::new(); trace.events.len()],
+            interrupts: vec![Vec::new(); trace.events.len()],
+            began_ns: trace.head.began_ns,
             ..Self::default()
         };
-        let mut gaps: Vec<u64> = tale.gaps.iter().map(|gap| gap.to_ns).collect();
+        let mut gaps: Vec<u64> = trace.gaps.iter().map(|gap| gap.to_ns).collect();
         gaps.sort_unstable();
         let mut gaps = gaps.into_iter().peekable();
-        let events = in_order(tale);
+        let events = in_order(trace);
         line.runtime = Intervals::of(events.iter().map(|(_, event)| event));
         for (cpu, event) in events {
             while let Some(gap_ns) = gaps.next_if(|gap_ns| *gap_ns <= event.at_ns) {
-                line.unseen_ns = gap_ns;
+                line.gap_end_ns = gap_ns;
             }
             match event.kind {
                 Kind::Switch(switch) => line.switch(cpu, &event, switch),
@@ -104,22 +107,27 @@ impl Timeline {
                 Kind::Softirq { since_ns, vector } => {
                     line.interrupt(cpu, since_ns, event.at_ns, true, vector);
                 }
-                Kind::Blocked { frames, .. } => line.slept_in(event.thread, waits_in(tale, frames)),
+                Kind::Blocked { frames, .. } => {
+                    line.note_wait_function(event.thread, wait_function(trace, frames))
+                }
                 _ => line.stalls.add(&event),
             }
         }
         let mut runtime = std::mem::take(&mut line.runtime);
-        runtime.end_at(|pause| line.released_ns(pause));
+        runtime.shorten_pauses(|pause| line.release_ns(pause));
         line.runtime = runtime;
         line
     }
 
-    /// When those whom a runtime had halted could go on. It wakes them, and says so when it has:
-    /// where one of them takes its CPU meanwhile, that is later than they went on.
-    fn released_ns(&self, pause: &Interval) -> u64 {
+    /// When the threads that a runtime had halted could continue. The VM thread wakes them and then
+    /// reports the end of the halt. If a woken thread preempts it in between, the report is later
+    /// than the release.
+    fn release_ns(&self, pause: &Interval) -> u64 {
         let all = self.threads.get(&pause.thread).map_or(&[][..], Vec::as_slice);
         let until = all.partition_point(|stretch| stretch.from_ns < pause.to_ns);
-        let (mut released_ns, mut at_ns, mut ran_ns) = (pause.to_ns, pause.to_ns, 0);
+        let mut release_ns = pause.to_ns;
+        let mut at_ns = pause.to_ns;
+        let mut ran_ns = 0;
         for stretches in all[..until].windows(2).rev() {
             let [before, stretch] = [stretches[0], stretches[1]];
             if stretch.from_ns <= pause.from_ns {
@@ -128,22 +136,22 @@ impl Timeline {
             match (before.state, stretch.state) {
                 (_, State::Running { .. }) => ran_ns += at_ns - stretch.from_ns,
                 (State::Running { cpu }, State::Runnable { preempted: true })
-                    if self.goes_on(cpu, stretch.from_ns, pause.thread) =>
+                    if self.runs_woken_thread(cpu, stretch.from_ns, pause.thread) =>
                 {
-                    released_ns = stretch.from_ns;
+                    release_ns = stretch.from_ns;
                 }
                 _ => {}
             }
-            if ran_ns > LETTING_GO_NS {
+            if ran_ns > RELEASE_REPORT_MAX_NS {
                 break;
             }
             at_ns = stretch.from_ns;
         }
-        released_ns
+        release_ns
     }
 
-    /// Whether somebody begins to run on a CPU whom this thread had woken.
-    fn goes_on(&self, cpu: u32, at_ns: u64, woken_by: u32) -> bool {
+    /// Whether the thread that starts to run on `cpu` at `at_ns` was woken by `woken_by`.
+    fn runs_woken_thread(&self, cpu: u32, at_ns: u64, woken_by: u32) -> bool {
         let Some((.., thread, _)) = self.runs(cpu, at_ns, at_ns + 1).last() else { return false };
         let stretches = self.threads.get(&thread).map_or(&[][..], Vec::as_slice);
         let after = stretches.partition_point(|stretch| stretch.from_ns <= at_ns);
@@ -155,11 +163,12 @@ impl Timeline {
     }
 
     fn switch(&mut self, cpu: u32, event: &Event, switch: Switch) {
-        let (stolen_ns, unseen_ns) = (switch.stolen_ns, self.unseen_ns);
+        let stolen_ns = switch.stolen_ns;
+        let gap_end_ns = self.gap_end_ns;
         let runs = &mut self.cpus[cpu as usize];
-        // Since something was missed another one may have it.
-        if runs.last().is_some_and(|run| run.from_ns < unseen_ns && unseen_ns < event.at_ns) {
-            runs.push(Run { from_ns: unseen_ns, thread: switch.previous, stolen_ns });
+        // Since the gap another thread may have run here.
+        if runs.last().is_some_and(|run| run.from_ns < gap_end_ns && gap_end_ns < event.at_ns) {
+            runs.push(Run { from_ns: gap_end_ns, thread: switch.previous, stolen_ns });
         }
         runs.push(Run { from_ns: event.at_ns, thread: event.thread, stolen_ns });
         if switch.previous != 0 {
@@ -171,45 +180,47 @@ impl Timeline {
                     iowait: switch.iowait,
                     stopped: switch.state & (STATE_STOPPED | STATE_TRACED) != 0,
                     waker: None,
-                    unseen: false,
-                    within: 0,
+                    is_unknown: false,
+                    function: 0,
                 })
             };
-            self.enter(switch.previous, event.at_ns, state, State::Running { cpu });
+            self.enter_state(switch.previous, event.at_ns, state, State::Running { cpu });
         }
         if event.thread != 0 {
             let before = State::Runnable { preempted: false };
             self.wake_early(event.thread);
-            self.enter(event.thread, event.at_ns, State::Running { cpu }, before);
+            self.enter_state(event.thread, event.at_ns, State::Running { cpu }, before);
         }
     }
 
-    /// A thread runs. If it has slept and nobody woke it since, who woke it on its way to sleep
-    /// did: that is written down first, and done when the thread has left its CPU.
+    /// Handles a thread that was woken on its way to sleep and now runs. If it slept meanwhile,
+    /// that early waker ended the sleep: the wake-up event precedes the switch event that it
+    /// belongs to.
     fn wake_early(&mut self, thread: u32) {
         let Some(waker) = self.woken_early.remove(&thread) else { return };
         let Some(stretches) = self.threads.get_mut(&thread) else { return };
         if let Some(Stretch { from_ns, state: State::Sleeping(sleep) }) = stretches.last_mut() {
             sleep.waker = Some(waker);
-            let (from_ns, state) = (*from_ns, State::Runnable { preempted: false });
+            let from_ns = *from_ns;
+            let state = State::Runnable { preempted: false };
             stretches.push(Stretch { from_ns, state });
         }
     }
 
     fn wake(&mut self, event: &Event, waker: Waker) {
-        let unseen = Sleep {
+        let sleep = Sleep {
             call: None,
             iowait: false,
             stopped: false,
             waker: Some(waker),
-            unseen: true,
-            within: 0,
+            is_unknown: true,
+            function: 0,
         };
-        let unseen_ns = self.unseen_ns;
+        let gap_end_ns = self.gap_end_ns;
         let stretches = self.threads.entry(event.thread).or_default();
-        match stretches.last_mut().filter(|stretch| stretch.from_ns >= unseen_ns) {
+        match stretches.last_mut().filter(|stretch| stretch.from_ns >= gap_end_ns) {
             Some(Stretch { state: State::Sleeping(sleep), .. }) => sleep.waker = Some(waker),
-            // It was on its way to sleep, and stays or is woken as soon as it sleeps.
+            // It was on its way to sleep: it stays awake, or is woken as soon as it sleeps.
             Some(Stretch { state: State::Running { .. }, .. }) => {
                 self.woken_early.insert(event.thread, waker);
                 return;
@@ -218,28 +229,29 @@ impl Timeline {
             None => {}
         }
         let state = State::Runnable { preempted: false };
-        self.enter(event.thread, event.at_ns, state, State::Sleeping(unseen));
+        self.enter_state(event.thread, event.at_ns, state, State::Sleeping(sleep));
     }
 
-    /// A thread goes on after it slept in this.
-    fn slept_in(&mut self, thread: u32, function: u32) {
+    /// Notes the kernel function in which a thread had slept, which is known when it continues.
+    fn note_wait_function(&mut self, thread: u32, function: u32) {
         let stretches = self.threads.get_mut(&thread).map_or(&mut [][..], Vec::as_mut_slice);
-        // It was woken since.
+        // The sleep may be followed by the state after its wake-up.
         for stretch in stretches.iter_mut().rev().take(2) {
             if let State::Sleeping(sleep) = &mut stretch.state {
-                // The first part of a stack is nearer to what it waits for.
-                sleep.within = if sleep.within == 0 { function } else { sleep.within };
+                // The first part of a stack is nearer to what the thread waits for.
+                sleep.function = if sleep.function == 0 { function } else { sleep.function };
                 return;
             }
         }
     }
 
-    /// A thread changes its state; `before` is what it was in if this is the first that is seen,
-    /// or the first since something was missed.
-    fn enter(&mut self, thread: u32, at_ns: u64, state: State, before: State) {
-        let (began_ns, unseen_ns) = (self.began_ns.max(self.unseen_ns), self.unseen_ns);
+    /// A thread changes its state. `before` is its state until now, used if this is its first
+    /// event, or the first since a gap.
+    fn enter_state(&mut self, thread: u32, at_ns: u64, state: State, before: State) {
+        let began_ns = self.began_ns.max(self.gap_end_ns);
+        let gap_end_ns = self.gap_end_ns;
         let stretches = self.threads.entry(thread).or_default();
-        let is_known = stretches.last().is_some_and(|stretch| stretch.from_ns >= unseen_ns);
+        let is_known = stretches.last().is_some_and(|stretch| stretch.from_ns >= gap_end_ns);
         if !is_known && began_ns < at_ns {
             stretches.push(Stretch { from_ns: began_ns, state: before });
         }
@@ -252,20 +264,20 @@ impl Timeline {
         }
     }
 
-    /// Every thread with its stretches, in the order of their times.
+    /// Each thread with its states in the order of time.
     pub fn threads(&self) -> impl Iterator<Item = (u32, &[Stretch])> {
         self.threads.iter().map(|(thread, stretches)| (*thread, stretches.as_slice()))
     }
 
-    /// What a thread was in just before a time, and where it went from there.
-    pub fn before(&self, thread: u32, at_ns: u64) -> Option<(Stretch, Option<Stretch>)> {
+    /// The state of a thread just before `at_ns`, and the state that follows it.
+    pub fn state_before(&self, thread: u32, at_ns: u64) -> Option<(Stretch, Option<Stretch>)> {
         let stretches = self.threads.get(&thread)?;
         let after = stretches.partition_point(|stretch| stretch.from_ns < at_ns);
         let stretch = stretches.get(after.checked_sub(1)?)?;
         Some((*stretch, stretches.get(after).copied()))
     }
 
-    /// The CPU that a thread runs on next, at or after a time.
+    /// The CPU that a thread runs on next, at or after `at_ns`.
     pub fn next_cpu(&self, thread: u32, at_ns: u64) -> Option<u32> {
         let stretches = self.threads.get(&thread)?;
         let after = stretches.partition_point(|stretch| stretch.from_ns < at_ns);
@@ -275,9 +287,9 @@ impl Timeline {
         })
     }
 
-    /// Who had a CPU in a span: from, to, thread, and what was stolen of that. Where in a run its
-    /// CPU was taken away is not told: it counts from the run's beginning, and once, however many
-    /// requests were served in it.
+    /// The threads that ran on a CPU in a span: from, to, thread, and stolen time. When in a run
+    /// the hypervisor took the CPU is unknown. The stolen time counts from the beginning of the
+    /// run, and only once, however many requests were served in the run.
     pub fn runs(
         &self,
         cpu: u32,
@@ -292,7 +304,8 @@ impl Timeline {
             let until_ns = next.map_or(to_ns, |next| next.from_ns);
             let stolen_ns =
                 next.map_or(0, |next| next.stolen_ns.saturating_sub(runs[at].stolen_ns));
-            let (begin_ns, end_ns) = (runs[at].from_ns.max(from_ns), until_ns.min(to_ns));
+            let begin_ns = runs[at].from_ns.max(from_ns);
+            let end_ns = until_ns.min(to_ns);
             let stolen_until_ns = runs[at].from_ns.saturating_add(stolen_ns).min(end_ns);
             (begin_ns, end_ns, runs[at].thread, stolen_until_ns.saturating_sub(begin_ns))
         })
@@ -302,16 +315,16 @@ impl Timeline {
         let all = self.interrupts.get(cpu as usize).map_or(&[][..], Vec::as_slice);
         let first = all.partition_point(|one| one.to_ns <= from_ns);
         let last = all.partition_point(|one| one.to_ns < to_ns);
-        // The one that ends behind the span may have begun in it.
+        // The first interrupt that ends after the span may have begun within it.
         let last = (last + 1).min(all.len()).max(first);
         &all[first..last]
     }
 }
 
-/// The innermost function that says what for somebody waits, where names are known; else 0.
-fn waits_in(tale: &Tale, frames: [u32; 4]) -> u32 {
-    /// How these names begin: who waits for anything is in one of them.
-    const ANYHOW: [&str; 12] = [
+/// The innermost function that says what the thread waits for, if its name is known; else 0.
+fn wait_function(trace: &Trace, frames: [u32; 4]) -> u32 {
+    /// Beginnings of the names of functions that every wait passes through.
+    const GENERIC_WAITS: [&str; 12] = [
         "schedule",
         "io_schedule",
         "__schedule",
@@ -325,17 +338,17 @@ fn waits_in(tale: &Tale, frames: [u32; 4]) -> u32 {
         "wait_for_common",
         "mutex_lock_io",
     ];
-    let tells = |address: &u32| {
-        let name = tale.functions.get(address);
-        name.is_some_and(|name| !ANYHOW.iter().any(|anyhow| name.starts_with(anyhow)))
+    let is_specific = |address: &u32| {
+        let name = trace.functions.get(address);
+        name.is_some_and(|name| !GENERIC_WAITS.iter().any(|generic| name.starts_with(generic)))
     };
-    frames.into_iter().find(tells).unwrap_or(0)
+    frames.into_iter().find(is_specific).unwrap_or(0)
 }
 
-/// All events with their CPU, by time; those of one moment in the order of their CPUs.
-pub fn in_order(tale: &Tale) -> Vec<(u32, Event)> {
+/// All events with their CPU, by time. Events of one moment are in the order of their CPUs.
+pub fn in_order(trace: &Trace) -> Vec<(u32, Event)> {
     let mut all: Vec<(u32, Event)> = (0..)
-        .zip(&tale.events)
+        .zip(&trace.events)
         .flat_map(|(cpu, events)| events.iter().map(move |event| (cpu, *event)))
         .collect();
     all.sort_by_key(|(_, event)| event.at_ns);

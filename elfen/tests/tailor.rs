@@ -152,7 +152,7 @@ fn without_causes(tale: &str, folder: &Path) {
     let output = elfen(&["report", tale, "--without", "nagle"]).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
-    assert!(said.contains("no request had the cause \"nagle\": there are "), "{said}");
+    assert!(said.contains("no request had the cause \"nagle\": the causes are "), "{said}");
     assert!(said.contains("stopped"), "{said}");
 }
 
@@ -228,7 +228,7 @@ fn partly(port: &str, tale: &str) {
     assert!(told["complete"].as_u64().unwrap() > 50, "{told:#}");
     assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
     let screen = elfen(&["report", tale]).output().unwrap();
-    assert!(text(&screen.stdout).contains("as --duty asked for"), "{}", text(&screen.stdout));
+    assert!(text(&screen.stdout).contains("because of --duty"), "{}", text(&screen.stdout));
     for wrong in ["0%", "100%", "much", "-5%"] {
         let duty = format!("--duty={wrong}");
         let refused = elfen(&[&words[..5], &[duty.as_str()]].concat()).output().unwrap();
@@ -340,7 +340,7 @@ fn recorded_marks(which: &str, bare: bool) -> Value {
     service.end();
     let said = text(&recorded.stderr);
     assert!(recorded.status.success(), "{said}");
-    assert_eq!(said.contains("the kernel shows nothing"), bare, "{said}");
+    assert_eq!(said.contains("no kernel events"), bare, "{said}");
     let words = ["report", tale, "--slow", "10ms", "--json"];
     let told = elfen(&words).output().unwrap();
     serde_json::from_slice(&told.stdout).expect("JSON")
@@ -369,7 +369,7 @@ fn wrong_arguments_and_files() {
         fs::write(&path, content).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let foreign = file("foreign", b"a text that is no tale");
+    let foreign = file("foreign", b"a text that is not a trace");
     let newer = file("newer", b"ELFNTALE\x63\0\0\0");
     let port = free_port().to_string();
     let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
@@ -377,21 +377,21 @@ fn wrong_arguments_and_files() {
     let cases: [(&[&str], i32, &str); 18] = [
         (&["record"], 2, "no service is named"),
         (&["record", "--port", "0"], 2, "invalid value '0'"),
-        (&["record", "--port", &port], 1, "nobody listens on port"),
+        (&["record", "--port", &port], 1, "nothing listens on port"),
         (&["record", "--service", "nobody-has-it"], 1, "no service publishes under the name"),
         (&["record", "--service", "x", "--port", "80"], 2, "cannot be used with"),
         (&["record", "--pid", "4294967295"], 1, "there is no process 4294967295"),
         (&["record", "--pid", &own], 1, "listens on no TCP port"),
         (&["report", "/nonexistent"], 1, "No such file"),
-        (&["report", &foreign], 1, "it is no tale"),
-        (&["report", &newer], 1, "it is a tale of version 99"),
+        (&["report", &foreign], 1, "it is not a trace"),
+        (&["report", &newer], 1, "it is a trace of version 99"),
         (&["report", "--without"], 2, "a value is required"),
         (&["report", "--slow", "p100"], 2, "invalid value 'p100'"),
         (&["report", "--slow", "0"], 2, "invalid value '0'"),
         (&["inject", "stop", "--pid", &own, "--last", "1s"], 2, "less than --every"),
         (&["inject", "softirq", "--pid", &own], 2, "--cpu"),
-        (&["check", "--causes", "stop,nagel"], 2, "there are all, stop, hog"),
-        (&["check", "--what-if", "--causes", "gc"], 2, "gc takes a service of its own"),
+        (&["check", "--causes", "stop,nagel"], 2, "the causes are all, stop, hog"),
+        (&["check", "--what-if", "--causes", "gc"], 2, "gc needs a service of its own"),
         (&["record", "--lanes", "0", "--port", &port], 2, "begins with one request lane"),
     ];
     for (words, status, why) in cases {

@@ -68,7 +68,7 @@ fn recorded(name: &str, tale: &str) -> Value {
     let output = tailor(&words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
-    assert!(!said.contains("the kernel shows nothing"), "needs root and eBPF: {said}");
+    assert!(!said.contains("no kernel events"), "needs root and eBPF: {said}");
     let told = tailor(&["report", tale, "--slow", "1ms", "-k", "1000", "--json"]).output().unwrap();
     serde_json::from_slice(&told.stdout).expect("JSON")
 }

@@ -118,7 +118,7 @@ fn and_by_its_counters_where_there_are_no_probes() {
     let began = Instant::now();
     while words.len() < 8 {
         assert!(began.elapsed() < Duration::from_secs(60), "{words:?}");
-        jvms.look(&mut words);
+        jvms.poll(&mut words);
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(java);

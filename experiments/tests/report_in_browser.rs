@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use elfen_rt::signal::event::{Event, Kind, Switch};
-use elfen_tailor::tale::{Head, Named, Writer};
+use elfen_tailor::trace::{Header, ThreadName, Writer};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -70,7 +70,7 @@ impl Stage {
     }
 
     /// Every page there is, with its name: of the simulator, of live runs, of what a thread did,
-    /// and of a tale.
+    /// and of a trace.
     fn pages(&self) -> [(&'static str, String); 4] {
         let simulated = self.report(&["--requests", "1000", "--naps", "nap.json"]);
         let live = self.report(&["results.jsonl"]);
@@ -138,7 +138,7 @@ fn looks(stage: &Stage, page: &str, theme: u32, script: &str) -> Value {
         .unwrap()
 }
 
-/// A tale: 200 requests of 0.1 ms to thread 10, of which four wait 5 ms for thread 99.
+/// A trace: 200 requests of 0.1 ms to thread 10, of which four wait 5 ms for thread 99.
 fn hogged() -> std::io::Result<Vec<u8>> {
     const MS: u64 = 1_000_000;
     let (service, hog, connection) = (10, 99, 1);
@@ -163,10 +163,12 @@ fn hogged() -> std::io::Result<Vec<u8>> {
         event(end_ns, service, Kind::Transmitted { connection, end: 1 });
         event(end_ns + 1, service, Kind::Sent { connection, end: 1 });
     }
-    let head = Head { cpus: 1, port: 80, began_ns: 1, service: "web".into(), ..Head::default() };
+    let head =
+        Header { cpus: 1, port: 80, began_ns: 1, service: "web".into(), ..Header::default() };
     let mut writer = Writer::new(Vec::new(), &head)?;
     writer.events(0, &events)?;
-    let named = |(thread, name): (u32, &str)| Named { thread, at_ns: 1, name: name.to_owned() };
+    let named =
+        |(thread, name): (u32, &str)| ThreadName { thread, at_ns: 1, name: name.to_owned() };
     writer.names([(service, "web"), (hog, "backup")].map(named).into(), &[service])?;
     writer.end(2_010 * MS)
 }

@@ -1,10 +1,10 @@
 //! A trace, as a file and as events in any order: parsed, explained, and drawn.
 #![no_main]
 
-use elfen_tailor::draw::{page, trace};
-use elfen_tailor::rank::Slow;
+use elfen_tailor::draw::{page, write_perfetto};
+use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::report;
-use elfen_tailor::tale::{Head, Named, Tale};
+use elfen_tailor::trace::{Header, ThreadName, Trace};
 use libfuzzer_sys::fuzz_target;
 
 const CPUS: u32 = 4;
@@ -12,21 +12,21 @@ const EVENTS_MAX: usize = 400;
 
 fuzz_target!(|input: (bool, &[u8])| {
     let (is_file, bytes) = input;
-    let tale = if is_file { Tale::read(bytes).ok() } else { Some(tale_of(bytes)) };
-    let Some(tale) = tale else { return };
-    // A file may describe any machine, so the work is bounded by the number of events.
-    if tale.events.iter().map(Vec::len).sum::<usize>() > EVENTS_MAX {
+    let trace = if is_file { Trace::read(bytes).ok() } else { Some(made_of(bytes)) };
+    let Some(trace) = trace else { return };
+    // What a file says of a machine is believed as far as memory goes.
+    if trace.events.iter().map(Vec::len).sum::<usize>() > EVENTS_MAX {
         return;
     }
-    let Ok(report) = report(&tale, Slow::Quantile(990_000), 3, &[]) else { return };
+    let Ok(report) = report(&trace, SlowThreshold::Quantile(990_000), 3, &[]) else { return };
     let _text = report.text();
-    let _page = page(&report, &tale);
-    trace(&report, &tale, &mut std::io::sink()).unwrap();
+    let _page = page(&report, &trace);
+    write_perfetto(&report, &trace, &mut std::io::sink()).unwrap();
 });
 
-/// Events with arbitrary words that are close enough to each other to be related.
-fn tale_of(bytes: &[u8]) -> Tale {
-    let mut tale = Tale::begin(Head {
+/// Events of which all words are anything, but close enough to each other to be of one story.
+fn made_of(bytes: &[u8]) -> Trace {
+    let mut trace = Trace::new(Header {
         kernel: "6.1".to_owned(),
         cpus: CPUS,
         detail: "full".to_owned(),
@@ -45,11 +45,11 @@ fn tale_of(bytes: &[u8]) -> Tale {
         let word = |at: usize| small(at) << 32 | small(at + 1) | byte(at + 2) << 16;
         let words = [head, at, word(7), word(10)];
         match event[15] % 8 {
-            7 => tale.mark(u32::from(event[14]) % CPUS, &[words]),
-            cpu => tale.add(u32::from(cpu) % CPUS, &[words]),
+            7 => trace.add_marks(u32::from(event[14]) % CPUS, &[words]),
+            cpu => trace.add_events(u32::from(cpu) % CPUS, &[words]),
         }
     }
-    let named = |thread| Named { thread, at_ns: 0, name: format!("thread {thread}") };
-    tale.name((1..8).map(named).collect(), &[1, 2]);
-    tale
+    let named = |thread| ThreadName { thread, at_ns: 0, name: format!("thread {thread}") };
+    trace.add_names((1..8).map(named).collect(), &[1, 2]);
+    trace
 }

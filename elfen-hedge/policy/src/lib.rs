@@ -1,27 +1,23 @@
-//! When a request is sent a second time, to a backup server, and where requests go meanwhile.
+//! Decides when a request is sent a second time, to a backup server, and where new requests go
+//! meanwhile.
 //!
-//! Pure: the caller passes the time, which requests came and were answered, and which server has
-//! run. The proxy `elfen-hedge` and the [`simulate`] of tests and benchmarks ask the same
-//! [`Hedge`], which also counts what it decides.
+//! The crate is pure: the caller passes the time, the requests that arrived and were answered, and
+//! which server has run. The proxy `elfen-hedge` and the [`simulate`] of tests and benchmarks use
+//! the same [`Hedge`], which also counts its decisions.
 //!
-//! A request is sent a second time at most once, as a duplicate or as a retry, only if its method
-//! may be repeated, and only out of what the [`Budget`] has saved. So duplicates and retries
-//! together stay below their share of all requests.
+//! A request is sent a second time at most once, as a duplicate or as a retry. That happens only if
+//! its method may be repeated, and only out of what the [`Budget`] has saved. So duplicates and
+//! retries together stay below their share of all requests.
 
 #![forbid(unsafe_code)]
 
-mod budget;
-mod recent;
 pub mod simulate;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
-use budget::Budget;
-use recent::Recent;
-
-/// One of two servers that answer alike.
+/// One of two equivalent servers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Server {
@@ -39,7 +35,7 @@ impl Server {
         }
     }
 
-    /// Where it is in pairs of both.
+    /// Its index in pairs of both.
     pub fn index(self) -> usize {
         match self {
             Self::Primary => 0,
@@ -48,22 +44,22 @@ impl Server {
     }
 }
 
-/// What makes a request be sent again.
+/// When a request is sent a second time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// Nothing does.
+    /// Never.
     None,
-    /// It has waited for so long.
+    /// After it has waited for this long.
     After(u64),
-    /// It has waited for longer than 95 % of those before it took.
+    /// After it has waited longer than 95 % of earlier requests took.
     AfterP95,
-    /// Its server has not run between two looks, and the other is free of the same.
+    /// When its server has not run between two polls, and the other server is free.
     Look,
-    /// Its server is brought to a halt, which is told as it happens, and the other is not.
+    /// When its server is halted, which is reported as it happens, and the other is not.
     Hazard,
 }
 
-/// What brings a server to a halt.
+/// What halts a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Halt {
     /// A signal.
@@ -72,50 +68,50 @@ pub enum Halt {
     Pause,
 }
 
-/// Numbers of requests, which rise; who asks chooses them.
+/// Numbers of requests, in ascending order; the caller chooses them.
 pub type Id = u64;
 
-/// A request that has no answer yet.
+/// A request without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Flight {
-    came_ns: u64,
-    /// Where it was sent first, or after that server had died.
+    arrived_ns: u64,
+    /// The server that it was sent to first, or that replaced it after a failure.
     first: Server,
-    may_double: bool,
-    /// It was sent a second time, or was to be.
-    again: Option<Again>,
-    /// The budget had nothing left for it: that counts once.
-    refused: bool,
+    may_repeat: bool,
+    /// Set once it is sent a second time, or shall be.
+    second: Option<SecondAttempt>,
+    /// The budget was spent when it was needed, which is counted once.
+    is_refused: bool,
 }
 
 /// Why a request was sent a second time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Again {
+enum SecondAttempt {
     /// Its first server stood still, or took long.
     Duplicate,
     /// Its first server ended the connection without an answer.
     Retry,
 }
 
-/// A request is to be sent to a server as well.
+/// A request that shall be sent to a server as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Double {
+pub struct Duplicate {
     pub id: Id,
     pub to: Server,
 }
 
-/// What was decided so far.
+/// The decisions so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Counts {
     pub requests: u64,
     pub duplicates: u64,
-    /// Answers that came from the duplicate first.
+    /// Requests whose first answer came from the duplicate.
     pub won_by_backup: u64,
-    /// New requests go to the other server from then on.
+    /// How often new requests were switched to the other server.
     pub swaps: u64,
     /// Sent to the other server because the first one ended the connection without an answer.
     pub retries: u64,
-    /// Neither doubled nor tried again, because the budget was spent.
+    /// Neither duplicated nor retried, because the budget was spent.
     pub refused_by_budget: u64,
 }
 
@@ -123,15 +119,15 @@ pub struct Counts {
 pub struct Hedge {
     policy: Policy,
     budget: Budget,
-    recent: Recent,
-    /// Where new requests go.
+    recent: RecentLatencies,
+    /// The server that gets new requests.
     active: Server,
-    flying: BTreeMap<Id, Flight>,
-    /// When the servers were looked at last.
-    looked_ns: Option<u64>,
-    /// Of each server: whether it is stopped, and whether its runtime halts it.
+    in_flight: BTreeMap<Id, Flight>,
+    /// Time of the last sample.
+    sampled_ns: Option<u64>,
+    /// For each server: whether it is stopped, and whether its runtime halts it.
     halted: [[bool; 2]; 2],
-    /// It is down or was restarted, and gets no requests before it is warm.
+    /// Servers that are down or were restarted. They get no requests until they are warm.
     cold: [bool; 2],
     counts: Counts,
 }
@@ -142,10 +138,10 @@ impl Hedge {
         Self {
             policy,
             budget: Budget::new(extra_per_million),
-            recent: Recent::default(),
+            recent: RecentLatencies::default(),
             active: Server::Primary,
-            flying: BTreeMap::new(),
-            looked_ns: None,
+            in_flight: BTreeMap::new(),
+            sampled_ns: None,
             halted: [[false; 2]; 2],
             cold: [false; 2],
             counts: Counts::default(),
@@ -156,90 +152,95 @@ impl Hedge {
         self.counts
     }
 
-    /// Where a request that has come is sent.
-    pub fn comes(&mut self, id: Id, now_ns: u64, may_double: bool) -> Server {
+    /// Registers a new request. Returns the server that it goes to.
+    pub fn begin(&mut self, id: Id, now_ns: u64, may_repeat: bool) -> Server {
         self.counts.requests += 1;
         self.budget.earn();
-        let flight =
-            Flight { came_ns: now_ns, first: self.active, may_double, again: None, refused: false };
-        self.flying.insert(id, flight);
+        let flight = Flight {
+            arrived_ns: now_ns,
+            first: self.active,
+            may_repeat,
+            second: None,
+            is_refused: false,
+        };
+        self.in_flight.insert(id, flight);
         self.active
     }
 
-    /// The first answer has come: there is nothing more to do for this request.
+    /// Registers the first answer, which completes a request.
     pub fn answered(&mut self, id: Id, now_ns: u64, by: Server) {
-        let Some(flight) = self.flying.remove(&id) else { return };
-        self.recent.add(now_ns.saturating_sub(flight.came_ns));
-        if flight.again == Some(Again::Duplicate) && by != flight.first {
+        let Some(flight) = self.in_flight.remove(&id) else { return };
+        self.recent.add(now_ns.saturating_sub(flight.arrived_ns));
+        if flight.second == Some(SecondAttempt::Duplicate) && by != flight.first {
             self.counts.won_by_backup += 1;
         }
     }
 
-    /// Its client is gone, or there is no answer to be had.
-    pub fn gone(&mut self, id: Id) {
-        self.flying.remove(&id);
+    /// Forgets a request whose client is gone, or that can't be answered.
+    pub fn forget(&mut self, id: Id) {
+        self.in_flight.remove(&id);
     }
 
-    /// A server ended the connection without an answer. Whether the request may go to the other
-    /// one: once, and within the budget.
+    /// A server ended the connection without an answer. Returns whether the request may go to the
+    /// other server: once, and within the budget.
     pub fn retry(&mut self, id: Id, to: Server) -> bool {
-        let Some(flight) = self.flying.get_mut(&id) else { return false };
-        let may = flight.may_double && flight.again.is_none();
-        if !may || !flight.spend(&mut self.budget, &mut self.counts, Again::Retry) {
+        let Some(flight) = self.in_flight.get_mut(&id) else { return false };
+        let may = flight.may_repeat && flight.second.is_none();
+        if !may || !flight.spend(&mut self.budget, &mut self.counts, SecondAttempt::Retry) {
             return false;
         }
         flight.first = to;
         true
     }
 
-    /// What was decided could not be sent: it costs nothing, and is not tried again.
+    /// A decision could not be carried out: it costs nothing, and is not repeated.
     pub fn not_sent(&mut self, id: Id) {
-        let again = self.flying.get(&id).and_then(|flight| flight.again);
-        match again {
-            Some(Again::Duplicate) => self.counts.duplicates -= 1,
-            Some(Again::Retry) => self.counts.retries -= 1,
+        let second = self.in_flight.get(&id).and_then(|flight| flight.second);
+        match second {
+            Some(SecondAttempt::Duplicate) => self.counts.duplicates -= 1,
+            Some(SecondAttempt::Retry) => self.counts.retries -= 1,
             None => return,
         }
         self.budget.give_back();
     }
 
-    /// A request was sent to the other server because the first one takes no connections. That is
-    /// no duplicate: the first server has nothing of it.
+    /// A request was sent to the other server because the first one accepts no connections. That is
+    /// no duplicate: the first server got nothing of it.
     pub fn moved(&mut self, id: Id, to: Server) {
-        if let Some(flight) = self.flying.get_mut(&id) {
+        if let Some(flight) = self.in_flight.get_mut(&id) {
             flight.first = to;
         }
     }
 
-    /// A server is brought to a halt, or goes on: what stands at one goes to the one that runs.
-    pub fn halts(&mut self, server: Server, why: Halt, is_so: bool) -> Vec<Double> {
-        self.halted[server.index()][usize::from(why == Halt::Pause)] = is_so;
-        let from = if is_so { server } else { server.other() };
-        let stands = |server: Server| self.halted[server.index()].contains(&true);
+    /// A server halts or continues. Requests of a halted server go to the other one if that runs.
+    pub fn set_halted(&mut self, server: Server, why: Halt, is_halted_now: bool) -> Vec<Duplicate> {
+        self.halted[server.index()][usize::from(why == Halt::Pause)] = is_halted_now;
+        let from = if is_halted_now { server } else { server.other() };
+        let is_halted = |server: Server| self.halted[server.index()].contains(&true);
         let to = from.other();
-        let helps = stands(from) && !stands(to) && !self.cold[to.index()];
-        if self.policy != Policy::Hazard || !helps {
+        let is_better = is_halted(from) && !is_halted(to) && !self.cold[to.index()];
+        if self.policy != Policy::Hazard || !is_better {
             return Vec::new();
         }
         if self.active == from {
             self.swap();
         }
-        self.double(|flight| flight.first == from)
+        self.duplicate_where(|flight| flight.first == from)
     }
 
-    /// A server takes no connections, or another process serves there now. New requests go to the
-    /// other server, and nothing is sent to this one a second time before it is warm. What halted
-    /// the old process does not halt a new one.
-    pub fn restarts(&mut self, server: Server) {
+    /// A server accepts no connections, or was replaced by another process. New requests go to the
+    /// other server, and this one gets no duplicates before it is warm. What halted the old process
+    /// does not halt the new one.
+    pub fn set_cold(&mut self, server: Server) {
         self.halted[server.index()] = [false; 2];
         self.cold[server.index()] = true;
         self.leave(server);
     }
 
     /// A server takes requests again.
-    pub fn is_warm(&mut self, server: Server) {
+    pub fn set_warm(&mut self, server: Server) {
         self.cold[server.index()] = false;
-        // While both were down, new requests had no better place.
+        // While both were down, there was no better server for new requests.
         if self.cold[self.active.index()] {
             self.swap();
         }
@@ -256,13 +257,13 @@ impl Hedge {
         self.counts.swaps += 1;
     }
 
-    /// Whether servers are to be looked at.
-    pub fn looks(&self) -> bool {
+    /// Whether the policy needs samples of the servers.
+    pub fn needs_samples(&self) -> bool {
         self.policy == Policy::Look
     }
 
-    /// For how long a request waits before it is doubled; `None` if that is not how it is decided,
-    /// or too few were answered yet.
+    /// How long a request waits before it is duplicated; `None` if the policy does not decide by
+    /// time, or if too few requests were answered yet.
     pub fn delay_ns(&self) -> Option<u64> {
         match self.policy {
             Policy::None | Policy::Look | Policy::Hazard => None,
@@ -274,94 +275,171 @@ impl Hedge {
     /// When the next request will have waited long enough.
     pub fn next_due_ns(&self) -> Option<u64> {
         let delay_ns = self.delay_ns()?;
-        let waits =
-            |flight: &&Flight| flight.may_double && flight.again.is_none() && !flight.refused;
-        // Numbers and times rise together.
-        Some(self.flying.values().find(waits)?.came_ns.saturating_add(delay_ns))
+        let is_waiting =
+            |flight: &&Flight| flight.may_repeat && flight.second.is_none() && !flight.is_refused;
+        // Requests are in the order of arrival.
+        Some(self.in_flight.values().find(is_waiting)?.arrived_ns.saturating_add(delay_ns))
     }
 
-    /// Requests that have waited long enough.
-    pub fn due(&mut self, now_ns: u64) -> Vec<Double> {
+    /// Duplicates of requests that have waited long enough.
+    pub fn take_due(&mut self, now_ns: u64) -> Vec<Duplicate> {
         let Some(delay_ns) = self.delay_ns() else { return Vec::new() };
-        let late = |flight: &Flight| now_ns.saturating_sub(flight.came_ns) >= delay_ns;
-        // Asked at every turn of the proxy, mostly for nothing: numbers and times rise together.
-        let mut undoubled = self.flying.values().filter(|f| f.may_double && f.again.is_none());
-        if !undoubled.next().is_some_and(late) {
+        let late = |flight: &Flight| now_ns.saturating_sub(flight.arrived_ns) >= delay_ns;
+        // This runs in every iteration of the proxy, mostly without result, so it tests the oldest
+        // request first.
+        let mut waiting = self.in_flight.values().filter(|f| f.may_repeat && f.second.is_none());
+        if !waiting.next().is_some_and(late) {
             return Vec::new();
         }
-        self.double(late)
+        self.duplicate_where(late)
     }
 
-    /// Looks at the servers: whether each has run since the last look, and whether one could take
-    /// requests, which is asked only of a server that is needed.
-    pub fn look(
+    /// Takes a sample of the servers: whether each has run since the last sample. `is_free` says
+    /// whether a server could take requests, and is called only for a server that is needed.
+    pub fn sample(
         &mut self,
         now_ns: u64,
         ran: [bool; 2],
         mut is_free: impl FnMut(Server) -> bool,
-    ) -> Vec<Double> {
-        let Some(before_ns) = self.looked_ns.replace(now_ns) else { return Vec::new() };
+    ) -> Vec<Duplicate> {
+        let Some(before_ns) = self.sampled_ns.replace(now_ns) else { return Vec::new() };
         if self.policy != Policy::Look {
             return Vec::new();
         }
-        let mut doubles = Vec::new();
+        let mut duplicates = Vec::new();
         for server in Server::BOTH {
-            // Since then a server with something to do should have run.
-            let waits = |flight: &Flight| flight.first == server && flight.came_ns <= before_ns;
-            let is_held = !ran[server.index()] && self.flying.values().any(waits);
+            // A server with such a request should have run since then.
+            let is_waiting =
+                |flight: &Flight| flight.first == server && flight.arrived_ns <= before_ns;
+            let stands_still = !ran[server.index()] && self.in_flight.values().any(is_waiting);
             let other = server.other();
-            if !is_held || self.cold[other.index()] || !is_free(other) {
+            if !stands_still || self.cold[other.index()] || !is_free(other) {
                 continue;
             }
             if self.active == server {
                 self.swap();
             }
-            doubles.extend(self.double(|flight| flight.first == server));
+            duplicates.extend(self.duplicate_where(|flight| flight.first == server));
         }
-        doubles
+        duplicates
     }
 
-    /// Nothing is in flight, or nobody looked: what a server did since tells nothing.
-    pub fn rests(&mut self) {
-        self.looked_ns = None;
+    /// Forgets the last sample, because there were no polls since then: for example, nothing was in
+    /// flight.
+    pub fn forget_sample(&mut self) {
+        self.sampled_ns = None;
     }
 
     pub fn is_idle(&self) -> bool {
-        self.flying.is_empty()
+        self.in_flight.is_empty()
     }
 
-    fn double(&mut self, which: impl Fn(&Flight) -> bool) -> Vec<Double> {
-        let mut doubles = Vec::new();
-        for (&id, flight) in &mut self.flying {
+    fn duplicate_where(&mut self, selects: impl Fn(&Flight) -> bool) -> Vec<Duplicate> {
+        let mut duplicates = Vec::new();
+        for (&id, flight) in &mut self.in_flight {
             let to = flight.first.other();
-            let may = flight.may_double && flight.again.is_none() && !self.cold[to.index()];
-            if !may || !which(flight) {
+            let may = flight.may_repeat && flight.second.is_none() && !self.cold[to.index()];
+            if !may || !selects(flight) {
                 continue;
             }
-            if flight.spend(&mut self.budget, &mut self.counts, Again::Duplicate) {
-                doubles.push(Double { id, to });
+            if flight.spend(&mut self.budget, &mut self.counts, SecondAttempt::Duplicate) {
+                duplicates.push(Duplicate { id, to });
             }
         }
-        doubles
+        duplicates
     }
 }
 
 impl Flight {
-    /// Takes what sending it a second time costs, if there is enough.
-    fn spend(&mut self, budget: &mut Budget, counts: &mut Counts, again: Again) -> bool {
+    /// Takes the cost of a second attempt from the budget, if there is enough.
+    fn spend(&mut self, budget: &mut Budget, counts: &mut Counts, second: SecondAttempt) -> bool {
         if !budget.spend() {
-            if !self.refused {
-                self.refused = true;
+            if !self.is_refused {
+                self.is_refused = true;
                 counts.refused_by_budget += 1;
             }
             return false;
         }
-        self.again = Some(again);
-        match again {
-            Again::Duplicate => counts.duplicates += 1,
-            Again::Retry => counts.retries += 1,
+        self.second = Some(second);
+        match second {
+            SecondAttempt::Duplicate => counts.duplicates += 1,
+            SecondAttempt::Retry => counts.retries += 1,
         }
         true
+    }
+}
+
+const LATENCIES_MAX: usize = 1_000;
+/// With fewer latencies, a p95 is not meaningful.
+const LATENCIES_MIN: usize = 100;
+/// Sorting a thousand numbers for each request would be the largest part of its cost.
+const REFRESH_EVERY: u32 = 100;
+
+/// How long the last requests took.
+#[derive(Clone, Debug, Default)]
+struct RecentLatencies {
+    latencies: VecDeque<u64>,
+    since: u32,
+    p95_ns: Option<u64>,
+}
+
+impl RecentLatencies {
+    fn add(&mut self, latency_ns: u64) {
+        if self.latencies.len() == LATENCIES_MAX {
+            self.latencies.pop_front();
+        }
+        self.latencies.push_back(latency_ns);
+        self.since += 1;
+        if self.since >= REFRESH_EVERY && self.latencies.len() >= LATENCIES_MIN {
+            self.since = 0;
+            let mut sorted: Vec<u64> = self.latencies.iter().copied().collect();
+            sorted.sort_unstable();
+            let rank = (sorted.len() * 95).div_ceil(100);
+            self.p95_ns = Some(sorted[rank - 1]);
+        }
+    }
+
+    fn p95(&self) -> Option<u64> {
+        self.p95_ns
+    }
+}
+
+const WHOLE: u64 = 1_000_000;
+/// Limit of saved duplicates: about as many as are in flight when a busy server stops.
+const SAVED_MAX: u64 = 32;
+
+/// How many duplicates are allowed. Each request earns a part of one. Savings are bounded, so that
+/// one bad second can't spend the savings of a day.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    per_request: u64,
+    saved: u64,
+}
+
+impl Budget {
+    fn new(per_million: u64) -> Self {
+        // It starts empty, so that duplicates never exceed their share.
+        Self { per_request: per_million.min(WHOLE), saved: 0 }
+    }
+
+    fn earn(&mut self) {
+        self.saved = (self.saved + self.per_request).min(SAVED_MAX * WHOLE);
+    }
+
+    /// Takes one duplicate from the savings, if there is one.
+    fn spend(&mut self) -> bool {
+        match self.saved.checked_sub(WHOLE) {
+            Some(left) => {
+                self.saved = left;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Returns one that was not used.
+    fn give_back(&mut self) {
+        self.saved = (self.saved + WHOLE).min(SAVED_MAX * WHOLE);
     }
 }
 

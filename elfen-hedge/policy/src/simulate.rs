@@ -1,18 +1,18 @@
-//! Two servers that stand still now and then, in simulated time, under the policies of the proxy.
+//! Simulates two servers that stand still now and then, under the policies of the proxy.
 //!
 //! Each server is one queue that works for one request after the other, and does nothing while it
-//! is paused. What is sent twice is worked for twice: a late answer is not taken back.
+//! is paused. A request that is sent twice is worked for twice: late answers are not cancelled.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::{Counts, Double, Halt, Hedge, Policy, Server};
+use super::{Counts, Duplicate, Halt, Hedge, Policy, Server};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     pub comes_ns: u64,
     pub work_ns: u64,
-    /// What its answer takes beside that, wherever it was worked for: it keeps no server.
+    /// What its answer takes in addition, at either server, without keeping the server busy.
     pub around_ns: u64,
     pub may_double: bool,
 }
@@ -22,26 +22,26 @@ pub struct Request {
 pub struct Plan {
     /// In the order of their arrival.
     pub requests: Vec<Request>,
-    /// Of each server: from when to when, sorted and apart; one may last for ever.
+    /// For each server: (from, to) of its pauses, sorted and disjoint. One may last forever.
     pub pauses: [Vec<(u64, u64)>; 2],
     pub look_every_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// Of each request; `None` if it has no answer to this day.
+    /// For each request; `None` if it was never answered.
     pub latencies_ns: Vec<Option<u64>>,
-    /// Answers to each request, late ones too.
+    /// Answers to each request, including late ones.
     pub answers: Vec<u32>,
     pub counts: Counts,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
-    Halts { server: Server, is_so: bool },
+    Halt { server: Server, is_halted: bool },
     Answer { id: u64, by: Server },
-    Comes { at: usize },
-    Look,
+    Arrive { at: usize },
+    Sample,
     Due,
 }
 
@@ -49,15 +49,16 @@ enum Event {
 struct Queue<'a> {
     pauses: &'a [(u64, u64)],
     free_ns: u64,
-    /// From when to when it has something to do, the last ones.
+    /// The last spans in which it has something to do.
     busy: VecDeque<(u64, u64)>,
 }
 
 impl Queue<'_> {
-    /// When so much work is done that comes now; `None` if it never is.
-    fn takes(&mut self, now_ns: u64, work_ns: u64) -> Option<u64> {
+    /// When work that arrives now is done; `None` if it never is.
+    fn finish_time(&mut self, now_ns: u64, work_ns: u64) -> Option<u64> {
         let from_ns = self.free_ns.max(now_ns);
-        let (mut at_ns, mut left_ns) = (from_ns, work_ns);
+        let mut at_ns = from_ns;
+        let mut left_ns = work_ns;
         for &(pause_ns, until_ns) in self.pauses.iter().filter(|(_, until)| *until > from_ns) {
             let runs_ns = pause_ns.saturating_sub(at_ns);
             if left_ns <= runs_ns {
@@ -76,14 +77,15 @@ impl Queue<'_> {
         self.pauses.iter().any(|&(from_ns, to_ns)| from_ns <= at_ns && at_ns < to_ns)
     }
 
-    /// Whether it did anything from one time to another.
+    /// Whether it did any work in a span.
     fn ran(&mut self, from_ns: u64, to_ns: u64) -> bool {
         while self.busy.front().is_some_and(|(_, end_ns)| *end_ns <= from_ns) {
             self.busy.pop_front();
         }
         let pauses = self.pauses;
         self.busy.iter().take_while(|(begin_ns, _)| *begin_ns < to_ns).any(|&(begin_ns, end_ns)| {
-            let (begin_ns, end_ns) = (begin_ns.max(from_ns), end_ns.min(to_ns));
+            let begin_ns = begin_ns.max(from_ns);
+            let end_ns = end_ns.min(to_ns);
             let within =
                 |pause: &(u64, u64)| end_ns.min(pause.1).saturating_sub(begin_ns.max(pause.0));
             let paused_ns: u64 = pauses.iter().map(within).sum();
@@ -99,9 +101,9 @@ struct Simulation<'a> {
     events: BinaryHeap<Reverse<(u64, Event)>>,
     latencies_ns: Vec<Option<u64>>,
     answers: Vec<u32>,
-    looked_ns: u64,
-    /// A look is planned.
-    looks: bool,
+    sampled_ns: u64,
+    /// Whether a sample is scheduled.
+    is_sampling: bool,
 }
 
 /// Runs a plan under a policy, to its end.
@@ -115,90 +117,92 @@ pub fn simulate(plan: &Plan, policy: Policy, extra_per_million: u64) -> Outcome 
         events: BinaryHeap::new(),
         latencies_ns: vec![None; count],
         answers: vec![0; count],
-        looked_ns: 0,
-        looks: false,
+        sampled_ns: 0,
+        is_sampling: false,
     };
     if let Some(first) = plan.requests.first() {
-        simulation.at(first.comes_ns, Event::Comes { at: 0 });
+        simulation.schedule(first.comes_ns, Event::Arrive { at: 0 });
     }
     for server in Server::BOTH {
-        // Other policies are not told.
-        let told = policy == Policy::Hazard;
-        for &(from_ns, to_ns) in plan.pauses[server.index()].iter().filter(|_| told) {
-            simulation.at(from_ns, Event::Halts { server, is_so: true });
+        // Only this policy gets reports of halts.
+        let is_reported = policy == Policy::Hazard;
+        for &(from_ns, to_ns) in plan.pauses[server.index()].iter().filter(|_| is_reported) {
+            simulation.schedule(from_ns, Event::Halt { server, is_halted: true });
             if to_ns < u64::MAX {
-                simulation.at(to_ns, Event::Halts { server, is_so: false });
+                simulation.schedule(to_ns, Event::Halt { server, is_halted: false });
             }
         }
     }
     while let Some(Reverse((now_ns, event))) = simulation.events.pop() {
-        simulation.happens(now_ns, event);
+        simulation.handle(now_ns, event);
     }
     let Simulation { hedge, latencies_ns, answers, .. } = simulation;
     Outcome { latencies_ns, answers, counts: hedge.counts() }
 }
 
 impl Simulation<'_> {
-    fn at(&mut self, at_ns: u64, event: Event) {
+    fn schedule(&mut self, at_ns: u64, event: Event) {
         self.events.push(Reverse((at_ns, event)));
     }
 
-    fn happens(&mut self, now_ns: u64, event: Event) {
+    fn handle(&mut self, now_ns: u64, event: Event) {
         match event {
-            Event::Comes { at } => self.comes(now_ns, at),
+            Event::Arrive { at } => self.arrive(now_ns, at),
             Event::Answer { id, by } => self.answer(now_ns, id, by),
             Event::Due => {
-                let doubles = self.hedge.due(now_ns);
-                self.send(now_ns, doubles);
+                let duplicates = self.hedge.take_due(now_ns);
+                self.send(now_ns, duplicates);
             }
-            Event::Look => self.look(now_ns),
-            Event::Halts { server, is_so } => {
-                let doubles = self.hedge.halts(server, Halt::Stop, is_so);
-                self.send(now_ns, doubles);
+            Event::Sample => self.sample(now_ns),
+            Event::Halt { server, is_halted } => {
+                let duplicates = self.hedge.set_halted(server, Halt::Stop, is_halted);
+                self.send(now_ns, duplicates);
             }
         }
     }
 
-    fn comes(&mut self, now_ns: u64, at: usize) {
+    fn arrive(&mut self, now_ns: u64, at: usize) {
         let id = at as u64;
-        let to = self.hedge.comes(id, now_ns, self.plan.requests[at].may_double);
+        let to = self.hedge.begin(id, now_ns, self.plan.requests[at].may_double);
         self.serve(now_ns, id, to);
         if let Some(next) = self.plan.requests.get(at + 1) {
-            self.at(next.comes_ns.max(now_ns), Event::Comes { at: at + 1 });
+            self.schedule(next.comes_ns.max(now_ns), Event::Arrive { at: at + 1 });
         }
         if let Some(delay_ns) = self.hedge.delay_ns() {
-            self.at(now_ns.saturating_add(delay_ns), Event::Due);
+            self.schedule(now_ns.saturating_add(delay_ns), Event::Due);
         }
-        if !self.looks {
-            (self.looks, self.looked_ns) = (true, now_ns);
-            self.hedge.rests();
-            self.at(now_ns, Event::Look);
+        if !self.is_sampling {
+            self.is_sampling = true;
+            self.sampled_ns = now_ns;
+            self.hedge.forget_sample();
+            self.schedule(now_ns, Event::Sample);
         }
     }
 
     fn serve(&mut self, now_ns: u64, id: u64, by: Server) {
         let Request { work_ns, around_ns, .. } = self.request(id);
-        if let Some(end_ns) = self.queues[by.index()].takes(now_ns, work_ns) {
-            self.at(end_ns.saturating_add(around_ns), Event::Answer { id, by });
+        if let Some(end_ns) = self.queues[by.index()].finish_time(now_ns, work_ns) {
+            self.schedule(end_ns.saturating_add(around_ns), Event::Answer { id, by });
         }
     }
 
     fn request(&self, id: u64) -> Request {
-        self.plan.requests[Self::place(id)]
+        self.plan.requests[Self::index(id)]
     }
 
-    fn place(id: u64) -> usize {
+    fn index(id: u64) -> usize {
         usize::try_from(id).expect("requests are counted by their places")
     }
 
-    fn send(&mut self, now_ns: u64, doubles: Vec<Double>) {
-        for Double { id, to } in doubles {
+    fn send(&mut self, now_ns: u64, duplicates: Vec<Duplicate>) {
+        for Duplicate { id, to } in duplicates {
             self.serve(now_ns, id, to);
         }
     }
 
     fn answer(&mut self, now_ns: u64, id: u64, by: Server) {
-        let (at, came_ns) = (Self::place(id), self.request(id).comes_ns);
+        let at = Self::index(id);
+        let came_ns = self.request(id).comes_ns;
         self.answers[at] += 1;
         if self.latencies_ns[at].is_none() {
             self.latencies_ns[at] = Some(now_ns - came_ns);
@@ -206,18 +210,18 @@ impl Simulation<'_> {
         }
     }
 
-    fn look(&mut self, now_ns: u64) {
-        let before_ns = std::mem::replace(&mut self.looked_ns, now_ns);
+    fn sample(&mut self, now_ns: u64) {
+        let before_ns = std::mem::replace(&mut self.sampled_ns, now_ns);
         let ran = Server::BOTH.map(|server| self.queues[server.index()].ran(before_ns, now_ns));
         let queues = &self.queues;
         let is_free = |server: Server| !queues[server.index()].is_paused(now_ns);
-        let doubles = self.hedge.look(now_ns, ran, is_free);
-        self.send(now_ns, doubles);
-        // Where nothing else will happen, looking on for ever finds nothing.
+        let duplicates = self.hedge.sample(now_ns, ran, is_free);
+        self.send(now_ns, duplicates);
+        // Without further events, more samples would find nothing.
         let goes_on = !self.hedge.is_idle() && !self.events.is_empty();
-        self.looks = goes_on;
+        self.is_sampling = goes_on;
         if goes_on {
-            self.at(now_ns.saturating_add(self.plan.look_every_ns.max(1)), Event::Look);
+            self.schedule(now_ns.saturating_add(self.plan.look_every_ns.max(1)), Event::Sample);
         }
     }
 }

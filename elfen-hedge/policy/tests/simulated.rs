@@ -1,6 +1,6 @@
-//! Goal: whatever comes, each request is answered as often as it was sent, at most twice, and
-//! duplicates keep their share of all; and what each policy brings where servers stand still.
-//! Method: the proxy's policies in simulated time.
+//! Goal: each request is answered as often as it was sent, at most twice, and duplicates stay
+//! within their share; also what each policy gains if servers stand still. Method: the proxy's
+//! policies in simulated time.
 
 use elfen_hedge_policy::Policy;
 use elfen_hedge_policy::simulate::{Outcome, Plan, Request, simulate};
@@ -10,7 +10,7 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// From 0 to 1, always the same.
+/// A fixed sequence of numbers from 0 to 1.
 struct Random(u64);
 
 impl Random {
@@ -23,13 +23,14 @@ impl Random {
 
     fn exponential(&mut self, mean_ns: u32) -> u64 {
         let ns = -f64::from(mean_ns) * (1.0 - self.next()).max(1e-9).ln();
-        // Some tens of the mean at most.
+        // At most some tens of the mean.
         std::time::Duration::from_secs_f64(ns / 1e9).as_nanos().try_into().unwrap()
     }
 }
 
-/// 300 requests a second of 0.4 ms for 40 s, and `pauses` a second of 20 ms in the first server.
-fn stage(pauses: u64) -> Plan {
+/// 300 requests per second of 0.4 ms for 40 s, and `pauses` per second of 20 ms in the first
+/// server.
+fn plan_with_pauses(pauses: u64) -> Plan {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut at_ns, mut requests) = (0, Vec::new());
     while at_ns < 40 * SECOND {
@@ -45,7 +46,7 @@ fn stage(pauses: u64) -> Plan {
     Plan { requests, pauses: [all, Vec::new()], look_every_ns: 500 * US }
 }
 
-fn p(outcome: &Outcome, per_million: u64) -> u64 {
+fn quantile(outcome: &Outcome, per_million: u64) -> u64 {
     let mut sorted: Vec<u64> =
         outcome.latencies_ns.iter().map(|ns| ns.expect("answered")).collect();
     sorted.sort_unstable();
@@ -53,27 +54,31 @@ fn p(outcome: &Outcome, per_million: u64) -> u64 {
     sorted[(sorted.len() * per_million).div_ceil(1_000_000) - 1]
 }
 
-/// Five pauses a second: the p95 lies in a pause, so waiting for it helps little.
+/// Five pauses per second: the p95 lies in a pause, so waiting for it helps little.
 #[test]
 fn look_is_a_third_of_waiting_for_the_p95() {
-    let plan = stage(5);
+    let plan = plan_with_pauses(5);
     let [none, p95, look] = [Policy::None, Policy::AfterP95, Policy::Look]
         .map(|policy| simulate(&plan, policy, 50_000));
-    let [none_p99, p95_p99, look_p99] = [&none, &p95, &look].map(|outcome| p(outcome, 990_000));
+    let [none_p99, p95_p99, look_p99] =
+        [&none, &p95, &look].map(|outcome| quantile(outcome, 990_000));
     assert!(none_p99 > 15 * MS && p95_p99 > 4 * MS, "{none_p99}, {p95_p99}");
     assert!(look_p99 * 3 <= p95_p99, "{look_p99} and {p95_p99}");
-    assert!(p(&look, 999_000) * 5 <= p(&none, 999_000));
+    assert!(quantile(&look, 999_000) * 5 <= quantile(&none, 999_000));
     let (few, many) = (look.counts.duplicates, p95.counts.duplicates);
     let all = look.counts.requests;
     assert!(few * 100 <= all * 3 && few * 3 <= many * 2, "{few} and {many} of {all}");
     let hazard = simulate(&plan, Policy::Hazard, 50_000);
-    assert!(p(&hazard, 990_000) <= look_p99 && hazard.counts.duplicates <= few, "{hazard:?}");
+    assert!(
+        quantile(&hazard, 990_000) <= look_p99 && hazard.counts.duplicates <= few,
+        "{hazard:?}"
+    );
 }
 
-/// Long requests are as long elsewhere: without a pause, nothing is sent twice.
+/// Long requests take as long elsewhere: without a pause, nothing is sent twice.
 #[test]
 fn long_requests_are_left_to_work() {
-    let mut plan = stage(0);
+    let mut plan = plan_with_pauses(0);
     for request in plan.requests.iter_mut().step_by(100) {
         request.work_ns = 15 * MS;
     }
@@ -82,11 +87,11 @@ fn long_requests_are_left_to_work() {
     assert!(simulate(&plan, Policy::After(2 * MS), 50_000).counts.duplicates > 100);
 }
 
-/// The first server never comes back. Those that it had before it was looked at twice may have no
-/// answer; those that come later have one.
+/// The first server never returns. Requests that it had before its second sample may have no
+/// answer; later requests have one.
 #[test]
 fn an_endless_pause_keeps_the_budget() {
-    let mut plan = stage(0);
+    let mut plan = plan_with_pauses(0);
     plan.pauses[0] = vec![(5 * SECOND, u64::MAX)];
     let look = simulate(&plan, Policy::Look, 50_000);
     assert!(look.latencies_ns.iter().all(Option::is_some), "the budget had saved enough");

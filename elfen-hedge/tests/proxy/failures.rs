@@ -1,6 +1,6 @@
-//! Goal: a server that is down, restarts or drops connections costs no more than it must: what is
-//! sent again is bounded, counted, and holds no client's secrets. Method: servers that do so, and
-//! what reached them.
+//! Goal: a server that is down, restarts or drops connections costs no more than it must. Requests
+//! that are sent again are limited, counted, and hold no client's secrets. Method: servers that do
+//! so, and the requests that reached them.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use crate::rig::{
     Backend, Client, Hedge, Server, ask, count, free_address, is_root, signal, skipped, wait_until,
 };
 
-/// Goal: every policy starts before its servers do, as after a boot. Method: both start later, and
-/// then the first is stopped, which policies that look at servers have to see.
+/// Goal: every policy may start before its servers, as after a boot. Method: both servers start
+/// later. Then the first is stopped, which policies that observe servers must notice.
 #[test]
 fn servers_that_are_down_at_the_start_are_waited_for() {
     let policies = ["none", "after=5ms", "look", "hazard"];
@@ -44,13 +44,13 @@ fn servers_that_are_down_at_the_start_are_waited_for() {
         });
         let (done, said) = hedge.end();
         assert_eq!(said, "", "{policy}");
-        // Of a hazard, new requests go to the other server at once.
+        // With `hazard`, new requests go to the other server at once.
         let doubles = matches!(*policy, "after=5ms" | "look");
         assert_eq!(done["duplicates"].as_u64() > Some(0), doubles, "{policy}: {done}");
     }
 }
 
-/// Asks for 20 names without credentials, and for as many with some.
+/// Sends 20 requests without credentials, and 20 with some.
 fn ask_with_and_without_credentials(at: SocketAddr) {
     let mut client = Client::connect(at);
     for number in 0..20 {
@@ -63,15 +63,15 @@ fn ask_with_and_without_credentials(at: SocketAddr) {
     }
 }
 
-/// How often a server has worked for names that begin so.
+/// How often a server has worked for names with this beginning.
 fn all(at: SocketAddr, name: &str) -> u32 {
     (0..20).map(|number| count(at, &format!("{name}-{number}"))).sum()
 }
 
-/// Goal: after a restart a server gets recorded requests only if that is asked for, as many as were
-/// asked for, and none that carried credentials.
+/// Goal: after a restart, a server gets recorded requests only with `--replay`, as many as that
+/// says, and none with credentials.
 #[test]
-fn recorded_requests_are_replayed_only_where_that_is_asked_for() {
+fn recorded_requests_are_replayed_only_on_request() {
     let policies = ["look", "none", "hazard"];
     if !is_root() {
         skipped("elfen-hedge --policy hazard --replay", "it takes root");
@@ -88,7 +88,7 @@ fn recorded_requests_are_replayed_only_where_that_is_asked_for() {
             let expected: u32 = replay.parse().unwrap();
             let replayed = || all(third.at, "open") + count(third.at, "other");
             wait_until("the replays", || replayed() >= expected);
-            // The look for other processes has come meanwhile, and must not add to them.
+            // The poll for new processes has come meanwhile, and must not add to them.
             std::thread::sleep(std::time::Duration::from_millis(600));
             assert_eq!(replayed(), expected, "{policy}");
             assert_eq!(all(third.at, "secret"), 0, "{policy}");
@@ -104,9 +104,9 @@ fn drops_all() -> Backend {
     Backend::start(|_, _| false)
 }
 
-/// Goal: a request that crashes servers reaches each of them once, and only if the budget has it.
+/// Goal: a request that crashes servers reaches each of them once, and only within the budget.
 #[test]
-fn a_request_that_servers_drop_is_tried_once_more() {
+fn a_dropped_request_is_retried_once() {
     for (extra, expected) in [("100%", [3, 3]), ("5%", [3, 0]), ("0%", [3, 0])] {
         let [first, second] = [drops_all(), drops_all()];
         let words = ["--policy", "none", "--max-extra", extra];
@@ -124,11 +124,11 @@ fn a_request_that_servers_drop_is_tried_once_more() {
 }
 
 #[test]
-fn a_request_that_one_server_drops_has_its_answer_from_the_other() {
+fn a_request_that_one_server_drops_is_answered_by_the_other() {
     let (first, second) = (drops_all(), Backend::echo());
     let words = ["--policy", "none", "--max-extra", "50%"];
     let hedge = Hedge::start(first.at, second.at, &words);
-    // Half of a request is earned with each.
+    // Each request earns half of a retry.
     assert_eq!(ask(hedge.at, "GET", "/a").code, 502);
     assert_eq!(ask(hedge.at, "GET", "/b").text(), "/b");
     let (done, _) = hedge.end();
@@ -137,8 +137,8 @@ fn a_request_that_one_server_drops_has_its_answer_from_the_other() {
     assert_eq!([first, second].map(|server| server.requests().len()), [2, 1]);
 }
 
-/// Goal: recorded requests that crash a server do not do so for ever. Method: a server that comes
-/// back and drops whatever it gets.
+/// Goal: recorded requests that crash a server are not replayed forever. Method: a server that
+/// returns and drops every request.
 #[test]
 fn a_server_that_fails_its_replays_gets_no_more() {
     let dies = Arc::new(AtomicBool::new(false));

@@ -1,23 +1,23 @@
-//! Goal: no byte of a client's framing reaches a server, so no client can have a server see a
-//! request that the proxy did not see. Method: raw sockets, and servers that keep every byte.
+//! Goal: no byte of a client's framing reaches a server, so that a server can't read a request that
+//! the proxy did not read. Method: raw sockets, and servers that keep every byte.
 
 use std::io::{BufRead, Write};
 
 use crate::rig::{Backend, Client, Hedge};
 
-/// What an attacker would have a server run.
+/// The request that an attacker would smuggle to a server.
 const NEXT: &str = "GET /next HTTP/1.1\r\nHost: a\r\n\r\n";
 
-/// Sends bytes on a connection of their own; the status of the first answer, if there is one.
+/// Sends bytes on a new connection. Returns the status of the first answer, if there is one.
 fn status(hedge: &Hedge, bytes: &[u8]) -> Option<u16> {
     let mut client = Client::connect(hedge.at);
-    // The proxy may have answered and closed before all was sent.
+    // The proxy may have answered and closed before everything was sent.
     drop(client.stream.get_mut().write_all(bytes));
     client.half_close();
     let mut line = String::new();
     drop(client.stream.read_line(&mut line));
     let status = line.split(' ').nth(1).and_then(|code| code.parse().ok());
-    // To the end, so that all that it causes has happened.
+    // Read to the end, so that all consequences have happened.
     while client.stream.read_line(&mut line).is_ok_and(|count| count > 0) {}
     status
 }
@@ -30,7 +30,7 @@ fn get(fields: &str) -> String {
     format!("GET /first HTTP/1.1\r\n{fields}\r\n\r\n")
 }
 
-/// Whether a request is as the proxy writes them.
+/// Whether a request has the form that the proxy writes.
 fn is_the_proxys(request: &str) -> bool {
     let lines = request.replace("\r\n", "");
     let (head, _) = request.split_once("\r\n\r\n").expect("a whole head");
@@ -97,7 +97,7 @@ fn no_framing_of_a_client_reaches_a_server() {
     let count = refused.len();
     for (what, bytes, expected) in refused {
         let got = status(&hedge, (bytes + NEXT).as_bytes());
-        // Of what the client went on sending, the kernel may have made a reset.
+        // If the client was still sending, the kernel may have reset the connection.
         let is_long = matches!(expected, 413 | 431);
         assert!(got == Some(expected) || is_long && got.is_none(), "{what}: {got:?}");
         assert_eq!((backend.requests(), other.requests()), (vec![], vec![]), "{what}");
@@ -106,10 +106,10 @@ fn no_framing_of_a_client_reaches_a_server() {
     assert_eq!((&done["requests"], &done["refused"]), (&0.into(), &count.into()), "{done}");
 }
 
-/// What is read in one way only is passed on, in the proxy's own framing; what follows is a request
-/// of its own, or is not read at all.
+/// Unambiguous requests are passed on in the proxy's own framing. Following bytes are another
+/// request, or are not read at all.
 #[test]
-fn what_is_accepted_is_framed_again() {
+fn accepted_requests_are_framed_again() {
     const CHUNKED: &str = "Transfer-Encoding: chunked";
     let both = format!("Content-Length: 4\r\n{CHUNKED}");
     let reversed = format!("{CHUNKED}\r\nContent-Length: 4");
@@ -140,8 +140,8 @@ fn what_is_accepted_is_framed_again() {
     }
 }
 
-/// Goal: one client's bytes never bring another client's answer. Method: an attacker and its
-/// victims by turns, as in the attack that once worked.
+/// Goal: the bytes of one client never get another client's answer. Method: an attacker and its
+/// victims alternate.
 #[test]
 fn a_victim_gets_its_own_answer() {
     let (backend, other) = (Backend::echo(), Backend::echo());

@@ -1,6 +1,7 @@
-//! Goal: behind `elfen-hedge` each client gets one answer, its own, whatever becomes of servers,
-//! and no request is sent twice that must not be. Method: two servers in processes of their own,
-//! which are stopped by turns, killed, or answer in every form. Each answer names its request.
+//! Goal: behind `elfen-hedge` each client gets exactly one answer, its own, whatever happens to the
+//! servers. No request is sent twice that must not be. Method: two servers in processes of their
+//! own, which are stopped alternately, killed, or answer in every form. Each answer names its
+//! request.
 
 use std::io::{BufRead, Write};
 use std::process::Output;
@@ -13,7 +14,8 @@ use crate::rig::{
 };
 use nix::sys::signal::Signal;
 
-/// One client's requests, of every method and form; how many POST requests were among them.
+/// Sends one client's requests, of every method and form. Returns how many of them were POST
+/// requests.
 fn converse(at: std::net::SocketAddr, client: usize, requests: usize) -> usize {
     let mut posts = 0;
     let mut connection = Client::connect(at);
@@ -36,7 +38,7 @@ fn converse(at: std::net::SocketAddr, client: usize, requests: usize) -> usize {
     posts
 }
 
-/// Stops both by turns, now and then at once, until `ends` is set.
+/// Stops the servers alternately, sometimes both at once, until `ends` is set.
 fn stop_by_turns(servers: [u32; 2], ends: &AtomicBool) {
     let nap = |ms| std::thread::sleep(Duration::from_millis(ms));
     for turn in 0_usize.. {
@@ -51,7 +53,7 @@ fn stop_by_turns(servers: [u32; 2], ends: &AtomicBool) {
     }
 }
 
-/// Of each client: HEDGE_REQUESTS, where a million is asked for.
+/// Requests of each client: HEDGE_REQUESTS, for runs with a million requests.
 fn requests() -> usize {
     std::env::var("HEDGE_REQUESTS").map_or(400, |count| count.parse().expect("a number"))
 }
@@ -84,7 +86,7 @@ fn each_client_gets_its_own_answer_once() {
         assert_eq!((number("unanswered"), number("moved")), (0, 0), "{policy}: {done}");
         assert_eq!((number("replayed"), number("retries")), (0, 0), "{policy}: {done}");
         assert!(posts > 0);
-        // Those at the end, when most may have gone wrong.
+        // Checks the last requests, when most may have gone wrong.
         for name in (0..CLIENTS).flat_map(|client| {
             let last = requests() - 1;
             (last.saturating_sub(99)..=last)
@@ -98,7 +100,7 @@ fn each_client_gets_its_own_answer_once() {
 }
 
 #[test]
-fn dead_servers_are_left_and_both_dead_are_said_at_once() {
+fn dead_servers_are_left_and_reported_at_once() {
     let [mut first, mut second] = Server::pair();
     let hedge = Hedge::start(first.at, second.at, &["--policy", "none"]);
     let (at, mut kept) = (hedge.at, Client::connect(hedge.at));
@@ -109,7 +111,7 @@ fn dead_servers_are_left_and_both_dead_are_said_at_once() {
     };
     assert_eq!(by("GET"), (200, "a 0 by first server\n".to_owned()));
     first.end();
-    // The connection that waited is closed, and a new one is refused: nothing was sent.
+    // The idle connection is closed, and a new one is refused: nothing was sent.
     assert_eq!(by("POST"), (200, "a 0 by second server\n".to_owned()));
     assert_eq!(by("GET"), (200, "a 0 by second server\n".to_owned()));
     second.end();
@@ -128,9 +130,10 @@ fn dead_servers_are_left_and_both_dead_are_said_at_once() {
     assert_eq!(lines.count(), 2, "one line each: {said}");
 }
 
-/// Both stand still: nothing is sent twice in vain, and a client that waits too long gets 504.
+/// Both servers stand still: nothing is sent twice in vain, and a client that waits too long gets
+/// 504.
 #[test]
-fn both_paused() {
+fn with_both_servers_paused_nothing_is_sent_twice() {
     let servers = Server::pair();
     let (to, backup) = (servers[0].at, servers[1].at);
     let hedge = Hedge::start(to, backup, &["--give-up", "5s", "--max-extra", "100%"]);
@@ -150,10 +153,10 @@ fn both_paused() {
     assert!(counts <= 1, "{done}");
 }
 
-/// Goal: requests behind each other on one connection have their answers in order; a client may
-/// close its side, or leave in the middle; other clients are served meanwhile.
+/// Goal: pipelined requests are answered in order; a client may close its side, or leave during an
+/// answer; other clients are served meanwhile.
 #[test]
-fn what_clients_may_do() {
+fn pipelining_and_half_closed_clients_are_served() {
     let servers = Server::pair();
     let hedge = Hedge::start(servers[0].at, servers[1].at, &[]);
     let mut client = Client::connect(hedge.at);
@@ -193,8 +196,8 @@ fn what_clients_may_do() {
     assert_eq!((&done["unanswered"], &done["refused"]), (&0.into(), &0.into()), "{done}");
 }
 
-/// Goal: a client that does not read its answer makes the server wait, and fills no memory of the
-/// proxy's. Method: an endless answer, and the proxy's memory as the kernel counts it.
+/// Goal: a client that does not read its answer makes the server wait, and does not fill the
+/// proxy's memory. Method: an endless answer, and the proxy's memory as the kernel counts it.
 #[test]
 fn a_slow_reader_fills_no_memory() {
     let servers = Server::pair();
@@ -209,7 +212,7 @@ fn a_slow_reader_fills_no_memory() {
     slow.send("GET", "/endless/0/slow", "");
     assert_eq!(slow.line(), "HTTP/1.1 200 OK\r\n");
     let before = resident();
-    // Another client takes a hundred megabytes: enough time to fill what would be filled.
+    // Another client reads a hundred megabytes: enough time for the proxy's memory to fill.
     let mut fast = Client::connect(hedge.at);
     fast.send("GET", "/endless/0/fast", "");
     fast.bytes(100 << 20);
@@ -217,8 +220,8 @@ fn a_slow_reader_fills_no_memory() {
     assert!(after < before + (16 << 20), "{before} to {after} bytes");
 }
 
-/// Goal: answers of every form come whole; of one that breaks off a client sees that. Method: a
-/// server that writes bytes as they are.
+/// Goal: answers of every form arrive complete, and a client notices an answer that breaks off.
+/// Method: a server that writes raw bytes.
 #[test]
 fn answers_are_framed_again() {
     let backend = Backend::start(|request, stream| {
@@ -276,7 +279,7 @@ fn answers_are_framed_again() {
 }
 
 #[test]
-fn wrong_arguments() {
+fn wrong_arguments_are_rejected() {
     let (a, b) = (free_address().to_string(), free_address().to_string());
     let words = |listen: &str, to: &str, backup: &str, more: &[&str]| -> Output {
         let fixed = ["--listen", listen, "--to", to, "--backup", backup];
@@ -295,7 +298,7 @@ fn wrong_arguments() {
         (words("127.0.0.1:0", &a, &b, &["--max-extra", "5"]), 2, "invalid value '5'"),
         (words("127.0.0.1:0", &a, &b, &["--head-timeout", "0s"]), 2, "a time is 0"),
         (words("127.0.0.1:0", &a, "192.0.2.1:80", &[]), 2, "one is not on this machine"),
-        (words("localhost", &a, &b, &[]), 2, "it is an IP address and a port"),
+        (words("localhost", &a, &b, &[]), 2, "it must be an IP address and a port"),
         (hedge(&[]).output().unwrap(), 2, "--listen <ADDRESS>"),
         (hedge(&["--listen", ":0"]).output().unwrap(), 2, "--to <ADDRESS>"),
     ];
@@ -312,9 +315,9 @@ fn wrong_arguments() {
     assert!(version.stdout.starts_with(b"elfen-hedge 0."));
 }
 
-/// Goal: packages have completions with what help shows, and no more.
+/// Goal: completions for packages offer what help shows, and no more.
 #[test]
-fn completions() {
+fn completions_offer_what_help_shows() {
     let folder = tempfile::tempdir().unwrap();
     let output = hedge(&["completions", folder.path().to_str().unwrap()]).output().unwrap();
     let listed = String::from_utf8(output.stdout).unwrap();
@@ -330,7 +333,7 @@ fn completions() {
 
 /// Goal: with `--public`, other machines may reach it.
 #[test]
-fn it_may_be_public() {
+fn a_public_address_is_allowed() {
     let servers = Server::pair();
     let addresses = servers.each_ref().map(|server| server.at.to_string());
     let [to, backup] = addresses.each_ref().map(String::as_str);

@@ -1,5 +1,5 @@
-//! Goal: a client that is slow, silent or one too many keeps no place for long, and harms no other.
-//! Method: clients that do so, and short limits.
+//! Goal: a client that is slow, silent or one too many is disconnected soon, and affects no other
+//! client. Method: such clients, and short limits.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ fn nap() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// Sends one byte after the other, until the proxy has had enough.
+/// Sends one byte after the other, until the proxy disconnects.
 fn dribble(client: &mut Client) {
     client.stream.get_mut().set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     wait_until("the end of a client that dribbles", || {
@@ -22,7 +22,7 @@ fn dribble(client: &mut Client) {
 }
 
 #[test]
-fn a_head_has_to_be_whole_in_time() {
+fn a_head_must_be_complete_in_time() {
     let (backend, other) = (Backend::echo(), Backend::echo());
     let words = ["--policy", "none", "--head-timeout", "300ms"];
     let hedge = Hedge::start(backend.at, other.at, &words);
@@ -61,7 +61,7 @@ fn an_idle_client_is_disconnected_and_a_busy_one_is_not() {
 }
 
 #[test]
-fn a_body_has_to_come_in_time() {
+fn a_body_must_arrive_in_time() {
     let (backend, other) = (Backend::echo(), Backend::echo());
     let words = ["--policy", "none", "--body-timeout", "300ms"];
     let hedge = Hedge::start(backend.at, other.at, &words);
@@ -98,14 +98,14 @@ fn a_client_that_reads_nothing_is_disconnected() {
 }
 
 #[test]
-fn one_more_client_takes_the_place_of_the_one_that_waited_longest() {
+fn a_further_client_replaces_the_one_that_waited_longest() {
     let (backend, other) = (Backend::echo(), Backend::echo());
     let hedge = Hedge::start(backend.at, other.at, &["--policy", "none", "--max-clients", "2"]);
     let mut first = Client::connect(hedge.at);
     first.send("GET", "/first", "");
     assert_eq!(first.answer("GET").code, 200);
     let mut second = Client::connect(hedge.at);
-    // A head that is never whole counts as waiting.
+    // A client with an incomplete head counts as waiting.
     second.write(b"GET /second HTTP/1.1\r\n");
     assert_eq!(ask(hedge.at, "GET", "/third").text(), "/third");
     assert!(first.is_over());
@@ -115,9 +115,9 @@ fn one_more_client_takes_the_place_of_the_one_that_waited_longest() {
     assert_eq!((&done["requests"], &done["unanswered"]), (&3.into(), &0.into()), "{done}");
 }
 
-/// Goal: a client with a request under way is not disconnected for another one, which waits.
+/// Goal: a client with a request in progress is not disconnected for another one, which waits.
 #[test]
-fn a_busy_client_keeps_its_place() {
+fn a_busy_client_is_not_disconnected() {
     let (asked, may_answer) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
     let (count, may) = (Arc::clone(&asked), Arc::clone(&may_answer));
     let backend = Backend::start(move |_, stream| {

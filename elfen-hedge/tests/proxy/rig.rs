@@ -1,5 +1,5 @@
-//! What the tests of the proxy share: the proxy in a process of its own, servers in processes of
-//! their own, servers in a thread that say what they got byte by byte, and clients.
+//! Shared parts of the proxy's tests: the proxy and servers in processes of their own, servers in a
+//! thread that keep every byte, and clients.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -33,7 +33,7 @@ pub(crate) fn skipped(what: &str, why: &str) {
     writeln!(terminal, "skipped: {what}: {why}").unwrap();
 }
 
-/// Waits for something to be so.
+/// Waits for a condition.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
@@ -46,7 +46,7 @@ pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// A server in a process of its own, which ends with this.
+/// A server in a process of its own, which ends when this drops.
 pub(crate) struct Server {
     pub(crate) process: Child,
     pub(crate) at: SocketAddr,
@@ -125,7 +125,7 @@ impl Hedge {
         self.said.recv_timeout(PATIENCE).expect("it says something")
     }
 
-    /// What it prints in the end, and what it said until then.
+    /// Ends it. Returns what it prints at the end, and its remaining lines on standard error.
     pub(crate) fn end(mut self) -> (Value, String) {
         signal(self.process.id(), Signal::SIGTERM);
         let mut text = String::new();
@@ -171,7 +171,7 @@ impl Answer {
     }
 }
 
-/// A client's connection, on which one answer after the other is read.
+/// A client's connection, for one answer after the other.
 pub(crate) struct Client {
     pub(crate) stream: BufReader<TcpStream>,
 }
@@ -194,7 +194,7 @@ impl Client {
         self.stream.get_mut().write_all(bytes).unwrap();
     }
 
-    /// Says that nothing more comes.
+    /// Closes its side.
     pub(crate) fn half_close(&mut self) {
         self.stream.get_mut().shutdown(Shutdown::Write).unwrap();
     }
@@ -247,7 +247,7 @@ impl Client {
         }
     }
 
-    /// The other side has ended it, and says no more.
+    /// Whether the other side has closed without further bytes.
     pub(crate) fn is_over(&mut self) -> bool {
         match self.stream.read(&mut [0]) {
             Ok(count) => count == 0,
@@ -262,11 +262,12 @@ pub(crate) fn ask(to: SocketAddr, method: &str, path: &str) -> Answer {
     client.answer(method)
 }
 
-/// What a server in a thread got: each head with its body, as bytes.
+/// The requests that a server in a thread got: each head with its body, as bytes.
 pub(crate) type Got = Arc<Mutex<Vec<String>>>;
 
-/// A server in a thread. It gives every request to `answer`, with what to write on; the connection
-/// ends once that says so. It reads requests by their Content-Length alone, and by CRLF alone.
+/// A server in a thread. It gives every request to `answer`, together with the stream to write to,
+/// and closes the connection if `answer` returns false. It reads requests only by Content-Length
+/// and CRLF.
 pub(crate) struct Backend {
     pub(crate) at: SocketAddr,
     pub(crate) got: Got,
@@ -352,7 +353,7 @@ fn serve(mut stream: TcpStream, seen: &Got, answer: &dyn Fn(&str, &mut TcpStream
         }
     }
     if !bytes.is_empty() {
-        // Bytes beyond the last request were smuggled in.
+        // Bytes after the last request were smuggled in.
         seen.lock().unwrap().push(String::from_utf8_lossy(&bytes).into_owned());
     }
 }

@@ -1,4 +1,4 @@
-//! Injectors: each hurts a service for a while, and says by a clock of its own from when to when.
+//! Injectors: each puts a fault into a service for a while, and measures by its own clock when.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,34 +9,34 @@ use elfen_machine::process::stat;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use serde::{Deserialize, Serialize};
 
-/// A time in which a service was hurt.
+/// The time of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Injured {
+pub struct Injection {
     pub from_ns: u64,
     pub to_ns: u64,
-    /// Of that time, what took effect.
+    /// How much of that time the fault had effect.
     pub effective_ns: u64,
-    /// The only one that was hurt, where it was a request of the injector's own.
+    /// The only affected request, if the fault is in a request of the injector's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection: Option<u64>,
 }
 
-impl Injured {
-    /// Whatever came in that time, for as long as it was there.
+impl Injection {
+    /// A fault that affects every request that was there, for as long as the two overlap.
     pub fn all(from_ns: u64, to_ns: u64) -> Self {
         Self { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None }
     }
 }
 
-/// A process that can be stopped. It is named by a descriptor, so that no other process of the same
-/// id is hurt, and goes on if we are dropped.
+/// A process that can be stopped. It is held by a pidfd, so that no other process with the same id
+/// can be hit. It continues when this drops.
 #[derive(Debug)]
 pub struct Stop {
     process: u32,
     descriptor: OwnedFd,
 }
 
-/// For a stop to take effect: the process may be kept from its CPU.
+/// Time for a stop to take effect: the process may be kept from its CPU.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Stop {
@@ -53,7 +53,7 @@ impl Stop {
         Ok(Self { process, descriptor })
     }
 
-    /// By which it is named, however soon its number is another's.
+    /// The pidfd, which stays valid when the process id is reused.
     pub fn descriptor(&self) -> &OwnedFd {
         &self.descriptor
     }
@@ -70,29 +70,29 @@ impl Stop {
         stat(self.process).is_some_and(|stat| stat.state == 'T')
     }
 
-    pub fn hurt(&self, last: Duration) -> io::Result<Injured> {
+    pub fn inject(&self, last: Duration) -> io::Result<Injection> {
         self.send(libc::SIGSTOP)?;
-        let asked = Instant::now();
-        // It stops once it runs, and whoever keeps it from that is another cause.
-        while !self.is_stopped() && asked.elapsed() < PATIENCE {
+        let sent_at = Instant::now();
+        // It stops only when it runs; what keeps it from its CPU is another cause.
+        while !self.is_stopped() && sent_at.elapsed() < PATIENCE {
             std::hint::spin_loop();
         }
         let from_ns = monotonic_ns();
         std::thread::sleep(last);
         let to_ns = monotonic_ns();
         self.send(libc::SIGCONT)?;
-        Ok(Injured::all(from_ns, to_ns))
+        Ok(Injection::all(from_ns, to_ns))
     }
 }
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        // Gone is as good as going on.
+        // It may have ended; then there is nothing to continue.
         let _gone = self.send(libc::SIGCONT);
     }
 }
 
-/// A thread that uses up a CPU: above everybody at an ordinary priority, or as one of them.
+/// A thread that uses up a CPU: above all ordinary threads, or as one of them.
 #[derive(Debug)]
 pub struct Hog {
     cpu: u32,
@@ -100,59 +100,60 @@ pub struct Hog {
     priority: Option<i32>,
 }
 
-/// Its thread's name, by which it is found.
+/// The name of its thread, which the explanation shows.
 pub const HOG: &str = "elfen-hog";
 pub const RIVAL: &str = "elfen-rival";
 
-/// A turn of its loop takes less: in the time between it was displaced.
+/// One iteration of its loop takes less. After a longer one it had lost the CPU.
 const DISPLACED_NS: u64 = 20_000;
 
 impl Hog {
-    /// One that takes the CPU from everybody but for real-time threads above it.
+    /// A hog that takes the CPU from all threads but real-time threads above it.
     pub fn new(cpu: u32) -> Self {
         Self { cpu, name: HOG, priority: Some(50) }
     }
 
-    /// One that shares it with others by the scheduler's rules.
+    /// A hog that shares the CPU by the scheduler's rules.
     pub fn rival(cpu: u32) -> Self {
         Self { cpu, name: RIVAL, priority: None }
     }
 
-    /// From when to when it ran, by its own clock: it can be displaced itself.
-    pub fn hurt(&self, last: Duration) -> io::Result<Vec<Injured>> {
+    /// Runs for `last`. Returns when it ran, by its own clock, because it can lose the CPU itself.
+    pub fn inject(&self, last: Duration) -> io::Result<Vec<Injection>> {
         let Self { cpu, name, priority } = *self;
         let hog = std::thread::Builder::new().name(name.to_owned());
         let hog = hog.spawn(move || {
             affinity::pin(cpu)?;
             if let Some(priority) = priority {
-                take_precedence(priority)?;
+                use_realtime_priority(priority)?;
             }
             let mut runs = Vec::new();
             let mut from_ns = monotonic_ns();
-            let (mut now_ns, until_ns) = (from_ns, from_ns + nanos(last));
+            let mut now_ns = from_ns;
+            let until_ns = from_ns + nanos(last);
             while now_ns < until_ns {
                 let last_ns = std::mem::replace(&mut now_ns, monotonic_ns());
                 if now_ns - last_ns >= DISPLACED_NS {
-                    runs.push(Injured::all(from_ns, last_ns));
+                    runs.push(Injection::all(from_ns, last_ns));
                     from_ns = now_ns;
                 }
             }
-            runs.push(Injured::all(from_ns, now_ns));
+            runs.push(Injection::all(from_ns, now_ns));
             Ok(runs)
         })?;
         hog.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     }
 }
 
-/// Puts the calling thread, and those that it starts, above all at an ordinary priority.
-pub fn take_precedence(priority: i32) -> io::Result<()> {
+/// Puts the calling thread, and threads that it starts, above all ordinary threads.
+pub fn use_realtime_priority(priority: i32) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: priority };
     // SAFETY: 0 is the calling thread, and the parameter is a live one of ours.
     let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameter) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the calling thread has had of any CPU.
+/// The CPU time of the calling thread.
 pub fn own_cpu_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a live timespec of ours, and every thread has this clock.

@@ -1,5 +1,5 @@
-//! A service in Java that collects its heap when it is asked to, or loads classes, compiled as it
-//! starts. When it collected, is what its log says: by its own clock, which is the machine's.
+//! A service in Java that collects its heap, or loads classes, on request. `java` compiles it as it
+//! starts. The times of collections come from its log, whose clock is the machine's.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -12,23 +12,23 @@ use std::time::Duration;
 use elfen_machine::affinity;
 use elfen_rt::clock::nanos;
 
-use super::inject::Injured;
+use super::inject::Injection;
 
-const SOURCE: &str = include_str!("Held.java");
+const SOURCE: &str = include_str!("JavaService.java");
 
-/// It ends with this.
+/// It ends when this drops.
 #[derive(Debug)]
 pub(super) struct Java {
     process: Child,
     pub(super) port: u16,
-    collected: Receiver<Injured>,
+    collected: Receiver<Injection>,
 }
 
 impl Java {
-    /// On one CPU, before ordinary threads there. Above them, it would keep itself from collecting:
-    /// who spins at a real-time priority leaves that CPU to no thread of its own process.
+    /// Starts it on one CPU, at the highest ordinary priority. At a real-time priority it could not
+    /// collect: a spinning thread would keep the other threads of its own process from that CPU.
     ///
-    /// One that is `fresh` is to load classes, which it looks up before it serves.
+    /// With `fresh`, it looks up classes before it serves, which it can then load.
     pub(super) fn start(cpu: u32, fresh: bool) -> io::Result<Self> {
         let mut options = File::options();
         let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE);
@@ -36,14 +36,14 @@ impl Java {
         source.write_all(SOURCE.as_bytes())?;
         let file = format!("/proc/{}/fd/{}", std::process::id(), source.as_raw_fd());
         let mut command = Command::new("java");
-        // One collector that stops all threads, and as much heap as it fills twice.
+        // One collector that stops all threads, and a heap that is full after two collections.
         command.args(["-XX:+UseSerialGC", "-Xmx128m"]);
         command.arg("-Xlog:gc:stderr:timenanos");
-        // Its clients are told from each other by addresses of the fourth version.
+        // The trace distinguishes clients by IPv4 addresses.
         command.args(["-Djava.net.preferIPv4Stack=true", "--source", "11", &file]);
         command.args(fresh.then_some("fresh"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What a process begins with is that of the thread that starts it.
+        // A process inherits affinity and priority from the thread that starts it.
         let start = std::thread::spawn(move || {
             affinity::pin(cpu)?;
             // SAFETY: takes numbers; 0 is the calling thread.
@@ -53,43 +53,43 @@ impl Java {
             }
         });
         let process = start.join().map_err(|_| io::ErrorKind::Other)??;
-        let (tells, collected) = channel();
+        let (sender, collected) = channel();
         let mut java = Self { process, port: 0, collected };
         let log = java.process.stderr.take().ok_or(io::ErrorKind::BrokenPipe)?;
         std::thread::spawn(move || {
             let lines = BufReader::new(log).lines().map_while(Result::ok);
-            // Whoever asked is gone when nobody takes one.
-            let _gone = lines.filter_map(|line| collection(&line)).try_for_each(|c| tells.send(c));
+            // The receiver is gone when the check has ended.
+            let _gone = lines.filter_map(|line| collection(&line)).try_for_each(|c| sender.send(c));
         });
         let mut line = String::new();
-        let told = java.process.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        BufReader::new(told).read_line(&mut line)?;
+        let output = java.process.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        BufReader::new(output).read_line(&mut line)?;
         let ended = || io::Error::other("it did not start: it takes a JDK of version 11 or newer");
         java.port = line.trim().parse().map_err(|_| ended())?;
         Ok(java)
     }
 
     /// From when to when it collected, since this was asked last.
-    pub(super) fn collections(&mut self) -> Vec<Injured> {
+    pub(super) fn collections(&mut self) -> Vec<Injection> {
         self.collected.try_iter().collect()
     }
 }
 
-/// A line of its log, if it had collected by then:
-/// `[123456789ns] GC(0) Pause Full (System.gc()) 9M->8M(9M) 4.512ms`. It is written before threads
-/// go on, which would take the CPU from whoever writes it.
-fn collection(line: &str) -> Option<Injured> {
+/// Parses a line of the log, if it is the end of a collection: `[123456789ns] GC(0) Pause Full
+/// (System.gc()) 9M->8M(9M) 4.512ms`. The JVM writes it before the threads resume, which would take
+/// the CPU from the writing thread.
+fn collection(line: &str) -> Option<Injection> {
     let (at, rest) = line.strip_prefix('[')?.split_once("ns]")?;
     let took_ms: f64 = rest.rsplit(' ').next()?.strip_suffix("ms")?.parse().ok()?;
     let took = Duration::try_from_secs_f64(took_ms / 1e3).ok()?;
     let to_ns: u64 = at.parse().ok()?;
     rest.contains("Pause").then_some(())?;
-    Some(Injured::all(to_ns.checked_sub(nanos(took))?, to_ns))
+    Some(Injection::all(to_ns.checked_sub(nanos(took))?, to_ns))
 }
 
 impl Drop for Java {
     fn drop(&mut self) {
-        // It may have ended already: then there is nothing to kill, and waiting takes it away.
+        // It may have ended already: then there is nothing to kill, and `wait` reaps it.
         let _gone = self.process.kill();
         let _ended = self.process.wait();
     }
@@ -100,9 +100,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_tells_of_collections() {
+    fn collections_are_read_from_the_log() {
         let line = "[683534180ns] GC(3) Pause Full (System.gc()) 12M->8M(123M) 9.250ms";
-        assert_eq!(collection(line), Some(Injured::all(683_534_180 - 9_250_000, 683_534_180)));
+        assert_eq!(collection(line), Some(Injection::all(683_534_180 - 9_250_000, 683_534_180)));
         let begins = "[683534180ns] GC(3) Pause Full (System.gc())";
         for other in [begins, "[683534180ns] Using Serial", "[1ns] GC(3) Pause 2ms", "", "[1ns]"] {
             assert_eq!(collection(other), None, "{other}");

@@ -1,4 +1,4 @@
-//! Who asks a service that is hurt, all the time.
+//! The constant load on a service that faults are injected into.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Work of a request, in microseconds.
 pub(super) const WORK_US: u64 = 200;
-/// And of one in sixteen, where they are not all alike.
+/// Work of one request in sixteen, with an uneven load.
 const MUCH_WORK_US: u64 = 2_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -22,14 +22,15 @@ pub(super) struct Load {
 type Client = JoinHandle<io::Result<()>>;
 
 impl Load {
-    /// Requests that are all alike: what one of them had more than others was done to it.
+    /// Equal requests: whatever one has more than others is injected.
     pub(super) fn even(requests_a_second: u32) -> Self {
         Self { requests_a_second, clients: 8, work_us: |_| WORK_US }
     }
 
-    /// A p99 of its own: some are ten times the work, and that is more than what others who use
-    /// the machine do to one in a hundred. And so many clients that hardly one has to wait with
-    /// asking until he is answered, or a pause would have an echo.
+    /// A load with a p99 of its own: some requests are ten times the work, which is more than what
+    /// other users of the machine cost one request in a hundred. It has so many clients that hardly
+    /// any is still waiting for an answer when its next request is due. Otherwise a pause would
+    /// have an echo.
     pub(super) fn uneven(requests_a_second: u32) -> Self {
         let work_us = |at: u32| match at.wrapping_mul(0x9e37_79b9) >> 28 {
             0 => MUCH_WORK_US,
@@ -38,8 +39,9 @@ impl Load {
         Self { requests_a_second, clients: 64, work_us }
     }
 
-    /// Clients that each ask at fixed times, or as soon after as they are answered.
-    pub(super) fn begin(self, port: u16, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
+    /// Starts clients that send at fixed times, or, if their answer comes later, as soon as it
+    /// comes.
+    pub(super) fn start(self, port: u16, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
         let Self { requests_a_second, clients, work_us } = self;
         let every = Duration::from_secs(1) * clients / requests_a_second.max(1);
         let begin = Instant::now();
@@ -50,11 +52,11 @@ impl Load {
             stream.set_read_timeout(Some(Duration::from_secs(60)))?;
             Ok(std::thread::spawn(move || {
                 let mut next = begin + every * number / clients;
-                let mut asked = (number..).step_by(clients as usize);
+                let mut numbers = (number..).step_by(clients as usize);
                 while !ends.load(Relaxed) {
                     std::thread::sleep(next.saturating_duration_since(Instant::now()));
                     next = (next + every).max(Instant::now());
-                    let work_us = asked.next().map_or(WORK_US, work_us);
+                    let work_us = numbers.next().map_or(WORK_US, work_us);
                     stream.write_all(format!("{work_us}\n").as_bytes())?;
                     let mut answer = [0; 5];
                     stream.read_exact(&mut answer)?;
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_in_sixteen_is_much_work_wherever_one_counts_from() {
+    fn one_request_in_sixteen_is_much_work() {
         let Load { work_us, .. } = Load::uneven(400);
         let much = |from: u32| (from..from + 1_600).filter(|at| work_us(*at) > WORK_US).count();
         assert!([0, 1_000, 77_777].map(much).iter().all(|much| (98..=102).contains(much)));

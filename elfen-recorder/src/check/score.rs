@@ -1,21 +1,21 @@
-//! What requests were charged, held against the clocks of those who hurt them.
+//! Compares the time charged to requests with the injectors' ground truth.
 
 use std::collections::BTreeMap;
 
 use elfen_tailor::account::{Account, charges};
-use elfen_tailor::explained::Explained;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::segment::{BURST, LONG, is_of};
-use elfen_tailor::tale::Tale;
+use elfen_tailor::segment::ExplainedRequest;
+use elfen_tailor::segment::{BURST, LONG, is_named_by};
+use elfen_tailor::trace::Trace;
 use serde::Serialize;
 
-use super::inject::{HOG, Injured, RIVAL};
+use super::inject::{HOG, Injection, RIVAL};
 use super::server::HOLDER;
 use super::steal::Stolen;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum InjectedCause {
     Stop,
     Hog,
     Rival,
@@ -29,7 +29,7 @@ pub enum Kind {
     Fresh,
 }
 
-impl Kind {
+impl InjectedCause {
     pub const ALL: [Self; 11] = [
         Self::Stop,
         Self::Hog,
@@ -45,7 +45,7 @@ impl Kind {
     ];
 }
 
-impl Kind {
+impl InjectedCause {
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -62,13 +62,13 @@ impl Kind {
         }
     }
 
-    /// Whether it can be done to any service of ours: others take one of their own.
-    pub fn is_of_any(self) -> bool {
+    /// Whether it can be injected into any of our services; other causes need one of their own.
+    pub fn works_on_any_service(self) -> bool {
         !matches!(self, Self::Rival | Self::Softirq | Self::Gc | Self::Fresh)
     }
 
-    /// What has to be taken away for requests to be as without it.
-    pub(super) fn taken_away(self) -> String {
+    /// The cause to take out for a prediction without it.
+    pub(super) fn removed_cause(self) -> String {
         match self {
             Self::Long => LONG.to_owned(),
             Self::Burst => BURST.to_owned(),
@@ -76,7 +76,7 @@ impl Kind {
         }
     }
 
-    /// What the account calls it.
+    /// What the explanation calls it.
     pub(super) fn cause(self) -> String {
         match self {
             Self::Stop => "stopped".to_owned(),
@@ -94,42 +94,43 @@ impl Kind {
     }
 }
 
-/// How one cause fared.
+/// The result of one cause.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Score {
-    pub cause: Kind,
+    pub cause: InjectedCause,
     pub injections: usize,
     /// Requests that it overlapped for at least a millisecond.
     pub touched: usize,
-    /// Of those, charged the overlap, within 10 % or 0.3 ms.
+    /// Touched requests that were charged the overlap, within 10 % or 0.3 ms.
     pub within: usize,
-    /// Of those where it was more than half of the excess, that had it named first.
+    /// Touched requests in which the cause is more than half of the excess; `named` counts those
+    /// that have it first.
     pub dominant: usize,
     pub named: usize,
     pub injected_ns: u64,
     pub charged_ns: u64,
-    /// The first of those that were not charged it, or had another cause named first.
+    /// The first requests that were charged a wrong time, or had another cause first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub missed: Vec<Missed>,
+    pub missed: Vec<Mismatch>,
 }
 
-/// A request whose account is not what its injector says.
+/// A request whose explanation differs from its injector.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Missed {
+pub struct Mismatch {
     pub arrived_ns: u64,
     pub latency_ns: u64,
     pub injected_ns: u64,
-    /// All of them, the most first.
+    /// All charges, the largest first.
     pub charged: Vec<(String, u64)>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
-pub struct Checked {
+pub struct CheckReport {
     pub requests: usize,
     pub complete: usize,
     pub lost_events: u64,
     pub scores: Vec<Score>,
-    /// Causes that could not be made here, and why.
+    /// Causes that could not be injected here, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
     /// Of the services' CPU.
@@ -137,7 +138,7 @@ pub struct Checked {
     pub holds: bool,
 }
 
-impl Checked {
+impl CheckReport {
     pub(super) fn add(&mut self, other: Self) {
         self.requests += other.requests;
         self.complete += other.complete;
@@ -151,14 +152,14 @@ impl Checked {
         self.stolen.add(other.stolen);
     }
 
-    /// Nothing that was held is nothing that holds.
+    /// Without any score the check fails.
     pub(super) fn judge(&mut self) {
         self.holds = !self.scores.is_empty() && self.scores.iter().all(Score::holds);
     }
 }
 
 impl Score {
-    /// Of another recording.
+    /// Adds the result of another recording.
     fn add(&mut self, other: Self) {
         self.injections += other.injections;
         self.touched += other.touched;
@@ -168,7 +169,7 @@ impl Score {
         self.injected_ns += other.injected_ns;
         self.charged_ns += other.charged_ns;
         self.missed.extend(other.missed);
-        self.missed.truncate(MOST_MISSED);
+        self.missed.truncate(MISMATCHES_MAX);
     }
 
     fn holds(&self) -> bool {
@@ -177,34 +178,35 @@ impl Score {
     }
 }
 
-const LEAST_NS: u64 = 1_000_000;
+const TOUCHED_MIN_NS: u64 = 1_000_000;
 const TOLERANCE_NS: u64 = 300_000;
-/// Of a cause, as many are shown as tell what is wrong.
-const MOST_MISSED: usize = 10;
+/// Limit of wrong requests that are kept for each cause.
+const MISMATCHES_MAX: usize = 10;
 
-pub(super) type Injuries = BTreeMap<Kind, Vec<Injured>>;
+pub(super) type Injections = BTreeMap<InjectedCause, Vec<Injection>>;
 
-pub(super) fn score(tale: &Tale, injured: &Injuries, times: usize) -> Checked {
-    let account = Account::of(tale);
-    let mut latencies: Vec<u64> = account.explained.iter().map(Explained::latency_ns).collect();
+pub(super) fn score(trace: &Trace, injections: &Injections, times: usize) -> CheckReport {
+    let account = Account::of(trace);
+    let mut latencies: Vec<u64> =
+        account.explained.iter().map(ExplainedRequest::latency_ns).collect();
     latencies.sort_unstable();
     let median_ns = quantile(&latencies, 500_000);
-    let scores: Vec<Score> = injured
+    let scores: Vec<Score> = injections
         .iter()
-        .map(|(&kind, of)| score_of((kind, of, times), tale, &account, median_ns))
+        .map(|(&kind, of)| score_of((kind, of, times), trace, &account, median_ns))
         .collect();
-    Checked {
+    CheckReport {
         requests: account.explained.len() + account.incomplete.len(),
         complete: account.explained.len(),
-        lost_events: tale.gaps.iter().map(|gap| gap.count).sum(),
+        lost_events: trace.gaps.iter().map(|gap| gap.count).sum(),
         scores,
-        ..Checked::default()
+        ..CheckReport::default()
     }
 }
 
 fn score_of(
-    (kind, injured, times): (Kind, &[Injured], usize),
-    tale: &Tale,
+    (kind, injections, times): (InjectedCause, &[Injection], usize),
+    trace: &Trace,
     account: &Account,
     median_ns: u64,
 ) -> Score {
@@ -221,33 +223,33 @@ fn score_of(
         missed: Vec::new(),
     };
     for one in &account.explained {
-        let truth_ns: u64 = injured.iter().map(|hurt| truth(hurt, one)).sum();
-        if truth_ns < LEAST_NS {
+        let injected_ns: u64 = injections.iter().map(|injection| injected_ns(injection, one)).sum();
+        if injected_ns < TOUCHED_MIN_NS {
             continue;
         }
-        let charges = charges(one, tale);
-        // What has several names, as a file that is waited for in several functions, is one cause.
+        let charges = charges(one, trace);
+        // Several names may stand for one cause: a file may be waited for in several functions.
         let (own, others): (Vec<_>, Vec<_>) =
-            charges.iter().partition(|(name, _)| is_of(name, &wanted));
+            charges.iter().partition(|(name, _)| is_named_by(name, &wanted));
         let charged_ns: u64 = own.iter().map(|(_, ns)| *ns).sum();
         score.touched += 1;
-        score.injected_ns += truth_ns;
+        score.injected_ns += injected_ns;
         score.charged_ns += charged_ns;
-        let tolerance_ns = TOLERANCE_NS.max(truth_ns / 10);
-        let mut is_right = charged_ns.abs_diff(truth_ns) <= tolerance_ns;
+        let tolerance_ns = TOLERANCE_NS.max(injected_ns / 10);
+        let mut is_right = charged_ns.abs_diff(injected_ns) <= tolerance_ns;
         score.within += usize::from(is_right);
         let excess_ns = one.latency_ns().saturating_sub(median_ns);
-        if truth_ns * 2 > excess_ns {
+        if injected_ns * 2 > excess_ns {
             score.dominant += 1;
             let is_first = charged_ns > 0 && others.iter().all(|(_, ns)| *ns <= charged_ns);
             score.named += usize::from(is_first);
             is_right &= is_first;
         }
-        if !is_right && score.missed.len() < MOST_MISSED {
-            score.missed.push(Missed {
+        if !is_right && score.missed.len() < MISMATCHES_MAX {
+            score.missed.push(Mismatch {
                 arrived_ns: one.arrived_ns,
                 latency_ns: one.latency_ns(),
-                injected_ns: truth_ns,
+                injected_ns,
                 charged: charges,
             });
         }
@@ -255,14 +257,14 @@ fn score_of(
     score
 }
 
-/// How much an injection had of a request.
-fn truth(hurt: &Injured, one: &Explained) -> u64 {
-    if let Some(connection) = hurt.connection {
-        // The request itself, which its client saw come and go; those behind it only queue.
+/// How much of a request's time an injection took.
+fn injected_ns(injection: &Injection, one: &ExplainedRequest) -> u64 {
+    if let Some(connection) = injection.connection {
+        // Only the request itself, whose client took its times. Requests behind it only queue.
         let is_it = one.connection == connection
-            && hurt.from_ns <= one.arrived_ns
-            && one.arrived_ns < hurt.to_ns;
-        return if is_it { hurt.effective_ns } else { 0 };
+            && injection.from_ns <= one.arrived_ns
+            && one.arrived_ns < injection.to_ns;
+        return if is_it { injection.effective_ns } else { 0 };
     }
-    one.ended_ns.min(hurt.to_ns).saturating_sub(one.arrived_ns.max(hurt.from_ns))
+    one.ended_ns.min(injection.to_ns).saturating_sub(one.arrived_ns.max(injection.from_ns))
 }

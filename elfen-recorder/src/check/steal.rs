@@ -1,10 +1,10 @@
-//! What the hypervisor took of a CPU while it was recorded: by the events, and by the kernel's own
-//! account, in ticks of a hundredth of a second.
+//! The time that the hypervisor stole from a CPU during a recording: by events, and by the kernel's
+//! own count in ticks of 10 ms.
 
 use std::fs;
 
 use elfen_rt::signal::event::Kind;
-use elfen_tailor::tale::Tale;
+use elfen_tailor::trace::Trace;
 use serde::Serialize;
 
 const TICK_NS: u64 = 10_000_000;
@@ -16,9 +16,9 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// Since the kernel said so much of this CPU.
-    pub(super) fn since(before_ns: u64, cpu: u32, tale: &Tale) -> Self {
-        let events = tale.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
+    /// The stolen time since the kernel's count was `before_ns`.
+    pub(super) fn since(before_ns: u64, cpu: u32, trace: &Trace) -> Self {
+        let events = trace.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
         let mut seen = events.iter().filter_map(|event| match event.kind {
             Kind::Switch(switch) => Some(switch.stolen_ns),
             _ => None,
@@ -28,7 +28,7 @@ impl Stolen {
         Self { by_events_ns, by_kernel_ns: by_kernel_ns(cpu).saturating_sub(before_ns) }
     }
 
-    /// To two of the kernel's ticks.
+    /// Whether both agree within two of the kernel's ticks.
     pub fn agrees(self) -> bool {
         self.by_events_ns.abs_diff(self.by_kernel_ns) <= 2 * TICK_NS
     }
@@ -39,7 +39,7 @@ impl Stolen {
     }
 }
 
-/// So far, of this CPU.
+/// The kernel's count for this CPU so far.
 pub(super) fn by_kernel_ns(cpu: u32) -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().find(|line| line.split(' ').next() == Some(&format!("cpu{cpu}")));
@@ -55,20 +55,26 @@ fn ticks(line: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use elfen_rt::signal::event::{Event, Switch};
-    use elfen_tailor::tale::Head;
+    use elfen_tailor::trace::Header;
 
     #[test]
-    fn what_was_stolen_between_the_first_switch_and_the_last() {
-        let mut tale = Tale::begin(Head { cpus: 1, ..Head::default() });
+    fn stolen_time_is_counted_from_the_first_switch_to_the_last() {
+        let mut trace = Trace::new(Header { cpus: 1, ..Header::default() });
         for stolen_ns in [7_000, 7_000, 90_000] {
-            let (previous, process, preempted, iowait) = (1, 1, true, false);
-            let switch =
-                Switch { previous, process, preempted, iowait, state: 0, call: None, stolen_ns };
-            let (at_ns, thread) = (stolen_ns, 2);
-            tale.events[0].push(Event { at_ns, thread, kind: Kind::Switch(switch) });
+            let switch = Switch {
+                previous: 1,
+                process: 1,
+                preempted: true,
+                iowait: false,
+                state: 0,
+                call: None,
+                stolen_ns,
+            };
+            let kind = Kind::Switch(switch);
+            trace.events[0].push(Event { at_ns: stolen_ns, thread: 2, kind });
         }
-        assert_eq!(Stolen::since(0, 0, &tale).by_events_ns, 83_000);
-        assert_eq!(Stolen::since(u64::MAX, 9, &tale), Stolen::default());
+        assert_eq!(Stolen::since(0, 0, &trace).by_events_ns, 83_000);
+        assert_eq!(Stolen::since(u64::MAX, 9, &trace), Stolen::default());
         let stolen = |by_events_ns, by_kernel_ns| Stolen { by_events_ns, by_kernel_ns };
         assert!(stolen(35_000_000, 50_000_000).agrees() && stolen(70_000_000, 50_000_000).agrees());
         assert!(!stolen(29_000_000, 50_000_000).agrees());

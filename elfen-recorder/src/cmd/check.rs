@@ -1,4 +1,4 @@
-//! `elfen tailor check`: can the account be trusted on this machine?
+//! `elfen tailor check`: tests whether the explanation can be trusted on this machine.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -9,55 +9,57 @@ use elfen_console::output::print;
 use elfen_console::{duration, table};
 
 use super::failure;
-use crate::check::foreseen::{Foreseen, WhatIf, foresee};
-use crate::check::{self, Checked, Failed, Kind, Missed, Plan, Score, Stolen, server};
+use crate::check::whatif::{Prediction, WhatIfReport, check_predictions};
+use crate::check::{
+    self, CheckError, CheckReport, InjectedCause, Mismatch, Plan, Score, Stolen, server,
+};
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor check                     30 injections of each kind
-  sudo elfen tailor check --injections 5      sooner, and less sure
-  sudo elfen tailor check --causes io,nagle   these ways alone
-  sudo elfen tailor check --what-if           p99 without stops, foreseen
-  sudo elfen tailor check --steal 60s         stolen time, by the kernel's ticks";
+  sudo elfen tailor check --injections 5      sooner, and less certain
+  sudo elfen tailor check --causes io,nagle   only these causes
+  sudo elfen tailor check --what-if           the predicted p99 without stops
+  sudo elfen tailor check --steal 60s         stolen time, compared with kernel ticks";
 
-/// Hurt a service of its own in known ways, and see whether the account says so
+/// Inject known faults into a test service, and compare them with the explanation
 ///
-/// A service with one thread is stopped, kept from its CPU by a thread above it and by one beside
-/// it, from its lock and from a file, is given long requests and many at once, has an answer held
-/// back by Nagle's algorithm, and packets handled on its CPU; others, in Java, collect their heap
-/// or are new and load classes (it takes a JDK). What their requests are charged is held against
-/// clocks of those that hurt or are hurt: within 10 % or 0.3 ms for 95 of 100 requests that were
-/// touched for at least a millisecond. Of each cause, a request that was not is shown; `--json` has
-/// the first ten.
+/// The service has one thread. Faults: it is stopped; a thread above it and a thread next to it
+/// take its CPU; its lock is held; its file is evicted; it gets long requests and bursts; Nagle's
+/// algorithm holds an answer; packets are handled on its CPU. Two services in Java collect their
+/// heap, or are new and load classes (these need a JDK).
 ///
-/// With --what-if a service of one thread and one of four are hurt by turns with being left alone,
-/// and the p99 that is foreseen without the cause is held against that of being left alone: the
-/// median is to be within 15 %. One request in sixteen is ten times as long as the others there, so
-/// that there is a p99 without the cause too. A cause of which nothing is foreseen in half of the
-/// pairs, as the replay is off, does not hold.
+/// The time charged is compared with the clocks of the injectors. It must be within 10 % or 0.3 ms
+/// for 95 of 100 requests that a fault touched for at least a millisecond. The output shows one
+/// wrong request of each cause, `--json` the first ten.
+///
+/// With --what-if, services of one and of four threads run alternately with and without faults. The
+/// p99 predicted without the cause is compared with the p99 measured without it: the median must be
+/// within 15 %. One request in sixteen is ten times as long as the others, so that there is a p99
+/// without the cause, too. A cause fails if the replay is not valid in more than half of the pairs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// How often the service is hurt in each way
+    /// How many faults of each kind to inject
     #[arg(long, value_name = "N", default_value = "30",
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
     injections: u32,
 
-    /// Which ways: `all`, or some of them, as in stop,nagle
+    /// The causes: `all`, or some of them, as in stop,nagle
     #[arg(long, value_name = "CAUSES", default_value = "all", value_parser = causes)]
     causes: Causes,
 
-    /// The p99 without stop, hog and long, or without --causes, in pairs of so many
+    /// Check the predicted p99 without stop, hog and long, or without --causes, in this many pairs
     #[arg(long, value_name = "PAIRS", num_args = 0..=1, default_missing_value = "8",
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000))]
     what_if: Option<usize>,
 
-    /// What the hypervisor takes of a CPU in that time, by events and by the kernel's ticks
+    /// Check the stolen time of a CPU, by events and by kernel ticks, for this long
     #[arg(long, value_name = "TIME", conflicts_with_all = ["what_if", "causes", "injections"],
         value_parser = duration::parse)]
     steal: Option<Duration>,
 
-    /// Requests of each second
+    /// Requests per second
     #[arg(long, value_name = "N", default_value = "400",
         value_parser = clap::value_parser!(u32).range(8..=2_000))]
     rps: u32,
@@ -67,14 +69,14 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Be the service that `check` hurts, until standard input ends
+/// Run the service that `check` injects into, until standard input ends
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen tailor serve 0     on CPU 0")]
 pub(super) struct ServeArgs {
     /// The CPU that it runs on
     cpu: u32,
 
-    /// At an ordinary priority, not before everybody else there
+    /// Run at an ordinary priority, not at a real-time one
     #[arg(long)]
     ordinary: bool,
 
@@ -90,14 +92,16 @@ pub(super) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 #[derive(Clone, Debug)]
-struct Causes(Vec<Kind>);
+struct Causes(Vec<InjectedCause>);
 
 fn causes(text: &str) -> Result<Causes, String> {
     if text == "all" {
-        return Ok(Causes(Kind::ALL.to_vec()));
+        return Ok(Causes(InjectedCause::ALL.to_vec()));
     }
-    let kind = |name: &str| Kind::ALL.into_iter().find(|kind| kind.name() == name);
-    let unknown = || format!("there are all, {}", Kind::ALL.map(Kind::name).join(", "));
+    let kind = |name: &str| InjectedCause::ALL.into_iter().find(|kind| kind.name() == name);
+    let unknown = || {
+        format!("the causes are all, {}", InjectedCause::ALL.map(InjectedCause::name).join(", "))
+    };
     text.split(',').map(|name| kind(name).ok_or_else(unknown)).collect::<Result<_, _>>().map(Causes)
 }
 
@@ -114,57 +118,58 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         every: Duration::from_millis(150),
     };
     let holds = if let Some(time) = args.steal {
-        let stolen = check::stolen(time, args.rps).map_err(unchecked)?;
-        print(out, args.json, &stolen, || told_of_steal(stolen))?;
+        let stolen = check::stolen(time, args.rps).map_err(check_failed)?;
+        print(out, args.json, &stolen, || steal_text(stolen))?;
         stolen.agrees()
     } else if let Some(pairs) = args.what_if {
-        if plan.kinds.len() == Kind::ALL.len() {
-            plan.kinds = vec![Kind::Stop, Kind::Hog, Kind::Long];
+        if plan.kinds.len() == InjectedCause::ALL.len() {
+            plan.kinds = vec![InjectedCause::Stop, InjectedCause::Hog, InjectedCause::Long];
         }
-        if let Some(kind) = plan.kinds.iter().find(|kind| !kind.is_of_any()) {
-            let why = format!("{} takes a service of its own", kind.name());
-            let fix = "leave it out of --causes, or --what-if";
+        if let Some(kind) = plan.kinds.iter().find(|kind| !kind.works_on_any_service()) {
+            let why = format!("{} needs a service of its own", kind.name());
+            let fix = "leave it out of --causes, or leave out --what-if";
             return Err(Failure::new(Status::Usage, "arguments", why, fix));
         }
-        let foreseen = foresee(&plan, pairs).map_err(unchecked)?;
-        print(out, args.json, &foreseen, || foreseen_text(&foreseen))?;
-        foreseen.holds
+        let report = check_predictions(&plan, pairs).map_err(check_failed)?;
+        print(out, args.json, &report, || what_if_text(&report))?;
+        report.holds
     } else {
-        let checked = check::check(&plan).map_err(unchecked)?;
+        let checked = check::check(&plan).map_err(check_failed)?;
         print(out, args.json, &checked, || text(&checked))?;
         checked.holds
     };
     Ok(if holds { ExitCode::SUCCESS } else { ExitCode::from(Status::Failed as u8) })
 }
 
-fn unchecked(error: Failed) -> Failure {
+fn check_failed(error: CheckError) -> Failure {
     match error {
-        Failed::Events(error) => failure::no_events(&error),
-        Failed::Io(error) => failed(&error),
-        Failed::OneCpu => {
-            let (why, fix) = ("it takes two CPUs", "allow it another with taskset");
+        CheckError::Events(error) => failure::no_events(&error),
+        CheckError::Io(error) => failed(&error),
+        CheckError::OneCpu => {
+            let why = "it needs two CPUs";
+            let fix = "allow it another CPU with taskset";
             Failure::new(Status::Unsupported, "checking the account", why, fix)
         }
     }
 }
 
-fn told_of_steal(stolen: Stolen) -> String {
-    let agrees = if stolen.agrees() { "agrees" } else { "does not agree" };
-    format!("{}it {agrees} to two ticks\n", stolen_text(stolen))
+fn steal_text(stolen: Stolen) -> String {
+    let agrees = if stolen.agrees() { "agree" } else { "do not agree" };
+    format!("{}they {agrees} within two ticks\n", stolen_text(stolen))
 }
 
 fn stolen_text(Stolen { by_events_ns, by_kernel_ns }: Stolen) -> String {
     format!(
-        "the hypervisor took {} of the service's CPU by the events, {} by the kernel's ticks\n",
+        "the hypervisor took {} of the service's CPU by events, {} by kernel ticks\n",
         duration::show(by_events_ns),
         duration::show(by_kernel_ns)
     )
 }
 
-fn foreseen_text(WhatIf { rows: all, holds }: &WhatIf) -> String {
-    let row = |row: &Foreseen| {
+fn what_if_text(WhatIfReport { rows: all, holds }: &WhatIfReport) -> String {
+    let row = |row: &Prediction| {
         let off = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
-        let none = || "the replay is off".to_owned();
+        let none = || "invalid replay".to_owned();
         vec![
             row.workers.to_string(),
             row.cause.name().to_owned(),
@@ -176,19 +181,20 @@ fn foreseen_text(WhatIf { rows: all, holds }: &WhatIf) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = all.iter().map(row).collect();
-    let heading = ["threads", "cause", "p99", "without, foreseen", "seen", "off", "pairs"];
+    let heading = ["threads", "cause", "p99", "predicted without", "measured", "error", "pairs"];
     let verdict = if *holds { "holds" } else { "does not hold" };
-    let of = |row: &&Foreseen| format!("{} with {}", row.cause.name(), row.workers);
+    let of = |row: &&Prediction| format!("{} with {}", row.cause.name(), row.workers);
     let none: Vec<String> =
-        all.iter().filter(|row| !row.is_foreseen()).map(|row| of(&row)).collect();
-    let none = match none.is_empty() {
-        true => String::new(),
-        false => format!("not foreseen, as the replay is off: {}\n", none.join(", ")),
+        all.iter().filter(|row| !row.is_predicted()).map(|row| of(&row)).collect();
+    let none = if none.is_empty() {
+        String::new()
+    } else {
+        format!("no prediction, because the replay is not valid: {}\n", none.join(", "))
     };
-    format!("{}{none}what is foreseen on this machine {verdict}\n", table::lines(&heading, &rows))
+    format!("{}{none}the prediction {verdict} on this machine\n", table::lines(&heading, &rows))
 }
 
-fn text(checked: &Checked) -> String {
+fn text(checked: &CheckReport) -> String {
     let row = |score: &Score| {
         vec![
             score.cause.name().to_owned(),
@@ -200,14 +206,15 @@ fn text(checked: &Checked) -> String {
             duration::show(score.charged_ns),
         ]
     };
-    let Checked { requests, complete, lost_events, left_out, scores, .. } = checked;
+    let CheckReport { requests, complete, lost_events, left_out, scores, .. } = checked;
     let rows: Vec<Vec<String>> = scores.iter().map(row).collect();
     let heading =
-        ["cause", "times", "touched", "right amount", "named first", "injected", "charged"];
+        ["cause", "faults", "touched", "right amount", "named first", "injected", "charged"];
     let missed: Vec<String> = scores.iter().filter_map(missed).collect();
-    let missed = match missed.is_empty() {
-        true => String::new(),
-        false => format!("\nnot as injected:\n{}\n", missed.join("\n")),
+    let missed = if missed.is_empty() {
+        String::new()
+    } else {
+        format!("\nnot as injected:\n{}\n", missed.join("\n"))
     };
     let stolen = stolen_text(checked.stolen);
     let left_out: String = left_out.iter().map(|why| format!("left out: {why}\n")).collect();
@@ -219,12 +226,13 @@ fn text(checked: &Checked) -> String {
     )
 }
 
-/// The first request of a cause that was not charged it, as a line.
+/// The first request that was not charged its cause, as a line.
 fn missed(Score { cause, missed, .. }: &Score) -> Option<String> {
-    let Missed { latency_ns, injected_ns, charged, .. } = missed.first()?;
+    let Mismatch { latency_ns, injected_ns, charged, .. } = missed.first()?;
     let charged =
         charged.iter().take(3).map(|(name, ns)| format!("{name} {}", duration::show(*ns)));
-    let (injected, latency) = (duration::show(*injected_ns), duration::show(*latency_ns));
+    let injected = duration::show(*injected_ns);
+    let latency = duration::show(*latency_ns);
     let charged = charged.collect::<Vec<String>>().join(", ");
     Some(format!("  {}: {injected} of {latency}; charged: {charged}", cause.name()))
 }

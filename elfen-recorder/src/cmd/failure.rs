@@ -1,42 +1,42 @@
-//! What a user can do about a service that is not found, or events that are not to be had.
+//! What a user can do if a service is not found, or if there are no events.
 
 use std::path::Path;
 
 use elfen_console::failure::{Failure, Status, named};
 use elfen_kernel::events::Error;
-use elfen_tailor::report::Nothing;
-use elfen_tailor::tale;
+use elfen_tailor::report::NothingToReport;
+use elfen_tailor::trace;
 
 use crate::service::NotFound;
 
 pub(super) fn not_found(missing: &NotFound) -> Failure {
-    const WHAT: &str = "looking for the service";
+    const WHAT: &str = "finding the service";
     let (why, fix) = match missing {
-        NotFound::NobodyListens(port) => (
-            format!("nobody listens on port {port}"),
+        NotFound::NothingListens(port) => (
+            format!("nothing listens on port {port}"),
             "start it first; in a container, name its process with --pid".to_owned(),
         ),
         NotFound::NoProcess(process) => {
             (format!("there is no process {process}"), "see `ps -e`".to_owned())
         }
-        NotFound::ListensNowhere(process) => (
+        NotFound::NoPort(process) => (
             format!("process {process} listens on no TCP port that you may see"),
             "name one that does, or run it as root".to_owned(),
         ),
-        NotFound::Several(process, ports) => {
+        NotFound::SeveralPorts(process, ports) => {
             let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
             let why = format!("process {process} listens on ports {}", ports.join(", "));
             (why, "choose one with --port".to_owned())
         }
-        NotFound::NobodyPublishes(name) => (
+        NotFound::NotPublished(name) => (
             format!("no service publishes under the name {name:?}"),
-            "start it, or name its --port; `elfen top` lists those there are".to_owned(),
+            "start it, or name its --port; `elfen top` lists services that publish".to_owned(),
         ),
-        NotFound::NobodyServes(name) => {
-            (format!("nobody serves {name:?} now"), "start the service first".to_owned())
+        NotFound::NoWriter(name) => {
+            (format!("no living process serves {name:?}"), "start the service first".to_owned())
         }
         NotFound::OtherNamespace(name) => (
-            format!("{name:?} serves in another pid namespace, where its numbers mean others"),
+            format!("{name:?} serves in another pid namespace, so its ids are not valid here"),
             "name its --port, or its process with --pid".to_owned(),
         ),
         NotFound::OtherClock(process) => (
@@ -45,7 +45,7 @@ pub(super) fn not_found(missing: &NotFound) -> Failure {
         ),
         NotFound::Page(why) => (why.clone(), "name its --port instead".to_owned()),
         NotFound::Hidden(port) => {
-            (format!("you may not see who listens on port {port}"), "run it as root".to_owned())
+            (format!("you may not see what listens on port {port}"), "run it as root".to_owned())
         }
     };
     Failure::new(Status::Failed, WHAT, why, fix)
@@ -66,28 +66,28 @@ pub fn no_events(error: &Error) -> Failure {
     Failure::new(status, "recording events of the kernel", error, fix)
 }
 
-pub(super) fn unreadable(path: &Path, error: &tale::Error) -> Failure {
+pub(super) fn unreadable(path: &Path, error: &trace::Error) -> Failure {
     let fix = match error {
-        tale::Error::Version(_) => "read it with the elfen that recorded it",
-        tale::Error::Damaged(_) => "record it again",
-        tale::Error::Read(_) | tale::Error::Foreign => "name a file of `elfen tailor record`",
+        trace::Error::Version(_) => "read it with the elfen version that recorded it",
+        trace::Error::Damaged(_) => "record it again",
+        trace::Error::Read(_) | trace::Error::Foreign => "name a file of `elfen tailor record`",
     };
-    Failure::new(Status::Failed, named("tale", path), error, fix)
+    Failure::new(Status::Failed, named("trace", path), error, fix)
 }
 
-pub(super) fn nothing(what: &str, nothing: &Nothing) -> Failure {
+pub(super) fn nothing(what: &str, nothing: &NothingToReport) -> Failure {
     let (status, fix) = match nothing {
-        Nothing::NoRequests { .. } => {
+        NothingToReport::NoRequests { .. } => {
             (Status::Failed, "record while the service has requests, on the port that it serves")
         }
-        Nothing::NoneComplete(_) => (Status::Failed, "record with a larger --ring"),
-        Nothing::NoSuchCause { .. } => {
-            (Status::Usage, "name one of those, or a kind of them, as `preempted`")
+        NothingToReport::NoneComplete(_) => (Status::Failed, "record with a larger --ring"),
+        NothingToReport::NoSuchCause { .. } => {
+            (Status::Usage, "name one of these, or a kind of them, as `preempted`")
         }
-        Nothing::Unclear { .. } => (
+        NothingToReport::Unclear { .. } => (
             Status::Unsupported,
-            "pipelining and HTTP/2 can't be told apart by sockets: have clients use a connection \
-             for each request",
+            "pipelined and HTTP/2 requests are indistinguishable by sockets: have clients use a \
+             connection for each request",
         ),
     };
     Failure::new(status, what, nothing, fix)

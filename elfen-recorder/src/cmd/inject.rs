@@ -1,4 +1,4 @@
-//! `elfen tailor inject`: hurts a process on purpose, to see whether it is found.
+//! `elfen tailor inject`: injects faults into a process, to test whether they are found.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -10,31 +10,31 @@ use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 
 use crate::check::flood::{Flood, unsteer};
-use crate::check::inject::{Hog, Injured, Stop};
-use crate::check::storage::PageOut;
-use crate::signals::Ending;
+use crate::check::inject::{Hog, Injection, Stop};
+use crate::check::page_out::PageOut;
+use crate::signals::EndSignals;
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor inject stop --pid 4711 --every 300ms --last 15ms
   sudo elfen tailor inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json
-  sudo elfen tailor inject io --pid 4711               its files, from the disk
+  sudo elfen tailor inject io --pid 4711               its files' data leaves memory
   sudo elfen tailor inject softirq --pid 4711 --cpu 0  packets on its CPU";
 
-/// Hurt a process now and then, and say when
+/// Inject faults into a process, and record when
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// `stop` by SIGSTOP, `hog` by a thread at a real-time priority, `io` by putting the data of
-    /// its mapped files out of memory, `softirq` by datagrams that loopback steers to its CPU
+    /// `stop` by SIGSTOP, `hog` by a thread at a real-time priority, `io` by evicting the data of
+    /// its mapped files from memory, `softirq` by datagrams that loopback steers to its CPU
     #[arg(value_enum)]
     kind: Kind,
 
-    /// The process that is hurt
+    /// The process to inject into
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
     pid: u32,
 
-    /// The CPU that a hog takes, or packets
+    /// The CPU of the hog, or of the packets
     #[arg(long, value_name = "CPU", required_if_eq_any([("kind", "hog"), ("kind", "softirq")]))]
     cpu: Option<u32>,
 
@@ -44,11 +44,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "15ms", value_parser = duration::parse)]
     last: Duration,
 
-    /// How long; without it, until Ctrl-C
+    /// How long to inject; without it, until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
     time: Option<Duration>,
 
-    /// Where to say when: a line of JSON for each time
+    /// The file for the times of injections, a line of JSON each
     #[arg(long, value_name = "FILE")]
     truth: Option<PathBuf>,
 }
@@ -61,11 +61,11 @@ enum Kind {
     Softirq,
 }
 
-/// Put loopback's packets back where they went once standard input ends
+/// Restore the steering of loopback's packets once standard input ends
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:\n  elfen tailor unsteer 0 </dev/null     to no CPU of choice")]
+#[command(after_help = "Example:\n  elfen tailor unsteer 0 </dev/null     turn steering off")]
 pub(super) struct UnsteerArgs {
-    /// The set of CPUs, as the kernel wrote it
+    /// The set of CPUs, in the kernel's format
     cpus: String,
 }
 
@@ -75,15 +75,15 @@ pub(super) fn restore(args: &UnsteerArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Longer than that a service is not hurt but dead.
+/// A longer fault is an outage.
 const LONGEST: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure> {
     if args.last > LONGEST || args.last.is_zero() || args.every <= args.last {
-        let why = "--last is more than 0, at most 1s, and less than --every";
+        let why = "--last must be more than 0, at most 1s, and less than --every";
         return Err(Failure::new(Status::Usage, "arguments", why, "choose other times"));
     }
-    let what = format!("hurting process {}", args.pid);
+    let what = format!("injecting into process {}", args.pid);
     let failed = |error: io::Error| {
         Failure::new(Status::Failed, &what, error, "run it as root, and see `ps -e` for processes")
     };
@@ -92,28 +92,28 @@ pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
         truth = Some(file.map_err(|error| Failure::unwritable("truth", path, error))?);
     }
-    let ending = Ending::new().map_err(failed)?;
-    let (began, mut count) = (Instant::now(), 0_u32);
+    let ending = EndSignals::new().map_err(failed)?;
+    let began = Instant::now();
+    let mut count = 0_u32;
     loop {
         let signal = ending.wait(args.every.saturating_sub(args.last));
         if signal.is_some() || args.time.is_some_and(|time| began.elapsed() >= time) {
-            to_stderr(&format!("hurt process {} {count} times", args.pid));
+            to_stderr(&format!("injected {count} times into process {}", args.pid));
             let code = signal.map_or(0, |signal| Status::of_signal(signal) as u8);
             return Ok(ExitCode::from(code));
         }
-        let injured = match args.kind {
-            Kind::Stop => Stop::new(args.pid).and_then(|stop| Ok(vec![stop.hurt(args.last)?])),
-            Kind::Hog => Hog::new(args.cpu.unwrap_or(0)).hurt(args.last),
-            Kind::Io => PageOut::new(args.pid).and_then(|all| Ok(vec![all.hurt()?])),
-            Kind::Softirq => {
-                Flood::new(args.cpu.unwrap_or(0)).and_then(|flood| Ok(vec![flood.hurt(args.last)?]))
-            }
+        let injections = match args.kind {
+            Kind::Stop => Stop::new(args.pid).and_then(|stop| Ok(vec![stop.inject(args.last)?])),
+            Kind::Hog => Hog::new(args.cpu.unwrap_or(0)).inject(args.last),
+            Kind::Io => PageOut::new(args.pid).and_then(|all| Ok(vec![all.inject()?])),
+            Kind::Softirq => Flood::new(args.cpu.unwrap_or(0))
+                .and_then(|flood| Ok(vec![flood.inject(args.last)?])),
         };
-        let injured: Vec<Injured> = injured.map_err(failed)?;
+        let injections: Vec<Injection> = injections.map_err(failed)?;
         count += 1;
         let Some(truth) = &mut truth else { continue };
-        for injured in injured {
-            let line = serde_json::to_string(&injured).map_err(|e| failed(e.into()))?;
+        for injection in injections {
+            let line = serde_json::to_string(&injection).map_err(|e| failed(e.into()))?;
             writeln!(truth, "{line}").map_err(|error| {
                 Failure::unwritable("truth", args.truth.as_deref().unwrap_or("".as_ref()), error)
             })?;

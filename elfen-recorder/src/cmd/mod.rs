@@ -1,5 +1,4 @@
-//! The subcommands of `elfen tailor`: one file each, with its arguments, one call, and what it
-//! prints.
+//! The subcommands of `elfen tailor`, one file each.
 
 mod check;
 pub mod failure;
@@ -18,13 +17,13 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor record --for 10s --port 6379    a Redis that runs here
   elfen tailor report elfen.tale                    its slowest 1 %
-  sudo elfen tailor watch --port 6379 --slow 10ms   a line a slow request
+  sudo elfen tailor watch --port 6379 --slow 10ms   a line for each slow request
   sudo elfen tailor check                           can it be trusted here?";
 
-/// Say why the slowest requests of a service were slow
+/// Explain why the slowest requests of a service were slow
 ///
-/// Records what the kernel does around the requests of a service that nobody changed, explains each
-/// request as segments that sum up to its latency, and ranks what its tail comes from.
+/// Records what the kernel does around the requests of an unmodified service, explains each request
+/// as segments that sum up to its latency, and ranks the causes of its tail.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -1,4 +1,4 @@
-//! `elfen tailor record`: events of the kernel around a service's requests, into a file.
+//! `elfen tailor record`: writes the kernel's events around a service's requests into a file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -11,16 +11,16 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::create_private;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
-use elfen_tailor::tale::{Function, Gap, Lent, Named, Writer};
+use elfen_tailor::trace::{BatchThread, Gap, KernelFunction, ThreadName, Writer};
 
-use super::target::{Target, who};
+use super::target::{Target, describe};
 use crate::recorder::{Recorder, Sink};
-use crate::signals::Ending;
+use crate::signals::EndSignals;
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen tailor record --for 10s --port 6379   then elfen tailor report
-  sudo elfen tailor record --service search        by its own word on requests
+  sudo elfen tailor record --service search        with the service's own marks
   sudo elfen tailor record --pid 4711 -o web.tale  until Ctrl-C";
 
 /// Record what the kernel does around a service's requests
@@ -30,11 +30,11 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// How long; without it, until Ctrl-C
+    /// How long to record; without it, until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
     time: Option<Duration>,
 
-    /// Where to; only its owner can read it
+    /// The file to write; only its owner can read it
     #[arg(short, long, value_name = "FILE", default_value = "elfen.tale")]
     out: PathBuf,
 }
@@ -52,56 +52,57 @@ impl Sink for Writer<BufWriter<File>> {
         Self::marks(self, lane, marks)
     }
 
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
+    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
         Self::names(self, names, processes)
     }
 
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
+    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
         Self::functions(self, &found)
     }
 
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
-        Self::batches(self, &lent)
+    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()> {
+        Self::batches(self, &threads)
     }
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let unwritable = |error: io::Error| Failure::unwritable("tale", &args.out, error);
-    let ending = Ending::new().map_err(|error| {
+    let unwritable = |error: io::Error| Failure::unwritable("trace", &args.out, error);
+    let ending = EndSignals::new().map_err(|error| {
         Failure::new(Status::Failed, "waiting for signals", error, "see `ulimit -n`")
     })?;
     let mut recorder = args.target.attach()?;
     let file = create_private(&args.out).map_err(unwritable)?;
     let head = recorder.head(args.target.detail());
-    to_stderr(&format!("recording {}", who(&head)));
+    to_stderr(&format!("recording {}", describe(&head)));
     let mut writer = Writer::new(BufWriter::new(file), &head).map_err(unwritable)?;
-    let signal = keep(&mut recorder, &mut writer, &ending, args.time).map_err(unwritable)?;
+    let signal =
+        record_until_end(&mut recorder, &mut writer, &ending, args.time).map_err(unwritable)?;
     writer.end(monotonic_ns()).map_err(unwritable)?;
     let Recorder { taken, lost, .. } = recorder;
     let path = args.out.display();
     writeln!(out, "{taken} events in {path}, {lost} lost; `elfen tailor report {path}` tells more")
         .map_err(Failure::output)?;
-    // Without a time, Ctrl-C is how a recording ends.
-    let asked_for = args.time.is_none() || signal.is_none();
-    let code = if asked_for { 0 } else { signal.map_or(0, |n| Status::of_signal(n) as u8) };
+    // Without --for, Ctrl-C is the regular end of a recording.
+    let is_regular = args.time.is_none() || signal.is_none();
+    let code = if is_regular { 0 } else { signal.map_or(0, |n| Status::of_signal(n) as u8) };
     Ok(ExitCode::from(code))
 }
 
-fn keep(
+fn record_until_end(
     recorder: &mut Recorder,
     writer: &mut Writer<BufWriter<File>>,
-    ending: &Ending,
+    ending: &EndSignals,
     time: Option<Duration>,
 ) -> io::Result<Option<i32>> {
     let began = Instant::now();
     loop {
         let left = time.map(|time| time.saturating_sub(began.elapsed()));
-        let rests = recorder.rests();
-        let signal = ending.wait(left.unwrap_or(rests).min(rests));
-        recorder.look(writer)?;
+        let poll_in = recorder.next_poll_in();
+        let signal = ending.wait(left.unwrap_or(poll_in).min(poll_in));
+        recorder.poll(writer)?;
         if signal.is_some() || left.is_some_and(|left| left.is_zero()) {
             recorder.refresh(writer)?;
-            recorder.end(writer)?;
+            recorder.write_last_pause(writer)?;
             return Ok(signal);
         }
     }

@@ -1,4 +1,4 @@
-//! `elfen tailor report`: why the slowest requests of a tale were slow.
+//! `elfen tailor report`: explains why the slowest requests of a trace were slow.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,9 +9,9 @@ use elfen_console::duration;
 use elfen_console::failure::Failure;
 use elfen_console::output::print;
 use elfen_tailor::draw;
-use elfen_tailor::rank::Slow;
+use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::report;
-use elfen_tailor::tale::{self, Tale};
+use elfen_tailor::trace::{self, Trace};
 
 use super::failure;
 
@@ -23,35 +23,36 @@ Examples:
   elfen tailor report web.tale --without preempted --without io:fsync
   elfen tailor report web.tale --html web.html --perfetto web.perfetto
 
-Shares are of the time by which slow requests would have been faster. Where the service works on \
-several requests at once, shares are of time, and no tail without a cause is given.";
+Shares are of the time that slow requests would have saved without their causes. If the service \
+works on several requests at once, shares are of their whole time, and the tail without a cause is \
+not predicted.";
 
-/// Say why the slowest requests of a recording were slow
+/// Explain why the slowest requests of a trace were slow
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// A file of `elfen tailor record`
     #[arg(value_name = "FILE", default_value = "elfen.tale")]
-    tale: PathBuf,
+    trace: PathBuf,
 
-    /// What is slow: above p99, p99.9, or a time
+    /// Which requests are slow: above a quantile such as p99 or p99.9, or above a time
     #[arg(long, value_name = "LIMIT", default_value = "p99", value_parser = slow)]
-    slow: Slow,
+    slow: SlowThreshold,
 
-    /// How many of the slowest are shown one by one
+    /// How many of the slowest requests to show in detail
     #[arg(short = 'k', long, value_name = "N", default_value_t = 10)]
     slowest: usize,
 
-    /// What the latencies would be without this cause, or all of a kind, as `preempted`; given
-    /// several times, without all of them
+    /// Predict the latencies without this cause, or without all causes of a kind, as `preempted`;
+    /// repeat it for several causes at once
     #[arg(long, value_name = "CAUSE")]
     without: Vec<String>,
 
-    /// Where to write a page with pictures of the slowest requests
+    /// The file for a page with pictures of the slowest requests
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Where to write a trace of threads and of the slowest requests, for ui.perfetto.dev
+    /// The file for a trace of threads and of the slowest requests, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
@@ -60,36 +61,36 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn slow(text: &str) -> Result<Slow, String> {
-    let say = || "it is a quantile below p100, as p99.9, or a time, as 10ms".to_owned();
+pub(super) fn slow(text: &str) -> Result<SlowThreshold, String> {
+    let expected = || "it must be a quantile below p100, as p99.9, or a time, as 10ms".to_owned();
     let Some(percent) = text.strip_prefix('p') else {
-        let time = duration::parse(text).map_err(|_| say())?;
-        let ns = u64::try_from(time.as_nanos()).map_err(|_| say())?;
-        return if ns > 0 { Ok(Slow::AboveNs(ns)) } else { Err(say()) };
+        let time = duration::parse(text).map_err(|_| expected())?;
+        let ns = u64::try_from(time.as_nanos()).map_err(|_| expected())?;
+        return if ns > 0 { Ok(SlowThreshold::AboveNs(ns)) } else { Err(expected()) };
     };
     let (whole, part) = percent.split_once('.').unwrap_or((percent, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if !digits(whole) || !digits(part) || whole.len() > 2 || part.len() > 4 {
-        return Err(say());
+        return Err(expected());
     }
-    let number: u64 = format!("{whole}{part:0<4}").parse().map_err(|_| say())?;
-    if number > 0 { Ok(Slow::Quantile(number)) } else { Err(say()) }
+    let number: u64 = format!("{whole}{part:0<4}").parse().map_err(|_| expected())?;
+    if number > 0 { Ok(SlowThreshold::Quantile(number)) } else { Err(expected()) }
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let unreadable = |error| failure::unreadable(&args.tale, &error);
-    let file = File::open(&args.tale).map_err(|error| unreadable(tale::Error::Read(error)))?;
-    let tale = Tale::read(file).map_err(unreadable)?;
-    let what = elfen_console::failure::named("tale", &args.tale);
-    let told = report(&tale, args.slow, args.slowest, &args.without)
+    let unreadable = |error| failure::unreadable(&args.trace, &error);
+    let file = File::open(&args.trace).map_err(|error| unreadable(trace::Error::Read(error)))?;
+    let trace = Trace::read(file).map_err(unreadable)?;
+    let what = elfen_console::failure::named("tale", &args.trace);
+    let shown = report(&trace, args.slow, args.slowest, &args.without)
         .map_err(|nothing| failure::nothing(&what, &nothing))?;
     if let Some(path) = &args.html {
-        write("page", path, |file| file.write_all(draw::page(&told, &tale).as_bytes()))?;
+        write("page", path, |file| file.write_all(draw::page(&shown, &trace).as_bytes()))?;
     }
     if let Some(path) = &args.perfetto {
-        write("trace", path, |file| draw::trace(&told, &tale, file))?;
+        write("Perfetto trace", path, |file| draw::write_perfetto(&shown, &trace, file))?;
     }
-    print(out, args.json, &told, || told.text())?;
+    print(out, args.json, &shown, || shown.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -111,9 +112,9 @@ mod tests {
 
     #[test]
     fn limits_are_quantiles_or_times() {
-        assert_eq!(slow("p99"), Ok(Slow::Quantile(990_000)));
-        assert_eq!(slow("p99.95"), Ok(Slow::Quantile(999_500)));
-        assert_eq!(slow("10ms"), Ok(Slow::AboveNs(10_000_000)));
+        assert_eq!(slow("p99"), Ok(SlowThreshold::Quantile(990_000)));
+        assert_eq!(slow("p99.95"), Ok(SlowThreshold::Quantile(999_500)));
+        assert_eq!(slow("10ms"), Ok(SlowThreshold::AboveNs(10_000_000)));
         for wrong in ["p100", "0", "p0", "0ms", "p", "p99.", "p.5", "99", "p-1", "", "p99.99999"] {
             assert!(slow(wrong).is_err(), "{wrong}");
         }

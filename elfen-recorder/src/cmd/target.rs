@@ -1,4 +1,4 @@
-//! Which service to record, and in how much detail: what `record` and `watch` share.
+//! Options of `record` and `watch`: which service to record, and in how much detail.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -7,13 +7,13 @@ use elfen_kernel::events::Detail;
 use elfen_machine::lane_args::{LaneArgs, topology};
 use elfen_machine::source::Source;
 use elfen_run::batches;
-use elfen_tailor::tale::Head;
+use elfen_tailor::trace::Header;
 
 use super::failure;
-use crate::marks::Marked;
+use crate::duty::{Duty, DutyCycle};
+use crate::marks::MarkedService;
 use crate::recorder::Recorder;
-use crate::service::{Service, Which};
-use crate::turns::{Duty, Turns};
+use crate::service::{Service, ServiceSelector};
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Target {
@@ -21,36 +21,37 @@ pub(super) struct Target {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
 
-    /// A process of the service; in a container too
+    /// A process of the service, which may be in a container
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 
-    /// The name under which it publishes its requests: then it says itself what is a request
+    /// The name under which the service publishes its requests; it then reports them itself
     #[arg(long, value_name = "NAME", conflicts_with_all = ["port", "pid"])]
     service: Option<String>,
 
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// Switches, wake-ups and sockets; `full` has interrupts as well
+    /// `sched`: switches, wake-ups and sockets; `full`: also interrupts, page faults and kernel
+    /// waits
     #[arg(long, value_enum, default_value = "sched")]
     detail: Level,
 
-    /// Record only so much of the time, in turns of 4 s: nobody pays for the rest of it
+    /// Record only this part of the time, in periods of 4 s; the rest of the time costs nothing
     #[arg(long, value_name = "PERCENT", value_parser = duty)]
     duty: Option<Duty>,
 
-    /// Events of each CPU that wait to be read, 32 bytes each; rounded up to a power of two
+    /// Size of the ring of each CPU in events of 32 bytes; rounded up to a power of two
     #[arg(long, value_name = "EVENTS", default_value = "16384",
         value_parser = clap::value_parser!(u32).range(16..=4_194_304))]
     ring: u32,
 }
 
-/// As in 10%: looks at the rings are a fiftieth of a second apart.
+/// Parses as in `10%`. The lower limit is 2 % of a period, four polls of the rings.
 fn duty(text: &str) -> Result<Duty, String> {
     let percent = text.strip_suffix('%').unwrap_or(text).parse::<u32>().ok();
     let percent = percent.filter(|percent| (2..=99).contains(percent));
-    percent.map(Duty::percent).ok_or_else(|| "it is 2% to 99%".to_owned())
+    percent.map(Duty::percent).ok_or_else(|| "it must be 2% to 99%".to_owned())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -59,8 +60,8 @@ enum Level {
     Full,
 }
 
-/// Whose requests are recorded.
-pub(super) fn who(head: &Head) -> String {
+/// Names the service for a message.
+pub(super) fn describe(head: &Header) -> String {
     match head.port {
         0 => format!("{}, by its marks", head.service),
         port => format!("{}, port {port}", head.service),
@@ -75,8 +76,8 @@ impl Target {
         }
     }
 
-    /// Lanes that share a core: those that are named, or the machine's, and those of batches that
-    /// run beside requests.
+    /// CPUs that share a core: those that the user names, or those of the machine and of running
+    /// batches.
     fn cores(&self) -> Result<Vec<Vec<u32>>, Failure> {
         if self.lanes.by_hand() {
             let pairs = self.lanes.pairs()?;
@@ -85,7 +86,7 @@ impl Target {
         let topology = topology(&Source::live())?;
         let shared = topology.cores.iter().filter(|core| core.lanes.len() > 1);
         let mut cores: Vec<Vec<u32>> = shared.map(|core| core.lanes.iter().collect()).collect();
-        // A machine that lists no segments has no batches.
+        // A machine without a list of segments has no batches.
         for run in batches::runs().unwrap_or_default() {
             for slot in run.lanes.slots() {
                 let lanes = [&slot.request_cpu, &slot.batch_cpu].map(|cpu| cpu.load(Relaxed));
@@ -106,38 +107,40 @@ impl Target {
 
     pub(super) fn attach(&self) -> Result<Recorder, Failure> {
         let mut recorder = self.open()?;
-        recorder.turns = self.duty.map(Turns::of);
+        recorder.duty_cycle = self.duty.map(DutyCycle::new);
         if !recorder.lacks().is_empty() {
             let lacks = recorder.lacks().join(", ");
-            to_stderr(&format!("not recorded, as the kernel has no such tracepoints: {lacks}"));
+            to_stderr(&format!("not recorded, because the kernel lacks tracepoints: {lacks}"));
         }
         Ok(recorder)
     }
 
     fn open(&self) -> Result<Recorder, Failure> {
         let ring = self.ring.next_power_of_two();
-        // First, as they may be wrong.
+        // Checks the lanes first, because they may be wrong.
         let cores = self.cores()?;
         if let Some(name) = &self.service {
-            let marked = Marked::find(name).map_err(|missing| failure::not_found(&missing))?;
+            let marked =
+                MarkedService::find(name).map_err(|missing| failure::not_found(&missing))?;
             let (recorder, refused) = Recorder::of_marks(marked, cores, self.detail(), ring);
             if let Some(error) = refused {
                 to_stderr(&format!(
-                    "the kernel shows nothing ({error}): there are queue and service times alone"
+                    "no kernel events ({error}): only queue and service times are recorded"
                 ));
             }
             return Ok(recorder);
         }
-        let which = match (self.port, self.pid) {
-            (port, Some(pid)) => Which::Process(pid, port),
-            (Some(port), None) => Which::Port(port),
+        let selector = match (self.port, self.pid) {
+            (port, Some(pid)) => ServiceSelector::Process(pid, port),
+            (Some(port), None) => ServiceSelector::Port(port),
             (None, None) => {
                 let (why, fix) =
                     ("no service is named", "name one with --port, --pid or --service");
                 return Err(Failure::new(Status::Usage, "arguments", why, fix));
             }
         };
-        let mut service = Service::find(which).map_err(|missing| failure::not_found(&missing))?;
+        let mut service =
+            Service::find(selector).map_err(|missing| failure::not_found(&missing))?;
         service.cores = cores;
         Recorder::attach(service, self.detail(), ring).map_err(|error| failure::no_events(&error))
     }

@@ -11,17 +11,17 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
 use elfen_run::watches::Publisher;
 use elfen_tailor::account::{Account, charges};
-use elfen_tailor::explained::Explained;
-use elfen_tailor::rank::Slow;
+use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::replay::quantile;
-use elfen_tailor::tale::{Function, Gap, Head, Lent, Named, Tale};
+use elfen_tailor::segment::ExplainedRequest;
+use elfen_tailor::trace::{BatchThread, Gap, Header, KernelFunction, ThreadName, Trace};
 use serde::Serialize;
 
 use super::report::slow;
-use super::target::{Target, who};
-use crate::minute::Minute;
-use crate::recorder::{LOOK_EVERY, Sink};
-use crate::signals::Ending;
+use super::target::{Target, describe};
+use crate::last_minute::LastMinute;
+use crate::recorder::{POLL_INTERVAL, Sink};
+use crate::signals::EndSignals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,89 +37,90 @@ pub(super) struct Args {
     #[command(flatten)]
     target: Target,
 
-    /// What is slow: above p99, p99.9 of the last requests, or a time
+    /// Which requests are slow: above a quantile of the last requests such as p99 or p99.9, or
+    /// above a time
     #[arg(long, value_name = "LIMIT", default_value = "p99", value_parser = slow)]
-    slow: Slow,
+    slow: SlowThreshold,
 
-    /// How long; without it, until Ctrl-C
+    /// How long to watch; without it, until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
     time: Option<Duration>,
 
-    /// Print one JSON object a line
+    /// Print a JSON object for each request, one a line
     #[arg(long)]
     json: bool,
 }
 
-/// Events are kept for so long: a request that takes longer is not seen.
+/// How long events are kept: longer requests are not printed.
 const KEPT_NS: u64 = 5_000_000_000;
 const EXPLAIN_EVERY: Duration = Duration::from_millis(400);
-/// A request may still have to send the end of its answer.
+/// The end of an answer may leave this much later.
 const SETTLED_NS: u64 = 200_000_000;
-/// Latencies that a quantile is taken of.
-const REMEMBERED: usize = 10_000;
-/// With fewer there is no tail.
-const FEWEST: usize = 100;
-/// Between two rankings for `elfen top` and `elfen metrics`: shorter than what is kept.
+/// How many latencies a quantile is taken of.
+const LATENCIES_MAX: usize = 10_000;
+/// With fewer latencies there is no tail.
+const LATENCIES_MIN: usize = 100;
+/// Interval of rankings for `elfen top` and `elfen metrics`: shorter than `KEPT_NS`.
 const RANK_EVERY: Duration = Duration::from_secs(4);
 
-/// The last seconds, in memory.
+/// The events of the last seconds, in memory.
 struct Window {
-    tale: Tale,
+    trace: Trace,
 }
 
 impl Sink for Window {
     fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        self.tale.add(cpu, events);
+        self.trace.add_events(cpu, events);
         Ok(())
     }
 
     fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        self.tale.gaps.push(gap);
+        self.trace.gaps.push(gap);
         Ok(())
     }
 
     fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
-        self.tale.mark(lane, marks);
+        self.trace.add_marks(lane, marks);
         Ok(())
     }
 
-    fn functions(&mut self, found: Vec<Function>) -> io::Result<()> {
-        self.tale.learn(found);
+    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
+        self.trace.add_functions(found);
         Ok(())
     }
 
-    fn batches(&mut self, lent: Vec<Lent>) -> io::Result<()> {
-        self.tale.lend(lent);
+    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()> {
+        self.trace.add_batch_threads(threads);
         Ok(())
     }
 
-    fn names(&mut self, names: Vec<Named>, processes: &[u32]) -> io::Result<()> {
-        self.tale.name(names, processes);
-        // Processes that are gone are nobody's.
-        self.tale.processes.retain(|process| processes.contains(process));
+    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
+        self.trace.add_names(names, processes);
+        // Drops processes that have ended.
+        self.trace.processes.retain(|process| processes.contains(process));
         Ok(())
     }
 }
 
 impl Window {
     fn forget(&mut self, before_ns: u64) {
-        for events in &mut self.tale.events {
+        for events in &mut self.trace.events {
             let old = events.partition_point(|event: &Event| event.at_ns < before_ns);
             events.drain(..old);
         }
-        for marks in self.tale.marks.values_mut() {
+        for marks in self.trace.marks.values_mut() {
             let old = marks.partition_point(|mark| mark.at_ns < before_ns);
             marks.drain(..old);
         }
-        self.tale.gaps.retain(|gap| gap.to_ns >= before_ns);
-        self.tale.names.retain(|_, known| {
-            // What was seen last may be the name of a thread that goes on.
+        self.trace.gaps.retain(|gap| gap.to_ns >= before_ns);
+        self.trace.names.retain(|_, known| {
+            // The newest entry may be the name of a living thread.
             let old = known.partition_point(|(until_ns, _)| *until_ns < before_ns);
             known.drain(..old.min(known.len() - 1));
             known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
         });
-        self.tale.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
-        self.tale.head.began_ns = self.tale.head.began_ns.max(before_ns);
+        self.trace.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
+        self.trace.head.began_ns = self.trace.head.began_ns.max(before_ns);
     }
 }
 
@@ -135,31 +136,32 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let failed = |error: io::Error| {
         Failure::new(Status::Failed, "watching the service", error, "see `elfen doctor`")
     };
-    let ending = Ending::new().map_err(failed)?;
+    let ending = EndSignals::new().map_err(failed)?;
     let mut recorder = args.target.attach()?;
-    let head: Head = recorder.head(args.target.detail());
-    to_stderr(&format!("watching {}", who(&head)));
-    let mut window = Window { tale: Tale::begin(head) };
-    let mut seen = Seen { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
-    let mut told = Told::new(&window.tale.head);
-    let (began, mut explained) = (Instant::now(), Instant::now());
+    let head: Header = recorder.head(args.target.detail());
+    to_stderr(&format!("watching {}", describe(&head)));
+    let mut window = Window { trace: Trace::new(head) };
+    let mut printed = Printed { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
+    let mut tail = TailPublisher::new(&window.trace.head);
+    let began = Instant::now();
+    let mut explained = Instant::now();
     loop {
-        let signal = ending.wait(recorder.rests().min(LOOK_EVERY));
-        recorder.look(&mut window).map_err(failed)?;
+        let signal = ending.wait(recorder.next_poll_in().min(POLL_INTERVAL));
+        recorder.poll(&mut window).map_err(failed)?;
         let over = args.time.is_some_and(|time| began.elapsed() >= time);
         if explained.elapsed() >= EXPLAIN_EVERY || over || signal.is_some() {
             explained = Instant::now();
-            // Whoever was met is called by its name in what is told now.
+            // Looks up the names of new threads before they are printed.
             recorder.refresh(&mut window).map_err(failed)?;
-            let account = Account::of(&window.tale);
-            seen.explain(args, &account, &window.tale, out)?;
-            if let Some(threshold_ns) = seen.threshold_ns(args.slow) {
-                told.rank(&account, &window.tale, threshold_ns);
+            let account = Account::of(&window.trace);
+            printed.print_new(args, &account, &window.trace, out)?;
+            if let Some(threshold_ns) = printed.threshold_ns(args.slow) {
+                tail.publish(&account, &window.trace, threshold_ns);
             }
-            if recorder.lost > seen.lost {
-                let lost = recorder.lost - seen.lost;
+            if recorder.lost > printed.lost {
+                let lost = recorder.lost - printed.lost;
                 to_stderr(&format!("{lost} events lost: requests of that time are left out"));
-                seen.lost = recorder.lost;
+                printed.lost = recorder.lost;
             }
             window.forget(monotonic_ns().saturating_sub(KEPT_NS));
         }
@@ -173,63 +175,67 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 /// The causes of the tail, for `elfen top` and `elfen metrics`.
-struct Told {
-    /// `None` where there can be no page: then the lines are all there is.
+struct TailPublisher {
+    /// `None` if the page could not be created: then only lines are printed.
     publisher: Option<Publisher>,
-    minute: Minute,
+    minute: LastMinute,
     ranked: Instant,
     until_ns: u64,
 }
 
-impl Told {
-    fn new(head: &Head) -> Self {
+impl TailPublisher {
+    fn new(head: &Header) -> Self {
         let name = match head.port {
             0 => head.service.clone(),
             port => format!("{}:{port}", head.service),
         };
         let refused = |error| to_stderr(&format!("`elfen top` can't show the causes: {error}"));
         let publisher = Publisher::new(&name).map_err(refused).ok();
-        let (minute, ranked) = (Minute::default(), Instant::now());
+        let minute = LastMinute::default();
+        let ranked = Instant::now();
         Self { publisher, minute, ranked, until_ns: monotonic_ns() }
     }
 
-    fn rank(&mut self, account: &Account, tale: &Tale, threshold_ns: u64) {
+    fn publish(&mut self, account: &Account, trace: &Trace, threshold_ns: u64) {
         let Some(publisher) = &self.publisher else { return };
         if self.ranked.elapsed() < RANK_EVERY {
             return;
         }
         let now_ns = monotonic_ns();
         let settled_ns = now_ns.saturating_sub(SETTLED_NS);
-        let is_new = |one: &&Explained| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
-        let new: Vec<Explained> = account.explained.iter().filter(is_new).cloned().collect();
-        (self.ranked, self.until_ns) = (Instant::now(), settled_ns);
-        self.minute.add(&new, tale, threshold_ns, now_ns);
+        let is_new =
+            |one: &&ExplainedRequest| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
+        let new: Vec<ExplainedRequest> = account.explained.iter().filter(is_new).cloned().collect();
+        self.ranked = Instant::now();
+        self.until_ns = settled_ns;
+        self.minute.add(&new, trace, threshold_ns, now_ns);
         publisher.publish(&self.minute.tail());
     }
 }
 
-/// What has been told already.
-struct Seen {
+/// What has been printed already.
+struct Printed {
     until_ns: u64,
     latencies: VecDeque<u64>,
     lost: u64,
 }
 
-impl Seen {
-    fn explain(
+impl Printed {
+    fn print_new(
         &mut self,
         args: &Args,
         account: &Account,
-        tale: &Tale,
+        trace: &Trace,
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
         let settled_ns = monotonic_ns().saturating_sub(SETTLED_NS);
-        let new = |one: &&Explained| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
-        let new: Vec<&Explained> = account.explained.iter().filter(new).collect();
+        let new =
+            |one: &&ExplainedRequest| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
+        let new: Vec<&ExplainedRequest> = account.explained.iter().filter(new).collect();
         for one in &new {
             self.latencies.push_back(one.latency_ns());
         }
-        self.latencies.drain(..self.latencies.len().saturating_sub(REMEMBERED));
+        self.latencies.drain(..self.latencies.len().saturating_sub(LATENCIES_MAX));
         self.until_ns = settled_ns;
         let Some(threshold_ns) = self.threshold_ns(args.slow) else { return Ok(()) };
         for one in new.into_iter().filter(|one| one.latency_ns() > threshold_ns) {
@@ -237,18 +243,18 @@ impl Seen {
                 ended_ns: one.ended_ns,
                 latency_ns: one.latency_ns(),
                 threshold_ns,
-                charges: charges(one, tale),
+                charges: charges(one, trace),
             };
             write(&line, args.json, out)?;
         }
         out.flush().map_err(Failure::output)
     }
 
-    fn threshold_ns(&self, slow: Slow) -> Option<u64> {
+    fn threshold_ns(&self, slow: SlowThreshold) -> Option<u64> {
         match slow {
-            Slow::AboveNs(ns) => Some(ns),
-            Slow::Quantile(_) if self.latencies.len() < FEWEST => None,
-            Slow::Quantile(per_million) => {
+            SlowThreshold::AboveNs(ns) => Some(ns),
+            SlowThreshold::Quantile(_) if self.latencies.len() < LATENCIES_MIN => None,
+            SlowThreshold::Quantile(per_million) => {
                 let mut sorted: Vec<u64> = self.latencies.iter().copied().collect();
                 sorted.sort_unstable();
                 Some(quantile(&sorted, per_million))

@@ -1,9 +1,10 @@
-//! A JVM's collections by the counters that it keeps in a file: when each began and ended, to the
-//! nanosecond, of a clock that is the machine's less a constant.
+//! A JVM's collections, by the counters that it keeps in a file: when each began and ended, to the
+//! nanosecond. The JVM's clock is the machine's clock minus a constant.
 //!
-//! The counters hold the last collection of each collector, so they are looked at more often than
-//! a JVM collects. The constant is the least difference between the machine's clock and a counter
-//! of the JVM's that it brings up to date now and then: a look comes later, never sooner.
+//! The counters hold only the last collection of each collector, so they are polled more often than
+//! a JVM collects. The constant is estimated as the least difference between the machine's clock
+//! and a counter of ticks that the JVM updates now and then. A poll can only come after the update,
+//! never before it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,8 +17,8 @@ use elfen_rt::signal::event::{Event, Kind, Runtime};
 struct Collector {
     began: Counter,
     ended: Counter,
-    /// The end of the last one that was told of.
-    told: u64,
+    /// The end of the last reported collection.
+    reported: u64,
 }
 
 /// The counters of one JVM.
@@ -31,11 +32,11 @@ pub(super) struct Counters {
 }
 
 const NS: u64 = 1_000_000_000;
-/// A JVM has no more collectors than these; most have two.
-const MOST_COLLECTORS: usize = 8;
+/// A JVM has at most this many collectors; most have two.
+const COLLECTORS_MAX: usize = 8;
 
 impl Counters {
-    /// Why there are none, in a few words.
+    /// Opens the counters; the error says in a few words why there are none.
     pub(super) fn open(process: u32) -> Result<Self, String> {
         let (file, all) = hsperf::counters(process).map_err(|error| error.to_string())?;
         let named = |name: &str| {
@@ -46,30 +47,30 @@ impl Counters {
         let ticks = named("sun.os.hrt.ticks")?;
         let collector = |number: usize| {
             let of = |what| named(&format!("sun.gc.collector.{number}.{what}")).ok();
-            Some(Collector { began: of("lastEntryTime")?, ended: of("lastExitTime")?, told: 0 })
+            Some(Collector { began: of("lastEntryTime")?, ended: of("lastExitTime")?, reported: 0 })
         };
-        let collectors = (0..MOST_COLLECTORS).map_while(collector).collect();
+        let collectors = (0..COLLECTORS_MAX).map_while(collector).collect();
         let mut found = Self { file, ticks, collectors, ticked: 0, ahead_ns: None };
         if found.value(&frequency) != Some(NS) {
             return Err("its clock does not count nanoseconds".to_owned());
         }
         found.ticked = found.value(&found.ticks).unwrap_or(0);
         for at in 0..found.collectors.len() {
-            // What is over by now is not told of.
-            found.collectors[at].told = found.value(&found.collectors[at].ended).unwrap_or(0);
+            // Collections that are over by now are not reported.
+            found.collectors[at].reported = found.value(&found.collectors[at].ended).unwrap_or(0);
         }
         Ok(found)
     }
 
-    /// Read, never mapped: a file can be cut.
+    /// Reads the file and never maps it: the file may be truncated.
     fn value(&self, counter: &Counter) -> Option<u64> {
         let mut bytes = [0; 8];
         self.file.read_exact_at(&mut bytes, counter.offset).ok()?;
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// Takes the collections that ended since the last look.
-    pub(super) fn look(&mut self, into: &mut Vec<Event>) {
+    /// Adds the collections that ended since the last poll.
+    pub(super) fn poll(&mut self, into: &mut Vec<Event>) {
         let Some(ticks) = self.value(&self.ticks) else { return };
         let now_ns = monotonic_ns();
         if ticks != self.ticked {
@@ -79,13 +80,13 @@ impl Counters {
         }
         let Some(ahead_ns) = self.ahead_ns else { return };
         for at in 0..self.collectors.len() {
-            let Collector { began, ended, told } = &self.collectors[at];
+            let Collector { began, ended, reported } = &self.collectors[at];
             let Some((began, ended)) = self.value(began).zip(self.value(ended)) else { continue };
-            // One that goes on has begun after the last has ended.
-            if ended == *told || began >= ended {
+            // During a collection, its begin is later than the last end.
+            if ended == *reported || began >= ended {
                 continue;
             }
-            self.collectors[at].told = ended;
+            self.collectors[at].reported = ended;
             let event = |ticks: u64, step| Event {
                 at_ns: ticks.saturating_add(ahead_ns),
                 thread: u32::try_from(at).unwrap_or(0),

@@ -1,10 +1,10 @@
-//! A JVM among the processes of a service: what it says of itself, in the way that it allows.
+//! Reads what the JVMs of a service report about themselves, by the first source that works.
 //!
-//! | way | what it tells | what it takes |
+//! | source | what it reports | what it needs |
 //! | --- | --- | --- |
-//! | probes | collections, halts and their operations, classes | probes, and our rights |
+//! | probes | collections, halts with operations, classes | a library with probes, our rights |
 //! | counters | collections | the JVM's user, or root; its shared memory |
-//! | names | who halted, collected or compiled, by what its threads are called | nothing |
+//! | names | the threads that halted, collected or compiled | nothing |
 //!
 //! Nothing is put into the JVM.
 
@@ -22,9 +22,9 @@ use counters::Counters;
 
 const LIBRARY: &str = "/libjvm.so";
 
-/// How a JVM tells what it does.
+/// How a JVM is read.
 #[derive(Debug)]
-enum Way {
+enum JvmSource {
     Probes,
     Counters(Box<Counters>),
     Names,
@@ -32,95 +32,93 @@ enum Way {
 
 #[derive(Debug)]
 pub struct Jvms {
-    /// By process; `None` of one that is no JVM.
-    all: BTreeMap<u32, Option<Way>>,
+    /// By process; `None` for a process without a JVM.
+    all: BTreeMap<u32, Option<JvmSource>>,
     found: Vec<Event>,
 }
-
-/// A JVM that was found, in words.
-pub type Told = String;
 
 impl Jvms {
     pub fn none() -> Self {
         Self { all: BTreeMap::new(), found: Vec::new() }
     }
 
-    /// Looks for JVMs among the processes, and says of each new one how it is listened to.
-    pub fn refresh(&mut self, processes: &[u32], mut events: Option<&mut Events>) -> Vec<Told> {
+    /// Looks for JVMs among the processes. Returns a text for each new JVM that says how it is
+    /// read.
+    pub fn refresh(&mut self, processes: &[u32], mut events: Option<&mut Events>) -> Vec<String> {
         self.all.retain(|process, _| processes.contains(process));
-        let mut told = Vec::new();
+        let mut texts = Vec::new();
         for &process in processes {
-            // A process may become a JVM: who was none is looked at again.
+            // A process may become a JVM later, so others are checked again.
             if matches!(self.all.get(&process), Some(Some(_))) {
                 continue;
             }
-            let way = library_of(process).map(|library| {
-                let (way, text) = listen(process, &library, events.as_deref_mut());
-                told.push(text);
-                way
+            let source = library_of(process).map(|library| {
+                let (source, text) = choose_source(process, &library, events.as_deref_mut());
+                texts.push(text);
+                source
             });
-            self.all.insert(process, way);
+            self.all.insert(process, source);
         }
-        told
+        texts
     }
 
     pub fn any(&self) -> bool {
         self.all.values().any(Option::is_some)
     }
 
-    /// Takes what counters tell; probes write their events themselves.
-    pub fn look(&mut self, into: &mut Vec<Words>) {
-        for way in self.all.values_mut().flatten() {
-            if let Way::Counters(counters) = way {
-                counters.look(&mut self.found);
+    /// Adds what counters report. Probes write their events themselves.
+    pub fn poll(&mut self, into: &mut Vec<Words>) {
+        for source in self.all.values_mut().flatten() {
+            if let JvmSource::Counters(counters) = source {
+                counters.poll(&mut self.found);
             }
         }
         into.extend(self.found.drain(..).map(|event| event.encode()));
     }
 }
 
-/// The probes of a process's JVM; `None` if it is no JVM.
+/// The probes of a process's JVM; `None` without a JVM.
 pub fn probes_of(process: u32) -> Option<(PathBuf, Vec<ProbePoint>)> {
     let library = library_of(process)?;
-    // One that can't be read has none for us.
-    let places = probes::places(&library).unwrap_or_default();
-    Some((library, places))
+    // An unreadable library counts as one without probes.
+    let sites = probes::probe_sites(&library).unwrap_or_default();
+    Some((library, sites))
 }
 
-/// The JVM that a process has mapped, as a path that we can open; `None` if it is no JVM.
+/// The JVM library that a process has mapped, as a path that we can open; `None` without a JVM.
 fn library_of(process: u32) -> Option<PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
     let inside = maps.lines().find(|line| line.ends_with(LIBRARY))?;
     let inside = &inside[inside.find('/')?..];
-    // It may have another root.
+    // The process may have another root.
     Some(Path::new("/proc").join(process.to_string()).join("root").join(inside.strip_prefix('/')?))
 }
 
-fn listen(process: u32, library: &Path, events: Option<&mut Events>) -> (Way, Told) {
+fn choose_source(process: u32, library: &Path, events: Option<&mut Events>) -> (JvmSource, String) {
     let by_probes = || -> Result<(), String> {
-        let events = events.ok_or("the kernel shows nothing")?;
-        let places = probes::places(library).map_err(|error| error.to_string())?;
-        if places.is_empty() {
+        let events = events.ok_or("there are no kernel events")?;
+        let sites = probes::probe_sites(library).map_err(|error| error.to_string())?;
+        if sites.is_empty() {
             return Err("it was built without probes".to_owned());
         }
-        events.probe(process, library, &places).map_err(|error| error.to_string())
+        events.probe(process, library, &sites).map_err(|error| error.to_string())
     };
     let no_probes = match by_probes() {
-        Ok(()) => return (Way::Probes, format!("process {process} is a JVM: by its probes")),
+        Ok(()) => return (JvmSource::Probes, format!("process {process} is a JVM: by its probes")),
         Err(why) => why,
     };
     let is = format!("process {process} is a JVM");
     match Counters::open(process) {
         Ok(counters) => {
-            let text = format!("{is}: by its counters, as it has no probes for us ({no_probes})");
-            (Way::Counters(Box::new(counters)), text)
+            let text = format!("{is}: by its counters, as it has no usable probes ({no_probes})");
+            (JvmSource::Counters(Box::new(counters)), text)
         }
         Err(no_counters) => {
             let text = format!(
                 "{is}: by the names of its threads; no probes ({no_probes}), no counters \
                  ({no_counters})"
             );
-            (Way::Names, text)
+            (JvmSource::Names, text)
         }
     }
 }

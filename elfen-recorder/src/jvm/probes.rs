@@ -1,4 +1,5 @@
-//! The probes of a JVM: notes in its library name a place for each, where a breakpoint can be.
+//! The probes of a JVM: notes in its library give the address of each, where a breakpoint can be
+//! set.
 
 use std::fs::File;
 use std::io;
@@ -12,12 +13,12 @@ use object::read::elf::{
 };
 use object::{Endianness, elf};
 
-/// The owner and the type of such notes.
+/// The owner and the type of these notes.
 const OWNER: &[u8] = b"stapsdt";
 const NOTE: u32 = 3;
 
-/// What we ask for: provider, name, and what it says.
-const WANTED: [(&str, &str, Runtime); 6] = [
+/// The probes that we use: provider, name, and meaning.
+const PROBES: [(&str, &str, Runtime); 6] = [
     ("hs_private", "safepoint__begin", Runtime::SafepointBegin),
     ("hs_private", "safepoint__end", Runtime::SafepointEnd),
     ("hotspot", "gc__begin", Runtime::GcBegin),
@@ -26,18 +27,19 @@ const WANTED: [(&str, &str, Runtime); 6] = [
     ("hotspot", "class__loaded", Runtime::ClassLoaded),
 ];
 
-/// The places in a library; none in one that was built without probes.
-pub(super) fn places(library: &Path) -> io::Result<Vec<ProbePoint>> {
+/// The probes in a library; empty if it was built without probes.
+pub(super) fn probe_sites(library: &Path) -> io::Result<Vec<ProbePoint>> {
     let file = ReadCache::new(File::open(library)?);
-    places_of(&file).map_err(io::Error::other)
+    sites_of(&file).map_err(io::Error::other)
 }
 
-fn places_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<ProbePoint>> {
+fn sites_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<ProbePoint>> {
     let file = ElfFile64::<'a, Endianness, R>::parse(data)?;
     let endian = file.endian();
     let header = file.elf_header();
     let sections = header.sections(endian, data)?;
-    // An address in a note is one of the file before it was moved, which this section tells.
+    // Addresses in notes are from before the file was prelinked. This section tells by how much
+    // they moved.
     let base = sections.section_by_name(endian, b".stapsdt.base");
     let base = base.map_or(0, |(_, section)| section.sh_addr(endian));
     let segments = header.program_headers(endian, data)?;
@@ -47,7 +49,7 @@ fn places_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<ProbePoi
             (inside < segment.p_filesz(endian)).then(|| segment.p_offset(endian) + inside)
         })
     };
-    let mut places = Vec::new();
+    let mut sites = Vec::new();
     for section in sections.iter() {
         let Some(mut notes): Option<NoteIterator<'_, _>> = section.notes(endian, data)? else {
             continue;
@@ -57,24 +59,27 @@ fn places_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<ProbePoi
                 continue;
             }
             let found = parse(note.desc(), base);
-            places.extend(found.and_then(|(address, step, register)| {
+            sites.extend(found.and_then(|(address, step, register)| {
                 Some(ProbePoint { step, offset: offset_of(address)?, register })
             }));
         }
     }
-    Ok(places)
+    Ok(sites)
 }
 
-/// A note: address, base and semaphore, then provider, name and arguments. A probe that has to be
-/// switched on by its semaphore is none for us.
+/// Parses a note: address, base and semaphore, then provider, name and arguments. Probes that need
+/// their semaphore set are skipped.
 fn parse(note: &[u8], base: u64) -> Option<(u64, Runtime, Option<u8>)> {
     let (words, texts) = note.split_at_checked(24)?;
     let word = |at: usize| words[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
-    let (address, noted_base, semaphore) = (word(0)?, word(8)?, word(16)?);
+    let address = word(0)?;
+    let noted_base = word(8)?;
+    let semaphore = word(16)?;
     let mut texts = texts.split(|byte| *byte == 0).map(std::str::from_utf8);
-    let (provider, name) = (texts.next()?.ok()?, texts.next()?.ok()?);
+    let provider = texts.next()?.ok()?;
+    let name = texts.next()?.ok()?;
     let arguments = texts.next()?.ok()?;
-    let (.., step) = WANTED.into_iter().find(|wanted| (wanted.0, wanted.1) == (provider, name))?;
+    let (.., step) = PROBES.into_iter().find(|probe| (probe.0, probe.1) == (provider, name))?;
     let moved = if base == 0 { 0 } else { base.wrapping_sub(noted_base) };
     let register = match step {
         Runtime::Operation(_) => register(arguments),
@@ -83,7 +88,7 @@ fn parse(note: &[u8], base: u64) -> Option<(u64, Runtime, Option<u8>)> {
     (semaphore == 0).then_some((address.wrapping_add(moved), step, register))
 }
 
-/// Where in `pt_regs` the first argument is, if it is in a register.
+/// The offset in `pt_regs` of the first argument, if it is in a register.
 fn register(arguments: &str) -> Option<u8> {
     const REGISTERS: [&str; 15] = [
         "r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx",
@@ -105,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_name_places() {
+    fn notes_give_addresses() {
         let begin = note("hs_private", "safepoint__begin", "", 0);
         assert_eq!(parse(&begin, 0x60), Some((0x1010, Runtime::SafepointBegin, None)));
         let operation = note("hotspot", "vmops__begin", "8@%r12 8@%rdx -4@%eax", 0);

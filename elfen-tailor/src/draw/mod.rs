@@ -1,10 +1,9 @@
 //! A report as pictures: a page for a browser, and a trace for Perfetto.
 //!
-//! | file | what it does |
+//! | file | what it draws |
 //! | --- | --- |
-//! | `page` | the page: first the slowest request and its cause, then the ranking |
+//! | `page` | the page: first the slowest request and its cause, then the ranking and the tail |
 //! | `timeline` | one request's time, and below it what ran on its CPUs |
-//! | `tail` | what slow requests had of each cause, against those of the middle |
 //! | `svg` | the elements of both pictures |
 //! | `perfetto`, `protobuf` | threads and requests as tracks |
 
@@ -12,8 +11,7 @@ mod page;
 mod perfetto;
 mod protobuf;
 mod svg;
-mod tail;
 mod timeline;
 
 pub use page::page;
-pub use perfetto::trace;
+pub use perfetto::write_perfetto;

@@ -1,16 +1,15 @@
-//! The page: the cause of the tail in a sentence, the slowest request as a picture, and then what
-//! is read by who wants to know more.
+//! The page: the cause of the tail in a sentence, the slowest request as a picture, then details.
 
-use elfen_console::duration::show;
+use elfen_console::duration::{number, show};
 use elfen_console::page::{document, escape};
 
-use super::tail;
+use super::svg::{self, WIDTH};
 use super::timeline::{COLOURS, Drawer};
-use crate::report::{Report, SlowRequest};
-use crate::tale::Tale;
+use crate::report::{CauseRow, Report, SlowRequest};
 use crate::timeline::Timeline;
+use crate::trace::Trace;
 
-/// The arrows of wake-ups; and the first picture closer to the top, so that it is on the first
+/// The arrows of wake-ups; and less space at the top, so that the first picture is on the first
 /// screen.
 const STYLE: &str = "\
 .wake { fill: none; stroke: var(--ink); stroke-width: 1; }
@@ -20,10 +19,18 @@ h1 { margin-bottom: 0.4rem; }
 header + main > figure:first-child { margin-top: 0.75rem; }
 ";
 
-/// The report as one HTML file that needs nothing else.
-pub fn page(report: &Report, tale: &Tale) -> String {
-    let timeline = Timeline::of(tale);
-    let drawer = Drawer { tale, timeline: &timeline };
+/// Width of the names of causes in the picture of the tail.
+const NAMES: f64 = 190.0;
+/// Room for the number after a bar.
+const NUMBER: f64 = 70.0;
+const BAR: f64 = 12.0;
+const ROW: f64 = 36.0;
+const MOST_ROWS: usize = 10;
+
+/// The report as one self-contained HTML file.
+pub fn page(report: &Report, trace: &Trace) -> String {
+    let timeline = Timeline::of(trace);
+    let drawer = Drawer { trace, timeline: &timeline };
     let mut slowest = report.slowest.iter();
     let first = slowest.next().map_or_else(String::new, |one| {
         figure(&format!("The slowest: {}", charged(one)), &drawer.picture(one), &legend())
@@ -36,7 +43,7 @@ pub fn page(report: &Report, tale: &Tale) -> String {
         "<header>\n<h1>{}</h1>\n{notes}</header>\n<main>\n{first}{}{}{others}</main>\n",
         escape(&title),
         ranking(report),
-        against_the_middle(report),
+        tail_and_middle(report),
     );
     document(&title, STYLE, &body)
 }
@@ -45,7 +52,7 @@ fn paragraph(text: &str) -> String {
     format!("<p>{}</p>\n", escape(text))
 }
 
-/// What a request's time is charged to, the most first.
+/// What a request's time is charged to, the largest part first.
 fn charged(one: &SlowRequest) -> String {
     format!("{}, {}", show(one.latency_ns), one.charged())
 }
@@ -61,8 +68,8 @@ fn legend() -> String {
     };
     let entries: String = COLOURS.iter().map(|(colour, name, _)| entry((colour, name))).collect();
     format!(
-        "<ul class=\"legend\">\n{entries}</ul>\n<figcaption>Above, the request's own time. Below, \
-         what ran meanwhile: blue its threads, red others. Arrows are wake-ups.</figcaption>\n"
+        "<ul class=\"legend\">\n{entries}</ul>\n<figcaption>Above: the request's own time. Below: \
+         what ran meanwhile, its threads blue, others red. Arrows are wake-ups.</figcaption>\n"
     )
 }
 
@@ -92,11 +99,35 @@ fn ranking(report: &Report) -> String {
     )
 }
 
-fn against_the_middle(report: &Report) -> String {
+fn tail_and_middle(report: &Report) -> String {
     if report.causes.is_empty() {
         return String::new();
     }
     let caption = "<figcaption>Red: a slow request, on average. Blue: one of the middle, between \
                    p40 and p60.</figcaption>\n";
-    figure("Tail against middle", &tail::picture(&report.causes), caption)
+    figure("Tail and middle", &tail_picture(&report.causes), caption)
+}
+
+/// The time of each cause in slow requests, next to that in requests of the middle. A cause that is
+/// large in both makes all requests slow, not the tail.
+fn tail_picture(causes: &[CauseRow]) -> String {
+    let shown = &causes[..causes.len().min(MOST_ROWS)];
+    let longest = shown.iter().map(|cause| cause.row.tail_ns.max(cause.row.middle_ns)).max();
+    let longest = number(longest.unwrap_or(0).max(1));
+    let mut body = String::new();
+    let mut y = 4.0;
+    for cause in shown {
+        body += &svg::fitted("row-name", (0.0, y + 16.0), &cause.row.cause, NAMES - 10.0);
+        let both = [("red", "tail", cause.row.tail_ns), ("blue", "middle", cause.row.middle_ns)];
+        for (at, (colour, which, ns)) in (0_u8..).zip(both) {
+            let top = y + f64::from(at) * (BAR + 1.0);
+            let right = NAMES + (WIDTH - NAMES - NUMBER) * number(ns) / longest;
+            let tooltip = format!("{}, {which}: {}", cause.row.cause, show(ns));
+            body += &svg::bar(colour, (NAMES, top), (right, top + BAR), &tooltip);
+            body += &svg::fitted("number", (right + 6.0, top + 10.0), &show(ns), NUMBER);
+        }
+        y += ROW;
+    }
+    body += &svg::line("base", (NAMES, 0.0), (NAMES, y));
+    svg::picture(y + 4.0, "What slow requests and those of the middle had of each cause", &body)
 }

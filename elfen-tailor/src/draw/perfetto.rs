@@ -1,16 +1,16 @@
-//! A trace that ui.perfetto.dev and its trace_processor open: a track for each slow request with
-//! its segments, and one for each thread with what it did.
+//! Writes a trace for ui.perfetto.dev and its trace_processor: a track for each slow request with
+//! its segments, and one for each thread with its states.
 //!
-//! Packets are as Perfetto's trace_packet.proto and track_event.proto number their fields. They are
-//! written as they are made: a trace is larger than what it is made from.
+//! The field numbers are those of Perfetto's trace_packet.proto and track_event.proto. Packets are
+//! written one by one, because a trace is larger than its source.
 
 use std::io::{self, Write};
 
 use super::protobuf::Message;
 use crate::calls;
 use crate::report::Report;
-use crate::tale::Tale;
 use crate::timeline::{State, Stretch, Timeline};
+use crate::trace::Trace;
 
 /// Of `Trace`.
 const PACKET: u32 = 1;
@@ -43,35 +43,35 @@ mod descriptor {
 const SEQUENCE: u64 = 1;
 const REQUESTS: u64 = 1;
 const THREADS: u64 = 2;
-/// Tracks of requests and of threads are numbered from here on.
+/// First numbers of the tracks of requests and of threads.
 const REQUEST: u64 = 1 << 32;
 const THREAD: u64 = 2 << 32;
 
-/// Writes a report's slow requests and a tale's threads.
-pub fn trace(report: &Report, tale: &Tale, out: &mut impl Write) -> io::Result<()> {
-    let timeline = Timeline::of(tale);
-    let mut trace = Trace { out };
-    trace.track(REQUESTS, "slow requests", None)?;
-    trace.track(THREADS, "threads", None)?;
+/// Writes a report's slow requests and a trace's threads.
+pub fn write_perfetto(report: &Report, trace: &Trace, out: &mut impl Write) -> io::Result<()> {
+    let timeline = Timeline::of(trace);
+    let mut writer = PerfettoWriter { out };
+    writer.track(REQUESTS, "slow requests", None)?;
+    writer.track(THREADS, "threads", None)?;
     for (number, one) in (0_u64..).zip(&report.slowest) {
         let track = REQUEST + number;
-        trace.track(track, &format!("request {}", one.request), Some(REQUESTS))?;
+        writer.track(track, &format!("request {}", one.request), Some(REQUESTS))?;
         for segment in &one.segments {
             let name = format!("{} {}", segment.kind, segment.who);
-            trace.slice(track, segment.from_ns, segment.to_ns, &name)?;
+            writer.slice(track, segment.from_ns, segment.to_ns, &name)?;
         }
     }
-    let last_ns = tale.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
+    let last_ns = trace.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
     let ended_ns = last_ns.max().unwrap_or(0);
     let mut threads: Vec<(u32, &[Stretch])> = timeline.threads().collect();
     threads.sort_unstable_by_key(|(thread, _)| *thread);
     for (thread, stretches) in threads.into_iter().filter(|(thread, _)| *thread != 0) {
         let track = THREAD + u64::from(thread);
-        let name = tale.name_of(tale.who(thread, ended_ns));
-        trace.track(track, &format!("{name} {thread}"), Some(THREADS))?;
+        let name = trace.name_of(trace.identify(thread, ended_ns));
+        writer.track(track, &format!("{name} {thread}"), Some(THREADS))?;
         for (at, stretch) in stretches.iter().enumerate() {
             let to_ns = stretches.get(at + 1).map_or(ended_ns, |next| next.from_ns);
-            trace.slice(track, stretch.from_ns, to_ns, &state(stretch.state))?;
+            writer.slice(track, stretch.from_ns, to_ns, &state(stretch.state))?;
         }
     }
     Ok(())
@@ -89,11 +89,11 @@ fn state(state: State) -> String {
     }
 }
 
-struct Trace<'a, W> {
+struct PerfettoWriter<'a, W> {
     out: &'a mut W,
 }
 
-impl<W: Write> Trace<'_, W> {
+impl<W: Write> PerfettoWriter<'_, W> {
     fn packet(&mut self, packet: Message) -> io::Result<()> {
         let packet = packet.number(packet::SEQUENCE, SEQUENCE);
         self.out.write_all(Message::default().message(PACKET, &packet).encoded())
@@ -108,7 +108,7 @@ impl<W: Write> Trace<'_, W> {
         self.packet(Message::default().message(packet::DESCRIPTOR, &track))
     }
 
-    /// Nothing that takes no time, nor what a damaged file has end before it begins.
+    /// Skips empty slices, and slices of a damaged file that end before they begin.
     fn slice(&mut self, track: u64, from_ns: u64, to_ns: u64, name: &str) -> io::Result<()> {
         if from_ns >= to_ns {
             return Ok(());
@@ -145,17 +145,17 @@ mod tests {
         super::super::protobuf::read::fields(bytes(&found.1))
     }
 
-    /// Goal: what is written is what a reader of the format finds: tracks that are described before
-    /// they are used, and slices that end. Method: a made-up trace, read back.
+    /// Goal: a reader of the format finds tracks that are described before they are used, and
+    /// slices that end. Method: a made-up trace, read back.
     #[test]
     fn packets_parse_back() {
         let mut out = Vec::new();
-        let mut trace = Trace { out: &mut out };
-        trace.track(REQUESTS, "slow requests", None).unwrap();
-        trace.track(REQUEST, "request 7", Some(REQUESTS)).unwrap();
-        trace.slice(REQUEST, 1_000, 2_000, "stopped redis").unwrap();
-        trace.slice(REQUEST, 2_000, 2_000, "nothing").unwrap();
-        trace.slice(REQUEST, 2_000, 1_000, "nothing").unwrap();
+        let mut writer = PerfettoWriter { out: &mut out };
+        writer.track(REQUESTS, "slow requests", None).unwrap();
+        writer.track(REQUEST, "request 7", Some(REQUESTS)).unwrap();
+        writer.slice(REQUEST, 1_000, 2_000, "stopped redis").unwrap();
+        writer.slice(REQUEST, 2_000, 2_000, "nothing").unwrap();
+        writer.slice(REQUEST, 2_000, 1_000, "nothing").unwrap();
         let packets = fields(&out).expect("a message");
         assert!(packets.iter().all(|(field, _)| *field == u64::from(PACKET)));
         let packets: Vec<Vec<(u64, Value)>> =
@@ -168,7 +168,7 @@ mod tests {
             (number(&track, descriptor::UUID), number(&track, descriptor::PARENT)),
             expected
         );
-        let told: Vec<_> = packets[2..]
+        let slices: Vec<_> = packets[2..]
             .iter()
             .map(|packet| {
                 let event = nested(packet, packet::EVENT).unwrap();
@@ -177,6 +177,6 @@ mod tests {
             })
             .collect();
         let slice = |at, kind| (Some(at), Some(kind), Some(REQUEST));
-        assert_eq!(told, [slice(1_000, event::BEGIN), slice(2_000, event::END)]);
+        assert_eq!(slices, [slice(1_000, event::BEGIN), slice(2_000, event::END)]);
     }
 }

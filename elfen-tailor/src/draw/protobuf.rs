@@ -1,10 +1,10 @@
-//! Protobuf's encoding, as much of it as a trace needs: a field is its number with its type, then a
-//! number of varying length, or a length and as many bytes.
+//! The part of Protobuf's encoding that a trace needs. A field is its number with its type, then a
+//! number of variable length, or a length and as many bytes.
 
 const NUMBER: u64 = 0;
 const BYTES: u64 = 2;
 
-/// A message that is put together.
+/// A message in the making.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Message(Vec<u8>);
 
@@ -35,7 +35,7 @@ impl Message {
     }
 }
 
-/// Seven bits a byte, the lowest first; the eighth says that more follow.
+/// Seven bits a byte, the lowest first. The eighth bit says that more bytes follow.
 fn varint(out: &mut Vec<u8>, mut value: u64) {
     loop {
         let [low, ..] = value.to_le_bytes();
@@ -48,10 +48,10 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
     }
 }
 
-/// The other direction, by the format's description alone: for tests.
+/// A decoder for tests, written from the format's description.
 #[cfg(test)]
 pub(super) mod read {
-    /// A field's content.
+    /// The content of a field.
     #[derive(Clone, PartialEq, Eq, Debug)]
     pub(in crate::draw) enum Value {
         Number(u64),
@@ -71,7 +71,7 @@ pub(super) mod read {
         None
     }
 
-    /// The fields of a message, in their order; `None` if it is none.
+    /// The fields of a message, in their order; `None` if the bytes are not a message.
     pub(in crate::draw) fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, Value)>> {
         let mut fields = Vec::new();
         while !bytes.is_empty() {
@@ -99,7 +99,7 @@ mod tests {
 
     /// The bytes are those of the format's own documentation.
     #[test]
-    fn as_the_format_is_described() {
+    fn the_encoding_matches_the_format_description() {
         let message = Message::default().number(1, 150).text(2, "testing");
         let expected = [&[0x08, 0x96, 0x01, 0x12, 0x07][..], b"testing"].concat();
         assert_eq!(message.encoded(), expected);

@@ -1,17 +1,17 @@
-//! What both pictures are drawn with. Colours and fonts are the page's style.
+//! The elements of both pictures. Colours and fonts are the page's style.
 
 use elfen_console::page::escape;
 
 pub(super) const WIDTH: f64 = 760.0;
-/// A character of a label is about this wide.
+/// About the width of a character of a label.
 const CHARACTER: f64 = 6.4;
 
-/// A picture with what a screen reader says instead of it.
-pub(super) fn picture(height: f64, told: &str, body: &str) -> String {
+/// A picture with its description for screen readers.
+pub(super) fn picture(height: f64, description: &str, body: &str) -> String {
     format!(
         "<div class=\"scroll\"><svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot\" \
          viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{}\">\n{body}</svg></div>\n",
-        escape(told)
+        escape(description)
     )
 }
 
@@ -22,17 +22,17 @@ pub(super) fn line(class: &str, from: (f64, f64), to: (f64, f64)) -> String {
     )
 }
 
-/// A bar in one of the page's colours; `told` is shown when it is pointed at.
-pub(super) fn bar(colour: &str, from: (f64, f64), to: (f64, f64), told: &str) -> String {
+/// A bar in one of the page's colours; `tooltip` is shown when the pointer is on it.
+pub(super) fn bar(colour: &str, from: (f64, f64), to: (f64, f64), tooltip: &str) -> String {
     let ((x, y), width, height) = (from, (to.0 - from.0).max(0.3), to.1 - from.1);
     format!(
         "<g class=\"{colour}\"><rect class=\"bar\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" \
          height=\"{height:.2}\"><title>{}</title></rect></g>\n",
-        escape(told)
+        escape(tooltip)
     )
 }
 
-/// A text, if most of it has room; whole when it is pointed at.
+/// A text, if most of it fits into `width`; all of it is in the tooltip.
 pub(super) fn fitted(class: &str, at: (f64, f64), words: &str, width: f64) -> String {
     let (x, y) = at;
     let length = words.chars().count();

@@ -1,5 +1,5 @@
-//! One request's time: its segments, and below what ran meanwhile on the CPUs that it needed, with
-//! an arrow from each waker to whom it woke.
+//! The time of one request: its segments, and below what ran meanwhile on the CPUs that it needed,
+//! with an arrow for each wake-up.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use elfen_rt::signal::event::Kind;
 
 use super::svg::{self, WIDTH};
 use crate::report::{SegmentRow, SlowRequest};
-use crate::tale::Tale;
 use crate::timeline::Timeline;
+use crate::trace::Trace;
 
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
@@ -18,20 +18,20 @@ const BAR: f64 = 20.0;
 const ROW: f64 = 46.0;
 const TOP: f64 = 4.0;
 const FOOT: f64 = 34.0;
-/// A machine may have hundreds of CPUs, and a request have seen all of them.
+/// A machine may have hundreds of CPUs, and a request may run on all of them.
 const MOST_CPUS: usize = 6;
 const MOST_THREADS: usize = 16;
-/// Stretches that are less wide are drawn as one, so a picture has an end however much happened.
+/// Narrower pieces are drawn as one, so that the picture is bounded whatever happened.
 const LEAST_WIDTH: f64 = 0.5;
-/// Arrows are as far apart.
+/// Least distance of arrows.
 const BETWEEN_ARROWS: f64 = 3.0;
 const TICKS: u64 = 8;
 
-/// The colours of segments, and what they stand for.
+/// The colours of segments, and their meaning.
 pub(super) const COLOURS: [(&str, &str, &[&str]); 8] = [
     ("blue", "work", &["work"]),
-    ("aqua", "waits for its turn", &["queue", "busy"]),
-    ("red", "others had the CPU", &["preempted", "steal", "jit"]),
+    ("aqua", "waits in the queue", &["queue", "busy"]),
+    ("red", "other threads had the CPU", &["preempted", "steal", "jit"]),
     ("violet", "stopped", &["stopped", "throttled", "safepoint", "gc"]),
     (
         "orange",
@@ -48,18 +48,18 @@ fn colour(kind: &str) -> &'static str {
     known.map_or("grey", |(colour, ..)| colour)
 }
 
-/// Something with a name, from one place of the picture to another.
+/// A named bar.
 #[derive(Clone, PartialEq, Debug)]
 struct Piece {
     from: f64,
     to: f64,
     colour: &'static str,
     name: String,
-    told: String,
+    tooltip: String,
 }
 
 pub(super) struct Drawer<'a> {
-    pub(super) tale: &'a Tale,
+    pub(super) trace: &'a Trace,
     pub(super) timeline: &'a Timeline,
 }
 
@@ -71,7 +71,7 @@ impl Drawer<'_> {
         let cpus = self.cpus(one, &threads);
         let mut body = svg::fitted("row-name", (0.0, TOP + 14.0), "request", LEFT);
         let own = one.segments.iter().map(|segment| self.segment(segment, &span));
-        body += &drawn(TOP, coarse(own));
+        body += &draw_pieces(TOP, merge_narrow(own));
         for (row, &cpu) in (1_u32..).zip(&cpus) {
             let y = TOP + ROW * f64::from(row);
             body += &svg::fitted("row-name", (0.0, y + 14.0), &format!("CPU {cpu}"), LEFT);
@@ -80,16 +80,16 @@ impl Drawer<'_> {
             let ran = runs.filter(|(.., thread, _)| *thread != 0);
             let ran =
                 ran.map(|(from, to, thread, _)| self.run((from, to), thread, &threads, &span));
-            body += &drawn(y, coarse(ran));
+            body += &draw_pieces(y, merge_narrow(ran));
         }
         body += &self.arrows(&cpus, &threads, &span);
         let bottom = TOP + ROW * (number(cpus.len() as u64) + 1.0) - 6.0;
         body += &ticks(&span, bottom);
-        let told = format!("The time of a request of {}", show(one.latency_ns));
-        svg::picture(bottom + FOOT, &told, &body)
+        let description = format!("The time of a request of {}", show(one.latency_ns));
+        svg::picture(bottom + FOOT, &description, &body)
     }
 
-    /// The CPUs that a request ran on, or would have.
+    /// The CPUs that a request ran on, or would have run on.
     fn cpus(&self, one: &SlowRequest, threads: &BTreeSet<u32>) -> Vec<u32> {
         let used = one.segments.iter().filter_map(|segment| segment.cpu);
         let next = threads.iter().filter_map(|&t| self.timeline.next_cpu(t, one.arrived_ns));
@@ -99,38 +99,38 @@ impl Drawer<'_> {
 
     fn segment(&self, segment: &SegmentRow, span: &Span) -> Piece {
         let SegmentRow { from_ns, to_ns, kind, who, cpu, tid } = segment;
-        let thread = self.tale.name_of(self.tale.who(*tid, *from_ns));
-        // Where a kind has no name of its own, the thread's stands there.
+        let thread = self.trace.name_of(self.trace.identify(*tid, *from_ns));
+        // A kind without a name of its own has the name of its thread.
         let name = if *who == thread { kind.clone() } else { format!("{kind}:{who}") };
         let on = cpu.map_or_else(String::new, |cpu| format!(", CPU {cpu}"));
         Piece {
             from: span.x(*from_ns),
             to: span.x(*to_ns),
             colour: colour(kind),
-            told: format!("{name}: {}{on}, thread {thread} {tid}", show(to_ns - from_ns)),
+            tooltip: format!("{name}: {}{on}, thread {thread} {tid}", show(to_ns - from_ns)),
             name: format!("{name} {}", show(to_ns - from_ns)),
         }
     }
 
-    fn run(&self, (from, to): (u64, u64), who: u32, own: &BTreeSet<u32>, span: &Span) -> Piece {
-        let name = self.tale.name_of(self.tale.who(who, from));
+    fn run(&self, (from, to): (u64, u64), thread: u32, own: &BTreeSet<u32>, span: &Span) -> Piece {
+        let name = self.trace.name_of(self.trace.identify(thread, from));
         Piece {
             from: span.x(from),
             to: span.x(to),
-            colour: if own.contains(&who) { "blue" } else { "red" },
-            told: format!("{name} {who}: {}", show(to.saturating_sub(from))),
+            colour: if own.contains(&thread) { "blue" } else { "red" },
+            tooltip: format!("{name} {thread}: {}", show(to.saturating_sub(from))),
             name,
         }
     }
 
-    /// From where a thread of the request was woken to where it ran next.
+    /// Arrows from each waker to the CPU that the woken thread of the request ran on next.
     fn arrows(&self, cpus: &[u32], threads: &BTreeSet<u32>, span: &Span) -> String {
         let row = |cpu: u32| {
             let at = (1_u32..).zip(cpus).find(|(_, known)| **known == cpu)?.0;
             Some(TOP + ROW * f64::from(at))
         };
         let mut wakes: Vec<(u64, u32, u32, u32)> = Vec::new();
-        for (cpu, events) in (0_u32..).zip(&self.tale.events) {
+        for (cpu, events) in (0_u32..).zip(&self.trace.events) {
             let first = events.partition_point(|event| event.at_ns < span.from_ns);
             let within = events[first..].iter().take_while(|event| event.at_ns <= span.to_ns);
             wakes.extend(within.filter_map(|event| match event.kind {
@@ -141,7 +141,8 @@ impl Drawer<'_> {
             }));
         }
         wakes.sort_unstable();
-        let (mut arrows, mut last) = (String::new(), f64::NEG_INFINITY);
+        let mut arrows = String::new();
+        let mut last = f64::NEG_INFINITY;
         for (at_ns, thread, from_cpu, waker) in wakes {
             let to = self.timeline.next_cpu(thread, at_ns).and_then(row);
             let (Some(to), x) = (to, span.x(at_ns)) else { continue };
@@ -149,7 +150,7 @@ impl Drawer<'_> {
                 continue;
             }
             last = x;
-            // One from a CPU that has no row comes from above.
+            // A wake-up from a CPU without a row comes from above.
             let from = row(from_cpu).filter(|from| *from != to);
             let (from, to) = match from {
                 Some(from) if from > to => (from, to + BAR),
@@ -157,12 +158,12 @@ impl Drawer<'_> {
                 None => (to - 12.0, to),
             };
             let down = if from < to { -4.0 } else { 4.0 };
-            let who = |thread| self.tale.name_of(self.tale.who(thread, at_ns));
-            let by = if waker == 0 { "an interrupt".to_owned() } else { who(waker) };
-            let told = elfen_console::page::escape(&format!("{by} wakes {}", who(thread)));
+            let name = |thread| self.trace.name_of(self.trace.identify(thread, at_ns));
+            let by = if waker == 0 { "an interrupt".to_owned() } else { name(waker) };
+            let tooltip = elfen_console::page::escape(&format!("{by} wakes {}", name(thread)));
             arrows += &format!(
                 "<path class=\"wake\" d=\"M{x:.2} {from:.2}V{to:.2}m-3 {down}l3 {}l3 {down}\">\
-                 <title>{told}</title></path>\n",
+                 <title>{tooltip}</title></path>\n",
                 -down
             );
         }
@@ -187,8 +188,8 @@ impl Span {
     }
 }
 
-/// What is too small to see is drawn with what follows it, as the largest of them.
-fn coarse(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
+/// Joins pieces that are too narrow to see. The result looks like the widest of them.
+fn merge_narrow(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
     let mut all: Vec<(Piece, f64)> = Vec::new();
     for piece in pieces {
         let width = piece.to - piece.from;
@@ -198,7 +199,8 @@ fn coarse(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
             {
                 let from = last.from;
                 if width > *largest {
-                    (*last, *largest) = (Piece { from, ..piece }, width);
+                    *last = Piece { from, ..piece };
+                    *largest = width;
                 } else {
                     last.to = piece.to;
                 }
@@ -209,18 +211,18 @@ fn coarse(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
     all.into_iter().map(|(piece, _)| piece).collect()
 }
 
-fn drawn(y: f64, pieces: Vec<Piece>) -> String {
-    let draw = |Piece { from, to, colour, name, told }: Piece| {
-        svg::bar(colour, (from, y), (to, y + BAR), &told)
+fn draw_pieces(y: f64, pieces: Vec<Piece>) -> String {
+    let draw = |Piece { from, to, colour, name, tooltip }: Piece| {
+        svg::bar(colour, (from, y), (to, y + BAR), &tooltip)
             + &svg::fitted("tick", (from, y + BAR + 13.0), &name, to - from)
     };
     pieces.into_iter().map(draw).collect()
 }
 
-/// Round times since the request came.
+/// Ticks at round times since the arrival.
 fn ticks(span: &Span, y: f64) -> String {
     let all_ns = span.to_ns - span.from_ns;
-    let step_ns = step(all_ns);
+    let step_ns = tick_step(all_ns);
     let mut ticks = String::new();
     for count in 0..=all_ns / step_ns {
         let x = span.x(span.from_ns + count * step_ns);
@@ -231,8 +233,8 @@ fn ticks(span: &Span, y: f64) -> String {
     ticks
 }
 
-/// 1, 2, 5, 10, 20, 50 and so on: the first that is coarse enough.
-fn step(all_ns: u64) -> u64 {
+/// The first of 1, 2, 5, 10, 20, 50 and so on that is coarse enough.
+fn tick_step(all_ns: u64) -> u64 {
     let mut power = 1_u64;
     loop {
         for step in [1, 2, 5].map(|factor| power.saturating_mul(factor)) {
@@ -250,20 +252,20 @@ mod tests {
 
     #[test]
     fn steps_are_round_and_few() {
-        assert_eq!([1, 8, 9, 44_000_000].map(step), [1, 1, 2, 5_000_000]);
-        assert!(u64::MAX / step(u64::MAX) <= TICKS);
+        assert_eq!([1, 8, 9, 44_000_000].map(tick_step), [1, 1, 2, 5_000_000]);
+        assert!(u64::MAX / tick_step(u64::MAX) <= TICKS);
     }
 
-    /// Goal: a request of a million stretches is a picture that a browser can show, and what is
-    /// large in it is seen. Method: dust, with one stretch of a tenth of the width in it.
+    /// Goal: a request of a million pieces is a picture that a browser can show, and a large piece
+    /// stays visible. Method: dust, with one piece of a tenth of the width in it.
     #[test]
-    fn dust_is_drawn_as_one() {
+    fn narrow_pieces_are_drawn_as_one() {
         let piece = |from: f64, to: f64, name: &str| Piece {
             from,
             to,
             colour: "blue",
             name: name.to_owned(),
-            told: String::new(),
+            tooltip: String::new(),
         };
         let dust = |from: f64, count: u32| {
             (0..count).map(move |at| {
@@ -272,7 +274,7 @@ mod tests {
             })
         };
         let all = dust(70.0, 300_000).chain([piece(370.0, 440.0, "stop")]);
-        let drawn = coarse(all.chain(dust(440.0, 300_000)));
+        let drawn = merge_narrow(all.chain(dust(440.0, 300_000)));
         assert!(drawn.len() < 1_500, "{}", drawn.len());
         let stop: Vec<&Piece> = drawn.iter().filter(|piece| piece.name == "stop").collect();
         assert!(stop.len() == 1 && stop[0].to - stop[0].from >= 70.0, "{stop:?}");

@@ -1,73 +1,73 @@
-//! Goal: where the threads of a service share a CPU, who was kept from it together with others
-//! would not have had them before him without that. Method: two threads that serve a client each,
-//! at times when the other does not, but where a hog has held up both.
+//! Goal: if threads of a service share a CPU and were kept from it together, neither would have
+//! waited for the other without that. Method: two threads that serve a client each, at different
+//! times except where a hog has held up both.
 
 use elfen_rt::signal::event::Kind as What;
-use elfen_tailor::rank::{Aside, Slow};
+use elfen_tailor::rank::{OffSlot, SlowThreshold};
 use elfen_tailor::report::report;
 
-use crate::story::{EPOLL, FSYNC, HOG, MS, SERVICE, Story, WORKER};
+use crate::trace_builder::{EPOLL, FSYNC, HOG, MS, SERVICE, TraceBuilder, WORKER};
 
-/// For a millisecond from `begin` on; afterwards the CPU is `next`'s.
-fn serves(story: &mut Story, thread: u32, begin: u64, next: u32) {
+/// Serves for a millisecond from `begin` on; afterwards `next` has the CPU.
+fn serves(builder: &mut TraceBuilder, thread: u32, begin: u64, next: u32) {
     let connection = u64::from(thread);
     let received = What::Received { connection, bytes: 5, peek: false };
-    story.event(0, begin, thread, received);
-    story.event(0, begin + MS, thread, What::Transmitted { connection, end: 1 });
-    story.event(0, begin + MS, thread, What::Sent { connection, end: 1 });
-    story.switch(begin + MS, thread, Some(EPOLL), next);
+    builder.event(0, begin, thread, received);
+    builder.event(0, begin + MS, thread, What::Transmitted { connection, end: 1 });
+    builder.event(0, begin + MS, thread, What::Sent { connection, end: 1 });
+    builder.switch(begin + MS, thread, Some(EPOLL), next);
 }
 
-fn comes(story: &mut Story, thread: u32, at: u64) {
-    story.ready(at, u64::from(thread)).wake(at, thread, 0, 0);
+fn comes(builder: &mut TraceBuilder, thread: u32, at: u64) {
+    builder.ready(at, u64::from(thread)).wake(at, thread, 0, 0);
 }
 
 #[test]
 fn threads_that_share_a_cpu_are_one_queue() {
-    let mut story = Story::new();
-    story.switch(2, HOG, Some(EPOLL), 0);
+    let mut builder = TraceBuilder::new();
+    builder.switch(2, HOG, Some(EPOLL), 0);
     for round in 1..=1_000 {
         let at = round * 20 * MS;
         let (first, second) = (at, at + 2 * MS);
         if round % 20 > 0 {
             for (thread, at) in [(SERVICE, first), (WORKER, second)] {
-                comes(&mut story, thread, at);
-                story.switch(at, 0, None, thread);
-                serves(&mut story, thread, at, 0);
+                comes(&mut builder, thread, at);
+                builder.switch(at, 0, None, thread);
+                serves(&mut builder, thread, at, 0);
             }
             continue;
         }
-        story.switch(at - 1, 0, None, HOG);
-        comes(&mut story, SERVICE, first);
-        comes(&mut story, WORKER, second);
-        story.switch(at + 5 * MS, HOG, Some(EPOLL), SERVICE);
-        serves(&mut story, SERVICE, at + 5 * MS, WORKER);
-        serves(&mut story, WORKER, at + 6 * MS, 0);
+        builder.switch(at - 1, 0, None, HOG);
+        comes(&mut builder, SERVICE, first);
+        comes(&mut builder, WORKER, second);
+        builder.switch(at + 5 * MS, HOG, Some(EPOLL), SERVICE);
+        serves(&mut builder, SERVICE, at + 5 * MS, WORKER);
+        serves(&mut builder, WORKER, at + 6 * MS, 0);
     }
     let without = ["preempted:hog".to_owned()];
-    let told = report(&story.tale, Slow::Quantile(950_000), 3, &without).unwrap();
-    assert!(told.replay_valid && told.complete == 2_000, "{told:#?}");
-    assert_eq!(told.latency_ns.p99, 6 * MS);
-    // Each had its millisecond of work, and the second one the first's before that.
-    let left = told.without.and_then(|without| without.latency_ns).unwrap();
+    let result = report(&builder.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();
+    assert!(result.replay_valid && result.complete == 2_000, "{result:#?}");
+    assert_eq!(result.latency_ns.p99, 6 * MS);
+    // Each had its millisecond of work, and the second request first waited for the first.
+    let left = result.without.and_then(|without| without.latency_ns).unwrap();
     assert_eq!((left.p50, left.max), (MS, MS));
-    let causes: Vec<&str> = told.causes.iter().map(|cause| cause.row.cause.as_str()).collect();
-    assert_eq!(causes, ["preempted:hog"], "nobody is charged for the other one's turn");
+    let causes: Vec<&str> = result.causes.iter().map(|cause| cause.row.cause.as_str()).collect();
+    assert_eq!(causes, ["preempted:hog"], "no request is charged for the other one's slot");
 }
 
 const US: u64 = 1_000;
 
 /// A service of one thread, which sleeps in `epoll_pwait` in between.
-struct Alone(Story);
+struct Alone(TraceBuilder);
 
 impl Alone {
     fn new() -> Self {
-        let mut story = Story::new();
-        story.switch(2, SERVICE, Some(EPOLL), 0);
-        Self(story)
+        let mut builder = TraceBuilder::new();
+        builder.switch(2, SERVICE, Some(EPOLL), 0);
+        Self(builder)
     }
 
-    fn wakes(&mut self, at: u64) -> &mut Story {
+    fn wakes(&mut self, at: u64) -> &mut TraceBuilder {
         self.0.wake(at, SERVICE, 0, 0).switch(at, 0, None, SERVICE)
     }
 
@@ -75,7 +75,7 @@ impl Alone {
         self.0.switch(at, SERVICE, Some(EPOLL), 0);
     }
 
-    /// One that meets nobody.
+    /// Serves a request that arrives while the service idles.
     fn serves_one(&mut self, at: u64, takes: u64) {
         self.0.ready(at, 1);
         self.wakes(at).read(at, 1).answer(at + takes, 1);
@@ -83,11 +83,12 @@ impl Alone {
     }
 }
 
-/// Goal: a service that has several requests in hand at once is no queue, and it is said so instead
-/// of what would be. Method: while the first waits for something, the second is begun, waits as
-/// well, and is answered first; in all rounds, or in one of twenty, which is the tail.
+/// Goal: a service that works on several requests at once is not a queue, and the report says so
+/// instead of a prediction. Method: while the first request waits for something, the second begins,
+/// waits as well, and is answered first. This happens in all rounds, or in one of twenty, which is
+/// the tail.
 #[test]
-fn requests_that_wait_side_by_side_are_no_queue() {
+fn concurrent_requests_are_no_queue() {
     for seldom in [1, 20] {
         let mut service = Alone::new();
         for round in 1..=400 {
@@ -107,22 +108,26 @@ fn requests_that_wait_side_by_side_are_no_queue() {
             }
         }
         let without = ["wait".to_owned()];
-        let told = report(&service.0.tale, Slow::AboveNs(8_500 * US), 3, &without).unwrap();
-        assert_eq!(told.replay_error.p99.to_bits(), 0, "as it was");
-        let Aside { all, tail } = told.replay_aside;
-        assert!(!told.replay_valid && tail > 0.5 && (all < 0.05) == (seldom == 20), "{all} {tail}");
-        assert!(told.without.as_ref().unwrap().latency_ns.is_none());
-        assert!(told.causes.iter().all(|cause| cause.row.whatif_p99_ns.is_none()));
-        let text = told.text().replace('\n', " ");
-        assert!(text.contains("the service works on several requests at once ("), "{text}");
+        let result =
+            report(&service.0.trace, SlowThreshold::AboveNs(8_500 * US), 3, &without).unwrap();
+        assert_eq!(result.replay_error.p99.to_bits(), 0, "as it was");
+        let OffSlot { all, tail } = result.replay_aside;
+        assert!(
+            !result.replay_valid && tail > 0.5 && (all < 0.05) == (seldom == 20),
+            "{all} {tail}"
+        );
+        assert!(result.without.as_ref().unwrap().latency_ns.is_none());
+        assert!(result.causes.iter().all(|cause| cause.row.whatif_p99_ns.is_none()));
+        let text = result.text().replace('\n', " ");
+        assert!(text.contains("the service works on several requests at once."), "{text}");
     }
 }
 
-/// Goal: what a thread waits for is the matter of whom it works for, not of who waits for it.
-/// Method: a thread that flushes a file for each request, while another one waits; then all of it
-/// without the flushing.
+/// Goal: a thread's waits belong to the request that it works for, not to the requests that wait
+/// for the thread. Method: a thread flushes a file for each request while another request waits;
+/// then the flushing is taken out.
 #[test]
-fn who_waits_for_a_thread_does_not_wait_for_what_it_waits_for() {
+fn requests_do_not_inherit_the_waits_of_the_thread_before_them() {
     let mut service = Alone::new();
     for round in 1..=400 {
         let at = round * 20 * MS;
@@ -134,17 +139,17 @@ fn who_waits_for_a_thread_does_not_wait_for_what_it_waits_for() {
         service.sleeps(at + 4 * MS + 170 * US);
     }
     let without = ["io".to_owned()];
-    let told = report(&service.0.tale, Slow::Quantile(950_000), 3, &without).unwrap();
-    assert!(told.replay_valid, "{:?}", told.replay_aside);
-    let left = told.without.and_then(|without| without.latency_ns).unwrap();
+    let result = report(&service.0.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();
+    assert!(result.replay_valid, "{:?}", result.replay_aside);
+    let left = result.without.and_then(|without| without.latency_ns).unwrap();
     assert_eq!((left.p50, left.max), (100 * US, 110 * US));
 }
 
-/// Goal: a service that reads all that has come, works for each, and answers the last one first is
-/// one queue, and without what made them come together each has its own work and no more. Method: a
-/// hog holds up three.
+/// Goal: a service that reads all requests, works for each, and answers the last one first is one
+/// queue. Without the hog that made the requests come together, each has its own work and no more.
+/// Method: the hog holds up three requests.
 #[test]
-fn what_is_worked_off_together_is_one_queue() {
+fn requests_answered_in_reverse_are_one_queue() {
     let mut service = Alone::new();
     for round in 1..=1_000 {
         let at = round * 20 * MS;
@@ -166,16 +171,16 @@ fn what_is_worked_off_together_is_one_queue() {
         service.sleeps(at + 10 * MS);
     }
     let without = ["preempted".to_owned()];
-    let told = report(&service.0.tale, Slow::Quantile(950_000), 3, &without).unwrap();
-    assert!(told.replay_valid && told.latency_ns.p99 > 7 * MS, "{:?}", told.replay_aside);
-    let left = told.without.and_then(|without| without.latency_ns).unwrap();
+    let result = report(&service.0.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();
+    assert!(result.replay_valid && result.latency_ns.p99 > 7 * MS, "{:?}", result.replay_aside);
+    let left = result.without.and_then(|without| without.latency_ns).unwrap();
     assert!(left.max <= 200 * US, "{left:?}");
 }
 
-/// Goal: what TCP holds back keeps nobody from his turn. Method: an answer is held while a hog
-/// keeps the service from the next request.
+/// Goal: an answer that TCP holds back does not keep the next request waiting. Method: an answer is
+/// held while a hog keeps the service from the next request.
 #[test]
-fn an_answer_that_tcp_holds_leaves_the_server_to_others() {
+fn a_held_answer_does_not_block_the_server() {
     let mut service = Alone::new();
     for round in 1..=200 {
         let at = round * 100 * MS;
@@ -190,8 +195,8 @@ fn an_answer_that_tcp_holds_leaves_the_server_to_others() {
         service.0.event(0, at + 40 * MS, 0, What::Transmitted { connection: 1, end: 1 });
     }
     let without = ["preempted".to_owned()];
-    let told = report(&service.0.tale, Slow::Quantile(950_000), 3, &without).unwrap();
-    assert!(told.replay_valid && told.complete == 400, "{:?}", told.replay_aside);
-    let left = told.without.and_then(|without| without.latency_ns).unwrap();
-    assert_eq!((told.latency_ns.p50, left.p50, left.max), (4_100 * US, 100 * US, 40 * MS));
+    let result = report(&service.0.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();
+    assert!(result.replay_valid && result.complete == 400, "{:?}", result.replay_aside);
+    let left = result.without.and_then(|without| without.latency_ns).unwrap();
+    assert_eq!((result.latency_ns.p50, left.p50, left.max), (4_100 * US, 100 * US, 40 * MS));
 }

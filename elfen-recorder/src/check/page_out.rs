@@ -1,5 +1,5 @@
-//! What makes a service wait for storage: its files' pages are put out of memory, so that whoever
-//! touches them waits for a disk.
+//! Makes a service wait for storage: evicts the pages of its files from memory, so that the next
+//! access waits for a disk.
 
 use std::ffi::c_void;
 use std::fs;
@@ -8,42 +8,43 @@ use std::os::fd::AsRawFd;
 
 use elfen_rt::clock::monotonic_ns;
 
-use super::inject::{Injured, Stop};
+use super::inject::{Injection, Stop};
 
-/// A process whose mapped files are put out of memory.
+/// A process whose mapped files are evicted from memory.
 #[derive(Debug)]
 pub struct PageOut {
     process: u32,
-    named: Stop,
+    process_handle: Stop,
 }
 
-/// The kernel takes no more at once (IOV_MAX).
-const MOST: usize = 1_024;
+/// The kernel takes no more ranges in one call (IOV_MAX).
+const RANGES_MAX: usize = 1_024;
 
 impl PageOut {
     pub fn new(process: u32) -> io::Result<Self> {
-        Ok(Self { process, named: Stop::new(process)? })
+        Ok(Self { process, process_handle: Stop::new(process)? })
     }
 
-    /// Puts out what it has mapped of files and does not execute; says how long that took.
-    pub fn hurt(&self) -> io::Result<Injured> {
+    /// Evicts the data of mapped files, but not their code. Returns how long that took.
+    pub fn inject(&self) -> io::Result<Injection> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.process))?;
         let ranges: Vec<libc::iovec> = maps.lines().filter_map(range).collect();
         if ranges.is_empty() {
             return Err(io::Error::other("it has mapped no file's data"));
         }
         let from_ns = monotonic_ns();
-        put_out(&ranges, |some| self.ask(some))?;
+        evict(&ranges, |some| self.advise(some))?;
         let to_ns = monotonic_ns();
-        Ok(Injured::all(from_ns, to_ns))
+        Ok(Injection::all(from_ns, to_ns))
     }
 
-    /// How many bytes the kernel has put out, from the first on.
-    fn ask(&self, ranges: &[libc::iovec]) -> io::Result<usize> {
-        let fd = self.named.descriptor().as_raw_fd();
-        let (at, count) = (ranges.as_ptr(), ranges.len());
-        // SAFETY: `ranges` is ours and lives; its addresses are the other process's, which the
-        // kernel checks.
+    /// Asks the kernel to evict ranges. Returns how many bytes it did, from the first on.
+    fn advise(&self, ranges: &[libc::iovec]) -> io::Result<usize> {
+        let fd = self.process_handle.descriptor().as_raw_fd();
+        let at = ranges.as_ptr();
+        let count = ranges.len();
+        // SAFETY: `ranges` is a live slice of ours. Its addresses are in the other process, and the
+        // kernel checks them.
         let done = unsafe {
             libc::syscall(libc::SYS_process_madvise, fd, at, count, libc::MADV_PAGEOUT, 0)
         };
@@ -51,16 +52,17 @@ impl PageOut {
     }
 }
 
-/// Puts out all that can be. The kernel stops at a mapping that it can't (one that is locked, of
-/// huge pages, or gone) and says how far it came: that one is left out.
-fn put_out(
+/// Evicts all that can be evicted. The kernel stops at a mapping that it can't evict (locked, of
+/// huge pages, or gone) and returns how far it came. That mapping is skipped.
+fn evict(
     ranges: &[libc::iovec],
     mut ask: impl FnMut(&[libc::iovec]) -> io::Result<usize>,
 ) -> io::Result<()> {
-    let (mut at, mut refused) = (0, None);
+    let mut at = 0;
+    let mut refused = None;
     let mut put = 0;
     while at < ranges.len() {
-        let some = &ranges[at..(at + MOST).min(ranges.len())];
+        let some = &ranges[at..(at + RANGES_MAX).min(ranges.len())];
         match ask(some) {
             Ok(bytes) => {
                 let mut left = bytes;
@@ -71,7 +73,7 @@ fn put_out(
                 });
                 let whole = whole.count();
                 put += whole;
-                // Nothing of the first one: it would say the same again.
+                // If it did not evict even the first range, retrying that range would fail again.
                 at += whole.max(1);
             }
             Err(error) => match error.raw_os_error() {
@@ -86,17 +88,19 @@ fn put_out(
     refused.filter(|_| put == 0).map_or(Ok(()), Err)
 }
 
-/// A line of /proc/PID/maps, if it is data of a file on a disk.
+/// Parses a line of /proc/PID/maps. Returns `None` unless it is data of a file on a disk.
 fn range(line: &str) -> Option<libc::iovec> {
     let mut fields = line.split_whitespace();
-    let (range, rights) = (fields.next()?, fields.next()?);
+    let range = fields.next()?;
+    let rights = fields.next()?;
     let path = fields.nth(3)?;
     let is_data = rights.starts_with('r') && !rights.contains('x') && path.starts_with('/');
     if !is_data || path.starts_with("/dev/") || path.starts_with("/memfd:") {
         return None;
     }
     let (from, to) = range.split_once('-')?;
-    let (from, to) = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+    let from = usize::from_str_radix(from, 16).ok()?;
+    let to = usize::from_str_radix(to, 16).ok()?;
     let iov_base = std::ptr::without_provenance_mut::<c_void>(from);
     Some(libc::iovec { iov_base, iov_len: to.checked_sub(from)? })
 }
@@ -105,17 +109,17 @@ fn range(line: &str) -> Option<libc::iovec> {
 mod tests {
     use super::*;
 
-    /// Goal: what lies behind a mapping that can't be put out is put out. Method: a kernel that
-    /// refuses some, as process_madvise(2) does: it stops there, and fails only at the first.
+    /// Goal: mappings behind one that can't be evicted are evicted. Method: a model of
+    /// process_madvise(2) that refuses some: it stops there, and fails only if that is the first.
     #[test]
-    fn mappings_that_are_refused_are_left_out() {
+    fn refused_mappings_are_skipped() {
         let all: Vec<libc::iovec> = (0..3_000_usize)
             .map(|at| libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: 4096 })
             .collect();
         let run = |refuses: &dyn Fn(usize) -> bool, error: i32| {
             let mut put = Vec::new();
-            let asked = put_out(&all, |some| {
-                assert!(some.len() <= MOST);
+            let asked = evict(&all, |some| {
+                assert!(some.len() <= RANGES_MAX);
                 let before = put.len();
                 let good = some.iter().map(|range| range.iov_base.addr());
                 put.extend(good.take_while(|at| !refuses(*at)));
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_files_alone() {
+    fn only_data_of_files_is_evicted() {
         let line = |rights: &str, path: &str| {
             let line = format!("7f0000001000-7f0000003000 {rights} 00000000 fe:00 12 {path}");
             range(&line).map(|range| (range.iov_base.addr(), range.iov_len))

@@ -1,7 +1,7 @@
-// The service of a JVM that `elfen tailor check` has collect: lines of text, a thread for each
-// client. "spin N" spins for N microseconds and answers for how many nanoseconds it was kept from
-// that, "collect" collects the whole heap, "load N" loads N classes that nobody has asked for and
-// answers for how many nanoseconds it worked, and a number alone is that much work.
+// A JVM service for `elfen tailor check`: lines of text, a thread for each client. "spin N" spins
+// for N microseconds and answers for how many nanoseconds it was kept from that. "collect" collects
+// the whole heap. "load N" loads N classes for the first time and answers with the CPU time that
+// took, in nanoseconds. A number asks for that many microseconds of work.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
@@ -17,18 +17,18 @@ import java.nio.file.Path;
 import java.util.ArrayDeque;
 import java.util.stream.Stream;
 
-public class Held {
-    /** Of a loop that looks at the clock, a turn takes less. */
+public class JavaService {
+    /** One iteration of a loop that reads the clock takes less. */
     static final long GAP_NS = 5_000;
-    /** Live, so that a collection has something to do. */
+    /** Live data, so that a collection has something to do. */
     static final long[][] HEAP = new long[300_000][];
 
-    /** Of the JDK's, in no archive of classes that are loaded already. */
+    /** A package of the JDK whose classes are in no archive of preloaded classes. */
     static final String UNUSED = "/modules/java.xml/com/sun/org/apache/xerces/internal/impl";
     static final ArrayDeque<String> CLASSES = new ArrayDeque<>();
     static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
 
-    /** Looks up the classes' names, and does it once: what that takes by itself is loaded then. */
+    /** Looks up the names of classes, and loads one, so that later loads need nothing else. */
     static void prepare() throws Exception {
         Path root = FileSystems.getFileSystem(URI.create("jrt:/")).getPath("/modules/java.xml");
         try (Stream<Path> all = Files.walk(root.getFileSystem().getPath(UNUSED))) {
@@ -53,15 +53,15 @@ public class Held {
     }
 
     static long spin(long us) {
-        long last = System.nanoTime(), until = last + us * 1_000, held = 0;
+        long last = System.nanoTime(), until = last + us * 1_000, kept = 0;
         while (last < until) {
             long now = System.nanoTime();
             if (now - last >= GAP_NS) {
-                held += now - last;
+                kept += now - last;
             }
             last = now;
         }
-        return held;
+        return kept;
     }
 
     static String answer(String line) throws Exception {
@@ -89,7 +89,7 @@ public class Held {
                 out.write(answer(line).getBytes());
             }
         } catch (Exception gone) {
-            // Whoever asks no more has left.
+            // The client has closed its connection.
         }
     }
 
@@ -100,14 +100,14 @@ public class Held {
         if (how.length > 0) {
             prepare();
         } else {
-            // Compiled before anybody asks.
+            // Has the JIT compile it before the first request.
             spin(200_000);
         }
         Thread ends = new Thread(() -> {
             try {
                 while (System.in.read() >= 0) { }
             } catch (Exception gone) {
-                // As well an end.
+                // An error is an end, too.
             }
             System.exit(0);
         });

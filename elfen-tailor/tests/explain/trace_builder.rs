@@ -1,10 +1,10 @@
-//! A tale that is made up, event by event.
+//! A made-up trace, event by event.
 
 use elfen_rt::signal::event::{Event, Kind as What, Switch};
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::account::Account;
-use elfen_tailor::segment::cause;
-use elfen_tailor::tale::{Head, Named, Tale};
+use elfen_tailor::segment::cause_name;
+use elfen_tailor::trace::{Header, ThreadName, Trace};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SERVICE: u32 = 10;
@@ -14,22 +14,23 @@ pub(crate) const EPOLL: u16 = 281;
 pub(crate) const FUTEX: u16 = 202;
 pub(crate) const FSYNC: u16 = 74;
 
-pub(crate) struct Story {
-    pub(crate) tale: Tale,
+pub(crate) struct TraceBuilder {
+    pub(crate) trace: Trace,
 }
 
-impl Story {
+impl TraceBuilder {
     pub(crate) fn new() -> Self {
-        let head = Head { cpus: 2, port: 80, began_ns: 1, ..Head::default() };
-        let mut tale = Tale::begin(head);
-        let named = |(thread, name): (u32, &str)| Named { thread, at_ns: 1, name: name.to_owned() };
+        let head = Header { cpus: 2, port: 80, began_ns: 1, ..Header::default() };
+        let mut trace = Trace::new(head);
+        let named =
+            |(thread, name): (u32, &str)| ThreadName { thread, at_ns: 1, name: name.to_owned() };
         let names = [(SERVICE, "service"), (WORKER, "worker"), (HOG, "hog"), (12, "VM Thread")];
-        tale.name(names.map(named).into(), &[SERVICE]);
-        Self { tale }
+        trace.add_names(names.map(named).into(), &[SERVICE]);
+        Self { trace }
     }
 
     pub(crate) fn event(&mut self, cpu: usize, at_ns: u64, thread: u32, kind: What) -> &mut Self {
-        self.tale.events[cpu].push(Event { at_ns, thread, kind });
+        self.trace.events[cpu].push(Event { at_ns, thread, kind });
         self
     }
 
@@ -84,26 +85,26 @@ impl Story {
         self.event(0, at + 1, SERVICE, What::Sent { connection, end: 1 })
     }
 
-    /// A service that says itself what it does.
+    /// A service that reports its requests itself.
     pub(crate) fn of_marks() -> Self {
-        let mut story = Self::new();
-        story.tale.head.port = 0;
-        story
+        let mut builder = Self::new();
+        builder.trace.head.port = 0;
+        builder
     }
 
     /// A thread does something with a request on lane 0.
     pub(crate) fn mark(&mut self, at_ns: u64, thread: u32, request: u64, step: Step) -> &mut Self {
         let mark = Mark { at_ns, thread, request, step };
-        self.tale.marks.entry(0).or_default().push(mark);
+        self.trace.marks.entry(0).or_default().push(mark);
         self
     }
 
     /// Causes of the last request, from its arrival on.
     pub(crate) fn last(&self) -> Vec<(String, u64)> {
-        let account = Account::of(&self.tale);
+        let account = Account::of(&self.trace);
         let last = account.explained.last().expect("a complete request");
         let covered: u64 = last.segments.iter().map(|segment| segment.ns()).sum();
         assert_eq!(covered, last.latency_ns());
-        last.segments.iter().map(|s| (cause(s.kind, &self.tale), s.ns())).collect()
+        last.segments.iter().map(|s| (cause_name(s.kind, &self.trace), s.ns())).collect()
     }
 }

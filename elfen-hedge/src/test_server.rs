@@ -1,9 +1,8 @@
-//! A server to try the proxy on. It works as long as a request says, one request at a time, and
+//! A server for tests of the proxy. It works as long as a request says, one request at a time, and
 //! answers with the request's name and its own.
 //!
-//! `GET /FORM/US/NAME`: works for that many microseconds of CPU time, and answers in that form:
-//! `length`, `chunked`, `close` or `endless`. `GET /count/0/NAME`: how often it worked for that
-//! name.
+//! `GET /FORM/US/NAME` works for US microseconds of CPU time, and answers in that form: `length`,
+//! `chunked`, `close` or `endless`. `GET /count/0/NAME` answers how often it worked for that name.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -23,7 +22,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
-type Seen = Rc<RefCell<HashMap<String, u32>>>;
+type WorkCounts = Rc<RefCell<HashMap<String, u32>>>;
 
 /// Serves on a port, or on a free one if that is 0, and prints it. Ends with its standard input.
 pub(crate) fn serve(name: &str, port: u16) -> io::Result<()> {
@@ -40,14 +39,15 @@ async fn accept(name: &str, port: u16) -> io::Result<()> {
     let mut out = io::stdout();
     writeln!(out, "{}", listener.local_addr()?.port())?;
     out.flush()?;
-    let seen = Seen::default();
+    let counts = WorkCounts::default();
     loop {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
-        let (name, seen) = (name.to_owned(), Rc::clone(&seen));
-        let answer = service_fn(move |request| answer(request, name.clone(), Rc::clone(&seen)));
+        let name = name.to_owned();
+        let counts = Rc::clone(&counts);
+        let answer = service_fn(move |request| answer(request, name.clone(), Rc::clone(&counts)));
         let connection = http1::Builder::new().serve_connection(TokioIo::new(socket), answer);
-        // A client may leave in the middle.
+        // A client may leave during its answer.
         tokio::task::spawn_local(async { drop(connection.await) });
     }
 }
@@ -55,25 +55,25 @@ async fn accept(name: &str, port: u16) -> io::Result<()> {
 async fn answer(
     request: Request<Incoming>,
     name: String,
-    seen: Seen,
+    counts: WorkCounts,
 ) -> Result<Response<Pieces>, Infallible> {
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let mut parts = path.splitn(3, '/');
     let (form, us) = (parts.next().unwrap_or(""), parts.next().and_then(|us| us.parse().ok()));
-    let (Some(us), Some(asked)) = (us, parts.next()) else {
+    let (Some(us), Some(name_of_request)) = (us, parts.next()) else {
         let mut response = Response::new(Pieces::whole("the path is /FORM/US/NAME\n".to_owned()));
         *response.status_mut() = StatusCode::NOT_FOUND;
         return Ok(response);
     };
     if form == "count" {
-        let count = *seen.borrow().get(asked).unwrap_or(&0);
+        let count = *counts.borrow().get(name_of_request).unwrap_or(&0);
         return Ok(Response::new(Pieces::whole(count.to_string())));
     }
-    // A client that broke off has sent less.
+    // A client that disconnected has sent less.
     let body = request.into_body().collect().await.map(|body| body.to_bytes().len());
-    *seen.borrow_mut().entry(asked.to_owned()).or_default() += 1;
+    *counts.borrow_mut().entry(name_of_request.to_owned()).or_default() += 1;
     work(us);
-    let text = format!("{asked} {} by {name}\n", body.unwrap_or(0));
+    let text = format!("{name_of_request} {} by {name}\n", body.unwrap_or(0));
     let mut response = Response::new(match form {
         "chunked" => Pieces::split(&text),
         "endless" => Pieces::Endless,
@@ -85,7 +85,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Keeps the only thread busy for that much of its CPU time.
+/// Keeps the only thread busy for this much of its CPU time.
 fn work(us: u64) {
     let until_ns = own_cpu_ns() + us * 1_000;
     while own_cpu_ns() < until_ns {
@@ -93,11 +93,11 @@ fn work(us: u64) {
     }
 }
 
-/// A body.
+/// The body of an answer.
 #[derive(Debug)]
 enum Pieces {
     Whole(Option<Bytes>),
-    /// The last one first.
+    /// The last piece first.
     Split(Vec<Bytes>),
     Endless,
 }

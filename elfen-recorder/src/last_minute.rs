@@ -1,15 +1,15 @@
-//! The causes of the last minute's tail, a few seconds at a time.
+//! The causes of the last minute's tail, collected every few seconds.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use elfen_run::watches::{Cause, Tail};
-use elfen_tailor::explained::Explained;
-use elfen_tailor::rank::{Slow, rank};
-use elfen_tailor::tale::Tale;
+use elfen_tailor::rank::{SlowThreshold, rank};
+use elfen_tailor::segment::ExplainedRequest;
+use elfen_tailor::trace::Trace;
 
 const MINUTE_NS: u64 = 60_000_000_000;
 
-/// What some seconds had.
+/// A few seconds of requests.
 #[derive(Debug)]
 struct Part {
     at_ns: u64,
@@ -20,21 +20,28 @@ struct Part {
 }
 
 #[derive(Debug, Default)]
-pub struct Minute {
+pub struct LastMinute {
     parts: VecDeque<Part>,
     threshold_ns: u64,
 }
 
-impl Minute {
-    /// Takes over requests of one span, by arrival; those above the threshold are slow.
-    pub fn add(&mut self, explained: &[Explained], tale: &Tale, threshold_ns: u64, now_ns: u64) {
+impl LastMinute {
+    /// Adds the requests of one span, in the order of arrival. Requests above the threshold are
+    /// slow.
+    pub fn add(
+        &mut self,
+        explained: &[ExplainedRequest],
+        trace: &Trace,
+        threshold_ns: u64,
+        now_ns: u64,
+    ) {
         let mut part = Part {
             at_ns: now_ns,
             requests: explained.len() as u64,
             slow: 0,
             causes: BTreeMap::new(),
         };
-        if let Ok(ranking) = rank(explained, tale, Slow::AboveNs(threshold_ns), &[]) {
+        if let Ok(ranking) = rank(explained, trace, SlowThreshold::AboveNs(threshold_ns), &[]) {
             part.slow = ranking.slow.len() as u64;
             for (cause, ns) in ranking.charges.into_iter().flatten() {
                 let sum = part.causes.entry(cause).or_default();
@@ -70,10 +77,10 @@ impl Minute {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_tailor::segment::{Kind, Segment};
+    use elfen_tailor::segment::{Segment, SegmentKind};
 
-    /// A request of a millisecond's work that was stopped before.
-    fn request(at_ns: u64, stopped_ns: u64) -> Explained {
+    /// A request of a millisecond's work that was stopped before it.
+    fn request(at_ns: u64, stopped_ns: u64) -> ExplainedRequest {
         let segment = |from_ns, to_ns, kind| Segment {
             from_ns,
             to_ns,
@@ -82,10 +89,13 @@ mod tests {
             cpu: None,
             behind: None,
         };
-        let (begun_ns, ended_ns) = (at_ns + stopped_ns, at_ns + stopped_ns + 1_000_000);
-        let segments =
-            vec![segment(at_ns, begun_ns, Kind::Stopped), segment(begun_ns, ended_ns, Kind::Work)];
-        Explained {
+        let begun_ns = at_ns + stopped_ns;
+        let ended_ns = at_ns + stopped_ns + 1_000_000;
+        let segments = vec![
+            segment(at_ns, begun_ns, SegmentKind::Stopped),
+            segment(begun_ns, ended_ns, SegmentKind::Work),
+        ];
+        ExplainedRequest {
             connection: 1,
             arrived_ns: at_ns,
             ended_ns,
@@ -94,30 +104,30 @@ mod tests {
             stages: Vec::new(),
             segments,
             faults: 0,
-            beside: Vec::new(),
+            neighbour_spans: Vec::new(),
         }
     }
 
-    /// Goal: a minute's causes are those of its parts, and what is older is gone. Method: parts of
-    /// ten seconds with a stop in every hundredth request, then some without.
+    /// Goal: the causes of a minute are the sum of its parts, and older parts are gone. Method:
+    /// parts of ten seconds with a stop in every hundredth request, then some without.
     #[test]
     fn a_minute_is_the_sum_of_its_parts() {
-        let tale = Tale::default();
-        let mut minute = Minute::default();
+        let trace = Trace::default();
+        let mut minute = LastMinute::default();
         assert_eq!(minute.tail(), Tail::default());
         let mut part = |at: u64, stopped: bool| {
             let from_ns = at * 10_000_000_000;
             let stop = |n: u64| if stopped && n.is_multiple_of(100) { 15_000_000 } else { 0 };
-            let all: Vec<Explained> =
+            let all: Vec<ExplainedRequest> =
                 (0..200).map(|n| request(from_ns + n * 40_000_000, stop(n))).collect();
-            minute.add(&all, &tale, 5_000_000, from_ns + 10_000_000_000);
+            minute.add(&all, &trace, 5_000_000, from_ns + 10_000_000_000);
             minute.tail()
         };
         assert_eq!((part(0, true).slow, part(1, true).requests), (2, 400));
-        let told = part(2, false);
-        assert_eq!((told.requests, told.slow, told.threshold_ns), (600, 4, 5_000_000));
-        assert_eq!((told.causes[0].name.as_str(), told.causes[0].ns), ("stopped", 60_000_000));
-        assert!(told.share(&told.causes[0]) > 0.99);
+        let tail = part(2, false);
+        assert_eq!((tail.requests, tail.slow, tail.threshold_ns), (600, 4, 5_000_000));
+        assert_eq!((tail.causes[0].name.as_str(), tail.causes[0].ns), ("stopped", 60_000_000));
+        assert!(tail.share(&tail.causes[0]) > 0.99);
         let later = (3..8).map(|at| part(at, false)).last().unwrap();
         assert_eq!((later.requests, later.slow, later.causes), (1_200, 0, Vec::new()));
     }

@@ -1,0 +1,174 @@
+//! Calls the policy when it is due, with the time and the state of the servers.
+//!
+//! Polls are half a millisecond apart, but tokio's timers count milliseconds. So this uses a timer
+//! of the kernel.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use elfen_console::output::warn;
+use elfen_hedge_policy::{Duplicate, Hedge, Server};
+use elfen_rt::clock::{monotonic_ns, nanos};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::MissedTickBehavior;
+
+use crate::hazard::Hazards;
+use crate::processes::Change;
+use crate::shared::Shared;
+use crate::watch::{WatchedServer, WatchedServers};
+
+/// How servers are observed, if the policy needs that.
+#[derive(Debug)]
+pub(crate) enum Observation {
+    None,
+    /// Their CPU clocks are polled.
+    Polled(WatchedServers),
+    /// The kernel reports what halts them.
+    Events(Hazards),
+}
+
+#[derive(Debug)]
+pub(crate) struct PolicyDriver {
+    shared: Arc<Shared>,
+    observation: Observation,
+    timer: TimerFd,
+    poll_interval_ns: u64,
+    next_poll_ns: Option<u64>,
+}
+
+/// Interval of taking changes of processes.
+const CHANGES_EVERY: Duration = Duration::from_millis(200);
+
+impl PolicyDriver {
+    pub(crate) fn new(shared: Arc<Shared>, observation: Observation) -> io::Result<Self> {
+        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
+        let poll_interval_ns = nanos(shared.plan.look_every);
+        Ok(Self { shared, observation, timer, poll_interval_ns, next_poll_ns: None })
+    }
+
+    /// Drives the policy until the proxy ends.
+    pub(crate) async fn run(mut self) -> io::Result<()> {
+        let mut changes = tokio::time::interval(CHANGES_EVERY);
+        changes.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let timer = Readable::new(&self.timer)?;
+        let hazards = match &self.observation {
+            Observation::Events(hazards) => Some(Readable::new(hazards)?),
+            Observation::None | Observation::Polled(_) => None,
+        };
+        let observes = !matches!(self.observation, Observation::None);
+        let flights = Arc::clone(&self.shared.flights);
+        loop {
+            let due_ns = self.on_time();
+            self.set_timer(due_ns)?;
+            tokio::select! {
+                expired = timer.next() => expired?,
+                () = flights.begin.notified() => {}
+                changed = next(hazards.as_ref()) => {
+                    changed?;
+                    self.take_hazards();
+                }
+                _ = changes.tick(), if observes => self.handle_process_changes(),
+            }
+        }
+    }
+
+    fn set_timer(&self, due_ns: Option<u64>) -> io::Result<()> {
+        let Some(due_ns) = due_ns else { return Ok(self.timer.unset()?) };
+        // 0 would disarm the timer.
+        let left = Duration::from_nanos(due_ns.saturating_sub(monotonic_ns()).max(1));
+        let expiration = Expiration::OneShot(TimeSpec::from_duration(left));
+        Ok(self.timer.set(expiration, TimerSetTimeFlags::empty())?)
+    }
+
+    /// Takes the decisions that are due. Returns when the next one is.
+    fn on_time(&mut self) -> Option<u64> {
+        let flights = Arc::clone(&self.shared.flights);
+        flights.decide_on_time(|hedge| {
+            let now_ns = monotonic_ns();
+            let mut duplicates = hedge.take_due(now_ns);
+            if hedge.is_idle() {
+                hedge.forget_sample();
+                self.next_poll_ns = None;
+            } else if let Observation::Polled(servers) = &mut self.observation {
+                let next_ns = self.next_poll_ns.get_or_insert(now_ns);
+                if *next_ns <= now_ns {
+                    *next_ns = now_ns.saturating_add(self.poll_interval_ns);
+                    duplicates.extend(sample(hedge, servers, now_ns));
+                }
+            }
+            let due_ns = [hedge.next_due_ns(), self.next_poll_ns].into_iter().flatten().min();
+            (duplicates, due_ns)
+        })
+    }
+
+    fn take_hazards(&mut self) {
+        let Observation::Events(hazards) = &mut self.observation else { return };
+        for (server, halt, is_halted) in hazards.take() {
+            self.shared.flights.decide(|hedge| hedge.set_halted(server, halt, is_halted));
+        }
+    }
+
+    /// Takes changes of the servers' processes.
+    fn handle_process_changes(&mut self) {
+        let process_watcher = match &self.observation {
+            Observation::None => return,
+            Observation::Polled(servers) => &servers.process_watcher,
+            Observation::Events(hazards) => &hazards.process_watcher,
+        };
+        let changed: Vec<_> = process_watcher.take().collect();
+        for change in changed {
+            let server = change.server;
+            match change.change {
+                Change::Hidden => warn(&format!(
+                    "you may not see which process serves {}, so its state is unknown; run this \
+                     as root, or as the server's user",
+                    self.shared.plan.servers[server.index()]
+                )),
+                Change::Replaced => self.shared.restarted(server),
+                Change::Partial => {}
+            }
+            if let Observation::Polled(servers) = &mut self.observation {
+                servers.servers[server.index()] = WatchedServer::of(&change.processes);
+            }
+        }
+    }
+}
+
+/// Wakes a task when a descriptor becomes readable.
+#[derive(Debug)]
+pub(crate) struct Readable(AsyncFd<OwnedFd>);
+
+impl Readable {
+    pub(crate) fn new(descriptor: &impl AsFd) -> io::Result<Self> {
+        let copy = descriptor.as_fd().try_clone_to_owned()?;
+        // SAFETY: an OwnedFd is the same open descriptor until it drops.
+        let registered = unsafe { AsyncFd::register_with_interest(copy, Interest::READABLE) };
+        Ok(Self(registered?))
+    }
+
+    /// Waits until the descriptor is readable again.
+    pub(crate) async fn next(&self) -> io::Result<()> {
+        self.0.readable().await?.clear_ready();
+        Ok(())
+    }
+}
+
+/// Waits for the descriptor; without one, forever.
+async fn next(readable: Option<&Readable>) -> io::Result<()> {
+    match readable {
+        Some(readable) => readable.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn sample(hedge: &mut Hedge, watched: &mut WatchedServers, now_ns: u64) -> Vec<Duplicate> {
+    let servers = &mut watched.servers;
+    let ran = servers.each_mut().map(WatchedServer::ran);
+    hedge.sample(now_ns, ran, |server: Server| servers[server.index()].is_free())
+}

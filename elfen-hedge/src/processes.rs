@@ -1,0 +1,247 @@
+//! Finds the processes that serve a port, again and again: a server may start later, workers join
+//! and leave, and a restarted server is another process.
+//!
+//! Finding processes and their sockets takes milliseconds, and attaching probes to a JVM tens of
+//! them. So a thread of its own does both.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use elfen_hedge_policy::Server;
+use elfen_machine::process::{below, stat};
+use elfen_recorder::service::{NotFound, Service, ServiceSelector};
+use elfen_rt::clock::monotonic_ns;
+
+/// Interval of checks whether the processes still exist.
+pub(crate) const POLL_NS: u64 = 200_000_000;
+/// Interval of looking for child processes.
+const JOIN_NS: u64 = 1_000_000_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// Some processes joined or left, and others stayed.
+    Partial,
+    /// No earlier process is left, or there was none.
+    Replaced,
+    /// A socket listens, but this user may not see its process.
+    Hidden,
+}
+
+#[derive(Debug)]
+pub(crate) struct ServerProcesses {
+    port: u16,
+    /// `None` until a process listens on the port.
+    service: Option<Service>,
+    is_hidden: bool,
+    /// The processes and all their descendants.
+    family: Vec<u32>,
+    polled_ns: u64,
+    joined_ns: u64,
+}
+
+impl ServerProcesses {
+    /// Finds the server, which may also start later. A process that this user may not see is an
+    /// error.
+    pub(crate) fn find(port: u16) -> Result<Self, NotFound> {
+        let service = match Service::find(ServiceSelector::Port(port)) {
+            Ok(service) => Some(service),
+            Err(NotFound::NothingListens(_)) => None,
+            Err(other) => return Err(other),
+        };
+        let mut serving = Self {
+            port,
+            service,
+            is_hidden: false,
+            family: Vec::new(),
+            polled_ns: 0,
+            joined_ns: 0,
+        };
+        serving.family = family(serving.processes());
+        Ok(serving)
+    }
+
+    pub(crate) fn processes(&self) -> &[u32] {
+        self.service.as_ref().map_or(&[], |service| &service.processes)
+    }
+
+    /// What has changed since the last call. Looking for processes is slow, so it is done only if
+    /// there are none, or if new ones were started.
+    pub(crate) fn poll(&mut self, now_ns: u64) -> Option<Change> {
+        if now_ns.saturating_sub(self.polled_ns) < POLL_NS {
+            return None;
+        }
+        self.polled_ns = now_ns;
+        let Some(service) = &mut self.service else { return self.find_first() };
+        let some_stay = service.processes.iter().any(is_alive);
+        if some_stay && now_ns.saturating_sub(self.joined_ns) < JOIN_NS {
+            return None;
+        }
+        self.joined_ns = now_ns;
+        let family_now = family(&service.processes);
+        if some_stay && family_now == self.family {
+            return None;
+        }
+        let before = service.processes.clone();
+        service.refresh();
+        self.family = family(&service.processes);
+        if service.processes == before {
+            return None;
+        }
+        Some(if some_stay { Change::Partial } else { Change::Replaced })
+    }
+
+    fn find_first(&mut self) -> Option<Change> {
+        match Service::find(ServiceSelector::Port(self.port)) {
+            Ok(service) => {
+                self.family = family(&service.processes);
+                self.service = Some(service);
+                Some(Change::Replaced)
+            }
+            Err(NotFound::Hidden(_)) if !self.is_hidden => {
+                self.is_hidden = true;
+                Some(Change::Hidden)
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+/// A server whose processes have changed.
+#[derive(Debug)]
+pub(crate) struct ProcessChange {
+    pub(crate) server: Server,
+    pub(crate) change: Change,
+    pub(crate) processes: Vec<u32>,
+}
+
+/// A thread that looks for changes. It ends after this drops.
+#[derive(Debug)]
+pub(crate) struct ProcessWatcher {
+    changed: Receiver<ProcessChange>,
+    _stop: Sender<()>,
+}
+
+impl ProcessWatcher {
+    /// Starts the thread. It calls `prepare` with the processes of both servers before it reports a
+    /// change.
+    pub(crate) fn start(
+        mut serving: [ServerProcesses; 2],
+        mut prepare: impl FnMut([&[u32]; 2]) + Send + 'static,
+    ) -> Self {
+        let (sender, changed) = channel();
+        let (stop, stopped) = channel::<()>();
+        std::thread::spawn(move || {
+            while stopped.recv_timeout(Duration::from_nanos(POLL_NS))
+                == Err(RecvTimeoutError::Timeout)
+            {
+                let now_ns = monotonic_ns();
+                let changes = serving.each_mut().map(|serving| serving.poll(now_ns));
+                if changes == [None; 2] {
+                    continue;
+                }
+                prepare(serving.each_ref().map(ServerProcesses::processes));
+                for (server, change) in Server::BOTH.into_iter().zip(changes) {
+                    let Some(change) = change else { continue };
+                    let processes = serving[server.index()].processes().to_vec();
+                    if sender.send(ProcessChange { server, change, processes }).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Self { changed, _stop: stop }
+    }
+
+    /// The changes since the last call.
+    pub(crate) fn take(&self) -> impl Iterator<Item = ProcessChange> + '_ {
+        self.changed.try_iter()
+    }
+}
+
+fn is_alive(process: &u32) -> bool {
+    stat(*process).is_some_and(|stat| stat.state != 'Z')
+}
+
+fn family(processes: &[u32]) -> Vec<u32> {
+    let with_below = |&process: &u32| [vec![process], below(process)].concat();
+    let mut all: Vec<u32> = processes.iter().flat_map(with_below).filter(is_alive).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Starts a process that also holds this socket, and ends with its standard input.
+#[cfg(test)]
+pub(crate) fn spawn_worker(listener: &std::net::TcpListener) -> std::process::Child {
+    use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+    use std::os::unix::process::CommandExt;
+    let socket = listener.as_raw_fd();
+    let mut command = std::process::Command::new("cat");
+    command.stdin(std::process::Stdio::piped());
+    let keep_socket = move || {
+        // SAFETY: the listener lives in the parent, and a fork inherits its descriptors.
+        let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+        // The started program keeps it open.
+        let _kept = nix::unistd::dup(socket)?.into_raw_fd();
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure only calls dup, which is async-signal-safe.
+    unsafe { command.pre_exec(keep_socket) };
+    command.spawn().unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// Polls until the condition holds. Between fork and exec, children of other tests hold the
+    /// sockets of this test, so the first polls may find more processes.
+    fn poll_until(serving: &mut ServerProcesses, at_ns: &mut u64, holds: impl Fn(&[u32]) -> bool) {
+        for _ in 0..10_000 {
+            *at_ns += JOIN_NS;
+            serving.poll(*at_ns);
+            if holds(serving.processes()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        panic!("{:?} serve", serving.processes());
+    }
+
+    fn is_own(processes: &[u32]) -> bool {
+        processes == [std::process::id()]
+    }
+
+    /// Goal: a server that starts later is found. Method: a socket that is bound, which reserves
+    /// the port, and listens later.
+    #[test]
+    fn a_server_that_comes_later_is_found() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut serving = ServerProcesses::find(socket.local_addr().unwrap().port()).unwrap();
+        assert!(serving.processes().is_empty() && serving.poll(POLL_NS).is_none());
+        let _listener = socket.listen(1).unwrap();
+        assert_eq!(serving.poll(POLL_NS + 1), None, "it is not time yet");
+        assert_eq!(serving.poll(2 * POLL_NS), Some(Change::Replaced));
+        poll_until(&mut serving, &mut (2 * POLL_NS), is_own);
+    }
+
+    /// Goal: a worker that joins is included, and one that ends is not, while the first process
+    /// stays. Method: a child process that holds our listening socket.
+    #[test]
+    fn a_worker_joins_and_leaves() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut serving = ServerProcesses::find(listener.local_addr().unwrap().port()).unwrap();
+        let mut at_ns = 0;
+        poll_until(&mut serving, &mut at_ns, is_own);
+        let mut worker = spawn_worker(&listener);
+        assert_eq!(serving.poll(at_ns + POLL_NS / 2), None, "it is not time yet");
+        poll_until(&mut serving, &mut at_ns, |processes| processes.contains(&worker.id()));
+        drop(worker.stdin.take());
+        worker.wait().unwrap();
+        poll_until(&mut serving, &mut at_ns, is_own);
+    }
+}

@@ -1,0 +1,182 @@
+//! Tests whether predictions can be trusted on this machine. Recordings with a cause and without
+//! any alternate. The p99 predicted without the cause is compared with the p99 measured without it.
+
+use std::io;
+use std::time::Duration;
+
+use elfen_kernel::events::Detail;
+use elfen_tailor::rank::SlowThreshold;
+use elfen_tailor::report::{Report, report};
+use serde::Serialize;
+
+use super::load::Load;
+use super::recording::{Recording, Subject, record_while};
+use super::server::ServiceProcess;
+use super::{CheckError, InjectedCause, Plan, inject_all, reserve_cpu};
+
+/// Numbers of threads of the services.
+const WORKERS: [usize; 2] = [1, 4];
+/// Limit of the median's relative error.
+const TOLERANCE: f64 = 0.15;
+
+/// The predictions for one cause.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Prediction {
+    pub workers: usize,
+    pub cause: InjectedCause,
+    pub pairs: usize,
+    /// Pairs without a prediction, because the replay was not valid.
+    pub replay_off: usize,
+    /// Medians: with the cause, predicted without it, and measured without it.
+    pub with_p99_ns: u64,
+    pub foreseen_p99_ns: Option<u64>,
+    pub seen_p99_ns: u64,
+    /// The median of predicted p99 over measured p99.
+    pub ratio: Option<f64>,
+    pub ratios: Vec<f64>,
+}
+
+impl Prediction {
+    /// Whether at least half of the pairs have a prediction. Fewer do not show that predictions are
+    /// right.
+    pub fn is_predicted(&self) -> bool {
+        self.ratio.is_some() && self.replay_off * 2 <= self.pairs
+    }
+
+    /// A cause without predictions fails, because the user asked for it.
+    pub fn holds(&self) -> bool {
+        self.is_predicted() && self.ratio.is_some_and(|ratio| (ratio - 1.0).abs() <= TOLERANCE)
+    }
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct WhatIfReport {
+    pub rows: Vec<Prediction>,
+    pub holds: bool,
+}
+
+/// One cause in one pair of recordings.
+struct Pair {
+    with_ns: u64,
+    predicted_ns: Option<u64>,
+    measured_ns: u64,
+}
+
+/// Checks each kind of the plan in `pairs` pairs of recordings, each as long as its injections
+/// take.
+pub fn check_predictions(plan: &Plan, pairs: usize) -> Result<WhatIfReport, CheckError> {
+    let cpu = reserve_cpu()?;
+    let mut rows = Vec::new();
+    for workers in WORKERS {
+        let service = ServiceProcess::start(cpu, false, workers)?;
+        let port = service.port;
+        let mut subject = Subject { service, port, cpu };
+        let mut all: Vec<Vec<Pair>> = plan.kinds.iter().map(|_| Vec::new()).collect();
+        for _ in 0..pairs {
+            let mut predictions = Vec::new();
+            for &kind in &plan.kinds {
+                let times = Plan { kinds: vec![kind], ..plan.clone() };
+                let report;
+                (report, subject) = record_and_report(
+                    subject,
+                    plan,
+                    Some(kind),
+                    move |service: &mut ServiceProcess| {
+                        inject_all(&times, service, port, cpu).map(drop)
+                    },
+                )?;
+                let without_ns = report.without.as_ref().and_then(|w| w.latency_ns).map(|l| l.p99);
+                predictions.push((report.latency_ns.p99, without_ns));
+            }
+            let time = plan.every * plan.injections;
+            let report;
+            (report, subject) =
+                record_and_report(subject, plan, None, move |_: &mut ServiceProcess| {
+                    std::thread::sleep(time);
+                    Ok(())
+                })?;
+            let measured_ns = report.latency_ns.p99;
+            for (of, (with_ns, predicted_ns)) in all.iter_mut().zip(predictions) {
+                of.push(Pair { with_ns, predicted_ns, measured_ns });
+            }
+        }
+        let rows_of = plan.kinds.iter().zip(all);
+        rows.extend(rows_of.map(|(&cause, of)| row(workers, cause, &of)));
+    }
+    let holds = rows.iter().all(Prediction::holds);
+    Ok(WhatIfReport { rows, holds })
+}
+
+/// Records a service while `act` runs, and predicts it without a cause.
+fn record_and_report(
+    subject: Subject<ServiceProcess>,
+    plan: &Plan,
+    without: Option<InjectedCause>,
+    act: impl FnOnce(&mut ServiceProcess) -> io::Result<()> + Send + 'static,
+) -> Result<(Report, Subject<ServiceProcess>), CheckError> {
+    let Recording { trace, subject, .. } =
+        record_while(subject, Detail::Sched, Load::uneven(plan.requests_a_second), act)?;
+    let without: Vec<String> = without.iter().map(|kind| kind.removed_cause()).collect();
+    let shown = report(&trace, SlowThreshold::Quantile(990_000), 0, &without);
+    Ok((shown.map_err(|nothing| io::Error::other(nothing.to_string()))?, subject))
+}
+
+fn row(workers: usize, cause: InjectedCause, pairs: &[Pair]) -> Prediction {
+    let given = || pairs.iter().filter_map(|pair| Some((pair.predicted_ns?, pair.measured_ns)));
+    let ms = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e3;
+    let mut ratios: Vec<f64> =
+        given().map(|(predicted, measured)| ms(predicted) / ms(measured)).collect();
+    ratios.sort_by(f64::total_cmp);
+    Prediction {
+        workers,
+        cause,
+        pairs: pairs.len(),
+        replay_off: pairs.len() - ratios.len(),
+        with_p99_ns: median(pairs.iter().map(|pair| pair.with_ns)).unwrap_or(0),
+        foreseen_p99_ns: median(given().map(|(predicted, _)| predicted)),
+        seen_p99_ns: median(pairs.iter().map(|pair| pair.measured_ns)).unwrap_or(0),
+        ratio: median_of_sorted(&ratios),
+        ratios,
+    }
+}
+
+fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied()
+}
+
+/// The median of sorted values: for an even number, the mean of the middle two.
+fn median_of_sorted(sorted: &[f64]) -> Option<f64> {
+    let half = sorted.len() / 2;
+    match sorted.len() % 2 {
+        1 => Some(sorted[half]),
+        _ => Some(f64::midpoint(*sorted.get(half.checked_sub(1)?)?, sorted[half])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predictions_are_compared_with_their_own_pair() {
+        let pair =
+            |predicted_ns, measured_ns| Pair { with_ns: 15_000_000, predicted_ns, measured_ns };
+        let pairs = [
+            pair(Some(1_100_000), 1_000_000),
+            pair(Some(3_000_000), 2_000_000),
+            pair(None, 500_000),
+            pair(Some(1_800_000), 2_000_000),
+        ];
+        let row = row(4, InjectedCause::Stop, &pairs);
+        assert_eq!((row.pairs, row.replay_off, row.ratios.len()), (4, 1, 3));
+        assert!(row.ratio.is_some_and(|ratio| (ratio - 1.1).abs() < 1e-9) && row.holds());
+        assert!(!Prediction { ratio: Some(0.8), ..row.clone() }.holds());
+        assert!(!Prediction { ratio: None, replay_off: 4, ..row.clone() }.holds(), "no prediction");
+        assert!(Prediction { replay_off: 2, ..row.clone() }.holds(), "half of the pairs");
+        assert!(!Prediction { replay_off: 3, ..row }.holds(), "fewer than half");
+        assert_eq!(median_of_sorted(&[1.0, 2.0]), Some(1.5));
+        assert_eq!(median_of_sorted(&[]), None);
+    }
+}

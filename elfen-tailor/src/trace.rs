@@ -1,0 +1,503 @@
+//! What was recorded in a span of time: the events of each CPU, the names of threads, and what was
+//! lost.
+//!
+//! A `.tale` file is a magic number and a version, then blocks: kind, length, CRC-32C, content. The
+//! recorder writes blocks as it records. So a file that ends anywhere is readable up to its last
+//! whole block, and known to be cut off.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+
+use elfen_rt::signal::event::{Event, Words};
+use elfen_rt::signal::mark::Mark;
+use serde::{Deserialize, Serialize};
+
+/// The detail of a recording without any events of the kernel.
+pub const MARKS_ALONE: &str = "marks";
+/// The detail of a recording with interrupts, page faults and the kernel's own waits.
+pub const FULL: &str = "full";
+
+const MAGIC: [u8; 8] = *b"ELFNTALE";
+const VERSION: u32 = 1;
+
+const HEAD: u32 = 1;
+const EVENTS: u32 = 2;
+const NAMES: u32 = 3;
+const GAPS: u32 = 4;
+const END: u32 = 5;
+const MARKS: u32 = 6;
+const BATCHES: u32 = 7;
+const FUNCTIONS: u32 = 8;
+
+/// Longest possible block: the recorder writes the content of each ring at once.
+const BLOCK_MAX_BYTES: u32 = 64 << 20;
+
+/// Where and how a trace was recorded.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Header {
+    pub kernel: String,
+    pub cpus: u32,
+    /// `sched` or `full`; `marks` without any events of the kernel.
+    pub detail: String,
+    /// 0 if the service reports its requests itself, by marks.
+    pub port: u16,
+    pub service: String,
+    /// CLOCK_MONOTONIC.
+    pub began_ns: u64,
+    /// The CPUs of each core that has several lanes, or is assumed to.
+    #[serde(default)]
+    pub cores: Vec<Vec<u32>>,
+    /// Tracepoints of this detail that the kernel does not have.
+    #[serde(default)]
+    pub lacks: Vec<String>,
+}
+
+/// The name of a thread at a time.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ThreadName {
+    pub thread: u32,
+    pub at_ns: u64,
+    pub name: String,
+}
+
+/// One thread, distinct from others that had its number before or after.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ThreadIdentity {
+    pub thread: u32,
+    /// Index into the names of this number.
+    name: usize,
+}
+
+/// A thread of a batch that `elfen run` put next to a service, with the program of the batch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BatchThread {
+    pub thread: u32,
+    pub at_ns: u64,
+    pub program: String,
+}
+
+/// A function of the kernel, and the lower half of an address within it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KernelFunction {
+    pub address: u32,
+    pub name: String,
+}
+
+/// The recorder looks up batch threads this often, so an entry holds for this long.
+const BATCH_LOOKUP_NS: u64 = 2_000_000_000;
+
+/// Missing events: on one CPU, or on any CPU if that is unknown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Gap {
+    pub cpu: Option<u32>,
+    pub count: u64,
+    pub from_ns: u64,
+    pub to_ns: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Trace {
+    pub head: Header,
+    /// By CPU, in the order of time.
+    pub events: Vec<Vec<Event>>,
+    /// By thread: each name with the last time at which the thread had it, in the order of these
+    /// times.
+    pub names: BTreeMap<u32, Vec<(u64, String)>>,
+    /// By thread: the last time at which it belonged to a batch, and the batch's program.
+    pub batches: BTreeMap<u32, (u64, String)>,
+    /// All processes of the service that were ever seen.
+    pub processes: Vec<u32>,
+    pub gaps: Vec<Gap>,
+    /// Kernel functions in which threads slept, by the lower halves of addresses within them.
+    pub functions: BTreeMap<u32, String>,
+    /// By request lane, in the order of time: what the service reports of its requests.
+    pub marks: BTreeMap<u32, Vec<Mark>>,
+    /// When the recording ended; `None` if the file is cut off.
+    pub ended_ns: Option<u64>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0}")]
+    Read(io::Error),
+    #[error("it is not a trace of `elfen tailor record`")]
+    Foreign,
+    #[error("it is a trace of version {0}, and this program reads version {VERSION}")]
+    Version(u32),
+    #[error("its block at byte {0} is damaged")]
+    Damaged(u64),
+}
+
+#[derive(Serialize, Deserialize)]
+struct NamesBlock {
+    names: Vec<ThreadName>,
+    processes: Vec<u32>,
+}
+
+/// Writes a trace, block by block.
+#[derive(Debug)]
+pub struct Writer<W> {
+    out: W,
+}
+
+impl<W: Write> Writer<W> {
+    pub fn new(mut out: W, head: &Header) -> io::Result<Self> {
+        out.write_all(&MAGIC)?;
+        out.write_all(&VERSION.to_le_bytes())?;
+        let mut writer = Self { out };
+        writer.write_json(HEAD, head)?;
+        Ok(writer)
+    }
+
+    pub fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
+        self.write_words(EVENTS, cpu, events)
+    }
+
+    fn write_words(&mut self, kind: u32, of: u32, words: &[Words]) -> io::Result<()> {
+        if words.is_empty() {
+            return Ok(());
+        }
+        let mut content = Vec::with_capacity(4 + size_of_val(words));
+        content.extend(of.to_le_bytes());
+        content.extend(words.as_flattened().iter().flat_map(|word| word.to_le_bytes()));
+        self.write_block(kind, &content)
+    }
+
+    /// Writes what the service reported on one request lane.
+    pub fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
+        self.write_words(MARKS, lane, marks)
+    }
+
+    pub fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
+        self.write_json(NAMES, &NamesBlock { names, processes: processes.to_vec() })
+    }
+
+    pub fn batches(&mut self, batch_threads: &[BatchThread]) -> io::Result<()> {
+        if batch_threads.is_empty() { Ok(()) } else { self.write_json(BATCHES, &batch_threads) }
+    }
+
+    pub fn functions(&mut self, found: &[KernelFunction]) -> io::Result<()> {
+        if found.is_empty() { Ok(()) } else { self.write_json(FUNCTIONS, &found) }
+    }
+
+    pub fn gap(&mut self, gap: &Gap) -> io::Result<()> {
+        self.write_json(GAPS, gap)
+    }
+
+    pub fn end(mut self, ended_ns: u64) -> io::Result<W> {
+        self.write_json(END, &ended_ns)?;
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    fn write_json(&mut self, kind: u32, content: &impl Serialize) -> io::Result<()> {
+        self.write_block(kind, &serde_json::to_vec(content)?)
+    }
+
+    fn write_block(&mut self, kind: u32, content: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(content.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let head = [kind, length, crc32c(content)].map(u32::to_le_bytes);
+        self.out.write_all(head.as_flattened())?;
+        self.out.write_all(content)?;
+        // A reader of an unfinished file then finds whole blocks.
+        self.out.flush()
+    }
+}
+
+impl Trace {
+    /// An empty trace. [`Trace::add_events`] adds events.
+    pub fn new(head: Header) -> Self {
+        let events = vec![Vec::new(); head.cpus as usize];
+        Self { head, events, ..Self::default() }
+    }
+
+    /// Adds events of one CPU. Events of a CPU beyond the machine's last are ignored.
+    pub fn add_events(&mut self, cpu: u32, words: &[Words]) {
+        let Some(events) = self.events.get_mut(cpu as usize) else { return };
+        let known = events.len();
+        events.extend(words.iter().filter_map(Event::decode));
+        // Events from a JVM's counters come late.
+        let new = &events[known.saturating_sub(1)..];
+        if !new.is_sorted_by_key(|event| event.at_ns) {
+            events.sort_by_key(|event| event.at_ns);
+        }
+    }
+
+    /// Adds marks of one request lane.
+    pub fn add_marks(&mut self, lane: u32, words: &[Words]) {
+        let marks = self.marks.entry(lane).or_default();
+        marks.extend(words.iter().filter_map(Mark::decode));
+    }
+
+    pub fn add_names(&mut self, names: Vec<ThreadName>, processes: &[u32]) {
+        for ThreadName { thread, at_ns, name } in names {
+            let known = self.names.entry(thread).or_default();
+            match known.last_mut() {
+                Some((until_ns, last)) if *last == name => *until_ns = at_ns.max(*until_ns),
+                _ => known.push((at_ns, name)),
+            }
+        }
+        for process in processes {
+            if !self.processes.contains(process) {
+                self.processes.push(*process);
+            }
+        }
+    }
+
+    pub fn add_batch_threads(&mut self, batch_threads: Vec<BatchThread>) {
+        for BatchThread { thread, at_ns, program } in batch_threads {
+            self.batches.insert(thread, (at_ns, program));
+        }
+    }
+
+    pub fn add_functions(&mut self, found: Vec<KernelFunction>) {
+        self.functions.extend(found.into_iter().map(|of| (of.address, of.name)));
+    }
+
+    pub fn read(mut from: impl Read) -> Result<Self, Error> {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).map_err(Error::Read)?;
+        let mut rest = bytes.strip_prefix(&MAGIC).ok_or(Error::Foreign)?;
+        match take_u32(&mut rest).ok_or(Error::Foreign)? {
+            VERSION => {}
+            version => return Err(Error::Version(version)),
+        }
+        let mut trace = None;
+        while !rest.is_empty() {
+            let at = (bytes.len() - rest.len()) as u64;
+            let Some((kind, content)) = next_block(&mut rest).map_err(|()| Error::Damaged(at))?
+            else {
+                break;
+            };
+            let taken = match (&mut trace, kind) {
+                (None, HEAD) => serde_json::from_slice(content).ok().and_then(|head: Header| {
+                    // No kernel has more CPUs, and a damaged file could claim any number.
+                    (head.cpus <= 8192).then(|| trace = Some(Self::new(head)))
+                }),
+                (Some(trace), kind) => trace.add_block(kind, content),
+                (None, _) => None,
+            };
+            taken.ok_or(Error::Damaged(at))?;
+        }
+        let mut trace = trace.ok_or(Error::Foreign)?;
+        for marks in trace.marks.values_mut() {
+            marks.sort_by_key(|mark| mark.at_ns);
+        }
+        Ok(trace)
+    }
+
+    fn add_block(&mut self, kind: u32, mut content: &[u8]) -> Option<()> {
+        match kind {
+            EVENTS | MARKS => {
+                let of = take_u32(&mut content)?;
+                let (words, rest) = content.as_chunks::<8>();
+                let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                let (words, odd) = words.as_chunks::<4>();
+                if kind == EVENTS {
+                    self.add_events(of, words);
+                } else if of < elfen_rt::signal::page::SLOTS_MAX {
+                    self.add_marks(of, words);
+                }
+                (rest.is_empty() && odd.is_empty()).then_some(())
+            }
+            NAMES => {
+                let block: NamesBlock = serde_json::from_slice(content).ok()?;
+                self.add_names(block.names, &block.processes);
+                Some(())
+            }
+            GAPS => {
+                self.gaps.push(serde_json::from_slice(content).ok()?);
+                Some(())
+            }
+            BATCHES => {
+                self.add_batch_threads(serde_json::from_slice(content).ok()?);
+                Some(())
+            }
+            FUNCTIONS => {
+                self.add_functions(serde_json::from_slice(content).ok()?);
+                Some(())
+            }
+            END => {
+                self.ended_ns = Some(serde_json::from_slice(content).ok()?);
+                Some(())
+            }
+            // A block of a later minor version: the rest is readable without it.
+            _ => Some(()),
+        }
+    }
+
+    /// Which thread had a number at a time: the first whose name was seen later, because each
+    /// thread is named when it ends.
+    pub fn identify(&self, thread: u32, at_ns: u64) -> ThreadIdentity {
+        let known = self.names.get(&thread).map_or(&[][..], Vec::as_slice);
+        let later = known.iter().position(|(until_ns, _)| *until_ns >= at_ns);
+        ThreadIdentity { thread, name: later.unwrap_or(known.len().saturating_sub(1)) }
+    }
+
+    /// The other lanes of a CPU's core.
+    pub fn siblings(&self, cpu: u32) -> impl Iterator<Item = u32> + '_ {
+        let core = self.head.cores.iter().find(|core| core.contains(&cpu));
+        core.into_iter().flatten().copied().filter(move |&other| other != cpu)
+    }
+
+    /// The name of a thread on another lane: for a batch, the name of its program.
+    pub fn neighbour(&self, thread: u32, at_ns: u64) -> String {
+        match self.batches.get(&thread) {
+            Some((until_ns, program)) if at_ns < until_ns.saturating_add(BATCH_LOOKUP_NS) => {
+                program.clone()
+            }
+            _ => self.name_of(self.identify(thread, at_ns)),
+        }
+    }
+
+    pub fn name_of(&self, thread: ThreadIdentity) -> String {
+        let name = self.names.get(&thread.thread).and_then(|known| known.get(thread.name));
+        name.map_or_else(|| format!("thread-{}", thread.thread), |(_, name)| name.clone())
+    }
+}
+
+fn take_u32(rest: &mut &[u8]) -> Option<u32> {
+    let (word, after) = rest.split_first_chunk::<4>()?;
+    *rest = after;
+    Some(u32::from_le_bytes(*word))
+}
+
+/// Returns the next block, or `None` if the file ends within it.
+fn next_block<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, &'a [u8])>, ()> {
+    let (Some(kind), Some(length), Some(crc)) = (take_u32(rest), take_u32(rest), take_u32(rest))
+    else {
+        *rest = &[];
+        return Ok(None);
+    };
+    if length > BLOCK_MAX_BYTES {
+        return Err(());
+    }
+    let Some((content, after)) = rest.split_at_checked(length as usize) else {
+        *rest = &[];
+        return Ok(None);
+    };
+    *rest = after;
+    // A fuzzer changes bytes without adapting checksums.
+    if cfg!(fuzzing) || crc32c(content) == crc { Ok(Some((kind, content))) } else { Err(()) }
+}
+
+/// Castagnoli's polynomial, reflected.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
+const TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut at = 0;
+    let mut byte = 0_u32;
+    while at < 256 {
+        let mut crc = byte;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ POLYNOMIAL } else { crc >> 1 };
+            bit += 1;
+        }
+        table[at] = crc;
+        at += 1;
+        byte += 1;
+    }
+    table
+};
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, byte: &u8| {
+        let [low, ..] = (crc ^ u32::from(*byte)).to_le_bytes();
+        TABLE[usize::from(low)] ^ crc >> 8
+    };
+    !bytes.iter().fold(!0, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elfen_rt::signal::event::Kind;
+    use elfen_rt::signal::mark::Step;
+    use proptest::prelude::*;
+
+    fn written() -> (Vec<u8>, Trace) {
+        let cores = vec![vec![0, 1]];
+        let lacks = vec!["contention_end".to_owned()];
+        let head = Header { cpus: 2, port: 80, began_ns: 5, cores, lacks, ..Header::default() };
+        let kind = Kind::Waking { waker: 1, waker_process: 1, process: 2 };
+        let event = |at_ns| Event { at_ns, thread: 3, kind };
+        let mut trace = Trace::new(head.clone());
+        trace.events[1] = vec![event(7), event(9)];
+        trace.gaps = vec![Gap { cpu: None, count: 3, from_ns: 8, to_ns: 9 }];
+        trace.add_names(vec![ThreadName { thread: 3, at_ns: 9, name: "three".to_owned() }], &[2]);
+        trace.ended_ns = Some(11);
+        let mark = |at_ns| Mark { at_ns, thread: 3, request: 1, step: Step::Stage(2) };
+        trace.marks = [(4, vec![mark(6), mark(8)])].into();
+        let batch_threads = vec![BatchThread { thread: 4, at_ns: 9, program: "loop".to_owned() }];
+        trace.add_batch_threads(batch_threads.clone());
+        let found = vec![KernelFunction { address: 0x8123_4567, name: "filemap_fault".to_owned() }];
+        trace.add_functions(found.clone());
+        let mut writer = Writer::new(Vec::new(), &head).unwrap();
+        writer.batches(&batch_threads).unwrap();
+        writer.batches(&[]).unwrap();
+        writer.functions(&found).unwrap();
+        writer.functions(&[]).unwrap();
+        writer.events(1, &[event(9).encode(), event(7).encode()]).unwrap();
+        writer.events(0, &[]).unwrap();
+        writer.gap(&trace.gaps[0]).unwrap();
+        writer.marks(4, &[mark(8).encode(), mark(6).encode()]).unwrap();
+        writer
+            .names(vec![ThreadName { thread: 3, at_ns: 9, name: "three".to_owned() }], &[2])
+            .unwrap();
+        (writer.end(11).unwrap(), trace)
+    }
+
+    #[test]
+    fn a_trace_is_read_as_it_was_written() {
+        let (bytes, trace) = written();
+        assert_eq!(Trace::read(&bytes[..]).unwrap(), trace);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283, "the polynomial's known check value");
+    }
+
+    /// Goal: a file that was cut off is read up to the cut and known to be cut off; a changed file
+    /// is rejected. Method: every length, and a flipped bit in every byte.
+    #[test]
+    fn cut_files_are_read_and_damaged_files_rejected() {
+        let (bytes, trace) = written();
+        for length in 0..bytes.len() {
+            match Trace::read(&bytes[..length]) {
+                Ok(cut) => assert!(cut.ended_ns.is_none() && cut.head == trace.head, "{length}"),
+                Err(error) => assert!(matches!(error, Error::Foreign), "{length}: {error}"),
+            }
+        }
+        for at in 12..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x40;
+            let read = Trace::read(&changed[..]);
+            assert!(read.is_err() || read.is_ok_and(|read| read != trace), "byte {at}");
+        }
+        let mut other = bytes;
+        other[8] = 9;
+        assert!(matches!(Trace::read(&other[..]), Err(Error::Version(9))));
+    }
+
+    /// The kernel reuses thread numbers.
+    #[test]
+    fn a_reused_thread_number_has_the_name_of_its_time() {
+        let mut trace = Trace::default();
+        let named = |at_ns, name: &str| ThreadName { thread: 3, at_ns, name: name.to_owned() };
+        trace.add_names(vec![named(10, "hog"), named(20, "hog"), named(30, "cc1")], &[]);
+        let name = |at_ns| trace.name_of(trace.identify(3, at_ns));
+        assert_eq!([5, 20, 21, 30, 99].map(name), ["hog", "hog", "cc1", "cc1", "cc1"]);
+        assert_eq!(trace.name_of(trace.identify(4, 5)), "thread-4");
+        let batch_threads = BatchThread { thread: 3, at_ns: 12, program: "loop".to_owned() };
+        trace.add_batch_threads(vec![batch_threads]);
+        let neighbour = |at_ns| trace.neighbour(3, at_ns);
+        assert_eq!([5, 12, BATCH_LOOKUP_NS + 13].map(neighbour), ["loop", "loop", "cc1"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let behind = [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
+            let _either = (Trace::read(&bytes[..]).is_ok(), Trace::read(&behind[..]).is_ok());
+        }
+    }
+}

@@ -14,9 +14,9 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::print;
 use elfen_console::usage;
 use elfen_hedge_policy::Policy;
-use elfen_recorder::cmd::failure::no_events;
-use elfen_recorder::service::NotFound;
-use elfen_recorder::signals::EndSignals;
+use elfen_tailor::cmd::failure::no_events;
+use elfen_tailor::service::NotFound;
+use elfen_tailor::signals::EndSignals;
 use hyper::Method;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

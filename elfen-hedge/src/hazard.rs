@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use elfen_hedge_policy::{Halt, Server};
 use elfen_kernel::hazard::{self, Error, Step, Subjects};
 use elfen_machine::process::stat;
-use elfen_recorder::jvm::probes_of;
-use elfen_recorder::service::NotFound;
+use elfen_tailor::jvm::probes_of;
+use elfen_tailor::service::NotFound;
 
 use crate::processes::ProcessWatcher;
 use crate::processes::ServerProcesses;

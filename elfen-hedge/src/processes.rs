@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use elfen_hedge_policy::Server;
 use elfen_machine::process::{below, stat};
-use elfen_recorder::service::{NotFound, Service, ServiceSelector};
 use elfen_rt::clock::monotonic_ns;
+use elfen_tailor::service::{NotFound, Service, ServiceSelector};
 
 /// Interval of checks whether the processes still exist.
 pub(crate) const POLL_NS: u64 = 200_000_000;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elfen_hedge_policy::Server;
-use elfen_recorder::signals::EndSignals;
+use elfen_tailor::signals::EndSignals;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::Response;
 use hyper::body::{Body, Bytes, Incoming};

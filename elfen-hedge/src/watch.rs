@@ -6,7 +6,7 @@
 //! waits for a disk, a lock or another service, and would wait elsewhere as well.
 
 use elfen_machine::process::{cpu_time_ns, stat, threads_of};
-use elfen_recorder::service::NotFound;
+use elfen_tailor::service::NotFound;
 
 use crate::processes::ProcessWatcher;
 use crate::processes::ServerProcesses;

@@ -46,6 +46,14 @@ fn parse(line: &str) -> Option<Stat> {
     })
 }
 
+/// The CPU time of the calling thread.
+pub fn own_cpu_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a live timespec of ours, and every thread has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) };
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
 /// CPU time of a process, including threads that have ended; `None` if the process does not exist.
 pub fn cpu_time_ns(process: u32) -> Option<u64> {
     let process = libc::pid_t::try_from(process).ok()?;

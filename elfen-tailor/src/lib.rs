@@ -1,8 +1,8 @@
-//! Explains why the slowest requests of a service were slow, and predicts the tail without each
-//! cause.
+//! Records what the kernel does around a service's requests, explains why the slowest were slow,
+//! and predicts the tail without each cause.
 //!
-//! The crate is pure: it turns a recorded [`trace`] into a [`report`], without a clock and without
-//! access to the machine. `elfen-recorder` has those.
+//! The first modules are pure: they turn a recorded [`trace`] into a [`report`], without a clock
+//! and without access to the machine.
 //!
 //! | module | what it does |
 //! | --- | --- |
@@ -22,24 +22,62 @@
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | the results as text and as JSON |
 //! | [`draw`] | the results as pictures |
+//!
+//! The others work on a machine:
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`service`] | finds the processes behind a port |
+//! | [`marks`] | reads what a service reports about its requests itself |
+//! | [`recorder`] | collects the events of a service |
+//! | [`duty`] | records only a part of the time |
+//! | [`jvm`] | collects what a JVM reports about itself |
+//! | [`last_minute`] | sums up the tail of the last minute, for `elfen top` |
+//! | [`signals`] | ends a recording in good order |
+//! | [`cmd`] | the commands of `elfen tailor` |
 
-#![forbid(unsafe_code)]
-
+#[forbid(unsafe_code)]
 pub mod account;
+#[forbid(unsafe_code)]
 pub mod calls;
+#[forbid(unsafe_code)]
 mod causes;
+pub mod cmd;
+#[forbid(unsafe_code)]
 pub mod draw;
+pub mod duty;
+pub mod jvm;
+mod kernel_functions;
+pub mod last_minute;
+#[forbid(unsafe_code)]
 mod marked;
+pub mod marks;
+#[forbid(unsafe_code)]
 pub mod neighbours;
+#[forbid(unsafe_code)]
 mod queues;
+#[forbid(unsafe_code)]
 pub mod rank;
+pub mod recorder;
+#[forbid(unsafe_code)]
 pub mod replay;
+#[forbid(unsafe_code)]
 pub mod report;
+#[forbid(unsafe_code)]
 pub mod request;
+#[forbid(unsafe_code)]
 pub mod runtime;
+#[forbid(unsafe_code)]
 pub mod segment;
+pub mod service;
+#[forbid(unsafe_code)]
 mod service_slots;
+pub mod signals;
+#[forbid(unsafe_code)]
 pub mod stalls;
+#[forbid(unsafe_code)]
 pub mod timeline;
+#[forbid(unsafe_code)]
 pub mod trace;
+#[forbid(unsafe_code)]
 pub mod walk;

@@ -53,7 +53,7 @@ fn usage_errors() {
         (&["lanes", "--lanes"], "a value is required for '--lanes <PAIRS>'", "--help`"),
         (&["lanes", "--json", "--record"], "cannot be used with", "see `elfen lanes --help`"),
         (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
-        (&["tailor", "check", "--user"], "unexpected argument", "see `elfen tailor check --help`"),
+        (&["tailor", "watch", "--user"], "unexpected argument", "see `elfen tailor watch --help`"),
         (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "name"),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),
     ];
@@ -163,7 +163,6 @@ fn help_lists_every_variable() {
         "elfen-machine",
         "elfen-run",
         "elfen-instrument",
-        "elfen-recorder",
         "elfen-rt",
         "elfen-shim",
         "elfen-tailor",

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -22,26 +22,6 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "waited a minute for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Loopback's packets go where they went before.
-#[test]
-#[ignore = "needs root and eBPF"]
-fn a_flood_that_is_killed() {
-    const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
-    let before = fs::read_to_string(STEERING).expect("needs a kernel that steers packets");
-    fs::write(STEERING, before.trim()).expect("needs root");
-    let hurt = Ends(Command::new("sleep").arg("600").spawn().unwrap());
-    let pid = hurt.0.id().to_string();
-    let words = ["inject", "softirq", "--pid", &pid, "--cpu", "1", "--every", "1s"];
-    let mut flood = elfen(&words);
-    flood.args(["--last", "900ms"]).stderr(Stdio::null());
-    let flood = Ends(flood.spawn().unwrap());
-    let now = || fs::read_to_string(STEERING).unwrap();
-    until("packets to be steered", || now() != before);
-    // By SIGKILL.
-    drop(flood);
-    until("packets to go where they went before", || now() == before);
 }
 
 /// Answers each line, a thread for each client, as long as this process lives.

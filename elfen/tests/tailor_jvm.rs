@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use elfen_recorder::jvm::Jvms;
 use elfen_rt::clock::nanos;
 use elfen_rt::signal::event::{Event, Kind, Runtime};
+use elfen_tailor::jvm::Jvms;
 use serde_json::Value;
 use served::{Ends, Load, tailor as elfen};
 

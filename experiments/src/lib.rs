@@ -10,6 +10,7 @@ mod bench;
 pub mod cmd;
 #[deny(unsafe_code)]
 pub mod expected;
+pub mod faults;
 #[deny(unsafe_code)]
 pub mod live;
 #[deny(unsafe_code)]

@@ -1,5 +1,5 @@
 //! The subcommands of `elfen`: one file each, with its arguments, one call, and what it prints.
-//! `elfen-shim` and `elfen-recorder` have their own; `lab` starts `elfen-lab`.
+//! `elfen-shim` and `elfen-tailor` have their own; `lab` starts `elfen-lab`.
 
 mod cut_off;
 mod doctor;
@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Set(set::Args),
     Shim(Box<elfen_shim::cmd::Args>),
     Status(status::Args),
-    Tailor(Box<elfen_recorder::cmd::Args>),
+    Tailor(Box<elfen_tailor::cmd::Args>),
     Top(top::Args),
 }
 
@@ -76,7 +76,7 @@ impl Command {
             Self::Set(args) => set::run(&args, out),
             Self::Shim(args) => elfen_shim::cmd::run(&args, out),
             Self::Status(args) => status::run(&args, out),
-            Self::Tailor(args) => elfen_recorder::cmd::run(&args, out),
+            Self::Tailor(args) => elfen_tailor::cmd::run(&args, out),
             Self::Top(args) => top::run(&args, out),
         }
     }

@@ -3,10 +3,12 @@
 mod batch_args;
 mod bench;
 mod calibrate;
+mod check;
 mod demo;
 mod expected;
 mod experiment;
 mod experiment_args;
+mod inject;
 mod ladder;
 mod live_args;
 mod live_rows;
@@ -41,15 +43,21 @@ pub struct Cli {
 enum Command {
     Bench(bench::Args),
     Calibrate(calibrate::Args),
+    Check(check::Args),
     Demo(demo::Args),
     Experiment(Box<experiment_args::Args>),
     #[command(hide = true)]
     Generate(generate::Args),
+    Inject(inject::Args),
     Ladder(ladder::Args),
     Plan(Box<plan::Args>),
     Report(report::Args),
+    #[command(hide = true)]
+    Serve(check::ServeArgs),
     Simulate(Box<simulate::Args>),
     Thesis(thesis::Args),
+    #[command(hide = true)]
+    Unsteer(inject::UnsteerArgs),
 }
 
 impl Cli {
@@ -58,14 +66,18 @@ impl Cli {
         match self.command {
             Command::Bench(args) => bench::run(&args, out),
             Command::Calibrate(args) => calibrate::run(&args, out),
+            Command::Check(args) => check::run(&args, out),
             Command::Demo(args) => demo::run(&args, out),
             Command::Experiment(args) => experiment::run(&args, out),
             Command::Generate(args) => generate::run(&args, &Self::command(), &[], out),
+            Command::Inject(args) => inject::run(&args, out),
             Command::Ladder(args) => ladder::run(&args, out),
             Command::Plan(args) => plan::run(&args, out),
             Command::Report(args) => report::run(&args, out),
+            Command::Serve(args) => check::serve(&args),
             Command::Simulate(args) => simulate::run(&args, out),
             Command::Thesis(args) => thesis::run(&args, out),
+            Command::Unsteer(args) => inject::restore(&args),
         }
     }
 }

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::trace::{BatchThread, Gap, KernelFunction, ThreadName, Writer};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::create_private;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::Words;
-use elfen_tailor::trace::{BatchThread, Gap, KernelFunction, ThreadName, Writer};
 
 use super::target::{Target, describe};
 use crate::recorder::{Recorder, Sink};

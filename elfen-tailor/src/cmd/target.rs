@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::trace::Header;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_kernel::events::Detail;
 use elfen_machine::lane_args::{LaneArgs, topology};
 use elfen_machine::source::Source;
 use elfen_run::batches;
-use elfen_tailor::trace::Header;
 
 use super::failure;
 use crate::duty::{Duty, DutyCycle};

@@ -73,7 +73,7 @@ impl Flood {
     pub fn new(cpu: u32) -> io::Result<Self> {
         let before = fs::read_to_string(STEERING)?;
         let mut restorer = Command::new(std::env::current_exe()?);
-        restorer.args(["tailor", "unsteer", before.trim()]);
+        restorer.args(["unsteer", before.trim()]);
         // A process group of its own, so that it gets no signals from the terminal.
         let restorer = restorer.stdin(Stdio::piped()).process_group(0).spawn()?;
         // From here on the steering is restored, also if the write fails.

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use elfen_tailor::trace::KernelFunction;
+use crate::trace::KernelFunction;
 
 const LIST: &str = "/proc/kallsyms";
 /// The kernel has fewer call sites that sleep for a disk.

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::rank::{SlowThreshold, rank};
+use crate::segment::ExplainedRequest;
+use crate::trace::Trace;
 use elfen_run::watches::{Cause, Tail};
-use elfen_tailor::rank::{SlowThreshold, rank};
-use elfen_tailor::segment::ExplainedRequest;
-use elfen_tailor::trace::Trace;
 
 const MINUTE_NS: u64 = 60_000_000_000;
 
@@ -77,7 +77,7 @@ impl LastMinute {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_tailor::segment::{Segment, SegmentKind};
+    use crate::segment::{Segment, SegmentKind};
 
     /// A request of a millisecond's work that was stopped before it.
     fn request(at_ns: u64, stopped_ns: u64) -> ExplainedRequest {

@@ -5,16 +5,16 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::account::{Account, charges};
+use crate::rank::SlowThreshold;
+use crate::replay::quantile;
+use crate::segment::ExplainedRequest;
+use crate::trace::{BatchThread, Gap, Header, KernelFunction, ThreadName, Trace};
 use elfen_console::duration::{self, show};
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Words};
 use elfen_run::watches::Publisher;
-use elfen_tailor::account::{Account, charges};
-use elfen_tailor::rank::SlowThreshold;
-use elfen_tailor::replay::quantile;
-use elfen_tailor::segment::ExplainedRequest;
-use elfen_tailor::trace::{BatchThread, Gap, Header, KernelFunction, ThreadName, Trace};
 use serde::Serialize;
 
 use super::report::slow;

@@ -152,11 +152,3 @@ pub fn use_realtime_priority(priority: i32) -> io::Result<()> {
     let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameter) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
-
-/// The CPU time of the calling thread.
-pub fn own_cpu_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a live timespec of ours, and every thread has this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now) };
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
-}

@@ -5,16 +5,14 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
+use crate::segment::RECORDER;
+use crate::trace::{BatchThread, FULL, Gap, Header, KernelFunction, MARKS_ALONE, ThreadName};
 use elfen_console::failure::to_stderr;
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_machine::process::{below, threads_of};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
 use elfen_run::batches::{self, Batch};
-use elfen_tailor::segment::RECORDER;
-use elfen_tailor::trace::{
-    BatchThread, FULL, Gap, Header, KernelFunction, MARKS_ALONE, ThreadName,
-};
 
 use crate::duty::{DutyChange, DutyCycle};
 use crate::jvm::Jvms;

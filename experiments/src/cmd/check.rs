@@ -1,4 +1,4 @@
-//! `elfen tailor check`: tests whether the explanation can be trusted on this machine.
+//! `elfen lab check`: tests whether the explanation can be trusted on this machine.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -8,19 +8,19 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::output::print;
 use elfen_console::{duration, table};
 
-use super::failure;
-use crate::check::whatif::{Prediction, WhatIfReport, check_predictions};
-use crate::check::{
+use crate::faults::whatif::{Prediction, WhatIfReport, check_predictions};
+use crate::faults::{
     self, CheckError, CheckReport, InjectedCause, Mismatch, Plan, Score, Stolen, server,
 };
+use elfen_tailor::cmd::failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen tailor check                     30 injections of each kind
-  sudo elfen tailor check --injections 5      sooner, and less certain
-  sudo elfen tailor check --causes io,nagle   only these causes
-  sudo elfen tailor check --what-if           the predicted p99 without stops
-  sudo elfen tailor check --steal 60s         stolen time, compared with kernel ticks";
+  sudo elfen lab check                     30 injections of each kind
+  sudo elfen lab check --injections 5      sooner, and less certain
+  sudo elfen lab check --causes io,nagle   only these causes
+  sudo elfen lab check --what-if           the predicted p99 without stops
+  sudo elfen lab check --steal 60s         stolen time, compared with kernel ticks";
 
 /// Inject known faults into a test service, and compare them with the explanation
 ///
@@ -118,7 +118,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         every: Duration::from_millis(150),
     };
     let holds = if let Some(time) = args.steal {
-        let stolen = check::stolen(time, args.rps).map_err(check_failed)?;
+        let stolen = faults::stolen(time, args.rps).map_err(check_failed)?;
         print(out, args.json, &stolen, || steal_text(stolen))?;
         stolen.agrees()
     } else if let Some(pairs) = args.what_if {
@@ -134,7 +134,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         print(out, args.json, &report, || what_if_text(&report))?;
         report.holds
     } else {
-        let checked = check::check(&plan).map_err(check_failed)?;
+        let checked = faults::check(&plan).map_err(check_failed)?;
         print(out, args.json, &checked, || text(&checked))?;
         checked.holds
     };

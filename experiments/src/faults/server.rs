@@ -18,7 +18,8 @@ use elfen_machine::affinity;
 use elfen_rt::clock::monotonic_ns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::inject::{Injection, own_cpu_ns, use_realtime_priority};
+use super::inject::{Injection, use_realtime_priority};
+use elfen_machine::process::own_cpu_ns;
 
 /// The name of the thread that holds the lock.
 pub const HOLDER: &str = "elfen-holder";
@@ -280,7 +281,7 @@ impl ServiceProcess {
     /// Starts it at a real-time priority, or an `ordinary` one, with `workers` answering threads.
     pub fn start(cpu: u32, ordinary: bool, workers: usize) -> io::Result<Self> {
         let mut process = std::process::Command::new(std::env::current_exe()?)
-            .args(["tailor", "serve", &cpu.to_string(), "--workers", &workers.to_string()])
+            .args(["serve", &cpu.to_string(), "--workers", &workers.to_string()])
             .args(ordinary.then_some("--ordinary"))
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use crate::report::NothingToReport;
+use crate::trace;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_kernel::events::Error;
-use elfen_tailor::report::NothingToReport;
-use elfen_tailor::trace;
 
 use crate::service::NotFound;
 

@@ -1,4 +1,4 @@
-//! `elfen tailor inject`: injects faults into a process, to test whether they are found.
+//! `elfen lab inject`: injects faults into a process, to test whether they are found.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 
-use crate::check::flood::{Flood, unsteer};
-use crate::check::inject::{Hog, Injection, Stop};
-use crate::check::page_out::PageOut;
-use crate::signals::EndSignals;
+use crate::faults::flood::{Flood, unsteer};
+use crate::faults::inject::{Hog, Injection, Stop};
+use crate::faults::page_out::PageOut;
+use elfen_tailor::signals::EndSignals;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen tailor inject stop --pid 4711 --every 300ms --last 15ms
-  sudo elfen tailor inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json
-  sudo elfen tailor inject io --pid 4711               its files' data leaves memory
-  sudo elfen tailor inject softirq --pid 4711 --cpu 0  packets on its CPU";
+  sudo elfen lab inject stop --pid 4711 --every 300ms --last 15ms
+  sudo elfen lab inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json
+  sudo elfen lab inject io --pid 4711               its files' data leaves memory
+  sudo elfen lab inject softirq --pid 4711 --cpu 0  packets on its CPU";
 
 /// Inject faults into a process, and record when
 #[derive(clap::Args, Debug)]

@@ -1,15 +1,18 @@
-//! Goal: `elfen tailor check` finds its account right, says what it would foresee, and what was
+//! Goal: `elfen lab check` finds its account right, says what it would foresee, and what was
 //! stolen. Method: the command itself, with fewer injections than it makes for people.
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 /// What the check found.
 fn checks(words: &[&str]) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["tailor", "check", "--json"]).args(words).stdin(Stdio::null());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
+    command.args(["check", "--json"]).args(words).stdin(Stdio::null());
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{said}"))
@@ -84,4 +87,60 @@ fn what_was_stolen_is_told_twice() {
     let told = checks(&["--steal", "1s"]);
     let [events, kernel] = ["by_events_ns", "by_kernel_ns"].map(|key| number(&told, key));
     assert!(events < 2_000_000_000 && kernel < 2_000_000_000, "{told:#}");
+}
+
+#[test]
+fn wrong_arguments_are_named() {
+    let own = std::process::id().to_string();
+    for (words, why) in [
+        (&["inject", "stop", "--pid", &own, "--last", "1s"][..], "less than --every"),
+        (&["inject", "softirq", "--pid", &own], "--cpu"),
+        (&["check", "--user"], "unexpected argument"),
+        (&["check", "--causes", "stop,nagel"], "the causes are all, stop, hog"),
+        (&["check", "--what-if", "--causes", "gc"], "gc needs a service of its own"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
+        let output = command.args(words).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
+        assert!(said.starts_with("elfen: ") && said.contains(why), "{words:?}: {said}");
+    }
+}
+
+/// Ends its process, also when a test fails.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited a minute for {what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Loopback's packets go where they went before.
+#[test]
+#[ignore = "needs root and eBPF"]
+fn a_flood_that_is_killed() {
+    const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
+    let before = fs::read_to_string(STEERING).expect("needs a kernel that steers packets");
+    fs::write(STEERING, before.trim()).expect("needs root");
+    let target = Ends(Command::new("sleep").arg("600").spawn().unwrap());
+    let pid = target.0.id().to_string();
+    let words = ["inject", "softirq", "--pid", &pid, "--cpu", "1", "--every", "1s"];
+    let mut flood = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
+    flood.args(words).args(["--last", "900ms"]).stdin(Stdio::null()).stderr(Stdio::null());
+    let flood = Ends(flood.spawn().unwrap());
+    let now = || fs::read_to_string(STEERING).unwrap();
+    until("packets to be steered", || now() != before);
+    // By SIGKILL.
+    drop(flood);
+    until("packets to go where they went before", || now() == before);
 }

@@ -10,8 +10,8 @@ use elfen_tailor::trace::{BatchThread, Gap, KernelFunction, ThreadName, Trace};
 
 use super::load::Load;
 use super::steal::{self, Stolen};
-use crate::recorder::{POLL_INTERVAL, Recorder, Sink};
-use crate::service::{Service, ServiceSelector};
+use elfen_tailor::recorder::{POLL_INTERVAL, Recorder, Sink};
+use elfen_tailor::service::{Service, ServiceSelector};
 
 #[derive(Debug)]
 pub enum CheckError {

@@ -5,13 +5,13 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::draw;
+use crate::rank::SlowThreshold;
+use crate::report::report;
+use crate::trace::{self, Trace};
 use elfen_console::duration;
 use elfen_console::failure::Failure;
 use elfen_console::output::print;
-use elfen_tailor::draw;
-use elfen_tailor::rank::SlowThreshold;
-use elfen_tailor::report::report;
-use elfen_tailor::trace::{self, Trace};
 
 use super::failure;
 

@@ -1,8 +1,6 @@
 //! The subcommands of `elfen tailor`, one file each.
 
-mod check;
 pub mod failure;
-mod inject;
 mod record;
 mod report;
 mod target;
@@ -18,7 +16,9 @@ Examples:
   sudo elfen tailor record --for 10s --port 6379    a Redis that runs here
   elfen tailor report elfen.tale                    its slowest 1 %
   sudo elfen tailor watch --port 6379 --slow 10ms   a line for each slow request
-  sudo elfen tailor check                           can it be trusted here?";
+
+`sudo elfen lab check` injects faults into a service of its own, and says whether the account can \
+be trusted on this machine.";
 
 /// Explain why the slowest requests of a service were slow
 ///
@@ -36,12 +36,6 @@ enum Command {
     Record(record::Args),
     Report(report::Args),
     Watch(watch::Args),
-    Inject(inject::Args),
-    Check(check::Args),
-    #[command(hide = true)]
-    Serve(check::ServeArgs),
-    #[command(hide = true)]
-    Unsteer(inject::UnsteerArgs),
 }
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -49,9 +43,5 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Command::Record(args) => record::run(args, out),
         Command::Report(args) => report::run(args, out),
         Command::Watch(args) => watch::run(args, out),
-        Command::Inject(args) => inject::run(args, out),
-        Command::Check(args) => check::run(args, out),
-        Command::Serve(args) => check::serve(args),
-        Command::Unsteer(args) => inject::restore(args),
     }
 }

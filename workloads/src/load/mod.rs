@@ -25,3 +25,4 @@ mod table;
 mod trace;
 
 pub(crate) use queries::task_query;
+pub(crate) use record::Distribution;

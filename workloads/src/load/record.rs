@@ -81,12 +81,13 @@ impl Distribution {
         if self.count() == 0 { 0.0 } else { self.sum_ns as f64 / self.count() as f64 }
     }
 
-    /// The share of values above `ns`.
-    pub(crate) fn share_above(&self, ns: Nanos) -> f64 {
-        if self.count() == 0 || ns >= self.max_ns {
-            return 0.0;
-        }
-        1.0 - self.histogram.quantile_below(ns)
+    pub(crate) fn sum_ns(&self) -> u128 {
+        self.sum_ns
+    }
+
+    /// How many values are at most `ns`.
+    pub(crate) fn count_up_to(&self, ns: Nanos) -> u64 {
+        if ns >= self.max_ns { self.count() } else { self.histogram.count_between(0, ns) }
     }
 }
 

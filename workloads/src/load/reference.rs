@@ -120,7 +120,7 @@ impl std::fmt::Debug for Reference {
 impl Reference {
     pub(crate) fn bind(address: SocketAddr, times: ServiceTimes, seed: u64) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let mut listener = listener::bind(address)?;
+        let mut listener = TcpListener::from_std(listener::bind(address)?);
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         Ok(Self {
             poll,

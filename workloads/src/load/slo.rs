@@ -39,9 +39,8 @@ impl Objective {
         if requests == 0 {
             return 1.0;
         }
-        let slow =
-            recorder.latency.share_above(self.0.latency_ns) * recorder.latency.count() as f64;
-        (slow + recorder.errors() as f64) / requests as f64
+        let slow = recorder.latency.count() - recorder.latency.count_up_to(self.0.latency_ns);
+        (slow + recorder.errors()) as f64 / requests as f64
     }
 
     /// Whether the median invocation kept the objective.

@@ -3,7 +3,7 @@
 use super::bench;
 use super::corpus::Corpus;
 use super::index::{self, IndexError, SearchIndex, Source};
-use super::server::{self, Emulated, ServeError, Serving};
+use super::server::{self, Bounds, Emulated, ServeError, Serving};
 use super::tasks::tasks;
 use crate::beside::Slowdown;
 use crate::beside::kernel::{self, Lacking};
@@ -256,10 +256,12 @@ fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
         coordinator_cpu: args.coordinator_cpu,
         page: Some(args.service_name.clone()).filter(|name| !name.is_empty()),
         queue: args.queue as usize,
-        connections: args.connections as usize,
-        patience: Duration::from_nanos(args.patience),
-        idle: Duration::from_nanos(args.idle),
-        drain: Duration::from_nanos(args.drain),
+        bounds: Bounds {
+            connections: args.connections as usize,
+            patience: Duration::from_nanos(args.patience),
+            idle: Duration::from_nanos(args.idle),
+            drain: Duration::from_nanos(args.drain),
+        },
         warmup,
         emulated,
     };

@@ -8,7 +8,7 @@
 use crate::process::{interrupt, listener};
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
 use mio::net::{TcpListener, TcpStream};
-use mio::{Events, Interest, Poll, Registry, Token};
+use mio::{Events, Interest, Poll, Token};
 use rand::{RngExt, SeedableRng};
 use rand_distr::Exp1;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -32,33 +32,36 @@ impl FromStr for ServiceTimes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || {
+        let read = || {
+            let (times, stall) = text
+                .split_once(",stall:")
+                .map_or((text, None), |(times, stall)| (times, Some(stall)));
+            let (kind, mean) = times.split_once(':')?;
+            let stall = match stall.map(|stall| stall.split_once(':')) {
+                None => None,
+                Some(stall) => {
+                    let (every, extra) = stall?;
+                    let every = every.parse().ok().filter(|every| *every > 0)?;
+                    Some((every, parse_nanos(extra).ok()?))
+                }
+            };
+            let exponential = kind == "exponential";
+            let mean_ns = parse_nanos(mean).ok().filter(|_| exponential || kind == "fixed")?;
+            Some(Self { exponential, mean_ns, stall })
+        };
+        read().ok_or_else(|| {
             format!(
                 "`{text}` is no service time: write exponential:1ms, fixed:1ms or \
                  fixed:1ms,stall:1000:100ms"
             )
-        };
-        let (times, stall) = match text.split_once(',') {
-            None => (text, None),
-            Some((times, stall)) => {
-                (times, Some(stall.strip_prefix("stall:").ok_or_else(expected)?))
-            }
-        };
-        let (kind, mean) = times.split_once(':').ok_or_else(expected)?;
-        let exponential = match kind {
-            "exponential" => true,
-            "fixed" => false,
-            _ => return Err(expected()),
-        };
-        let stall = match stall {
-            None => None,
-            Some(stall) => {
-                let (every, extra) = stall.split_once(':').ok_or_else(expected)?;
-                let every = every.parse().ok().filter(|every| *every > 0).ok_or_else(expected)?;
-                Some((every, parse_nanos(extra)?))
-            }
-        };
-        Ok(Self { exponential, mean_ns: parse_nanos(mean)?, stall })
+        })
+    }
+}
+
+/// Exponential service times around a millisecond.
+impl Default for ServiceTimes {
+    fn default() -> Self {
+        Self { exponential: true, mean_ns: 1_000_000, stall: None }
     }
 }
 
@@ -109,12 +112,6 @@ pub(crate) struct Reference {
     due: VecDeque<Due>,
     free_at: Nanos,
     origin: Instant,
-}
-
-impl std::fmt::Debug for Reference {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reference").field("listener", &self.listener).finish_non_exhaustive()
-    }
 }
 
 impl Reference {
@@ -173,7 +170,7 @@ impl Reference {
             let at = self.next_client;
             self.next_client += 1;
             stream.set_nodelay(true)?;
-            register(self.poll.registry(), &mut stream, at)?;
+            self.poll.registry().register(&mut stream, Token(at), Interest::READABLE)?;
             self.clients.insert(at, Client { stream, matched: 0, head: 0 });
         }
     }
@@ -230,10 +227,6 @@ impl Reference {
             }
         }
     }
-}
-
-fn register(registry: &Registry, stream: &mut TcpStream, at: usize) -> io::Result<()> {
-    registry.register(stream, Token(at), Interest::READABLE)
 }
 
 impl Client {

@@ -1,12 +1,14 @@
-//! What a run says: the figures that scripts read (`--json`) and the sentences that warn of
-//! misreading them.
+//! What a run says: the figures that scripts read (`--json`), the table that people read, the
+//! sentences that warn of misreading them, and the file of every request (`--csv`).
 
-use super::record::Distribution;
-use super::run::{Invocation, Settings};
-use super::stats::{drift, median, median_ci95};
-use crate::units::{micros, show_nanos, show_us};
+use super::driver::{Invocation, Settings};
+use super::record::{Distribution, median, median_ci95};
+use crate::units::{Nanos, micros, show_nanos, show_us};
+use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, Write};
 
 /// A quantile that rests on fewer requests than this says little.
 const FEWEST_BEYOND: f64 = 10.0;
@@ -183,9 +185,9 @@ impl Report {
             Latency::each(|of| median(&latencies(of))).expect("there is an invocation to report");
         Self {
             target,
-            protocol: settings.line.protocol.name(),
+            protocol: settings.protocol.name(),
             arrivals: settings.arrivals.to_string(),
-            connections: settings.line.connections,
+            connections: settings.limits.connections,
             pipeline: settings.limits.pipeline,
             queries: settings.queries.len(),
             intended_rps: rps,
@@ -291,13 +293,12 @@ fn sleepy(run: &Invocation, _: &Settings) -> Option<String> {
 }
 
 fn drifting(run: &Invocation, _: &Settings) -> Option<String> {
-    drift(&run.recorder.windows).map(|drift| {
+    run.recorder.drift_us().map(|(first, last)| {
         format!(
-            "not stationary: mean latency went from {} in the first quarter to {} in the last \
-             (p = {:.4}); run longer, or warm up longer",
-            show_us(drift.first_quarter_us),
-            show_us(drift.last_quarter_us),
-            drift.p_value
+            "not stationary: mean latency went from {} in the first quarter to {} in the last; run \
+             longer, or warm up longer",
+            show_us(first),
+            show_us(last)
         )
     })
 }
@@ -306,4 +307,109 @@ fn few(run: &Invocation, _: &Settings) -> Option<String> {
     let beyond = run.recorder.latency.count() as f64 * 0.001;
     (beyond < FEWEST_BEYOND)
         .then(|| format!("p999 rests on {beyond:.0} requests; it takes 10000 requests for 10"))
+}
+
+impl Report {
+    pub(crate) fn table(&self) -> String {
+        let mut text = String::new();
+        self.write_table(&mut text).expect("a String takes everything");
+        text
+    }
+
+    fn write_table(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "{} ({}), {} arrivals, {} connections, pipeline {}, {} queries",
+            self.target,
+            self.protocol,
+            self.arrivals,
+            self.connections,
+            self.pipeline,
+            self.queries
+        )?;
+        writeln!(
+            out,
+            "rate: {:.1} rps intended, {:.1} rps achieved; {} requests, {} errors; seed {}",
+            self.intended_rps, self.achieved_rps, self.requests, self.errors, self.seed
+        )?;
+        writeln!(out, "{}", self.latencies())?;
+        if self.invocations.len() > 1 {
+            let seeds = self.invocations.iter().enumerate().map(|(number, one)| {
+                row(&format!("{number}, {}", one.seed), one.latency_us.figures().map(show_us))
+            });
+            writeln!(out, "{}", table("invocation, seed", seeds))?;
+        }
+        let [p50, p99, max] = [self.late_us.p50, self.late_us.p99, self.late_us.max].map(show_us);
+        writeln!(out, "send schedule's error: p50 {p50}, p99 {p99}, max {max}")?;
+        if let Some(SearchReport { slo, highest_rps, probes }) = &self.search {
+            writeln!(out, "highest rate with {slo}: {highest_rps:.1} rps")?;
+            for Probe { rps, met, missed_share, latency_us } in probes {
+                let (latency, met) = (show_us(*latency_us), if *met { "met" } else { "missed" });
+                let missed = missed_share * 100.0;
+                writeln!(out, "  {rps:10.1} rps: {latency} {met} ({missed:.3} % missed)")?;
+            }
+        }
+        self.warnings.iter().try_for_each(|warning| writeln!(out, "warning: {warning}"))
+    }
+
+    fn latencies(&self) -> Table {
+        let one = self.invocations.len() == 1;
+        let name = if one { "latency" } else { "latency, median of invocations" };
+        let mut rows = vec![row(name, self.latency_us.figures().map(show_us))];
+        if let Some(ci) = &self.latency_us_ci95 {
+            let shown = |[low, high]: [f64; 2]| format!("{} .. {}", show_us(low), show_us(high));
+            rows.push(row("  95 % confidence", ci.figures().map(shown)));
+        }
+        if let [only] = self.invocations.as_slice() {
+            for (name, reported) in [("in queue", only.queue_us), ("in service", only.service_us)] {
+                rows.extend(reported.map(|of| row(name, of.figures().map(show_us))));
+            }
+        }
+        table("", rows)
+    }
+}
+
+fn table(first: &str, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([first, "p50", "p90", "p99", "p99.9", "max", "mean"]);
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn row(name: &str, figures: [String; 6]) -> Vec<String> {
+    [name.to_owned()].into_iter().chain(figures).collect()
+}
+
+pub(crate) const CSV_HEADER: &str = "invocation,seed,query,connection,intended_us,sent_us,done_us,latency_us,late_us,queue_us,\
+     service_us,outcome,added_us";
+
+/// One line a request, in the order of intended times; times count from the end of the warm-up.
+pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Invocation) -> io::Result<()> {
+    let us = |ns: Nanos| format!("{:.3}", micros(ns));
+    let or_empty = |ns: Option<Nanos>| ns.map(us).unwrap_or_default();
+    let since = |ns: Nanos| ns - run.recorder.keep().warmup_ns;
+    for sample in &run.recorder.samples {
+        let outcome = sample.result.map_or_else(|failure| failure.to_string(), |()| "ok".into());
+        let cells = [
+            number.to_string(),
+            run.seed.to_string(),
+            sample.query.to_string(),
+            sample.connection.map(|at| at.to_string()).unwrap_or_default(),
+            us(since(sample.intended_ns)),
+            or_empty(sample.sent_ns.map(since)),
+            us(since(sample.done_ns)),
+            us(sample.latency_ns()),
+            or_empty(sample.late_ns()),
+            or_empty(sample.timing.queue_ns),
+            or_empty(sample.timing.service_ns),
+            outcome,
+            or_empty(sample.timing.added_ns),
+        ];
+        writeln!(out, "{}", cells.join(","))?;
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 //! what publishing to the service page costs of that.
 
 use super::index::SearchIndex;
-use crate::load::record::Distribution;
+use crate::load::Distribution;
 use crate::load::report::Latency;
 use crate::units::{seconds, show_us};
 use elfen_rt::clock::monotonic_ns;

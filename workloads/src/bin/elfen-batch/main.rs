@@ -8,7 +8,6 @@ mod beside;
 mod compress;
 mod corunner;
 mod micro;
-mod rangecoder;
 
 use beside::Beside;
 use clap::{Parser, ValueEnum};

@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, interval, sleep, timeout, timeout_at};
 
 /// How late SIGTERM may be noticed.
@@ -52,7 +52,14 @@ impl Coordinator {
         while !interrupt::asked() {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => self.welcome(stream, &mut connections, &draining),
+                    Ok((stream, _)) => {
+                        if connections.len() >= self.bounds.connections {
+                            // Those whose clients have gone before this one came end first.
+                            yield_now().await;
+                            while connections.try_join_next().is_some() {}
+                        }
+                        self.welcome(stream, &mut connections, &draining);
+                    }
                     // The client is gone already, or this process has no descriptor left and
                     // serves its other clients on.
                     Err(_) => sleep(ACCEPT_AGAIN).await,

@@ -9,7 +9,7 @@ use super::reference::Reference;
 use super::report::{CSV_HEADER, Probe, Report, SearchReport, write_csv};
 use super::slo::{Objective, RateSearch};
 use crate::command;
-use crate::process::interrupt;
+use crate::process::{catch_interrupts, interrupted};
 use crate::units::{micros, show_nanos};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
@@ -29,9 +29,7 @@ pub fn main() -> ExitCode {
         Err(status) => return status,
     };
     match run(&args) {
-        Ok(()) if interrupt::asked() && args.reference_server.is_none() => {
-            ExitCode::from(INTERRUPTED)
-        }
+        Ok(()) if interrupted() && args.reference_server.is_none() => ExitCode::from(INTERRUPTED),
         Ok(()) => ExitCode::SUCCESS,
         Err(LoadError::Usage(problem)) => command::usage(PROGRAM, &problem),
         Err(error) => {
@@ -46,8 +44,7 @@ pub fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), LoadError> {
     let failed = |what: &str, error| LoadError::Failed(format!("{what}: {error}"));
-    interrupt::install()
-        .map_err(|error| failed("installing the handler of Ctrl-C", error.into()))?;
+    catch_interrupts().map_err(|error| failed("installing the handler of Ctrl-C", error.into()))?;
     if let Some(address) = args.reference_server {
         return serve_reference(args, address).map_err(|error| {
             let advice = "choose an address that is free";
@@ -98,7 +95,7 @@ fn report(args: &Args, target: &Target, settings: &Settings, runs: &[Invocation]
         let warning = format!("requests were sent later than the bound of {bound} (--allow-late)");
         report.warnings.insert(0, warning);
     }
-    if interrupt::asked() {
+    if interrupted() {
         report.warnings.insert(0, "interrupted: these figures are of the time until then".into());
     }
     report
@@ -112,7 +109,7 @@ fn invocations(
 ) -> Result<Vec<Invocation>, LoadError> {
     let mut runs = Vec::new();
     for number in 0..args.invocations {
-        if interrupt::asked() {
+        if interrupted() {
             break;
         }
         let seed = args.seed.wrapping_add(number.into());
@@ -120,7 +117,7 @@ fn invocations(
         let run = settings.run(seed, &bar);
         bar.finish_and_clear();
         let mut run = run?;
-        if run.recorder.requests() == 0 && interrupt::asked() {
+        if run.recorder.requests() == 0 && interrupted() {
             break;
         }
         each(runs.len(), &run)?;
@@ -152,7 +149,7 @@ fn search(
             }
             other => other?,
         };
-        if interrupt::asked() {
+        if interrupted() {
             return Err(LoadError::NothingMeasured);
         }
         let missed: Vec<f64> = runs.iter().map(|run| slo.missed_share(&run.recorder)).collect();

@@ -10,8 +10,7 @@ use super::plan::{Arrival, Arrivals, End, Plan};
 use super::protocol::{Failure, Malformed, Parser, Protocol};
 use super::queries::QuerySet;
 use super::record::{Distribution, Keep, Recorder};
-use crate::process::affinity::pin;
-use crate::process::{descriptors, interrupt};
+use crate::process::{allow_connections, interrupted, pin};
 use crate::units::{Nanos, nanos_from_f64, seconds};
 use indicatif::ProgressBar;
 use mio::event::Event;
@@ -110,7 +109,7 @@ impl Settings {
     /// Runs the plan of `seed` against the service, on a thread of its own.
     pub(crate) fn run(&self, seed: u64, bar: &ProgressBar) -> Result<Invocation, LoadError> {
         let failed = |error: &dyn std::error::Error| LoadError::Failed(error.to_string());
-        descriptors::allow(self.limits.connections).map_err(|error| failed(&error))?;
+        allow_connections(self.limits.connections).map_err(|error| failed(&error))?;
         let planned_end_ns = self.planned_end_ns();
         let driving = || {
             self.cpu.map_or(Ok(()), pin).map_err(|error| failed(&error))?;
@@ -125,7 +124,7 @@ impl Settings {
         })?;
         let recorder = &mut invocation.recorder;
         recorder.samples.sort_by_key(|sample| sample.index);
-        let waited_for = matches!(self.end, End::At(_)) && !interrupt::asked();
+        let waited_for = matches!(self.end, End::At(_)) && !interrupted();
         let end_ns = recorder.last_done_ns.max(if waited_for { planned_end_ns } else { 0 });
         invocation.span_ns = end_ns.saturating_sub(self.warmup_ns);
         invocation.seed = seed;
@@ -252,7 +251,7 @@ impl<'a> Driver<'a> {
         while !self.links[links.clone()].iter().all(|link| link.stands) {
             let patience = Duration::from_nanos(self.settings.limits.timeout_ns);
             let left = patience.saturating_sub(begun.elapsed());
-            if left.is_zero() || interrupt::asked() {
+            if left.is_zero() || interrupted() {
                 let standing = self.links.iter().filter(|link| link.stands).count();
                 let problem = format!("{standing} of {} connections stand", self.links.len());
                 return Err(io::Error::new(ErrorKind::TimedOut, problem));
@@ -274,7 +273,7 @@ impl<'a> Driver<'a> {
         self.origin = Instant::now();
         (0..self.links.len()).for_each(|at| self.engine.set_usable(at, true));
         loop {
-            if interrupt::asked() {
+            if interrupted() {
                 self.engine.stop();
             }
             self.send_due()?;

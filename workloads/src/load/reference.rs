@@ -5,7 +5,7 @@
 //! looking without sleeping. So its own cost does not add up in the queue, and what a generator
 //! measures beyond the known time is the way there and back.
 
-use crate::process::{interrupt, listener};
+use crate::process::{bind, interrupted};
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
@@ -117,7 +117,7 @@ pub(crate) struct Reference {
 impl Reference {
     pub(crate) fn bind(address: SocketAddr, times: ServiceTimes, seed: u64) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let mut listener = TcpListener::from_std(listener::bind(address)?);
+        let mut listener = TcpListener::from_std(bind(address)?);
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         Ok(Self {
             poll,
@@ -138,7 +138,7 @@ impl Reference {
     /// Serves until the process is asked to end.
     pub(crate) fn serve(mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(1024);
-        while !interrupt::asked() {
+        while !interrupted() {
             self.answer_due();
             // Without clients there is nothing to be precise about.
             let wait = Duration::from_millis(if self.clients.is_empty() { 20 } else { 0 });

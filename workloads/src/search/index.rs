@@ -9,7 +9,7 @@ use super::corpus::Article;
 use super::query::{self, QueryError};
 use crate::batch::checksum;
 use crate::command;
-use crate::process::interrupt;
+use crate::process::interrupted;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -128,7 +128,7 @@ fn write_segment(
     writer.set_merge_policy(Box::new(NoMergePolicy));
     let (mut documents, mut sum) = (0, 0);
     for article in articles.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
-        if interrupt::asked() {
+        if interrupted() {
             return Err(IndexError::Interrupted);
         }
         sum ^=

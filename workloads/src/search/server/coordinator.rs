@@ -10,7 +10,7 @@ use super::http1::{self, Answer, Ask, CLOSE, Delivery, LONGEST_HEAD, Request};
 use super::metrics::Metrics;
 use super::queue::Queue;
 use super::worker::Job;
-use crate::process::interrupt;
+use crate::process::interrupted;
 use elfen_rt::clock::monotonic_ns;
 use http::StatusCode;
 use std::io::{self, ErrorKind};
@@ -49,7 +49,7 @@ impl Coordinator {
         let (drain, draining) = watch::channel(false);
         let mut connections = JoinSet::new();
         let mut looks = interval(LOOK_EVERY);
-        while !interrupt::asked() {
+        while !interrupted() {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {

@@ -7,12 +7,9 @@ mod queue;
 mod worker;
 
 use super::index::SearchIndex;
-use crate::beside::account::{Accounts, Batches};
-use crate::beside::lanes::Lanes;
-use crate::beside::{Slowdown, Slowed};
-use crate::process::affinity::{PinError, pin};
-use crate::process::descriptors::{self, TooMany};
-use crate::process::listener;
+use crate::beside::kernel::{Batches, Kernel};
+use crate::beside::{Lanes, Slowdown, Slowed};
+use crate::process::{PinError, TooMany, allow_connections, bind, pin};
 use coordinator::Coordinator;
 use elfen_rt::service::{ClaimError, Service, Worker as Slot};
 use elfen_rt::signal::service::OpenError;
@@ -59,14 +56,13 @@ pub(super) struct Serving {
 pub(super) struct Emulated {
     pub(super) slowdown: Slowdown,
     pub(super) lanes: Lanes,
-    pub(super) accounts: Arc<dyn Accounts + Send + Sync>,
+    pub(super) kernel: Arc<Kernel>,
 }
 
 impl Emulated {
     fn core(&self, cpu: usize) -> Core {
-        let request = u32::try_from(cpu).ok();
-        let batch = request.and_then(|request| self.lanes.beside(request)).unwrap_or(&[]);
-        Slowed::new(self.slowdown, Batches::new(self.accounts.clone(), batch))
+        let batch = u32::try_from(cpu).map(|request| self.lanes.batches_of(request));
+        Slowed::new(self.slowdown, Batches::new(self.kernel.clone(), &batch.unwrap_or_default()))
     }
 }
 
@@ -98,8 +94,8 @@ pub(super) fn serve(
 ) -> Result<(), ServeError> {
     let address = serving.address;
     let listen = |error| ServeError::Listen { address, error };
-    descriptors::allow(serving.bounds.connections)?;
-    let listener = listener::bind(address).map_err(listen)?;
+    allow_connections(serving.bounds.connections)?;
+    let listener = bind(address).map_err(listen)?;
     let page = serving.page.as_deref().map(|name| open_page(name, serving)).transpose()?;
     let queue = Arc::new(Queue::new(serving.queue, page.clone()));
     let slowdown = serving.emulated.as_ref().map(|emulated| emulated.slowdown);

@@ -7,7 +7,7 @@
 use super::http1::{Answer, Delivery, Timing};
 use super::metrics::Metrics;
 use super::queue::Queue;
-use crate::beside::account::{Accounts, Batches};
+use crate::beside::kernel::Batches;
 use crate::beside::{Slowed, Tally};
 use crate::search::index::{Beat, Found, SearchError, Seeker};
 use elfen_rt::clock::monotonic_ns;
@@ -32,7 +32,7 @@ pub(super) struct Job {
 }
 
 /// As slow as a lane that shares its core with its batch lanes.
-pub(super) type Core = Slowed<Batches<dyn Accounts + Send + Sync>>;
+pub(super) type Core = Slowed<Batches>;
 
 /// The request lane of one worker.
 pub(super) struct Lane {
@@ -159,8 +159,8 @@ fn answer(found: Result<Found, SearchError>) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::beside::Lanes;
     use crate::beside::kernel::Kernel;
-    use crate::beside::lanes::Lanes;
     use crate::search::index::tests::index_of;
     use crate::search::server::Emulated;
     use elfen_rt::service::Service;
@@ -190,7 +190,7 @@ mod tests {
             }
             let slowdown = "1.5".parse().expect("a factor");
             let lanes: Lanes = "0:1".parse().expect("a pair");
-            let emulated = Emulated { slowdown, lanes, accounts: Arc::new(kernel) };
+            let emulated = Emulated { slowdown, lanes, kernel: Arc::new(kernel) };
             let metrics = Metrics::new(Some(slowdown));
             let name = format!("worker-test-{}-{runs}", std::process::id());
             let page: &'static Service =

@@ -211,102 +211,87 @@ impl Report {
 
 /// What a reader of the figures must know, each kind once, from the first invocation that shows it.
 fn warnings(runs: &[Invocation], settings: &Settings) -> Vec<String> {
-    let kinds = [failures, waits, tardy, lost, overload, sleepy, drifting, few];
-    let of_kind = |kind: fn(&Invocation, &Settings) -> Option<String>| {
-        let mut shown =
-            runs.iter().enumerate().filter_map(|(n, run)| Some((n, kind(run, settings)?)));
+    let all: Vec<_> = runs.iter().map(|run| warnings_of(run, settings)).collect();
+    let of_kind = |kind: usize| {
+        let texts = all.iter().enumerate();
+        let mut shown = texts.filter_map(|(number, one)| Some((number, one[kind].as_ref()?)));
         let (first, text) = shown.next()?;
-        let others = shown.count();
-        Some(match (runs.len(), others) {
-            (1, _) => text,
+        Some(match (runs.len(), shown.count()) {
+            (1, _) => text.clone(),
             (_, 0) => format!("invocation {first}: {text}"),
             (_, others) => format!("invocation {first}: {text} ({others} others alike)"),
         })
     };
-    kinds.into_iter().filter_map(of_kind).collect()
+    (0..KINDS).filter_map(of_kind).collect()
 }
 
-fn failures(run: &Invocation, _: &Settings) -> Option<String> {
+const KINDS: usize = 8;
+
+fn warnings_of(run: &Invocation, settings: &Settings) -> [Option<String>; KINDS] {
     let recorder = &run.recorder;
-    let (failed, requests) = (recorder.errors(), recorder.requests());
+    let (failed, waited, lost) = (recorder.errors(), recorder.waited, run.lost);
+    let requests = recorder.requests();
     let kinds: Vec<String> =
         recorder.errors.iter().map(|(kind, count)| format!("{kind}: {count}")).collect();
     let kinds = kinds.join(", ");
-    (failed > 0).then(|| {
-        format!("{failed} of {requests} requests failed ({kinds}); the latencies are of the others")
-    })
-}
-
-fn waits(run: &Invocation, _: &Settings) -> Option<String> {
-    let (waited, requests) = (run.recorder.waited, run.recorder.requests());
-    (waited > 0).then(|| {
-        format!(
-            "{waited} of {requests} requests waited for a connection: the service did not see the \
-             planned arrivals (the wait is in their latency); more --connections or --pipeline"
-        )
-    })
-}
-
-/// What the generator's own lateness does to a tail latency.
-fn tardy(run: &Invocation, _: &Settings) -> Option<String> {
-    let [late, latency] =
-        [&run.recorder.late, &run.recorder.latency].map(|d| micros(d.quantile_ns(0.99)));
-    let matters = late > WORTH_US && late > latency * WORTH_SHARE && run.recorder.waited == 0;
-    matters.then(|| {
-        format!(
-            "1 % of the requests were sent more than {} late, which is in their latency: the \
-             machine is too busy for the generator",
-            show_us(late)
-        )
-    })
-}
-
-fn lost(run: &Invocation, _: &Settings) -> Option<String> {
-    let lost = run.lost;
-    (lost > 0).then(|| format!("{lost} connections were closed during the run and opened again"))
-}
-
-fn overload(run: &Invocation, settings: &Settings) -> Option<String> {
-    let recorder = &run.recorder;
+    // What the generator's own lateness does to a tail latency, and its waking to a median one.
+    let us = |of: &Distribution, quantile| micros(of.quantile_ns(quantile));
+    let matters = |own: f64, latency: f64| own > WORTH_US && own > latency * WORTH_SHARE;
+    let late = us(&recorder.late, 0.99);
+    let is_tardy = matters(late, us(&recorder.latency, 0.99)) && waited == 0;
+    let wake = us(&run.overslept, 0.5);
+    let is_sleepy = matters(wake, us(&recorder.latency, 0.5));
     let measured = recorder.last_intended_ns.saturating_sub(settings.warmup_ns);
     let tail = recorder.last_done_ns.saturating_sub(recorder.last_intended_ns);
-    (tail as f64 > measured as f64 * TOLERABLE_TAIL).then(|| {
-        format!(
-            "the last answer came {} after the last request was due: the service may not keep up, \
-             and the latencies grow with the length of the run",
-            show_nanos(tail)
-        )
-    })
-}
-
-/// What the generator's own waking adds to a median latency.
-fn sleepy(run: &Invocation, _: &Settings) -> Option<String> {
-    let wake = micros(run.overslept.quantile_ns(0.5));
-    let median = micros(run.recorder.latency.quantile_ns(0.5));
-    (wake > WORTH_US && wake > median * WORTH_SHARE).then(|| {
-        format!(
-            "the generator took {} to wake (median), which is in the latency of every answer that \
-             came while it slept; --busy does not sleep",
-            show_us(wake)
-        )
-    })
-}
-
-fn drifting(run: &Invocation, _: &Settings) -> Option<String> {
-    run.recorder.drift_us().map(|(first, last)| {
-        format!(
-            "not stationary: mean latency went from {} in the first quarter to {} in the last; run \
-             longer, or warm up longer",
-            show_us(first),
-            show_us(last)
-        )
-    })
-}
-
-fn few(run: &Invocation, _: &Settings) -> Option<String> {
-    let beyond = run.recorder.latency.count() as f64 * 0.001;
-    (beyond < FEWEST_BEYOND)
-        .then(|| format!("p999 rests on {beyond:.0} requests; it takes 10000 requests for 10"))
+    let is_overloaded = tail as f64 > measured as f64 * TOLERABLE_TAIL;
+    let beyond = recorder.latency.count() as f64 * 0.001;
+    [
+        (failed > 0).then(|| {
+            format!(
+                "{failed} of {requests} requests failed ({kinds}); the latencies are of the others"
+            )
+        }),
+        (waited > 0).then(|| {
+            format!(
+                "{waited} of {requests} requests waited for a connection: the service did not see \
+                 the planned arrivals (the wait is in their latency); more --connections or \
+                 --pipeline"
+            )
+        }),
+        is_tardy.then(|| {
+            format!(
+                "1 % of the requests were sent more than {} late, which is in their latency: the \
+                 machine is too busy for the generator",
+                show_us(late)
+            )
+        }),
+        (lost > 0)
+            .then(|| format!("{lost} connections were closed during the run and opened again")),
+        is_overloaded.then(|| {
+            format!(
+                "the last answer came {} after the last request was due: the service may not keep \
+                 up, and the latencies grow with the length of the run",
+                show_nanos(tail)
+            )
+        }),
+        is_sleepy.then(|| {
+            format!(
+                "the generator took {} to wake (median), which is in the latency of every answer \
+                 that came while it slept; --busy does not sleep",
+                show_us(wake)
+            )
+        }),
+        recorder.drift_us().map(|(first, last)| {
+            format!(
+                "not stationary: mean latency went from {} in the first quarter to {} in the last; \
+                 run longer, or warm up longer",
+                show_us(first),
+                show_us(last)
+            )
+        }),
+        (beyond < FEWEST_BEYOND)
+            .then(|| format!("p999 rests on {beyond:.0} requests; it takes 10000 requests for 10")),
+    ]
 }
 
 impl Report {

@@ -53,7 +53,7 @@ pub(super) fn run(
     let mut histogram_ms: Vec<u64> = Vec::new();
     let mut search = |query: &str| {
         let begin = monotonic_ns();
-        let found = seeker.search(query, HITS);
+        let found = seeker.search(query, HITS, None);
         let took = monotonic_ns() - begin;
         std::hint::black_box(&found);
         demand.record(took);

@@ -308,7 +308,7 @@ impl SearchIndex {
 
     #[cfg(test)]
     pub(super) fn search(&self, query: &str, limit: usize) -> Result<Found, SearchError> {
-        self.seeker().search(query, limit)
+        self.seeker().search(query, limit, None)
     }
 }
 
@@ -320,27 +320,14 @@ pub(crate) struct Seeker {
 
 impl Seeker {
     /// All matches are counted and scored, as the thesis's Lucene does: demand follows the number
-    /// of documents that match.
-    pub(crate) fn search(&mut self, text: &str, limit: usize) -> Result<Found, SearchError> {
-        self.collect(text, limit, None::<Beats<Silence>>)
-    }
-
-    /// The same, with word from its midst.
-    pub(crate) fn search_with_beats<B: Beat + 'static>(
+    /// of documents that match. A listener hears from the middle of the search.
+    pub(crate) fn search(
         &mut self,
         text: &str,
         limit: usize,
-        hears: &Arc<Mutex<B>>,
+        listener: Option<Arc<Mutex<dyn Beat>>>,
     ) -> Result<Found, SearchError> {
-        self.collect(text, limit, Some(Beats(hears.clone())))
-    }
-
-    fn collect<B: Beat + 'static>(
-        &mut self,
-        text: &str,
-        limit: usize,
-        beats: Option<Beats<B>>,
-    ) -> Result<Found, SearchError> {
+        let beats = listener.map(Beats);
         let (_, fields) = Fields::schema();
         let clauses = query::parse(text)?;
         let query = query::build(&clauses, fields.body, &mut self.analyzer)?;
@@ -375,14 +362,14 @@ pub(crate) trait Beat: Send {
 const MATCHES: u32 = 512;
 
 /// Collects nothing.
-struct Beats<B>(Arc<Mutex<B>>);
+struct Beats(Arc<Mutex<dyn Beat>>);
 
-impl<B: Beat + 'static> Collector for Beats<B> {
+impl Collector for Beats {
     type Fruit = ();
-    type Child = SegmentBeats<B>;
+    type Child = SegmentBeats;
 
     fn for_segment(&self, _: SegmentOrdinal, _: &SegmentReader) -> tantivy::Result<Self::Child> {
-        Ok(SegmentBeats { hears: self.0.clone(), left: MATCHES })
+        Ok(SegmentBeats { listener: self.0.clone(), left: MATCHES })
     }
 
     fn requires_scoring(&self) -> bool {
@@ -394,32 +381,23 @@ impl<B: Beat + 'static> Collector for Beats<B> {
     }
 }
 
-struct SegmentBeats<B> {
-    hears: Arc<Mutex<B>>,
+struct SegmentBeats {
+    listener: Arc<Mutex<dyn Beat>>,
     left: u32,
 }
 
-impl<B: Beat + 'static> SegmentCollector for SegmentBeats<B> {
+impl SegmentCollector for SegmentBeats {
     type Fruit = ();
 
     fn collect(&mut self, _: DocId, _: Score) {
         self.left -= 1;
         if self.left == 0 {
             self.left = MATCHES;
-            self.hears.lock().beat();
+            self.listener.lock().beat();
         }
     }
 
     fn harvest(self) {}
-}
-
-/// For searches that nothing is heard from.
-enum Silence {}
-
-impl Beat for Silence {
-    fn beat(&mut self) {
-        match *self {}
-    }
 }
 
 #[cfg(test)]

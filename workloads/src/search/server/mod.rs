@@ -114,7 +114,7 @@ pub(super) fn serve(
                 let failed = pinned.is_err();
                 for query in serving.warmup.iter().filter(|_| !failed) {
                     // Whether a query of the warm-up is good is not asked here.
-                    drop(seeker.search(query, 10));
+                    drop(seeker.search(query, 10, None));
                 }
                 started.send(pinned).expect("`serve` waits for it");
                 if !failed {

@@ -117,10 +117,8 @@ pub(super) fn work(queue: &Queue<Job>, metrics: &Metrics, seeker: &mut Seeker, m
         lane.lock().begin(&job);
         let before = lane.lock().tally();
         let begun_ns = monotonic_ns();
-        let mut answer = answer(match is_slowed {
-            true => seeker.search_with_beats(&job.query, job.limit, &lane),
-            false => seeker.search(&job.query, job.limit),
-        });
+        let listener = is_slowed.then(|| -> Arc<Mutex<dyn Beat>> { lane.clone() });
+        let mut answer = answer(seeker.search(&job.query, job.limit, listener));
         lane.lock().beat();
         lane.lock().found();
         let after = lane.lock().tally();

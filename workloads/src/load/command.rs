@@ -5,7 +5,7 @@ use super::args::Args;
 use super::driver::{Invocation, Settings};
 use super::queries::Target;
 use super::record::median;
-use super::reference::Reference;
+use super::reference;
 use super::report::{CSV_HEADER, Probe, Report, SearchReport, write_csv};
 use super::slo::{Objective, RateSearch};
 use crate::command;
@@ -14,7 +14,6 @@ use crate::units::{micros, show_nanos};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -46,7 +45,10 @@ fn run(args: &Args) -> Result<(), LoadError> {
     let failed = |what: &str, error| LoadError::Failed(format!("{what}: {error}"));
     catch_interrupts().map_err(|error| failed("installing the handler of Ctrl-C", error.into()))?;
     if let Some(address) = args.reference_server {
-        return serve_reference(args, address).map_err(|error| {
+        // A port of 0 asks for any: say which it is.
+        let ready = |address| command::say(&format!("serving on {address}\n"));
+        let times = args.service.unwrap_or_default();
+        return reference::serve(address, times, args.seed, ready).map_err(|error| {
             let advice = "choose an address that is free";
             LoadError::Failed(format!("serving at {address}: {error}; {advice}"))
         });
@@ -66,13 +68,6 @@ fn run(args: &Args) -> Result<(), LoadError> {
         false => report.table(),
     };
     command::say(&text).map_err(|error| failed("writing to the standard output", error))
-}
-
-fn serve_reference(args: &Args, address: SocketAddr) -> io::Result<()> {
-    let reference = Reference::bind(address, args.service.unwrap_or_default(), args.seed)?;
-    // A port of 0 asks for any: say which it is.
-    command::say(&format!("serving on {}\n", reference.address()?))?;
-    reference.serve()
 }
 
 fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, LoadError> {

@@ -9,7 +9,7 @@ use super::engine::{Engine, Limits};
 use super::plan::{Arrival, Arrivals, End, Plan};
 use super::protocol::{Failure, Malformed, Parser, Protocol};
 use super::queries::QuerySet;
-use super::record::{Distribution, Keep, Recorder};
+use super::record::{Distribution, Recorder};
 use crate::process::{allow_connections, interrupted, pin};
 use crate::units::{Nanos, nanos_from_f64, seconds};
 use indicatif::ProgressBar;
@@ -113,10 +113,9 @@ impl Settings {
         let planned_end_ns = self.planned_end_ns();
         let driving = || {
             self.cpu.map_or(Ok(()), pin).map_err(|error| failed(&error))?;
-            let every_request = self.every_request;
-            let keep = Keep { warmup_ns: self.warmup_ns, planned_end_ns, every_request };
             let plan = Box::new(self.whole_plan(seed));
-            let engine = Engine::new(plan, self.limits, Recorder::new(keep));
+            let recorder = Recorder::new(self.warmup_ns, self.every_request);
+            let engine = Engine::new(plan, self.limits, recorder);
             Driver::connect(self, engine, bar)?.run()
         };
         let mut invocation = thread::scope(|scope| {

@@ -13,23 +13,12 @@ use crate::units::Nanos;
 use hdrhistogram::Histogram;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// Three digits: a recorded value is off by less than 0.1 %.
 const DIGITS: u8 = 3;
 /// Longer latencies count as this long; the longest run is shorter.
 const LONGEST_NS: Nanos = 24 * 3600 * 1_000_000_000;
-/// Few enough that a window holds many busy periods of the service, enough for a test on their
-/// order.
-const WINDOWS: usize = 20;
-const QUARTER: usize = WINDOWS / 4;
-/// A trend of more standard deviations than this is reported: one series in a hundred has it by
-/// chance.
-const SIGNIFICANT: f64 = 2.576;
-/// And only if latency moved by this much from the first to the last quarter of the run.
-const NOTABLE_SHIFT: f64 = 0.10;
-
 const RESAMPLES: usize = 10_000;
 
 /// One finished request.
@@ -106,18 +95,11 @@ impl Distribution {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep {
-    /// Requests intended before this are sent and not recorded.
-    pub(crate) warmup_ns: Nanos,
-    /// When the last request is planned; windows divide the time from the warm-up to here.
-    pub(crate) planned_end_ns: Nanos,
-    pub(crate) every_request: bool,
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
-    keep: Keep,
+    /// Requests intended before this are sent and not recorded.
+    pub(crate) warmup_ns: Nanos,
+    every_request: bool,
     /// Latency of the requests that were answered well.
     pub(crate) latency: Distribution,
     /// Actual minus intended send time, of every request that was sent.
@@ -129,15 +111,14 @@ pub(crate) struct Recorder {
     pub(crate) waited: u64,
     pub(crate) last_intended_ns: Nanos,
     pub(crate) last_done_ns: Nanos,
-    /// Over equal stretches of intended send times: answers, and the sum of their latencies.
-    windows: [(u64, u128); WINDOWS],
     pub(crate) samples: Vec<Sample>,
 }
 
 impl Recorder {
-    pub(crate) fn new(keep: Keep) -> Self {
+    pub(crate) fn new(warmup_ns: Nanos, every_request: bool) -> Self {
         Self {
-            keep,
+            warmup_ns,
+            every_request,
             latency: Distribution::default(),
             late: Distribution::default(),
             queue: Distribution::default(),
@@ -146,17 +127,12 @@ impl Recorder {
             waited: 0,
             last_intended_ns: 0,
             last_done_ns: 0,
-            windows: [(0, 0); WINDOWS],
             samples: Vec::new(),
         }
     }
 
-    pub(crate) fn keep(&self) -> Keep {
-        self.keep
-    }
-
     pub(crate) fn measures(&self, intended_ns: Nanos) -> bool {
-        intended_ns >= self.keep.warmup_ns
+        intended_ns >= self.warmup_ns
     }
 
     pub(crate) fn record(&mut self, sample: &Sample) {
@@ -168,7 +144,7 @@ impl Recorder {
         if let Some(late) = sample.late_ns() {
             self.late.record(late);
         }
-        if self.keep.every_request {
+        if self.every_request {
             self.samples.push(*sample);
         }
         if let Err(failure) = sample.result {
@@ -183,31 +159,6 @@ impl Recorder {
         if let Some(service) = sample.timing.service_ns {
             self.service.record(service);
         }
-        self.record_window(sample.intended_ns - self.keep.warmup_ns, latency);
-    }
-
-    fn record_window(&mut self, since_ns: Nanos, latency: Nanos) {
-        let span = self.keep.planned_end_ns.saturating_sub(self.keep.warmup_ns).max(1);
-        let at = u128::from(since_ns) * WINDOWS as u128 / u128::from(span);
-        let at = usize::try_from(at).unwrap_or(WINDOWS).min(WINDOWS - 1);
-        let (answers, sum_ns) = &mut self.windows[at];
-        *answers += 1;
-        *sum_ns += u128::from(latency);
-    }
-
-    /// The mean latency in the first and in the last quarter of the invocation, in microseconds, if
-    /// it rises or falls: a queue that is still filling, a cache that is still warming, a neighbour
-    /// that came or went.
-    pub(crate) fn drift_us(&self) -> Option<(f64, f64)> {
-        let mean = |(answers, sum_ns): (u64, u128)| sum_ns as f64 / answers as f64 / 1e3;
-        if self.windows.iter().any(|(answers, _)| *answers == 0) {
-            return None;
-        }
-        let means = self.windows.map(mean);
-        let first = median(&means[..QUARTER])?;
-        let last = median(&means[WINDOWS - QUARTER..])?;
-        let has_moved = (last - first).abs() > NOTABLE_SHIFT * first.min(last);
-        (has_moved && trend(&means).abs() > SIGNIFICANT).then_some((first, last))
     }
 
     pub(crate) fn errors(&self) -> u64 {
@@ -251,32 +202,11 @@ fn bootstrap_median(values: &[f64], seed: u64, resamples: usize) -> Option<[f64;
     Some([medians[resamples / 40], medians[resamples - 1 - resamples / 40]])
 }
 
-/// How far a series is from one without a trend, in standard deviations (Mann and Kendall's test,
-/// for a series without ties). It looks at the order alone, so one slow window proves nothing.
-fn trend(series: &[f64]) -> f64 {
-    let n = series.len() as f64;
-    let mut score: f64 = 0.0;
-    for (at, earlier) in series.iter().enumerate() {
-        for later in &series[at + 1..] {
-            score += match later.total_cmp(earlier) {
-                Ordering::Greater => 1.0,
-                Ordering::Less => -1.0,
-                Ordering::Equal => 0.0,
-            };
-        }
-    }
-    let variance = n * (n - 1.0) * (2.0 * n + 5.0) / 18.0;
-    // The score moves in steps of two: take one step less, so that the normal curve fits.
-    score.signum() * (score.abs() - 1.0).max(0.0) / variance.sqrt()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
     use rand_distr::Exp1;
-
-    const KEEP: Keep = Keep { warmup_ns: 1_000, planned_end_ns: 101_000, every_request: true };
 
     fn sample(intended_ns: Nanos, latency: Nanos, result: Result<(), Failure>) -> Sample {
         Sample {
@@ -295,7 +225,7 @@ mod tests {
     /// one request each.
     #[test]
     fn warmup_and_failures_are_kept_apart() {
-        let mut recorder = Recorder::new(KEEP);
+        let mut recorder = Recorder::new(1_000, true);
         recorder.record(&sample(999, 1 << 40, Ok(())));
         recorder.record(&sample(1_000, 100, Ok(())));
         recorder.record(&sample(2_000, 1 << 40, Err(Failure::Timeout)));
@@ -304,48 +234,6 @@ mod tests {
         assert_eq!((recorder.late.count(), recorder.late.max_ns()), (2, 5));
         assert_eq!((recorder.queue.max_ns(), recorder.service.count()), (25, 0));
         assert_eq!(recorder.samples.len(), 2);
-    }
-
-    /// Goal: windows divide the time from warm-up to plan's end; a drifting run is found, a steady
-    /// one and one with a single slow window are not. Method: one request at each border; each kind
-    /// of run.
-    #[test]
-    fn drift_is_found() {
-        let mut recorder = Recorder::new(KEEP);
-        for at in [1_000, 5_999, 6_000, 100_999, 150_000] {
-            recorder.record(&sample(at, 10, Ok(())));
-        }
-        let answers = recorder.windows.map(|(answers, _)| answers);
-        assert_eq!((answers[0], answers[1], answers[19]), (2, 1, 2));
-        let drift = |latency_us: fn(Nanos) -> Nanos| {
-            let mut recorder = Recorder::new(KEEP);
-            for window in 0..20 {
-                recorder.record(&sample(
-                    1_000 + 5_000 * window,
-                    latency_us(window) * 1_000,
-                    Ok(()),
-                ));
-            }
-            recorder.drift_us()
-        };
-        assert_eq!(drift(|at| 100 + at), Some((102.0, 117.0)));
-        assert_eq!(drift(|at| 100 + at % 3), None);
-        assert_eq!(drift(|at| if at == 19 { 9_000 } else { 100 }), None);
-        assert_eq!(drift(|at| 1_000 + at), None, "2 %");
-    }
-
-    /// Goal: the trend test alarms as rarely as it says where there is none. Method: 2,000 series
-    /// of random order; below 1 % of them, plus five standard errors, are significant.
-    #[test]
-    fn no_trend_is_seldom_reported() {
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(12);
-        let alarms = (0..2_000)
-            .filter(|_| {
-                let series: Vec<f64> = (0..WINDOWS).map(|_| rng.sample::<f64, _>(Exp1)).collect();
-                trend(&series).abs() > SIGNIFICANT
-            })
-            .count();
-        assert!((4..43).contains(&alarms), "{alarms} alarms in 2000");
     }
 
     /// Goal: medians of odd and even counts; the interval covers the true median about 95 times in

@@ -225,7 +225,7 @@ fn warnings(runs: &[Invocation], settings: &Settings) -> Vec<String> {
     (0..KINDS).filter_map(of_kind).collect()
 }
 
-const KINDS: usize = 8;
+const KINDS: usize = 7;
 
 fn warnings_of(run: &Invocation, settings: &Settings) -> [Option<String>; KINDS] {
     let recorder = &run.recorder;
@@ -279,14 +279,6 @@ fn warnings_of(run: &Invocation, settings: &Settings) -> [Option<String>; KINDS]
                 "the generator took {} to wake (median), which is in the latency of every answer \
                  that came while it slept; --busy does not sleep",
                 show_us(wake)
-            )
-        }),
-        recorder.drift_us().map(|(first, last)| {
-            format!(
-                "not stationary: mean latency went from {} in the first quarter to {} in the last; \
-                 run longer, or warm up longer",
-                show_us(first),
-                show_us(last)
             )
         }),
         (beyond < FEWEST_BEYOND)
@@ -376,7 +368,7 @@ pub(crate) const CSV_HEADER: &str = "invocation,seed,query,connection,intended_u
 pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Invocation) -> io::Result<()> {
     let us = |ns: Nanos| format!("{:.3}", micros(ns));
     let or_empty = |ns: Option<Nanos>| ns.map(us).unwrap_or_default();
-    let since = |ns: Nanos| ns - run.recorder.keep().warmup_ns;
+    let since = |ns: Nanos| ns - run.recorder.warmup_ns;
     for sample in &run.recorder.samples {
         let outcome = sample.result.map_or_else(|failure| failure.to_string(), |()| "ok".into());
         let cells = [

@@ -102,7 +102,7 @@ impl RateSearch {
 mod tests {
     use super::*;
     use crate::load::protocol::{Failure, Timing};
-    use crate::load::record::{Keep, Sample};
+    use crate::load::record::Sample;
     use proptest::prelude::*;
 
     /// Goal: objectives are shown as people read them; failures and slow answers both count as
@@ -112,9 +112,8 @@ mod tests {
         let slo: Objective = "p99.9=5ms".parse().expect("well formed");
         assert_eq!(slo.to_string(), "p99.9 <= 5.00 ms");
         let slo: Objective = "p98=1ms".parse().expect("well formed");
-        let keep = Keep { warmup_ns: 0, planned_end_ns: 1, every_request: false };
         let missed = |slow: u64, failed: u64| {
-            let mut recorder = Recorder::new(keep);
+            let mut recorder = Recorder::new(0, false);
             for index in 0..100 {
                 let done_ns = if index < slow { 2_000_000 } else { 500_000 };
                 let failed = (slow..slow + failed).contains(&index);
@@ -134,7 +133,10 @@ mod tests {
         assert!(slo.is_met(&[missed(1, 1)]));
         assert!(!slo.is_met(&[missed(2, 1)]) && !slo.is_met(&[missed(0, 3)]));
         assert!(slo.is_met(&[missed(0, 0), missed(50, 0), missed(2, 0)]), "the median counts");
-        assert!(!slo.is_met(&[slo.missed_share(&Recorder::new(keep))]), "no requests, no proof");
+        assert!(
+            !slo.is_met(&[slo.missed_share(&Recorder::new(0, false))]),
+            "no requests, no proof"
+        );
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::load::plan::{self, End, Plan};
-use crate::load::record::{Distribution, Keep};
+use crate::load::record::Distribution;
 use crate::load::reference::ServiceTimes;
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -22,8 +22,6 @@ const LIMITS: Limits = Limits {
     starving_fails: true,
 };
 
-const KEEP: Keep = Keep { warmup_ns: 0, planned_end_ns: 10 * SECOND, every_request: true };
-
 /// A service with one worker and one queue.
 struct World<S: FnMut(Nanos) -> Option<Nanos>> {
     engine: Engine,
@@ -40,7 +38,7 @@ struct World<S: FnMut(Nanos) -> Option<Nanos>> {
 
 impl<S: FnMut(Nanos) -> Option<Nanos>> World<S> {
     fn new(plan: Plan, limits: Limits, service: S) -> Self {
-        let mut engine = Engine::new(Box::new(plan), limits, Recorder::new(KEEP));
+        let mut engine = Engine::new(Box::new(plan), limits, Recorder::new(0, true));
         (0..limits.connections).for_each(|connection| engine.set_usable(connection, true));
         Self {
             engine,
@@ -236,7 +234,7 @@ fn starved_requests_fail_the_run() {
 fn the_warmup_may_be_late() {
     let limits = Limits { most_late_ns: Some(MS), connections: 100, ..LIMITS };
     let mut world = World::new(uniform(1_000.0, 100), limits, |_| Some(1));
-    world.engine.recorder = Recorder::new(Keep { warmup_ns: 60 * MS, ..KEEP });
+    world.engine.recorder = Recorder::new(60 * MS, true);
     world.generator_stalls = Some((10 * MS, 50 * MS));
     let (recorder, _) = world.run().expect("late only before the warm-up ended");
     assert_eq!((recorder.late.max_ns(), recorder.requests()), (0, 41));
@@ -269,7 +267,7 @@ fn idle_connections_take_turns() {
 /// endless plan.
 #[test]
 fn stopping_waits_for_what_is_under_way() {
-    let mut engine = Engine::new(Box::new(uniform(1.0, u64::MAX)), LIMITS, Recorder::new(KEEP));
+    let mut engine = Engine::new(Box::new(uniform(1.0, u64::MAX)), LIMITS, Recorder::new(0, true));
     engine.set_usable(0, true);
     assert_eq!(engine.next_send(2 * SECOND), Ok(Some(Send { connection: 0, query: 0 })));
     assert_eq!(engine.next_send(2 * SECOND), Ok(None));

@@ -7,13 +7,11 @@ use super::plan::{Arrivals, End};
 use super::protocol::Protocol;
 use super::queries::{Lines, QuerySet, Target};
 use super::reference::ServiceTimes;
-use super::slo::Objective;
 use crate::units::{Nanos, parse_nanos};
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-const DEFAULT_RPS: f64 = 100.0;
 const DEFAULT_DURATION_NS: Nanos = 10_000_000_000;
 const DEFAULT_SPIN_NS: Nanos = 100_000;
 
@@ -33,10 +31,9 @@ pub(crate) struct Args {
     #[arg(required_unless_present = "reference_server")]
     pub(crate) url: Option<Target>,
 
-    /// Requests per second, on average [default: 100, or a trace's own rate]; with --search, where
-    /// it begins
-    #[arg(long, value_parser = rate)]
-    rps: Option<f64>,
+    /// Requests per second, on average
+    #[arg(long, value_parser = rate, default_value = "100")]
+    rps: f64,
 
     /// How long requests are sent, after the warm-up [default: 10s]
     #[arg(long, value_parser = parse_nanos, conflicts_with_all = ["requests", "passes"])]
@@ -63,10 +60,9 @@ pub(crate) struct Args {
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
 
-    /// exponential, uniform, bursts:ON,OFF (as in bursts:100ms,400ms), or trace:FILE (seconds a
-    /// line, or our --csv)
-    #[arg(long, default_value = "exponential")]
-    arrivals: String,
+    /// How arrivals are spread over time
+    #[arg(long, value_enum, default_value = "exponential")]
+    arrivals: Arrivals,
 
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "16")]
     connections: u32,
@@ -99,14 +95,6 @@ pub(crate) struct Args {
     #[arg(long, requires = "queries", requires = "template")]
     tasks: bool,
 
-    /// Find the highest rate that keeps this objective, as in p99=100ms
-    #[arg(long, value_name = "SLO")]
-    pub(crate) search: Option<Objective>,
-
-    /// Search until the rate is known to this share
-    #[arg(long, default_value = "0.02", requires = "search", value_parser = share)]
-    pub(crate) search_precision: f64,
-
     /// The CPU to run on
     #[arg(long)]
     cpu: Option<usize>,
@@ -128,7 +116,7 @@ pub(crate) struct Args {
     pub(crate) csv: Option<PathBuf>,
 
     /// Be a service whose response times are known, at this address, for generators to measure
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["url", "search"])]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "url")]
     pub(crate) reference_server: Option<SocketAddr>,
 
     /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
@@ -144,13 +132,6 @@ fn rate(text: &str) -> Result<f64, String> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if (0.001..=1.0).contains(&share) => Ok(share),
-        _ => Err("a share is a number from 0.001 to 1".into()),
-    }
-}
-
 fn template(text: &str) -> Result<String, String> {
     if text.contains("{}") { Ok(text.into()) } else { Err("a template has a {} in it".into()) }
 }
@@ -158,27 +139,19 @@ fn template(text: &str) -> Result<String, String> {
 impl Args {
     /// What the arguments mean; reads the files they name.
     pub(crate) fn settings(&self, target: &Target) -> Result<Settings, LoadError> {
-        if self.search.is_some() && self.csv.is_some() {
-            let problem = "--csv is of one rate; leave it out with --search";
-            return Err(LoadError::Usage(problem.into()));
-        }
         let queries = self.query_set(target)?;
-        let arrivals = Arrivals::read(&self.arrivals)?;
-        let own_rps = arrivals.own_rps();
         let end = match (self.duration, self.requests, self.passes) {
             (_, Some(requests), _) => End::Requests(requests),
             (_, _, Some(passes)) => End::Requests(passes.saturating_mul(queries.len().into())),
             (Some(duration), ..) => End::At(duration),
-            // A trace ends by itself.
-            _ if own_rps.is_some() => End::Requests(u64::MAX),
             _ => End::At(DEFAULT_DURATION_NS),
         };
         Ok(Settings {
             address: target.resolve()?,
             protocol: target.protocol,
             queries,
-            arrivals,
-            rps: self.rps.or(own_rps).unwrap_or(DEFAULT_RPS),
+            arrivals: self.arrivals,
+            rps: self.rps,
             end,
             warmup_ns: self.warmup,
             limits: Limits {
@@ -186,7 +159,6 @@ impl Args {
                 pipeline: self.pipeline as usize,
                 timeout_ns: self.timeout,
                 most_late_ns: (!self.allow_late).then_some(self.max_late),
-                starving_fails: self.search.is_none(),
             },
             spin_ns: (!self.busy).then_some(self.spin.unwrap_or(DEFAULT_SPIN_NS)),
             cpu: self.cpu,

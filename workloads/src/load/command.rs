@@ -1,13 +1,11 @@
-//! What `elfen-load` does with its arguments: measure, search, or be the service that is measured.
+//! What `elfen-load` does with its arguments: measure, or be the service that is measured.
 
 use super::LoadError;
 use super::args::Args;
-use super::driver::{Invocation, Settings};
+use super::driver::Settings;
 use super::queries::Target;
-use super::record::median;
 use super::reference;
-use super::report::{CSV_HEADER, Probe, Report, SearchReport, write_csv};
-use super::slo::{Objective, RateSearch};
+use super::report::{CSV_HEADER, Report, write_csv};
 use crate::command;
 use crate::process::{catch_interrupts, interrupted};
 use crate::units::{micros, show_nanos};
@@ -59,10 +57,7 @@ fn run(args: &Args) -> Result<(), LoadError> {
         let skipped = settings.queries.skipped;
         command::complain(PROGRAM, &format!("left out {skipped} tasks that are no text query"));
     }
-    let report = match args.search {
-        Some(slo) => search(args, target, settings, slo)?,
-        None => measure(args, target, &settings)?,
-    };
+    let report = measure(args, target, &settings)?;
     let text = match args.json {
         true => serde_json::to_string(&report).map_err(io::Error::from)? + "\n",
         false => report.table(),
@@ -73,18 +68,32 @@ fn run(args: &Args) -> Result<(), LoadError> {
 fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, LoadError> {
     // Opened first: a path that can't be written is better known before the run than after.
     let mut csv = args.csv.as_deref().map(Log::create).transpose()?;
-    let runs = invocations(args, settings, |number, run| match &mut csv {
-        Some(csv) => csv.write(|out| write_csv(out, number, run)),
-        None => Ok(()),
-    })?;
+    let mut runs = Vec::new();
+    for number in 0..args.invocations {
+        if interrupted() {
+            break;
+        }
+        let bar = bar(args, settings, number);
+        let run = settings.run(args.seed.wrapping_add(number.into()), &bar);
+        bar.finish_and_clear();
+        let mut run = run?;
+        if run.recorder.requests() == 0 && interrupted() {
+            break;
+        }
+        if let Some(csv) = &mut csv {
+            csv.write(|out| write_csv(out, runs.len(), &run))?;
+        }
+        // Written by now, and by far the largest part.
+        run.recorder.samples = Vec::new();
+        runs.push(run);
+    }
+    if runs.is_empty() {
+        return Err(LoadError::NothingMeasured);
+    }
     if let Some(mut csv) = csv {
         csv.write(|out| out.flush())?;
     }
-    Ok(report(args, target, settings, &runs))
-}
-
-fn report(args: &Args, target: &Target, settings: &Settings, runs: &[Invocation]) -> Report {
-    let mut report = Report::new(target.url(), settings, runs, args.seed);
+    let mut report = Report::new(target.url(), settings, &runs, args.seed);
     if args.allow_late && report.late_us.max > micros(args.max_late) {
         let bound = show_nanos(args.max_late);
         let warning = format!("requests were sent later than the bound of {bound} (--allow-late)");
@@ -93,83 +102,6 @@ fn report(args: &Args, target: &Target, settings: &Settings, runs: &[Invocation]
     if interrupted() {
         report.warnings.insert(0, "interrupted: these figures are of the time until then".into());
     }
-    report
-}
-
-/// Runs all invocations at the settings' rate; `each` sees every one as it ends.
-fn invocations(
-    args: &Args,
-    settings: &Settings,
-    mut each: impl FnMut(usize, &Invocation) -> Result<(), LoadError>,
-) -> Result<Vec<Invocation>, LoadError> {
-    let mut runs = Vec::new();
-    for number in 0..args.invocations {
-        if interrupted() {
-            break;
-        }
-        let seed = args.seed.wrapping_add(number.into());
-        let bar = bar(args, settings, number);
-        let run = settings.run(seed, &bar);
-        bar.finish_and_clear();
-        let mut run = run?;
-        if run.recorder.requests() == 0 && interrupted() {
-            break;
-        }
-        each(runs.len(), &run)?;
-        // Written by now, and by far the largest part.
-        run.recorder.samples = Vec::new();
-        runs.push(run);
-    }
-    if runs.is_empty() { Err(LoadError::NothingMeasured) } else { Ok(runs) }
-}
-
-fn search(
-    args: &Args,
-    target: &Target,
-    mut settings: Settings,
-    slo: Objective,
-) -> Result<Report, LoadError> {
-    let mut search = RateSearch::new(settings.rps, args.search_precision);
-    let mut probes = Vec::new();
-    let mut best = None;
-    while let Some(rps) = search.next_rps() {
-        settings.rps = rps;
-        let runs = match invocations(args, &settings, |_, _| Ok(())) {
-            Err(LoadError::Late { overrun, .. }) if best.is_some() => {
-                let kept = search.best().unwrap_or(0.0);
-                return Err(LoadError::Failed(format!(
-                    "at {rps:.1} rps {overrun}; {slo} was kept up to {kept:.1} rps, the rest is \
-                     unknown"
-                )));
-            }
-            other => other?,
-        };
-        if interrupted() {
-            return Err(LoadError::NothingMeasured);
-        }
-        let missed: Vec<f64> = runs.iter().map(|run| slo.missed_share(&run.recorder)).collect();
-        let at_quantile =
-            |run: &Invocation| micros(run.recorder.latency.quantile_ns(slo.quantile()));
-        let latencies: Vec<f64> = runs.iter().map(at_quantile).collect();
-        let met = slo.is_met(&missed);
-        probes.push(Probe {
-            rps,
-            met,
-            missed_share: median(&missed).unwrap_or(1.0),
-            latency_us: median(&latencies).unwrap_or(0.0),
-        });
-        search.tried(rps, met);
-        if met {
-            best = Some(report(args, target, &settings, &runs));
-        }
-    }
-    let rps = settings.rps;
-    let mut report = best.ok_or_else(|| {
-        let advice = "the service can't keep this objective";
-        LoadError::Failed(format!("even {rps:.2} rps misses {slo}; {advice}"))
-    })?;
-    let highest_rps = search.best().unwrap_or(0.0);
-    report.search = Some(SearchReport { slo: slo.to_string(), highest_rps, probes });
     Ok(report)
 }
 

@@ -74,11 +74,11 @@ impl Invocation {
 impl Settings {
     /// The measured part of the plan.
     fn plan(&self, seed: u64) -> Plan {
-        Plan::new(&self.arrivals, self.rps, self.end, self.queries.len(), seed)
+        Plan::new(self.arrivals, self.rps, self.end, self.queries.len(), seed)
     }
 
     pub(crate) fn expected_requests(&self) -> u64 {
-        self.plan(0).expected_requests(self.rps)
+        self.plan(0).expected_requests()
     }
 
     /// The measured part, after a warm-up at the same rate; indices count through both.
@@ -87,7 +87,7 @@ impl Settings {
             (End::At(self.warmup_ns), self.warmup_ns, self.queries.len());
         // Another stream than the measured one, so that the warm-up leaves the measurement as it
         // is.
-        let warmup = Plan::new(&Arrivals::Exponential, self.rps, end, queries, !seed);
+        let warmup = Plan::new(Arrivals::Exponential, self.rps, end, queries, !seed);
         let measured = self.plan(seed).map(move |mut arrival| {
             arrival.at_ns += warmup_ns;
             arrival

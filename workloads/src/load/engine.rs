@@ -26,9 +26,6 @@ pub(crate) struct Limits {
     pub(crate) timeout_ns: Nanos,
     /// How late a send may be before the run fails; `None` lets it go on.
     pub(crate) most_late_ns: Option<Nanos>,
-    /// Whether waiting for a connection counts against that bound. A search lets it pass: to a
-    /// service that is too slow, the objective says so.
-    pub(crate) starving_fails: bool,
 }
 
 /// The schedule was not kept.
@@ -143,8 +140,7 @@ impl Engine {
         let due = self.next_due();
         let waiting = self.waiting.front().map(|first| {
             let at = first.arrival.at_ns;
-            let bound = self.limits.most_late_ns;
-            let bound = bound.filter(|_| self.limits.starving_fails && self.recorder.measures(at));
+            let bound = self.limits.most_late_ns.filter(|_| self.recorder.measures(at));
             let timeout = self.limits.timeout_ns;
             at + bound.map_or(timeout, |bound| timeout.min(bound + 1))
         });
@@ -233,9 +229,6 @@ impl Engine {
             return Ok(());
         }
         let starved = request.since_ns.saturating_sub(at_ns) <= bound_ns;
-        if starved && !self.limits.starving_fails {
-            return Ok(());
-        }
         Err(Overrun { late_ns, bound_ns, starved })
     }
 

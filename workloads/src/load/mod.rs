@@ -15,7 +15,6 @@ mod queries;
 mod record;
 mod reference;
 pub(crate) mod report;
-mod slo;
 
 use std::io;
 use thiserror::Error;

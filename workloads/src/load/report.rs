@@ -109,7 +109,7 @@ pub(crate) struct InvocationReport {
 pub(crate) struct Report {
     pub(crate) target: String,
     pub(crate) protocol: &'static str,
-    pub(crate) arrivals: String,
+    pub(crate) arrivals: &'static str,
     pub(crate) connections: usize,
     pub(crate) pipeline: usize,
     pub(crate) queries: u32,
@@ -123,27 +123,6 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) invocations: Vec<InvocationReport>,
     pub(crate) warnings: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) search: Option<SearchReport>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct SearchReport {
-    pub(crate) slo: String,
-    /// The highest rate that was tried and met the objective; the rest of the report is of that
-    /// probe.
-    pub(crate) highest_rps: f64,
-    pub(crate) probes: Vec<Probe>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Probe {
-    pub(crate) rps: f64,
-    pub(crate) met: bool,
-    /// The median invocation's share of requests that were slower than the objective, or failed.
-    pub(crate) missed_share: f64,
-    /// The median invocation's latency at the objective's percentile.
-    pub(crate) latency_us: f64,
 }
 
 impl InvocationReport {
@@ -186,7 +165,7 @@ impl Report {
         Self {
             target,
             protocol: settings.protocol.name(),
-            arrivals: settings.arrivals.to_string(),
+            arrivals: settings.arrivals.name(),
             connections: settings.limits.connections,
             pipeline: settings.limits.pipeline,
             queries: settings.queries.len(),
@@ -204,7 +183,6 @@ impl Report {
             seed,
             warnings: warnings(runs, settings),
             invocations,
-            search: None,
         }
     }
 }
@@ -318,14 +296,6 @@ impl Report {
         }
         let [p50, p99, max] = [self.late_us.p50, self.late_us.p99, self.late_us.max].map(show_us);
         writeln!(out, "send schedule's error: p50 {p50}, p99 {p99}, max {max}")?;
-        if let Some(SearchReport { slo, highest_rps, probes }) = &self.search {
-            writeln!(out, "highest rate with {slo}: {highest_rps:.1} rps")?;
-            for Probe { rps, met, missed_share, latency_us } in probes {
-                let (latency, met) = (show_us(*latency_us), if *met { "met" } else { "missed" });
-                let missed = missed_share * 100.0;
-                writeln!(out, "  {rps:10.1} rps: {latency} {met} ({missed:.3} % missed)")?;
-            }
-        }
         self.warnings.iter().try_for_each(|warning| writeln!(out, "warning: {warning}"))
     }
 

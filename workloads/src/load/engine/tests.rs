@@ -14,13 +14,8 @@ use std::collections::BinaryHeap;
 const MS: Nanos = 1_000_000;
 const SECOND: Nanos = 1_000 * MS;
 
-const LIMITS: Limits = Limits {
-    connections: 1,
-    pipeline: 1,
-    timeout_ns: 600 * SECOND,
-    most_late_ns: None,
-    starving_fails: true,
-};
+const LIMITS: Limits =
+    Limits { connections: 1, pipeline: 1, timeout_ns: 600 * SECOND, most_late_ns: None };
 
 /// A service with one worker and one queue.
 struct World<S: FnMut(Nanos) -> Option<Nanos>> {
@@ -102,11 +97,11 @@ impl<S: FnMut(Nanos) -> Option<Nanos>> World<S> {
 }
 
 fn poisson(rps: f64, requests: u64, seed: u64) -> Plan {
-    Plan::new(&plan::Arrivals::Exponential, rps, End::Requests(requests), 1, seed)
+    Plan::new(plan::Arrivals::Exponential, rps, End::Requests(requests), 1, seed)
 }
 
 fn uniform(rps: f64, requests: u64) -> Plan {
-    Plan::new(&plan::Arrivals::Uniform, rps, End::Requests(requests), 1, 1)
+    Plan::new(plan::Arrivals::Uniform, rps, End::Requests(requests), 1, 1)
 }
 
 /// Latencies in a queue with one worker that takes requests in order, from Lindley's recursion: an
@@ -221,12 +216,6 @@ fn starved_requests_fail_the_run() {
     let world = World::new(uniform(1_000.0, 2_000), limits, |_| Some(2 * MS));
     let overrun = world.run().map(|_| ()).expect_err("the backlog grows by 1 ms a request");
     assert_eq!((overrun.late_ns, overrun.starved), (20 * MS + 1, true));
-    let world =
-        World::new(uniform(1_000.0, 2_000), Limits { starving_fails: false, ..limits }, |_| {
-            Some(2 * MS)
-        });
-    let (recorder, _) = world.run().expect("a search lets the service be slow");
-    assert!(recorder.late.max_ns() > 1_900 * MS && recorder.waited > 1_900);
 }
 
 /// Goal: during the warm-up nothing is held to the bound. Method: a stall within it.

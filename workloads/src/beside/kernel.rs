@@ -1,10 +1,10 @@
-//! The neighbours that the kernel counts: how long batches ran on a batch lane, and how long of that
-//! beside a busy request lane, as the task map has it.
+//! The neighbours that the kernel counts: how long batches ran on a batch lane, and how long of
+//! that beside a busy request lane, as the task map has it.
 //!
 //! Neither a stranger on the lane nor a guard that holds it is in those accounts. A batch thread
-//! that naps at a check of its own is, unless it blocks, as to the kernel it runs: so its run has to
-//! say that it naps, in its lane page. A batch program that no `elfen run` has started, and so has
-//! had counted, claims an account for itself.
+//! that naps at a check of its own is, unless it blocks, as to the kernel it runs: so its run has
+//! to say that it naps, in its lane page. A batch program that no `elfen run` has started, and so
+//! has had counted, claims an account for itself.
 
 use super::{Lanes, Neighbour, Reading};
 use crate::units::Nanos;

@@ -1,8 +1,8 @@
 //! The command line of `elfen-load`, and the settings that it means.
 
-use super::LoadError;
 use super::driver::Settings;
 use super::engine::Limits;
+use super::error::LoadError;
 use super::plan::{Arrivals, End};
 use super::protocol::Protocol;
 use super::queries::{Lines, QuerySet, Target};

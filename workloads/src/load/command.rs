@@ -1,8 +1,8 @@
 //! What `elfen-load` does with its arguments: measure, or be the service that is measured.
 
-use super::LoadError;
 use super::args::Args;
 use super::driver::Settings;
+use super::error::LoadError;
 use super::queries::Target;
 use super::reference;
 use super::report::{CSV_HEADER, Report, write_csv};

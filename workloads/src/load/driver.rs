@@ -4,8 +4,8 @@
 //! timeout counts in milliseconds), then polls without sleeping until the moment has come. What the
 //! service sends is read whenever the thread is awake, and stamped after it was read.
 
-use super::LoadError;
 use super::engine::{Engine, Limits};
+use super::error::LoadError;
 use super::plan::{Arrival, Arrivals, End, Plan};
 use super::protocol::{Failure, Malformed, Parser, Protocol};
 use super::queries::QuerySet;

@@ -9,10 +9,11 @@
 //! waits here, and the wait is part of its latency and of its lateness: to be late is a failure,
 //! whether the generator or the service is the cause.
 
+use super::error::Overrun;
 use super::plan::Arrival;
 use super::protocol::{Failure, Reply, Timing};
 use super::record::{Recorder, Sample};
-use crate::units::{Nanos, show_nanos};
+use crate::units::Nanos;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::iter::Peekable;
@@ -26,27 +27,6 @@ pub(crate) struct Limits {
     pub(crate) timeout_ns: Nanos,
     /// How late a send may be before the run fails; `None` lets it go on.
     pub(crate) most_late_ns: Option<Nanos>,
-}
-
-/// The schedule was not kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Overrun {
-    pub(crate) late_ns: Nanos,
-    pub(crate) bound_ns: Nanos,
-    /// The request waited for a connection rather than for the generator.
-    pub(crate) starved: bool,
-}
-
-impl fmt::Display for Overrun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (late, bound) = (show_nanos(self.late_ns), show_nanos(self.bound_ns));
-        let why = if self.starved {
-            "no connection had room: use more --connections, --pipeline, or --allow-late"
-        } else {
-            "the generator fell behind: give it a CPU of its own (--cpu), or --allow-late"
-        };
-        write!(f, "a request was sent {late} late (bound {bound}) because {why}")
-    }
 }
 
 /// What the caller is to write now.

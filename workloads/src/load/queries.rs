@@ -1,6 +1,6 @@
 //! Where the requests go and what they ask: the target, and the query set.
 
-use super::LoadError;
+use super::error::LoadError;
 use super::protocol::Protocol;
 use std::fmt::Write;
 use std::fs;

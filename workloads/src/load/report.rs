@@ -331,8 +331,8 @@ fn row(name: &str, figures: [String; 6]) -> Vec<String> {
     [name.to_owned()].into_iter().chain(figures).collect()
 }
 
-pub(crate) const CSV_HEADER: &str = "invocation,seed,query,connection,intended_us,sent_us,done_us,latency_us,late_us,queue_us,\
-     service_us,outcome,added_us";
+pub(crate) const CSV_HEADER: &str = "invocation,seed,query,connection,intended_us,sent_us,done_us,\
+                                     latency_us,late_us,queue_us,service_us,outcome,added_us";
 
 /// One line a request, in the order of intended times; times count from the end of the warm-up.
 pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Invocation) -> io::Result<()> {

@@ -5,7 +5,6 @@
 //! the kernel, then with the client. So connections, heads, the queue and answers each have a
 //! bound, and a client that makes no progress is cut off.
 
-use super::Bounds;
 use super::http1::{self, Answer, Ask, CLOSE, Delivery, LONGEST_HEAD, Request};
 use super::metrics::Metrics;
 use super::queue::Queue;
@@ -33,6 +32,17 @@ const MOST_THROWN_AWAY: usize = 4 * 1024 * 1024;
 /// After which a client is accepted for whom this process had no descriptor.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 const READ_BYTES: usize = 4 * 1024;
+
+#[derive(Clone, Copy, Debug)]
+pub(in crate::search) struct Bounds {
+    pub(in crate::search) connections: usize,
+    /// For a request to be whole, and for an answer to be taken.
+    pub(in crate::search) patience: Duration,
+    /// For a client that asks nothing.
+    pub(in crate::search) idle: Duration,
+    /// For all answers to be out, once the service is asked to end.
+    pub(in crate::search) drain: Duration,
+}
 
 pub(super) struct Coordinator {
     pub(super) queue: Arc<Queue<Job>>,

@@ -10,6 +10,7 @@ use super::index::SearchIndex;
 use crate::beside::kernel::{Batches, Kernel};
 use crate::beside::{Lanes, Slowdown, Slowed};
 use crate::process::{PinError, TooMany, allow_connections, bind, pin};
+pub(super) use coordinator::Bounds;
 use coordinator::Coordinator;
 use elfen_rt::service::{ClaimError, Service, Worker as Slot};
 use elfen_rt::signal::service::OpenError;
@@ -20,21 +21,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use worker::{Core, Lane};
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    pub(super) connections: usize,
-    /// For a request to be whole, and for an answer to be taken.
-    pub(super) patience: Duration,
-    /// For a client that asks nothing.
-    pub(super) idle: Duration,
-    /// For all answers to be out, once the service is asked to end.
-    pub(super) drain: Duration,
-}
 
 #[derive(Clone)]
 pub(super) struct Serving {

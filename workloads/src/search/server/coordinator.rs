@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// meanwhile.
 const LINGER: Duration = Duration::from_secs(2);
 const MOST_THROWN_AWAY: usize = 4 * 1024 * 1024;
-/// After which a client is accepted for whom this process had no descriptor.
+/// How long a process without free descriptors waits before it accepts the next client.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 const READ_BYTES: usize = 4 * 1024;
 
@@ -64,14 +64,15 @@ impl Coordinator {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         if connections.len() >= self.bounds.connections {
-                            // Those whose clients have gone before this one came end first.
+                            // Connections whose clients left before this one came end first.
                             yield_now().await;
                             while connections.try_join_next().is_some() {}
                         }
                         self.welcome(stream, &mut connections, &draining);
                     }
-                    // The client is gone already, or this process has no descriptor left and
-                    // serves its other clients on.
+                    // The client has gone already.
+                    Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                    // No descriptor is left: connected clients are served on meanwhile.
                     Err(_) => sleep(ACCEPT_AGAIN).await,
                 },
                 Some(_) = connections.join_next() => self.count(&connections),

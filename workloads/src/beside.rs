@@ -7,13 +7,10 @@
 //! owed; waiting pays all of its length. What runs beside its neighbour from beginning to end takes
 //! `slowdown` times as long, and what the neighbour leaves in the middle is paid at full speed.
 //!
-//! No clock here and no kernel: [`Neighbour`]s read both. [`account`] has those that go by the
-//! kernel's own count of what ran on a lane, which [`kernel`] finds in the task map.
+//! No clock here and no kernel: [`Neighbour`]s read both. [`kernel`] has those that go by the
+//! kernel's own count of what ran on a lane.
 
-pub mod account;
 pub mod kernel;
-pub mod lanes;
-mod runs;
 
 use crate::units::Nanos;
 use std::fmt;
@@ -60,6 +57,76 @@ impl Slowdown {
         let Stretch { long_ns, beside_ns } = stretch;
         let beside = u128::from(beside_ns) * u128::from(ALONE_MILLI) / u128::from(self.milli);
         long_ns - beside_ns + u64::try_from(beside).expect("no more than `beside_ns`")
+    }
+}
+
+/// Which lanes are taken to share a core: pairs of a request lane and its batch lanes, as in `0:1`,
+/// `0:1,2:3`, or `0:1,2,3` on a core of four lanes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    /// Every batch lane after its request lane, those of a request lane in one row.
+    pairs: Vec<(u32, u32)>,
+}
+
+/// Beyond any machine's.
+const HIGHEST: u32 = 1 << 16;
+
+impl FromStr for Lanes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected =
+            || format!("`{text}` names no pairs of lanes: write them as in 0:1 or 0:1,2:3");
+        let cpu = |text: &str| text.parse().ok().filter(|cpu| *cpu < HIGHEST).ok_or_else(expected);
+        let (mut pairs, mut all, mut request) = (Vec::new(), Vec::new(), None);
+        for word in text.split(',') {
+            let batch = match word.split_once(':') {
+                Some((before, batch)) => {
+                    request = Some(cpu(before)?);
+                    all.extend(request);
+                    batch
+                }
+                None => word,
+            };
+            pairs.push((request.ok_or_else(expected)?, cpu(batch)?));
+            all.push(cpu(batch)?);
+        }
+        all.sort_unstable();
+        match all.windows(2).find(|two| two[0] == two[1]) {
+            Some(two) => Err(format!("`{text}` names lane {} twice", two[0])),
+            None => Ok(Self { pairs }),
+        }
+    }
+}
+
+impl fmt::Display for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut last = None;
+        for (request, batch) in &self.pairs {
+            let comma = if last.is_none() { "" } else { "," };
+            match last.replace(request) == Some(request) {
+                true => write!(f, "{comma}{batch}")?,
+                false => write!(f, "{comma}{request}:{batch}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Lanes {
+    /// The batch lanes beside a request lane.
+    pub fn batches_of(&self, request: u32) -> Vec<u32> {
+        self.pairs().filter(|pair| pair.0 == request).map(|(_, batch)| batch).collect()
+    }
+
+    /// The request lane beside a batch lane.
+    pub fn request_of(&self, batch: u32) -> Option<u32> {
+        self.pairs().find(|pair| pair.1 == batch).map(|(request, _)| request)
+    }
+
+    /// Every batch lane with its request lane.
+    pub fn pairs(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.pairs.iter().copied()
     }
 }
 

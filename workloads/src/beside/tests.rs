@@ -79,6 +79,31 @@ fn factors_are_read() {
     }
 }
 
+/// Goal: pairs are read, found from either side, and shown as written. Method: two of two lanes
+/// and one of four.
+#[test]
+fn pairs_are_read() {
+    let lanes: Lanes = "0:1,2,3,8:9".parse().expect("well formed");
+    assert_eq!(lanes.batches_of(0), [1, 2, 3]);
+    assert_eq!((lanes.batches_of(8), lanes.batches_of(1)), (vec![9], vec![]));
+    assert_eq!((lanes.request_of(3), lanes.request_of(0)), (Some(0), None));
+    assert_eq!(lanes.pairs().collect::<Vec<_>>(), [(0, 1), (0, 2), (0, 3), (8, 9)]);
+    assert_eq!(lanes.to_string(), "0:1,2,3,8:9");
+}
+
+/// Goal: what names no pairs is refused, and so is a lane with two parts to play. Method: each.
+#[test]
+fn other_texts_are_refused() {
+    for text in ["", "0", "0:", ":1", "0-1", "0:1:2", "1,0:2", "0:x", "0:70000", "-1:0"] {
+        let error = text.parse::<Lanes>().expect_err(text);
+        assert!(error.contains("as in 0:1"), "{error}");
+    }
+    for text in ["0:0", "0:1,1:2", "0:1,0:2", "0:1,1"] {
+        let error = text.parse::<Lanes>().expect_err(text);
+        assert!(error.contains("twice"), "{error}");
+    }
+}
+
 /// Goal: the three plain cases, by hand. Method: work of 3 ms at a slowdown of 1.5 with a neighbour
 /// that is always there, never there, and there for the first 1.5 ms.
 #[test]

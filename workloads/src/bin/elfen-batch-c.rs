@@ -18,20 +18,10 @@ const COMMAND: &str = "elfen-batch-c";
                   Exit status: 0 done, 1 a result was wrong, 2 wrong arguments."
 )]
 struct Args {
-    program: Which,
+    program: Kind,
 
     #[command(flatten)]
     repetition: Repetition,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Which {
-    /// Calls an empty function (thesis, section 5.4)
-    Loop,
-    /// Multiplies 5x5 matrices (section 5.4)
-    Matrix,
-    /// Zeros a 32 KB buffer (section 5.4)
-    Flush,
 }
 
 fn main() -> ExitCode {
@@ -39,12 +29,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(status) => return status,
     };
-    let kind = match args.program {
-        Which::Loop => Kind::Loop,
-        Which::Matrix => Kind::Matrix,
-        Which::Flush => Kind::Flush,
-    };
     let name = args.program.to_possible_value().expect("no variant is hidden");
-    let mut program = MicroInC::new(kind, args.repetition.seed);
+    let mut program = MicroInC::new(args.program, args.repetition.seed);
     batch::run(COMMAND, name.get_name(), "c", &mut program, &args.repetition)
 }

@@ -1,27 +1,19 @@
 //! The command line of `elfen-load`, and the settings that it means.
 
-use super::arrivals::{Arrivals, End, trace_rps};
-use super::driver::Line;
+use super::driver::Settings;
 use super::engine::Limits;
+use super::error::LoadError;
+use super::plan::{Arrivals, End};
 use super::protocol::Protocol;
-use super::queries::{Lines, QueryError, QuerySet, Target};
+use super::queries::{Lines, QuerySet, Target};
 use super::reference::ServiceTimes;
-use super::run::Settings;
-use super::slo::Objective;
-use super::trace::{self, TraceError};
 use crate::units::{Nanos, parse_nanos};
 use clap::Parser;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-use thiserror::Error;
 
-const DEFAULT_RPS: f64 = 100.0;
 const DEFAULT_DURATION_NS: Nanos = 10_000_000_000;
 const DEFAULT_SPIN_NS: Nanos = 100_000;
-const REFERENCE_MEAN_NS: Nanos = 1_000_000;
 
 /// Loads a service at a rate that does not depend on its answers, and measures latency from the
 /// moment each request was due.
@@ -39,10 +31,9 @@ pub(crate) struct Args {
     #[arg(required_unless_present = "reference_server")]
     pub(crate) url: Option<Target>,
 
-    /// Requests per second, on average [default: 100, or a trace's own rate]; with --search, where
-    /// it begins
-    #[arg(long, value_parser = positive)]
-    rps: Option<f64>,
+    /// Requests per second, on average
+    #[arg(long, value_parser = rate, default_value = "100")]
+    rps: f64,
 
     /// How long requests are sent, after the warm-up [default: 10s]
     #[arg(long, value_parser = parse_nanos, conflicts_with_all = ["requests", "passes"])]
@@ -69,10 +60,9 @@ pub(crate) struct Args {
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
 
-    /// exponential, uniform, bursts:ON,OFF (as in bursts:100ms,400ms), or trace:FILE (seconds a
-    /// line, or our --csv)
-    #[arg(long, default_value = "exponential", value_parser = arrivals)]
-    arrivals: ArrivalsArg,
+    /// How arrivals are spread over time
+    #[arg(long, value_enum, default_value = "exponential")]
+    arrivals: Arrivals,
 
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "16")]
     connections: u32,
@@ -87,7 +77,7 @@ pub(crate) struct Args {
 
     /// The latest that a request may be sent before the run fails
     #[arg(long, value_parser = parse_nanos, default_value = "10ms")]
-    max_late: Nanos,
+    pub(crate) max_late: Nanos,
 
     /// Go on, with a warning, when requests are sent later than --max-late
     #[arg(long)]
@@ -104,14 +94,6 @@ pub(crate) struct Args {
     /// --queries is a luceneutil task file (Category: query # freq=..)
     #[arg(long, requires = "queries", requires = "template")]
     tasks: bool,
-
-    /// Find the highest rate that keeps this objective, as in p99=100ms
-    #[arg(long, value_name = "SLO")]
-    pub(crate) search: Option<Objective>,
-
-    /// Search until the rate is known to this share
-    #[arg(long, default_value = "0.02", requires = "search", value_parser = share)]
-    pub(crate) search_precision: f64,
 
     /// The CPU to run on
     #[arg(long)]
@@ -134,50 +116,19 @@ pub(crate) struct Args {
     pub(crate) csv: Option<PathBuf>,
 
     /// Be a service whose response times are known, at this address, for generators to measure
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["url", "search"])]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "url")]
     pub(crate) reference_server: Option<SocketAddr>,
 
     /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
     /// takes 100 ms more) [default: exponential:1ms]
     #[arg(long, requires = "reference_server")]
-    service: Option<ServiceTimes>,
+    pub(crate) service: Option<ServiceTimes>,
 }
 
-#[derive(Clone, Debug)]
-enum ArrivalsArg {
-    Ready(Arrivals),
-    Trace(PathBuf),
-}
-
-fn arrivals(text: &str) -> Result<ArrivalsArg, String> {
-    let expected = "write exponential, uniform, bursts:100ms,400ms or trace:FILE";
-    match text.split_once(':') {
-        None if text == "exponential" => Ok(ArrivalsArg::Ready(Arrivals::Exponential)),
-        None if text == "uniform" => Ok(ArrivalsArg::Ready(Arrivals::Uniform)),
-        Some(("bursts", lengths)) => {
-            let (on, off) = lengths.split_once(',').ok_or(expected)?;
-            let (on_ns, off_ns) = (parse_nanos(on)?, parse_nanos(off)?);
-            if on_ns == 0 {
-                return Err("bursts need time to be on".into());
-            }
-            Ok(ArrivalsArg::Ready(Arrivals::Bursts { on_ns, off_ns }))
-        }
-        Some(("trace", path)) if !path.is_empty() => Ok(ArrivalsArg::Trace(path.into())),
-        _ => Err(expected.into()),
-    }
-}
-
-fn positive(text: &str) -> Result<f64, String> {
+fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rps) if (1e-3..=1e8).contains(&rps) => Ok(rps),
         _ => Err("a rate is a number from 0.001 to 100000000".into()),
-    }
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(share) if (0.001..=1.0).contains(&share) => Ok(share),
-        _ => Err("a share is a number from 0.001 to 1".into()),
     }
 }
 
@@ -185,92 +136,47 @@ fn template(text: &str) -> Result<String, String> {
     if text.contains("{}") { Ok(text.into()) } else { Err("a template has a {} in it".into()) }
 }
 
-#[derive(Debug, Error)]
-pub(crate) enum SettingsError {
-    #[error(transparent)]
-    Queries(#[from] QueryError),
-    #[error(transparent)]
-    Trace(#[from] TraceError),
-    #[error("resolving {host}: {error}; name a host that exists")]
-    Resolve { host: String, error: io::Error },
-    #[error("--template is for HTTP; write Redis commands as they are")]
-    Template,
-    #[error("--csv is of one rate; leave it out with --search")]
-    SearchLog,
-}
-
 impl Args {
     /// What the arguments mean; reads the files they name.
-    pub(crate) fn settings(&self, target: &Target) -> Result<Settings, SettingsError> {
-        if self.search.is_some() && self.csv.is_some() {
-            return Err(SettingsError::SearchLog);
-        }
+    pub(crate) fn settings(&self, target: &Target) -> Result<Settings, LoadError> {
         let queries = self.query_set(target)?;
-        let arrivals = match &self.arrivals {
-            ArrivalsArg::Ready(arrivals) => arrivals.clone(),
-            ArrivalsArg::Trace(path) => Arrivals::Trace(trace::read(path)?),
-        };
-        let own_rps = match &arrivals {
-            Arrivals::Trace(entries) => trace_rps(entries),
-            _ => None,
-        };
         let end = match (self.duration, self.requests, self.passes) {
             (_, Some(requests), _) => End::Requests(requests),
             (_, _, Some(passes)) => End::Requests(passes.saturating_mul(queries.len().into())),
             (Some(duration), ..) => End::At(duration),
-            // A trace ends by itself.
-            _ if own_rps.is_some() => End::Requests(u64::MAX),
             _ => End::At(DEFAULT_DURATION_NS),
         };
-        let address = target
-            .resolve()
-            .map_err(|error| SettingsError::Resolve { host: target.host.clone(), error })?;
-        let connections = self.connections as usize;
         Ok(Settings {
-            line: Line {
-                address,
-                protocol: target.protocol,
-                connections,
-                patience: Duration::from_nanos(self.timeout),
-                spin_ns: (!self.busy).then_some(self.spin.unwrap_or(DEFAULT_SPIN_NS)),
-            },
-            queries: Arc::new(queries),
-            arrivals,
-            rps: self.rps.or(own_rps).unwrap_or(DEFAULT_RPS),
+            address: target.resolve()?,
+            protocol: target.protocol,
+            queries,
+            arrivals: self.arrivals,
+            rps: self.rps,
             end,
             warmup_ns: self.warmup,
             limits: Limits {
-                connections,
+                connections: self.connections as usize,
                 pipeline: self.pipeline as usize,
                 timeout_ns: self.timeout,
                 most_late_ns: (!self.allow_late).then_some(self.max_late),
-                starving_fails: self.search.is_none(),
             },
+            spin_ns: (!self.busy).then_some(self.spin.unwrap_or(DEFAULT_SPIN_NS)),
             cpu: self.cpu,
             every_request: self.csv.is_some(),
         })
     }
 
-    fn query_set(&self, target: &Target) -> Result<QuerySet, SettingsError> {
+    fn query_set(&self, target: &Target) -> Result<QuerySet, LoadError> {
         if self.template.is_some() && target.protocol != Protocol::Http {
-            return Err(SettingsError::Template);
+            let problem = "--template is for HTTP; write Redis commands as they are";
+            return Err(LoadError::Usage(problem.into()));
         }
-        let Some(path) = &self.queries else { return Ok(QuerySet::of_target(target)?) };
+        let Some(path) = &self.queries else { return QuerySet::of_target(target) };
         let lines = match &self.template {
             None => Lines::Requests,
             Some(template) if self.tasks => Lines::Tasks(template),
             Some(template) => Lines::Template(template),
         };
-        Ok(QuerySet::read(path, lines, target)?)
-    }
-
-    /// How late a send may be, whether or not the run goes on.
-    pub(crate) fn late_bound_ns(&self) -> Nanos {
-        self.max_late
-    }
-
-    pub(crate) fn reference_service(&self) -> ServiceTimes {
-        let mean_ns = REFERENCE_MEAN_NS;
-        self.service.unwrap_or(ServiceTimes { exponential: true, mean_ns, stall: None })
+        QuerySet::read(path, lines, target)
     }
 }

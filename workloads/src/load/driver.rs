@@ -4,28 +4,27 @@
 //! timeout counts in milliseconds), then polls without sleeping until the moment has come. What the
 //! service sends is read whenever the thread is awake, and stamped after it was read.
 
-use super::engine::{Engine, Overrun};
-use super::link::Link;
-use super::outcome::{Failure, Malformed};
-use super::protocol::Protocol;
+use super::engine::{Engine, Limits};
+use super::error::LoadError;
+use super::plan::{Arrival, Arrivals, End, Plan};
+use super::protocol::{Failure, Malformed, Parser, Protocol};
 use super::queries::QuerySet;
 use super::record::{Distribution, Recorder};
-use crate::process::interrupt;
-use crate::units::Nanos;
+use crate::process::{allow_connections, interrupted, pin};
+use crate::units::{Nanos, nanos_from_f64, seconds};
+use indicatif::ProgressBar;
 use mio::event::Event;
+use mio::net::TcpStream;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
 use std::time::{Duration, Instant};
-use thiserror::Error;
 
 const TIMER: Token = Token(usize::MAX);
 /// Connections opened at once: below the listen backlog of common servers.
@@ -33,55 +32,164 @@ const OPENING_AT_ONCE: usize = 100;
 const RETRY_AFTER_NS: Nanos = 50_000_000;
 const READ_BYTES: usize = 64 * 1024;
 
-#[derive(Debug, Error)]
-pub(crate) enum DriveError {
-    #[error("connecting to {address}: {error}; is the service running there?")]
-    Connect { address: SocketAddr, error: io::Error },
-    #[error("{overrun}{}", after_lost_connection(.last_error))]
-    Late { overrun: Overrun, last_error: Option<io::Error> },
-    #[error("waiting for the network: {0}")]
-    Poll(#[from] io::Error),
-}
-
-fn after_lost_connection(error: &Option<io::Error>) -> String {
-    error.as_ref().map(|error| format!(" (a connection was lost: {error})")).unwrap_or_default()
-}
-
-/// The service's address, and how this thread talks to it.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct Settings {
     pub(crate) address: SocketAddr,
     pub(crate) protocol: Protocol,
-    pub(crate) connections: usize,
-    /// For another of the connections to stand.
-    pub(crate) patience: Duration,
+    pub(crate) queries: QuerySet,
+    pub(crate) arrivals: Arrivals,
+    pub(crate) rps: f64,
+    pub(crate) end: End,
+    pub(crate) warmup_ns: Nanos,
+    pub(crate) limits: Limits,
     /// How long before a send the thread stops sleeping; `None` if it never sleeps.
     pub(crate) spin_ns: Option<Nanos>,
+    /// Where the generator runs; without one the kernel chooses.
+    pub(crate) cpu: Option<usize>,
+    pub(crate) every_request: bool,
 }
 
-/// What other threads may see while an invocation runs.
-#[derive(Debug, Default)]
-pub(crate) struct Pulse {
-    answered: AtomicU64,
+#[derive(Debug)]
+pub(crate) struct Invocation {
+    pub(crate) seed: u64,
+    pub(crate) recorder: Recorder,
+    /// How long after the timer the thread ran: an answer that comes while it sleeps is seen as
+    /// much too late.
+    pub(crate) overslept: Distribution,
+    /// Connections that ended during the run.
+    pub(crate) lost: u64,
+    /// From the end of the warm-up to the last answer, or to the planned end if that is later and
+    /// was waited for.
+    span_ns: Nanos,
 }
 
-// Relaxed throughout: a number on a progress bar.
-impl Pulse {
-    pub(crate) fn answered(&self) -> u64 {
-        self.answered.load(Relaxed)
+impl Invocation {
+    /// Requests answered well, per second.
+    pub(crate) fn achieved_rps(&self) -> f64 {
+        let count = self.recorder.latency.count();
+        if self.span_ns == 0 { 0.0 } else { count as f64 / seconds(self.span_ns) }
+    }
+}
+
+impl Settings {
+    /// The measured part of the plan.
+    fn plan(&self, seed: u64) -> Plan {
+        Plan::new(self.arrivals, self.rps, self.end, self.queries.len(), seed)
     }
 
-    fn count(&self) {
-        self.answered.fetch_add(1, Relaxed);
+    pub(crate) fn expected_requests(&self) -> u64 {
+        self.plan(0).expected_requests()
+    }
+
+    /// The measured part, after a warm-up at the same rate; indices count through both.
+    fn whole_plan(&self, seed: u64) -> impl Iterator<Item = Arrival> + Send + use<> {
+        let (end, warmup_ns, queries) =
+            (End::At(self.warmup_ns), self.warmup_ns, self.queries.len());
+        // Another stream than the measured one, so that the warm-up leaves the measurement as it
+        // is.
+        let warmup = Plan::new(Arrivals::Exponential, self.rps, end, queries, !seed);
+        let measured = self.plan(seed).map(move |mut arrival| {
+            arrival.at_ns += warmup_ns;
+            arrival
+        });
+        warmup.chain(measured).zip(0..).map(|(arrival, index)| Arrival { index, ..arrival })
+    }
+
+    fn planned_end_ns(&self) -> Nanos {
+        let measured = match self.end {
+            End::At(ns) => ns,
+            End::Requests(_) => {
+                let ns = self.expected_requests() as f64 / self.rps * 1e9;
+                nanos_from_f64(ns).unwrap_or(Nanos::MAX / 2)
+            }
+        };
+        self.warmup_ns + measured
+    }
+
+    /// Runs the plan of `seed` against the service, on a thread of its own.
+    pub(crate) fn run(&self, seed: u64, bar: &ProgressBar) -> Result<Invocation, LoadError> {
+        let failed = |error: &dyn std::error::Error| LoadError::Failed(error.to_string());
+        allow_connections(self.limits.connections).map_err(|error| failed(&error))?;
+        let planned_end_ns = self.planned_end_ns();
+        let driving = || {
+            self.cpu.map_or(Ok(()), pin).map_err(|error| failed(&error))?;
+            let plan = Box::new(self.whole_plan(seed));
+            let recorder = Recorder::new(self.warmup_ns, self.every_request);
+            let engine = Engine::new(plan, self.limits, recorder);
+            Driver::connect(self, engine, bar)?.run()
+        };
+        let mut invocation = thread::scope(|scope| {
+            scope.spawn(driving).join().expect("the driver's thread panicked")
+        })?;
+        let recorder = &mut invocation.recorder;
+        recorder.samples.sort_by_key(|sample| sample.index);
+        let waited_for = matches!(self.end, End::At(_)) && !interrupted();
+        let end_ns = recorder.last_done_ns.max(if waited_for { planned_end_ns } else { 0 });
+        invocation.span_ns = end_ns.saturating_sub(self.warmup_ns);
+        invocation.seed = seed;
+        Ok(invocation)
+    }
+}
+
+/// One connection: a socket that never blocks, what it still has to send, and where its answers
+/// end.
+#[derive(Debug)]
+struct Link {
+    stream: Option<TcpStream>,
+    stands: bool,
+    parser: Parser,
+    /// What the kernel did not take yet.
+    unsent: Vec<u8>,
+}
+
+impl Link {
+    fn new(protocol: Protocol) -> Self {
+        Self { stream: None, stands: false, parser: Parser::new(protocol), unsent: Vec::new() }
+    }
+
+    /// Whether the connection stands now.
+    fn finish_opening(&mut self) -> io::Result<bool> {
+        let Some(stream) = &self.stream else { return Ok(false) };
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        match stream.peer_addr() {
+            Ok(_) => {
+                stream.set_nodelay(true)?;
+                self.stands = true;
+                Ok(true)
+            }
+            Err(error) if error.kind() == ErrorKind::NotConnected => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Hands a request to the kernel; false if it took only a part, and `flush` must follow.
+    fn send(&mut self, request: &[u8]) -> io::Result<bool> {
+        self.unsent.extend_from_slice(request);
+        self.flush()
+    }
+
+    /// Writes what is left; true when nothing is left any more.
+    fn flush(&mut self) -> io::Result<bool> {
+        let stream = self.stream.as_mut().ok_or(ErrorKind::NotConnected)?;
+        while !self.unsent.is_empty() {
+            match stream.write(&self.unsent) {
+                Ok(taken) => drop(self.unsent.drain(..taken)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Driver {
+struct Driver<'a> {
+    settings: &'a Settings,
     engine: Engine,
-    queries: Arc<QuerySet>,
-    pulse: Arc<Pulse>,
-    line: Line,
+    bar: &'a ProgressBar,
     poll: Poll,
     events: Events,
     timer: TimerFd,
@@ -96,39 +204,28 @@ pub(crate) struct Driver {
     last_error: Option<io::Error>,
 }
 
-#[derive(Debug)]
-pub(crate) struct Driven {
-    pub(crate) recorder: Recorder,
-    /// How long after the timer the thread ran: an answer that comes while it sleeps is seen as
-    /// much too late.
-    pub(crate) overslept: Distribution,
-    /// Connections that ended during the run.
-    pub(crate) lost: u64,
-}
-
-impl Driver {
+impl<'a> Driver<'a> {
     /// Opens all connections and waits until they stand.
-    pub(crate) fn connect(
-        line: Line,
+    fn connect(
+        settings: &'a Settings,
         engine: Engine,
-        queries: Arc<QuerySet>,
-        pulse: Arc<Pulse>,
-    ) -> Result<Self, DriveError> {
+        bar: &'a ProgressBar,
+    ) -> Result<Self, LoadError> {
         let poll = Poll::new()?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)
             .map_err(io::Error::from)?;
         let source = timer.as_fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&source), TIMER, Interest::READABLE)?;
+        let connections = settings.limits.connections;
         let mut driver = Self {
+            settings,
             engine,
-            queries,
-            pulse,
+            bar,
             poll,
             events: Events::with_capacity(1024),
             timer,
             timer_at: None,
-            links: (0..line.connections).map(|_| Link::new(line.protocol)).collect(),
-            line,
+            links: (0..connections).map(|_| Link::new(settings.protocol)).collect(),
             retries: VecDeque::new(),
             buffer: vec![0; READ_BYTES],
             origin: Instant::now(),
@@ -136,30 +233,34 @@ impl Driver {
             lost: 0,
             last_error: None,
         };
-        let address = driver.line.address;
-        driver.connect_all().map_err(|error| DriveError::Connect { address, error })?;
+        for first in (0..connections).step_by(OPENING_AT_ONCE) {
+            driver.open_all(first..connections.min(first + OPENING_AT_ONCE)).map_err(|error| {
+                let address = settings.address;
+                let advice = "is the service running there?";
+                LoadError::Failed(format!("connecting to {address}: {error}; {advice}"))
+            })?;
+        }
         Ok(driver)
     }
 
-    fn connect_all(&mut self) -> io::Result<()> {
-        let mut progress_at = Instant::now();
-        let (mut begun, mut standing) = (0, 0);
-        while standing < self.links.len() {
-            while begun < self.links.len() && begun - standing < OPENING_AT_ONCE {
-                self.open(begun)?;
-                begun += 1;
-            }
-            let left = self.line.patience.saturating_sub(progress_at.elapsed());
-            if left.is_zero() || interrupt::asked() {
+    /// Opens some connections and waits until they stand.
+    fn open_all(&mut self, links: std::ops::Range<usize>) -> io::Result<()> {
+        let begun = Instant::now();
+        links.clone().try_for_each(|at| self.open(at))?;
+        while !self.links[links.clone()].iter().all(|link| link.stands) {
+            let patience = Duration::from_nanos(self.settings.limits.timeout_ns);
+            let left = patience.saturating_sub(begun.elapsed());
+            if left.is_zero() || interrupted() {
+                let standing = self.links.iter().filter(|link| link.stands).count();
                 let problem = format!("{standing} of {} connections stand", self.links.len());
                 return Err(io::Error::new(ErrorKind::TimedOut, problem));
             }
-            ignore_interrupt(self.poll.poll(&mut self.events, Some(left)))?;
+            self.poll(Some(left))?;
             for event in &self.events {
-                let Some(link) = self.links.get_mut(event.token().0) else { continue };
-                if !link.stands && link.finish_opening()? {
-                    standing += 1;
-                    progress_at = Instant::now();
+                if let Some(link) = self.links.get_mut(event.token().0)
+                    && !link.stands
+                {
+                    link.finish_opening()?;
                 }
             }
         }
@@ -167,11 +268,11 @@ impl Driver {
     }
 
     /// Runs the engine's plan to its end; its time counts from now.
-    pub(crate) fn run(mut self) -> Result<Driven, DriveError> {
+    fn run(mut self) -> Result<Invocation, LoadError> {
         self.origin = Instant::now();
-        (0..self.links.len()).for_each(|at| self.engine.opened(at));
+        (0..self.links.len()).for_each(|at| self.engine.set_usable(at, true));
         loop {
-            if interrupt::asked() {
+            if interrupted() {
                 self.engine.stop();
             }
             self.send_due()?;
@@ -180,15 +281,19 @@ impl Driver {
                 self.close(at, Failure::Timeout, None);
             }
             if self.engine.is_done() {
-                return Ok(Driven {
+                return Ok(Invocation {
+                    seed: 0,
                     recorder: self.engine.into_recorder(),
                     overslept: self.overslept,
                     lost: self.lost,
+                    span_ns: 0,
                 });
             }
             self.reopen(now);
             self.wait()?;
-            self.take_events();
+            let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+            events.iter().for_each(|event| self.take_event(event));
+            self.events = events;
         }
     }
 
@@ -196,14 +301,14 @@ impl Driver {
         Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
     }
 
-    fn send_due(&mut self) -> Result<(), DriveError> {
+    fn send_due(&mut self) -> Result<(), LoadError> {
         loop {
             match self.engine.next_send(self.now()) {
                 Ok(Some(send)) => {
                     let at = send.connection;
-                    match self.links[at].send(self.queries.request(send.query)) {
+                    match self.links[at].send(self.settings.queries.request(send.query)) {
                         Ok(true) => {}
-                        Ok(false) => self.engine.clogged(at, true),
+                        Ok(false) => self.engine.set_usable(at, false),
                         Err(error) => self.close(at, Failure::Closed, Some(error)),
                     }
                 }
@@ -211,7 +316,7 @@ impl Driver {
                 Err(overrun) => {
                     // A lost connection explains requests that waited for one, and nothing else.
                     let last_error = self.last_error.take().filter(|_| overrun.starved);
-                    return Err(DriveError::Late { overrun, last_error });
+                    return Err(LoadError::Late { overrun, last_error });
                 }
             }
         }
@@ -219,23 +324,23 @@ impl Driver {
 
     /// Sleeps until something happens, or shortly before the next send is due; close to it, only
     /// looks.
-    fn wait(&mut self) -> Result<(), DriveError> {
+    fn wait(&mut self) -> io::Result<()> {
         let now = self.now();
-        let spin_ns = self.line.spin_ns.unwrap_or(Nanos::MAX);
+        let spin_ns = self.settings.spin_ns.unwrap_or(Nanos::MAX);
         let before_due = self.engine.next_due().map(|due| due.saturating_sub(spin_ns));
         let retry = self.retries.front().map(|(at, _)| *at);
         let until = [before_due, self.engine.wake_at(), retry].into_iter().flatten().min();
-        if self.line.spin_ns.is_none() || until.is_some_and(|until| until <= now) {
-            return Ok(ignore_interrupt(self.poll.poll(&mut self.events, Some(Duration::ZERO)))?);
+        if self.settings.spin_ns.is_none() || until.is_some_and(|until| until <= now) {
+            return self.poll(Some(Duration::ZERO));
         }
         if let Some(until) = until
             && self.timer_at != Some(until)
         {
             let expiration = Expiration::OneShot(TimeSpec::from(Duration::from_nanos(until - now)));
-            self.timer.set(expiration, TimerSetTimeFlags::empty()).map_err(io::Error::from)?;
+            self.timer.set(expiration, TimerSetTimeFlags::empty())?;
         }
         self.timer_at = until;
-        ignore_interrupt(self.poll.poll(&mut self.events, None))?;
+        self.poll(None)?;
         if let Some(at) = self.timer_at
             && let Some(overslept) = self.now().checked_sub(at)
         {
@@ -245,12 +350,12 @@ impl Driver {
         Ok(())
     }
 
-    fn take_events(&mut self) {
-        let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
-        for event in &events {
-            self.take_event(event);
+    fn poll(&mut self, within: Option<Duration>) -> io::Result<()> {
+        match self.poll.poll(&mut self.events, within) {
+            // Ctrl-C or SIGTERM: its handler has set a flag, which the caller looks at.
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
+            other => other,
         }
-        self.events = events;
     }
 
     fn take_event(&mut self, event: &Event) {
@@ -258,23 +363,17 @@ impl Driver {
         let Some(link) = self.links.get_mut(at).filter(|link| link.stream.is_some()) else {
             return;
         };
-        if !link.stands {
-            match link.finish_opening() {
-                Ok(true) => self.engine.opened(at),
-                Ok(false) => {}
-                Err(error) => self.close(at, Failure::Closed, Some(error)),
-            }
-            return;
-        }
-        if event.is_writable() && link.is_clogged() {
-            match link.flush() {
-                Ok(true) => self.engine.clogged(at, false),
+        let is_opening = !link.stands;
+        let is_clogged = event.is_writable() && !link.unsent.is_empty();
+        if is_opening || is_clogged {
+            match if is_opening { link.finish_opening() } else { link.flush() } {
+                Ok(true) => self.engine.set_usable(at, true),
                 Ok(false) => {}
                 Err(error) => return self.close(at, Failure::Closed, Some(error)),
             }
         }
         let ends = event.is_read_closed() || event.is_error();
-        if event.is_readable() || ends {
+        if !is_opening && (event.is_readable() || ends) {
             self.read(at, ends);
         }
     }
@@ -287,7 +386,7 @@ impl Driver {
                 Ok(0) => {
                     if let Some(reply) = self.links[at].parser.end_of_stream() {
                         self.engine.replied(at, self.now(), &reply);
-                        self.pulse.count();
+                        self.bar.inc(1);
                     }
                     let error = io::Error::new(ErrorKind::UnexpectedEof, "the service closed it");
                     return self.close(at, Failure::Closed, Some(error));
@@ -320,7 +419,7 @@ impl Driver {
             if !self.engine.replied(at, now, &reply) {
                 return Err(Malformed);
             }
-            self.pulse.count();
+            self.bar.inc(1);
             if reply.closes {
                 return Ok(true);
             }
@@ -331,7 +430,8 @@ impl Driver {
     fn close(&mut self, at: usize, reason: Failure, error: Option<io::Error>) {
         let now = self.now();
         self.engine.closed(at, now, reason);
-        self.links[at].close(self.line.protocol);
+        // Dropping the stream takes it out of epoll.
+        self.links[at] = Link::new(self.settings.protocol);
         self.lost += 1;
         // A service that announced the close is asked again at once, one that broke off a little
         // later.
@@ -346,10 +446,7 @@ impl Driver {
     }
 
     fn reopen(&mut self, now: Nanos) {
-        while let Some((retry_at, at)) = self.retries.front().copied()
-            && retry_at <= now
-        {
-            self.retries.pop_front();
+        while let Some((_, at)) = self.retries.pop_front_if(|(retry_at, _)| *retry_at <= now) {
             if let Err(error) = self.open(at) {
                 self.last_error = Some(error);
                 self.retry(now + RETRY_AFTER_NS, at);
@@ -358,14 +455,10 @@ impl Driver {
     }
 
     fn open(&mut self, at: usize) -> io::Result<()> {
-        self.links[at].open(self.line.address, self.poll.registry(), Token(at))
-    }
-}
-
-fn ignore_interrupt(polled: io::Result<()>) -> io::Result<()> {
-    match polled {
-        // Ctrl-C or SIGTERM: its handler has set a flag, which the caller looks at.
-        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
-        other => other,
+        let mut stream = TcpStream::connect(self.settings.address)?;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.poll.registry().register(&mut stream, Token(at), interest)?;
+        self.links[at].stream = Some(stream);
+        Ok(())
     }
 }

@@ -9,11 +9,12 @@
 //! waits here, and the wait is part of its latency and of its lateness: to be late is a failure,
 //! whether the generator or the service is the cause.
 
-use super::arrivals::Arrival;
-use super::outcome::{Failure, Reply, Timing};
+use super::error::Overrun;
+use super::plan::Arrival;
+use super::protocol::{Failure, Reply, Timing};
 use super::record::{Recorder, Sample};
-use crate::units::{Nanos, show_nanos};
-use std::collections::VecDeque;
+use crate::units::Nanos;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::iter::Peekable;
 
@@ -26,34 +27,6 @@ pub(crate) struct Limits {
     pub(crate) timeout_ns: Nanos,
     /// How late a send may be before the run fails; `None` lets it go on.
     pub(crate) most_late_ns: Option<Nanos>,
-    /// Whether waiting for a connection counts against that bound. A search lets it pass: to a
-    /// service that is too slow, the objective says so.
-    pub(crate) starving_fails: bool,
-}
-
-/// The schedule was not kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Overrun {
-    pub(crate) late_ns: Nanos,
-    pub(crate) bound_ns: Nanos,
-    /// The request waited for a connection rather than for the generator.
-    pub(crate) starved: bool,
-}
-
-impl fmt::Display for Overrun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (late, bound) = (show_nanos(self.late_ns), show_nanos(self.bound_ns));
-        write!(f, "a request was sent {late} late (bound {bound}) because ")?;
-        if self.starved {
-            f.write_str(
-                "no connection had room: use more --connections, --pipeline, or --allow-late",
-            )
-        } else {
-            f.write_str(
-                "the generator fell behind: give it a CPU of its own (--cpu), or --allow-late",
-            )
-        }
-    }
 }
 
 /// What the caller is to write now.
@@ -63,25 +36,23 @@ pub(crate) struct Send {
     pub(crate) query: u32,
 }
 
-#[derive(Debug)]
-struct Waiting {
+/// A request and a moment: when it was sent, or when the generator saw that no connection had room.
+#[derive(Clone, Copy, Debug)]
+struct Request {
     arrival: Arrival,
-    /// When it was due and the generator looked at it, and no connection had room.
     since_ns: Nanos,
 }
 
-#[derive(Debug)]
-struct InFlight {
-    arrival: Arrival,
-    sent_ns: Nanos,
-}
+/// The order in which connections are taken: first those with the fewest requests under way, of
+/// these the one that has been so for longest.
+type Rank = (usize, u64, usize);
 
 #[derive(Debug, Default)]
 struct Connection {
     usable: bool,
-    in_flight: VecDeque<InFlight>,
-    listed_idle: bool,
-    listed_shared: bool,
+    in_flight: VecDeque<Request>,
+    /// `None` while it has no room.
+    rank: Option<Rank>,
 }
 
 /// The plan, in the order of intended times.
@@ -91,12 +62,11 @@ pub(crate) struct Engine {
     /// `None` once stopped.
     plan: Option<Peekable<Arrivals>>,
     limits: Limits,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Request>,
     connections: Vec<Connection>,
-    /// Connections with nothing under way, longest idle first. Entries may be stale: see `pick`.
-    idle: VecDeque<usize>,
-    /// Connections with something under way and room for more. Entries may be stale too.
-    shared: VecDeque<usize>,
+    ranks: BTreeSet<Rank>,
+    /// How many ranks were ever given.
+    ranked: u64,
     /// Requests in the order in which they were sent, to find the oldest that is under way: index,
     /// deadline and connection of each.
     deadlines: VecDeque<(u64, Nanos, usize)>,
@@ -111,8 +81,8 @@ impl Engine {
             plan: Some(plan.peekable()),
             waiting: VecDeque::new(),
             connections: (0..limits.connections).map(|_| Connection::default()).collect(),
-            idle: VecDeque::new(),
-            shared: VecDeque::new(),
+            ranks: BTreeSet::new(),
+            ranked: 0,
             deadlines: VecDeque::new(),
             in_flight: 0,
             limits,
@@ -122,24 +92,26 @@ impl Engine {
 
     /// The next request that is due and has a connection. Call until `None`, then wait.
     pub(crate) fn next_send(&mut self, now: Nanos) -> Result<Option<Send>, Overrun> {
-        while let Some(arrival) = self.take_due(now) {
+        while let Some(plan) = &mut self.plan
+            && let Some(arrival) = plan.next_if(|arrival| arrival.at_ns <= now)
+        {
+            let request = Request { arrival, since_ns: now };
             if self.waiting.is_empty()
                 && let Some(connection) = self.pick()
             {
-                self.hold_to_bound(&arrival, now, now)?;
+                self.hold_to_bound(request, now)?;
                 return Ok(Some(self.send(arrival, connection, now)));
             }
             if self.recorder.measures(arrival.at_ns) {
                 self.recorder.waited += 1;
             }
-            self.waiting.push_back(Waiting { arrival, since_ns: now });
+            self.waiting.push_back(request);
         }
-        let Some(first) = self.waiting.front() else { return Ok(None) };
-        let (arrival, since) = (first.arrival, first.since_ns);
-        self.hold_to_bound(&arrival, since, now)?;
+        let Some(first) = self.waiting.front().copied() else { return Ok(None) };
+        self.hold_to_bound(first, now)?;
         let Some(connection) = self.pick() else { return Ok(None) };
         self.waiting.pop_front();
-        Ok(Some(self.send(arrival, connection, now)))
+        Ok(Some(self.send(first.arrival, connection, now)))
     }
 
     /// When there is something to do even if nothing happens: the next intended send, or the next
@@ -148,8 +120,7 @@ impl Engine {
         let due = self.next_due();
         let waiting = self.waiting.front().map(|first| {
             let at = first.arrival.at_ns;
-            let bound = self.limits.most_late_ns;
-            let bound = bound.filter(|_| self.limits.starving_fails && self.recorder.measures(at));
+            let bound = self.limits.most_late_ns.filter(|_| self.recorder.measures(at));
             let timeout = self.limits.timeout_ns;
             at + bound.map_or(timeout, |bound| timeout.min(bound + 1))
         });
@@ -172,17 +143,10 @@ impl Engine {
         self.waiting.clear();
     }
 
-    pub(crate) fn opened(&mut self, connection: usize) {
-        self.connections[connection].usable = true;
-        self.list(connection);
-    }
-
-    /// The connection takes no more bytes for now, or takes them again.
-    pub(crate) fn clogged(&mut self, connection: usize, clogged: bool) {
-        self.connections[connection].usable = !clogged;
-        if !clogged {
-            self.list(connection);
-        }
+    /// The connection takes bytes, or takes none: it was opened or is clogged.
+    pub(crate) fn set_usable(&mut self, connection: usize, usable: bool) {
+        self.connections[connection].usable = usable;
+        self.rank(connection);
     }
 
     /// An answer to the oldest request under way on the connection. False: nothing was asked there.
@@ -191,29 +155,22 @@ impl Engine {
             return false;
         };
         self.in_flight -= 1;
-        self.list(connection);
-        self.recorder.record(&Sample {
-            index: request.arrival.index,
-            query: request.arrival.query,
-            connection: Some(connection),
-            intended_ns: request.arrival.at_ns,
-            sent_ns: Some(request.sent_ns),
-            done_ns: now,
-            result: reply.result,
-            timing: reply.timing,
-        });
+        self.rank(connection);
+        let sent = Some((connection, request.since_ns));
+        self.record(request.arrival, sent, now, reply.result, reply.timing);
         true
     }
 
     /// The connection is gone: what was under way on it failed, the oldest for `reason`, those
     /// behind it because it closed.
     pub(crate) fn closed(&mut self, connection: usize, now: Nanos, reason: Failure) {
-        self.connections[connection].usable = false;
         let lost = std::mem::take(&mut self.connections[connection].in_flight);
+        self.set_usable(connection, false);
         self.in_flight -= lost.len();
         for (behind, request) in lost.into_iter().enumerate() {
             let failure = if behind == 0 { reason } else { Failure::Closed };
-            self.fail(request.arrival, Some((connection, request.sent_ns)), now, failure);
+            let sent = Some((connection, request.since_ns));
+            self.record(request.arrival, sent, now, Err(failure), Timing::default());
         }
     }
 
@@ -221,12 +178,9 @@ impl Engine {
     /// oldest request timed out, to be closed by the caller. Call until `None`.
     pub(crate) fn expired(&mut self, now: Nanos) -> Option<usize> {
         let timeout = self.limits.timeout_ns;
-        while let Some(first) = self.waiting.front()
-            && first.arrival.at_ns + timeout <= now
-        {
-            let arrival = first.arrival;
-            self.waiting.pop_front();
-            self.fail(arrival, None, now, Failure::Timeout);
+        let is_over = |first: &mut Request| first.arrival.at_ns + timeout <= now;
+        while let Some(request) = self.waiting.pop_front_if(is_over) {
+            self.record(request.arrival, None, now, Err(Failure::Timeout), Timing::default());
         }
         let (_, connection) = self.oldest().filter(|(deadline, _)| *deadline <= now)?;
         Some(connection)
@@ -236,41 +190,36 @@ impl Engine {
         self.recorder
     }
 
-    fn take_due(&mut self, now: Nanos) -> Option<Arrival> {
-        self.plan.as_mut()?.next_if(|arrival| arrival.at_ns <= now)
-    }
-
     fn send(&mut self, arrival: Arrival, connection: usize, now: Nanos) -> Send {
-        self.connections[connection].in_flight.push_back(InFlight { arrival, sent_ns: now });
+        let request = Request { arrival, since_ns: now };
+        self.connections[connection].in_flight.push_back(request);
         self.in_flight += 1;
-        self.deadlines.push_back((
-            arrival.index,
-            arrival.at_ns + self.limits.timeout_ns,
-            connection,
-        ));
-        self.list(connection);
+        let deadline = arrival.at_ns + self.limits.timeout_ns;
+        self.deadlines.push_back((arrival.index, deadline, connection));
+        self.rank(connection);
         Send { connection, query: arrival.query }
     }
 
-    fn hold_to_bound(&self, arrival: &Arrival, since: Nanos, now: Nanos) -> Result<(), Overrun> {
+    /// Refuses to go on with a request that is too late; it is starved if it was looked at in time.
+    fn hold_to_bound(&self, request: Request, now: Nanos) -> Result<(), Overrun> {
         let Some(bound_ns) = self.limits.most_late_ns else { return Ok(()) };
-        let late_ns = now.saturating_sub(arrival.at_ns);
-        if late_ns <= bound_ns || !self.recorder.measures(arrival.at_ns) {
+        let at_ns = request.arrival.at_ns;
+        let late_ns = now.saturating_sub(at_ns);
+        if late_ns <= bound_ns || !self.recorder.measures(at_ns) {
             return Ok(());
         }
-        let starved = since.saturating_sub(arrival.at_ns) <= bound_ns;
-        if starved && !self.limits.starving_fails {
-            return Ok(());
-        }
+        let starved = request.since_ns.saturating_sub(at_ns) <= bound_ns;
         Err(Overrun { late_ns, bound_ns, starved })
     }
 
-    fn fail(
+    /// `sent` says on which connection, and when.
+    fn record(
         &mut self,
         arrival: Arrival,
         sent: Option<(usize, Nanos)>,
         now: Nanos,
-        failure: Failure,
+        result: Result<(), Failure>,
+        timing: Timing,
     ) {
         self.recorder.record(&Sample {
             index: arrival.index,
@@ -279,8 +228,8 @@ impl Engine {
             intended_ns: arrival.at_ns,
             sent_ns: sent.map(|(_, sent_ns)| sent_ns),
             done_ns: now,
-            result: Err(failure),
-            timing: Timing::default(),
+            result,
+            timing,
         });
     }
 
@@ -297,41 +246,23 @@ impl Engine {
         None
     }
 
-    /// Enters the connection into the list it now belongs to, at most once in each.
-    fn list(&mut self, at: usize) {
+    /// Gives the connection the rank that it now has.
+    fn rank(&mut self, at: usize) {
         let connection = &mut self.connections[at];
-        if !connection.usable {
-            return;
+        if let Some(rank) = connection.rank.take() {
+            self.ranks.remove(&rank);
         }
         let under_way = connection.in_flight.len();
-        if under_way == 0 && !connection.listed_idle {
-            connection.listed_idle = true;
-            self.idle.push_back(at);
-        } else if (1..self.limits.pipeline).contains(&under_way) && !connection.listed_shared {
-            connection.listed_shared = true;
-            self.shared.push_back(at);
+        if connection.usable && under_way < self.limits.pipeline {
+            self.ranked += 1;
+            let rank = (under_way, self.ranked, at);
+            connection.rank = Some(rank);
+            self.ranks.insert(rank);
         }
     }
 
-    /// A connection with room: an idle one if there is one, else the one that waited longest for a
-    /// further request.
-    fn pick(&mut self) -> Option<usize> {
-        while let Some(at) = self.idle.pop_front() {
-            let connection = &mut self.connections[at];
-            connection.listed_idle = false;
-            if connection.usable && connection.in_flight.is_empty() {
-                return Some(at);
-            }
-        }
-        while let Some(at) = self.shared.pop_front() {
-            let connection = &mut self.connections[at];
-            connection.listed_shared = false;
-            if connection.usable && (1..self.limits.pipeline).contains(&connection.in_flight.len())
-            {
-                return Some(at);
-            }
-        }
-        None
+    fn pick(&self) -> Option<usize> {
+        self.ranks.first().map(|(.., connection)| *connection)
     }
 }
 

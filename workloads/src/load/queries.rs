@@ -1,22 +1,22 @@
 //! Where the requests go and what they ask: the target, and the query set.
 
-use super::protocol::{Protocol, RequestError};
+use super::error::LoadError;
+use super::protocol::Protocol;
 use std::fmt::Write;
+use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::str::FromStr;
-use std::{fs, io};
-use thiserror::Error;
 
 /// `http://host:port/path` or `redis://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) protocol: Protocol,
     /// As given, for the Host header and for messages.
-    pub(crate) host: String,
-    pub(crate) port: u16,
+    host: String,
+    port: u16,
     /// From the first `/` on; empty if there is none.
-    pub(crate) path: String,
+    path: String,
 }
 
 impl FromStr for Target {
@@ -27,9 +27,9 @@ impl FromStr for Target {
         let (scheme, rest) = text
             .split_once("://")
             .ok_or_else(|| format!("`{text}` has no protocol before `://`: {example}"))?;
-        let protocol = match scheme {
-            "http" => Protocol::Http,
-            "redis" => Protocol::Redis,
+        let (protocol, default_port) = match scheme {
+            "http" => (Protocol::Http, 80),
+            "redis" => (Protocol::Redis, 6_379),
             "https" => {
                 return Err("https is not spoken here: load the service behind its TLS".into());
             }
@@ -40,7 +40,7 @@ impl FromStr for Target {
             Some((host, port)) if !port.ends_with(']') => {
                 (host, port.parse().map_err(|_| format!("`{port}` is no port: {example}"))?)
             }
-            _ => (authority, protocol.default_port()),
+            _ => (authority, default_port),
         };
         if host.is_empty() {
             return Err(format!("`{text}` names no host: {example}"));
@@ -50,29 +50,31 @@ impl FromStr for Target {
 }
 
 impl Target {
-    pub(crate) fn resolve(&self) -> io::Result<SocketAddr> {
+    pub(crate) fn resolve(&self) -> Result<SocketAddr, LoadError> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
-        let mut addresses = (host, self.port).to_socket_addrs()?;
-        addresses.next().ok_or_else(|| io::Error::other("the name has no address"))
+        let failed = |why: String| {
+            LoadError::Failed(format!("resolving {}: {why}; name a host that exists", self.host))
+        };
+        let addresses = (host, self.port).to_socket_addrs();
+        let mut addresses = addresses.map_err(|error| failed(error.to_string()))?;
+        addresses.next().ok_or_else(|| failed("the name has no address".into()))
     }
 
-    fn host_header(&self) -> String {
+    pub(crate) fn url(&self) -> String {
+        format!("{}://{}{}", self.protocol.name(), self.authority(), self.path)
+    }
+
+    fn authority(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
-}
 
-#[derive(Debug, Error)]
-pub(crate) enum QueryError {
-    #[error("reading queries from {path}: {error}; name a readable text file")]
-    Read { path: String, error: io::Error },
-    #[error("{path}, line {line}: {error}")]
-    Line { path: String, line: usize, error: RequestError },
-    #[error("{path} holds no query; write one a line")]
-    Empty { path: String },
-    #[error("{path} holds {count} queries; the most is 2^32")]
-    TooMany { path: String, count: usize },
-    #[error("{0}")]
-    Target(RequestError),
+    /// One line of a query file as the bytes of a request.
+    fn encode(&self, line: &str) -> Result<Vec<u8>, String> {
+        match self.protocol {
+            Protocol::Http => encode_http(line, &self.authority()),
+            Protocol::Redis => encode_redis(line),
+        }
+    }
 }
 
 /// Every request that can be sent, encoded beforehand.
@@ -97,35 +99,29 @@ pub(crate) enum Lines<'a> {
 
 impl QuerySet {
     /// The one request that the target itself names.
-    pub(crate) fn of_target(target: &Target) -> Result<Self, QueryError> {
+    pub(crate) fn of_target(target: &Target) -> Result<Self, LoadError> {
         let line = match target.protocol {
             Protocol::Http if target.path.is_empty() => "/",
             Protocol::Http => &target.path,
             Protocol::Redis => "PING",
         };
-        let request =
-            target.protocol.encode(line, &target.host_header()).map_err(QueryError::Target)?;
+        let request = target.encode(line).map_err(LoadError::Usage)?;
         Ok(Self { requests: vec![request], skipped: 0 })
     }
 
-    pub(crate) fn read(path: &Path, lines: Lines<'_>, target: &Target) -> Result<Self, QueryError> {
+    pub(crate) fn read(path: &Path, lines: Lines<'_>, target: &Target) -> Result<Self, LoadError> {
         let shown = path.display().to_string();
         match fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text, &shown, lines, target),
-            Err(error) => Err(QueryError::Read { path: shown, error }),
+            Ok(text) => Self::parse(&text, &shown, lines, target).map_err(LoadError::Usage),
+            Err(error) => Err(LoadError::Failed(format!(
+                "reading queries from {shown}: {error}; name a readable text file"
+            ))),
         }
     }
 
-    fn parse(
-        text: &str,
-        path: &str,
-        lines: Lines<'_>,
-        target: &Target,
-    ) -> Result<Self, QueryError> {
-        let host = target.host_header();
+    fn parse(text: &str, path: &str, lines: Lines<'_>, target: &Target) -> Result<Self, String> {
         let mut set = Self { requests: Vec::new(), skipped: 0 };
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
+        for (line, number) in text.lines().map(str::trim).zip(1..) {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
@@ -140,15 +136,13 @@ impl QuerySet {
                     }
                 },
             };
-            let encoded = target.protocol.encode(&request, &host).map_err(|error| {
-                QueryError::Line { path: path.to_owned(), line: number + 1, error }
-            })?;
-            set.requests.push(encoded);
+            let encoded = target.encode(&request);
+            set.requests.push(encoded.map_err(|error| format!("{path}, line {number}: {error}"))?);
         }
         match set.requests.len() {
-            0 => Err(QueryError::Empty { path: path.to_owned() }),
+            0 => Err(format!("{path} holds no query; write one a line")),
             count if u32::try_from(count).is_err() => {
-                Err(QueryError::TooMany { path: path.to_owned(), count })
+                Err(format!("{path} holds {count} queries; the most is 2^32"))
             }
             _ => Ok(set),
         }
@@ -161,6 +155,56 @@ impl QuerySet {
     pub(crate) fn request(&self, query: u32) -> &[u8] {
         &self.requests[query as usize]
     }
+}
+
+/// A line is a target (`/search?q=a`) or a method, a target and a body (`POST /x body`).
+fn encode_http(line: &str, host: &str) -> Result<Vec<u8>, String> {
+    let mut words = line.splitn(3, ' ');
+    let first = words.next().unwrap_or_default();
+    let (method, target, body) = if first.starts_with('/') {
+        ("GET", line, None)
+    } else {
+        (first, words.next().unwrap_or_default(), words.next())
+    };
+    let is_method = !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase());
+    // An answer to HEAD has a length and no body: where it ends can't be told from the answer
+    // alone.
+    if method == "HEAD" || method == "CONNECT" {
+        return Err(no_answer(line));
+    }
+    if !is_method || !target.starts_with('/') || target.contains(' ') {
+        let expected = "write a target that begins with `/`, or METHOD /target [body]";
+        return Err(format!("`{line}` is no HTTP request: {expected}"));
+    }
+    if target.bytes().any(|byte| byte.is_ascii_control()) {
+        let advice = "percent-encode it, or leave it out";
+        return Err(format!("`{line}` has a control character in it: {advice}"));
+    }
+    let length = body.map(|body| format!("Content-Length: {}\r\n", body.len())).unwrap_or_default();
+    let head = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n{length}\r\n");
+    Ok([head.as_bytes(), body.unwrap_or_default().as_bytes()].concat())
+}
+
+/// A line is the command as a person types it.
+fn encode_redis(line: &str) -> Result<Vec<u8>, String> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let command = words.first().copied().unwrap_or_default().to_ascii_uppercase();
+    // These turn the connection into a stream of messages, or end it.
+    let streams =
+        ["SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "MONITOR", "QUIT", "SHUTDOWN", "SYNC", "PSYNC"];
+    if streams.contains(&command.as_str()) || line.to_ascii_uppercase().starts_with("CLIENT REPLY")
+    {
+        return Err(no_answer(line));
+    }
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend(format!("${}\r\n{word}\r\n", word.len()).bytes());
+    }
+    Ok(bytes)
+}
+
+fn no_answer(line: &str) -> String {
+    format!("`{line}` gets no answer that can be matched to it: leave it out")
 }
 
 /// The query of a luceneutil task line; `None` for tasks that are no text query.
@@ -211,7 +255,28 @@ mod tests {
         }
     }
 
-    fn parse(text: &str, lines: Lines<'_>) -> Result<QuerySet, QueryError> {
+    /// Goal: each protocol's request is written as its specification has it; a line whose answer
+    /// could not be matched, or that would smuggle a second request, is refused. Method: one of
+    /// each kind, and each such line.
+    #[test]
+    fn requests_are_written() {
+        let (http, redis) = (target("http://h:1"), target("redis://h"));
+        for (target, line, request) in [
+            (&http, "/s?q=a", "GET /s?q=a HTTP/1.1\r\nHost: h:1\r\n\r\n"),
+            (&http, "POST /p a b", "POST /p HTTP/1.1\r\nHost: h:1\r\nContent-Length: 3\r\n\r\na b"),
+            (&redis, "SET k  v", "*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n"),
+        ] {
+            assert_eq!(target.encode(line), Ok(request.as_bytes().to_vec()));
+        }
+        for line in ["", "search", "get /x", "/a b", "GET http://x/", "HEAD /x", "/a\r\nX: y"] {
+            assert!(http.encode(line).is_err(), "{line}");
+        }
+        for line in ["subscribe x", "client reply off", "QUIT"] {
+            assert!(redis.encode(line).is_err(), "{line}");
+        }
+    }
+
+    fn parse(text: &str, lines: Lines<'_>) -> Result<QuerySet, String> {
         QuerySet::parse(text, "file", lines, &target("http://h:1/"))
     }
 
@@ -222,20 +287,15 @@ mod tests {
         set.requests.iter().map(word).collect()
     }
 
-    /// Goal: query files, with and without template, become requests in file order. Method: a small
-    /// one.
+    /// Goal: query files, with and without template, become requests in file order; luceneutil task
+    /// files lose their category and comment, and tasks that are no query are counted. Method: a
+    /// small one of each.
     #[test]
     fn query_files_are_read() {
         let set = parse("# comment\n/a\n\n/b?x=1\n", Lines::Requests).expect("good");
         assert_eq!(targets_of(&set), ["/a", "/b?x=1"]);
         let set = parse("new york\n\"a b\"~2\n", Lines::Template("/s?q={}")).expect("good");
         assert_eq!(targets_of(&set), ["/s?q=new%20york", "/s?q=%22a%20b%22~2"]);
-    }
-
-    /// Goal: luceneutil task files lose their category and comment; tasks that are no query are
-    /// counted. Method: one line of each kind.
-    #[test]
-    fn task_files_are_read() {
         let tasks = "HighTerm: ref # freq=3 # x\nAndHighHigh: +of +the # freq=1\nFuzzy1: mark~1\n\
                      IntNRQ: nrq//timesecnum 1 2\nHighTermMonthSort: datetimesort//x\nnonsense\n";
         let set = parse(tasks, Lines::Tasks("/s?q={}")).expect("good");
@@ -246,8 +306,9 @@ mod tests {
     /// Goal: a bad file says which line. Method: one bad line, and none at all.
     #[test]
     fn bad_files_name_the_line() {
-        let error = parse("/a\nb\n", Lines::Requests).expect_err("no target").to_string();
+        let error = parse("/a\nb\n", Lines::Requests).expect_err("no target");
         assert!(error.starts_with("file, line 2: `b`"), "{error}");
-        assert!(matches!(parse("\n# x\n", Lines::Requests), Err(QueryError::Empty { .. })));
+        let error = parse("\n# x\n", Lines::Requests).expect_err("nothing");
+        assert!(error.contains("holds no query"), "{error}");
     }
 }

@@ -5,10 +5,10 @@
 //! looking without sleeping. So its own cost does not add up in the queue, and what a generator
 //! measures beyond the known time is the way there and back.
 
-use crate::process::{interrupt, listener};
+use crate::process::{bind, interrupted};
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
 use mio::net::{TcpListener, TcpStream};
-use mio::{Events, Interest, Poll, Registry, Token};
+use mio::{Events, Interest, Poll, Token};
 use rand::{RngExt, SeedableRng};
 use rand_distr::Exp1;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -32,33 +32,36 @@ impl FromStr for ServiceTimes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || {
+        let read = || {
+            let (times, stall) = text
+                .split_once(",stall:")
+                .map_or((text, None), |(times, stall)| (times, Some(stall)));
+            let (kind, mean) = times.split_once(':')?;
+            let stall = match stall.map(|stall| stall.split_once(':')) {
+                None => None,
+                Some(stall) => {
+                    let (every, extra) = stall?;
+                    let every = every.parse().ok().filter(|every| *every > 0)?;
+                    Some((every, parse_nanos(extra).ok()?))
+                }
+            };
+            let exponential = kind == "exponential";
+            let mean_ns = parse_nanos(mean).ok().filter(|_| exponential || kind == "fixed")?;
+            Some(Self { exponential, mean_ns, stall })
+        };
+        read().ok_or_else(|| {
             format!(
                 "`{text}` is no service time: write exponential:1ms, fixed:1ms or \
                  fixed:1ms,stall:1000:100ms"
             )
-        };
-        let (times, stall) = match text.split_once(',') {
-            None => (text, None),
-            Some((times, stall)) => {
-                (times, Some(stall.strip_prefix("stall:").ok_or_else(expected)?))
-            }
-        };
-        let (kind, mean) = times.split_once(':').ok_or_else(expected)?;
-        let exponential = match kind {
-            "exponential" => true,
-            "fixed" => false,
-            _ => return Err(expected()),
-        };
-        let stall = match stall {
-            None => None,
-            Some(stall) => {
-                let (every, extra) = stall.split_once(':').ok_or_else(expected)?;
-                let every = every.parse().ok().filter(|every| *every > 0).ok_or_else(expected)?;
-                Some((every, parse_nanos(extra)?))
-            }
-        };
-        Ok(Self { exponential, mean_ns: parse_nanos(mean)?, stall })
+        })
+    }
+}
+
+/// Exponential service times around a millisecond.
+impl Default for ServiceTimes {
+    fn default() -> Self {
+        Self { exponential: true, mean_ns: 1_000_000, stall: None }
     }
 }
 
@@ -87,173 +90,114 @@ const LONGEST_HEAD: usize = 64 * 1024;
 
 struct Due {
     at_ns: Nanos,
-    queue_ns: Nanos,
-    service_ns: Nanos,
-    to: usize,
+    to: Token,
+    answer: String,
+}
+
+/// Serves until the process is asked to end. `ready` hears the address.
+pub(crate) fn serve(
+    address: SocketAddr,
+    times: ServiceTimes,
+    seed: u64,
+    ready: impl FnOnce(SocketAddr) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut poll = Poll::new()?;
+    let mut listener = TcpListener::from_std(bind(address)?);
+    poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+    ready(listener.local_addr()?)?;
+    let origin = Instant::now();
+    let now = || Nanos::try_from(origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX);
+    let mut services = times.iter(seed);
+    let (mut clients, mut accepted) = (HashMap::new(), 0);
+    let (mut all_due, mut free_at) = (VecDeque::new(), 0);
+    let mut events = Events::with_capacity(1024);
+    while !interrupted() {
+        while let Some(due) = all_due.pop_front_if(|due: &mut Due| due.at_ns <= now()) {
+            let client = clients.get_mut(&due.to);
+            let taken =
+                client.map(|client: &mut Client| client.stream.write(due.answer.as_bytes()));
+            // An answer is far smaller than a socket's buffer: a client that left no room for it
+            // reads nothing.
+            if !matches!(taken, Some(Ok(taken)) if taken == due.answer.len()) {
+                clients.remove(&due.to);
+            }
+        }
+        // Without clients there is nothing to be precise about.
+        let wait = Duration::from_millis(if clients.is_empty() { 20 } else { 0 });
+        match poll.poll(&mut events, Some(wait)) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        for event in &events {
+            let to = event.token();
+            if to == LISTENER {
+                while let Some(mut stream) = accept(&listener)? {
+                    let token = Token(accepted);
+                    accepted += 1;
+                    poll.registry().register(&mut stream, token, Interest::READABLE)?;
+                    clients.insert(token, Client { stream, input: Vec::new() });
+                }
+                continue;
+            }
+            let Some(client) = clients.get_mut(&to) else { continue };
+            let Ok(requests) = client.read_requests() else {
+                clients.remove(&to);
+                continue;
+            };
+            let now = now();
+            for service_ns in services.by_ref().take(requests) {
+                let begin = free_at.max(now);
+                free_at = begin + service_ns;
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive\r\n\
+                     Server-Timing: queue;dur={:.6}, service;dur={:.6}\r\n\r\n",
+                    micros(begin - now) / 1e3,
+                    micros(service_ns) / 1e3,
+                );
+                all_due.push_back(Due { at_ns: free_at, to, answer });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn accept(listener: &TcpListener) -> io::Result<Option<TcpStream>> {
+    match listener.accept() {
+        Ok((stream, _)) => {
+            stream.set_nodelay(true)?;
+            Ok(Some(stream))
+        }
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 struct Client {
     stream: TcpStream,
-    /// How much of the empty line that ends a head has been seen, and how long the head is.
-    matched: usize,
-    head: usize,
-}
-
-/// The service, bound and ready to `serve`.
-pub(crate) struct Reference {
-    poll: Poll,
-    listener: TcpListener,
-    services: Box<dyn Iterator<Item = Nanos> + Send>,
-    clients: HashMap<usize, Client>,
-    next_client: usize,
-    due: VecDeque<Due>,
-    free_at: Nanos,
-    origin: Instant,
-}
-
-impl std::fmt::Debug for Reference {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reference").field("listener", &self.listener).finish_non_exhaustive()
-    }
-}
-
-impl Reference {
-    pub(crate) fn bind(address: SocketAddr, times: ServiceTimes, seed: u64) -> io::Result<Self> {
-        let poll = Poll::new()?;
-        let mut listener = listener::bind(address)?;
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        Ok(Self {
-            poll,
-            listener,
-            services: Box::new(times.iter(seed)),
-            clients: HashMap::new(),
-            next_client: 0,
-            due: VecDeque::new(),
-            free_at: 0,
-            origin: Instant::now(),
-        })
-    }
-
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-
-    /// Serves until the process is asked to end.
-    pub(crate) fn serve(mut self) -> io::Result<()> {
-        let mut events = Events::with_capacity(1024);
-        while !interrupt::asked() {
-            self.answer_due();
-            // Without clients there is nothing to be precise about.
-            let wait = Duration::from_millis(if self.clients.is_empty() { 20 } else { 0 });
-            match self.poll.poll(&mut events, Some(wait)) {
-                Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
-                _ => {}
-            }
-            for event in &events {
-                match event.token() {
-                    LISTENER => self.accept()?,
-                    Token(at) => self.read(at),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn now(&self) -> Nanos {
-        Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
-    }
-
-    fn accept(&mut self) -> io::Result<()> {
-        loop {
-            let mut stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            let at = self.next_client;
-            self.next_client += 1;
-            stream.set_nodelay(true)?;
-            register(self.poll.registry(), &mut stream, at)?;
-            self.clients.insert(at, Client { stream, matched: 0, head: 0 });
-        }
-    }
-
-    fn read(&mut self, at: usize) {
-        let mut buffer = [0; 16 * 1024];
-        loop {
-            let Some(client) = self.clients.get_mut(&at) else { return };
-            match client.stream.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(got) => {
-                    let requests = client.requests_ended(&buffer[..got]);
-                    let now = self.now();
-                    for _ in 0..requests {
-                        self.enqueue(at, now);
-                    }
-                    if self.clients.get(&at).is_some_and(|client| client.head > LONGEST_HEAD) {
-                        break;
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break,
-            }
-        }
-        self.clients.remove(&at);
-    }
-
-    fn enqueue(&mut self, to: usize, now: Nanos) {
-        let service_ns = self.services.next().expect("service times never end");
-        let begin = self.free_at.max(now);
-        self.free_at = begin + service_ns;
-        self.due.push_back(Due { at_ns: self.free_at, queue_ns: begin - now, service_ns, to });
-    }
-
-    fn answer_due(&mut self) {
-        while let Some(due) = self.due.front()
-            && due.at_ns <= self.now()
-        {
-            let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive\r\n\
-                 Server-Timing: queue;dur={:.6}, service;dur={:.6}\r\n\r\n",
-                micros(due.queue_ns) / 1e3,
-                micros(due.service_ns) / 1e3,
-            );
-            let to = due.to;
-            self.due.pop_front();
-            let Some(client) = self.clients.get_mut(&to) else { continue };
-            // An answer is far smaller than a socket's buffer: a client that left no room for it
-            // reads nothing.
-            match client.stream.write(answer.as_bytes()) {
-                Ok(taken) if taken == answer.len() => {}
-                _ => drop(self.clients.remove(&to)),
-            }
-        }
-    }
-}
-
-fn register(registry: &Registry, stream: &mut TcpStream, at: usize) -> io::Result<()> {
-    registry.register(stream, Token(at), Interest::READABLE)
+    /// The head so far.
+    input: Vec<u8>,
 }
 
 impl Client {
-    /// How many heads end in these bytes. Requests have no body here.
-    fn requests_ended(&mut self, bytes: &[u8]) -> usize {
+    /// Reads all that is there; gives how many heads ended. Requests have no body here.
+    fn read_requests(&mut self) -> io::Result<usize> {
         const END: &[u8] = b"\r\n\r\n";
-        let mut ended = 0;
-        for byte in bytes {
-            self.head += 1;
-            self.matched = match (END[self.matched] == *byte, *byte) {
-                (true, _) => self.matched + 1,
-                (false, b'\r') => 1,
-                (false, _) => 0,
-            };
-            if self.matched == END.len() {
-                (self.matched, self.head) = (0, 0);
-                ended += 1;
+        let mut buffer = [0; 16 * 1024];
+        let mut requests = 0;
+        while self.input.len() <= LONGEST_HEAD {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(got) => self.input.extend_from_slice(&buffer[..got]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(requests),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            while let Some(at) = self.input.windows(END.len()).position(|bytes| bytes == END) {
+                self.input.drain(..at + END.len());
+                requests += 1;
             }
         }
-        ended
+        Err(ErrorKind::InvalidData.into())
     }
 }
 

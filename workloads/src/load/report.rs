@@ -1,12 +1,14 @@
-//! What a run says: the figures that scripts read (`--json`) and the sentences that warn of
-//! misreading them.
+//! What a run says: the figures that scripts read (`--json`), the table that people read, the
+//! sentences that warn of misreading them, and the file of every request (`--csv`).
 
-use super::record::Distribution;
-use super::run::{Invocation, Settings};
-use super::stats::{drift, median, median_ci95};
-use crate::units::{micros, show_nanos, show_us};
+use super::driver::{Invocation, Settings};
+use super::record::{Distribution, median, median_ci95};
+use crate::units::{Nanos, micros, show_nanos, show_us};
+use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, Write};
 
 /// A quantile that rests on fewer requests than this says little.
 const FEWEST_BEYOND: f64 = 10.0;
@@ -107,7 +109,7 @@ pub(crate) struct InvocationReport {
 pub(crate) struct Report {
     pub(crate) target: String,
     pub(crate) protocol: &'static str,
-    pub(crate) arrivals: String,
+    pub(crate) arrivals: &'static str,
     pub(crate) connections: usize,
     pub(crate) pipeline: usize,
     pub(crate) queries: u32,
@@ -121,27 +123,6 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     pub(crate) invocations: Vec<InvocationReport>,
     pub(crate) warnings: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) search: Option<SearchReport>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct SearchReport {
-    pub(crate) slo: String,
-    /// The highest rate that was tried and met the objective; the rest of the report is of that
-    /// probe.
-    pub(crate) highest_rps: f64,
-    pub(crate) probes: Vec<Probe>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Probe {
-    pub(crate) rps: f64,
-    pub(crate) met: bool,
-    /// The median invocation's share of requests that were slower than the objective, or failed.
-    pub(crate) missed_share: f64,
-    /// The median invocation's latency at the objective's percentile.
-    pub(crate) latency_us: f64,
 }
 
 impl InvocationReport {
@@ -183,9 +164,9 @@ impl Report {
             Latency::each(|of| median(&latencies(of))).expect("there is an invocation to report");
         Self {
             target,
-            protocol: settings.line.protocol.name(),
-            arrivals: settings.arrivals.to_string(),
-            connections: settings.line.connections,
+            protocol: settings.protocol.name(),
+            arrivals: settings.arrivals.name(),
+            connections: settings.limits.connections,
             pipeline: settings.limits.pipeline,
             queries: settings.queries.len(),
             intended_rps: rps,
@@ -202,108 +183,180 @@ impl Report {
             seed,
             warnings: warnings(runs, settings),
             invocations,
-            search: None,
         }
     }
 }
 
 /// What a reader of the figures must know, each kind once, from the first invocation that shows it.
 fn warnings(runs: &[Invocation], settings: &Settings) -> Vec<String> {
-    let kinds = [failures, waits, tardy, lost, overload, sleepy, drifting, few];
-    let of_kind = |kind: fn(&Invocation, &Settings) -> Option<String>| {
-        let mut shown =
-            runs.iter().enumerate().filter_map(|(n, run)| Some((n, kind(run, settings)?)));
+    let all: Vec<_> = runs.iter().map(|run| warnings_of(run, settings)).collect();
+    let of_kind = |kind: usize| {
+        let texts = all.iter().enumerate();
+        let mut shown = texts.filter_map(|(number, one)| Some((number, one[kind].as_ref()?)));
         let (first, text) = shown.next()?;
-        let others = shown.count();
-        Some(match (runs.len(), others) {
-            (1, _) => text,
+        Some(match (runs.len(), shown.count()) {
+            (1, _) => text.clone(),
             (_, 0) => format!("invocation {first}: {text}"),
             (_, others) => format!("invocation {first}: {text} ({others} others alike)"),
         })
     };
-    kinds.into_iter().filter_map(of_kind).collect()
+    (0..KINDS).filter_map(of_kind).collect()
 }
 
-fn failures(run: &Invocation, _: &Settings) -> Option<String> {
+const KINDS: usize = 7;
+
+fn warnings_of(run: &Invocation, settings: &Settings) -> [Option<String>; KINDS] {
     let recorder = &run.recorder;
-    let (failed, requests) = (recorder.errors(), recorder.requests());
+    let (failed, waited, lost) = (recorder.errors(), recorder.waited, run.lost);
+    let requests = recorder.requests();
     let kinds: Vec<String> =
         recorder.errors.iter().map(|(kind, count)| format!("{kind}: {count}")).collect();
     let kinds = kinds.join(", ");
-    (failed > 0).then(|| {
-        format!("{failed} of {requests} requests failed ({kinds}); the latencies are of the others")
-    })
-}
-
-fn waits(run: &Invocation, _: &Settings) -> Option<String> {
-    let (waited, requests) = (run.recorder.waited, run.recorder.requests());
-    (waited > 0).then(|| {
-        format!(
-            "{waited} of {requests} requests waited for a connection: the service did not see the \
-             planned arrivals (the wait is in their latency); more --connections or --pipeline"
-        )
-    })
-}
-
-/// What the generator's own lateness does to a tail latency.
-fn tardy(run: &Invocation, _: &Settings) -> Option<String> {
-    let [late, latency] =
-        [&run.recorder.late, &run.recorder.latency].map(|d| micros(d.quantile_ns(0.99)));
-    let matters = late > WORTH_US && late > latency * WORTH_SHARE && run.recorder.waited == 0;
-    matters.then(|| {
-        format!(
-            "1 % of the requests were sent more than {} late, which is in their latency: the \
-             machine is too busy for the generator",
-            show_us(late)
-        )
-    })
-}
-
-fn lost(run: &Invocation, _: &Settings) -> Option<String> {
-    let lost = run.lost;
-    (lost > 0).then(|| format!("{lost} connections were closed during the run and opened again"))
-}
-
-fn overload(run: &Invocation, settings: &Settings) -> Option<String> {
-    let recorder = &run.recorder;
+    // What the generator's own lateness does to a tail latency, and its waking to a median one.
+    let us = |of: &Distribution, quantile| micros(of.quantile_ns(quantile));
+    let matters = |own: f64, latency: f64| own > WORTH_US && own > latency * WORTH_SHARE;
+    let late = us(&recorder.late, 0.99);
+    let is_tardy = matters(late, us(&recorder.latency, 0.99)) && waited == 0;
+    let wake = us(&run.overslept, 0.5);
+    let is_sleepy = matters(wake, us(&recorder.latency, 0.5));
     let measured = recorder.last_intended_ns.saturating_sub(settings.warmup_ns);
     let tail = recorder.last_done_ns.saturating_sub(recorder.last_intended_ns);
-    (tail as f64 > measured as f64 * TOLERABLE_TAIL).then(|| {
-        format!(
-            "the last answer came {} after the last request was due: the service may not keep up, \
-             and the latencies grow with the length of the run",
-            show_nanos(tail)
-        )
-    })
+    let is_overloaded = tail as f64 > measured as f64 * TOLERABLE_TAIL;
+    let beyond = recorder.latency.count() as f64 * 0.001;
+    [
+        (failed > 0).then(|| {
+            format!(
+                "{failed} of {requests} requests failed ({kinds}); the latencies are of the others"
+            )
+        }),
+        (waited > 0).then(|| {
+            format!(
+                "{waited} of {requests} requests waited for a connection: the service did not see \
+                 the planned arrivals (the wait is in their latency); more --connections or \
+                 --pipeline"
+            )
+        }),
+        is_tardy.then(|| {
+            format!(
+                "1 % of the requests were sent more than {} late, which is in their latency: the \
+                 machine is too busy for the generator",
+                show_us(late)
+            )
+        }),
+        (lost > 0)
+            .then(|| format!("{lost} connections were closed during the run and opened again")),
+        is_overloaded.then(|| {
+            format!(
+                "the last answer came {} after the last request was due: the service may not keep \
+                 up, and the latencies grow with the length of the run",
+                show_nanos(tail)
+            )
+        }),
+        is_sleepy.then(|| {
+            format!(
+                "the generator took {} to wake (median), which is in the latency of every answer \
+                 that came while it slept; --busy does not sleep",
+                show_us(wake)
+            )
+        }),
+        (beyond < FEWEST_BEYOND)
+            .then(|| format!("p999 rests on {beyond:.0} requests; it takes 10000 requests for 10")),
+    ]
 }
 
-/// What the generator's own waking adds to a median latency.
-fn sleepy(run: &Invocation, _: &Settings) -> Option<String> {
-    let wake = micros(run.overslept.quantile_ns(0.5));
-    let median = micros(run.recorder.latency.quantile_ns(0.5));
-    (wake > WORTH_US && wake > median * WORTH_SHARE).then(|| {
-        format!(
-            "the generator took {} to wake (median), which is in the latency of every answer that \
-             came while it slept; --busy does not sleep",
-            show_us(wake)
-        )
-    })
+impl Report {
+    pub(crate) fn table(&self) -> String {
+        let mut text = String::new();
+        self.write_table(&mut text).expect("a String takes everything");
+        text
+    }
+
+    fn write_table(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "{} ({}), {} arrivals, {} connections, pipeline {}, {} queries",
+            self.target,
+            self.protocol,
+            self.arrivals,
+            self.connections,
+            self.pipeline,
+            self.queries
+        )?;
+        writeln!(
+            out,
+            "rate: {:.1} rps intended, {:.1} rps achieved; {} requests, {} errors; seed {}",
+            self.intended_rps, self.achieved_rps, self.requests, self.errors, self.seed
+        )?;
+        writeln!(out, "{}", self.latencies())?;
+        if self.invocations.len() > 1 {
+            let seeds = self.invocations.iter().enumerate().map(|(number, one)| {
+                row(&format!("{number}, {}", one.seed), one.latency_us.figures().map(show_us))
+            });
+            writeln!(out, "{}", table("invocation, seed", seeds))?;
+        }
+        let [p50, p99, max] = [self.late_us.p50, self.late_us.p99, self.late_us.max].map(show_us);
+        writeln!(out, "send schedule's error: p50 {p50}, p99 {p99}, max {max}")?;
+        self.warnings.iter().try_for_each(|warning| writeln!(out, "warning: {warning}"))
+    }
+
+    fn latencies(&self) -> Table {
+        let one = self.invocations.len() == 1;
+        let name = if one { "latency" } else { "latency, median of invocations" };
+        let mut rows = vec![row(name, self.latency_us.figures().map(show_us))];
+        if let Some(ci) = &self.latency_us_ci95 {
+            let shown = |[low, high]: [f64; 2]| format!("{} .. {}", show_us(low), show_us(high));
+            rows.push(row("  95 % confidence", ci.figures().map(shown)));
+        }
+        if let [only] = self.invocations.as_slice() {
+            for (name, reported) in [("in queue", only.queue_us), ("in service", only.service_us)] {
+                rows.extend(reported.map(|of| row(name, of.figures().map(show_us))));
+            }
+        }
+        table("", rows)
+    }
 }
 
-fn drifting(run: &Invocation, _: &Settings) -> Option<String> {
-    drift(&run.recorder.windows).map(|drift| {
-        format!(
-            "not stationary: mean latency went from {} in the first quarter to {} in the last \
-             (p = {:.4}); run longer, or warm up longer",
-            show_us(drift.first_quarter_us),
-            show_us(drift.last_quarter_us),
-            drift.p_value
-        )
-    })
+fn table(first: &str, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([first, "p50", "p90", "p99", "p99.9", "max", "mean"]);
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
 }
 
-fn few(run: &Invocation, _: &Settings) -> Option<String> {
-    let beyond = run.recorder.latency.count() as f64 * 0.001;
-    (beyond < FEWEST_BEYOND)
-        .then(|| format!("p999 rests on {beyond:.0} requests; it takes 10000 requests for 10"))
+fn row(name: &str, figures: [String; 6]) -> Vec<String> {
+    [name.to_owned()].into_iter().chain(figures).collect()
+}
+
+pub(crate) const CSV_HEADER: &str = "invocation,seed,query,connection,intended_us,sent_us,done_us,\
+                                     latency_us,late_us,queue_us,service_us,outcome,added_us";
+
+/// One line a request, in the order of intended times; times count from the end of the warm-up.
+pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Invocation) -> io::Result<()> {
+    let us = |ns: Nanos| format!("{:.3}", micros(ns));
+    let or_empty = |ns: Option<Nanos>| ns.map(us).unwrap_or_default();
+    let since = |ns: Nanos| ns - run.recorder.warmup_ns;
+    for sample in &run.recorder.samples {
+        let outcome = sample.result.map_or_else(|failure| failure.to_string(), |()| "ok".into());
+        let cells = [
+            number.to_string(),
+            run.seed.to_string(),
+            sample.query.to_string(),
+            sample.connection.map(|at| at.to_string()).unwrap_or_default(),
+            us(since(sample.intended_ns)),
+            or_empty(sample.sent_ns.map(since)),
+            us(since(sample.done_ns)),
+            us(sample.latency_ns()),
+            or_empty(sample.late_ns()),
+            or_empty(sample.timing.queue_ns),
+            or_empty(sample.timing.service_ns),
+            outcome,
+            or_empty(sample.timing.added_ns),
+        ];
+        writeln!(out, "{}", cells.join(","))?;
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 //! what publishing to the service page costs of that.
 
 use super::index::SearchIndex;
-use crate::load::record::Distribution;
+use crate::load::Distribution;
 use crate::load::report::Latency;
 use crate::units::{seconds, show_us};
 use elfen_rt::clock::monotonic_ns;
@@ -53,7 +53,7 @@ pub(super) fn run(
     let mut histogram_ms: Vec<u64> = Vec::new();
     let mut search = |query: &str| {
         let begin = monotonic_ns();
-        let found = seeker.search(query, HITS);
+        let found = seeker.search(query, HITS, None);
         let took = monotonic_ns() - begin;
         std::hint::black_box(&found);
         demand.record(took);

@@ -3,15 +3,13 @@
 use super::bench;
 use super::corpus::Corpus;
 use super::index::{self, IndexError, SearchIndex, Source};
-use super::server::{self, Emulated, ServeError, Serving};
+use super::server::{self, Bounds, Emulated, ServeError, Serving};
 use super::tasks::tasks;
-use crate::beside::Slowdown;
 use crate::beside::kernel::{self, Lacking};
-use crate::beside::lanes::Lanes;
+use crate::beside::{Lanes, Slowdown};
 use crate::command;
 use crate::load::task_query;
-use crate::process::affinity::{PinError, allowed, pin};
-use crate::process::interrupt;
+use crate::process::{PinError, allowed_cpus, catch_interrupts, pin};
 use crate::units::{Nanos, parse_nanos};
 use clap::{Args, Parser, Subcommand};
 use elfen_rt::service::{ClaimError, Service};
@@ -218,7 +216,7 @@ pub fn main() -> ExitCode {
 }
 
 fn build(args: &IndexArgs) -> Result<(), SearchFailure> {
-    interrupt::install()?;
+    catch_interrupts()?;
     let (articles, source) = (Corpus::new(args.seed), Source::Builtin { seed: args.seed });
     let begin = Instant::now();
     let on_terminal = io::stderr().is_terminal();
@@ -245,7 +243,7 @@ fn print_tasks(args: &TaskArgs) -> Result<(), SearchFailure> {
 }
 
 fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
-    interrupt::install()?;
+    catch_interrupts()?;
     let lanes = if args.lanes.is_empty() { last_cpu()? } else { args.lanes.clone() };
     let emulated = emulated(args, &lanes)?;
     let index = SearchIndex::open(&args.dir)?;
@@ -256,10 +254,12 @@ fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
         coordinator_cpu: args.coordinator_cpu,
         page: Some(args.service_name.clone()).filter(|name| !name.is_empty()),
         queue: args.queue as usize,
-        connections: args.connections as usize,
-        patience: Duration::from_nanos(args.patience),
-        idle: Duration::from_nanos(args.idle),
-        drain: Duration::from_nanos(args.drain),
+        bounds: Bounds {
+            connections: args.connections as usize,
+            patience: Duration::from_nanos(args.patience),
+            idle: Duration::from_nanos(args.idle),
+            drain: Duration::from_nanos(args.drain),
+        },
         warmup,
         emulated,
     };
@@ -272,13 +272,14 @@ fn emulated(args: &ServeArgs, workers: &[usize]) -> Result<Option<Emulated>, Sea
     let (Some(slowdown), Some(lanes)) = (args.beside_slowdown, &args.beside) else {
         return Ok(None);
     };
-    let has_neighbours = |cpu| u32::try_from(cpu).is_ok_and(|cpu| lanes.beside(cpu).is_some());
+    let has_neighbours =
+        |cpu| u32::try_from(cpu).is_ok_and(|cpu| !lanes.batches_of(cpu).is_empty());
     if let Some(cpu) = workers.iter().copied().find(|cpu| !has_neighbours(*cpu)) {
         return Err(SearchFailure::NothingBeside { lanes: lanes.clone(), cpu });
     }
-    let accounts = Arc::new(kernel::open(lanes)?);
+    let kernel = Arc::new(kernel::open(lanes)?);
     command::complain(PROGRAM, &format!("emulated core: slowdown {slowdown}, lanes {lanes}"));
-    Ok(Some(Emulated { slowdown, lanes: lanes.clone(), accounts }))
+    Ok(Some(Emulated { slowdown, lanes: lanes.clone(), kernel }))
 }
 
 fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
@@ -307,7 +308,7 @@ fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
 }
 
 fn last_cpu() -> Result<Vec<usize>, PinError> {
-    Ok(allowed()?.last().copied().into_iter().collect())
+    Ok(allowed_cpus()?.last().copied().into_iter().collect())
 }
 
 /// Queries one a line; of a luceneutil task, its query.

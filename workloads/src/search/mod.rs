@@ -4,7 +4,6 @@
 //! queues and sends, one worker thread per request lane searches, and what they do is published on
 //! the service page. [`tasks`] are queries for it; [`bench`] measures one worker.
 
-mod beats;
 mod bench;
 pub mod command;
 mod corpus;

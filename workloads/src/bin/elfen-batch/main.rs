@@ -4,21 +4,20 @@
 //! What an iteration computes is verified where it can be: what was compressed is unpacked and
 //! compared, a buffer that was zeroed is read again.
 
-mod beside;
 mod compress;
 mod corunner;
 mod micro;
-mod rangecoder;
 
-use beside::Beside;
 use clap::{Parser, ValueEnum};
 use compress::Compress;
 use corunner::{Spin, Stall};
+use elfen_rt::check;
 use micro::Micro;
 use std::process::ExitCode;
-use workloads::batch::{self, Kind, Program, Repetition};
-use workloads::beside::kernel::Lacking;
-use workloads::beside::{Slowdown, lanes::Lanes};
+use std::sync::Arc;
+use workloads::batch::{self, EmulatedCore, Kind, Program, Repetition, Work, Wrong};
+use workloads::beside::kernel::{self, Lacking, OwnClaim, Requests};
+use workloads::beside::{Lanes, Slowdown, Slowed};
 use workloads::command;
 
 const COMMAND: &str = "elfen-batch";
@@ -98,5 +97,46 @@ fn program(args: &Args) -> Result<Box<dyn Program>, Lacking> {
     match (args.beside_slowdown, &args.beside) {
         (Some(slowdown), Some(lanes)) => Ok(Box::new(Beside::new(program, slowdown, lanes)?)),
         _ => Ok(program),
+    }
+}
+
+/// A batch program on an emulated core: each iteration takes longer by what it ran beside requests.
+///
+/// The waiting is in this binary and not in the library, because it has checks: a lane that turns
+/// busy takes it back from a program that waits as from one that works.
+struct Beside {
+    program: Box<dyn Program>,
+    core: Slowed<Requests>,
+    claim: OwnClaim,
+}
+
+impl Beside {
+    fn new(program: Box<dyn Program>, slowdown: Slowdown, lanes: &Lanes) -> Result<Self, Lacking> {
+        let kernel = Arc::new(kernel::open(lanes)?);
+        let core = Slowed::new(slowdown, Requests::new(kernel.clone(), lanes.clone()));
+        Ok(Self { program, core, claim: OwnClaim::new(kernel, lanes.clone()) })
+    }
+}
+
+impl Program for Beside {
+    fn work(&self) -> Work {
+        self.program.work()
+    }
+
+    fn iterate(&mut self) -> Result<u64, Wrong> {
+        self.claim.tend();
+        self.core.pass();
+        let checksum = self.program.iterate();
+        self.core.worked();
+        while self.core.wait() {
+            check!();
+            // A nap pays for nothing.
+            self.core.pass();
+        }
+        checksum
+    }
+
+    fn emulated_core(&self) -> Option<EmulatedCore> {
+        Some(EmulatedCore::of(self.core.slowdown(), self.core.tally()))
     }
 }

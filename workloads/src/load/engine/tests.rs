@@ -1,11 +1,10 @@
 //! The engine against a simulated service under a simulated clock: no socket, no sleep, every
 //! number exact.
 
-mod theory;
-
 use super::*;
-use crate::load::arrivals::{self, End, Plan};
-use crate::load::record::Keep;
+use crate::load::plan::{self, End, Plan};
+use crate::load::record::Distribution;
+use crate::load::reference::ServiceTimes;
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -15,15 +14,8 @@ use std::collections::BinaryHeap;
 const MS: Nanos = 1_000_000;
 const SECOND: Nanos = 1_000 * MS;
 
-const LIMITS: Limits = Limits {
-    connections: 1,
-    pipeline: 1,
-    timeout_ns: 600 * SECOND,
-    most_late_ns: None,
-    starving_fails: true,
-};
-
-const KEEP: Keep = Keep { warmup_ns: 0, planned_end_ns: 10 * SECOND, every_request: true };
+const LIMITS: Limits =
+    Limits { connections: 1, pipeline: 1, timeout_ns: 600 * SECOND, most_late_ns: None };
 
 /// A service with one worker and one queue.
 struct World<S: FnMut(Nanos) -> Option<Nanos>> {
@@ -41,8 +33,8 @@ struct World<S: FnMut(Nanos) -> Option<Nanos>> {
 
 impl<S: FnMut(Nanos) -> Option<Nanos>> World<S> {
     fn new(plan: Plan, limits: Limits, service: S) -> Self {
-        let mut engine = Engine::new(Box::new(plan), limits, Recorder::new(KEEP));
-        (0..limits.connections).for_each(|connection| engine.opened(connection));
+        let mut engine = Engine::new(Box::new(plan), limits, Recorder::new(0, true));
+        (0..limits.connections).for_each(|connection| engine.set_usable(connection, true));
         Self {
             engine,
             service,
@@ -100,34 +92,29 @@ impl<S: FnMut(Nanos) -> Option<Nanos>> World<S> {
     fn close(&mut self, connection: usize, reason: Failure) {
         self.answers.retain(|Reverse((.., of))| *of != connection);
         self.engine.closed(connection, self.now, reason);
-        self.engine.opened(connection);
+        self.engine.set_usable(connection, true);
     }
 }
 
 fn poisson(rps: f64, requests: u64, seed: u64) -> Plan {
-    Plan::new(&arrivals::Arrivals::Exponential, rps, End::Requests(requests), 1, seed)
+    Plan::new(plan::Arrivals::Exponential, rps, End::Requests(requests), 1, seed)
 }
 
 fn uniform(rps: f64, requests: u64) -> Plan {
-    Plan::new(&arrivals::Arrivals::Uniform, rps, End::Requests(requests), 1, 1)
+    Plan::new(plan::Arrivals::Uniform, rps, End::Requests(requests), 1, 1)
 }
 
-/// Service times that depend on the seed alone.
-fn random_service(seed: u64) -> impl FnMut(Nanos) -> Option<Nanos> {
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    move |_| Some(rng.random_range(1..2 * MS))
-}
-
-/// Latencies in a queue with one worker, from Lindley's recursion: an independent account of the
-/// same queue.
-fn lindley(plan: Plan, mut service: impl FnMut(Nanos) -> Option<Nanos>) -> Vec<Nanos> {
-    let mut free_at = 0;
-    plan.map(|arrival| {
-        free_at = arrival.at_ns.max(free_at) + service(0).expect("always answered");
-        free_at - arrival.at_ns
+/// Latencies in a queue with one worker that takes requests in order, from Lindley's recursion: an
+/// independent account of the same queue.
+fn lindley(plan: Plan, services: impl Iterator<Item = Nanos>) -> impl Iterator<Item = Nanos> {
+    plan.zip(services).scan(0, |free_at: &mut Nanos, (arrival, service)| {
+        *free_at = arrival.at_ns.max(*free_at) + service;
+        Some(*free_at - arrival.at_ns)
     })
-    .collect()
 }
+
+const EXPONENTIAL: ServiceTimes = ServiceTimes { exponential: true, mean_ns: MS, stall: None };
+const EQUAL: ServiceTimes = ServiceTimes { exponential: false, ..EXPONENTIAL };
 
 fn latencies(recorder: &Recorder) -> Vec<Nanos> {
     let mut samples = recorder.samples.clone();
@@ -140,17 +127,47 @@ fn latencies(recorder: &Recorder) -> Vec<Nanos> {
 /// each against Lindley's recursion.
 #[test]
 fn latency_is_that_of_the_queue() {
-    let expected = lindley(poisson(800.0, 20_000, 5), random_service(6));
     for (connections, pipeline) in [(1, 1), (1, 1_000), (3, 2), (1_000, 1)] {
-        let limits = Limits { connections, pipeline, ..LIMITS };
-        let world = World::new(poisson(800.0, 20_000, 5), limits, random_service(6));
-        let (recorder, _) = world.run().expect("no bound is set");
-        assert_eq!(
-            latencies(&recorder),
-            expected,
-            "{connections} connections, pipeline {pipeline}"
-        );
-        assert_eq!(recorder.waited == 0, connections == 1_000 || pipeline == 1_000);
+        for times in [EXPONENTIAL, EQUAL] {
+            let limits = Limits { connections, pipeline, ..LIMITS };
+            let mut services = times.iter(6);
+            let world = World::new(poisson(800.0, 20_000, 5), limits, move |_| services.next());
+            let (recorder, _) = world.run().expect("no bound is set");
+            let expected: Vec<Nanos> = lindley(poisson(800.0, 20_000, 5), times.iter(6)).collect();
+            let what = format!("{connections} connections, pipeline {pipeline}, {times:?}");
+            assert_eq!(latencies(&recorder), expected, "{what}");
+            let has_room = connections == 1_000 || pipeline == 1_000;
+            assert_eq!(recorder.waited == 0, has_room, "{what}");
+        }
+    }
+}
+
+/// Goal: plans and service times make the queues that theory describes, and histograms tell their
+/// figures: within 2 %. For Poisson arrivals, the response time is exponential with a mean of
+/// 1 / (1 - load) service times where these are exponential (M/M/1), and where they are equal
+/// (M/D/1) its mean is 1 + load / (2 (1 - load)), by Pollaczek and Khinchine. Method: Lindley's
+/// recursion, which is what the engine measures, over so many requests that the figure that varies
+/// most, M/M/1's p99, has a standard error below 0.5 %; recorded as the generator records them.
+#[test]
+fn figures_are_those_of_theory() {
+    let close = |what: &str, load: f64, got: f64, expected: f64| {
+        let off = got / (expected * MS as f64) - 1.0;
+        assert!(off.abs() < 0.02, "{what}, load {load}: {got} ns, {:+.2} %", off * 100.0);
+    };
+    for (load, requests) in [(0.3, 1_000_000), (0.6, 6_000_000), (0.8, 15_000_000)] {
+        let measure = |times: ServiceTimes| {
+            let mut measured = Distribution::default();
+            lindley(poisson(load * 1e3, requests, 77), times.iter(77))
+                .for_each(|ns| measured.record(ns));
+            measured
+        };
+        let (mm1, md1) = (measure(EXPONENTIAL), measure(EQUAL));
+        for quantile in [0.5_f64, 0.9, 0.99] {
+            let expected = -(1.0 - quantile).ln() / (1.0 - load);
+            close(&format!("M/M/1, {quantile}"), load, mm1.quantile_ns(quantile) as f64, expected);
+        }
+        close("M/M/1, mean", load, mm1.mean_ns(), 1.0 / (1.0 - load));
+        close("M/D/1, mean", load, md1.mean_ns(), 1.0 + load / (2.0 * (1.0 - load)));
     }
 }
 
@@ -199,12 +216,6 @@ fn starved_requests_fail_the_run() {
     let world = World::new(uniform(1_000.0, 2_000), limits, |_| Some(2 * MS));
     let overrun = world.run().map(|_| ()).expect_err("the backlog grows by 1 ms a request");
     assert_eq!((overrun.late_ns, overrun.starved), (20 * MS + 1, true));
-    let world =
-        World::new(uniform(1_000.0, 2_000), Limits { starving_fails: false, ..limits }, |_| {
-            Some(2 * MS)
-        });
-    let (recorder, _) = world.run().expect("a search lets the service be slow");
-    assert!(recorder.late.max_ns() > 1_900 * MS && recorder.waited > 1_900);
 }
 
 /// Goal: during the warm-up nothing is held to the bound. Method: a stall within it.
@@ -212,7 +223,7 @@ fn starved_requests_fail_the_run() {
 fn the_warmup_may_be_late() {
     let limits = Limits { most_late_ns: Some(MS), connections: 100, ..LIMITS };
     let mut world = World::new(uniform(1_000.0, 100), limits, |_| Some(1));
-    world.engine.recorder = Recorder::new(Keep { warmup_ns: 60 * MS, ..KEEP });
+    world.engine.recorder = Recorder::new(60 * MS, true);
     world.generator_stalls = Some((10 * MS, 50 * MS));
     let (recorder, _) = world.run().expect("late only before the warm-up ended");
     assert_eq!((recorder.late.max_ns(), recorder.requests()), (0, 41));
@@ -245,8 +256,8 @@ fn idle_connections_take_turns() {
 /// endless plan.
 #[test]
 fn stopping_waits_for_what_is_under_way() {
-    let mut engine = Engine::new(Box::new(uniform(1.0, u64::MAX)), LIMITS, Recorder::new(KEEP));
-    engine.opened(0);
+    let mut engine = Engine::new(Box::new(uniform(1.0, u64::MAX)), LIMITS, Recorder::new(0, true));
+    engine.set_usable(0, true);
     assert_eq!(engine.next_send(2 * SECOND), Ok(Some(Send { connection: 0, query: 0 })));
     assert_eq!(engine.next_send(2 * SECOND), Ok(None));
     engine.stop();
@@ -278,13 +289,13 @@ proptest! {
             let connection = breaks.random_range(0..connections);
             match breaks.random_range(0..4) {
                 0 => world.close(connection, Failure::Malformed),
-                1 => world.engine.clogged(connection, true),
-                _ => world.engine.clogged(connection, false),
+                1 => world.engine.set_usable(connection, false),
+                _ => world.engine.set_usable(connection, true),
             }
             world.now += breaks.random_range(0..2 * MS);
             world.deliver();
         }
-        (0..connections).for_each(|connection| world.engine.clogged(connection, false));
+        (0..connections).for_each(|connection| world.engine.set_usable(connection, true));
         let (recorder, deepest) = world.run().expect("no bound");
         let mut seen: Vec<u64> = recorder.samples.iter().map(|sample| sample.index).collect();
         seen.sort_unstable();

@@ -50,8 +50,8 @@ fn searches_are_heard_from() {
     let mut seeker = index.seeker();
     for (query, beats) in [("common", 3), ("absent", 0)] {
         let count = Arc::new(Mutex::new(Count(0)));
-        let found = seeker.search_with_beats(query, 3, &count).expect("a good query");
-        assert_eq!(found, seeker.search(query, 3).expect("a good query"));
+        let found = seeker.search(query, 3, Some(count.clone())).expect("a good query");
+        assert_eq!(found, seeker.search(query, 3, None).expect("a good query"));
         assert_eq!(count.lock().0, beats, "{query}");
     }
 }

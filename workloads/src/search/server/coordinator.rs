@@ -1,371 +1,239 @@
 //! The coordinator: the one thread that owns the sockets. It receives, queues, and sends answers.
 //!
-//! Nothing a client does blocks it, and nothing a client sends grows without bound: connections,
-//! heads, the queue and answers each have a limit, and a client that makes no progress is cut off.
+//! Each connection is a task of tokio's current-thread runtime, and one of its requests is under
+//! way at a time: what the client sends meanwhile waits here up to the length of a head, then in
+//! the kernel, then with the client. So connections, heads, the queue and answers each have a
+//! bound, and a client that makes no progress is cut off.
 
-use super::connection::{Connection, Phase};
+use super::http1::{self, Answer, Ask, CLOSE, Delivery, LONGEST_HEAD, Request};
 use super::metrics::Metrics;
 use super::queue::Queue;
-use super::request::{self, Ask, Refusal, Request, Status};
-use super::response::{self, Shape};
-use super::worker::{Job, Outbox};
-use crate::process::interrupt;
+use super::worker::Job;
+use crate::process::interrupted;
 use elfen_rt::clock::monotonic_ns;
-use mio::net::{TcpListener, TcpStream};
-use mio::{Events, Interest, Poll, Token};
-use std::collections::HashMap;
+use http::StatusCode;
 use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{Instant, interval, sleep, timeout, timeout_at};
 
-pub(super) const LISTENER: Token = Token(usize::MAX);
-pub(super) const OUTBOX: Token = Token(usize::MAX - 1);
-/// Clients are looked after this often.
-const SWEEP_EVERY: Duration = Duration::from_millis(500);
-/// A client that gets its last answer has this long to take notice.
+/// How late SIGTERM may be noticed.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// A client that gets its last answer has this long to take notice, and may send this much
+/// meanwhile.
 const LINGER: Duration = Duration::from_secs(2);
+const MOST_THROWN_AWAY: usize = 4 * 1024 * 1024;
+/// How long a process without free descriptors waits before it accepts the next client.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
+const READ_BYTES: usize = 4 * 1024;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    pub(super) connections: usize,
+pub(in crate::search) struct Bounds {
+    pub(in crate::search) connections: usize,
     /// For a request to be whole, and for an answer to be taken.
-    pub(super) patience: Duration,
+    pub(in crate::search) patience: Duration,
     /// For a client that asks nothing.
-    pub(super) idle: Duration,
+    pub(in crate::search) idle: Duration,
     /// For all answers to be out, once the service is asked to end.
-    pub(super) drain: Duration,
+    pub(in crate::search) drain: Duration,
 }
 
-pub(super) struct Coordinator<'a> {
-    pub(super) poll: Poll,
-    pub(super) listener: TcpListener,
-    pub(super) queue: &'a Queue<Job>,
-    pub(super) outbox: &'a Outbox,
-    pub(super) metrics: &'a Metrics,
+pub(super) struct Coordinator {
+    pub(super) queue: Arc<Queue<Job>>,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) bounds: Bounds,
-    clients: HashMap<u64, Connection>,
-    /// Names are never used twice: an answer to a client that is gone finds no connection.
-    next_client: u64,
-    next_request: u64,
-    draining_until: Option<Instant>,
+    /// The number of the last request.
+    pub(super) last_request: AtomicU64,
 }
 
-/// What became of a connection.
-#[derive(PartialEq, Eq)]
-enum Fate {
-    Stays,
-    Goes,
-}
-
-impl<'a> Coordinator<'a> {
-    pub(super) fn new(
-        poll: Poll,
-        listener: TcpListener,
-        queue: &'a Queue<Job>,
-        outbox: &'a Outbox,
-        metrics: &'a Metrics,
-        bounds: Bounds,
-    ) -> Self {
-        Self {
-            poll,
-            listener,
-            queue,
-            outbox,
-            metrics,
-            bounds,
-            clients: HashMap::new(),
-            next_client: 0,
-            next_request: 1,
-            draining_until: None,
-        }
-    }
-
+impl Coordinator {
     /// Serves until the process is asked to end, then answers what was asked before. True if that
     /// was all answered in time.
-    pub(super) fn run(mut self) -> io::Result<bool> {
-        let mut events = Events::with_capacity(1024);
-        let mut next_sweep = Instant::now() + SWEEP_EVERY;
-        loop {
-            let wait = next_sweep.saturating_duration_since(Instant::now());
-            match self.poll.poll(&mut events, Some(wait)) {
-                Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
-                _ => {}
-            }
-            for event in &events {
-                match event.token() {
-                    LISTENER => self.accept()?,
-                    OUTBOX => self.send_answers(),
-                    Token(client) => {
-                        self.advance(client as u64, event.is_readable() || event.is_read_closed());
+    pub(super) async fn run(self: Arc<Self>, listener: TcpListener) -> bool {
+        let (drain, draining) = watch::channel(false);
+        let mut connections = JoinSet::new();
+        let mut looks = interval(LOOK_EVERY);
+        while !interrupted() {
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        if connections.len() >= self.bounds.connections {
+                            // Connections whose clients left before this one came end first.
+                            yield_now().await;
+                            while connections.try_join_next().is_some() {}
+                        }
+                        self.welcome(stream, &mut connections, &draining);
                     }
-                }
-            }
-            let now = Instant::now();
-            if now >= next_sweep {
-                self.sweep(now);
-                // Clients for whom this process had no descriptor are accepted once it has one.
-                self.accept()?;
-                next_sweep = now + SWEEP_EVERY;
-            }
-            if interrupt::asked() && self.draining_until.is_none() {
-                self.begin_draining(now)?;
-            }
-            if let Some(until) = self.draining_until {
-                let owed = self.clients.values().any(|client| client.phase != Phase::Lingering);
-                if !owed || now >= until {
-                    return Ok(!owed);
-                }
+                    // The client has gone already.
+                    Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                    // No descriptor is left: connected clients are served on meanwhile.
+                    Err(_) => sleep(ACCEPT_AGAIN).await,
+                },
+                Some(_) = connections.join_next() => self.count(&connections),
+                _ = looks.tick() => {}
             }
         }
+        drop(listener);
+        drain.send_replace(true);
+        let last = async {
+            while connections.join_next().await.is_some() {
+                self.count(&connections);
+            }
+        };
+        timeout(self.bounds.drain, last).await.is_ok()
     }
 
-    fn accept(&mut self) -> io::Result<()> {
-        while self.draining_until.is_none() {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // The client is gone already, or this process has no descriptor left: it serves its
-                // other clients on, and the next sweep tries again.
-                Err(_) => return Ok(()),
-            };
-            self.metrics.accepted.fetch_add(1, Relaxed);
-            self.welcome(stream)?;
-        }
-        Ok(())
+    fn count(&self, connections: &JoinSet<()>) {
+        self.metrics.connections.store(connections.len() as u64, Relaxed);
     }
 
-    fn welcome(&mut self, mut stream: TcpStream) -> io::Result<()> {
-        let client = self.next_client;
-        self.next_client += 1;
-        let token = Token(usize::try_from(client).expect("a machine word of clients"));
-        self.poll.registry().register(
-            &mut stream,
-            token,
-            Interest::READABLE | Interest::WRITABLE,
-        )?;
+    fn welcome(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        connections: &mut JoinSet<()>,
+        draining: &watch::Receiver<bool>,
+    ) {
+        self.metrics.accepted.fetch_add(1, Relaxed);
         // A client that is gone already shows when it is read.
-        if stream.set_nodelay(true).is_err() {
-            return Ok(());
+        let _gone = stream.set_nodelay(true);
+        if connections.len() >= self.bounds.connections {
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            self.metrics.count_answer(status);
+            let answer = Answer::error(status, Some("too many connections"));
+            // Best effort: the client is told or cut off, and both are an end.
+            let _told = stream.try_write(&answer.bytes(CLOSE));
+            return;
         }
-        let full = self.clients.len() >= self.bounds.connections;
-        self.clients.insert(client, Connection::new(stream, Instant::now()));
-        self.metrics.connections.store(self.clients.len() as u64, Relaxed);
-        if full {
-            self.refuse_client(client);
-        } else {
-            self.advance(client, true);
-        }
-        Ok(())
+        let (coordinator, draining) = (Arc::clone(self), draining.clone());
+        let connection = Connection { stream, input: Vec::new(), draining };
+        connections.spawn(async move {
+            // An error is a client that has reset the connection, most often.
+            let _reset = connection.serve(&coordinator).await;
+        });
+        self.count(connections);
     }
 
-    /// Beyond the bound, a client gets a short answer and no place to linger in.
-    fn refuse_client(&mut self, client: u64) {
-        self.refuse(client, Status::Unavailable, "too many connections");
-        if let Some(connection) = self.clients.get_mut(&client) {
-            // Best effort: it is told or cut off, and both are an end.
-            drop(connection.write());
-        }
-        self.remove(client);
-    }
-
-    fn remove(&mut self, client: u64) {
-        self.clients.remove(&client);
-        self.metrics.connections.store(self.clients.len() as u64, Relaxed);
-    }
-
-    /// Does for a client whatever can be done without waiting.
-    fn advance(&mut self, client: u64, readable: bool) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        if readable {
-            connection.became_readable();
-        }
-        let fate = loop {
-            match self.step(client) {
-                Ok(Some(fate)) => break fate,
-                Ok(None) => {}
-                // Reset by the client, most often.
-                Err(_) => break Fate::Goes,
+    async fn answer(&self, ask: Ask, delivery: Delivery) -> Vec<u8> {
+        let answer = match ask {
+            Ask::Health => Answer::json(StatusCode::OK, self.metrics.health()),
+            Ask::Metrics => Answer::metrics(self.metrics.text(self.queue.len())),
+            Ask::Search { query, limit } => {
+                let (reply, answered) = oneshot::channel();
+                let id = self.last_request.fetch_add(1, Relaxed) + 1;
+                let job = Job { id, arrived_ns: monotonic_ns(), query, limit, delivery, reply };
+                if self.queue.push(job).is_ok() {
+                    return answered.await.expect("workers answer until the queue is empty");
+                }
+                Answer::error(StatusCode::SERVICE_UNAVAILABLE, Some("the queue is full"))
             }
         };
-        if fate == Fate::Goes {
-            self.remove(client);
-        }
+        self.metrics.count_answer(answer.status);
+        answer.bytes(delivery)
     }
+}
 
-    /// One step; `None` if another may follow.
-    fn step(&mut self, client: u64) -> io::Result<Option<Fate>> {
-        let now = Instant::now();
-        let Some(connection) = self.clients.get_mut(&client) else { return Ok(Some(Fate::Stays)) };
-        match connection.phase {
-            Phase::Working => Ok(Some(Fate::Stays)),
-            Phase::Lingering => {
-                Ok(Some(if connection.linger(now)? { Fate::Goes } else { Fate::Stays }))
-            }
-            Phase::Writing { then_close } => {
-                if !connection.write()? {
-                    return Ok(Some(Fate::Stays));
-                }
-                if then_close {
-                    return Ok(Some(if connection.linger(now)? {
-                        Fate::Goes
-                    } else {
-                        Fate::Stays
-                    }));
-                }
-                connection.enter(Phase::Reading, now);
-                Ok(None)
-            }
-            Phase::Reading => {
-                let came = connection.read(now)?;
-                match request::parse(&connection.input) {
-                    Some((length, request)) => {
-                        connection.consume(length);
-                        self.take(client, request);
-                        Ok(None)
-                    }
-                    None if connection.ended => Ok(Some(Fate::Goes)),
-                    None if came => Ok(None),
-                    None => Ok(Some(Fate::Stays)),
-                }
-            }
-        }
-    }
+struct Connection {
+    stream: TcpStream,
+    /// What the client sent and was not looked at.
+    input: Vec<u8>,
+    draining: watch::Receiver<bool>,
+}
 
-    fn take(&mut self, client: u64, request: Result<Request, Refusal>) {
-        // Once the service ends, each connection ends with its answer.
-        let keeps = |keep_alive| keep_alive && self.draining_until.is_none();
-        match request {
-            Err(Refusal::Close(status)) => self.refuse(client, status, ""),
-            Err(Refusal::Keep { status, head_only, keep_alive }) => {
-                let keep_alive = keeps(keep_alive);
-                let body = response::error_body(status, "");
-                self.answer(client, status, head_only, keep_alive, response::JSON, &body);
-            }
-            Ok(Request { ask, head_only, keep_alive }) => {
-                let keep_alive = keeps(keep_alive);
-                match ask {
-                    Ask::Health => {
-                        self.answer(
-                            client,
-                            Status::Ok,
-                            head_only,
-                            keep_alive,
-                            response::JSON,
-                            &self.metrics.health(),
-                        );
-                    }
-                    Ask::Metrics => {
-                        let text = self.metrics.text(self.queue.len());
-                        let kind = response::METRICS;
-                        self.answer(
-                            client,
-                            Status::Ok,
-                            head_only,
-                            keep_alive,
-                            kind,
-                            text.as_bytes(),
-                        );
-                    }
-                    Ask::Search { query, limit } => {
-                        self.enqueue(client, query, limit, head_only, keep_alive);
-                    }
-                }
-            }
-        }
-    }
-
-    fn enqueue(
-        &mut self,
-        from: u64,
-        query: String,
-        limit: usize,
-        head_only: bool,
-        keep_alive: bool,
-    ) {
-        let (id, arrived_ns) = (self.next_request, monotonic_ns());
-        self.next_request += 1;
-        let job = Job { from, id, arrived_ns, query, limit, head_only, keep_alive };
-        match self.queue.push(job) {
-            Ok(()) => {
-                if let Some(connection) = self.clients.get_mut(&from) {
-                    connection.enter(Phase::Working, Instant::now());
-                }
-            }
-            Err(_) => {
-                let status = Status::Unavailable;
-                let body = response::error_body(status, "the queue is full");
-                self.answer(from, status, head_only, keep_alive, response::JSON, &body);
-            }
-        }
-    }
-
-    /// Answers and closes: the rest of this connection can't be trusted.
-    fn refuse(&mut self, client: u64, status: Status, message: &str) {
-        let body = response::error_body(status, message);
-        self.answer(client, status, false, false, response::JSON, &body);
-    }
-
-    fn answer(
-        &mut self,
-        client: u64,
-        status: Status,
-        head_only: bool,
-        keep_alive: bool,
-        kind: &str,
-        body: &[u8],
-    ) {
-        self.metrics.answered(status);
-        let mut bytes = Vec::new();
-        let shape = Shape { status, head_only, keep_alive, timing: None };
-        response::write(&mut bytes, shape, kind, body);
-        if let Some(connection) = self.clients.get_mut(&client) {
-            connection.answer(bytes, !keep_alive, Instant::now());
-        }
-    }
-
-    fn send_answers(&mut self) {
-        for answer in self.outbox.take() {
-            // A client that left meanwhile has no use for it.
-            if let Some(connection) = self.clients.get_mut(&answer.to) {
-                let then_close = !answer.keep_alive || self.draining_until.is_some();
-                connection.answer(answer.bytes, then_close, Instant::now());
-                self.advance(answer.to, false);
-            }
-        }
-    }
-
-    /// Lets go of clients that make no progress.
-    fn sweep(&mut self, now: Instant) {
-        let overdue = |connection: &Connection| {
-            let patience = match connection.phase {
-                // A worker is at it; the client is not to blame.
-                Phase::Working => return false,
-                Phase::Lingering => LINGER,
-                Phase::Reading if connection.is_idle() => self.bounds.idle,
-                Phase::Reading | Phase::Writing { .. } => self.bounds.patience,
+impl Connection {
+    async fn serve(mut self, coordinator: &Coordinator) -> io::Result<()> {
+        let bounds = coordinator.bounds;
+        loop {
+            let mut draining = self.draining.clone();
+            let request = tokio::select! {
+                biased;
+                request = self.next_request(bounds) => request?,
+                // Clients that are owed no answer, whatever they have sent of a request.
+                _ = draining.wait_for(|draining| *draining) => None,
             };
-            now.saturating_duration_since(connection.since) >= patience
-        };
-        let overdue: Vec<u64> =
-            self.clients.iter().filter(|(_, c)| overdue(c)).map(|(client, _)| *client).collect();
-        for client in overdue {
-            let connection = self.clients.get_mut(&client);
-            if connection.is_some_and(|c| c.phase == Phase::Reading && !c.is_idle()) {
-                self.refuse(client, Status::RequestTimeout, "");
-                self.advance(client, false);
-                continue;
+            let Some(Request { ask, mut delivery }) = request else { return Ok(()) };
+            // Once the service ends, each connection ends with its answer.
+            delivery.keep_alive &= !*self.draining.borrow();
+            let bytes = match ask {
+                Ok(ask) => coordinator.answer(ask, delivery).await,
+                Err(status) => {
+                    coordinator.metrics.count_answer(status);
+                    Answer::error(status, None).bytes(delivery)
+                }
+            };
+            timeout(bounds.patience, self.stream.write_all(&bytes)).await??;
+            if !delivery.keep_alive || *self.draining.borrow() {
+                return self.linger().await;
             }
-            self.remove(client);
         }
     }
 
-    /// Accepts no more clients, and closes the connections of those that are owed no answer,
-    /// whatever they have sent of a request.
-    fn begin_draining(&mut self, now: Instant) -> io::Result<()> {
-        self.draining_until = Some(now + self.bounds.drain);
-        self.poll.registry().deregister(&mut self.listener)?;
-        self.clients.retain(|_, connection| connection.phase != Phase::Reading);
-        self.metrics.connections.store(self.clients.len() as u64, Relaxed);
-        Ok(())
+    /// `None` when the client asks no more.
+    async fn next_request(&mut self, bounds: Bounds) -> io::Result<Option<Request>> {
+        let mut until = Instant::now() + bounds.patience;
+        loop {
+            if let Some((length, request)) = http1::parse(&self.input) {
+                self.input.drain(..length);
+                return Ok(Some(request));
+            }
+            let was_idle = self.input.is_empty();
+            if was_idle {
+                // Ten thousand idle clients shall not hold ten thousand buffers.
+                self.input = Vec::new();
+                until = Instant::now() + bounds.idle;
+            }
+            match timeout_at(until, self.stream.readable()).await {
+                Ok(ready) => ready?,
+                Err(_) if was_idle => return Ok(None),
+                Err(_) => return Ok(Some(Request::refused(StatusCode::REQUEST_TIMEOUT))),
+            }
+            if self.read()? == Some(0) {
+                return Ok(None);
+            }
+            if was_idle {
+                until = Instant::now() + bounds.patience;
+            }
+        }
+    }
+
+    /// Reads what there is, up to a whole head's worth; `Some(0)` is the end.
+    fn read(&mut self) -> io::Result<Option<usize>> {
+        let mut buffer = [0; READ_BYTES];
+        let room = READ_BYTES.min(LONGEST_HEAD - self.input.len());
+        match self.stream.try_read(&mut buffer[..room]) {
+            Ok(got) => {
+                self.input.extend_from_slice(&buffer[..got]);
+                Ok(Some(got))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Says goodbye. What the client still sends is thrown away, so that it gets to see the answer.
+    async fn linger(mut self) -> io::Result<()> {
+        self.stream.shutdown().await?;
+        let mut draining = self.draining.clone();
+        let until_it_ends = async {
+            let mut thrown_away = 0;
+            while thrown_away < MOST_THROWN_AWAY {
+                self.stream.readable().await?;
+                self.input.clear();
+                match self.read()? {
+                    Some(0) => break,
+                    got => thrown_away += got.unwrap_or(0),
+                }
+            }
+            Ok(())
+        };
+        tokio::select! {
+            ended = timeout(LINGER, until_it_ends) => ended.unwrap_or(Ok(())),
+            _ = draining.wait_for(|draining| *draining) => Ok(()),
+        }
     }
 }

@@ -1,9 +1,12 @@
 //! What the service counts, and how Prometheus reads it.
 
-use super::request::Status;
 use crate::beside::{Slowdown, Tally};
+use crate::load::Distribution;
 use crate::units::{Nanos, seconds};
+use http::StatusCode;
+use parking_lot::Mutex;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,92 +15,60 @@ use std::sync::atomic::Ordering::Relaxed;
 const BUCKETS: usize = 18;
 const FIRST_BUCKET_NS: Nanos = 62_500;
 
+/// The statuses of answers. Each is shown from the start, as Prometheus likes it.
+const STATUSES: [u16; 9] = [200, 400, 404, 405, 408, 413, 431, 500, 503];
+
 // Relaxed throughout: each is a count on its own, and the coordinator reads them for `/metrics`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Metrics {
-    answers: [AtomicU64; Status::ALL.len()],
-    latency: Histogram,
-    service: Histogram,
+    answers: Mutex<BTreeMap<u16, u64>>,
+    latency: Mutex<Distribution>,
+    service: Mutex<Distribution>,
     pub(super) connections: AtomicU64,
     pub(super) accepted: AtomicU64,
-    core: Option<EmulatedCore>,
-}
-
-/// Of all request lanes together.
-#[derive(Debug)]
-struct EmulatedCore {
-    slowdown: Slowdown,
+    slowdown: Option<Slowdown>,
+    /// Of all request lanes together, on an emulated core.
     beside_ns: AtomicU64,
     added_ns: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Histogram {
-    /// Values in each bucket, and beyond the last.
-    counts: [AtomicU64; BUCKETS + 1],
-    sum_ns: AtomicU64,
-}
-
-impl Histogram {
-    fn record(&self, ns: Nanos) {
-        let ends = (0..BUCKETS).map(|bucket| FIRST_BUCKET_NS << bucket);
-        let bucket = ends.take_while(|end| *end < ns).count();
-        self.counts[bucket].fetch_add(1, Relaxed);
-        self.sum_ns.fetch_add(ns, Relaxed);
-    }
-
-    fn write(&self, out: &mut String, name: &str, help: &str) -> std::fmt::Result {
-        writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram")?;
-        let mut below = 0;
-        for (bucket, count) in self.counts.iter().enumerate() {
-            below += count.load(Relaxed);
-            if bucket < BUCKETS {
-                let end = seconds(FIRST_BUCKET_NS << bucket);
-                writeln!(out, "{name}_bucket{{le=\"{end}\"}} {below}")?;
-            } else {
-                writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {below}")?;
-            }
-        }
-        writeln!(out, "{name}_sum {}\n{name}_count {below}", seconds(self.sum_ns.load(Relaxed)))
-    }
 }
 
 impl Metrics {
     /// Of a service whose request lanes are emulated to share cores, if there is a slowdown.
     pub(super) fn new(slowdown: Option<Slowdown>) -> Self {
-        let core = slowdown.map(|slowdown| EmulatedCore {
+        Self {
+            answers: Mutex::new(STATUSES.map(|status| (status, 0)).into()),
+            latency: Mutex::default(),
+            service: Mutex::default(),
+            connections: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
             slowdown,
             beside_ns: AtomicU64::new(0),
             added_ns: AtomicU64::new(0),
-        });
-        Self { core, ..Self::default() }
+        }
     }
 
     /// What `/health` answers: that the service lives, and what of it is emulated.
     pub(super) fn health(&self) -> Vec<u8> {
-        let health = match &self.core {
+        let health = match self.slowdown {
             None => json!({}),
-            Some(core) => json!({ "emulated_core": { "slowdown": core.slowdown.factor() } }),
+            Some(slowdown) => json!({ "emulated_core": { "slowdown": slowdown.factor() } }),
         };
         (health.to_string() + "\n").into_bytes()
     }
 
-    /// What a request added to its worker's tally.
-    pub(super) fn slowed(&self, before: Tally, after: Tally) {
-        if let Some(core) = &self.core {
-            core.beside_ns.fetch_add(after.all.beside_ns - before.all.beside_ns, Relaxed);
-            core.added_ns.fetch_add(after.added_ns - before.added_ns, Relaxed);
-        }
+    /// Adds what a request added to its worker's tally.
+    pub(super) fn count_slowdown(&self, before: Tally, after: Tally) {
+        self.beside_ns.fetch_add(after.all.beside_ns - before.all.beside_ns, Relaxed);
+        self.added_ns.fetch_add(after.added_ns - before.added_ns, Relaxed);
     }
 
-    pub(super) fn answered(&self, status: Status) {
-        let at = Status::ALL.iter().position(|other| *other == status);
-        self.answers[at.expect("all of them are listed")].fetch_add(1, Relaxed);
+    pub(super) fn count_answer(&self, status: StatusCode) {
+        *self.answers.lock().entry(status.as_u16()).or_default() += 1;
     }
 
-    pub(super) fn searched(&self, latency_ns: Nanos, service_ns: Nanos) {
-        self.latency.record(latency_ns);
-        self.service.record(service_ns);
+    pub(super) fn count_search(&self, latency_ns: Nanos, service_ns: Nanos) {
+        self.latency.lock().record(latency_ns);
+        self.service.lock().record(service_ns);
     }
 
     /// In Prometheus's text format.
@@ -108,38 +79,55 @@ impl Metrics {
     }
 
     fn write(&self, out: &mut String, queue_len: usize) -> std::fmt::Result {
-        let name = "elfen_search_answers_total";
-        writeln!(out, "# HELP {name} Answers by HTTP status.\n# TYPE {name} counter")?;
-        for (status, count) in Status::ALL.iter().zip(&self.answers) {
-            writeln!(out, "{name}{{status=\"{}\"}} {}", status.code(), count.load(Relaxed))?;
+        write_head(out, "answers_total", "counter", "Answers by HTTP status.")?;
+        for (status, count) in &*self.answers.lock() {
+            writeln!(out, "elfen_search_answers_total{{status=\"{status}\"}} {count}")?;
         }
-        let counts = [
-            ("queue_length", "gauge", "Requests that wait for a worker.", queue_len as u64),
-            ("connections", "gauge", "Open connections.", self.connections.load(Relaxed)),
-            ("accepted_total", "counter", "Connections ever opened.", self.accepted.load(Relaxed)),
+        let mut scalars = vec![
+            ("queue_length", "gauge", "Requests that wait for a worker.", queue_len as f64),
+            ("connections", "gauge", "Open connections.", count(&self.connections)),
+            ("accepted_total", "counter", "Connections ever opened.", count(&self.accepted)),
         ];
-        for (name, kind, help, value) in counts {
-            writeln!(out, "# HELP elfen_search_{name} {help}\n# TYPE elfen_search_{name} {kind}")?;
+        if let Some(slowdown) = self.slowdown {
+            let help = "How many times as long a request takes beside a batch; emulated.";
+            scalars.push(("emulated_slowdown", "gauge", help, slowdown.factor()));
+            let help = "Time of requests with a batch beside them.";
+            scalars.push(("beside_seconds_total", "counter", help, count(&self.beside_ns) / 1e9));
+            let help = "Time by which requests were made longer for it.";
+            scalars.push(("added_seconds_total", "counter", help, count(&self.added_ns) / 1e9));
+        }
+        for (name, kind, help, value) in scalars {
+            write_head(out, name, kind, help)?;
             writeln!(out, "elfen_search_{name} {value}")?;
         }
-        if let Some(core) = &self.core {
-            let name = "elfen_search_emulated_slowdown";
-            let help = "How many times as long a request takes beside a batch; emulated.";
-            writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge")?;
-            writeln!(out, "{name} {}", core.slowdown)?;
-            for (name, help, ns) in [
-                ("beside", "Time of requests with a batch beside them.", &core.beside_ns),
-                ("added", "Time by which requests were made longer for it.", &core.added_ns),
-            ] {
-                let name = format!("elfen_search_{name}_seconds_total");
-                writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter")?;
-                writeln!(out, "{name} {}", seconds(ns.load(Relaxed)))?;
-            }
-        }
         let help = "From arrival to the end of the search.";
-        self.latency.write(out, "elfen_search_latency_seconds", help)?;
-        self.service.write(out, "elfen_search_service_seconds", "The search alone.")
+        write_histogram(out, "latency_seconds", help, &self.latency.lock())?;
+        write_histogram(out, "service_seconds", "The search alone.", &self.service.lock())
     }
+}
+
+fn count(of: &AtomicU64) -> f64 {
+    of.load(Relaxed) as f64
+}
+
+fn write_head(out: &mut String, name: &str, kind: &str, help: &str) -> std::fmt::Result {
+    writeln!(out, "# HELP elfen_search_{name} {help}\n# TYPE elfen_search_{name} {kind}")
+}
+
+fn write_histogram(
+    out: &mut String,
+    name: &str,
+    help: &str,
+    distribution: &Distribution,
+) -> std::fmt::Result {
+    write_head(out, name, "histogram", help)?;
+    let name = format!("elfen_search_{name}");
+    for end_ns in (0..BUCKETS).map(|bucket| FIRST_BUCKET_NS << bucket) {
+        let below = distribution.count_up_to(end_ns);
+        writeln!(out, "{name}_bucket{{le=\"{}\"}} {below}", seconds(end_ns))?;
+    }
+    let (count, sum) = (distribution.count(), distribution.sum_ns() as f64 / 1e9);
+    writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {sum}\n{name}_count {count}")
 }
 
 #[cfg(test)]
@@ -150,11 +138,11 @@ mod tests {
     /// both sides of a border, and one beyond the last.
     #[test]
     fn buckets_are_cumulative() {
-        let metrics = Metrics::default();
-        for ns in [1, 62_500, 62_501, 20_000_000_000] {
-            metrics.searched(ns, 1);
+        let metrics = Metrics::new(None);
+        for ns in [1, 62_500, 62_700, 20_000_000_000] {
+            metrics.count_search(ns, 1);
         }
-        metrics.answered(Status::Unavailable);
+        metrics.count_answer(StatusCode::SERVICE_UNAVAILABLE);
         let text = metrics.text(7);
         for line in [
             "elfen_search_answers_total{status=\"503\"} 1",

@@ -1,34 +1,29 @@
 //! Serving an index over HTTP: the threads, where they run, and how they end.
 
-mod connection;
 mod coordinator;
+mod http1;
 mod metrics;
 mod queue;
-mod request;
-mod response;
 mod worker;
 
 use super::index::SearchIndex;
-use crate::beside::account::{Accounts, Batches};
-use crate::beside::lanes::Lanes;
-use crate::beside::{Slowdown, Slowed};
-use crate::process::affinity::{PinError, pin};
-use crate::process::descriptors::{self, TooMany};
-use crate::process::listener;
-use coordinator::{Bounds, Coordinator, LISTENER, OUTBOX};
+use crate::beside::kernel::{Batches, Kernel};
+use crate::beside::{Lanes, Slowdown, Slowed};
+use crate::process::{PinError, TooMany, allow_connections, bind, pin};
+pub(super) use coordinator::Bounds;
+use coordinator::Coordinator;
 use elfen_rt::service::{ClaimError, Service, Worker as Slot};
 use elfen_rt::signal::service::OpenError;
 use metrics::Metrics;
-use mio::{Interest, Poll, Waker};
-use nix::sys::signal::{SigSet, Signal};
 use queue::{Page, Queue};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
 use thiserror::Error;
-use worker::{Core, Lane, Outbox};
+use tokio::net::TcpListener;
+use worker::{Core, Lane};
 
 #[derive(Clone)]
 pub(super) struct Serving {
@@ -39,10 +34,7 @@ pub(super) struct Serving {
     /// The name of the service page; `None` publishes nothing.
     pub(super) page: Option<String>,
     pub(super) queue: usize,
-    pub(super) connections: usize,
-    pub(super) patience: Duration,
-    pub(super) idle: Duration,
-    pub(super) drain: Duration,
+    pub(super) bounds: Bounds,
     /// Asked once by each worker before it serves.
     pub(super) warmup: Vec<String>,
     pub(super) emulated: Option<Emulated>,
@@ -53,21 +45,13 @@ pub(super) struct Serving {
 pub(super) struct Emulated {
     pub(super) slowdown: Slowdown,
     pub(super) lanes: Lanes,
-    pub(super) accounts: Arc<dyn Accounts + Send + Sync>,
+    pub(super) kernel: Arc<Kernel>,
 }
 
 impl Emulated {
     fn core(&self, cpu: usize) -> Core {
-        let request = u32::try_from(cpu).ok();
-        let batch = request.and_then(|request| self.lanes.beside(request)).unwrap_or(&[]);
-        Slowed::new(self.slowdown, Batches::new(self.accounts.clone(), batch))
-    }
-}
-
-impl Serving {
-    fn bounds(&self) -> Bounds {
-        let Self { connections, patience, idle, drain, .. } = *self;
-        Bounds { connections, patience, idle, drain }
+        let batch = u32::try_from(cpu).map(|request| self.lanes.batches_of(request));
+        Slowed::new(self.slowdown, Batches::new(self.kernel.clone(), &batch.unwrap_or_default()))
     }
 }
 
@@ -99,21 +83,18 @@ pub(super) fn serve(
 ) -> Result<(), ServeError> {
     let address = serving.address;
     let listen = |error| ServeError::Listen { address, error };
-    descriptors::allow(serving.connections)?;
-    let poll = Poll::new()?;
-    let mut listener = listener::bind(address).map_err(listen)?;
+    allow_connections(serving.bounds.connections)?;
+    let listener = bind(address).map_err(listen)?;
     let page = serving.page.as_deref().map(|name| open_page(name, serving)).transpose()?;
-    let queue = Queue::new(serving.queue, page.clone());
-    let metrics = Metrics::new(serving.emulated.as_ref().map(|emulated| emulated.slowdown));
-    let outbox = Outbox::new(Waker::new(poll.registry(), OUTBOX)?);
-    // Before the workers start: they inherit it, and a signal wakes the coordinator, not them.
-    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
-    signals.thread_block().map_err(io::Error::from)?;
+    let queue = Arc::new(Queue::new(serving.queue, page.clone()));
+    let slowdown = serving.emulated.as_ref().map(|emulated| emulated.slowdown);
+    let metrics = Arc::new(Metrics::new(slowdown));
     thread::scope(|scope| {
-        let closing = CloseOnDrop(&queue);
+        // Whatever ends the service, its workers must not wait for requests any more.
+        let _closing = CloseOnDrop(&queue);
         for (lane, &cpu) in (0..).zip(&serving.lanes) {
             let slot = claim(serving, page.as_ref(), lane, cpu)?;
-            let (queue, outbox, metrics) = (&queue, &outbox, &metrics);
+            let (queue, metrics) = (&queue, &metrics);
             let mut seeker = index.seeker();
             let core = serving.emulated.as_ref().map(|emulated| emulated.core(cpu));
             let (started, start) = mpsc::channel();
@@ -122,29 +103,34 @@ pub(super) fn serve(
                 let failed = pinned.is_err();
                 for query in serving.warmup.iter().filter(|_| !failed) {
                     // Whether a query of the warm-up is good is not asked here.
-                    drop(seeker.search(query, 10));
+                    drop(seeker.search(query, 10, None));
                 }
                 started.send(pinned).expect("`serve` waits for it");
                 if !failed {
-                    worker::work(queue, outbox, metrics, &mut seeker, Lane { slot, core });
+                    worker::work(queue, metrics, &mut seeker, Lane { slot, core });
                 }
             });
             start.recv().expect("each worker says whether it started")?;
         }
-        signals.thread_unblock().map_err(io::Error::from)?;
         if let Some(cpu) = serving.coordinator_cpu {
             pin(cpu)?;
         }
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        ready(listener.local_addr()?)?;
-        let bounds = serving.bounds();
-        let drained = Coordinator::new(poll, listener, &queue, &outbox, &metrics, bounds).run()?;
-        drop(closing);
+        let coordinator = Coordinator {
+            queue: Arc::clone(&queue),
+            metrics: Arc::clone(&metrics),
+            bounds: serving.bounds,
+            last_request: AtomicU64::new(0),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let drained = runtime.block_on(async {
+            let listener = TcpListener::from_std(listener)?;
+            ready(listener.local_addr()?)?;
+            io::Result::Ok(Arc::new(coordinator).run(listener).await)
+        })?;
         if drained { Ok(()) } else { Err(ServeError::Undrained) }
     })
 }
 
-/// Whatever ends the service, its workers must not wait for requests any more.
 struct CloseOnDrop<'a, T>(&'a Queue<T>);
 
 impl<T> Drop for CloseOnDrop<'_, T> {

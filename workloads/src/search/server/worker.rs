@@ -4,72 +4,35 @@
 //! It publishes what it works on in its slot of the service page. It never touches a socket: a slow
 //! client is the coordinator's business.
 
+use super::http1::{Answer, Delivery, Timing};
 use super::metrics::Metrics;
 use super::queue::Queue;
-use super::request::Status;
-use super::response::{self, Shape, Timing};
-use crate::beside::account::{Accounts, Batches};
+use crate::beside::kernel::Batches;
 use crate::beside::{Slowed, Tally};
-use crate::search::beats::Beat;
-use crate::search::index::{Found, SearchError, Seeker};
+use crate::search::index::{Beat, Found, SearchError, Seeker};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::Worker as Slot;
-use mio::Waker;
+use http::StatusCode;
 use parking_lot::Mutex;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 /// A search that waits.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// Which connection asked; the coordinator's own name for it.
-    pub(super) from: u64,
     /// The service's number for the request, never 0.
     pub(super) id: u64,
     pub(super) arrived_ns: u64,
     pub(super) query: String,
     pub(super) limit: usize,
-    pub(super) head_only: bool,
-    pub(super) keep_alive: bool,
-}
-
-/// An answer for the coordinator to send.
-#[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) to: u64,
-    pub(super) bytes: Vec<u8>,
-    pub(super) keep_alive: bool,
-}
-
-/// Answers on their way to the coordinator, and how it learns of them.
-pub(super) struct Outbox {
-    answers: Mutex<Vec<Answer>>,
-    waker: Waker,
-}
-
-impl Outbox {
-    pub(super) fn new(waker: Waker) -> Self {
-        Self { answers: Mutex::new(Vec::new()), waker }
-    }
-
-    fn put(&self, answer: Answer) {
-        let mut answers = self.answers.lock();
-        answers.push(answer);
-        let first = answers.len() == 1;
-        drop(answers);
-        // Further ones are found with the first.
-        if first {
-            self.waker.wake().expect("an eventfd takes a few counts");
-        }
-    }
-
-    pub(super) fn take(&self) -> Vec<Answer> {
-        std::mem::take(&mut *self.answers.lock())
-    }
+    pub(super) delivery: Delivery,
+    /// The answer's bytes go to the task of the connection.
+    pub(super) reply: oneshot::Sender<Vec<u8>>,
 }
 
 /// As slow as a lane that shares its core with its batch lanes.
-pub(super) type Core = Slowed<Batches<dyn Accounts + Send + Sync>>;
+pub(super) type Core = Slowed<Batches>;
 
 /// The request lane of one worker.
 pub(super) struct Lane {
@@ -146,13 +109,7 @@ impl Beat for Lane {
 }
 
 /// Works until the queue is closed and empty.
-pub(super) fn work(
-    queue: &Queue<Job>,
-    outbox: &Outbox,
-    metrics: &Metrics,
-    seeker: &mut Seeker,
-    mut lane: Lane,
-) {
+pub(super) fn work(queue: &Queue<Job>, metrics: &Metrics, seeker: &mut Seeker, mut lane: Lane) {
     lane.publish_counts();
     let is_slowed = lane.core.is_some();
     let lane = Arc::new(Mutex::new(lane));
@@ -160,72 +117,52 @@ pub(super) fn work(
         lane.lock().begin(&job);
         let before = lane.lock().tally();
         let begun_ns = monotonic_ns();
-        let (status, body) = outcome(match is_slowed {
-            true => seeker.search_with_beats(&job.query, job.limit, &lane),
-            false => seeker.search(&job.query, job.limit),
-        });
+        let listener = is_slowed.then(|| -> Arc<Mutex<dyn Beat>> { lane.clone() });
+        let mut answer = answer(seeker.search(&job.query, job.limit, listener));
         lane.lock().beat();
         lane.lock().found();
         let after = lane.lock().tally();
+        let service_ns = monotonic_ns().saturating_sub(begun_ns);
+        let queue_ns = begun_ns.saturating_sub(job.arrived_ns);
         let added_ns = is_slowed.then(|| after.added_ns - before.added_ns);
-        let answer = answer(&job, begun_ns, added_ns, (status, &body), metrics);
+        answer.timing = Some(Timing { queue_ns, service_ns, added_ns });
+        metrics.count_answer(answer.status);
+        metrics.count_search(queue_ns + service_ns, service_ns);
+        let bytes = answer.bytes(job.delivery);
         lane.lock().end();
-        metrics.slowed(before, after);
-        outbox.put(answer);
+        metrics.count_slowdown(before, after);
+        // A client that left meanwhile has no use for it.
+        let _left = job.reply.send(bytes);
         lane.lock().refresh();
     }
 }
 
-fn outcome(found: Result<Found, SearchError>) -> (Status, Vec<u8>) {
-    let status = match &found {
-        Ok(_) => Status::Ok,
-        Err(SearchError::Query(_)) => Status::BadRequest,
-        Err(SearchError::Index(_)) => Status::InternalError,
-    };
-    let body = match found {
+fn answer(found: Result<Found, SearchError>) -> Answer {
+    match found {
         Ok(found) => {
             let mut body = serde_json::to_vec(&found).expect("an answer is plain data");
             body.push(b'\n');
-            body
+            Answer::json(StatusCode::OK, body)
         }
-        Err(error) => response::error_body(status, &error.to_string()),
-    };
-    (status, body)
-}
-
-fn answer(
-    job: &Job,
-    begun_ns: u64,
-    added_ns: Option<u64>,
-    (status, body): (Status, &[u8]),
-    metrics: &Metrics,
-) -> Answer {
-    let ended_ns = monotonic_ns();
-    let service_ns = ended_ns.saturating_sub(begun_ns);
-    let queue_ns = begun_ns.saturating_sub(job.arrived_ns);
-    metrics.answered(status);
-    metrics.searched(queue_ns + service_ns, service_ns);
-    let shape = Shape {
-        status,
-        head_only: job.head_only,
-        keep_alive: job.keep_alive,
-        timing: Some(Timing { queue_ns, service_ns, added_ns }),
-    };
-    let mut bytes = Vec::new();
-    response::write(&mut bytes, shape, response::JSON, body);
-    Answer { to: job.from, bytes, keep_alive: job.keep_alive }
+        Err(error) => {
+            let status = match error {
+                SearchError::Query(_) => StatusCode::BAD_REQUEST,
+                SearchError::Index(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            Answer::error(status, Some(&error.to_string()))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::beside::Lanes;
     use crate::beside::kernel::Kernel;
-    use crate::beside::lanes::Lanes;
     use crate::search::index::tests::index_of;
     use crate::search::server::Emulated;
     use elfen_rt::service::Service;
     use elfen_rt::signal::account::Claim;
-    use mio::{Poll, Token};
     use std::sync::atomic::Ordering::Relaxed;
 
     /// The value of a line of the metrics.
@@ -251,34 +188,33 @@ mod tests {
             }
             let slowdown = "1.5".parse().expect("a factor");
             let lanes: Lanes = "0:1".parse().expect("a pair");
-            let emulated = Emulated { slowdown, lanes, accounts: Arc::new(kernel) };
+            let emulated = Emulated { slowdown, lanes, kernel: Arc::new(kernel) };
             let metrics = Metrics::new(Some(slowdown));
-            let poll = Poll::new().expect("an epoll");
-            let outbox = Outbox::new(Waker::new(poll.registry(), Token(0)).expect("an eventfd"));
             let name = format!("worker-test-{}-{runs}", std::process::id());
             let page: &'static Service =
                 Box::leak(Box::new(Service::open(&name, 1).expect("a page")));
             let queue = Queue::new(20, None);
-            for id in 1..=20 {
-                let query = "one two".to_owned();
-                let (from, arrived_ns, limit) = (id, monotonic_ns(), 10);
-                let (head_only, keep_alive) = (false, true);
-                let job = Job { from, id, arrived_ns, query, limit, head_only, keep_alive };
+            let delivery = Delivery { head_only: false, keep_alive: true };
+            let ask = |id| {
+                let (reply, answered) = oneshot::channel();
+                let (query, arrived_ns) = ("one two".to_owned(), monotonic_ns());
+                let job = Job { id, arrived_ns, query, limit: 10, delivery, reply };
                 queue.push(job).expect("there is room");
-            }
+                answered
+            };
+            let answers: Vec<_> = (1..=20).map(ask).collect();
             queue.close();
             let slot = page.claim(0, 0).expect("it is new");
             let lane = Lane { slot: Some(slot), core: Some(emulated.core(0)) };
-            work(&queue, &outbox, &metrics, &mut index.seeker(), lane);
-            let answers = outbox.take();
-            assert_eq!(answers.len(), 20);
-            let says = |answer: &Answer| {
-                let text = String::from_utf8_lossy(&answer.bytes).into_owned();
+            work(&queue, &metrics, &mut index.seeker(), lane);
+            let says = |answered: oneshot::Receiver<Vec<u8>>| {
+                let bytes = answered.blocking_recv().expect("each is answered");
+                let text = String::from_utf8(bytes).expect("text");
                 let (_, ms) = text.split_once("added;dur=").expect("a core is emulated");
                 let (ms, _) = ms.split_once('\r').expect("it is the last");
                 ms.parse::<f64>().expect("a number") / 1e3
             };
-            let said: f64 = answers.iter().map(says).sum();
+            let said: f64 = answers.into_iter().map(says).sum();
             let slot = page.page().slot(0).expect("one lane");
             let [instructions, cycles] =
                 [&slot.instructions, &slot.cycles].map(|word| word.load(Relaxed));

@@ -21,7 +21,7 @@ use crate::record::{Company, Line, Plan, Run, Setup};
 use simulator::batches::{CHECKS, GUARD};
 use simulator::outcome::Outcome;
 use simulator::pair::{Batch, Control, REF_IPC_MILLI, Signal};
-use simulator::plan::{self, Budgeted};
+use simulator::plan;
 use simulator::source::{Requests, Until};
 use simulator::time::{MS, S, nanoseconds, real};
 use simulator::windows::Watch;
@@ -188,34 +188,39 @@ fn foreseen(runs: impl Iterator<Item = [Pairing; 2]>) -> Option<Foreseen> {
     })
 }
 
-/// `ref_ipc_milli` is what dynamic-budget takes for the IPC of the service alone.
-fn beside(service: &Model, company: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
-    let budgeted = |policy: Budgeted| {
-        let budget_ns = company.budget_ns()?;
-        Some(plan::run(service, Control::Policy(policy.with(budget_ns))))
-    };
-    match company.company {
-        Company::None => Some(plan::run(service, Control::NoBatch)),
+/// What keeps the batch out of the service's way; `None` for what the model has no rule for, and
+/// for a policy without its budget. dynamic-budget takes `ref_ipc_milli` for the IPC of the service
+/// alone.
+pub fn control(company: Company, budget_ns: Option<u64>, ref_ipc_milli: u64) -> Option<Control> {
+    let policy = match company {
+        Company::None => return Some(Control::NoBatch),
         // On a lane of its own no priority keeps a batch from anything.
         Company::Unrestrained | Company::Nice19 | Company::SchedIdle => {
-            Some(plan::run(service, Control::Unrestrained))
+            return Some(Control::Unrestrained);
         }
-        Company::CoreScheduling => None,
-        Company::BorrowIdle => Some(plan::run(service, Control::Policy(Policy::BorrowIdle))),
-        Company::FixedBudget => budgeted(Budgeted::Fixed),
-        Company::RefreshBudget => budgeted(Budgeted::Refresh),
-        Company::DynamicBudget => {
-            let budget_ns = company.budget_ns()?;
-            let policy = Policy::DynamicBudget { budget_ns, ref_ipc_milli };
-            Some(plan::run(service, Control::Policy(policy)))
-        }
+        Company::CoreScheduling => return None,
+        Company::BorrowIdle => Policy::BorrowIdle,
+        Company::FixedBudget => Policy::FixedBudget { budget_ns: budget_ns? },
+        Company::RefreshBudget => Policy::RefreshBudget { budget_ns: budget_ns? },
+        Company::DynamicBudget => Policy::DynamicBudget { budget_ns: budget_ns?, ref_ipc_milli },
+        // Until the first window ends: nothing.
+        Company::SloBudget => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
+    };
+    Some(Control::Policy(policy))
+}
+
+/// The service's requests in a company.
+fn beside(service: &Model, company: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
+    let control = control(company.company, company.budget_ns(), ref_ipc_milli)?;
+    let watch = match company.company {
         Company::SloBudget => {
             let slo: Slo = company.slo()?.parse().ok()?;
             // The keeper of a run sets the budget once a second.
-            let watch = Watch { slo, judge_ns: 60 * S, control_ns: Some(S) };
-            Some(plan::steered(service, watch))
+            Some(Watch { slo, judge_ns: 60 * S, control_ns: Some(S) })
         }
-    }
+        _ => service.watch,
+    };
+    Some(Model { control, watch, ..service.clone() }.run())
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@ use elfen_console::shell;
 
 use super::model_file::{Interference, ModelFile};
 use crate::record;
-use crate::report::naps::{self, Naps};
-use crate::report::simulated::{Impossible, Parameters, Simulation};
+use crate::report::simulated::{self, Impossible, Naps, Parameters, Simulation};
 use crate::report::{Report, live, shim};
 
 const EXAMPLES: &str = "\
@@ -113,7 +112,7 @@ impl Args {
                 Some(_) => format!("elfen lab bench nap --json\n{}", report.command),
                 None => report.command.clone(),
             };
-            report.figures.push(naps::figure(naps.as_ref(), &command));
+            report.figures.push(simulated::naps(naps.as_ref(), &command));
         }
         Ok(report)
     }

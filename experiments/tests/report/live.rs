@@ -11,7 +11,7 @@ use experiments::report::live::{Unusable, report};
 use experiments::report::{Report, Table};
 use proptest::prelude::*;
 
-use super::page::{csv_of, render};
+use super::page::{csv_of, named, parse, render};
 
 fn setup() -> Line {
     Line::Setup(Setup {
@@ -152,7 +152,7 @@ fn the_summary() {
     let mechanisms = "Elfen ran with signal tasks (elfend), nap mwaitx, inject guard.";
     assert!(report.notes.iter().any(|note| note == mechanisms), "{:?}", report.notes);
     assert!(
-        report.notes[0].contains("Lanes 0:1, not known to share a core."),
+        report.notes[0].contains("on 1970-01-01. Lanes 0:1, not known to share a core."),
         "{}",
         report.notes[0]
     );
@@ -182,7 +182,7 @@ fn what_there_is_to_draw() {
     assert_eq!(ids(&two)[..4], expected);
     assert_eq!(two.tables[0].head[2], "program");
     assert!(figure(&two, "live-cost-1").title.ends_with(": lua <5>"));
-    let (html, _) = render(&two);
+    let html = render(&two);
     assert!(html.contains("lua &lt;5&gt;") && !html.contains("lua <5>"));
 }
 
@@ -297,8 +297,8 @@ proptest! {
             Ok(results) => {
                 prop_assert!(results.lines.len() <= 19);
                 if let Ok(report) = report(&results.lines) {
-                    let (_, page) = render(&report);
-                    for figure in page.named("figure") {
+                    let html = render(&report);
+                    for figure in named(parse(&html).root(), "figure") {
                         prop_assert!(!csv_of(figure).is_empty());
                     }
                 }

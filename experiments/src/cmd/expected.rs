@@ -71,37 +71,30 @@ impl Row {
             overlapped: expected.overlapped(),
         }
     }
+}
 
-    fn cells(&self) -> Vec<String> {
-        let percent = |part: f64| format!("{:.1} %", part * 100.0);
-        vec![
-            self.company.clone(),
-            format!("{:.3}", self.p50_ms),
-            format!("{:.3}", self.p99_ms),
-            format!("{:.3}", self.p99_to_none),
-            percent(self.batch_work),
-            percent(self.request_lane_utilisation),
-            percent(self.batch_lane_utilisation),
-            format!("{:.3}", self.utilisation),
-            format!("{:.2} %", self.overlapped * 100.0),
-        ]
-    }
+type Cell = fn(&Row) -> String;
+
+const COLUMNS: [(&str, Cell); 9] = [
+    ("company", |row| row.company.clone()),
+    ("p50 ms", |row| format!("{:.3}", row.p50_ms)),
+    ("p99 ms", |row| format!("{:.3}", row.p99_ms)),
+    ("p99 to none", |row| format!("{:.3}", row.p99_to_none)),
+    ("batch work", |row| percent(row.batch_work)),
+    ("request lane", |row| percent(row.request_lane_utilisation)),
+    ("batch lane", |row| percent(row.batch_lane_utilisation)),
+    ("utilisation", |row| format!("{:.3}", row.utilisation)),
+    ("overlap", |row| format!("{:.2} %", row.overlapped * 100.0)),
+];
+
+fn percent(part: f64) -> String {
+    format!("{:.1} %", part * 100.0)
 }
 
 impl Report {
     fn text(&self) -> String {
-        let heading = [
-            "company",
-            "p50 ms",
-            "p99 ms",
-            "p99 to none",
-            "batch work",
-            "request lane",
-            "batch lane",
-            "utilisation",
-            "overlap",
-        ];
-        let rows: Vec<Vec<String>> = self.companies.iter().map(Row::cells).collect();
-        table::lines(&heading, &rows) + &self.parameters.text()
+        let cells = |row: &Row| COLUMNS.map(|(_, cell)| cell(row)).to_vec();
+        let rows: Vec<Vec<String>> = self.companies.iter().map(cells).collect();
+        table::lines(&COLUMNS.map(|(name, _)| name), &rows) + &self.parameters.text()
     }
 }

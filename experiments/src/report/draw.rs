@@ -240,7 +240,7 @@ pub(super) fn key(mark: Mark, style: Style) -> String {
             .and_then(|()| draw_marker(root, &series, (18 * PX, 7 * PX))),
     });
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart key\" width=\"36\" height=\"14\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" width=\"36\" height=\"14\" \
          viewBox=\"0 0 {width} {height}\" aria-hidden=\"true\">{drawn}</svg>"
     )
 }
@@ -264,8 +264,8 @@ fn frames(figure: &Figure) -> (Vec<Frame>, i32) {
     let mut frames = Vec::new();
     let mut top = 0;
     let Across::Names { names, .. } = &figure.x else {
-        for index in 0..figure.panels.len() {
-            let height = if index == 0 { 216 * PX } else { 132 * PX };
+        let heights = std::iter::once(216 * PX).chain(std::iter::repeat(132 * PX));
+        for (_, height) in figure.panels.iter().zip(heights) {
             top += 26 * PX;
             frames.push(Frame { left: LABELS, top, width: WIDTH - LABELS - 24 * PX, height });
             top += height + 14 * PX;
@@ -273,8 +273,9 @@ fn frames(figure: &Figure) -> (Vec<Frame>, i32) {
         return (frames, top + FOOT - 14 * PX);
     };
     for panels in figure.panels.chunks(BESIDE) {
+        let series = panels.iter().map(|panel| panel.series.len().max(1)).max();
+        let height = (BAR * count(series.unwrap_or(1)) + BETWEEN) * count(names.len());
         let width = (WIDTH - NAMES) / count(panels.len());
-        let height = row_height(panels) * count(names.len());
         top += 46 * PX;
         for index in 0..count(panels.len()) {
             let left = NAMES + width * index;
@@ -283,11 +284,6 @@ fn frames(figure: &Figure) -> (Vec<Frame>, i32) {
         top += height + FOOT;
     }
     (frames, top)
-}
-
-fn row_height(panels: &[Panel]) -> i32 {
-    let most = panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0);
-    BAR * count(most).max(1) + BETWEEN
 }
 
 /// The values that the axis of these panels has to cover.

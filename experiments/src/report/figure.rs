@@ -244,6 +244,17 @@ pub struct Refused {
     pub value: String,
 }
 
+impl Table {
+    pub(super) fn new(title: impl Into<String>, head: &[&str], rows: Vec<Vec<String>>) -> Self {
+        let head = head.iter().map(|&name| name.to_owned()).collect();
+        Self { title: title.into(), head, rows, note: String::new() }
+    }
+
+    pub(super) fn noted(self, note: impl Into<String>) -> Self {
+        Self { note: note.into(), ..self }
+    }
+}
+
 impl Point {
     pub fn at(x: f64, y: f64) -> Self {
         Self { x, y, interval: None }

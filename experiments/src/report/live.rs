@@ -196,11 +196,10 @@ fn warnings(runs: &[&Run]) -> Option<Table> {
         let places = if places.len() > PLACES { "many".to_owned() } else { places.join(", ") };
         vec![format!("{count} of {}", runs.len()), first.to_owned(), places]
     };
-    (!kinds.is_empty()).then(|| Table {
-        title: "Warnings".to_owned(),
-        head: ["runs", "warning", "beside the service"].map(str::to_owned).to_vec(),
-        rows: kinds.into_values().map(row).collect(),
-        note: "Each in the words of its first run; other runs differ in their numbers.".to_owned(),
+    (!kinds.is_empty()).then(|| {
+        let rows = kinds.into_values().map(row).collect();
+        Table::new("Warnings", &["runs", "warning", "beside the service"], rows)
+            .noted("Each in the words of its first run; other runs differ in their numbers.")
     })
 }
 
@@ -331,12 +330,9 @@ impl Measured<'_> {
         };
         let columns: Vec<_> = columns.into_iter().filter(is_shown).collect();
         let row = |row: &Row| columns.iter().map(|(_, cell)| cell(row)).collect();
-        Table {
-            title: "Summary".to_owned(),
-            head: columns.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            rows: self.rows.iter().map(row).collect(),
-            note: format!("{TABLE_NOTE}{}", if helped { HELPERS_NOTE } else { "" }),
-        }
+        let head: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+        Table::new("Summary", &head, self.rows.iter().map(row).collect())
+            .noted(format!("{TABLE_NOTE}{}", if helped { HELPERS_NOTE } else { "" }))
     }
 
     fn figures(&self) -> Vec<Figure> {

@@ -22,4 +22,3 @@ pub mod simulated;
 mod text;
 
 pub use figure::{Report, Table};
-pub use page::RenderError;

@@ -1,7 +1,6 @@
 //! The HTML around the figures, with their numbers as CSV in its links.
 
 use std::fmt::Write;
-use std::io;
 
 use elfen_console::page::{document, escape};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -10,20 +9,11 @@ use super::draw;
 use super::figure::{Across, Figure, Panel, Point, Refused, Report, Series, Source, Table};
 use super::text::short;
 
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-pub enum RenderError {
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    #[error(transparent)]
-    Write(#[from] io::Error),
-}
-
 impl Report {
-    /// Writes the report as one HTML file that needs nothing else.
-    pub fn render(&self, out: &mut impl io::Write) -> Result<(), RenderError> {
+    /// The report as one HTML file that needs nothing else.
+    pub fn html(&self) -> Result<String, Refused> {
         self.check()?;
-        Ok(out.write_all(html(self).as_bytes())?)
+        Ok(html(self))
     }
 }
 

@@ -101,12 +101,8 @@ impl Maker<'_> {
             ("longest gap", show(*longest_gap_ns)),
             ("taken by the host", show(*steal_ns)),
         ];
-        Table {
-            title: "How it was observed".to_owned(),
-            head: vec!["what".to_owned(), "value".to_owned()],
-            rows: rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect(),
-            note: String::new(),
-        }
+        let rows = rows.map(|(what, value)| vec![what.to_owned(), value]).to_vec();
+        Table::new("How it was observed", &["what", "value"], rows)
     }
 
     fn figure(
@@ -251,13 +247,10 @@ impl Maker<'_> {
             vec![name, length, show(at), part]
         };
         let signal = clean(&recording.head.signals[index].name);
-        Table {
-            title: format!("The longest runs of {signal}"),
-            head: ["name", "length", "begins at", "to cut it out"].map(str::to_owned).into(),
-            rows: stays.iter().take(LONGEST).map(row).collect(),
-            note: "`elfen shim show` and `elfen shim export` take such a part of the recording."
-                .to_owned(),
-        }
+        let head = ["name", "length", "begins at", "to cut it out"];
+        let rows = stays.iter().take(LONGEST).map(row).collect();
+        Table::new(format!("The longest runs of {signal}"), &head, rows)
+            .noted("`elfen shim show` and `elfen shim export` take such a part of the recording.")
     }
 
     /// A number over time: its mean in each slice, from the least to the most.
@@ -366,14 +359,11 @@ fn of_each(signal: &str, tags: &[&TagFigure]) -> Table {
         about.into_iter().chain([(tag.runs + tag.cut_runs).to_string()]).chain(lengths).collect()
     };
     let heading = ["name", "share", "time", "runs", "median", "p99", "longest"];
-    Table {
-        title: format!("Every {}", clean(signal)),
-        head: heading.map(str::to_owned).into(),
-        rows: tags.iter().take(ROWS).map(row).collect(),
-        note: match tags.len().saturating_sub(ROWS) {
-            0 => String::new(),
-            more => format!("And {more} more."),
-        },
+    let rows = tags.iter().take(ROWS).map(row).collect();
+    let table = Table::new(format!("Every {}", clean(signal)), &heading, rows);
+    match tags.len().saturating_sub(ROWS) {
+        0 => table,
+        more => table.noted(format!("And {more} more.")),
     }
 }
 

@@ -106,15 +106,11 @@ impl Simulation {
 /// Every number that the thesis prints, against the model's.
 fn published(simulation: &Simulation) -> Table {
     let Simulation { requests, seed, .. } = *simulation;
-    Table {
-        title: "Published and simulated".to_owned(),
-        head: thesis::HEADING.map(str::to_owned).to_vec(),
-        rows: thesis::rows(requests, seed).iter().map(thesis::Row::cells).collect(),
-        note: format!(
-            "A number that is built in, or that a parameter was fitted to, is no evidence. Made by \
-             elfen lab thesis --requests {requests} --seed {seed}."
-        ),
-    }
+    let rows = thesis::rows(requests, seed).iter().map(thesis::Row::cells).collect();
+    Table::new("Published and simulated", &thesis::HEADING, rows).noted(format!(
+        "A number that is built in, or that a parameter was fitted to, is no evidence. Made by \
+         elfen lab thesis --requests {requests} --seed {seed}."
+    ))
 }
 
 /// Loads at round distances, and what a service alone makes of them.

@@ -6,9 +6,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 /// The report's bytes, which are XML.
 pub(crate) fn render(report: &Report) -> String {
-    let mut html = Vec::new();
-    report.render(&mut html).expect("a vector takes everything");
-    let html = String::from_utf8(html).expect("reports are UTF-8");
+    let html = report.html().expect("all of it can be drawn");
     parse(&html);
     html
 }

@@ -74,6 +74,6 @@ proptest! {
         let run = |(&start_ticks, &value)| Run { start_ticks, state: state(value), samples: value };
         let runs: Vec<Run> = times.iter().zip(&values).map(run).collect();
         recording.runs = vec![runs.clone(), runs];
-        let _either = shim::report(&recording, "elfen lab report").render(&mut Vec::new());
+        let _either = shim::report(&recording, "elfen lab report").html();
     }
 }

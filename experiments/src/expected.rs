@@ -14,12 +14,13 @@
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
+use serde::Serialize;
 
 use crate::live::plan::Spec;
 use crate::live::summary::{Foreseen, Row, figure};
 use crate::record::{Company, Line, Plan, Run, Setup};
 use simulator::batches::{CHECKS, GUARD};
-use simulator::outcome::Outcome;
+use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Batch, Control, REF_IPC_MILLI, Signal};
 use simulator::plan;
 use simulator::source::{Requests, Until};
@@ -27,28 +28,14 @@ use simulator::time::{MS, S, nanoseconds, real};
 use simulator::windows::Watch;
 use simulator::{Model, Queue};
 
-/// One company's share of what was expected.
-#[derive(Clone, Debug)]
+/// What is expected of one company.
+#[derive(Clone, Debug, Serialize)]
 pub struct Expected {
-    pub company: Spec,
-    pub outcome: Outcome,
+    pub company: String,
     /// p99 as a multiple of what the same requests have alone.
     pub p99_to_none: f64,
-}
-
-impl Expected {
-    /// Of the time in which requests run, the part in which the batch ran as well.
-    pub fn overlapped(&self) -> f64 {
-        match self.outcome.request_lane_utilisation() {
-            0.0 => 0.0,
-            busy => self.outcome.overlapped_fraction() / busy,
-        }
-    }
-
-    /// Of the time of the batch lane, the part in which the batch ran.
-    pub fn batch_lane(&self) -> f64 {
-        self.outcome.borrowed_fraction() + self.outcome.overlapped_fraction()
-    }
+    #[serde(flatten)]
+    pub summary: Summary,
 }
 
 /// The requests of `service` in each company; `None` for one that the model has no rule for.
@@ -57,8 +44,11 @@ pub fn expected(service: &Model, companies: &[Spec]) -> Option<Vec<Expected>> {
     let alone = plan::run(service, Control::NoBatch);
     let beside = |company: &Spec| {
         let outcome = beside(service, company, REF_IPC_MILLI)?;
-        let p99_to_none = p99(&outcome) / p99(&alone);
-        Some(Expected { company: company.clone(), outcome, p99_to_none })
+        Some(Expected {
+            company: company.to_string(),
+            p99_to_none: p99(&outcome) / p99(&alone),
+            summary: outcome.summary(&service.batch),
+        })
     };
     companies.iter().map(beside).collect()
 }
@@ -142,7 +132,7 @@ impl Core {
         let in_company = beside(&self.service(run)?, &company, nanoseconds(ref_ipc_milli))?;
         let without = plan::run(&self.service(alone)?, Control::NoBatch);
         let helpers = if self.lent_to_helpers { run.helper_utilisation } else { 0.0 };
-        let batch_lane = in_company.borrowed_fraction() + in_company.overlapped_fraction();
+        let batch_lane = in_company.batch_lane_utilisation();
         Some([
             Pairing {
                 foreseen: tail_ns(&in_company) / tail_ns(&without),

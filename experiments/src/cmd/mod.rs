@@ -4,7 +4,6 @@ mod batch_args;
 mod bench;
 mod calibrate;
 mod demo;
-mod expected;
 mod experiment;
 mod experiment_args;
 mod ladder;

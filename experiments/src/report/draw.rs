@@ -371,11 +371,8 @@ impl<'b> Canvas<'_, 'b> {
 
     fn draw_axes(&self, index: usize, x: Ruler, y: Ruler) -> Result<Chart<'_, 'b>, Box<dyn Error>> {
         let Frame { left, top, width, height } = self.frame;
-        let labels = match self.is_names {
-            true if index % BESIDE == 0 => NAMES,
-            true => 0,
-            false => LABELS,
-        };
+        let first = if self.is_names { NAMES } else { LABELS };
+        let labels = if self.is_names && !index.is_multiple_of(BESIDE) { 0 } else { first };
         let foot = if self.has_labels { FOOT } else { TICKS };
         let area = self.root.clone().shrink((left - labels, top), (width + labels, height + foot));
         let mut builder = ChartBuilder::on(&area);
@@ -437,10 +434,13 @@ impl<'b> Canvas<'_, 'b> {
 
     /// From the middle of the row to a mark of the series: the series that have the row share it.
     fn down(&self, at: usize, point: &Point) -> i32 {
+        if !self.is_names {
+            return 0;
+        }
         let has = |series: &&Series| series.points.iter().any(|other| other.x == point.x);
         let all = self.panel.series.iter().filter(has).count();
         let before = self.panel.series[..at].iter().filter(has).count();
-        if self.is_names { from_middle(before, all) * BAR / 2 } else { 0 }
+        from_middle(before, all) * BAR / 2
     }
 
     fn draw_series(

@@ -593,7 +593,7 @@ impl<'a> Lab<'a> {
         let rps = self.one.rates[OVERHEAD_AT];
         let at = |company| self.one.with(company, batch, self.slo()).swap_remove(OVERHEAD_AT);
         let outcomes = ROWS.map(at);
-        let share = |outcome: &Outcome| outcome.borrowed_fraction() + outcome.overlapped_fraction();
+        let share = Outcome::batch_lane_utilisation;
         let work = |outcome: &Outcome| outcome.batch_work(batch);
         // A batch that gets nothing done takes for ever, which no axis has room for.
         let time = |outcome: &Outcome| (work(outcome) > 0.0).then(|| 1.0 / work(outcome));

@@ -53,28 +53,21 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
 type Place = (i32, i32);
 
-/// What turns the colours of a picture into those of the page.
+/// What turns the colours of a picture into those of the page, and gives lines their dashes.
 pub(super) fn style() -> String {
-    let mut style = Style::ALL
-        .map(|look| {
-            let (colour, dash) = (hexadecimal(look.rgb), look.dash.replace(' ', "0 "));
-            let dash = if dash == "none" { dash } else { dash + "0" };
-            format!(
-                ".chart [stroke=\"{colour}\"][stroke-width=\"{STROKE}\"] \
-                 {{ stroke-dasharray: {dash}; }}\n"
-            )
-        })
-        .concat();
-    let named = Style::ALL.map(|look| (look.rgb, format!("c-{}", look.name)));
-    let others = [SOFT, LINE, BASE, TEXT].map(|(rgb, name)| (rgb, name.to_owned()));
-    for (rgb, name) in named.into_iter().chain(others) {
-        for property in ["stroke", "fill"] {
-            let colour = hexadecimal(rgb);
-            style +=
-                &format!(".chart [{property}=\"{colour}\"] {{ {property}: var(--{name}); }}\n");
-        }
+    let mut style = format!(".chart [stroke-width=\"{RULE}\"] {{ stroke-dasharray: 30 30; }}\n");
+    for Style { rgb, dash, .. } in Style::ALL {
+        let line = format!("[stroke=\"{}\"][stroke-width=\"{STROKE}\"]", hexadecimal(rgb));
+        style += &format!(".chart {line} {{ stroke-dasharray: {dash}; }}\n");
     }
-    style + &format!(".chart [stroke-width=\"{RULE}\"] {{ stroke-dasharray: 30 30; }}\n")
+    let series = Style::ALL.map(|style| (style.rgb, format!("c-{}", style.name)));
+    let others = [SOFT, LINE, BASE, TEXT].map(|(rgb, name)| (rgb, name.to_owned()));
+    for (rgb, name) in series.into_iter().chain(others) {
+        let colour = hexadecimal(rgb);
+        style += &format!(".chart [stroke=\"{colour}\"] {{ stroke: var(--{name}); }}\n");
+        style += &format!(".chart [fill=\"{colour}\"] {{ fill: var(--{name}); }}\n");
+    }
+    style
 }
 
 fn hexadecimal(rgb: u32) -> String {

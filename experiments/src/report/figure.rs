@@ -156,7 +156,7 @@ pub struct Style {
     pub name: &'static str,
     /// The colour of the light theme, 0xRRGGBB.
     pub rgb: u32,
-    /// Lengths of strokes and gaps, in pixels.
+    /// Lengths of strokes and gaps, in tenths of a pixel.
     pub dash: &'static str,
     pub marker: Marker,
 }
@@ -182,15 +182,15 @@ const fn star(corners: u8, angle_degrees: f64) -> Marker {
 impl Style {
     pub const ALL: [Self; 10] = [
         Self { name: "ink", rgb: 0x2b2b29, dash: "none", marker: polygon(24, 0.0) },
-        Self { name: "blue", rgb: 0x033da1, dash: "9 3", marker: polygon(4, 45.0) },
-        Self { name: "red", rgb: 0xa13100, dash: "6 2 2 2", marker: polygon(3, -90.0) },
-        Self { name: "aqua", rgb: 0x009693, dash: "2 3", marker: polygon(4, 0.0) },
-        Self { name: "orange", rgb: 0xe76e1c, dash: "5 4", marker: polygon(3, 90.0) },
-        Self { name: "violet", rgb: 0x947df1, dash: "12 3 2 3", marker: polygon(3, 0.0) },
-        Self { name: "ochre", rgb: 0x836b21, dash: "4 2", marker: polygon(3, 180.0) },
-        Self { name: "pink", rgb: 0x893152, dash: "14 4", marker: star(4, 0.0) },
-        Self { name: "green", rgb: 0x3da56c, dash: "8 3 2 3 2 3", marker: polygon(5, -90.0) },
-        Self { name: "grey", rgb: 0x706f6c, dash: "1 3", marker: star(4, 45.0) },
+        Self { name: "blue", rgb: 0x033da1, dash: "90 30", marker: polygon(4, 45.0) },
+        Self { name: "red", rgb: 0xa13100, dash: "60 20 20 20", marker: polygon(3, -90.0) },
+        Self { name: "aqua", rgb: 0x009693, dash: "20 30", marker: polygon(4, 0.0) },
+        Self { name: "orange", rgb: 0xe76e1c, dash: "50 40", marker: polygon(3, 90.0) },
+        Self { name: "violet", rgb: 0x947df1, dash: "120 30 20 30", marker: polygon(3, 0.0) },
+        Self { name: "ochre", rgb: 0x836b21, dash: "40 20", marker: polygon(3, 180.0) },
+        Self { name: "pink", rgb: 0x893152, dash: "140 40", marker: star(4, 0.0) },
+        Self { name: "green", rgb: 0x3da56c, dash: "80 30 20 30 20 30", marker: polygon(5, -90.0) },
+        Self { name: "grey", rgb: 0x706f6c, dash: "10 30", marker: star(4, 45.0) },
     ];
     pub const INK: Self = Self::ALL[0];
     pub const BLUE: Self = Self::ALL[1];

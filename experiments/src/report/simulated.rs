@@ -88,8 +88,10 @@ impl Simulation {
     /// All figures that can be simulated, and how near the model is to the thesis.
     pub fn report(&self) -> Result<Report, Impossible> {
         let lab = Lab::new(self)?;
-        let mut figures = vec![lab.demand(), lab.percentiles(), lab.unrestrained(), lab.pauses()];
-        figures.extend(POLICIES.iter().map(|spec| lab.policies(spec)));
+        let mut figures: Vec<Figure> = OVER_LOAD.iter().map(|spec| lab.over_load(spec)).collect();
+        // In the order of the thesis.
+        figures.insert(2, lab.pauses());
+        figures.insert(0, lab.demand());
         figures.push(lab.overhead());
         let tables = if self.parameters.are_of_thesis { vec![published(self)] } else { Vec::new() };
         Ok(Report {
@@ -210,15 +212,23 @@ fn one_digit(value: f64) -> f64 {
     (value / power).round() * power
 }
 
-/// A line over the loads: its name, its style, its outcomes.
-struct Line<'a>(String, Style, &'a [Outcome]);
+/// A line over the loads: a quantile of the latency, and the utilisation.
+struct Line {
+    name: String,
+    style: Style,
+    share: f64,
+    outcomes: Vec<Outcome>,
+}
 
-impl Line<'_> {
+impl Line {
+    fn p99(name: impl Into<String>, style: Style, outcomes: Vec<Outcome>) -> Self {
+        Self { name: name.into(), style, share: 0.99, outcomes }
+    }
+
     fn series(&self, sweep: &Sweep<'_>, value: impl Fn(&Outcome) -> f64) -> Series {
-        let Self(name, style, outcomes) = self;
-        let points = sweep.rates.iter().zip(&outcomes[..sweep.drawable(outcomes)]);
+        let points = sweep.rates.iter().zip(&self.outcomes[..sweep.drawable(&self.outcomes)]);
         let points = points.map(|(&rps, outcome)| Point::at(rps, value(outcome))).collect();
-        Series::new(name.clone(), Mark::Line, *style, points)
+        Series::new(self.name.clone(), Mark::Line, self.style, points)
     }
 }
 
@@ -229,14 +239,14 @@ fn tail_ms(outcome: &Outcome) -> f64 {
 /// Points that the thesis prints.
 type Rings = &'static [(f64, f64)];
 
-/// A figure of companies over the loads of one sweep: p99, and the utilisation of the core.
-struct Policies {
+/// A figure over the loads of one sweep: latency above, the utilisation of the core below.
+struct OverLoad {
     id: &'static str,
     title: &'static str,
     /// Seven cores that share a queue, or one.
     seven: bool,
-    companies: &'static [Company],
-    /// Of p99, and of the utilisation.
+    lines: Lines,
+    /// Of the latency, and of the utilisation.
     rings: [Rings; 2],
     note: &'static str,
     reading: fn(&Found<'_>) -> String,
@@ -244,41 +254,93 @@ struct Policies {
     point: fn(&Found<'_>) -> String,
 }
 
+#[derive(Clone, Copy)]
+enum Lines {
+    /// Quantiles of the service alone.
+    Alone,
+    /// Alone, and next to each batch program, which nothing restrains.
+    Unrestrained,
+    /// Next to the first batch program, in each of these companies.
+    Companies(&'static [Company]),
+}
+
 /// What such a figure found.
 struct Found<'a> {
     lab: &'a Lab<'a>,
     sweep: &'a Sweep<'a>,
-    /// Of each company.
-    outcomes: Vec<Vec<Outcome>>,
+    lines: Vec<Line>,
 }
 
-/// Figures 5.10 (a), (b) and (c), and Figure 5.11 with slo-budget.
-const POLICIES: [Policies; 4] = [
-    Policies {
+/// Figures 5.2, 5.4, 5.10 (a), (b) and (c), and 5.11 with slo-budget.
+const OVER_LOAD: [OverLoad; 6] = [
+    OverLoad {
+        id: "percentiles",
+        title: "Alone: the tail turns up long before the lane is full",
+        seven: false,
+        lines: Lines::Alone,
+        rings: [&[(70.0, 60.0), (100.0, 76.0), (120.0, 100.0)], &[(120.0, 0.7)]],
+        note: "",
+        reading: |found| {
+            let wall = found.wall();
+            format!(
+                "The SLO of {} ms holds at {} RPS and no longer at the next point; there the \
+                 request lane is busy for {} of the time, and the other lane of the core never.",
+                found.lab.parameters().slo_ms,
+                said(found.sweep.rates[wall]),
+                percent(found.sweep.alone[wall].request_lane_utilisation()),
+            )
+        },
+        point: |found| format!("--rps {}", found.sweep.rates[found.wall()]),
+    },
+    OverLoad {
+        id: "unrestrained",
+        title: "An unrestrained batch moves the wall",
+        seven: false,
+        lines: Lines::Unrestrained,
+        rings: [&[(40.0, 76.0)], &[]],
+        note: "",
+        reading: |found| {
+            let batches = found.lab.parameters().batches.iter();
+            let each = batches.zip(&found.lines[1..]).map(|((name, _), line)| {
+                match found.kept_rps(&line.outcomes) {
+                    0.0 => format!("at no point beside {name:?}"),
+                    rps => format!("up to {} beside {name:?}", said(rps)),
+                }
+            });
+            format!(
+                "The service alone keeps the SLO up to {} RPS; with a batch program that nothing \
+                 restrains {}.",
+                said(found.kept_rps(&found.sweep.alone)),
+                each.collect::<Vec<_>>().join(", "),
+            )
+        },
+        point: |found| format!("--rps {} --policy unrestrained", found.sweep.rates[3]),
+    },
+    OverLoad {
         id: "borrow-idle",
         title: "borrow-idle on one core: the idle time, and nothing else",
         seven: false,
-        companies: &[Company::None, Company::BorrowIdle],
+        lines: Lines::Companies(&[Company::None, Company::BorrowIdle]),
         rings: [&[], &[]],
         note: "",
         reading: |found| found.sameness(),
         point: |found| format!("--rps {} --policy borrow-idle", found.sweep.rates[7]),
     },
-    Policies {
+    OverLoad {
         id: "borrow-idle-7",
         title: "borrow-idle on seven cores that share a queue",
         seven: true,
-        companies: &[Company::None, Company::BorrowIdle],
+        lines: Lines::Companies(&[Company::None, Company::BorrowIdle]),
         rings: [&[(1000.0, 60.0)], &[]],
         note: "",
         reading: |found| found.sameness(),
         point: |found| format!("--cores 7 --rps {} --policy borrow-idle", found.sweep.rates[5]),
     },
-    Policies {
+    OverLoad {
         id: "dynamic-7",
         title: "dynamic-budget on seven cores",
         seven: true,
-        companies: &[Company::None, Company::BorrowIdle, Company::DynamicBudget],
+        lines: Lines::Companies(&[Company::None, Company::BorrowIdle, Company::DynamicBudget]),
         rings: [&[], &[(600.0, 1.75)]],
         note: "",
         reading: |found| {
@@ -297,18 +359,18 @@ const POLICIES: [Policies; 4] = [
             format!("--cores 7 --rps {rps} --policy dynamic-budget --budget {budget}")
         },
     },
-    Policies {
+    OverLoad {
         id: "policies",
         title: "Policies: what the tail's headroom buys",
         seven: false,
-        companies: &[
+        lines: Lines::Companies(&[
             Company::None,
             Company::BorrowIdle,
             Company::FixedBudget,
             Company::RefreshBudget,
             Company::DynamicBudget,
             Company::SloBudget,
-        ],
+        ]),
         rings: [&[], &[]],
         note: " Budgets: the SLO less the p99 without a batch at that load, the thesis's rule; \
             slo-budget finds its own.",
@@ -335,7 +397,7 @@ const POLICIES: [Policies; 4] = [
 impl Found<'_> {
     /// How little borrow-idle costs, and what it brings.
     fn sameness(&self) -> String {
-        let (sweep, outcomes) = (self.sweep, &self.outcomes[1]);
+        let (sweep, outcomes) = (self.sweep, &self.lines[1].outcomes);
         let drawn = sweep.drawable(outcomes).min(sweep.drawable(&sweep.alone));
         let ratio = |(alone, with): (&Outcome, &Outcome)| tail_ms(with) / tail_ms(alone);
         let worst = sweep.alone.iter().zip(outcomes).take(drawn).map(ratio).fold(0.0, f64::max);
@@ -349,23 +411,29 @@ impl Found<'_> {
         )
     }
 
-    fn best(&self, company: usize) -> (usize, &Outcome) {
-        let at = self.sweep.peak(&self.outcomes[company]);
-        (at, &self.outcomes[company][at])
+    fn best(&self, line: usize) -> (usize, &Outcome) {
+        let outcomes = &self.lines[line].outcomes;
+        let at = self.sweep.peak(outcomes);
+        (at, &outcomes[at])
+    }
+
+    /// The last point at which the service alone keeps the SLO.
+    fn wall(&self) -> usize {
+        self.sweep.kept(&self.sweep.alone, &self.lab.slo()).saturating_sub(1)
+    }
+
+    /// The highest rate up to which all keep the SLO; 0 if none does.
+    fn kept_rps(&self, outcomes: &[Outcome]) -> f64 {
+        match self.sweep.kept(outcomes, &self.lab.slo()) {
+            0 => 0.0,
+            count => self.sweep.rates[count - 1],
+        }
     }
 
     /// The thesis's budget at a rate, as `--budget` takes it.
     fn budget(&self, index: usize) -> String {
         format!("{}ns", self.sweep.headroom_ns(index, &self.lab.slo()))
     }
-}
-
-fn load_axis() -> Across {
-    Across::number("load", "requests a second")
-}
-
-fn used_axis() -> Axis {
-    Axis::new("utilisation of the core", "2.0 is both lanes always busy")
 }
 
 /// The loads of Figures 5.12 and 5.5 among the rates of one core: 80 and 120 of the thesis's RPS.
@@ -407,11 +475,6 @@ impl<'a> Lab<'a> {
 
     fn slo(&self) -> Slo {
         self.simulation.slo()
-    }
-
-    fn slo_rule(&self) -> Rule {
-        let slo_ms = self.parameters().slo_ms;
-        Rule { y: real(slo_ms), name: format!("SLO {slo_ms} ms") }
     }
 
     /// Numbers that the thesis prints, if there are any and they belong here.
@@ -467,113 +530,70 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// p99 above, the core's utilisation below, and what the thesis prints of either.
-    fn over_load(
-        &self,
-        (id, title): (&str, &str),
-        sweep: &Sweep<'_>,
-        lines: &[Line<'_>],
-        rings: [Rings; 2],
-    ) -> Figure {
-        let series = |value: fn(&Outcome) -> f64| -> Vec<Series> {
-            lines.iter().map(|line| line.series(sweep, value)).collect()
-        };
-        let mut figure = self.figure(id, title, load_axis());
-        figure.panels = vec![
-            Panel::new(Axis::new("p99 latency", "ms"), series(tail_ms)),
-            Panel::new(used_axis(), series(Outcome::utilisation)),
-        ];
-        figure.panels[0].rules.push(self.slo_rule());
-        for (panel, rings) in figure.panels.iter_mut().zip(rings) {
-            panel.series.extend(self.rings(rings));
+    fn lines(&self, lines: Lines, sweep: &Sweep<'_>) -> Vec<Line> {
+        let Parameters { batches, .. } = self.parameters();
+        let with = |company, batch| sweep.with(company, batch, self.slo());
+        match lines {
+            Lines::Alone => {
+                let quantiles = [("p50", Style::AQUA, 0.5), ("p95", Style::OCHRE, 0.95)];
+                let quantiles = quantiles.into_iter().chain([("p99", Style::INK, 0.99)]);
+                let line = |(name, style, share)| Line {
+                    share,
+                    ..Line::p99(name, style, sweep.alone.clone())
+                };
+                quantiles.map(line).collect()
+            }
+            Lines::Unrestrained => {
+                let alone = Line::p99(Company::None.title(), Style::INK, sweep.alone.clone());
+                // Neither the style of the service alone nor that of borrow-idle.
+                let styles = Style::ALL.into_iter().skip(2).cycle();
+                let beside = batches.iter().zip(styles).map(|((name, batch), style)| {
+                    Line::p99(format!("beside {name}"), style, with(Company::Unrestrained, batch))
+                });
+                std::iter::once(alone).chain(beside).collect()
+            }
+            Lines::Companies(companies) => {
+                let (_, batch) = self.batch();
+                let line = |&of: &Company| Line::p99(of.title(), of.style(), with(of, batch));
+                companies.iter().map(line).collect()
+            }
         }
-        if lines.iter().any(|Line(.., outcomes)| sweep.drawable(outcomes) < sweep.rates.len()) {
-            figure.made_with += " A line ends where its p99 passes two SLOs.";
-        }
-        figure
     }
 
-    fn policies(&self, spec: &Policies) -> Figure {
+    fn over_load(&self, spec: &OverLoad) -> Figure {
         let sweep = if spec.seven { &self.seven } else { &self.one };
-        let (_, batch) = self.batch();
-        let with = |company: &Company| sweep.with(*company, batch, self.slo());
-        let outcomes = spec.companies.iter().map(with).collect();
-        let found = Found { lab: self, sweep, outcomes };
-        let lines: Vec<Line<'_>> = spec
-            .companies
-            .iter()
-            .zip(&found.outcomes)
-            .map(|(company, outcomes)| Line(company.title().to_owned(), company.style(), outcomes))
-            .collect();
-        let mut figure = self.over_load((spec.id, spec.title), sweep, &lines, spec.rings);
+        let found = Found { lab: self, sweep, lines: self.lines(spec.lines, sweep) };
+        let lines = found.lines.iter();
+        let latencies =
+            lines.clone().map(|line| line.series(sweep, |outcome| outcome.quantile_ms(line.share)));
+        let utilisations = lines.clone().map(|line| line.series(sweep, Outcome::utilisation));
+        let mut figure =
+            self.figure(spec.id, spec.title, Across::number("load", "requests a second"));
+        figure.panels = vec![
+            Panel::new(Axis::new("p99 latency", "ms"), latencies.collect()),
+            Panel::new(
+                Axis::new("utilisation of the core", "2.0 is both lanes always busy"),
+                utilisations.collect(),
+            ),
+        ];
+        if let Lines::Alone = spec.lines {
+            // All quantiles are of the same requests, which run on one lane.
+            figure.panels[0].y.quantity = "latency".to_owned();
+            figure.panels[1].series.drain(..2);
+            figure.panels[1].series[0].name = "request lane".to_owned();
+        }
+        let slo_ms = self.parameters().slo_ms;
+        let rule = Rule { y: real(slo_ms), name: format!("SLO {slo_ms} ms") };
+        figure.panels[0].rules.push(rule);
+        for (panel, rings) in figure.panels.iter_mut().zip(spec.rings) {
+            panel.series.extend(self.rings(rings));
+        }
+        if lines.clone().any(|line| sweep.drawable(&line.outcomes) < sweep.rates.len()) {
+            figure.made_with += " A line ends where its p99 passes two SLOs.";
+        }
         figure.reading = (spec.reading)(&found);
         figure.made_with += spec.note;
         figure.command = self.command(&(spec.point)(&found));
-        figure
-    }
-
-    /// Figure 5.2.
-    fn percentiles(&self) -> Figure {
-        let sweep = &self.one;
-        let alone = |name: &str, style| Line(name.to_owned(), style, &sweep.alone);
-        let quantiles =
-            [("p50", Style::AQUA, 0.5), ("p95", Style::OCHRE, 0.95), ("p99", Style::INK, 0.99)];
-        let title = "Alone: the tail turns up long before the lane is full";
-        let mut figure = self.figure("percentiles", title, load_axis());
-        let tails = quantiles.map(|(name, style, share)| {
-            alone(name, style).series(sweep, |outcome| outcome.quantile_ms(share))
-        });
-        let mut tails = Panel::new(Axis::new("latency", "ms"), tails.to_vec());
-        tails.rules.push(self.slo_rule());
-        tails.series.extend(self.rings(&[(70.0, 60.0), (100.0, 76.0), (120.0, 100.0)]));
-        let line = alone("request lane", Style::INK);
-        let busy = line.series(sweep, Outcome::request_lane_utilisation);
-        let mut busy = Panel::new(used_axis(), vec![busy]);
-        busy.series.extend(self.rings(&[(120.0, 0.7)]));
-        figure.panels = vec![tails, busy];
-        let wall = sweep.kept(&sweep.alone, &self.slo()).saturating_sub(1);
-        figure.reading = format!(
-            "The SLO of {} ms holds at {} RPS and no longer at the next point; there the request \
-             lane is busy for {} of the time, and the other lane of the core never.",
-            self.parameters().slo_ms,
-            said(sweep.rates[wall]),
-            percent(sweep.alone[wall].request_lane_utilisation()),
-        );
-        figure.command = self.command(&format!("--rps {}", sweep.rates[wall]));
-        figure
-    }
-
-    /// Figure 5.4.
-    fn unrestrained(&self) -> Figure {
-        let (sweep, slo) = (&self.one, self.slo());
-        let batches = self.parameters().batches.iter();
-        let beside: Vec<(&str, Vec<Outcome>)> = batches
-            .map(|(name, batch)| (name.as_str(), sweep.with(Company::Unrestrained, batch, slo)))
-            .collect();
-        // Neither that of the service alone nor that of borrow-idle.
-        let styles = Style::ALL.into_iter().skip(2).cycle();
-        let alone = Line(Company::None.title().to_owned(), Style::INK, &sweep.alone);
-        let mut lines = vec![alone];
-        for ((name, outcomes), style) in beside.iter().zip(styles) {
-            lines.push(Line(format!("beside {name}"), style, outcomes));
-        }
-        let names = ("unrestrained", "An unrestrained batch moves the wall");
-        let mut figure = self.over_load(names, sweep, &lines, [&[(40.0, 76.0)], &[]]);
-        let kept = |outcomes: &[Outcome]| match sweep.kept(outcomes, &slo) {
-            0 => 0.0,
-            count => sweep.rates[count - 1],
-        };
-        let each = beside.iter().map(|(name, outcomes)| match kept(outcomes) {
-            0.0 => format!("at no point beside {name:?}"),
-            rps => format!("up to {} beside {name:?}", said(rps)),
-        });
-        figure.reading = format!(
-            "The service alone keeps the SLO up to {} RPS; with a batch program that nothing \
-             restrains {}.",
-            said(kept(&sweep.alone)),
-            each.collect::<Vec<_>>().join(", "),
-        );
-        figure.command = self.command(&format!("--rps {} --policy unrestrained", sweep.rates[3]));
         figure
     }
 

@@ -19,8 +19,8 @@ struct Ruler {
 }
 
 impl Ruler {
-    /// From the numbers that are anchored at their `middle`, below the picture, or at their `end`, at
-    /// its left.
+    /// From the labels that are anchored at their `middle`, below the picture, or at their `end`,
+    /// left of it.
     fn new(figure: Node<'_, '_>, anchor: &str, log: bool) -> Self {
         let along = if anchor == "end" { "y" } else { "x" };
         let ticks: Vec<(f64, f64)> = named(figure, "text")

@@ -127,8 +127,8 @@ proptest! {
             prop_assert_eq!(undrawable(node), None);
         }
         let figure = named(page.root(), "figure")[0];
-        let drawn = named(figure, "svg").into_iter().rfind(|svg| svg.attribute("role") == Some("img"));
-        let drawn = drawn.expect("a picture");
+        let is_picture = |svg: &Node<'_, '_>| svg.attribute("role") == Some("img");
+        let drawn = named(figure, "svg").into_iter().find(is_picture).expect("a picture");
         prop_assert_eq!(drawn.first_element_child().expect("a title").tag_name().name(), "title");
         let points: usize = report.figures[0]
             .panels

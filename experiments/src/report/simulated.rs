@@ -213,6 +213,7 @@ fn one_digit(value: f64) -> f64 {
 }
 
 /// A line over the loads: a quantile of the latency, and the utilisation.
+#[derive(Clone)]
 struct Line {
     name: String,
     style: Style,
@@ -263,6 +264,9 @@ enum Lines {
     /// Next to the first batch program, in each of these companies.
     Companies(&'static [Company]),
 }
+
+const QUANTILES: [(&str, Style, f64); 3] =
+    [("p50", Style::AQUA, 0.5), ("p95", Style::OCHRE, 0.95), ("p99", Style::INK, 0.99)];
 
 /// What such a figure found.
 struct Found<'a> {
@@ -535,13 +539,11 @@ impl<'a> Lab<'a> {
         let with = |company, batch| sweep.with(company, batch, self.slo());
         match lines {
             Lines::Alone => {
-                let quantiles = [("p50", Style::AQUA, 0.5), ("p95", Style::OCHRE, 0.95)];
-                let quantiles = quantiles.into_iter().chain([("p99", Style::INK, 0.99)]);
-                let line = |(name, style, share)| Line {
-                    share,
-                    ..Line::p99(name, style, sweep.alone.clone())
+                let line = |(name, style, share)| {
+                    let line = Line::p99(name, style, sweep.alone.clone());
+                    Line { share, ..line }
                 };
-                quantiles.map(line).collect()
+                QUANTILES.map(line).to_vec()
             }
             Lines::Unrestrained => {
                 let alone = Line::p99(Company::None.title(), Style::INK, sweep.alone.clone());
@@ -563,32 +565,31 @@ impl<'a> Lab<'a> {
     fn over_load(&self, spec: &OverLoad) -> Figure {
         let sweep = if spec.seven { &self.seven } else { &self.one };
         let found = Found { lab: self, sweep, lines: self.lines(spec.lines, sweep) };
-        let lines = found.lines.iter();
-        let latencies =
-            lines.clone().map(|line| line.series(sweep, |outcome| outcome.quantile_ms(line.share)));
-        let utilisations = lines.clone().map(|line| line.series(sweep, Outcome::utilisation));
-        let mut figure =
-            self.figure(spec.id, spec.title, Across::number("load", "requests a second"));
-        figure.panels = vec![
-            Panel::new(Axis::new("p99 latency", "ms"), latencies.collect()),
-            Panel::new(
-                Axis::new("utilisation of the core", "2.0 is both lanes always busy"),
-                utilisations.collect(),
-            ),
-        ];
-        if let Lines::Alone = spec.lines {
+        let latency = |line: &Line| line.series(sweep, |of| of.quantile_ms(line.share));
+        let utilisation = |line: &Line| line.series(sweep, Outcome::utilisation);
+        let latencies = found.lines.iter().map(latency).collect();
+        let utilisations: Vec<Series> = found.lines.iter().map(utilisation).collect();
+        let (quantity, utilisations) = match spec.lines {
             // All quantiles are of the same requests, which run on one lane.
-            figure.panels[0].y.quantity = "latency".to_owned();
-            figure.panels[1].series.drain(..2);
-            figure.panels[1].series[0].name = "request lane".to_owned();
-        }
+            Lines::Alone => {
+                let name = "request lane".to_owned();
+                ("latency", vec![Series { name, ..utilisations[2].clone() }])
+            }
+            _ => ("p99 latency", utilisations),
+        };
+        let used = Axis::new("utilisation of the core", "2.0 is both lanes always busy");
+        let x = Across::number("load", "requests a second");
+        let mut figure = self.figure(spec.id, spec.title, x);
+        figure.panels =
+            vec![Panel::new(Axis::new(quantity, "ms"), latencies), Panel::new(used, utilisations)];
         let slo_ms = self.parameters().slo_ms;
         let rule = Rule { y: real(slo_ms), name: format!("SLO {slo_ms} ms") };
         figure.panels[0].rules.push(rule);
         for (panel, rings) in figure.panels.iter_mut().zip(spec.rings) {
             panel.series.extend(self.rings(rings));
         }
-        if lines.clone().any(|line| sweep.drawable(&line.outcomes) < sweep.rates.len()) {
+        let is_cut = |line: &Line| sweep.drawable(&line.outcomes) < sweep.rates.len();
+        if found.lines.iter().any(is_cut) {
             figure.made_with += " A line ends where its p99 passes two SLOs.";
         }
         figure.reading = (spec.reading)(&found);

@@ -14,41 +14,28 @@
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
+use serde::Serialize;
 
 use crate::live::plan::Spec;
 use crate::live::summary::{Foreseen, Row, figure};
 use crate::record::{Company, Line, Plan, Run, Setup};
 use simulator::batches::{CHECKS, GUARD};
-use simulator::outcome::Outcome;
+use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Batch, Control, REF_IPC_MILLI, Signal};
-use simulator::plan::{self, Budgeted};
+use simulator::plan;
 use simulator::source::{Requests, Until};
 use simulator::time::{MS, S, nanoseconds, real};
 use simulator::windows::Watch;
 use simulator::{Model, Queue};
 
-/// One company's share of what was expected.
-#[derive(Clone, Debug)]
+/// What is expected of one company.
+#[derive(Clone, Debug, Serialize)]
 pub struct Expected {
-    pub company: Spec,
-    pub outcome: Outcome,
+    pub company: String,
     /// p99 as a multiple of what the same requests have alone.
     pub p99_to_none: f64,
-}
-
-impl Expected {
-    /// Of the time in which requests run, the part in which the batch ran as well.
-    pub fn overlapped(&self) -> f64 {
-        match self.outcome.request_lane_utilisation() {
-            0.0 => 0.0,
-            busy => self.outcome.overlapped_fraction() / busy,
-        }
-    }
-
-    /// Of the time of the batch lane, the part in which the batch ran.
-    pub fn batch_lane(&self) -> f64 {
-        self.outcome.borrowed_fraction() + self.outcome.overlapped_fraction()
-    }
+    #[serde(flatten)]
+    pub summary: Summary,
 }
 
 /// The requests of `service` in each company; `None` for one that the model has no rule for.
@@ -57,8 +44,11 @@ pub fn expected(service: &Model, companies: &[Spec]) -> Option<Vec<Expected>> {
     let alone = plan::run(service, Control::NoBatch);
     let beside = |company: &Spec| {
         let outcome = beside(service, company, REF_IPC_MILLI)?;
-        let p99_to_none = p99(&outcome) / p99(&alone);
-        Some(Expected { company: company.clone(), outcome, p99_to_none })
+        Some(Expected {
+            company: company.to_string(),
+            p99_to_none: p99(&outcome) / p99(&alone),
+            summary: outcome.summary(&service.batch),
+        })
     };
     companies.iter().map(beside).collect()
 }
@@ -142,7 +132,7 @@ impl Core {
         let in_company = beside(&self.service(run)?, &company, nanoseconds(ref_ipc_milli))?;
         let without = plan::run(&self.service(alone)?, Control::NoBatch);
         let helpers = if self.lent_to_helpers { run.helper_utilisation } else { 0.0 };
-        let batch_lane = in_company.borrowed_fraction() + in_company.overlapped_fraction();
+        let batch_lane = in_company.batch_lane_utilisation();
         Some([
             Pairing {
                 foreseen: tail_ns(&in_company) / tail_ns(&without),
@@ -188,34 +178,39 @@ fn foreseen(runs: impl Iterator<Item = [Pairing; 2]>) -> Option<Foreseen> {
     })
 }
 
-/// `ref_ipc_milli` is what dynamic-budget takes for the IPC of the service alone.
-fn beside(service: &Model, company: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
-    let budgeted = |policy: Budgeted| {
-        let budget_ns = company.budget_ns()?;
-        Some(plan::run(service, Control::Policy(policy.with(budget_ns))))
-    };
-    match company.company {
-        Company::None => Some(plan::run(service, Control::NoBatch)),
+/// What keeps the batch out of the service's way; `None` for what the model has no rule for, and
+/// for a policy without its budget. dynamic-budget takes `ref_ipc_milli` for the IPC of the service
+/// alone.
+pub fn control(company: Company, budget_ns: Option<u64>, ref_ipc_milli: u64) -> Option<Control> {
+    let policy = match company {
+        Company::None => return Some(Control::NoBatch),
         // On a lane of its own no priority keeps a batch from anything.
         Company::Unrestrained | Company::Nice19 | Company::SchedIdle => {
-            Some(plan::run(service, Control::Unrestrained))
+            return Some(Control::Unrestrained);
         }
-        Company::CoreScheduling => None,
-        Company::BorrowIdle => Some(plan::run(service, Control::Policy(Policy::BorrowIdle))),
-        Company::FixedBudget => budgeted(Budgeted::Fixed),
-        Company::RefreshBudget => budgeted(Budgeted::Refresh),
-        Company::DynamicBudget => {
-            let budget_ns = company.budget_ns()?;
-            let policy = Policy::DynamicBudget { budget_ns, ref_ipc_milli };
-            Some(plan::run(service, Control::Policy(policy)))
-        }
+        Company::CoreScheduling => return None,
+        Company::BorrowIdle => Policy::BorrowIdle,
+        Company::FixedBudget => Policy::FixedBudget { budget_ns: budget_ns? },
+        Company::RefreshBudget => Policy::RefreshBudget { budget_ns: budget_ns? },
+        Company::DynamicBudget => Policy::DynamicBudget { budget_ns: budget_ns?, ref_ipc_milli },
+        // Until the first window ends: nothing.
+        Company::SloBudget => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
+    };
+    Some(Control::Policy(policy))
+}
+
+/// The service's requests in a company.
+fn beside(service: &Model, company: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
+    let control = control(company.company, company.budget_ns(), ref_ipc_milli)?;
+    let watch = match company.company {
         Company::SloBudget => {
             let slo: Slo = company.slo()?.parse().ok()?;
             // The keeper of a run sets the budget once a second.
-            let watch = Watch { slo, judge_ns: 60 * S, control_ns: Some(S) };
-            Some(plan::steered(service, watch))
+            Some(Watch { slo, judge_ns: 60 * S, control_ns: Some(S) })
         }
-    }
+        _ => service.watch,
+    };
+    Some(Model { control, watch, ..service.clone() }.run())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use elfen_rt::policy::slo::Slo;
 use hdrhistogram::Histogram;
+use serde::Serialize;
 
 use super::pair::{Batch, Tally};
 use super::time::{milliseconds, real};
@@ -23,6 +24,28 @@ pub struct Outcome {
     /// Windows with at least one request, and those of them in which the SLO held.
     pub windows: u64,
     pub windows_held: u64,
+}
+
+/// What commands print of an outcome.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    pub requests: u64,
+    pub p50_ms: f64,
+    pub p95_ms: f64,
+    pub p99_ms: f64,
+    pub p999_ms: f64,
+    pub mean_ms: f64,
+    pub mean_wait_ms: f64,
+    pub utilisation: f64,
+    pub request_lane_utilisation: f64,
+    pub batch_lane_utilisation: f64,
+    pub borrowed_fraction: f64,
+    pub overlapped_fraction: f64,
+    /// Of the time in which requests ran.
+    pub overlapped: f64,
+    /// Of what the batch would get done on as many lanes of its own.
+    pub batch_work: f64,
+    pub naps: u64,
 }
 
 impl Default for Outcome {
@@ -113,6 +136,11 @@ impl Outcome {
         part(u128::from(self.tally.overlapped_ns), self.core_ns)
     }
 
+    /// Of the time of a batch lane, the part in which the batch runs.
+    pub fn batch_lane_utilisation(&self) -> f64 {
+        self.borrowed_fraction() + self.overlapped_fraction()
+    }
+
     /// Of a core: 2.0 is both lanes always busy.
     pub fn utilisation(&self) -> f64 {
         self.request_lane_utilisation() + self.borrowed_fraction() + self.overlapped_fraction()
@@ -122,6 +150,26 @@ impl Outcome {
     pub fn batch_work(&self, batch: &Batch) -> f64 {
         let slowdown = real(batch.batch_slowdown_milli) / 1000.0;
         self.borrowed_fraction() + self.overlapped_fraction() / slowdown
+    }
+
+    pub fn summary(&self, batch: &Batch) -> Summary {
+        Summary {
+            requests: self.requests,
+            p50_ms: self.quantile_ms(0.5),
+            p95_ms: self.quantile_ms(0.95),
+            p99_ms: self.quantile_ms(0.99),
+            p999_ms: self.quantile_ms(0.999),
+            mean_ms: self.mean_ms(),
+            mean_wait_ms: self.mean_wait_ns() / 1e6,
+            utilisation: self.utilisation(),
+            request_lane_utilisation: self.request_lane_utilisation(),
+            batch_lane_utilisation: self.batch_lane_utilisation(),
+            borrowed_fraction: self.borrowed_fraction(),
+            overlapped_fraction: self.overlapped_fraction(),
+            overlapped: part(self.tally.overlapped_ns.into(), self.tally.busy_ns.into()),
+            batch_work: self.batch_work(batch),
+            naps: self.tally.naps,
+        }
     }
 
     /// Of the windows, the part in which the SLO held; 1 without windows.

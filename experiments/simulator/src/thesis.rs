@@ -8,6 +8,7 @@
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
+use serde::Serialize;
 
 use crate::batches::KINDS;
 use crate::demand::Demand;
@@ -25,36 +26,34 @@ use crate::{Model, Queue};
 const SLO: Slo = Slo { per_million: 990_000, latency_ns: 100 * MS };
 
 /// What the thesis says about a number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum Claim {
+    #[serde(rename = "about")]
     About,
+    #[serde(rename = "at least")]
     AtLeast,
+    #[serde(rename = "at most")]
     AtMost,
 }
 
 /// What it says for the model if it meets a number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum Basis {
     /// Something: it could have come out otherwise.
+    #[serde(rename = "follows")]
     Follows,
     /// Nothing: a parameter was chosen to meet this number.
+    #[serde(rename = "fitted")]
     Fitted,
     /// Nothing: it holds whatever the parameters are.
+    #[serde(rename = "built in")]
     BuiltIn,
 }
 
-impl Basis {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Follows => "follows",
-            Self::Fitted => "fitted",
-            Self::BuiltIn => "built in",
-        }
-    }
-}
+pub const HEADING: [&str; 6] = ["place", "what", "thesis", "model", "error", "remark"];
 
 /// One published number.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Section or figure.
     pub place: &'static str,
@@ -77,6 +76,35 @@ impl Row {
             Claim::AtLeast => error.min(0.0),
             Claim::AtMost => error.max(0.0),
         }
+    }
+
+    /// The row as a table shows it, under [`HEADING`].
+    pub fn cells(&self) -> Vec<String> {
+        let claim = match self.claim {
+            Claim::About => "",
+            Claim::AtLeast => "at least ",
+            Claim::AtMost => "at most ",
+        };
+        let basis = match self.basis {
+            Basis::Follows => "",
+            Basis::Fitted => "fitted; ",
+            Basis::BuiltIn => "built in; ",
+        };
+        let decimals = match self.simulated {
+            1000.0.. => 0,
+            100.0.. => 1,
+            10.0.. => 2,
+            1.0.. => 3,
+            _ => 4,
+        };
+        vec![
+            self.place.to_owned(),
+            self.what.clone(),
+            format!("{claim}{} {}", self.published, self.unit).trim_end().to_owned(),
+            format!("{:.decimals$}", self.simulated),
+            format!("{:+.1} %", self.error() * 100.0),
+            format!("{basis}{}", self.remark).trim_end_matches("; ").to_owned(),
+        ]
     }
 
     fn fitted(self) -> Self {

@@ -138,8 +138,7 @@ pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(),
     };
     let mut report = live::report(lines).map_err(|error| unusable(error.to_string()))?;
     report.title = title.to_owned();
-    let mut html = Vec::new();
-    report.render(&mut html).map_err(|error| unusable(error.to_string()))?;
+    let html = report.html().map_err(|error| unusable(error.to_string()))?;
     fs::write(path, html).map_err(|error| Failure::unwritable("page", path, error))
 }
 

@@ -5,7 +5,6 @@ mod bench;
 mod calibrate;
 mod check;
 mod demo;
-mod expected;
 mod experiment;
 mod experiment_args;
 mod inject;

@@ -177,40 +177,31 @@ impl ModelFile {
 mod tests {
     use super::*;
 
+    const MODEL: &str = r#"
+        [machine]
+        elfen = "0.1.0"
+        kernel = "6.18"
+        cpu = "a \"quoted\" \\ \u007f one"
+        lanes = "0:4"
+        siblings = true
+        command = "elfen lab calibrate"
+        [[nap]]
+        name = "mwaitx"
+        wake_ns = 512.5
+        [[nap]]
+        name = "spin"
+        sleep_ns = 0.0
+        nap_slowdown = 1.25
+        nap_slowdown_ci95 = [1.125, 1.375]
+        [[batch]]
+        name = "loop"
+        request_slowdown = 1.25
+        request_slowdown_ci95 = [1.125, 1.5]
+        batch_slowdown = 0.98
+    "#;
+
     fn model() -> ModelFile {
-        ModelFile {
-            machine: Measured {
-                elfen: "0.1.0".to_owned(),
-                kernel: "6.18".to_owned(),
-                cpu: "a \"quoted\" \\ \u{7f} one".to_owned(),
-                lanes: "0:4".to_owned(),
-                siblings: true,
-                command: "elfen lab calibrate".to_owned(),
-            },
-            nap: vec![
-                NapTimes {
-                    name: "mwaitx".to_owned(),
-                    sleep_ns: None,
-                    wake_ns: Some(512.5),
-                    nap_slowdown: None,
-                    nap_slowdown_ci95: None,
-                },
-                NapTimes {
-                    name: "spin".to_owned(),
-                    sleep_ns: Some(0.0),
-                    wake_ns: None,
-                    nap_slowdown: Some(1.25),
-                    nap_slowdown_ci95: Some([1.125, 1.375]),
-                },
-            ],
-            batch: vec![Interference {
-                name: "loop".to_owned(),
-                request_slowdown: 1.25,
-                request_slowdown_ci95: Some([1.125, 1.5]),
-                batch_slowdown: 0.98,
-                batch_slowdown_ci95: None,
-            }],
-        }
+        toml::from_str(MODEL).unwrap()
     }
 
     /// Goal: what is written is read as it was. Method: a model with everything, and with what can

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::batch_args::{Parameters, Usual};
 use super::model_args::{self, ModelArgs};
 use simulator::Model;
-use simulator::outcome::Outcome;
+use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Control, Signal};
 use simulator::plan::{self, Budgeted, Goal};
 use simulator::time::milliseconds;
@@ -119,10 +119,8 @@ struct PolicyReport {
     budget_ms: Option<f64>,
     tail_ms: f64,
     held: f64,
-    utilisation: f64,
-    borrowed_fraction: f64,
-    overlapped_fraction: f64,
-    batch_work: f64,
+    #[serde(flatten)]
+    summary: Summary,
     /// For all of the batch load, besides those of the service.
     batch_machines: Option<u64>,
     /// Of those that the batch load needs without sharing.
@@ -226,10 +224,7 @@ impl PolicyReport {
             budget_ms: budget_ns.map(milliseconds),
             tail_ms: milliseconds(outcome.tail_ns(&args.slo)),
             held: outcome.held_fraction(),
-            utilisation: outcome.utilisation(),
-            borrowed_fraction: outcome.borrowed_fraction(),
-            overlapped_fraction: outcome.overlapped_fraction(),
-            batch_work: outcome.batch_work(&model.batch),
+            summary: outcome.summary(&model.batch),
             batch_machines: machines,
             machines_saved: unshared.zip(machines).map(|(all, rest)| all - rest),
         }
@@ -242,8 +237,8 @@ impl PolicyReport {
             self.budget_ms.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
             format!("{:.1} ms", self.tail_ms),
             format!("{:.2} %", self.held * 100.0),
-            format!("{:.3}", self.utilisation),
-            format!("{:.3}", self.batch_work),
+            format!("{:.3}", self.summary.utilisation),
+            format!("{:.3}", self.summary.batch_work),
         ];
         let machines = [self.batch_machines, self.machines_saved];
         cells.extend(machines.into_iter().flatten().map(|count| count.to_string()));

@@ -12,8 +12,7 @@ use elfen_console::shell;
 
 use super::model_file::{Interference, ModelFile};
 use crate::record;
-use crate::report::naps::{self, Naps};
-use crate::report::simulated::{Impossible, Parameters, Simulation};
+use crate::report::simulated::{self, Impossible, Naps, Parameters, Simulation};
 use crate::report::{Report, live, shim};
 
 const EXAMPLES: &str = "\
@@ -70,7 +69,7 @@ pub(super) struct Args {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let report = args.report()?;
-    report.check().map_err(|error| {
+    let html = report.html().map_err(|error| {
         let fix = "take the numbers that cause it out of the files";
         Failure::new(Status::Usage, "the report", error, fix)
     })?;
@@ -78,12 +77,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         elfen_console::output::print_json(out, &report)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut html = Vec::new();
-    let rendered = report.render(&mut html);
-    rendered.map_err(|error| Failure::new(Status::Failed, "the report", error, "report this"))?;
     let output = args.html.as_deref().unwrap_or(Path::new(OUTPUT));
     if output == Path::new("-") {
-        out.write_all(&html).map_err(Failure::output)?;
+        out.write_all(html.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     let name = output.display();
@@ -113,7 +109,7 @@ impl Args {
                 Some(_) => format!("elfen lab bench nap --json\n{}", report.command),
                 None => report.command.clone(),
             };
-            report.figures.push(naps::figure(naps.as_ref(), &command));
+            report.figures.push(simulated::naps(naps.as_ref(), &command));
         }
         Ok(report)
     }

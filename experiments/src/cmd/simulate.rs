@@ -15,10 +15,10 @@ use elfen_rt::policy::slo::Slo;
 use serde::Serialize;
 
 use super::batch_args::{Parameters, Usual};
-use super::expected;
 use super::model_args::{self, ModelArgs};
+use crate::expected::{Expected, expected};
 use crate::live::plan::Spec;
-use simulator::outcome::Outcome;
+use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Control, Signal};
 use simulator::plan::Budgeted;
 use simulator::time::{milliseconds, real};
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let mut model = args.model.model(Usual::Thesis)?;
     if !args.company.is_empty() {
         model_args::validate(&model)?;
-        return expected::run(&model, &args.company, parameters, args.json, out);
+        return compare(&model, args, parameters, out);
     }
     if args.policy == Name::FixedBudgetAsPrinted && parameters.has_guard() {
         let why = "it is the code of a check, and a guard runs none";
@@ -137,34 +137,26 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 impl Args {
     fn control(&self) -> Result<Control, Failure> {
-        let takes = match self.policy {
-            Name::None | Name::Unrestrained | Name::BorrowIdle | Name::SloBudget => false,
-            Name::FixedBudget | Name::RefreshBudget | Name::DynamicBudget => true,
-            Name::FixedBudgetAsPrinted => true,
-        };
-        if takes != self.budget.is_some() {
-            let name = name_of(self.policy);
-            return Err(if takes {
-                wrong_policy(&name, "it needs --budget", "add --budget 20ms")
-            } else {
-                wrong_policy(&name, "it has no use for --budget", "leave that out")
-            });
-        }
-        if self.policy == Name::SloBudget && self.slo.is_none() {
-            return Err(wrong_policy("slo-budget", "it needs --slo", "add --slo p99=100ms"));
-        }
-        let budget_ns = self.budget.map_or(0, nanos);
-        Ok(match self.policy {
-            Name::None => Control::NoBatch,
-            Name::Unrestrained => Control::Unrestrained,
-            Name::BorrowIdle => Control::Policy(Policy::BorrowIdle),
-            Name::FixedBudget => Control::Policy(Budgeted::Fixed.with(budget_ns)),
-            Name::RefreshBudget => Control::Policy(Budgeted::Refresh.with(budget_ns)),
-            Name::DynamicBudget => Control::Policy(Budgeted::Dynamic.with(budget_ns)),
+        let wrong = |why, fix| Err(wrong_policy(&name_of(self.policy), why, fix));
+        let policy = match (self.policy, self.budget.map(nanos)) {
+            (Name::None, None) => return Ok(Control::NoBatch),
+            (Name::Unrestrained, None) => return Ok(Control::Unrestrained),
+            (Name::BorrowIdle, None) => Policy::BorrowIdle,
+            (Name::SloBudget, None) if self.slo.is_none() => {
+                return wrong("it needs --slo", "add --slo p99=100ms");
+            }
             // Until the first window ends: nothing.
-            Name::SloBudget => Control::Policy(Policy::SloBudget { budget_ns: 0, until_ns: 0 }),
-            Name::FixedBudgetAsPrinted => Control::Figure(figure::FixedBudget { budget_ns }),
-        })
+            (Name::SloBudget, None) => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
+            (Name::FixedBudget, Some(budget_ns)) => Budgeted::Fixed.with(budget_ns),
+            (Name::RefreshBudget, Some(budget_ns)) => Budgeted::Refresh.with(budget_ns),
+            (Name::DynamicBudget, Some(budget_ns)) => Budgeted::Dynamic.with(budget_ns),
+            (Name::FixedBudgetAsPrinted, Some(budget_ns)) => {
+                return Ok(Control::Figure(figure::FixedBudget { budget_ns }));
+            }
+            (_, None) => return wrong("it needs --budget", "add --budget 20ms"),
+            (_, Some(_)) => return wrong("it has no use for --budget", "leave that out"),
+        };
+        Ok(Control::Policy(policy))
     }
 
     fn watch(&self) -> Option<Watch> {
@@ -209,20 +201,8 @@ struct Report {
     machines: u64,
     cores: u64,
     seed: u64,
-    requests: u64,
-    p50_ms: f64,
-    p95_ms: f64,
-    p99_ms: f64,
-    p999_ms: f64,
-    mean_ms: f64,
-    mean_wait_ms: f64,
-    utilisation: f64,
-    request_lane_utilisation: f64,
-    borrowed_fraction: f64,
-    overlapped_fraction: f64,
-    /// Of what it would get done on as many lanes of its own.
-    batch_work: f64,
-    naps: u64,
+    #[serde(flatten)]
+    summary: Summary,
     /// Windows with requests, and the part of them in which the SLO held.
     slo_windows: Option<u64>,
     slo_held: Option<f64>,
@@ -247,19 +227,7 @@ impl Report {
             machines: model.machines,
             cores: model.cores,
             seed: model.seed,
-            requests: outcome.requests,
-            p50_ms: outcome.quantile_ms(0.5),
-            p95_ms: outcome.quantile_ms(0.95),
-            p99_ms: outcome.quantile_ms(0.99),
-            p999_ms: outcome.quantile_ms(0.999),
-            mean_ms: outcome.mean_ms(),
-            mean_wait_ms: outcome.mean_wait_ns() / 1e6,
-            utilisation: outcome.utilisation(),
-            request_lane_utilisation: outcome.request_lane_utilisation(),
-            borrowed_fraction: outcome.borrowed_fraction(),
-            overlapped_fraction: outcome.overlapped_fraction(),
-            batch_work: outcome.batch_work(&model.batch),
-            naps: outcome.tally.naps,
+            summary: outcome.summary(&model.batch),
             slo_windows: model.watch.map(|_| outcome.windows),
             slo_held: model.watch.map(|_| outcome.held_fraction()),
             simulated_seconds: core_seconds / real(model.machines * model.cores),
@@ -268,19 +236,19 @@ impl Report {
     }
 
     fn text(&self) -> String {
+        let Summary { p50_ms, p95_ms, p99_ms, mean_ms, mean_wait_ms, .. } = self.summary;
+        let part = |part: f64| format!("{part:.3}");
+        let summary = &self.summary;
         let mut rows = vec![
             row("seed", self.seed.to_string()),
-            row("requests", self.requests.to_string()),
-            row("p50, p95, p99", times(&[self.p50_ms, self.p95_ms, self.p99_ms])),
-            row("mean, of that waiting", times(&[self.mean_ms, self.mean_wait_ms])),
-            row("utilisation of a core (2.0: both lanes)", format!("{:.3}", self.utilisation)),
-            row("  request lane busy", format!("{:.3}", self.request_lane_utilisation)),
-            row("  batch beside an idle lane (borrowed)", format!("{:.3}", self.borrowed_fraction)),
-            row(
-                "  batch beside a request (overlapped)",
-                format!("{:.3}", self.overlapped_fraction),
-            ),
-            row("batch work (1.0: a lane of its own)", format!("{:.3}", self.batch_work)),
+            row("requests", summary.requests.to_string()),
+            row("p50, p95, p99", times(&[p50_ms, p95_ms, p99_ms])),
+            row("mean, of that waiting", times(&[mean_ms, mean_wait_ms])),
+            row("utilisation of a core (2.0: both lanes)", part(summary.utilisation)),
+            row("  request lane busy", part(summary.request_lane_utilisation)),
+            row("  batch beside an idle lane (borrowed)", part(summary.borrowed_fraction)),
+            row("  batch beside a request (overlapped)", part(summary.overlapped_fraction)),
+            row("batch work (1.0: a lane of its own)", part(summary.batch_work)),
         ];
         if let (Some(windows), Some(held)) = (self.slo_windows, self.slo_held) {
             let held = format!("{:.2} % of {windows} windows", held * 100.0);
@@ -299,4 +267,47 @@ fn row(name: &str, value: String) -> Vec<String> {
 fn times(ms: &[f64]) -> String {
     let times: Vec<String> = ms.iter().map(|ms| format!("{ms:.2}")).collect();
     times.join(", ") + " ms"
+}
+
+/// What `--company --json` prints; the table shows the same. Columns are those of `elfen lab
+/// experiment`.
+#[derive(Serialize)]
+struct Comparison {
+    seed: u64,
+    companies: Vec<Expected>,
+    parameters: Parameters,
+}
+
+type Cell = fn(&Expected) -> String;
+
+const COLUMNS: [(&str, Cell); 9] = [
+    ("company", |row| row.company.clone()),
+    ("p50 ms", |row| format!("{:.3}", row.summary.p50_ms)),
+    ("p99 ms", |row| format!("{:.3}", row.summary.p99_ms)),
+    ("p99 to none", |row| format!("{:.3}", row.p99_to_none)),
+    ("batch work", |row| format!("{:.1} %", row.summary.batch_work * 100.0)),
+    ("request lane", |row| format!("{:.1} %", row.summary.request_lane_utilisation * 100.0)),
+    ("batch lane", |row| format!("{:.1} %", row.summary.batch_lane_utilisation * 100.0)),
+    ("utilisation", |row| format!("{:.3}", row.summary.utilisation)),
+    ("overlap", |row| format!("{:.2} %", row.summary.overlapped * 100.0)),
+];
+
+/// The same requests in each company.
+fn compare(
+    service: &Model,
+    args: &Args,
+    parameters: Parameters,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let companies = expected(service, &args.company).ok_or_else(|| {
+        let why = "the model has no rule for core scheduling";
+        Failure::new(Status::Usage, "the companies", why, "leave core-scheduling out")
+    })?;
+    let report = Comparison { seed: service.seed, companies, parameters };
+    elfen_console::output::print(out, args.json, &report, || {
+        let cells = |row: &Expected| COLUMNS.map(|(_, cell)| cell(row)).to_vec();
+        let rows: Vec<Vec<String>> = report.companies.iter().map(cells).collect();
+        table::lines(&COLUMNS.map(|(name, _)| name), &rows) + &report.parameters.text()
+    })?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,7 @@ use elfen_console::output::print;
 use elfen_console::table;
 use serde::Serialize;
 
-use simulator::thesis::{self, Basis, Claim};
+use simulator::thesis;
 
 use super::model_args::DEFAULT_REQUESTS;
 
@@ -32,15 +32,9 @@ pub(super) struct Args {
 
 #[derive(Serialize)]
 struct ThesisRow {
-    place: &'static str,
-    what: String,
-    unit: &'static str,
-    claim: &'static str,
-    published: f64,
-    simulated: f64,
+    #[serde(flatten)]
+    row: thesis::Row,
     error: f64,
-    basis: &'static str,
-    remark: &'static str,
 }
 
 #[derive(Serialize)]
@@ -51,62 +45,10 @@ struct Thesis {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let &Args { requests, seed, json } = args;
-    let rows: Vec<ThesisRow> = thesis::rows(requests, seed)
-        .into_iter()
-        .map(|row| ThesisRow {
-            error: row.error(),
-            place: row.place,
-            what: row.what,
-            unit: row.unit,
-            claim: match row.claim {
-                Claim::About => "about",
-                Claim::AtLeast => "at least",
-                Claim::AtMost => "at most",
-            },
-            published: row.published,
-            simulated: row.simulated,
-            basis: row.basis.name(),
-            remark: row.remark,
-        })
-        .collect();
+    let rows = thesis::rows(requests, seed).into_iter();
+    let rows = rows.map(|row| ThesisRow { error: row.error(), row }).collect();
     let thesis = Thesis { seed, rows };
-    print(out, json, &thesis, || thesis.text())?;
+    let cells = |rows: &[ThesisRow]| rows.iter().map(|one| one.row.cells()).collect::<Vec<_>>();
+    print(out, json, &thesis, || table::lines(&thesis::HEADING, &cells(&thesis.rows)))?;
     Ok(ExitCode::SUCCESS)
-}
-
-impl Thesis {
-    fn text(&self) -> String {
-        let heading = ["place", "what", "thesis", "model", "error", "remark"];
-        let rows: Vec<Vec<String>> = self.rows.iter().map(ThesisRow::cells).collect();
-        table::lines(&heading, &rows)
-    }
-}
-
-impl ThesisRow {
-    fn cells(&self) -> Vec<String> {
-        let claim = if self.claim == "about" { String::new() } else { format!("{} ", self.claim) };
-        let basis = match self.basis {
-            basis if basis == Basis::Follows.name() => String::new(),
-            basis => format!("{basis}; "),
-        };
-        vec![
-            self.place.to_owned(),
-            self.what.clone(),
-            format!("{claim}{} {}", self.published, self.unit).trim_end().to_owned(),
-            four_digits(self.simulated),
-            format!("{:+.1} %", self.error * 100.0),
-            format!("{basis}{}", self.remark).trim_end_matches("; ").to_owned(),
-        ]
-    }
-}
-
-fn four_digits(value: f64) -> String {
-    let decimals = match value {
-        1000.0.. => 0,
-        100.0.. => 1,
-        10.0.. => 2,
-        1.0.. => 3,
-        _ => 4,
-    };
-    format!("{value:.decimals$}")
 }

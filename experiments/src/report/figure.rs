@@ -1,12 +1,39 @@
-//! A figure as data: panels above each other that share their horizontal axis.
+//! A report as data: its tables and its figures, which are panels that share an axis.
 //!
-//! It knows nothing of pixels. What is drawn, what the CSV holds and what `--json` prints are all
-//! made from this, so that they cannot differ.
+//! It has no pixels. The picture, the CSV and `--json` are all made from this, so they cannot
+//! differ.
 
 use serde::Serialize;
 
+use crate::live::plan::name_of;
+use crate::record::Company;
+
+/// A report, before it is drawn.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    pub title: String,
+    /// The command that wrote the report.
+    pub command: String,
+    /// What the reader has to know before any figure, a sentence each.
+    pub notes: Vec<String>,
+    pub tables: Vec<Table>,
+    pub figures: Vec<Figure>,
+    /// Behind the figures.
+    pub appendix: Vec<Table>,
+}
+
+/// Numbers that are better read than seen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Table {
+    pub title: String,
+    pub head: Vec<String>,
+    pub rows: Vec<Vec<String>>,
+    /// How the numbers came about; may be empty.
+    pub note: String,
+}
+
 /// One figure of a report.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figure {
     /// Names the figure in links and files: lower-case words joined by hyphens.
     pub id: String,
@@ -23,10 +50,11 @@ pub struct Figure {
 }
 
 /// Where numbers come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
     Simulated,
+    #[default]
     Live,
     /// Printed in the thesis.
     Published,
@@ -118,23 +146,94 @@ pub struct Point {
     pub interval: Option<(f64, f64)>,
 }
 
-/// Colour, dash and marker of a series; the same thing looks the same in every figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    Ink,
-    Blue,
-    Red,
-    Aqua,
-    Orange,
-    Violet,
-    Ochre,
-    Pink,
-    Green,
-    Grey,
+/// How a series looks: it differs from others by colour, and without colour by dash and by marker.
+/// The same thing looks the same in every figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Style {
+    /// Of the colour in `elfen-console/src/page.css`, which has one for light, dark and paper. They
+    /// were searched for the largest least distance between those that meet in one figure, with
+    /// full colour vision and three kinds of colour blindness; `tests/report/colours.rs` holds it.
+    pub name: &'static str,
+    /// The colour of the light theme, 0xRRGGBB.
+    pub rgb: u32,
+    /// Lengths of strokes and gaps, in tenths of a pixel.
+    pub dash: &'static str,
+    pub marker: Marker,
+}
+
+/// A regular polygon, or a star.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Marker {
+    pub corners: u8,
+    /// Where the first corner is, from the right clockwise.
+    pub angle_degrees: f64,
+    /// The inner radius of a star, as a part of the outer one; 1 for a polygon.
+    pub waist: f64,
+}
+
+const fn polygon(corners: u8, angle_degrees: f64) -> Marker {
+    Marker { corners, angle_degrees, waist: 1.0 }
+}
+
+const fn star(corners: u8, angle_degrees: f64) -> Marker {
+    Marker { corners, angle_degrees, waist: 0.4 }
+}
+
+impl Style {
+    pub const ALL: [Self; 10] = [
+        Self { name: "ink", rgb: 0x2b2b29, dash: "none", marker: polygon(24, 0.0) },
+        Self { name: "blue", rgb: 0x033da1, dash: "90 30", marker: polygon(4, 45.0) },
+        Self { name: "red", rgb: 0xa13100, dash: "60 20 20 20", marker: polygon(3, -90.0) },
+        Self { name: "aqua", rgb: 0x009693, dash: "20 30", marker: polygon(4, 0.0) },
+        Self { name: "orange", rgb: 0xe76e1c, dash: "50 40", marker: polygon(3, 90.0) },
+        Self { name: "violet", rgb: 0x947df1, dash: "120 30 20 30", marker: polygon(3, 0.0) },
+        Self { name: "ochre", rgb: 0x836b21, dash: "40 20", marker: polygon(3, 180.0) },
+        Self { name: "pink", rgb: 0x893152, dash: "140 40", marker: star(4, 0.0) },
+        Self { name: "green", rgb: 0x3da56c, dash: "80 30 20 30 20 30", marker: polygon(5, -90.0) },
+        Self { name: "grey", rgb: 0x706f6c, dash: "10 30", marker: star(4, 45.0) },
+    ];
+    pub const INK: Self = Self::ALL[0];
+    pub const BLUE: Self = Self::ALL[1];
+    pub const RED: Self = Self::ALL[2];
+    pub const AQUA: Self = Self::ALL[3];
+    pub const ORANGE: Self = Self::ALL[4];
+    pub const VIOLET: Self = Self::ALL[5];
+    pub const OCHRE: Self = Self::ALL[6];
+    pub const PINK: Self = Self::ALL[7];
+    pub const GREEN: Self = Self::ALL[8];
+    pub const GREY: Self = Self::ALL[9];
+}
+
+impl Company {
+    /// The name in figures and tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::None => "no batch",
+            Self::Nice19 => "nice 19",
+            Self::SchedIdle => "SCHED_IDLE",
+            Self::CoreScheduling => "core scheduling",
+            _ => name_of(self),
+        }
+    }
+
+    pub(super) fn style(self) -> Style {
+        match self {
+            Self::None => Style::INK,
+            Self::Unrestrained => Style::RED,
+            Self::Nice19 => Style::ORANGE,
+            Self::SchedIdle => Style::GREEN,
+            Self::CoreScheduling => Style::GREY,
+            Self::BorrowIdle => Style::BLUE,
+            Self::FixedBudget => Style::AQUA,
+            Self::RefreshBudget => Style::OCHRE,
+            Self::DynamicBudget => Style::VIOLET,
+            Self::SloBudget => Style::PINK,
+        }
+    }
 }
 
 /// Beyond this, and as far below 0, nothing is a measurement.
-const MOST: f64 = 1e15;
+pub(super) const MOST: f64 = 1e15;
 
 /// What cannot be drawn.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,15 +244,43 @@ pub struct Refused {
     pub value: String,
 }
 
+impl Table {
+    pub(super) fn new(title: impl Into<String>, head: &[&str], rows: Vec<Vec<String>>) -> Self {
+        let head = head.iter().map(|&name| name.to_owned()).collect();
+        Self { title: title.into(), head, rows, note: String::new() }
+    }
+
+    pub(super) fn noted(self, note: impl Into<String>) -> Self {
+        Self { note: note.into(), ..self }
+    }
+}
+
 impl Point {
     pub fn at(x: f64, y: f64) -> Self {
         Self { x, y, interval: None }
+    }
+
+    /// The value and the ends of its interval.
+    pub(super) fn values(&self) -> [f64; 3] {
+        let (low, high) = self.interval.unwrap_or((self.y, self.y));
+        [self.y, low, high]
     }
 }
 
 impl Series {
     pub fn new(name: impl Into<String>, mark: Mark, style: Style, points: Vec<Point>) -> Self {
         Self { name: name.into(), mark, style, points }
+    }
+
+    /// Of its columns; 0 for other marks.
+    pub(super) fn width(&self) -> f64 {
+        if let Mark::Histogram { width } = self.mark { width } else { 0.0 }
+    }
+}
+
+impl Panel {
+    pub(super) fn new(y: Axis, series: Vec<Series>) -> Self {
+        Self { y, series, rules: Vec::new() }
     }
 }
 
@@ -166,7 +293,7 @@ impl Axis {
         Self { scale, ..self }
     }
 
-    /// As it stands at the axis.
+    /// The text at the axis.
     pub fn label(&self) -> String {
         if self.unit.is_empty() {
             self.quantity.clone()
@@ -176,61 +303,77 @@ impl Axis {
     }
 }
 
+impl Default for Across {
+    fn default() -> Self {
+        Self::Number(Axis::default())
+    }
+}
+
 impl Across {
+    pub(super) fn number(quantity: &str, unit: &str) -> Self {
+        Self::Number(Axis::new(quantity, unit))
+    }
+
+    pub(super) fn names(quantity: &str, names: Vec<String>, one_scale: bool) -> Self {
+        Self::Names { quantity: quantity.to_owned(), names, one_scale }
+    }
+
     pub fn label(&self) -> String {
         match self {
             Self::Number(axis) => axis.label(),
             Self::Names { quantity, .. } => quantity.clone(),
         }
     }
+
+    /// The name that `x` counts; `None` on an axis of numbers, and where there is no name.
+    pub(super) fn name(&self, x: f64) -> Option<&str> {
+        let Self::Names { names, .. } = self else { return None };
+        let found = names.iter().enumerate().find(|(index, _)| *index as f64 == x);
+        found.map(|(_, name)| name.as_str())
+    }
 }
 
 impl Figure {
+    /// Every series, from the first panel on.
+    pub(super) fn series(&self) -> impl Iterator<Item = &Series> {
+        self.panels.iter().flat_map(|panel| &panel.series)
+    }
+}
+
+impl Report {
     /// Refuses infinities, what is no number, and names that do not exist.
     pub fn check(&self) -> Result<(), Refused> {
-        let refuse = |series: &str, value: f64| Refused {
-            figure: self.title.clone(),
-            series: series.to_owned(),
-            // As short as it was written: 1e300.
-            value: format!("{value:?}"),
-        };
-        for panel in &self.panels {
-            for series in &panel.series {
+        for figure in &self.figures {
+            let refuse = |series: &str, value: f64| Refused {
+                figure: figure.title.clone(),
+                series: series.to_owned(),
+                // As short as it was written: 1e300.
+                value: format!("{value:?}"),
+            };
+            // NaN is not at most anything.
+            let is_drawable = |value: &f64| value.abs() <= MOST;
+            let exists =
+                |x: f64| matches!(figure.x, Across::Number(_)) || figure.x.name(x).is_some();
+            for series in figure.series() {
                 for point in &series.points {
-                    let (low, high) = point.interval.unwrap_or((point.y, point.y));
-                    let values = [point.x, point.y, low, high];
-                    if let Some(&value) = values.iter().find(|value| !is_drawable(**value)) {
+                    let [y, low, high] = point.values();
+                    let all = [point.x, y, low, high];
+                    let bad = all.into_iter().find(|value| !is_drawable(value));
+                    if let Some(value) = bad.or((!exists(point.x)).then_some(point.x)) {
                         return Err(refuse(&series.name, value));
-                    }
-                    if !self.x.has(point.x) {
-                        return Err(refuse(&series.name, point.x));
                     }
                 }
                 if let Mark::Histogram { width } = series.mark
-                    && !(width > 0.0 && is_drawable(width))
+                    && !(width > 0.0 && is_drawable(&width))
                 {
                     return Err(refuse(&series.name, width));
                 }
             }
-            if let Some(rule) = panel.rules.iter().find(|rule| !is_drawable(rule.y)) {
+            let mut rules = figure.panels.iter().flat_map(|panel| &panel.rules);
+            if let Some(rule) = rules.find(|rule| !is_drawable(&rule.y)) {
                 return Err(refuse(&rule.name, rule.y));
             }
         }
         Ok(())
     }
-}
-
-impl Across {
-    /// Whether something stands at `x`.
-    fn has(&self, x: f64) -> bool {
-        match self {
-            Self::Number(_) => true,
-            Self::Names { names, .. } => (0..names.len()).any(|index| index as f64 == x),
-        }
-    }
-}
-
-fn is_drawable(value: f64) -> bool {
-    // NaN is less than nothing and not at most anything.
-    value.abs() <= MOST
 }

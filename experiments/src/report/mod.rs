@@ -2,32 +2,23 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | [`figure`] | what a figure is: panels, series, points, and what they cannot be |
+//! | [`figure`] | what a report is: tables, figures, panels, series, points |
 //! | [`live`] | figures and the summary of a results file |
-//! | [`simulated`] | the thesis's figures, by the model |
+//! | [`simulated`] | the thesis's figures, by the model, and its naps |
 //! | [`shim`] | a recording of `elfen shim` |
-//! | [`naps`] | how long naps take, by `elfen lab bench nap` |
-//! | `lines`, `rows` | a figure's picture, over numbers and over names |
-//! | `document` | a report before it is drawn |
-//! | `page`, `csv` | the HTML around it, and its numbers |
+//! | `draw` | a figure's picture, by plotters |
+//! | `page` | the HTML around it, and its numbers as CSV |
+//! | `text` | numbers and names for people |
 //!
-//! The maker of a report fills in a [`Report`] and renders it; nothing is measured or simulated
+//! The maker of a report fills in a [`Report`] and renders it. Nothing is measured or simulated
 //! while it is drawn, so the same report is always the same bytes.
 
-mod company;
-mod csv;
-mod document;
+mod draw;
 pub mod figure;
-mod lines;
 pub mod live;
-pub mod naps;
 mod page;
-mod rows;
-mod scale;
 pub mod shim;
 pub mod simulated;
-mod style;
-mod svg;
+mod text;
 
-pub use document::{Report, Table};
-pub use page::RenderError;
+pub use figure::{Report, Table};

@@ -1,31 +1,19 @@
-//! The HTML around the figures: numbers to download are in the links.
+//! The HTML around the figures, with their numbers as CSV in its links.
 
 use std::fmt::Write;
-use std::io;
 
-use elfen_console::page::document;
+use elfen_console::page::{document, escape};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::csv::{csv, data_uri, place};
-use super::document::{Report, Table};
-use super::figure::{Across, Figure, Mark, Panel, Point, Refused, Series, Source, Style};
-use super::scale::short;
-use super::svg::{self, WIDTH, escape};
-use super::{lines, rows};
-
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-pub enum RenderError {
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    #[error(transparent)]
-    Write(#[from] io::Error),
-}
+use super::draw;
+use super::figure::{Across, Figure, Panel, Point, Refused, Report, Series, Source, Table};
+use super::text::short;
 
 impl Report {
-    /// Writes the report as one HTML file that needs nothing else.
-    pub fn render(&self, out: &mut impl io::Write) -> Result<(), RenderError> {
+    /// The report as one HTML file that needs nothing else.
+    pub fn html(&self) -> Result<String, Refused> {
         self.check()?;
-        Ok(out.write_all(html(self).as_bytes())?)
+        Ok(html(self))
     }
 }
 
@@ -42,7 +30,7 @@ fn html(report: &Report) -> String {
         contents(&report.figures),
         command(&report.command),
     );
-    document(&report.title, "", &body)
+    document(&report.title, &draw::style(), &body)
 }
 
 fn contents(figures: &[Figure]) -> String {
@@ -67,7 +55,8 @@ fn figure(figure: &Figure) -> String {
     format!(
         "<figure id=\"{id}\">\n<h2>{title} <span class=\"source {source}\" title=\"{explained}\">\
          {source}</span></h2>\n{}{}<div class=\"scroll\">\n{}</div>\n<figcaption>\n{}{}\
-         <p><a download=\"{id}.csv\" href=\"{}\">Numbers as CSV</a></p>\n\
+         <p><a download=\"{id}.csv\" href=\"data:text/csv;charset=utf-8,{}\">Numbers as CSV</a>\
+         </p>\n\
          <details><summary>Numbers as a table</summary>\n{numbers}</details>\n\
          </figcaption>\n</figure>\n",
         element("p class=\"reading\"", &figure.reading),
@@ -75,24 +64,23 @@ fn figure(figure: &Figure) -> String {
         picture(figure),
         element("p", &figure.made_with),
         command(&figure.command),
-        data_uri(&csv(figure)),
+        utf8_percent_encode(&csv(figure), NON_ALPHANUMERIC),
     )
 }
 
 /// The figure's picture.
 fn picture(figure: &Figure) -> String {
-    let (height, body) = match &figure.x {
-        Across::Number(axis) => lines::draw(figure, axis),
-        Across::Names { names, one_scale, .. } => rows::draw(figure, names, *one_scale),
-    };
     let id = escape(&figure.id);
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot\" viewBox=\"0 0 {WIDTH} {height}\" \
-         role=\"img\" aria-labelledby=\"{id}-title {id}-desc\">\n\
-         <title id=\"{id}-title\">{}</title>\n<desc id=\"{id}-desc\">{}</desc>\n{body}</svg>\n",
+    let attributes = format!(
+        "xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" role=\"img\" \
+         aria-labelledby=\"{id}-title {id}-desc\""
+    );
+    let head = format!(
+        "<title id=\"{id}-title\">{}</title>\n<desc id=\"{id}-desc\">{}</desc>\n",
         escape(&figure.title),
         escape(&description(figure)),
-    )
+    );
+    draw::picture(figure, &attributes, &head)
 }
 
 /// What a screen reader says instead of the picture.
@@ -108,22 +96,48 @@ fn description(figure: &Figure) -> String {
 
 /// Every name once, if there is anything to tell apart.
 fn legend(figure: &Figure) -> String {
-    let mut seen: Vec<(&str, Mark, Style)> = Vec::new();
-    for series in figure.panels.iter().flat_map(|panel| &panel.series) {
-        let is_new =
-            seen.iter().all(|(name, _, style)| *name != series.name || *style != series.style);
-        if is_new {
-            seen.push((&series.name, series.mark, series.style));
+    let mut seen: Vec<&Series> = Vec::new();
+    for series in figure.series() {
+        if seen.iter().all(|other| other.name != series.name || other.style != series.style) {
+            seen.push(series);
         }
     }
     if seen.len() < 2 {
         return String::new();
     }
-    let entry = |(name, mark, style): &(&str, Mark, Style)| {
-        format!("<li>{} {}</li>\n", svg::swatch(*mark, *style), escape(name))
+    let entry = |series: &&Series| {
+        format!("<li>{} {}</li>\n", draw::key(series.mark, series.style), escape(&series.name))
     };
     let entries: String = seen.iter().map(entry).collect();
     format!("<ul class=\"legend\">\n{entries}</ul>\n")
+}
+
+/// The numbers of a figure as CSV (RFC 4180), a line for each point that is drawn.
+///
+/// Numbers are written so that reading them gives the same bits.
+fn csv(figure: &Figure) -> String {
+    let mut csv =
+        csv::WriterBuilder::new().terminator(csv::Terminator::CRLF).from_writer(Vec::new());
+    let mut write = |fields: [&str; 6]| csv.write_record(fields).expect("a vector has room");
+    write(["measure", "series", &figure.x.label(), "value", "low", "high"]);
+    for panel in &figure.panels {
+        for series in &panel.series {
+            for point in &series.points {
+                let (low, high) = point.interval.map_or_else(Default::default, |(low, high)| {
+                    (low.to_string(), high.to_string())
+                });
+                let (place, value) = (place(figure, point.x), point.y.to_string());
+                write([&panel.y.label(), &series.name, &place, &value, &low, &high]);
+            }
+        }
+    }
+    let bytes = csv.into_inner().expect("a vector has room");
+    String::from_utf8(bytes).expect("CSV of texts is text")
+}
+
+/// A number, or the name that it counts.
+fn place(figure: &Figure, x: f64) -> String {
+    figure.x.name(x).map_or_else(|| x.to_string(), str::to_owned)
 }
 
 /// The numbers of a panel: a row for each place, a column for each series.
@@ -139,7 +153,7 @@ fn panel_table(figure: &Figure, panel: &Panel) -> String {
     let row = |&x: &f64| {
         let place = match &figure.x {
             Across::Number(_) => short(x),
-            Across::Names { .. } => place(&figure.x, x),
+            Across::Names { .. } => place(figure, x),
         };
         let cells = panel.series.iter().map(|series| cell(series, x));
         std::iter::once(place).chain(cells).collect()
@@ -154,7 +168,7 @@ fn panel_table(figure: &Figure, panel: &Panel) -> String {
 }
 
 /// A value with its interval, as tables show it.
-pub(super) fn with_interval(point: &Point) -> String {
+fn with_interval(point: &Point) -> String {
     let interval = point
         .interval
         .map_or_else(String::new, |(low, high)| format!(" ({}–{})", short(low), short(high)));

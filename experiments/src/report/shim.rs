@@ -1,8 +1,8 @@
 //! A recording of `elfen shim`: where the time went, how long each stay was, and when.
 //!
-//! A recording may come from anybody, so names are clipped and cleaned, tags beyond those that can
-//! be told apart are left to the tables, and what is no number is refused by the figures' own
-//! check.
+//! A recording may come from anywhere, so names are clipped and cleaned, tags beyond those that can
+//! be told apart are left to the tables, and what is no number is refused by the check of the
+//! report.
 
 use elfen_console::duration::{number, show};
 use elfen_shim::recording::{Kind, RateFigure, Recording, Run, State};
@@ -10,13 +10,14 @@ use elfen_shim::summary::{Summary, TagFigure};
 use elfen_shim::tags::Tags;
 use elfen_shim::text::{NO_RETURNS, length};
 
-use super::document::{Report, Table};
-use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Source, Style};
+use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Scale, Series, Source};
+use super::figure::{Style, Table};
+use super::text::clip;
 
 /// Tags with a bar, and with a line.
 const BARS: usize = 16;
 const STYLES: [Style; 6] =
-    [Style::Blue, Style::Red, Style::Aqua, Style::Orange, Style::Violet, Style::Ochre];
+    [Style::BLUE, Style::RED, Style::AQUA, Style::ORANGE, Style::VIOLET, Style::OCHRE];
 /// Parts of the whole time.
 const SLICES: usize = 200;
 const LONGEST: usize = 10;
@@ -70,7 +71,7 @@ impl Maker<'_> {
         )];
         if self.summary.gaps > 0 {
             notes.push(
-                "Times in which nobody looked are gaps: they belong to no tag and are in no share."
+                "Times without samples are gaps: they belong to no tag and are in no share."
                     .to_owned(),
             );
         }
@@ -100,15 +101,17 @@ impl Maker<'_> {
             ("longest gap", show(*longest_gap_ns)),
             ("taken by the host", show(*steal_ns)),
         ];
-        Table {
-            title: "How it was observed".to_owned(),
-            head: vec!["what".to_owned(), "value".to_owned()],
-            rows: rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect(),
-            note: String::new(),
-        }
+        let rows = rows.map(|(what, value)| vec![what.to_owned(), value]).to_vec();
+        Table::new("How it was observed", &["what", "value"], rows)
     }
 
-    fn figure(&self, id: String, title: String, reading: String, x: Across) -> Figure {
+    fn figure(
+        &self,
+        (id, title, reading): (String, String, String),
+        x: Across,
+        y: Axis,
+        series: Vec<Series>,
+    ) -> Figure {
         let head = &self.recording.head;
         Figure {
             id,
@@ -123,30 +126,28 @@ impl Maker<'_> {
             ),
             command: self.command.to_owned(),
             x,
-            panels: Vec::new(),
+            panels: vec![Panel::new(y, series)],
         }
     }
 
     /// Time by tag, lengths of runs by tag, and the whole in slices.
     fn of_tags(&self, index: usize, tags: &[&TagFigure]) -> Vec<Figure> {
         let signal = clean(&self.recording.head.signals[index].name);
-        let first = tags[0];
-        let bars = tags.iter().take(BARS).enumerate();
         let names = tags.iter().take(BARS).map(|tag| clean(&tag.name)).collect();
-        let reading = format!(
-            "{} has {:.1} % of the time in which the thread ran and somebody looked.",
-            clean(&first.name),
-            first.share_percent
+        let shares = tags.iter().take(BARS).enumerate();
+        let shares = shares.map(|(at, tag)| Point::at(number(at as u64), tag.share_percent));
+        let texts = (
+            format!("time-{index}"),
+            format!("Time by {signal}"),
+            format!(
+                "{} has {:.1} % of the observed time in which the thread ran.",
+                clean(&tags[0].name),
+                tags[0].share_percent
+            ),
         );
-        let x = Across::Names { quantity: signal.clone(), names, one_scale: false };
-        let mut time =
-            self.figure(format!("time-{index}"), format!("Time by {signal}"), reading, x);
-        let shares = bars.map(|(at, tag)| Point::at(number(at as u64), tag.share_percent));
-        time.panels.push(Panel {
-            y: Axis::new("share", "%"),
-            series: vec![Series::new("share", Mark::Bars, Style::Blue, shares.collect())],
-            rules: Vec::new(),
-        });
+        let x = Across::names(&signal, names, false);
+        let series = Series::new("share", Mark::Bars, Style::BLUE, shares.collect());
+        let time = self.figure(texts, x, Axis::new("share", "%"), vec![series]);
         vec![time, self.lengths(index, &signal, tags), self.strip(index, &signal, tags)]
     }
 
@@ -168,14 +169,13 @@ impl Maker<'_> {
             let points = halves.into_iter().map(point).collect();
             series.push(Series::new(clean(&tag.name), Mark::Line, style, points));
         }
+        let texts = (
+            format!("lengths-{index}"),
+            format!("Lengths of runs by {signal}"),
+            "How often a run took how long, without those that a gap or a switch cut.".to_owned(),
+        );
         let x = Across::Number(Axis::new("length of a run", "us").scaled(Scale::Log));
-        let reading = "How often each stay took how long; runs that a gap or a switch cut are left \
-                       out.";
-        let title = format!("Lengths of runs by {signal}");
-        let mut figure = self.figure(format!("lengths-{index}"), title, reading.to_owned(), x);
-        let y = Axis::new("runs", "").scaled(Scale::Log);
-        figure.panels.push(Panel { y, series, rules: Vec::new() });
-        figure
+        self.figure(texts, x, Axis::new("runs", "").scaled(Scale::Log), series)
     }
 
     /// The whole time in slices, and the share of each tag in each.
@@ -204,15 +204,14 @@ impl Maker<'_> {
         };
         let shown = tags.iter().zip(STYLES).enumerate();
         let shown = shown.map(|(row, (tag, style))| (row, clean(&tag.name), style));
-        let gaps = (self.summary.gaps > 0).then(|| (STYLES.len(), "(gap)".to_owned(), Style::Grey));
-        let x = Across::Number(Axis::new("time", "ms"));
-        let reading =
-            format!("The whole recording in {SLICES} slices: what share of each was whose.");
-        let title = format!("When, by {signal}");
-        let mut figure = self.figure(format!("when-{index}"), title, reading, x);
+        let gaps = (self.summary.gaps > 0).then(|| (STYLES.len(), "(gap)".to_owned(), Style::GREY));
+        let texts = (
+            format!("when-{index}"),
+            format!("When, by {signal}"),
+            format!("The share of each in {SLICES} equal slices of the recording."),
+        );
         let series = shown.chain(gaps).map(series_of).collect();
-        figure.panels.push(Panel { y: Axis::new("share", "%"), series, rules: Vec::new() });
-        figure
+        self.figure(texts, Across::number("time", "ms"), Axis::new("share", "%"), series)
     }
 
     /// Where to look closer.
@@ -248,13 +247,10 @@ impl Maker<'_> {
             vec![name, length, show(at), part]
         };
         let signal = clean(&recording.head.signals[index].name);
-        Table {
-            title: format!("The longest runs of {signal}"),
-            head: ["name", "length", "begins at", "to cut it out"].map(str::to_owned).into(),
-            rows: stays.iter().take(LONGEST).map(row).collect(),
-            note: "`elfen shim show` and `elfen shim export` take such a part of the recording."
-                .to_owned(),
-        }
+        let head = ["name", "length", "begins at", "to cut it out"];
+        let rows = stays.iter().take(LONGEST).map(row).collect();
+        Table::new(format!("The longest runs of {signal}"), &head, rows)
+            .noted("`elfen shim show` and `elfen shim export` take such a part of the recording.")
     }
 
     /// A number over time: its mean in each slice, from the least to the most.
@@ -277,19 +273,18 @@ impl Maker<'_> {
             (*weight > 0.0).then(|| Point { x: slices.ms(at), y: sum / weight, interval })
         };
         let points: Vec<Point> = found.iter().enumerate().filter_map(point).collect();
-        // A word that nobody ever wrote says nothing.
+        // A word that was never written says nothing.
         if points.iter().all(|point| point.y == 0.0) {
             return None;
         }
         let name = clean(&signal.name);
-        let x = Across::Number(Axis::new("time", "ms"));
         let reading = format!(
             "The mean of {name} in each of {SLICES} slices of the time, and its least and most."
         );
-        let mut figure = self.figure(format!("value-{index}"), name.clone(), reading, x);
-        let series = vec![Series::new(name, Mark::Curve, Style::Blue, points)];
-        figure.panels.push(Panel { y: Axis::new("value", ""), series, rules: Vec::new() });
-        Some(figure)
+        let texts = (format!("value-{index}"), name.clone(), reading);
+        let series = vec![Series::new(name, Mark::Curve, Style::BLUE, points)];
+        let (x, y) = (Across::number("time", "ms"), Axis::new("value", ""));
+        Some(self.figure(texts, x, y, series))
     }
 
     fn rates(&self) -> Vec<Figure> {
@@ -307,16 +302,14 @@ impl Maker<'_> {
             };
             let points = rates.iter().enumerate().map(point).collect();
             let tags = rates.iter().map(|rate| clean(&rate.tag)).collect();
-            let x = Across::Names { quantity: "in".to_owned(), names: tags, one_scale: false };
             let name = clean(name);
             let reading = format!(
                 "{name}: the median, and the tenth and the ninetieth percentile; rates that \
                  double-time error found wrong are left out."
             );
-            let mut figure = self.figure(format!("rate-{at}"), name.clone(), reading, x);
-            let series = vec![Series::new(name.clone(), Mark::Dots, Style::Blue, points)];
-            figure.panels.push(Panel { y: Axis::new(name, ""), series, rules: Vec::new() });
-            figure
+            let series = vec![Series::new(name.clone(), Mark::Dots, Style::BLUE, points)];
+            let (x, y) = (Across::names("in", tags, false), Axis::new(name.clone(), ""));
+            self.figure((format!("rate-{at}"), name, reading), x, y, series)
         };
         names.iter().enumerate().map(of_one).collect()
     }
@@ -366,26 +359,17 @@ fn of_each(signal: &str, tags: &[&TagFigure]) -> Table {
         about.into_iter().chain([(tag.runs + tag.cut_runs).to_string()]).chain(lengths).collect()
     };
     let heading = ["name", "share", "time", "runs", "median", "p99", "longest"];
-    Table {
-        title: format!("Every {}", clean(signal)),
-        head: heading.map(str::to_owned).into(),
-        rows: tags.iter().take(ROWS).map(row).collect(),
-        note: match tags.len().saturating_sub(ROWS) {
-            0 => String::new(),
-            more => format!("And {more} more."),
-        },
+    let rows = tags.iter().take(ROWS).map(row).collect();
+    let table = Table::new(format!("Every {}", clean(signal)), &heading, rows);
+    match tags.len().saturating_sub(ROWS) {
+        0 => table,
+        more => table.noted(format!("And {more} more.")),
     }
 }
 
 /// A name that can stand in a page, however it came into the file.
 fn clean(name: &str) -> String {
-    let shown =
-        |c: char| if c.is_control() || "\u{fffe}\u{ffff}".contains(c) { '\u{fffd}' } else { c };
-    let mut text: String = name.chars().take(NAME_CHARS).map(shown).collect();
-    if name.chars().nth(NAME_CHARS).is_some() {
-        text.push('…');
-    }
-    text
+    clip(name, NAME_CHARS)
 }
 
 /// What a signal's values are called in the summary.

@@ -2,16 +2,20 @@
 //! line. Method: runs whose medians and ratios are known by hand, written as an experiment writes
 //! them.
 
+use std::path::Path;
+
 use elfen_run as run;
 use elfen_run::figures::Figures;
 use elfen_run::latency::Latency;
 use experiments::record::{Alone, BadLine, Company, Line, Run, Setup, read};
-use experiments::report::figure::{Across, Figure, Point};
+use experiments::report::Report;
+use experiments::report::figure::{Across, Figure, Point, Series};
 use experiments::report::live::{Unusable, report};
-use experiments::report::{Report, Table};
 use proptest::prelude::*;
+use snapbox::data::DataFormat;
+use snapbox::{Assert, Data};
 
-use super::page::{csv_of, render};
+use super::page::{csv_of, named, parse, render};
 
 fn setup() -> Line {
     Line::Setup(Setup {
@@ -82,14 +86,6 @@ fn ids(report: &Report) -> Vec<&str> {
     report.figures.iter().map(|figure| figure.id.as_str()).collect()
 }
 
-/// The cell of the summary in a row that starts with these, under a heading.
-#[track_caller]
-fn cell<'a>(table: &'a Table, row: [&str; 2], head: &str) -> &'a str {
-    let column = table.head.iter().position(|one| one == head).expect("a column");
-    let found = table.rows.iter().find(|cells| cells[..2] == row);
-    &found.unwrap_or_else(|| panic!("{row:?} in {:?}", table.rows))[column]
-}
-
 #[test]
 fn medians_and_ratios() {
     let report = report(&lines(&[0.2, 0.5], &THREE)).expect("a report");
@@ -117,124 +113,90 @@ fn medians_and_ratios() {
     assert_eq!((work[0].y, work[1].y), (0.8, 0.25));
 }
 
-#[test]
-fn the_summary() {
-    let mut lines = lines(&[0.5], &THREE);
-    for line in &mut lines {
-        if let Line::Run(run) = line
-            && run.company == Company::BorrowIdle
-        {
-            let reaction_ns =
-                Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
-            run.report = Some(Box::new(run::report::Report {
-                signal: "tasks (elfend)".to_owned(),
-                nap: "mwaitx".to_owned(),
-                inject: "guard".to_owned(),
-                request_busy_ns: Some(4000),
-                figures: Figures { overlapped_ns: Some(100), reaction_ns, ..Figures::default() },
-                ..run::report::Report::default()
-            }));
+/// What a report says, without its numbers of points: what a reader would compare two reports by.
+fn digest(name: &str, lines: &[Line]) -> String {
+    let report = report(lines).expect("a report");
+    render(&report);
+    let mut digest = format!("== {name}\n");
+    for note in &report.notes {
+        digest += &format!("{note}\n");
+    }
+    for table in report.tables.iter().chain(&report.appendix) {
+        for row in std::iter::once(&table.head).chain(&table.rows) {
+            digest += &format!("| {}\n", row.join(" | "));
         }
     }
-    let report = report(&lines).expect("a report");
-    let table = &report.tables[0];
-    assert_eq!(cell(table, ["50 %", "no batch"], "p99, ms"), "20.00 (10–60)");
-    assert_eq!(cell(table, ["50 %", "no batch"], "p99 to no batch"), "");
-    assert_eq!(cell(table, ["50 %", "unrestrained"], "p99 to no batch"), "4.000 (4–4)");
-    assert_eq!(cell(table, ["50 %", "unrestrained"], "overlap"), "");
-    assert_eq!(cell(table, ["50 %", "borrow-idle"], "batch"), "25.00 % (12.5–75)");
-    assert_eq!(cell(table, ["50 %", "borrow-idle"], "utilisation"), "1.000");
-    assert_eq!(cell(table, ["50 %", "borrow-idle"], "overlap"), "2.500 %");
-    assert_eq!(cell(table, ["50 %", "borrow-idle"], "reaction, µs"), "52, 480");
-    assert_eq!(cell(table, ["50 %", "borrow-idle"], "runs"), "3");
-    assert!(report.notes.contains(&"Somebody helped on CPU 1.".to_owned()), "{:?}", report.notes);
-    assert!(report.notes.contains(&"Not shown: interference.".to_owned()));
-    let mechanisms = "Elfen ran with signal tasks (elfend), nap mwaitx, inject guard.";
-    assert!(report.notes.iter().any(|note| note == mechanisms), "{:?}", report.notes);
-    assert!(
-        report.notes[0].contains("Lanes 0:1, not known to share a core."),
-        "{}",
-        report.notes[0]
-    );
+    for figure in &report.figures {
+        digest += &format!("{}: {}: {}\n", figure.id, figure.title, figure.reading);
+        for panel in &figure.panels {
+            let of =
+                |one: &Series| format!("{} ({}, {})", one.name, one.style.name, one.points.len());
+            let series: Vec<String> = panel.series.iter().map(of).collect();
+            digest += &format!("    {}: {}\n", panel.y.label(), series.join(", "));
+        }
+    }
+    digest
 }
 
-/// Runs of one load have no line to draw; two batch programs have a figure each; companies that did
-/// not run have no figure.
-#[test]
-fn what_there_is_to_draw() {
-    let one = report(&lines(&[0.5], &THREE)).expect("a report");
-    assert_eq!(ids(&one), ["live-cost", "live-at-one-load", "live-throughput"]);
-    let alone = report(&lines(&[0.2, 0.5], &THREE[..1])).expect("a report");
-    assert_eq!(ids(&alone), ["live-percentiles"]);
-    let without = report(&lines(&[0.2, 0.5], &THREE[1..])).expect("a report");
-    assert_eq!(ids(&without), ["live-co-running", "live-policies", "live-throughput"]);
-    let last = without.figures.last().expect("figures");
-    assert_eq!(last.panels[0].y.unit, "part of that with nothing beside it");
+/// The runs of a company, changed.
+fn change(mut lines: Vec<Line>, company: Company, change: impl Fn(&mut Run)) -> Vec<Line> {
+    for line in &mut lines {
+        if let Line::Run(run) = line
+            && run.company == company
+        {
+            change(run);
+        }
+    }
+    lines
+}
 
-    let mut two = lines(&[0.5], &THREE);
-    let others = lines(&[0.5], &THREE[1..]);
-    two.extend(others.into_iter().skip(1).map(|line| match line {
+/// Goal: what is in a report follows from which runs there are. Method: all of them against a file;
+/// `SNAPSHOTS=overwrite` writes it.
+#[test]
+fn what_reports_say() {
+    let one = lines(&[0.5], &THREE);
+    let two = lines(&[0.2, 0.5], &THREE);
+    let with_figures = change(one.clone(), Company::BorrowIdle, |run| {
+        let reaction_ns =
+            Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
+        run.report = Some(Box::new(run::report::Report {
+            signal: "tasks (elfend)".to_owned(),
+            nap: "mwaitx".to_owned(),
+            inject: "guard".to_owned(),
+            request_busy_ns: Some(4000),
+            figures: Figures { overlapped_ns: Some(100), reaction_ns, ..Figures::default() },
+            ..run::report::Report::default()
+        }));
+    });
+    let mut batches = one.clone();
+    batches.extend(lines(&[0.5], &THREE[1..]).into_iter().skip(1).map(|line| match line {
         Line::Run(run) => Line::Run(Run { batch: Some("lua <5>".to_owned()), ..run }),
         setup @ Line::Setup(_) => setup,
     }));
-    let two = report(&two).expect("a report");
-    let expected = ["live-cost-1", "live-at-one-load-1", "live-throughput-1", "live-cost-2"];
-    assert_eq!(ids(&two)[..4], expected);
-    assert_eq!(two.tables[0].head[2], "program");
-    assert!(figure(&two, "live-cost-1").title.ends_with(": lua <5>"));
-    let (html, _) = render(&two);
-    assert!(html.contains("lua &lt;5&gt;") && !html.contains("lua <5>"));
-}
-
-/// Several budgets of one policy are several lines, told apart by their style.
-#[test]
-fn budgets() {
-    let mut lines = lines(&[0.2, 0.5], &THREE[..1]);
-    for budget in ["1ms", "2500us"] {
-        for load in [0.2, 0.5] {
-            let run = run(Company::FixedBudget, load, 0, 30.0);
-            lines.push(Line::Run(Run { asked: format!("fixed-budget:{budget}"), ..run }));
-        }
+    let mut budgets = lines(&[0.2, 0.5], &THREE[..1]);
+    for (budget, load) in [("1ms", 0.2), ("1ms", 0.5), ("2500us", 0.2), ("2500us", 0.5)] {
+        let run = run(Company::FixedBudget, load, 0, 30.0);
+        budgets.push(Line::Run(Run { asked: format!("fixed-budget:{budget}"), ..run }));
     }
-    let report = report(&lines).expect("a report");
-    let series = &figure(&report, "live-policies").panels[0].series;
-    let names: Vec<&str> = series.iter().map(|one| one.name.as_str()).collect();
-    assert_eq!(names, ["no batch", "fixed-budget 1ms", "fixed-budget 2500us"]);
-    assert_ne!(series[1].style, series[2].style);
-    // One run has no interval.
-    assert!(series[1].points.iter().all(|point| point.interval.is_none()));
-}
-
-/// Failures stand on top of the page, warnings at its end: alike ones once, with their runs.
-#[test]
-fn failures_and_warnings() {
-    let mut lines = lines(&[0.5], &THREE);
-    let Some(Line::Run(run)) = lines.last_mut() else { panic!("the last line is a run") };
+    let mut doubtful = change(one.clone(), Company::Unrestrained, |run| {
+        run.warnings.push(format!("the generator took {} us to wake", run.invocation));
+    });
+    let Some(Line::Run(run)) = doubtful.last_mut() else { panic!("the last line is a run") };
     (run.errors, run.batch_verified, run.late_p99_ms) = (3, Some(false), run.p99_ms / 2.0);
-    for (index, line) in lines.iter_mut().enumerate() {
-        if let Line::Run(run) = line {
-            run.warnings.push(format!("the generator took {index} us to wake"));
-        }
-    }
-    let report = report(&lines).expect("a report");
-    for failure in ["requests failed, in 1 run.", "results wrong, in 1 run."] {
-        let found =
-            |note: &String| note.starts_with("borrow-idle at 50 %") && note.ends_with(failure);
-        assert!(report.notes.iter().any(found), "{failure}: {:?}", report.notes);
-    }
-    let pointer = "There are 2 kinds of warnings, at the end of the page.".to_owned();
-    assert_eq!(report.notes.last(), Some(&pointer));
-    let rows = &report.appendix[0].rows;
-    let late = "the load generator was late by more than a tenth of p99";
-    assert_eq!(rows[1], ["1 of 9", late, "borrow-idle at 50 % load"]);
-    assert_eq!(rows[0][..2], ["9 of 9", "the generator took 1 us to wake"]);
-    let quiet = report_of_quiet_runs();
-    assert!(!quiet.tables[0].head.iter().any(|head| head == "overlap" || head == "with helpers"));
-    assert!(quiet.appendix.is_empty() && !quiet.notes.iter().any(|note| note.contains("warning")));
-}
-
-fn report_of_quiet_runs() -> Report {
-    report(&lines(&[0.5], &THREE)).expect("a report")
+    let cases = [
+        ("two loads", two.clone()),
+        ("one load", one),
+        ("with what elfen run counted", with_figures),
+        ("the service alone", lines(&[0.2, 0.5], &THREE[..1])),
+        ("never alone", lines(&[0.2, 0.5], &THREE[1..])),
+        ("two batch programs", batches),
+        ("two budgets of a policy", budgets),
+        ("failures and warnings", doubtful),
+    ];
+    let said: String = cases.iter().map(|(name, lines)| digest(name, lines)).collect();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report_files/live.txt");
+    let expected = Data::read_from(&file, Some(DataFormat::Text));
+    Assert::new().action_env("SNAPSHOTS").normalize_paths(false).eq(said, expected);
 }
 
 #[test]
@@ -297,8 +259,8 @@ proptest! {
             Ok(results) => {
                 prop_assert!(results.lines.len() <= 19);
                 if let Ok(report) = report(&results.lines) {
-                    let (_, page) = render(&report);
-                    for figure in page.named("figure") {
+                    let html = render(&report);
+                    for figure in named(parse(&html).root(), "figure") {
                         prop_assert!(!csv_of(figure).is_empty());
                     }
                 }

@@ -28,8 +28,10 @@ for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
   texts.push({ contrast: contrast(colour, behind(element)), of: node.data.trim() });
 }
 const marks = [];
-for (const element of document.querySelectorAll(".stroke, .whisker, .dot, .bar")) {
-  const filled = element.matches(".dot, .bar");
+const lines = ".chart polyline[stroke-width='19'], .chart polyline[stroke-width='13']";
+const shapes = ".bar, .chart polygon, .chart circle, .chart rect:not(.hit)";
+for (const element of document.querySelectorAll(`${lines}, ${shapes}`)) {
+  const filled = element.matches("polygon, rect");
   const colour = filled ? style(element).fill : style(element).stroke;
   const of = element.closest("[class]").outerHTML.slice(0, 120);
   marks.push({ contrast: contrast(colour, behind(element)), of });

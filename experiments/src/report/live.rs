@@ -1,0 +1,669 @@
+//! The report of live runs: a summary, and the thesis's figures from what was measured.
+//!
+//! `crate::live::summary` computes medians and ratios with their intervals. This file finds them,
+//! draws them and puts them into words.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
+use super::figure::{MOST, Source, Style, Table};
+use super::text::{percent, said, short};
+use crate::live::summary::{self, Row};
+use crate::record::{Company, Line, Run, Setup};
+
+/// Why lines give no report.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    #[error("it is empty")]
+    Empty,
+    #[error("line 1 is no setup")]
+    NoSetup,
+    #[error("line {line} is the setup of other runs than line 1")]
+    OtherSetup { line: usize },
+    #[error("line {line}: {what} is {value}, which nothing measures")]
+    NoMeasure { line: usize, what: &'static str, value: String },
+    #[error("it has no runs, only a setup")]
+    NoRuns,
+}
+
+/// The report of a results file's lines; its title and command may be changed before it is
+/// rendered.
+pub fn report(lines: &[Line]) -> Result<Report, Unusable> {
+    let setup = match lines.first() {
+        None => return Err(Unusable::Empty),
+        Some(Line::Run(_)) => return Err(Unusable::NoSetup),
+        Some(Line::Setup(setup)) => setup,
+    };
+    let mut runs = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        match line {
+            Line::Run(run) => {
+                check(run, index + 1)?;
+                runs.push(run);
+            }
+            Line::Setup(other) if is_same(setup, other) => {}
+            Line::Setup(_) => return Err(Unusable::OtherSetup { line: index + 1 }),
+        }
+    }
+    if runs.is_empty() {
+        return Err(Unusable::NoRuns);
+    }
+    let measured = Measured { setup, rows: summary::rows(lines) };
+    let mut notes = vec![description(setup)];
+    notes.extend(mechanisms(&measured.rows));
+    notes.extend(limits(setup));
+    notes.extend(failures(&runs));
+    let warnings = warnings(&runs);
+    notes.extend(warnings.as_ref().map(|table| match table.rows.as_slice() {
+        [_] => "There is a warning, at the end of the page.".to_owned(),
+        rows => format!("There are {} kinds of warnings, at the end of the page.", rows.len()),
+    }));
+    Ok(Report {
+        title: "Elfen: live runs".to_owned(),
+        command: setup.command.clone(),
+        notes,
+        tables: vec![measured.table()],
+        figures: measured.figures(),
+        appendix: warnings.into_iter().collect(),
+    })
+}
+
+/// Refuses what no run can have measured.
+fn check(run: &Run, line: usize) -> Result<(), Unusable> {
+    let numbers = [
+        ("load", run.load),
+        ("rps", run.rps),
+        ("duration_s", run.duration_s),
+        ("achieved_rps", run.achieved_rps),
+        ("p50_ms", run.p50_ms),
+        ("p95_ms", run.p95_ms),
+        ("p99_ms", run.p99_ms),
+        ("p999_ms", run.p999_ms),
+        ("max_ms", run.max_ms),
+        ("mean_ms", run.mean_ms),
+        ("late_p99_ms", run.late_p99_ms),
+        ("request_lane_utilisation", run.request_lane_utilisation),
+        ("batch_lane_utilisation", run.batch_lane_utilisation),
+        ("batch_per_second", run.batch_per_second.unwrap_or(0.0)),
+        ("helper_utilisation", run.helper_utilisation),
+    ];
+    match numbers.into_iter().find(|(_, value)| !(0.0..=1e12).contains(value)) {
+        Some((what, value)) => Err(Unusable::NoMeasure { line, what, value: value.to_string() }),
+        None => Ok(()),
+    }
+}
+
+// Where the runs were made, by which mechanisms, and what speaks against them.
+
+/// Whether runs after `other` may be compared with those after `setup`: an experiment that went on
+/// writes a second setup.
+fn is_same(setup: &Setup, other: &Setup) -> bool {
+    let place = |s: &Setup| (s.kernel.clone(), s.cpu.clone(), s.cpus, s.smt, s.lanes.clone());
+    place(setup) == place(other) && setup.documents == other.documents
+}
+
+/// One sentence on the machine and one on the service.
+fn description(setup: &Setup) -> String {
+    let Setup { elfen, kernel, cpu, cpus, lanes, .. } = setup;
+    let rate = said(setup.capacity_rps);
+    let service = match setup.plan.as_ref().and_then(|plan| plan.service.as_ref()) {
+        None => format!(
+            "The service searches {} documents and serves {rate} requests a second at most",
+            setup.documents
+        ),
+        Some(service) => {
+            format!("The service is {}, and 100 % are {rate} requests a second", service.url)
+        }
+    };
+    let smt = if setup.smt { "lanes of one core each" } else { "not known to share a core" };
+    // A damaged file may have any number here.
+    let started = i64::try_from(setup.started_s).ok();
+    let day = started.and_then(|s| time::OffsetDateTime::from_unix_timestamp(s).ok());
+    let day = day.map_or_else(|| "an unknown day".to_owned(), |time| time.date().to_string());
+    format!(
+        "Measured on {cpu} with {cpus} CPUs, Linux {kernel}, elfen {elfen}, on {day}. Lanes \
+         {lanes}, {smt}. {service}; loads are parts of that. Seed {}.",
+        setup.seed,
+    )
+}
+
+/// What the machine cannot show, and where the helpers ran.
+fn limits(setup: &Setup) -> Vec<String> {
+    let mut limits: Vec<&str> = setup.limits.iter().map(String::as_str).collect();
+    if limits.iter().all(|limit| !limit.contains(&setup.helpers)) {
+        limits.push(&setup.helpers);
+    }
+    limits.into_iter().filter(|limit| !limit.is_empty()).map(sentence).collect()
+}
+
+/// With a capital and a full stop.
+fn sentence(clause: &str) -> String {
+    let clause = clause.trim_end_matches('.');
+    let mut rest = clause.chars();
+    rest.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(rest).collect::<String>() + "."
+    })
+}
+
+/// What `elfen run` chose, once for each choice.
+fn mechanisms(rows: &[Row]) -> Option<String> {
+    let chosen: BTreeSet<&str> = rows.iter().filter_map(|row| row.mechanisms.as_deref()).collect();
+    let chosen: Vec<&str> = chosen.into_iter().collect();
+    (!chosen.is_empty()).then(|| format!("Elfen ran with {}.", chosen.join("; and with ")))
+}
+
+/// A generator that sends later than this part of p99 is a part of what is measured.
+const LATE_PART: f64 = 0.1;
+const LATE: &str = "the load generator was late by more than a tenth of p99";
+/// More places than this are not worth listing.
+const PLACES: usize = 4;
+
+/// Runs that cannot be trusted, a sentence for each kind and place.
+fn failures(runs: &[&Run]) -> Vec<String> {
+    let mut failures: BTreeMap<String, u32> = BTreeMap::new();
+    for run in runs {
+        let reasons = [
+            (run.errors > 0, "requests failed"),
+            (run.batch_verified == Some(false), "the batch found its results wrong"),
+        ];
+        for (_, reason) in reasons.into_iter().filter(|(is, _)| *is) {
+            *failures.entry(format!("{}: {reason}", place(run))).or_default() += 1;
+        }
+    }
+    let sentence = |(failure, count)| {
+        let runs = if count == 1 { "run" } else { "runs" };
+        format!("{failure}, in {count} {runs}.")
+    };
+    failures.into_iter().map(sentence).collect()
+}
+
+/// All warnings, those together that differ only in their numbers; `None` without any.
+fn warnings(runs: &[&Run]) -> Option<Table> {
+    let mut kinds: BTreeMap<String, (&str, u32, BTreeSet<String>)> = BTreeMap::new();
+    for run in runs {
+        let late = (run.late_p99_ms > run.p99_ms * LATE_PART).then_some(LATE);
+        let warnings = run.warnings.iter().map(String::as_str).chain(late);
+        let of_run: BTreeMap<String, &str> =
+            warnings.map(|one| (without_numbers(one), one)).collect();
+        for (kind, warning) in of_run {
+            let (_, runs, places) = kinds.entry(kind).or_insert((warning, 0, BTreeSet::new()));
+            *runs += 1;
+            places.insert(place(run));
+        }
+    }
+    let row = |(first, count, places): (&str, u32, BTreeSet<String>)| {
+        let places: Vec<String> = places.into_iter().collect();
+        let places = if places.len() > PLACES { "many".to_owned() } else { places.join(", ") };
+        vec![format!("{count} of {}", runs.len()), first.to_owned(), places]
+    };
+    (!kinds.is_empty()).then(|| {
+        let rows = kinds.into_values().map(row).collect();
+        Table::new("Warnings", &["runs", "warning", "beside the service"], rows)
+            .noted("Each in the words of its first run; other runs differ in their numbers.")
+    })
+}
+
+fn place(run: &Run) -> String {
+    format!("{} at {} load", run.company.title(), percent(run.load))
+}
+
+/// Its words, without numbers and their units.
+fn without_numbers(warning: &str) -> String {
+    let units = ["ns", "us", "µs", "ms", "s"];
+    let is_word =
+        |word: &&str| !word.contains(|c: char| c.is_ascii_digit()) && !units.contains(word);
+    warning.split_whitespace().filter(is_word).collect::<Vec<_>>().join(" ")
+}
+
+/// The company that shared the core, and how.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Side {
+    company: Company,
+    /// In the words of the plan, `fixed-budget:2ms`; empty in files that do not say.
+    asked: String,
+}
+
+impl Side {
+    fn of(row: &Row) -> Self {
+        Self { company: row.company, asked: row.asked.clone() }
+    }
+
+    fn title(&self) -> String {
+        let name = self.company.title();
+        match self.asked.split_once(':') {
+            Some((_, detail)) => format!("{name} {detail}"),
+            None => name.to_owned(),
+        }
+    }
+
+    /// The same, after a number in a sentence.
+    fn clause(&self) -> String {
+        match self.company {
+            Company::None => "without a batch".to_owned(),
+            Company::Unrestrained => self.title(),
+            _ => format!("with {}", self.title()),
+        }
+    }
+}
+
+/// A number of a row, if it has that.
+type Value = fn(&Row) -> Option<summary::Figure>;
+type Cell = fn(&Row) -> String;
+
+/// A row's load in percent, to a ten-thousandth: what is closer is the same load.
+fn load_percent(row: &Row) -> f64 {
+    (row.load * 1e6).round() / 1e4
+}
+
+/// What can be drawn: a ratio to nothing is none.
+fn finite(figure: summary::Figure) -> Option<summary::Figure> {
+    let [low, high] = figure.ci95.unwrap_or([figure.median; 2]);
+    [figure.median, low, high].iter().all(|value| value.abs() <= MOST).then_some(figure)
+}
+
+fn belongs(row: &Row, batch: Option<&str>) -> bool {
+    row.company == Company::None || row.batch.as_deref() == batch
+}
+
+const TABLE_NOTE: &str = "Medians over invocations; in parentheses the 95 % interval (bootstrap), \
+    from three invocations on. p99 to no batch: within an invocation. Batch: its work, as a part \
+    of what it does with nothing beside it. Utilisation: of both lanes, 1.0 is one lane that is \
+    always busy. Overlap: the part of the requests' time that the batch ran beside them. Reaction: \
+    from a request's start until the batch is off its lane, median and p99.";
+const HELPERS_NOTE: &str = " With helpers: load generator and coordinator counted in, where they \
+    share the batch lane's CPU.";
+/// Helpers that take less of a lane than this are not worth a column.
+const HELPED: f64 = 0.005;
+
+/// All rows.
+struct Measured<'a> {
+    setup: &'a Setup,
+    rows: Vec<Row>,
+}
+
+impl Measured<'_> {
+    /// The batch programs that ran; one without a name if the service was alone.
+    fn batches(&self) -> Vec<Option<&str>> {
+        let mut batches: Vec<Option<&str>> = Vec::new();
+        for row in self.rows.iter().filter(|row| row.company != Company::None) {
+            if !batches.contains(&row.batch.as_deref()) {
+                batches.push(row.batch.as_deref());
+            }
+        }
+        if batches.is_empty() { vec![None] } else { batches }
+    }
+
+    /// In percent of what the service can serve.
+    fn loads(&self) -> Vec<f64> {
+        let mut loads: Vec<f64> = self.rows.iter().map(load_percent).collect();
+        loads.sort_by(f64::total_cmp);
+        loads.dedup();
+        loads
+    }
+
+    fn highest_load(&self) -> f64 {
+        self.loads().last().copied().unwrap_or(0.0)
+    }
+
+    /// The table on top: every load with everything that shared the core.
+    fn table(&self) -> Table {
+        let several = self.batches().len() > 1;
+        let helped = self.rows.iter().any(|row| row.helper_utilisation.median > HELPED);
+        let columns: [(&str, Cell); 12] = [
+            ("load", |row| percent(load_percent(row) / 100.0)),
+            ("beside the service", |row| Side::of(row).title()),
+            ("program", |row| row.batch.clone().unwrap_or_default()),
+            ("p50, ms", |row| with_interval(Some(row.p50_ms), 1.0, "")),
+            ("p99, ms", |row| with_interval(Some(row.p99_ms), 1.0, "")),
+            ("p99 to no batch", |row| with_interval(row.p99_ratio, 1.0, "")),
+            ("batch", batch_cell),
+            ("utilisation", |row| median(Some(row.utilisation), 1.0, "")),
+            ("with helpers", |row| median(Some(row.utilisation_with_helpers), 1.0, "")),
+            ("overlap", |row| median(row.overlapped, 100.0, " %")),
+            ("reaction, µs", reaction_cell),
+            ("runs", |row| row.invocations.to_string()),
+        ];
+        let is_shown = |(name, cell): &(&str, Cell)| {
+            let wanted = (several || *name != "program") && (helped || *name != "with helpers");
+            // What no run has is no column: there is no overlap without a task map.
+            wanted && self.rows.iter().any(|row| !cell(row).is_empty())
+        };
+        let columns: Vec<_> = columns.into_iter().filter(is_shown).collect();
+        let row = |row: &Row| columns.iter().map(|(_, cell)| cell(row)).collect();
+        let head: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+        Table::new("Summary", &head, self.rows.iter().map(row).collect())
+            .noted(format!("{TABLE_NOTE}{}", if helped { HELPERS_NOTE } else { "" }))
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let batches = self.batches();
+        let mut figures = Vec::new();
+        for (index, batch) in batches.iter().enumerate() {
+            let number = (batches.len() > 1).then_some(index + 1);
+            let bench = Bench { measured: self, batch: *batch, number };
+            figures.extend(bench.cost());
+            if self.loads().len() > 1 {
+                if index == 0 {
+                    figures.extend(bench.percentiles());
+                }
+                figures.extend(OVER_LOAD.iter().filter_map(|of| bench.over_load(of)));
+            } else {
+                figures.push(bench.at_one_load());
+            }
+            figures.extend(bench.throughput());
+        }
+        figures
+    }
+}
+
+/// A part of what it does alone; where that is not known, its work a second.
+fn batch_cell(row: &Row) -> String {
+    let work = match row.batch_relative.and_then(finite) {
+        Some(part) => with_interval(Some(part), 100.0, " %"),
+        None => with_interval(row.batch_per_second, 1.0, " a second"),
+    };
+    if row.batch_verified == Some(false) { format!("{work} WRONG") } else { work }
+}
+
+fn reaction_cell(row: &Row) -> String {
+    let both = row.reaction_us.and_then(finite).zip(row.reaction_p99_us.and_then(finite));
+    both.map_or_else(String::new, |(median, p99)| {
+        format!("{}, {}", said(median.median), said(p99.median))
+    })
+}
+
+fn with_interval(figure: Option<summary::Figure>, times: f64, unit: &str) -> String {
+    let interval = figure.and_then(finite).and_then(|figure| figure.ci95);
+    let interval = interval.map_or_else(String::new, |[low, high]| {
+        format!(" ({}–{})", said(low * times), said(high * times))
+    });
+    median(figure, times, unit) + &interval
+}
+
+fn median(figure: Option<summary::Figure>, times: f64, unit: &str) -> String {
+    figure.and_then(finite).map_or_else(String::new, |one| short(one.median * times) + unit)
+}
+
+/// A figure with p99 and utilisation of some companies over the loads.
+struct OverLoad {
+    id: &'static str,
+    title: &'static str,
+    companies: [Company; 6],
+    /// If only these ran, other figures show them already.
+    known: &'static [Company],
+}
+
+const OVER_LOAD: [OverLoad; 2] = [
+    // What the thesis's Figure 5.4 would compare with borrow-idle.
+    OverLoad {
+        id: "co-running",
+        title: "p99 and utilisation without Elfen",
+        companies: [
+            Company::None,
+            Company::Unrestrained,
+            Company::Nice19,
+            Company::SchedIdle,
+            Company::CoreScheduling,
+            Company::BorrowIdle,
+        ],
+        known: &[Company::None, Company::BorrowIdle],
+    },
+    // The policies of Figure 5.11, and slo-budget.
+    OverLoad {
+        id: "policies",
+        title: "p99 and utilisation under Elfen's policies",
+        companies: [
+            Company::None,
+            Company::BorrowIdle,
+            Company::FixedBudget,
+            Company::RefreshBudget,
+            Company::DynamicBudget,
+            Company::SloBudget,
+        ],
+        known: &[Company::None],
+    },
+];
+
+const PERCENTILES: [(&str, Style, Value); 3] = [
+    ("p50", Style::AQUA, |row| Some(row.p50_ms)),
+    ("p95", Style::OCHRE, |row| Some(row.p95_ms)),
+    ("p99", Style::INK, |row| Some(row.p99_ms)),
+];
+
+/// Ratios within this of 1 are drawn without 0, where they could not be told apart.
+const NEAR: f64 = 1.5;
+
+/// One batch program's runs, and those without any.
+struct Bench<'a> {
+    measured: &'a Measured<'a>,
+    batch: Option<&'a str>,
+    /// After the ids of figures if there are several batch programs.
+    number: Option<usize>,
+}
+
+impl Bench<'_> {
+    fn figure(&self, id: &str, title: &str, x: Across) -> Figure {
+        let Setup { cpu, lanes, kernel, command, .. } = self.measured.setup;
+        let program = self.batch.filter(|_| self.number.is_some());
+        Figure {
+            id: format!("live-{id}{}", self.number.map_or(String::new(), |n| format!("-{n}"))),
+            title: program.map_or(title.to_owned(), |batch| format!("{title}: {batch}")),
+            source: Source::Live,
+            made_with: format!(
+                "Measured on {cpu}, lanes {lanes}, Linux {kernel}. Medians over invocations, with \
+                 95 % intervals (bootstrap)."
+            ),
+            command: command.clone(),
+            x,
+            ..Figure::default()
+        }
+    }
+
+    /// The rows of this batch program, without those of the service alone.
+    fn rows(&self) -> impl Iterator<Item = &Row> + Clone {
+        self.measured.rows.iter().filter(|row| row.batch.as_deref() == self.batch)
+    }
+
+    /// The companies of the runs with this batch, and the service alone.
+    fn sides(&self) -> Vec<Side> {
+        let rows = self.measured.rows.iter().filter(|row| belongs(row, self.batch));
+        let sides: BTreeSet<Side> = rows.map(Side::of).collect();
+        sides.into_iter().collect()
+    }
+
+    /// The companies that shared the core.
+    fn beside(&self) -> Vec<Side> {
+        self.sides().into_iter().filter(|side| side.company != Company::None).collect()
+    }
+
+    fn value(&self, load: f64, side: &Side, value: Value) -> Option<summary::Figure> {
+        let is = |row: &&Row| {
+            belongs(row, self.batch) && load_percent(row) == load && Side::of(row) == *side
+        };
+        self.measured.rows.iter().find(is).and_then(value).and_then(finite)
+    }
+
+    /// A line over the loads.
+    fn line(&self, name: impl Into<String>, style: Style, side: &Side, value: Value) -> Series {
+        let loads = self.measured.loads().into_iter();
+        let points = loads.filter_map(|load| Some(point(load, self.value(load, side, value)?)));
+        Series::new(name, Mark::Line, style, points.collect())
+    }
+
+    /// A mark for each side that has the value, numbered by the sides.
+    fn marks(&self, mark: Mark, sides: &[Side], load: f64, value: Value) -> Series {
+        let places = sides.iter().enumerate();
+        let place = |(index, side)| Some(point(index as f64, self.value(load, side, value)?));
+        Series::new("median", mark, Style::BLUE, places.filter_map(place).collect())
+    }
+
+    /// What is said of the sides that have it, in one list.
+    fn list(sides: &[Side], say: impl Fn(&Side) -> Option<String>) -> String {
+        sides.iter().filter_map(say).collect::<Vec<_>>().join(", ")
+    }
+
+    /// A row for each side, a panel for each load; `None` if no side has a value.
+    fn by_side(
+        &self,
+        (id, title): (&str, &str),
+        (mark, axis): (Mark, Axis),
+        value: Value,
+    ) -> Option<Figure> {
+        let sides = self.beside();
+        let mut figure = self.figure(id, title, beside_axis(&sides, true));
+        for load in self.measured.loads() {
+            let marks = self.marks(mark, &sides, load, value);
+            if !marks.points.is_empty() {
+                let mut y = axis.clone();
+                y.quantity = format!("{} at {} % load", y.quantity, said(load));
+                figure.panels.push(Panel::new(y, vec![marks]));
+            }
+        }
+        (!figure.panels.is_empty()).then_some(figure)
+    }
+
+    /// p99 as a multiple of that alone.
+    fn cost(&self) -> Option<Figure> {
+        let axis = Axis::new("p99", "times that without a batch");
+        let names = ("cost", "What the batch costs the service");
+        let mut figure = self.by_side(names, (Mark::Dots, axis), |row| row.p99_ratio)?;
+        let points = figure.series().flat_map(|series| &series.points);
+        let near = points.flat_map(Point::values).all(|value| value > 1.0 / NEAR && value < NEAR);
+        for panel in &mut figure.panels {
+            panel.rules.push(Rule { y: 1.0, name: "no batch".to_owned() });
+            panel.y.scale = if near { Scale::Near } else { Scale::Auto };
+        }
+        let worst = |company: Company| {
+            let rows = self.rows().filter(|row| row.company == company);
+            let all = rows.filter_map(|row| Some((finite(row.p99_ratio?)?.median, row.load)));
+            let (times, load) = all.max_by(|a, b| a.0.total_cmp(&b.0))?;
+            let (times, load) = (said(times), percent(load));
+            Some(format!("{} {times} times (at {load} load)", company.title()))
+        };
+        let worst: Vec<String> =
+            [Company::BorrowIdle, Company::Unrestrained].into_iter().filter_map(worst).collect();
+        figure.reading = format!(
+            "p99 as a multiple of p99 without a batch, each against the same invocation{}{}.",
+            if worst.is_empty() { "" } else { "; at worst: " },
+            worst.join(", "),
+        );
+        Some(figure)
+    }
+
+    /// The batch's work.
+    fn throughput(&self) -> Option<Figure> {
+        let relative = self.rows().any(|row| row.batch_relative.is_some());
+        let (axis, value): (Axis, Value) = if relative {
+            (Axis::new("work", "part of that with nothing beside it"), |row| row.batch_relative)
+        } else {
+            let unit = self.rows().find_map(|row| row.batch_unit.clone()).unwrap_or_default();
+            let unit = unit + " a second";
+            (Axis::new("work", unit.trim_start()), |row| row.batch_per_second)
+        };
+        let names = ("throughput", "What the batch gets done");
+        let mut figure = self.by_side(names, (Mark::Bars, axis), value)?;
+        let highest = self.measured.highest_load();
+        let parts = Self::list(&self.beside(), |side| {
+            let work = self.value(highest, side, value)?.median;
+            let work = if relative { percent(work) } else { said(work) };
+            Some(format!("{work} {}", side.clause()))
+        });
+        let of = if relative { "Of what it does with nothing beside it" } else { "Work a second" };
+        figure.reading = format!("{of}, at {} % load: {parts}.", said(highest));
+        Some(figure)
+    }
+
+    /// Figure 5.2.
+    fn percentiles(&self) -> Option<Figure> {
+        let alone = self.sides().into_iter().find(|side| side.company == Company::None)?;
+        let lines = PERCENTILES.map(|(name, style, value)| self.line(name, style, &alone, value));
+        let busy =
+            self.line("request lane", Style::INK, &alone, |row| Some(row.request_lane_utilisation));
+        let mut figure = self.figure("percentiles", "The service alone", load_axis());
+        if let (Some(low), Some(high)) = (lines[2].points.first(), lines[2].points.last()) {
+            figure.reading = format!(
+                "Without a batch p99 goes from {} ms at {} % load to {} ms at {} %.",
+                said(low.y),
+                said(low.x),
+                said(high.y),
+                said(high.x),
+            );
+        }
+        figure.panels = vec![
+            Panel::new(Axis::new("latency", "ms").scaled(Scale::Auto), lines.to_vec()),
+            Panel::new(Axis::new("request lane busy", "part of the time"), vec![busy]),
+        ];
+        Some(figure)
+    }
+
+    /// A line for each side; `None` if there is nothing to show that is not known.
+    fn over_load(&self, of: &OverLoad) -> Option<Figure> {
+        let mut sides = self.sides();
+        sides.retain(|side| of.companies.contains(&side.company));
+        if sides.iter().all(|side| of.known.contains(&side.company)) {
+            return None;
+        }
+        let lines = |value: Value| -> Vec<Series> {
+            let line = |(style, side): (Style, &Side)| self.line(side.title(), style, side, value);
+            styles(&sides).into_iter().zip(&sides).map(line).collect()
+        };
+        let mut figure = self.figure(of.id, of.title, load_axis());
+        let highest = self.measured.highest_load();
+        let p99 = Self::list(&sides, |side| {
+            let p99 = self.value(highest, side, |row| Some(row.p99_ms))?;
+            Some(format!("{} ms {}", said(p99.median), side.clause()))
+        });
+        figure.reading = format!("At {} % load p99 is {p99}.", said(highest));
+        let tail = Axis::new("p99 latency", "ms").scaled(Scale::Auto);
+        let used = Axis::new("utilisation of the pair", "1.0 is one lane always busy");
+        figure.panels = vec![
+            Panel::new(tail, lines(|row| Some(row.p99_ms))),
+            Panel::new(used, lines(|row| Some(row.utilisation))),
+        ];
+        Some(figure)
+    }
+
+    /// The same in rows: with one load there is nothing to draw a line through.
+    fn at_one_load(&self) -> Figure {
+        let sides = self.sides();
+        let load = self.measured.highest_load();
+        let title = format!("Latency and utilisation at {} % load", said(load));
+        let mut figure = self.figure("at-one-load", &title, beside_axis(&sides, false));
+        let panels: [(&str, &str, Value); 3] = [
+            ("p50 latency", "ms", |row| Some(row.p50_ms)),
+            ("p99 latency", "ms", |row| Some(row.p99_ms)),
+            ("both lanes", "1.0: one always busy", |row| Some(row.utilisation)),
+        ];
+        let panel = |(quantity, unit, value)| {
+            let bars = self.marks(Mark::Bars, &sides, load, value);
+            Panel::new(Axis::new(quantity, unit), vec![bars])
+        };
+        figure.panels = panels.map(panel).to_vec();
+        figure.reading =
+            "What the service's requests take, and how much of both lanes is in use.".to_owned();
+        figure
+    }
+}
+
+/// A company's style; a second budget of a company takes one that no other company has.
+fn styles(sides: &[Side]) -> Vec<Style> {
+    let others: Vec<Style> = sides.iter().map(|side| side.company.style()).collect();
+    let mut taken: Vec<Style> = Vec::new();
+    for &own in &others {
+        let free = Style::ALL.into_iter().find(|s| !taken.contains(s) && !others.contains(s));
+        taken.push(if taken.contains(&own) { free.unwrap_or(own) } else { own });
+    }
+    taken
+}
+
+fn point(x: f64, figure: summary::Figure) -> Point {
+    Point { x, y: figure.median, interval: figure.ci95.map(|[low, high]| (low, high)) }
+}
+
+fn load_axis() -> Across {
+    Across::number("load", "% of what the service can serve")
+}
+
+fn beside_axis(sides: &[Side], one_scale: bool) -> Across {
+    Across::names("beside the service", sides.iter().map(Side::title).collect(), one_scale)
+}

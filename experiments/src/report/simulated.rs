@@ -1,0 +1,882 @@
+//! The figures of the thesis's chapter 5, from the simulator, and its naps.
+//!
+//! Each figure is made from the parameters and the seed; the same two give the same figures.
+//! Numbers that the thesis prints are shown as rings, as long as the parameters are the thesis's.
+
+use elfen_rt::policy::slo::Slo;
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use serde::Deserialize;
+use simulator::batches::KINDS;
+use simulator::demand::Demand;
+use simulator::load::Load;
+use simulator::outcome::Outcome;
+use simulator::pair::{Batch, Control, REF_IPC_MILLI};
+use simulator::random::{Purpose, stream};
+use simulator::source::{Requests, Until};
+use simulator::thesis;
+use simulator::time::{MS, S, milliseconds, nanoseconds, real};
+use simulator::trace::Served;
+use simulator::windows::Watch;
+use simulator::{Model, ModelError, Queue};
+
+use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
+use super::figure::{Source, Style, Table};
+use super::text::{percent, said, short};
+use crate::expected::control;
+use crate::record::Company;
+
+/// The parameters that the model is fed with.
+#[derive(Clone, Debug)]
+pub struct Parameters {
+    /// Where they come from, as every figure says it.
+    pub origin: String,
+    pub demand: Demand,
+    /// Batch programs by name, the first of which the policies are shown with.
+    pub batches: Vec<(String, Batch)>,
+    /// Of the 99th percentile.
+    pub slo_ms: u64,
+    /// The options that make `elfen lab simulate` use them; empty for its defaults.
+    pub options: String,
+    /// Whether the thesis's published numbers belong beside them.
+    pub are_of_thesis: bool,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        let batches = KINDS.iter().map(|kind| (kind.name.to_owned(), kind.batch())).collect();
+        Self {
+            origin: "the thesis's parameters, as far as it prints them".to_owned(),
+            demand: Demand::Search,
+            batches,
+            slo_ms: 100,
+            options: String::new(),
+            are_of_thesis: true,
+        }
+    }
+}
+
+/// A report to be simulated.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    pub parameters: Parameters,
+    /// Of each point of each figure.
+    pub requests: u64,
+    pub seed: u64,
+    /// The command that makes the report.
+    pub command: String,
+}
+
+/// The figures of single requests keep them all in memory.
+const MOST_REQUESTS: u64 = 10_000_000;
+
+/// Why a report cannot be simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Impossible {
+    #[error("there is no batch program among the parameters")]
+    NoBatch,
+    #[error("a figure shows no more of {MOST_REQUESTS} requests a point than of fewer")]
+    Requests,
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+impl Simulation {
+    fn slo(&self) -> Slo {
+        Slo { per_million: 990_000, latency_ns: self.parameters.slo_ms * MS }
+    }
+
+    /// All figures that can be simulated, and how near the model is to the thesis.
+    pub fn report(&self) -> Result<Report, Impossible> {
+        let lab = Lab::new(self)?;
+        let mut figures: Vec<Figure> = OVER_LOAD.iter().map(|spec| lab.over_load(spec)).collect();
+        // In the order of the thesis.
+        figures.insert(2, lab.pauses());
+        figures.insert(0, lab.demand());
+        figures.push(lab.overhead());
+        let tables = if self.parameters.are_of_thesis { vec![published(self)] } else { Vec::new() };
+        Ok(Report {
+            title: "Elfen: the thesis's figures, simulated".to_owned(),
+            command: self.command.clone(),
+            notes: vec![lab.made_with()],
+            tables,
+            figures,
+            appendix: Vec::new(),
+        })
+    }
+}
+
+/// Every number that the thesis prints, against the model's.
+fn published(simulation: &Simulation) -> Table {
+    let Simulation { requests, seed, .. } = *simulation;
+    let rows = thesis::rows(requests, seed).iter().map(thesis::Row::cells).collect();
+    Table::new("Published and simulated", &thesis::HEADING, rows).noted(format!(
+        "A number that is built in, or that a parameter was fitted to, is no evidence. Made by \
+         elfen lab thesis --requests {requests} --seed {seed}."
+    ))
+}
+
+/// Loads at round distances, and what a service alone makes of them.
+struct Sweep<'a> {
+    simulation: &'a Simulation,
+    cores: u64,
+    rates: Vec<f64>,
+    alone: Vec<Outcome>,
+}
+
+/// A line ends where its tail is beyond this many SLOs: what follows would press the rest flat.
+const TAIL_SLOS: u64 = 2;
+
+impl<'a> Sweep<'a> {
+    /// `steps` loads up to about `part` of what the cores can serve.
+    fn new(
+        simulation: &'a Simulation,
+        cores: u64,
+        (steps, part): (u32, f64),
+        slo: Slo,
+    ) -> Result<Self, ModelError> {
+        let capacity = real(cores) * 1e9 / simulation.parameters.demand.mean_ns();
+        let step = one_digit(capacity * part / f64::from(steps));
+        let rates: Vec<f64> = (1..=steps).map(|index| step * f64::from(index)).collect();
+        let mut sweep = Self { simulation, cores, rates, alone: Vec::new() };
+        for (_, batch) in &simulation.parameters.batches {
+            let model = |&rps: &f64| sweep.model(rps, batch, Control::NoBatch);
+            sweep.rates.iter().try_for_each(|rps| model(rps).validate())?;
+        }
+        let (_, batch) = &simulation.parameters.batches[0];
+        sweep.alone = sweep.with(Company::None, batch, slo);
+        Ok(sweep)
+    }
+
+    fn model(&self, rps: f64, batch: &Batch, control: Control) -> Model {
+        let demand = self.simulation.parameters.demand.clone();
+        Model {
+            machines: 1,
+            cores: self.cores,
+            queue: Queue::Shared,
+            requests: Requests::Drawn { load: Load::steady(rps), demand },
+            until: Until::Requests(self.simulation.requests),
+            batch: *batch,
+            control,
+            watch: None,
+            seed: self.simulation.seed,
+        }
+    }
+
+    /// The rates next to a batch in this company, on all CPUs.
+    ///
+    /// slo-budget is judged every minute and steered every second, as `elfen lab simulate` does by
+    /// default.
+    fn with(&self, company: Company, batch: &Batch, slo: Slo) -> Vec<Outcome> {
+        let is_steered = company == Company::SloBudget;
+        let watch = is_steered.then_some(Watch { slo, judge_ns: 60 * S, control_ns: Some(S) });
+        let model = |(index, &rps): (usize, &f64)| {
+            // The service alone is simulated first: its tail leaves the others their budgets.
+            let alone_ns = self.alone.get(index).map_or(0, |alone| alone.tail_ns(&slo));
+            let budget_ns = Some(slo.latency_ns.saturating_sub(alone_ns));
+            let control = control(company, budget_ns, REF_IPC_MILLI);
+            let control = control.unwrap_or(Control::Unrestrained);
+            Model { watch, ..self.model(rps, batch, control) }
+        };
+        let models: Vec<Model> = self.rates.iter().enumerate().map(model).collect();
+        models.par_iter().map(|model| model.run_on(1)).collect()
+    }
+
+    /// The thesis's budget: the SLO less the tail of the service alone.
+    fn headroom_ns(&self, index: usize, slo: &Slo) -> u64 {
+        slo.latency_ns.saturating_sub(self.alone[index].tail_ns(slo))
+    }
+
+    /// How many of the outcomes can be drawn beside each other.
+    fn drawable(&self, outcomes: &[Outcome]) -> usize {
+        let most_ns = self.simulation.parameters.slo_ms * MS * TAIL_SLOS;
+        let fits = |outcome: &&Outcome| outcome.quantile_ns(0.99) <= most_ns;
+        outcomes.iter().take_while(fits).count()
+    }
+
+    /// Where the core is used most, among what is drawn.
+    fn peak(&self, outcomes: &[Outcome]) -> usize {
+        let drawn = 0..self.drawable(outcomes).max(1);
+        let used = |index: &usize| outcomes[*index].utilisation();
+        drawn.max_by(|a, b| used(a).total_cmp(&used(b))).unwrap_or(0)
+    }
+
+    /// The rates, from the lowest on, that keep the SLO.
+    fn kept(&self, outcomes: &[Outcome], slo: &Slo) -> usize {
+        outcomes.iter().take_while(|outcome| outcome.tail_ns(slo) <= slo.latency_ns).count()
+    }
+}
+
+/// The nearest number with one digit that isn't 0.
+fn one_digit(value: f64) -> f64 {
+    let power = 10_f64.powf(value.log10().floor());
+    (value / power).round() * power
+}
+
+/// A line over the loads: a quantile of the latency, and the utilisation.
+#[derive(Clone)]
+struct Line {
+    name: String,
+    style: Style,
+    share: f64,
+    outcomes: Vec<Outcome>,
+}
+
+impl Line {
+    fn p99(name: impl Into<String>, style: Style, outcomes: Vec<Outcome>) -> Self {
+        Self { name: name.into(), style, share: 0.99, outcomes }
+    }
+
+    fn series(&self, sweep: &Sweep<'_>, value: impl Fn(&Outcome) -> f64) -> Series {
+        let points = sweep.rates.iter().zip(&self.outcomes[..sweep.drawable(&self.outcomes)]);
+        let points = points.map(|(&rps, outcome)| Point::at(rps, value(outcome))).collect();
+        Series::new(self.name.clone(), Mark::Line, self.style, points)
+    }
+}
+
+fn tail_ms(outcome: &Outcome) -> f64 {
+    outcome.quantile_ms(0.99)
+}
+
+/// Points that the thesis prints.
+type Rings = &'static [(f64, f64)];
+
+/// A figure over the loads of one sweep: latency above, the utilisation of the core below.
+struct OverLoad {
+    id: &'static str,
+    title: &'static str,
+    /// Seven cores that share a queue, or one.
+    seven: bool,
+    lines: Lines,
+    /// Of the latency, and of the utilisation.
+    rings: [Rings; 2],
+    note: &'static str,
+    reading: fn(&Found<'_>) -> String,
+    /// The options of `elfen lab simulate` that make one of the points.
+    point: fn(&Found<'_>) -> String,
+}
+
+#[derive(Clone, Copy)]
+enum Lines {
+    /// Quantiles of the service alone.
+    Alone,
+    /// Alone, and next to each batch program, which nothing restrains.
+    Unrestrained,
+    /// Next to the first batch program, in each of these companies.
+    Companies(&'static [Company]),
+}
+
+const QUANTILES: [(&str, Style, f64); 3] =
+    [("p50", Style::AQUA, 0.5), ("p95", Style::OCHRE, 0.95), ("p99", Style::INK, 0.99)];
+
+/// What such a figure found.
+struct Found<'a> {
+    lab: &'a Lab<'a>,
+    sweep: &'a Sweep<'a>,
+    lines: Vec<Line>,
+}
+
+/// Figures 5.2, 5.4, 5.10 (a), (b) and (c), and 5.11 with slo-budget.
+const OVER_LOAD: [OverLoad; 6] = [
+    OverLoad {
+        id: "percentiles",
+        title: "Alone: the tail turns up long before the lane is full",
+        seven: false,
+        lines: Lines::Alone,
+        rings: [&[(70.0, 60.0), (100.0, 76.0), (120.0, 100.0)], &[(120.0, 0.7)]],
+        note: "",
+        reading: |found| {
+            let wall = found.wall();
+            format!(
+                "The SLO of {} ms holds at {} RPS and no longer at the next point; there the \
+                 request lane is busy for {} of the time, and the other lane of the core never.",
+                found.lab.parameters().slo_ms,
+                said(found.sweep.rates[wall]),
+                percent(found.sweep.alone[wall].request_lane_utilisation()),
+            )
+        },
+        point: |found| format!("--rps {}", found.sweep.rates[found.wall()]),
+    },
+    OverLoad {
+        id: "unrestrained",
+        title: "An unrestrained batch moves the wall",
+        seven: false,
+        lines: Lines::Unrestrained,
+        rings: [&[(40.0, 76.0)], &[]],
+        note: "",
+        reading: |found| {
+            let batches = found.lab.parameters().batches.iter();
+            let each = batches.zip(&found.lines[1..]).map(|((name, _), line)| {
+                match found.kept_rps(&line.outcomes) {
+                    0.0 => format!("at no point beside {name:?}"),
+                    rps => format!("up to {} beside {name:?}", said(rps)),
+                }
+            });
+            format!(
+                "The service alone keeps the SLO up to {} RPS; with a batch program that nothing \
+                 restrains {}.",
+                said(found.kept_rps(&found.sweep.alone)),
+                each.collect::<Vec<_>>().join(", "),
+            )
+        },
+        point: |found| format!("--rps {} --policy unrestrained", found.sweep.rates[3]),
+    },
+    OverLoad {
+        id: "borrow-idle",
+        title: "borrow-idle on one core: the idle time, and nothing else",
+        seven: false,
+        lines: Lines::Companies(&[Company::None, Company::BorrowIdle]),
+        rings: [&[], &[]],
+        note: "",
+        reading: |found| found.sameness(),
+        point: |found| format!("--rps {} --policy borrow-idle", found.sweep.rates[7]),
+    },
+    OverLoad {
+        id: "borrow-idle-7",
+        title: "borrow-idle on seven cores that share a queue",
+        seven: true,
+        lines: Lines::Companies(&[Company::None, Company::BorrowIdle]),
+        rings: [&[(1000.0, 60.0)], &[]],
+        note: "",
+        reading: |found| found.sameness(),
+        point: |found| format!("--cores 7 --rps {} --policy borrow-idle", found.sweep.rates[5]),
+    },
+    OverLoad {
+        id: "dynamic-7",
+        title: "dynamic-budget on seven cores",
+        seven: true,
+        lines: Lines::Companies(&[Company::None, Company::BorrowIdle, Company::DynamicBudget]),
+        rings: [&[], &[(600.0, 1.75)]],
+        note: "",
+        reading: |found| {
+            let (at, best) = found.best(2);
+            format!(
+                "Lending the tail's headroom as well, each core is used up to {} times, at {} RPS, \
+                 for {} ms more in p99.",
+                said(best.utilisation()),
+                said(found.sweep.rates[at]),
+                said(tail_ms(best) - tail_ms(&found.sweep.alone[at])),
+            )
+        },
+        point: |found| {
+            let (at, _) = found.best(2);
+            let (rps, budget) = (found.sweep.rates[at], found.budget(at));
+            format!("--cores 7 --rps {rps} --policy dynamic-budget --budget {budget}")
+        },
+    },
+    OverLoad {
+        id: "policies",
+        title: "Policies: what the tail's headroom buys",
+        seven: false,
+        lines: Lines::Companies(&[
+            Company::None,
+            Company::BorrowIdle,
+            Company::FixedBudget,
+            Company::RefreshBudget,
+            Company::DynamicBudget,
+            Company::SloBudget,
+        ]),
+        rings: [&[], &[]],
+        note: " Budgets: the SLO less the p99 without a batch at that load, the thesis's rule; \
+            slo-budget finds its own.",
+        reading: |found| {
+            let most = |company| said(found.best(company).1.utilisation());
+            format!(
+                "Beside {:?} budgets take the core to {} (fixed), {} (refresh) and {} (dynamic) \
+                 where borrow-idle stops at 1; slo-budget, which is told the SLO and no budget, \
+                 reaches {}.",
+                found.lab.batch().0,
+                most(2),
+                most(3),
+                most(4),
+                most(5),
+            )
+        },
+        point: |found| {
+            let (rps, budget) = (found.sweep.rates[7], found.budget(7));
+            format!("--rps {rps} --policy refresh-budget --budget {budget}")
+        },
+    },
+];
+
+impl Found<'_> {
+    /// How little borrow-idle costs, and what it brings.
+    fn sameness(&self) -> String {
+        let (sweep, outcomes) = (self.sweep, &self.lines[1].outcomes);
+        let drawn = sweep.drawable(outcomes).min(sweep.drawable(&sweep.alone));
+        let ratio = |(alone, with): (&Outcome, &Outcome)| tail_ms(with) / tail_ms(alone);
+        let worst = sweep.alone.iter().zip(outcomes).take(drawn).map(ratio).fold(0.0, f64::max);
+        let least = outcomes[..drawn].iter().map(Outcome::utilisation).fold(2.0, f64::min);
+        format!(
+            "Beside {:?} that naps while requests run, p99 is at most {} times that of the \
+             service alone, and the core is used for {} of one lane's time or more.",
+            self.lab.batch().0,
+            said(worst),
+            percent(least),
+        )
+    }
+
+    fn best(&self, line: usize) -> (usize, &Outcome) {
+        let outcomes = &self.lines[line].outcomes;
+        let at = self.sweep.peak(outcomes);
+        (at, &outcomes[at])
+    }
+
+    /// The last point at which the service alone keeps the SLO.
+    fn wall(&self) -> usize {
+        self.sweep.kept(&self.sweep.alone, &self.lab.slo()).saturating_sub(1)
+    }
+
+    /// The highest rate up to which all keep the SLO; 0 if none does.
+    fn kept_rps(&self, outcomes: &[Outcome]) -> f64 {
+        match self.sweep.kept(outcomes, &self.lab.slo()) {
+            0 => 0.0,
+            count => self.sweep.rates[count - 1],
+        }
+    }
+
+    /// The thesis's budget at a rate, as `--budget` takes it.
+    fn budget(&self, index: usize) -> String {
+        format!("{}ns", self.sweep.headroom_ns(index, &self.lab.slo()))
+    }
+}
+
+/// The loads of Figures 5.12 and 5.5 among the rates of one core: 80 and 120 of the thesis's RPS.
+const OVERHEAD_AT: usize = 7;
+const PAUSES_AT: usize = 11;
+
+/// The simulations that several figures share.
+struct Lab<'a> {
+    simulation: &'a Simulation,
+    /// One core, and seven that share a queue.
+    one: Sweep<'a>,
+    seven: Sweep<'a>,
+}
+
+impl<'a> Lab<'a> {
+    fn new(simulation: &'a Simulation) -> Result<Self, Impossible> {
+        if simulation.parameters.batches.is_empty() {
+            return Err(Impossible::NoBatch);
+        }
+        if simulation.requests > MOST_REQUESTS {
+            return Err(Impossible::Requests);
+        }
+        let slo = simulation.slo();
+        Ok(Self {
+            simulation,
+            one: Sweep::new(simulation, 1, (13, 0.78), slo)?,
+            seven: Sweep::new(simulation, 7, (11, 0.93), slo)?,
+        })
+    }
+
+    fn parameters(&self) -> &Parameters {
+        &self.simulation.parameters
+    }
+
+    /// The batch program that policies are shown with.
+    fn batch(&self) -> &(String, Batch) {
+        &self.parameters().batches[0]
+    }
+
+    fn slo(&self) -> Slo {
+        self.simulation.slo()
+    }
+
+    /// Numbers that the thesis prints, if there are any and they belong here.
+    fn rings(&self, points: &[(f64, f64)]) -> Option<Series> {
+        let belongs = self.parameters().are_of_thesis && !points.is_empty();
+        let points = points.iter().map(|&(x, y)| Point::at(x, y)).collect();
+        belongs.then(|| Series::new("published in the thesis", Mark::Rings, Style::INK, points))
+    }
+
+    fn made_with(&self) -> String {
+        let Simulation { parameters, requests, seed, .. } = self.simulation;
+        let (_, batch) = self.batch();
+        let slowdown = |(name, batch): &(String, Batch)| {
+            format!("{} times as long beside {name:?}", real(batch.request_slowdown_milli) / 1e3)
+        };
+        let slower: Vec<String> = parameters.batches.iter().map(slowdown).collect();
+        format!(
+            "Simulated with {}: a request takes {}, and {} times as long beside a nap; a batch \
+             beside a request takes {} times as long; {} µs to nap, {} µs to wake, a check every \
+             {} µs. {requests} requests a point, seed {seed}.",
+            parameters.origin,
+            slower.join(", "),
+            real(batch.nap_slowdown_milli) / 1e3,
+            real(batch.batch_slowdown_milli) / 1e3,
+            real(batch.sleep_ns) / 1e3,
+            real(batch.wake_ns) / 1e3,
+            real(batch.looks.every_ns()) / 1e3,
+        )
+    }
+
+    /// The report's command and, below it, one that makes a single point.
+    fn command(&self, point: &str) -> String {
+        let Simulation { command, requests, seed, .. } = self.simulation;
+        let options = match self.parameters().options.as_str() {
+            "" => String::new(),
+            options => format!(" {options}"),
+        };
+        format!(
+            "{command}\n# one of its points:\n\
+             elfen lab simulate {point}{options} --requests {requests} --seed {seed}"
+        )
+    }
+
+    fn figure(&self, id: &str, title: &str, x: Across) -> Figure {
+        Figure {
+            id: format!("simulated-{id}"),
+            title: title.to_owned(),
+            source: Source::Simulated,
+            made_with: self.made_with(),
+            command: self.simulation.command.clone(),
+            x,
+            ..Figure::default()
+        }
+    }
+
+    fn lines(&self, lines: Lines, sweep: &Sweep<'_>) -> Vec<Line> {
+        let Parameters { batches, .. } = self.parameters();
+        let with = |company, batch| sweep.with(company, batch, self.slo());
+        match lines {
+            Lines::Alone => {
+                let line = |(name, style, share)| {
+                    let line = Line::p99(name, style, sweep.alone.clone());
+                    Line { share, ..line }
+                };
+                QUANTILES.map(line).to_vec()
+            }
+            Lines::Unrestrained => {
+                let alone = Line::p99(Company::None.title(), Style::INK, sweep.alone.clone());
+                // Neither the style of the service alone nor that of borrow-idle.
+                let styles = Style::ALL.into_iter().skip(2).cycle();
+                let beside = batches.iter().zip(styles).map(|((name, batch), style)| {
+                    Line::p99(format!("beside {name}"), style, with(Company::Unrestrained, batch))
+                });
+                std::iter::once(alone).chain(beside).collect()
+            }
+            Lines::Companies(companies) => {
+                let (_, batch) = self.batch();
+                let line = |&of: &Company| Line::p99(of.title(), of.style(), with(of, batch));
+                companies.iter().map(line).collect()
+            }
+        }
+    }
+
+    fn over_load(&self, spec: &OverLoad) -> Figure {
+        let sweep = if spec.seven { &self.seven } else { &self.one };
+        let found = Found { lab: self, sweep, lines: self.lines(spec.lines, sweep) };
+        let latency = |line: &Line| line.series(sweep, |of| of.quantile_ms(line.share));
+        let utilisation = |line: &Line| line.series(sweep, Outcome::utilisation);
+        let latencies = found.lines.iter().map(latency).collect();
+        let utilisations: Vec<Series> = found.lines.iter().map(utilisation).collect();
+        let (quantity, utilisations) = match spec.lines {
+            // All quantiles are of the same requests, which run on one lane.
+            Lines::Alone => {
+                let name = "request lane".to_owned();
+                ("latency", vec![Series { name, ..utilisations[2].clone() }])
+            }
+            _ => ("p99 latency", utilisations),
+        };
+        let used = Axis::new("utilisation of the core", "2.0 is both lanes always busy");
+        let x = Across::number("load", "requests a second");
+        let mut figure = self.figure(spec.id, spec.title, x);
+        figure.panels =
+            vec![Panel::new(Axis::new(quantity, "ms"), latencies), Panel::new(used, utilisations)];
+        let slo_ms = self.parameters().slo_ms;
+        let rule = Rule { y: real(slo_ms), name: format!("SLO {slo_ms} ms") };
+        figure.panels[0].rules.push(rule);
+        for (panel, rings) in figure.panels.iter_mut().zip(spec.rings) {
+            panel.series.extend(self.rings(rings));
+        }
+        let is_cut = |line: &Line| sweep.drawable(&line.outcomes) < sweep.rates.len();
+        if found.lines.iter().any(is_cut) {
+            figure.made_with += " A line ends where its p99 passes two SLOs.";
+        }
+        figure.reading = (spec.reading)(&found);
+        figure.made_with += spec.note;
+        figure.command = self.command(&(spec.point)(&found));
+        figure
+    }
+
+    /// What borrowing costs the batch (Figure 5.12): its time, its share of its lane, and what it
+    /// gets done in that.
+    fn overhead(&self) -> Figure {
+        const ROWS: [Company; 6] = [
+            Company::Unrestrained,
+            Company::BorrowIdle,
+            Company::FixedBudget,
+            Company::RefreshBudget,
+            Company::DynamicBudget,
+            Company::SloBudget,
+        ];
+        const BORROW_IDLE: usize = 1;
+        let (name, batch) = self.batch();
+        let rps = self.one.rates[OVERHEAD_AT];
+        let at = |company| self.one.with(company, batch, self.slo()).swap_remove(OVERHEAD_AT);
+        let outcomes = ROWS.map(at);
+        let share = Outcome::batch_lane_utilisation;
+        let work = |outcome: &Outcome| outcome.batch_work(batch);
+        // A batch that gets nothing done takes for ever, which no axis has room for.
+        let time = |outcome: &Outcome| (work(outcome) > 0.0).then(|| 1.0 / work(outcome));
+        let pace =
+            |outcome: &Outcome| (share(outcome) > 0.0).then(|| work(outcome) / share(outcome));
+        let names = ROWS.map(|company| company.title().to_owned()).to_vec();
+        let x = Across::names("policy", names, false);
+        let mut figure = self.figure("overhead", "What borrowing costs the batch", x);
+        type Value<'v> = &'v dyn Fn(&Outcome) -> Option<f64>;
+        let panels: [(&str, &str, Value<'_>, f64); 3] = [
+            ("time for the same work", "times that alone", &time, 1.49),
+            ("part of the lane's time", "", &|outcome| Some(share(outcome)), 0.5),
+            ("work in a second on the lane", "1: as alone", &pace, 0.99),
+        ];
+        figure.panels = panels
+            .map(|(quantity, unit, value, published)| {
+                let points = outcomes.iter().enumerate();
+                let point = |(index, outcome)| Some(Point::at(index as f64, value(outcome)?));
+                let style = Company::BorrowIdle.style();
+                let points = points.filter_map(point).collect();
+                let bars = Series::new("simulated", Mark::Bars, style, points);
+                let rings = self.rings(&[(BORROW_IDLE as f64, published)]);
+                let series = std::iter::once(bars).chain(rings).collect();
+                Panel::new(Axis::new(quantity, unit), series)
+            })
+            .to_vec();
+        figure.reading = format!(
+            "At {} RPS {name:?} under borrow-idle takes {} times as long as with a lane of its \
+             own; budgets bring it nearer, at some loss of pace beside requests.",
+            said(rps),
+            time(&outcomes[BORROW_IDLE]).map_or("ever".to_owned(), said),
+        );
+        if self.parameters().are_of_thesis {
+            figure.made_with += " The thesis's 1.49 is the mean of ten programs, some of which \
+                left a part of their lane idle when they ran alone; the model's never do.";
+        }
+        figure.command = self.command(&format!("--rps {rps} --policy borrow-idle"));
+        figure
+    }
+
+    /// Figure 5.1.
+    fn demand(&self) -> Figure {
+        let demand = &self.parameters().demand;
+        let mut random = stream(self.simulation.seed, Purpose::Demand, 0);
+        let mut times: Vec<u64> =
+            (0..self.simulation.requests).map(|_| demand.sample(&mut random)).collect();
+        times.sort_unstable();
+        let quantile = |share: f64| {
+            let rank = nanoseconds(share * real(times.len() as u64));
+            let rank = usize::try_from(rank).unwrap_or(usize::MAX);
+            times.get(rank.min(times.len().saturating_sub(1))).copied().unwrap_or(0)
+        };
+        let mut histogram = Histogram::new(bucket_ns(quantile(0.999)));
+        times.iter().for_each(|&ns| histogram.add(ns, 1.0));
+        let x = Across::number("time that a request runs alone", "ms");
+        let title = "Demand: most requests are short, a few are long";
+        let mut figure = self.figure("demand", title, x);
+        let said_ms = |share| said(milliseconds(quantile(share)));
+        figure.reading = format!(
+            "Half of the requests need {} ms at most, one in a hundred {} ms or more, the longest \
+             {} ms: a request that waits behind one of those waits long.",
+            said_ms(0.5),
+            said_ms(0.99),
+            said_ms(1.0),
+        );
+        figure.panels = histogram.panels("part of all requests", "requests");
+        if self.parameters().are_of_thesis {
+            figure.made_with += " Figure 5.1 prints no numbers: this is the simplest demand that \
+                meets those printed elsewhere.";
+        }
+        figure
+    }
+
+    /// Figure 5.5.
+    fn pauses(&self) -> Figure {
+        let (rps, (_, batch)) = (self.one.rates[PAUSES_AT], self.batch());
+        let mut pauses: Vec<u64> = Vec::new();
+        let mut free_ns = 0;
+        let model = self.one.model(rps, batch, Control::NoBatch);
+        let outcome = model.run_into(&mut |served: &Served| {
+            pauses.push(served.started_ns - free_ns);
+            free_ns = served.ended_ns;
+        });
+        // Time-weighted, the tail is longer: the pauses that make up all but 1 % of the idle time.
+        pauses.sort_unstable();
+        let idle_ns: f64 = pauses.iter().map(|&ns| real(ns)).sum();
+        let mut so_far = 0.0;
+        let most = pauses.iter().copied().find(|&ns| {
+            so_far += real(ns);
+            so_far >= idle_ns * 0.99
+        });
+        let mut histogram = Histogram::new(bucket_ns(most.unwrap_or(MS)));
+        pauses.iter().for_each(|&ns| histogram.add(ns, real(ns)));
+        let limit_ms = 15.0 * milliseconds(histogram.width_ns);
+        let x = Across::number("length of a pause", "ms");
+        let mut figure = self.figure("pauses", "Idle time comes in short pauses", x);
+        figure.reading = format!(
+            "At {} RPS the lane is busy for {} of the time, and {} of its idle time is in pauses \
+             of {} ms or less: too short for a scheduler, long enough for a nap of microseconds.",
+            said(rps),
+            percent(outcome.request_lane_utilisation()),
+            percent(histogram.until(limit_ms)),
+            said(limit_ms),
+        );
+        figure.command = self.command(&format!("--rps {rps} --trace-out pauses.csv"));
+        figure.panels = histogram.panels("part of the idle time", "idle time");
+        figure.panels[0].series.extend(self.rings(&[(15.0, 0.023)]));
+        figure.panels[1].series.extend(self.rings(&[(15.0, 0.53)]));
+        figure
+    }
+}
+
+/// Buckets of a figure; longer times are counted and not drawn.
+const BUCKETS: usize = 70;
+
+/// Times in equal buckets, each with a weight.
+struct Histogram {
+    width_ns: u64,
+    weights: Vec<f64>,
+    sum: f64,
+}
+
+impl Histogram {
+    fn new(width_ns: u64) -> Self {
+        Self { width_ns, weights: vec![0.0; BUCKETS], sum: 0.0 }
+    }
+
+    fn add(&mut self, ns: u64, weight: f64) {
+        let bucket = usize::try_from(ns / self.width_ns).unwrap_or(usize::MAX);
+        if let Some(sum) = self.weights.get_mut(bucket) {
+            *sum += weight;
+        }
+        self.sum += weight;
+    }
+
+    /// Each bucket's part at its lower end, up to the last that holds something.
+    fn parts(&self) -> Vec<Point> {
+        let used = self.weights.iter().rposition(|&weight| weight > 0.0).map_or(1, |last| last + 1);
+        let part = |(index, weight): (usize, &f64)| {
+            let from_ms = milliseconds(self.width_ns) * index as f64;
+            Point::at(from_ms, if self.sum > 0.0 { weight / self.sum } else { 0.0 })
+        };
+        self.weights[..used].iter().enumerate().map(part).collect()
+    }
+
+    /// The part up to a time at the end of a bucket.
+    fn until(&self, limit_ms: f64) -> f64 {
+        self.parts().iter().filter(|part| part.x < limit_ms).map(|part| part.y).sum()
+    }
+
+    /// Columns above, and their sum below.
+    fn panels(&self, part: &str, name: &str) -> Vec<Panel> {
+        let width = milliseconds(self.width_ns);
+        let mut sum = 0.0;
+        let mut sums = vec![Point::at(0.0, 0.0)];
+        for part in self.parts() {
+            sum += part.y;
+            sums.push(Point::at(part.x + width, sum));
+        }
+        let all = Series::new(name, Mark::Histogram { width }, Style::BLUE, self.parts());
+        let sums = Series::new("summed up", Mark::Curve, Style::INK, sums);
+        vec![
+            Panel::new(Axis::new(part, format!("in buckets of {width} ms")), vec![all]),
+            Panel::new(Axis::new(format!("{part} up to this time"), ""), vec![sums]),
+        ]
+    }
+}
+
+/// A round width with which `most_ns` fits into the figure.
+fn bucket_ns(most_ns: u64) -> u64 {
+    let least = most_ns / 65 + 1;
+    let mut power = 1;
+    loop {
+        if let Some(factor) = [1, 2, 5].into_iter().find(|factor| factor * power >= least) {
+            return factor * power;
+        }
+        power *= 10;
+    }
+}
+
+/// What `elfen lab bench nap --json` printed, as far as Figure 5.8 needs it.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Naps {
+    pub request_cpu: u32,
+    pub batch_cpu: u32,
+    pub tsc_mhz: f64,
+    pub naps: Vec<Nap>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Nap {
+    pub nap: String,
+    pub sleep_cycles: Option<Cycles>,
+    pub wake_cycles: Option<Cycles>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+pub struct Cycles {
+    pub median: f64,
+}
+
+/// Cycles at 2 GHz to sleep and to wake (section 5.3.2), under our name for the same.
+const PUBLISHED_NAPS: [(&str, [f64; 2]); 3] =
+    [("mwait", [2443.0, 1036.0]), ("device", [3285.0, 1438.0]), ("futex", [11518.0, 3968.0])];
+
+const NAPS_READING: &str = "On the thesis's machine nanonap (here: device) gives a lane away in \
+    3285 cycles and takes it back in 1438, close to the bare instruction, where a futex takes 3.5 \
+    and 2.8 times as long.";
+
+impl Nap {
+    /// To sleep, and to wake.
+    fn cycles(&self) -> [Option<f64>; 2] {
+        [self.sleep_cycles, self.wake_cycles].map(|cycles| Some(cycles?.median))
+    }
+}
+
+/// How long a lane takes to fall asleep and to wake: the published naps, and those that were
+/// measured if there are any.
+pub fn naps(measured: Option<&Naps>, command: &str) -> Figure {
+    let mut names = PUBLISHED_NAPS.map(|(name, _)| name.to_owned()).to_vec();
+    let here = measured.map_or(&[][..], |measured| &measured.naps);
+    for nap in here.iter().filter(|nap| nap.cycles() != [None, None]) {
+        if !names.contains(&nap.nap) {
+            names.push(nap.nap.clone());
+        }
+    }
+    let panel = |(which, quantity): (usize, &str)| {
+        let points = PUBLISHED_NAPS.iter().enumerate();
+        let points = points.map(|(index, (_, cycles))| Point::at(index as f64, cycles[which]));
+        let name = "published in the thesis";
+        let published = Series::new(name, Mark::Rings, Style::INK, points.collect());
+        let place = |nap: &Nap| names.iter().position(|name| *name == nap.nap);
+        let point = |nap: &Nap| Some(Point::at(place(nap)? as f64, nap.cycles()[which]?));
+        let points = here.iter().filter_map(point).collect();
+        let live = Series::new("measured here", Mark::Dots, Style::BLUE, points);
+        let series = std::iter::once(published).chain(measured.map(|_| live)).collect();
+        Panel::new(Axis::new(quantity, "cycles").scaled(Scale::Log), series)
+    };
+    let panels = [(0, "to fall asleep"), (1, "to wake")].map(panel).to_vec();
+    let both = |nap: &Nap| match nap.cycles() {
+        [Some(sleep), Some(wake)] => {
+            Some(format!("{} {} and {}", nap.nap, short(sleep), short(wake)))
+        }
+        _ => None,
+    };
+    let both: Vec<String> = here.iter().filter_map(both).collect();
+    let here = if both.is_empty() { String::new() } else { format!(" Here: {}.", both.join(", ")) };
+    let made_here = match measured {
+        None => "Nothing was measured here: elfen lab bench nap --json does.".to_owned(),
+        Some(Naps { request_cpu, batch_cpu, tsc_mhz, .. }) => format!(
+            "Here: medians, cycles of a {tsc_mhz} MHz counter; CPU {request_cpu} asks CPU \
+             {batch_cpu}."
+        ),
+    };
+    Figure {
+        id: "naps".to_owned(),
+        title: "Naps: to sleep and to wake".to_owned(),
+        reading: format!("{NAPS_READING}{here}"),
+        source: if measured.is_some() { Source::Live } else { Source::Published },
+        made_with: format!("The thesis's cycles are those of 2 GHz, means of 100. {made_here}"),
+        command: command.to_owned(),
+        x: Across::names("nap", names, true),
+        panels,
+    }
+}

@@ -20,26 +20,26 @@ pub(super) struct Cast {
 
 /// Busy time of the request lane, and how much of it a batch task was on the batch lane.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Shared {
-    pub(crate) busy_ns: u64,
-    pub(crate) overlapped_ns: u64,
+pub(super) struct Shared {
+    pub(super) busy_ns: u64,
+    pub(super) overlapped_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Seen {
+pub(super) struct Seen {
     /// While a batch lived and was learned.
-    pub(crate) learned: Shared,
+    pub(super) learned: Shared,
     /// From each batch's beginning on.
-    pub(crate) whole: Shared,
-    pub(crate) turns: usize,
+    pub(super) whole: Shared,
+    pub(super) turns: usize,
     /// From the beginning of a turn to the batch off its lane; all of a turn that ended first. Of
     /// turns that began while a batch task was on its lane.
-    pub(crate) reactions_ns: Vec<u64>,
+    pub(super) reactions_ns: Vec<u64>,
     /// How long the batch had its lane once more within a turn in which it had left it: what the
     /// scheduler gave it of a lane that was held. Each stretch by itself.
-    pub(crate) let_in_ns: Vec<u64>,
+    pub(super) let_in_ns: Vec<u64>,
     /// Whether the request thread is in the trace at all.
-    pub(crate) any_request: bool,
+    pub(super) any_request: bool,
 }
 
 /// A turn that goes on.

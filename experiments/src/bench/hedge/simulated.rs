@@ -14,7 +14,7 @@ use elfen_hedge_policy::Policy;
 use elfen_hedge_policy::simulate::{Plan, Request, simulate};
 use elfen_rt::clock::nanos;
 
-use super::asked::Asked;
+use super::load::Asked;
 
 /// As the proxy has them, unless it is told otherwise.
 const EXTRA_PER_MILLION: u64 = 50_000;

@@ -5,6 +5,7 @@
 //! writer's cache for the load, and gives it back for the next store.
 
 use std::hint::{black_box, spin_loop};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
@@ -17,7 +18,7 @@ use super::stage::Lanes;
 /// Loads a word in a thread of its own, until it is told to stop.
 pub(super) struct Bare {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<std::io::Result<Seen>>,
+    thread: JoinHandle<io::Result<Seen>>,
 }
 
 /// What it did.
@@ -39,7 +40,7 @@ impl Bare {
         Self { stop, thread }
     }
 
-    pub(super) fn join(self) -> std::io::Result<Seen> {
+    pub(super) fn join(self) -> io::Result<Seen> {
         self.stop.store(true, Relaxed);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }

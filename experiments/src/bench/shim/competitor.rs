@@ -8,14 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-use elfen_host::affinity;
 use elfen_shim::clock;
 use elfen_shim::recording::{Recording, State};
 use elfen_shim::session::OBSERVER;
-use serde::Serialize;
 
-use super::stage::{Error, Lanes, percent};
-use super::truth::{self, Run};
+use super::stage::Lanes;
+use super::truth::{self, Run, untrue};
+use crate::bench::{
+    BenchError, Column, Report, Row, Table, joined, number, percent, pin, rounded, row, value_of,
+};
 
 const PERIOD: &str = "1us";
 /// Of the run, between its first and last looks at the kernel's account.
@@ -23,36 +24,33 @@ const BEFORE: Duration = Duration::from_millis(500);
 const BETWEEN: Duration = Duration::from_millis(2_000);
 const LOOKS: u32 = 400;
 
-/// A run beside a competitor.
-#[derive(Debug, Serialize)]
-pub(crate) struct Competitor {
-    /// Between two looks at the kernel's account.
-    pub(crate) time_ns: u64,
-    /// What the recording says that nobody looked, and what the kernel says.
-    pub(crate) gap_ns: u64,
-    pub(crate) not_run_ns: u64,
-    pub(crate) gap_error_percent: f64,
-    pub(crate) share_error_percent: f64,
-}
+const COLUMNS: &[Column] = &[
+    number("time_ns", "next to a competitor", "ms", 1).scaled(1e-6),
+    number("gap_ns", "gaps", "ms", 1).scaled(1e-6),
+    number("not_run_ns", "by the kernel", "ms", 1).scaled(1e-6),
+    number("gap_error_percent", "off", "%", 2).lower(),
+    number("share_error_percent", "share off by", "%", 2).lower(),
+];
 
-pub(super) fn measure(lanes: Lanes) -> Result<Competitor, Error> {
+pub(super) fn measure(lanes: Lanes) -> Result<Report, BenchError> {
     let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let competitor = scope.spawn(|| -> Result<(), Error> {
-            affinity::pin(lanes.from)?;
+    let found = thread::scope(|scope| {
+        let competitor = scope.spawn(|| -> Result<(), BenchError> {
+            pin(lanes.from)?;
             while !stop.load(Relaxed) {
                 spin_loop();
             }
             Ok(())
         });
-        let found = beside(lanes);
+        let found = next_to(lanes);
         stop.store(true, Relaxed);
-        competitor.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        found
-    })
+        joined(competitor).and(found)
+    });
+    let table = Table { key: "competitor", columns: COLUMNS, rows: vec![found?] };
+    Ok(Report { tables: vec![table], ..Report::default() })
 }
 
-fn beside(lanes: Lanes) -> Result<Competitor, Error> {
+fn next_to(lanes: Lanes) -> Result<Row, BenchError> {
     let run = Run::new()?;
     let mut child = run.start(lanes, PERIOD)?;
     let looked = accounts(&mut child);
@@ -60,17 +58,19 @@ fn beside(lanes: Lanes) -> Result<Competitor, Error> {
     let (recording, stamps) = run.read(&output)?;
     let [first, last] = looked?;
     let clock = recording.head.clock;
-    let gap = clock.ns(gaps(&recording, first.at, last.at));
-    let time = clock.ns(last.at - first.at);
-    let not_run = time.saturating_sub(last.ran_ns - first.ran_ns);
+    // Between two looks at the kernel's account: what the recording says that nobody looked, and
+    // what the kernel says.
+    let gap_ns = clock.ns(gaps(&recording, first.at, last.at));
+    let time_ns = clock.ns(last.at - first.at);
+    let not_run_ns = time_ns.saturating_sub(last.ran_ns - first.ran_ns);
     let rows = truth::compare(&recording, &stamps, PERIOD)?;
-    Ok(Competitor {
-        time_ns: time,
-        gap_ns: gap,
-        not_run_ns: not_run,
-        gap_error_percent: percent(gap.abs_diff(not_run), not_run),
-        share_error_percent: rows.first().map_or(100.0, |row| row.share_error_percent),
-    })
+    Ok(row![
+        "time_ns" => time_ns,
+        "gap_ns" => gap_ns,
+        "not_run_ns" => not_run_ns,
+        "gap_error_percent" => rounded(percent(gap_ns.abs_diff(not_run_ns), not_run_ns)),
+        "share_error_percent" => rows.first().map(|row| value_of(row, "share_error_percent")),
+    ])
 }
 
 /// How long a thread has run by some time.
@@ -81,9 +81,9 @@ struct Account {
 }
 
 /// Of the observer, twice.
-fn accounts(elfen: &mut Child) -> Result<[Account; 2], Error> {
+fn accounts(elfen: &mut Child) -> Result<[Account; 2], BenchError> {
     let tasks = format!("/proc/{}/task", elfen.id());
-    let gone = || Error::Truth("its observer did not run".to_owned());
+    let gone = || untrue("its observer did not run");
     let observer = (0..LOOKS).find_map(|_| {
         thread::sleep(Duration::from_millis(5));
         let mut tasks = fs::read_dir(&tasks).ok()?.flatten().map(|task| task.path());
@@ -92,7 +92,7 @@ fn accounts(elfen: &mut Child) -> Result<[Account; 2], Error> {
         })
     });
     let schedule = observer.ok_or_else(gone)?.join("schedstat");
-    let account = || -> Result<Account, Error> {
+    let account = || -> Result<Account, BenchError> {
         let before = clock::before();
         let text = fs::read_to_string(&schedule)?;
         let at = before + (clock::before() - before) / 2;

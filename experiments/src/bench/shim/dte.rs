@@ -13,14 +13,15 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elfen_console::duration::number;
-use elfen_host::affinity;
+use elfen_console::duration;
 use elfen_shim::observe::{Period, Sample, Sink, observe};
 use elfen_shim::random::Random;
 use elfen_shim::{clock, filter};
-use serde::Serialize;
 
-use super::stage::{Error, Lanes, line, percent};
+use super::stage::{Lanes, line};
+use crate::bench::{
+    BenchError, Column, Report, Row, Table, joined, label, number, percent, pin, rounded, row,
+};
 
 const PERIODS_TICKS: [u64; 4] = [0, 1_200, 2_600, 26_000];
 /// Enough wrong rates to judge the filter by, or so long.
@@ -38,46 +39,37 @@ const AGE_TICKS: u64 = 1_000;
 const WRONG: (u64, u64) = (300, 5);
 const RIGHT: (u64, u64) = (130, 1);
 
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct Dte {
-    pub(crate) period_ticks: u64,
-    /// Of all rates: over a pause of the observed, or of a store that was on its way.
-    pub(crate) left_out_percent: f64,
-    pub(crate) wrong: u64,
-    pub(crate) removed_percent: f64,
-    pub(crate) right: u64,
-    pub(crate) kept_percent: f64,
-    /// What the paper's rule, a hundredth and no floor, keeps of them.
-    pub(crate) kept_by_paper_percent: f64,
-    pub(crate) highest_before: f64,
-    pub(crate) highest_after: f64,
-}
+const COLUMNS: &[Column] = &[
+    label("period", "period, ticks"),
+    // Of all rates: over a pause of the observed, or of a store that was on its way.
+    number("left_out_percent", "left out", "%", 1),
+    number("wrong", "wrong rates", "", 0),
+    number("removed_percent", "removed", "%", 1).higher(),
+    number("kept_percent", "right kept", "%", 1).higher(),
+    // What the paper's rule, a hundredth and no floor, keeps of them.
+    number("kept_by_paper_percent", "by the paper's rule", "%", 1).higher(),
+    number("highest_before", "highest", "", 1),
+    number("highest_after", "then", "", 1),
+];
 
 /// A value that is read may be as old as `round_trip`, and may be as long on its way.
-pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Vec<Dte>, Error> {
+pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Report, BenchError> {
     handle_signals()?;
     let word = line();
     let (stop, pauses) = (AtomicBool::new(false), Pauses::default());
     let (stop, pauses) = (&stop, &pauses);
-    thread::scope(|scope| {
+    let rows = thread::scope(|scope| {
         let observed = scope.spawn(move || publish_clock(lanes, word, stop, pauses));
         thread::sleep(Duration::from_millis(5));
-        let found: Result<Vec<Dte>, Error> = PERIODS_TICKS
-            .into_iter()
-            .map(|period| {
-                let thread =
-                    scope.spawn(move || at_period(lanes, word, (period, round_trip), pauses));
-                joined(thread)
-            })
-            .collect();
+        let at = |period| {
+            joined(scope.spawn(move || at_period(lanes, word, (period, round_trip), pauses)))
+        };
+        let rows: Result<Vec<Row>, BenchError> = PERIODS_TICKS.into_iter().map(at).collect();
         stop.store(true, Relaxed);
-        joined(observed)?;
-        found
-    })
-}
-
-fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        joined(observed).and(rows)
+    });
+    let table = Table { key: "dte", columns: COLUMNS, rows: rows? };
+    Ok(Report { tables: vec![table], ..Report::default() })
 }
 
 type Pauses = Mutex<Vec<(u64, u64)>>;
@@ -87,8 +79,8 @@ fn publish_clock(
     word: &AtomicU64,
     stop: &AtomicBool,
     pauses: &Pauses,
-) -> Result<(), Error> {
-    affinity::pin(lanes.on)?;
+) -> Result<(), BenchError> {
+    pin(lanes.on)?;
     let mut last = clock::before();
     while !stop.load(Relaxed) {
         let now = clock::before();
@@ -107,8 +99,8 @@ fn at_period(
     word: &AtomicU64,
     (period, round_trip): (u64, u64),
     pauses: &Pauses,
-) -> Result<Dte, Error> {
-    affinity::pin(lanes.from)?;
+) -> Result<Row, BenchError> {
+    pin(lanes.from)?;
     let _timer = Timer::start()?;
     let mut tally = Tally { round_trip, ..Tally::default() };
     let start = Instant::now();
@@ -201,7 +193,7 @@ impl Tally {
             let off = counted.abs_diff(starts);
             let beyond = |(ticks, percent): (u64, u64)| off > ticks.max(starts * percent / 100);
             let kept = filter::keep(starts, ends, floor_ticks);
-            let rate = number(counted) / number(starts.max(1));
+            let rate = duration::number(counted) / duration::number(starts.max(1));
             self.highest_before = self.highest_before.max(rate);
             if kept {
                 self.highest_after = self.highest_after.max(rate);
@@ -218,18 +210,20 @@ impl Tally {
         }
     }
 
-    fn figures(&self, period_ticks: u64) -> Dte {
-        Dte {
-            period_ticks,
-            left_out_percent: percent(self.left_out, self.rates),
-            wrong: self.wrong,
-            removed_percent: percent(self.removed, self.wrong),
-            right: self.right,
-            kept_percent: percent(self.kept, self.right),
-            kept_by_paper_percent: percent(self.kept_by_paper, self.right),
-            highest_before: self.highest_before,
-            highest_after: self.highest_after,
-        }
+    fn figures(&self, period_ticks: u64) -> Row {
+        let percent = |part, whole| rounded(percent(part, whole));
+        row![
+            "period" => if period_ticks == 0 { "max".to_owned() } else { period_ticks.to_string() },
+            "period_ticks" => period_ticks,
+            "left_out_percent" => percent(self.left_out, self.rates),
+            "wrong" => self.wrong,
+            "removed_percent" => percent(self.removed, self.wrong),
+            "right" => self.right,
+            "kept_percent" => percent(self.kept, self.right),
+            "kept_by_paper_percent" => percent(self.kept_by_paper, self.right),
+            "highest_before" => rounded(self.highest_before),
+            "highest_after" => rounded(self.highest_after),
+        ]
     }
 }
 
@@ -317,10 +311,9 @@ mod tests {
         ];
         let mut tally = Tally { round_trip: 300, ..Tally::default() };
         tally.add(&samples, &[(81_000, 91_000)], 26);
-        let figures = tally.figures(1);
-        assert_eq!((figures.wrong, figures.removed_percent), (2, 100.0));
-        assert_eq!((figures.right, figures.kept_percent), (2, 100.0));
-        assert_eq!(figures.left_out_percent, 300.0 / 7.0);
-        assert_eq!((figures.highest_before, figures.highest_after), (4.0, 1.0));
+        assert_eq!((tally.wrong, tally.removed), (2, 2));
+        assert_eq!((tally.right, tally.kept), (2, 2));
+        assert_eq!((tally.left_out, tally.rates), (3, 7));
+        assert_eq!((tally.highest_before, tally.highest_after), (4.0, 1.0));
     }
 }

@@ -7,15 +7,18 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::Instant;
 
 use elfen_console::duration::number;
 use elfen_console::programs::find_program;
 use elfen_shim::recording::{self, Recording, State, again, write};
-use serde::Serialize;
 
-use super::stage::{Error, Lanes, at, percent};
+use super::stage::Lanes;
+use crate::bench::{
+    BUILD_ALL, BenchError, Column, Part, Report, Row, Stats, Table, label, metric,
+    number as figure, percent, rounded, row,
+};
 
 const RUN: &str = "3s";
 /// How it is asked, and how it is called.
@@ -23,41 +26,37 @@ const PERIODS: [&str; 4] = ["max", "115ns", "1us", "10us"];
 /// Lengths of turns, two classes to a power of ten, from 100 ns to 100 us.
 const CLASSES_NS: [u64; 7] = [100, 316, 1_000, 3_162, 10_000, 31_623, 100_001];
 
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Off {
-    pub(crate) median: f64,
-    pub(crate) p90: f64,
-}
-
 /// Turns of one class of lengths, at one period.
-#[derive(Debug, Serialize)]
-pub(crate) struct Truth {
-    pub(crate) period: &'static str,
-    /// From, and below.
-    pub(crate) run_ns: (u64, u64),
-    pub(crate) runs: u64,
-    pub(crate) seen_percent: f64,
-    /// How far off the lengths are of those that were seen.
-    pub(crate) error_percent: Off,
-    /// How far off the share of a tag is, of all turns at this period.
-    pub(crate) share_error_percent: f64,
-}
+const TRUTH: &[Column] = &[
+    label("period", "period"),
+    figure("run_ns", "turns", "ns", 0),
+    figure("runs", "n", "", 0),
+    figure("seen_percent", "seen", "%", 1).higher(),
+    // How far off the lengths are of those that were seen.
+    metric("error_percent", "off", "%", 1).lower().show(&[Part::Median, Part::P90]),
+    // How far off the share of a tag is, of all turns at this period.
+    figure("share_error_percent", "share off by", "%", 1).lower(),
+];
 
 /// What a recording takes.
-#[derive(Debug, Serialize)]
-pub(crate) struct Size {
-    pub(crate) program: String,
-    pub(crate) period: &'static str,
-    pub(crate) period_ns: u64,
-    pub(crate) runs_a_second: f64,
-    pub(crate) bytes_a_run: f64,
-    pub(crate) bytes_a_second: f64,
-    pub(crate) gigabytes_a_minute: f64,
-    /// What it takes to put a second of it into a file's form, once all has been seen.
-    pub(crate) write_ms_a_second: f64,
+pub(super) const SIZES: &[Column] = &[
+    label("program", "recording of"),
+    label("period", "each"),
+    figure("period_ns", "each", "ns", 0),
+    figure("runs_a_second", "runs", "1000/s", 0).scaled(1e-3),
+    figure("bytes_a_run", "a run", "bytes", 2).lower(),
+    figure("bytes_a_second", "size", "MB/s", 2).scaled(1e-6).lower(),
+    figure("gigabytes_a_minute", "size", "GB/min", 2).lower(),
+    // What it takes to put a second of it into a file's form, once all has been seen.
+    figure("write_ms_a_second", "to write", "ms/s", 0).lower(),
+];
+
+/// The recording or the stamps are not what they should be.
+pub(super) fn untrue(why: impl std::fmt::Display) -> BenchError {
+    BenchError::failed(format!("the truth: {why}"), BUILD_ALL)
 }
 
-pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
+pub(super) fn measure(lanes: Lanes) -> Result<Report, BenchError> {
     let run = Run::new()?;
     let (mut rows, mut sizes) = (Vec::new(), Vec::new());
     for period in PERIODS {
@@ -67,20 +66,20 @@ pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
         sizes.push(size(&recording, bytes, "elfen-truth".to_owned(), period));
         rows.extend(compare(&recording, &stamps, period)?);
     }
-    Ok((rows, sizes))
+    let truth = Table { key: "truth", columns: TRUTH, rows };
+    let sizes = Table { key: "sizes", columns: SIZES, rows: sizes };
+    Ok(Report { tables: vec![truth, sizes], ..Report::default() })
 }
 
 /// `elfen shim` beside `elfen-truth`, and the files that they leave.
 pub(super) struct Run {
-    elfen: PathBuf,
     truth: PathBuf,
     folder: tempfile::TempDir,
 }
 
 impl Run {
-    pub(super) fn new() -> Result<Self, Error> {
-        let truth = find_program("elfen-truth")?;
-        Ok(Self { elfen: find_program("elfen")?, truth, folder: tempfile::tempdir()? })
+    pub(super) fn new() -> Result<Self, BenchError> {
+        Ok(Self { truth: find_program("elfen-truth")?, folder: tempfile::tempdir()? })
     }
 
     fn recording(&self) -> PathBuf {
@@ -91,30 +90,30 @@ impl Run {
         self.folder.path().join("turns.csv")
     }
 
-    pub(super) fn start(&self, lanes: Lanes, period: &str) -> io::Result<Child> {
-        let mut command = Command::new(&self.elfen);
-        let (on, from) = (lanes.on.to_string(), lanes.from.to_string());
-        command.args(["shim", "--json", "--on", &on, "--from", &from, "--period", period]);
-        command.args(["--watch", "tag", "--watch", "value", "-o"]).arg(self.recording());
+    pub(super) fn start(&self, lanes: Lanes, period: &str) -> Result<Child, BenchError> {
+        let mut command = lanes.shim()?;
+        command.args(["--json", "--period", period, "--watch", "tag", "--watch", "value", "-o"]);
+        command.arg(self.recording());
         command.arg("--").arg(&self.truth).args(["--for", RUN]).arg(self.turns());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command.spawn()?)
     }
 
     /// What was recorded, and the lengths of the turns.
-    pub(super) fn read(&self, output: &Output) -> Result<(Recording, Vec<u64>), Error> {
+    pub(super) fn read(&self, output: &Output) -> Result<(Recording, Vec<u64>), BenchError> {
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let why = said.lines().next().unwrap_or("elfen shim failed");
-            return Err(Error::Truth(why.to_owned()));
+            return Err(untrue(why));
         }
         let recording = recording::open(&self.recording());
-        let recording = recording.map_err(|error| Error::Truth(error.to_string()))?;
+        let recording = recording.map_err(untrue)?;
         Ok((recording, stamps(&self.turns())?))
     }
 }
 
 /// Lengths of turns by their numbers; 0 for none.
-fn stamps(file: &Path) -> Result<Vec<u64>, Error> {
+fn stamps(file: &Path) -> Result<Vec<u64>, BenchError> {
     let text = fs::read_to_string(file)?;
     let length = |row: &str| {
         let mut fields = row.split(',').skip(2).map(str::parse::<u64>);
@@ -123,29 +122,24 @@ fn stamps(file: &Path) -> Result<Vec<u64>, Error> {
     };
     let lengths = text.lines().skip(1).map(length);
     let lengths: Option<Vec<u64>> = std::iter::once(Some(0)).chain(lengths).collect();
-    lengths.ok_or_else(|| Error::Truth("a stamp is no number".to_owned()))
+    lengths.ok_or_else(|| untrue("a stamp is no number"))
 }
 
-pub(super) fn size(
-    recording: &Recording,
-    bytes: u64,
-    program: String,
-    period: &'static str,
-) -> Size {
+pub(super) fn size(recording: &Recording, bytes: u64, program: String, period: &str) -> Row {
     let clock = recording.head.clock;
     let runs = recording.runs.iter().map(|runs| runs.len() as u64).sum::<u64>().max(1);
     let span = recording.span().map_or(1, |(first, last)| last - first).max(1);
     let seconds = number(clock.ns(span)) / 1e9;
-    Size {
-        program,
-        period,
-        period_ns: recording.head.period_ns.median,
-        runs_a_second: number(runs) / seconds,
-        bytes_a_run: number(bytes) / number(runs),
-        bytes_a_second: number(bytes) / seconds,
-        gigabytes_a_minute: number(bytes) / seconds * 60.0 / 1e9,
-        write_ms_a_second: write_ms(recording) / seconds,
-    }
+    row![
+        "program" => program,
+        "period" => period,
+        "period_ns" => recording.head.period_ns.median,
+        "runs_a_second" => rounded(number(runs) / seconds),
+        "bytes_a_run" => rounded(number(bytes) / number(runs)),
+        "bytes_a_second" => rounded(number(bytes) / seconds),
+        "gigabytes_a_minute" => rounded(number(bytes) / seconds * 60.0 / 1e9),
+        "write_ms_a_second" => rounded(write_ms(recording) / seconds),
+    ]
 }
 
 /// Without the disk.
@@ -194,16 +188,16 @@ struct Class {
 pub(super) fn compare(
     recording: &Recording,
     stamps: &[u64],
-    period: &'static str,
-) -> Result<Vec<Truth>, Error> {
+    period: &str,
+) -> Result<Vec<Row>, BenchError> {
     let index_of = |name: &str| {
         let index = recording.head.signals.iter().position(|signal| signal.name == name);
-        index.ok_or_else(|| Error::Truth(format!("the recording has no {name}")))
+        index.ok_or_else(|| untrue(format_args!("the recording has no {name}")))
     };
     let (value, tag) = (index_of("value")?, index_of("tag")?);
     let names = &recording.head.signals[tag].names;
     let odd = names.iter().find(|(_, name)| name == "odd").map(|(odd, _)| State::Value(*odd));
-    let odd = odd.ok_or_else(|| Error::Truth("the tag was not seen".to_owned()))?;
+    let odd = odd.ok_or_else(|| untrue("the tag was not seen"))?;
     let clock = recording.head.clock;
     let mut classes: Vec<Class> = CLASSES_NS.windows(2).map(|_| Class::default()).collect();
     let class_of =
@@ -213,7 +207,7 @@ pub(super) fn compare(
     for stretch in unbroken(recording, value) {
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
         let Some(inner) = stamps.get(first.0 + 1..last.0) else {
-            return Err(Error::Truth("turns were seen that were not taken".to_owned()));
+            return Err(untrue("turns were seen that were not taken"));
         };
         for (turn, &ns) in (first.0 + 1..).zip(inner) {
             all_ns += ns;
@@ -238,16 +232,16 @@ pub(super) fn compare(
     }
     let share_error = (percent(odd_ticks, all_ticks) - percent(odd_ns, all_ns)).abs();
     let row = |(class, bounds): (Class, &[u64])| {
-        let Class { runs, mut off } = class;
-        off.sort_by(f64::total_cmp);
-        Truth {
-            period,
-            run_ns: (bounds[0], bounds[1] - bounds[1] % 2),
-            runs,
-            seen_percent: percent(off.len() as u64, runs),
-            error_percent: Off { median: at(&off, 50), p90: at(&off, 90) },
-            share_error_percent: share_error,
-        }
+        let Class { runs, off } = class;
+        row![
+            "period" => period,
+            // From, and below.
+            "run_ns" => [bounds[0], bounds[1] - bounds[1] % 2],
+            "runs" => runs,
+            "seen_percent" => rounded(percent(off.len() as u64, runs)),
+            "error_percent" => Stats::of(off),
+            "share_error_percent" => rounded(share_error),
+        ]
     };
     Ok(classes.into_iter().zip(CLASSES_NS.windows(2)).map(row).collect())
 }

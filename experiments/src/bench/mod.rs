@@ -12,6 +12,7 @@ pub(crate) mod guard;
 pub(crate) mod hedge;
 pub(crate) mod nap;
 pub(crate) mod overlap;
+mod program;
 pub(crate) mod service;
 pub(crate) mod shim;
 pub(crate) mod signal;

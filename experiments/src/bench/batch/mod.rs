@@ -5,7 +5,6 @@
 //! The scheduler's own trace says which task ran when; nothing here asks Elfen but for the report
 //! that stands next to it.
 
-mod program;
 mod seen;
 
 use std::ffi::OsString;
@@ -28,13 +27,14 @@ use elfen_rt::clock::nanos;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use self::program::{Ended, Running, Starts};
 use self::seen::{Cast, Seen, seen};
+use super::program::{Ended, Running, Starts};
 use super::trace::{Buffer, TraceError};
 use super::{
     BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, lanes, looked,
     metric, number, percent, rounded, row,
 };
+use crate::live::process::TO_END;
 use crate::live::{LiveError, heed_signals};
 
 const AUTO: &str = "auto";
@@ -144,14 +144,14 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     drop(Buffer::start(&[request], 1)?);
     let starts = Starts {
         lanes: (request, batch),
-        words: &args.program,
+        nice: 0,
         options: &options,
         folder: folder.path(),
         keeps_output: args.runs > 0,
     };
     let mut stage = Stage { args, starts, alone: None, patience: A_DAY, compared: Vec::new() };
     for inject in stage.injects() {
-        stage.starts.check(inject)?;
+        stage.starts.check(inject, &args.program)?;
     }
     hear("alone, twice");
     let alone = stage.alone()?;
@@ -432,8 +432,9 @@ impl<'a> Stage<'a> {
         if self.args.runs == 0 {
             return Ok(None);
         }
-        let (first, first_wall) = whole(&mut self.starts.alone("alone")?, A_DAY)?;
-        let (second, second_wall) = whole(&mut self.starts.alone("again")?, A_DAY)?;
+        let (cpu, words) = (self.starts.lanes.1, &self.args.program);
+        let (first, first_wall) = whole(&mut self.starts.alone(cpu, words, "alone")?, A_DAY)?;
+        let (second, second_wall) = whole(&mut self.starts.alone(cpu, words, "again")?, A_DAY)?;
         let [Some(first), Some(second)] = [first, second] else { return Ok(None) };
         let unlike = first.unlike(&second)?;
         let status = first.status;
@@ -478,7 +479,7 @@ impl<'a> Stage<'a> {
         let mut player = Some(player);
         while player.is_some() {
             let start = Instant::now();
-            let mut running = self.starts.under(inject)?;
+            let mut running = self.starts.under(inject, &self.args.program)?;
             fronts.push(running.id());
             let is_enough = |counted: Duration| {
                 let counts = start.elapsed().saturating_sub(self.args.learn + TO_START);
@@ -496,7 +497,7 @@ impl<'a> Stage<'a> {
                     self.compare(inject, running.ended(status))?;
                 }
                 None => {
-                    running.stop();
+                    running.stop(TO_END);
                     reports.extend(running.report()?);
                 }
             }
@@ -518,7 +519,7 @@ impl<'a> Stage<'a> {
     }
 
     fn whole_under(&mut self, inject: &str) -> Result<Option<RunReport>, BenchError> {
-        let mut running = self.starts.under(inject)?;
+        let mut running = self.starts.under(inject, &self.args.program)?;
         let (ended, _) = whole(&mut running, self.patience)?;
         let report = running.report()?;
         self.compare(inject, ended)?;

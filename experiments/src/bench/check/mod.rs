@@ -6,7 +6,7 @@
 //! measured is the fast path.
 
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,6 +21,7 @@ use elfen_rt::signal::control::{ControlSlot, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::{Page, SLOTS_MAX, Slot};
 
+use super::program::Sources;
 use super::{
     BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, metric,
     number as figure, rounded, row, runs, value_of,
@@ -54,17 +55,18 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let cpu = cpu(args)?;
     let library = elfen_instrument::find_library()?;
-    let folder = Folder::new().explain("a folder to build in", "set TMPDIR to another folder")?;
-    let mut builds = vec![Build::new(&folder, &PLAIN)?];
+    let sources = Sources::new(&FILES);
+    let sources = sources.explain("a folder to build in", "set TMPDIR to another folder")?;
+    let mut builds = vec![Build::new(&sources, &PLAIN)?];
     let mut report = Report { about: row!["cpu" => cpu], ..Report::default() };
-    let counting = Build::new(&folder, &COUNTING)?;
+    let counting = Build::new(&sources, &COUNTING)?;
     for kind in &KINDS {
-        match compile_kind(&folder, kind)? {
+        match Build::of(&sources, kind)? {
             Ok(build) => builds.push(build),
             Err(message) => report.left_out.push(format!("{}: {message}", kind.name)),
         }
     }
-    let run = Run::new(cpu, library, folder.returning()?)?;
+    let run = Run::new(cpu, library, build_returning(&sources)?)?;
     for program in PROGRAMS {
         let calls = counting.run(&run, program)?.checks;
         let expected = builds[0].run(&run, program)?.computed;
@@ -226,12 +228,8 @@ const COUNTED: &str = "calls";
 const REPETITIONS: u32 = 10;
 
 /// The files that the programs are built from.
-const FILES: [(&str, &str); 4] = [
-    ("programs.c", include_str!("programs.c")),
-    ("returning.c", RETURNING),
-    ("elfen_abi.h", include_str!("../../../../elfen-rt/include/elfen_abi.h")),
-    ("elfen_check.h", include_str!("../../../../elfen-rt/include/elfen_check.h")),
-];
+const FILES: [(&str, &str); 2] =
+    [("programs.c", include_str!("programs.c")), ("returning.c", RETURNING)];
 
 /// Hooks that do nothing, for what a call costs alone.
 const RETURNING: &str = "\
@@ -241,29 +239,14 @@ void __cyg_profile_func_enter(void *function, void *from) { (void)function; (voi
 void __cyg_profile_func_exit(void *function, void *from) { (void)function; (void)from; }
 ";
 
-/// A folder of our own, with the sources in it.
-struct Folder(tempfile::TempDir);
-
-impl Folder {
-    fn new() -> std::io::Result<Self> {
-        let folder = Self(tempfile::tempdir()?);
-        for (name, content) in FILES {
-            std::fs::write(folder.path(name), content)?;
-        }
-        Ok(folder)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// The library whose hooks only return.
-    fn returning(&self) -> Result<PathBuf, BenchError> {
-        let words = ["-shared", "-fPIC", "returning.c", "-o", "returning.so"];
-        compile(self.0.path(), &words)?.explain("the C compiler", COMPILER)?;
-        Ok(self.path("returning.so"))
-    }
+/// The library whose hooks only return.
+fn build_returning(sources: &Sources) -> Result<PathBuf, BenchError> {
+    let words = ["-shared", "-fPIC", "returning.c", "-o", "returning.so"];
+    sources.compile(&words)?.explain("the C compiler", COMPILER)?;
+    Ok(sources.path("returning.so"))
 }
+
+const COMPILER: &str = "see whether cc builds programs that run here";
 
 /// One build of the programs.
 #[derive(Debug)]
@@ -290,22 +273,22 @@ impl Printed {
     }
 }
 
-/// The kind's build, or what a compiler says that cannot build it.
-fn compile_kind(folder: &Folder, kind: &'static Kind) -> Result<Result<Build, String>, BenchError> {
-    let object = format!("{}.o", kind.name);
-    // In two steps: linked with -pg, a program would profile itself as well.
-    let flags = [&["-c", "programs.c", "-o", &object], kind.flags].concat();
-    if let Err(message) = compile(folder.0.path(), &flags)? {
-        return Ok(Err(message));
-    }
-    let linked = compile(folder.0.path(), &[&object, "-o", kind.name])?;
-    Ok(linked.map(|()| Build { kind, file: folder.path(kind.name) }))
-}
-
 impl Build {
+    /// The kind's build, or what a compiler says that cannot build it.
+    fn of(sources: &Sources, kind: &'static Kind) -> Result<Result<Self, String>, BenchError> {
+        let object = format!("{}.o", kind.name);
+        // In two steps: linked with -pg, a program would profile itself as well.
+        let flags = [&["-c", "programs.c", "-o", &object], kind.flags].concat();
+        let compiled = match sources.compile(&flags)? {
+            Ok(()) => sources.compile(&[&object, "-o", kind.name])?,
+            refused => refused,
+        };
+        Ok(compiled.map(|()| Self { kind, file: sources.path(kind.name) }))
+    }
+
     /// One that any compiler can build.
-    fn new(folder: &Folder, kind: &'static Kind) -> Result<Self, BenchError> {
-        compile_kind(folder, kind)?.explain("the C compiler", COMPILER)
+    fn new(sources: &Sources, kind: &'static Kind) -> Result<Self, BenchError> {
+        Self::of(sources, kind)?.explain("the C compiler", COMPILER)
     }
 
     fn failed(&self, program: &str, what: impl std::fmt::Display) -> BenchError {
@@ -362,29 +345,6 @@ impl Build {
 fn collected(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.split_once("Collected :"))?;
     line.1.trim().parse().ok()
-}
-
-const COMPILER: &str = "see whether cc builds programs that run here";
-
-/// Or what the compiler says.
-fn compile(folder: &Path, arguments: &[&str]) -> Result<Result<(), String>, BenchError> {
-    let mut command = Command::new("cc");
-    // Aligned, so that a kind is not judged by where it happened to put a loop.
-    command
-        .args(["-O2", "-falign-functions=64", "-falign-loops=32", "-I."])
-        .args(arguments)
-        .current_dir(folder);
-    let no_compiler = |error| {
-        let why = format!("no C compiler, `cc`: {error}");
-        BenchError::unsupported(why, "install a C compiler, such as gcc")
-    };
-    let output = command.output().map_err(no_compiler)?;
-    if output.status.success() {
-        return Ok(Ok(()));
-    }
-    let message = String::from_utf8_lossy(&output.stderr);
-    let first = message.lines().find(|line| line.contains("error")).or(message.lines().next());
-    Ok(Err(format!("{}: {}", arguments.join(" "), first.unwrap_or("it says nothing"))))
 }
 
 /// CPUs that no machine has: no task runs there but in our pages.

@@ -8,29 +8,27 @@
 
 mod notes;
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
-use std::os::unix::process::CommandExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use elfen_console::duration;
-use elfen_console::programs::find_program;
-use elfen_host::affinity;
 use elfen_host::args::lanes::LaneArgs;
 use elfen_host::args::looks::LookArgs;
 use elfen_host::args::nap::NapName;
+use elfen_host::process::below;
 use elfen_host::run::find::{Batch, runs as running};
 use elfen_rt::clock::nanos;
 use elfen_rt::signal::lane::LaneSlot;
 
+use super::program::{Compiled, Running, Sources, Starts};
 use super::{
     BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, lanes, looked,
     metric, number, percent, row, runs,
 };
+use crate::live::process::TO_END;
 use notes::Stretch;
 
 const EXAMPLE: &str = "\
@@ -95,7 +93,8 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let of_inject = |inject| args.turns.iter().map(move |&turn| Case::new(inject, turn));
     let mut overlaps = Overlaps {
         lanes: lanes(&args.lanes)?,
-        programs: Programs::build()?,
+        sources: build()?,
+        folder: tempfile::tempdir()?,
         args,
         options,
         cases: ["inline", "guard", "auto"].into_iter().flat_map(of_inject).collect(),
@@ -127,7 +126,9 @@ impl Case {
 
 struct Overlaps<'a> {
     lanes: (u32, u32),
-    programs: Programs,
+    sources: Sources,
+    /// Where runs keep their files.
+    folder: tempfile::TempDir,
     args: &'a Args,
     /// For `elfen run`: how to nap, how often to look.
     options: Vec<String>,
@@ -167,22 +168,39 @@ impl Scenario for Overlaps<'_> {
     fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
         let (request, batch) = self.lanes;
         let Case { inject, turn, .. } = self.cases[case];
-        let programs = &self.programs;
-        let notes = programs.path("pauses");
-        let mut run = Run::start(self, inject, &notes)?;
-        let stranger = self.args.stranger.then(|| programs.spin(batch)).transpose()?;
+        let notes = self.sources.path("pauses");
+        let starts = Starts {
+            lanes: self.lanes,
+            nice: self.args.nice,
+            options: &self.options,
+            folder: self.folder.path(),
+            keeps_output: true,
+        };
+        let program = |name: &str, notes: &Path| [self.sources.path(name), notes.to_owned()];
+        let words = program(inject, &notes).map(PathBuf::into_os_string);
+        let mut front = starts.under(inject, &words)?;
+        let found = run_of(&mut front, self.folder.path())?;
+        // A stranger: the batch program without a run of its own.
+        let words = program("guard", &self.sources.path("strangers-pauses"));
+        let words = words.map(PathBuf::into_os_string);
+        let mut stranger = match self.args.stranger {
+            true => Some(starts.alone(batch, &words, "stranger")?),
+            false => None,
+        };
         // The first looks of the run, and the lane's first lease.
         thread::sleep(Duration::from_millis(300));
         if inject == "auto" {
-            programs.play(request, turn, LEARN)?;
+            self.play(&starts, request, turn, LEARN)?;
         }
-        let before_ns = run.overlapped_ns()?;
-        let (turns, others) = programs.play(request, turn, self.args.duration)?;
+        let before_ns = overlapped_ns(&found)?;
+        let (turns, others) = self.play(&starts, request, turn, self.args.duration)?;
         // What the guard counts at its next look belongs to these turns.
         thread::sleep(Duration::from_millis(50));
-        let reported_ns = run.overlapped_ns()?.saturating_sub(before_ns);
-        drop(stranger);
-        run.end()?;
+        let reported_ns = overlapped_ns(&found)?.saturating_sub(before_ns);
+        if let Some(stranger) = &mut stranger {
+            stranger.stop(TO_END);
+        }
+        front.stop(TO_NOTE);
         let pauses = notes::joined(notes::read(&notes)?);
         let seen = notes::compare(&turns, &others, &pauses);
         let sum = &mut self.cases[case];
@@ -196,192 +214,81 @@ impl Scenario for Overlaps<'_> {
     }
 }
 
-const TRY_RUN: &str = "try `elfen run` with the same options";
-
-/// The programs, built into a folder that goes with this.
-#[derive(Debug)]
-struct Programs {
-    folder: tempfile::TempDir,
-}
-
 /// How long what is not counted takes, of a program that is learned about.
 const LEARN: Duration = Duration::from_secs(1);
+/// How long a batch may take to end: it writes down what it noted, on a lane that others may want.
+const TO_NOTE: Duration = Duration::from_secs(60);
 
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 3] = [
     ("switches.h", include_str!("switches.h")),
     ("request.c", include_str!("request.c")),
     ("batch.c", include_str!("batch.c")),
-    ("elfen_abi.h", include_str!("../../../../elfen-rt/include/elfen_abi.h")),
-    ("elfen_check.h", include_str!("../../../../elfen-rt/include/elfen_check.h")),
 ];
 
-impl Programs {
-    fn build() -> Result<Self, BenchError> {
-        let folder = tempfile::tempdir()?;
-        for (name, text) in SOURCES {
-            fs::write(folder.path().join(name), text)?;
-        }
-        let programs = Self { folder };
-        programs.compile("request.c", "request", &[])?;
-        programs.compile("batch.c", "guard", &[])?;
+fn build() -> Result<Sources, BenchError> {
+    let sources = Sources::new(&SOURCES)?;
+    let compile = |words: &[&str]| sources.compile(words);
+    let compiled = [
+        compile(&["request.c", "-o", "request"])?,
+        compile(&["batch.c", "-o", "guard"])?,
         // elfen_check.h finds its slow path in the library that `elfen run` preloads.
-        programs.compile("batch.c", "inline", &["-DCHECKS"])?;
-        // Nothing says what is where in it. Not everybody has the libraries for a static one.
-        let compiled = programs.compile("batch.c", "auto", &["-DLOOP", "-s", "-static"]);
-        compiled.or_else(|_| programs.compile("batch.c", "auto", &["-DLOOP", "-s"]))?;
-        Ok(programs)
-    }
+        compile(&["batch.c", "-o", "inline", "-DCHECKS"])?,
+        // Nothing says what is where in it. The libraries for a static one may not be installed.
+        match compile(&["batch.c", "-o", "auto", "-DLOOP", "-s", "-static"])? {
+            Ok(()) => Ok(()),
+            Err(_) => compile(&["batch.c", "-o", "auto", "-DLOOP", "-s"])?,
+        },
+    ];
+    let compiled: Compiled = compiled.into_iter().collect();
+    compiled.explain("building its programs", "see whether cc builds programs that run here")?;
+    Ok(sources)
+}
 
-    fn compile(&self, source: &'static str, to: &str, flags: &[&str]) -> Result<(), BenchError> {
-        let mut command = Command::new("cc");
-        command.args(["-O2", "-o", to]).args(flags).arg(source).current_dir(self.folder.path());
-        let refuses = |why: &dyn std::fmt::Display| {
-            let why = format!("the C compiler, cc, on {source}: {why}");
-            BenchError::unsupported(why, "install a C compiler (`cc`)")
-        };
-        let status = command.status().map_err(|error| refuses(&error))?;
-        if status.success() { Ok(()) } else { Err(refuses(&status)) }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
+impl Overlaps<'_> {
     /// The turns of the requests' program, and when the lane was busy with others.
     fn play(
         &self,
+        starts: &Starts<'_>,
         request: u32,
         turn: Duration,
         lasting: Duration,
     ) -> Result<(Vec<Stretch>, Vec<Stretch>), BenchError> {
-        let file = self.path("turns");
-        let mut command = Command::new(self.path("request"));
-        let arguments = [turn, lasting].map(|time| time.as_nanos().to_string());
-        command.args(arguments).arg("7").stdout(File::create(&file)?);
-        let mut player = Killed(on(command, request)?);
-        let ended = player.0.wait()?;
-        if !ended.success() {
+        let [turn, lasting] = [turn, lasting].map(|time| time.as_nanos().to_string());
+        let program = self.sources.path("request").into_os_string();
+        let words = [program, turn.into(), lasting.into(), "7".into()];
+        let ended = starts.alone(request, &words, "turns")?.wait_until(|| false)?;
+        if let Some(status) = ended.filter(|status| !status.success()) {
             let why = format!(
-                "the program of the requests: {ended}; 3 if the kernel notes no switches for it"
+                "the program of the requests: {status}; 3 if the kernel notes no switches for it"
             );
             return Err(BenchError::unsupported(why, "let it ask perf_event_open(2): be root"));
         }
-        let mut turns = notes::read(&file)?;
+        let mut turns = notes::read(&self.folder.path().join("turns"))?;
         let own = turns.iter().position(|turn| *turn == (0, 0)).unwrap_or(turns.len());
         let others = turns.split_off(own);
         Ok((turns, others.into_iter().skip(1).collect()))
     }
-
-    /// A stranger: the batch program without a run of its own.
-    fn spin(&self, cpu: u32) -> Result<Killed, BenchError> {
-        let mut command = Command::new(self.path("guard"));
-        command.arg(self.path("strangers-pauses")).stdout(Stdio::null());
-        Ok(Killed(on(command, cpu)?))
-    }
 }
 
-/// Starts a program on one CPU.
-fn on(mut command: Command, cpu: u32) -> io::Result<Child> {
-    // SAFETY: `pin` makes a system call on memory that it has on its stack or that the fork has
-    // copied.
-    unsafe { command.pre_exec(move || affinity::pin(cpu)) };
-    command.spawn()
+/// The pages of a run, once its batch says that it runs.
+fn run_of(front: &mut Running, folder: &Path) -> Result<Batch, BenchError> {
+    let is_ready =
+        || fs::read_to_string(folder.join("output")).is_ok_and(|said| said.starts_with("ready"));
+    if let Some(status) = front.wait_until(is_ready)? {
+        return Err(front.refusal(status).into());
+    }
+    // Its front starts a spare process, and that the keeper.
+    let family = below(front.id().unsigned_abs());
+    let ours = |found: &Batch| family.contains(&found.keeper.pid().unsigned_abs());
+    running()?.into_iter().find(ours).ok_or_else(no_account)
 }
 
-/// A child that does not outlive what it was started for.
-#[derive(Debug)]
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
-
-/// An `elfen run` with the batch program.
-struct Run {
-    front: Killed,
-    batch: Batch,
-}
-
-/// How long a batch may take to end: it writes down what it noted, on a lane that others may want.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Whatever fails, no batch goes on without us: the keeper outlives a front that is killed.
-impl Drop for Run {
-    fn drop(&mut self) {
-        if matches!(self.front.0.try_wait(), Ok(None)) {
-            // SAFETY: takes numbers; while the front is not reaped, this is its batch.
-            unsafe { libc::kill(self.batch.pid.cast_signed(), libc::SIGKILL) };
-        }
-    }
-}
-
-impl Run {
-    fn start(overlaps: &Overlaps<'_>, inject: &str, notes: &Path) -> Result<Self, BenchError> {
-        let (request, batch) = overlaps.lanes;
-        let mut command = Command::new(find_program("elfen")?);
-        // Its files are of who runs the benchmark.
-        command.env_remove("SUDO_UID");
-        command.args(["run", "--lanes", &format!("{request}:{batch}"), "--signal", "tasks"]);
-        command.args(["--inject", inject]).args(&overlaps.options).arg("--");
-        command.arg(overlaps.programs.path(inject)).arg(notes);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let nice = overlaps.args.nice;
-        // SAFETY: takes numbers.
-        let step_back = move || match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        };
-        // SAFETY: between fork and exec, `step_back` makes one system call and reads errno.
-        unsafe { command.pre_exec(step_back) };
-        let mut front = Killed(command.spawn()?);
-        let mut line = String::new();
-        let output = front.0.stdout.take().map(BufReader::new);
-        output.map(|mut output| output.read_line(&mut line));
-        if line != "ready\n" {
-            let said = front.0.stderr.take().map(io::read_to_string).transpose();
-            let said = said.ok().flatten().unwrap_or_default();
-            let said = said.lines().last().unwrap_or("it ended");
-            let why = format!("`elfen run` did not start the batch: {said}");
-            return Err(BenchError::failed(why, TRY_RUN));
-        }
-        let ours = |found: &Batch| {
-            let lanes = found.lanes.slot(0).map(|slot| slot.batch_cpu.load(Relaxed));
-            lanes == Some(u64::from(batch)) && parent_is(found, front.0.id())
-        };
-        let found = running().explain("looking for the run", TRY_RUN)?;
-        let batch = found.into_iter().find(ours).ok_or_else(no_account)?;
-        Ok(Self { front, batch })
-    }
-
-    fn overlapped_ns(&self) -> Result<u64, BenchError> {
-        let slot = self.batch.lanes.slot(0).filter(|slot: &&LaneSlot| slot.is_counted());
-        slot.map(|slot| slot.overlapped_ns.load(Relaxed)).ok_or_else(no_account)
-    }
-
-    fn end(&mut self) -> Result<(), BenchError> {
-        // SAFETY: takes numbers; the front is our child, and not reaped yet.
-        unsafe { libc::kill(self.front.0.id().cast_signed(), libc::SIGTERM) };
-        let start = Instant::now();
-        while self.front.0.try_wait()?.is_none() {
-            if start.elapsed() > PATIENCE {
-                return Err(BenchError::failed("`elfen run` does not end", TRY_RUN));
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
+fn overlapped_ns(batch: &Batch) -> Result<u64, BenchError> {
+    let slot = batch.lanes.slot(0).filter(|slot: &&LaneSlot| slot.is_counted());
+    slot.map(|slot| slot.overlapped_ns.load(Relaxed)).ok_or_else(no_account)
 }
 
 fn no_account() -> BenchError {
     let why = "the batch is not listed, or the kernel keeps no account of it";
     BenchError::unsupported(why, "the kernel's account takes eBPF: be root")
-}
-
-/// Whether a run's keeper is this front's child.
-fn parent_is(batch: &Batch, front: u32) -> bool {
-    let keeper = batch.keeper.pid().unsigned_abs();
-    elfen_host::process::stat(keeper).is_some_and(|stat| stat.parent == front)
 }

@@ -7,7 +7,6 @@
 //! What the stores cost is told by calls of a function that does nothing.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use elfen_console::duration::number;
@@ -15,12 +14,12 @@ use elfen_instrument::find_library;
 use serde_json::Value;
 
 use super::stage::{Lanes, on_lane, program_failed};
+use crate::bench::program::Sources;
 use crate::bench::{
     BenchError, Column, Hear, Part, Report, Row, Scenario, Values, label, metric, number as figure,
     rounded, row,
 };
 
-const SOURCE: &str = include_str!("functions.c");
 const ROOM: &str = "-fpatchable-function-entry=43";
 const RETURNS: &str = "-mfunction-return=thunk-extern";
 const WAYS: [(&str, &[&str]); 4] = [
@@ -39,7 +38,7 @@ const PERIOD_TICKS: u64 = 300;
 /// Each way of saying it, built.
 struct Functions {
     lanes: Lanes,
-    folder: tempfile::TempDir,
+    sources: Sources,
     /// Of the caller, as it was seen, by way; `None` if nothing is said.
     caller_percent: [Option<f64>; 4],
 }
@@ -52,13 +51,16 @@ pub(super) fn measure(lanes: Lanes, hear: Hear<'_>) -> Result<Report, BenchError
         Ok(library) => library,
         Err(error) => return left_out(error.to_string()),
     };
-    let mut all = Functions { lanes, folder: tempfile::tempdir()?, caller_percent: [None; 4] };
-    fs::write(all.path("functions.c"), SOURCE)?;
+    let sources = Sources::new(&[("functions.c", include_str!("functions.c"))])?;
+    let thunks = library.with_file_name("libelfen_return.a").to_string_lossy().into_owned();
     for (says, flags) in WAYS {
-        if let Err(why) = all.compile(says, flags, &library) {
+        let with = if flags.contains(&RETURNS) { &[thunks.as_str()][..] } else { &[] };
+        let words = [&["functions.c", "-o", says], flags, with].concat();
+        if let Err(why) = sources.compile(&words)? {
             return left_out(why);
         }
     }
+    let mut all = Functions { lanes, sources, caller_percent: [None; 4] };
     for way in 1..WAYS.len() {
         all.caller_percent[way] = Some(share(&all.run_way(way, "sandwich", SANDWICHES)?.1)?);
     }
@@ -80,7 +82,7 @@ impl Scenario for Functions {
         let row = |((says, _), seen): ((&str, _), Option<f64>)| {
             row![
                 "says" => says,
-                "file_bytes" => fs::metadata(self.path(says)).map_or(0, |file| file.len()),
+                "file_bytes" => fs::metadata(self.sources.path(says)).map_or(0, |file| file.len()),
                 "caller_percent" => seen.map(rounded),
                 "true_caller_percent" => rounded(TRUE_SHARE_PERCENT),
             ]
@@ -96,29 +98,10 @@ impl Scenario for Functions {
 }
 
 impl Functions {
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn compile(&self, name: &str, flags: &[&str], library: &Path) -> Result<(), String> {
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O2", "-falign-functions=64", "-o"]).arg(self.path(name)).args(flags);
-        compiler.arg(self.path("functions.c"));
-        if flags.contains(&RETURNS) {
-            compiler.arg(library.with_file_name("libelfen_return.a"));
-        }
-        let done = compiler.output().map_err(|error| format!("no C compiler, cc: {error}"))?;
-        let said = String::from_utf8_lossy(&done.stderr);
-        match done.status.success() {
-            true => Ok(()),
-            false => Err(format!("cc: {}", said.lines().next().unwrap_or("it failed"))),
-        }
-    }
-
     /// The CPU time that it took, in seconds, and what `elfen shim` printed.
     fn run_way(&self, way: usize, what: &str, rounds: u64) -> Result<(f64, Output), BenchError> {
         let (says, _) = WAYS[way];
-        let (program, told) = (self.path(says), self.path("told"));
+        let (program, told) = (self.sources.path(says), self.sources.path("told"));
         let _none_yet = fs::remove_file(&told);
         let (lanes, rounds) = (self.lanes, rounds.to_string());
         let output = if way == 0 {

@@ -1,5 +1,5 @@
-//! One run of the user's program: alone on the batch lane, or under `elfen run`; and whether it
-//! prints the same and ends the same as another.
+//! Programs that are measured: C sources that are built here and now; and one run of a program,
+//! alone on a lane or under `elfen run`, and whether it prints and ends as another run did.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use elfen_console::programs::find_program;
 use elfen_host::run::report::Report;
+use tempfile::TempDir;
 
+use super::BenchError;
 use crate::live::os::{self, Place, Rank};
-use crate::live::process::{Process, TO_END};
+use crate::live::process::Process;
 use crate::live::reported::read_report;
 use crate::live::usage::Members;
 use crate::live::{LiveError, go_on};
@@ -30,13 +32,53 @@ const ELFEN_RUN: &str = "elfen run";
 /// Lines of `elfen run` itself begin so.
 const ELFEN_SAYS: &str = "elfen: ";
 
+/// C sources in a folder of our own, and what is built from them. It goes with this.
+pub(super) struct Sources(TempDir);
+
+/// What the compiler says of a source that it does not take.
+pub(super) type Compiled = Result<(), String>;
+
+impl Sources {
+    pub(super) fn new(files: &[(&str, &str)]) -> io::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        for (name, content) in files.iter().chain(&HEADERS) {
+            fs::write(folder.path().join(name), content)?;
+        }
+        Ok(Self(folder))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(super) fn compile<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<Compiled, BenchError> {
+        let mut command = Command::new("cc");
+        // Aligned, so that a program is not judged by where it happened to put a loop.
+        command.args(["-O2", "-falign-functions=64", "-falign-loops=32", "-I."]);
+        let output = command.args(words).current_dir(self.0.path()).output().map_err(|error| {
+            let why = format!("no C compiler, `cc`: {error}");
+            BenchError::unsupported(why, "install a C compiler, such as gcc")
+        })?;
+        if output.status.success() {
+            return Ok(Ok(()));
+        }
+        let message = String::from_utf8_lossy(&output.stderr);
+        let first = message.lines().find(|line| line.contains("error")).or(message.lines().next());
+        Ok(Err(format!("cc: {}", first.unwrap_or("it says nothing"))))
+    }
+}
+
+const HEADERS: [(&str, &str); 2] = [
+    ("elfen_abi.h", include_str!("../../../elfen-rt/include/elfen_abi.h")),
+    ("elfen_check.h", include_str!("../../../elfen-rt/include/elfen_check.h")),
+];
+
 /// How a program is started.
 #[derive(Clone, Debug)]
 pub(super) struct Starts<'a> {
     pub(super) lanes: (u32, u32),
-    /// The program and its arguments.
-    pub(super) words: &'a [OsString],
-    /// For `elfen run`.
+    /// The niceness of `elfen run`, and more words for it.
+    pub(super) nice: i32,
     pub(super) options: &'a [String],
     pub(super) folder: &'a Path,
     /// Whether anybody reads what it prints.
@@ -54,28 +96,34 @@ pub(super) struct Running {
 }
 
 impl Starts<'_> {
-    /// On the batch lane, with nobody to watch over it.
-    pub(super) fn alone(&self, output: &str) -> Result<Running, LiveError> {
-        let program = self.words.first().map_or_else(|| OsStr::new(""), OsString::as_os_str);
+    /// On a CPU, not under `elfen run`. The first word is the program.
+    pub(super) fn alone(
+        &self,
+        cpu: u32,
+        words: &[OsString],
+        output: &str,
+    ) -> Result<Running, LiveError> {
+        let program = words.first().map_or_else(|| OsStr::new(""), OsString::as_os_str);
         let mut command = Command::new(program);
-        command.args(self.words.iter().skip(1));
-        let place = Place::on(self.lanes.1, Rank::Normal);
+        command.args(words.iter().skip(1));
+        let place = Place::on(cpu, Rank::Normal);
         self.start(&program.to_string_lossy(), command, &place, output, None)
     }
 
-    pub(super) fn under(&self, inject: &str) -> Result<Running, LiveError> {
+    pub(super) fn under(&self, inject: &str, words: &[OsString]) -> Result<Running, LiveError> {
         let report = self.folder.join("report.json");
         let mut command = self.elfen_run(inject)?;
-        command.arg("--report").arg(&report).arg("--").args(self.words);
+        command.arg("--report").arg(&report).arg("--").args(words);
         // The front passes it on; killed, it would leave its batch behind.
-        let place = Place { last_word: libc::SIGTERM, ..Place::anywhere(Rank::Normal) };
+        let rank = Rank::Nice(self.nice);
+        let place = Place { last_word: libc::SIGTERM, ..Place::anywhere(rank) };
         self.start(ELFEN_RUN, command, &place, "output", Some(report))
     }
 
     /// Fails, in the words of `elfen run`, where it would refuse the program.
-    pub(super) fn check(&self, inject: &str) -> Result<(), LiveError> {
+    pub(super) fn check(&self, inject: &str, words: &[OsString]) -> Result<(), LiveError> {
         let mut command = self.elfen_run(inject)?;
-        command.args(["--dry-run", "--"]).args(self.words);
+        command.args(["--dry-run", "--"]).args(words);
         let place = Place::anywhere(Rank::Normal);
         let mut running = self.start(ELFEN_RUN, command, &place, "output", None)?;
         let status = running.wait_until(|| false)?;
@@ -88,8 +136,6 @@ impl Starts<'_> {
     fn elfen_run(&self, inject: &str) -> Result<Command, LiveError> {
         let (request, batch) = self.lanes;
         let mut command = Command::new(find_program("elfen")?);
-        // The same user's as where it runs alone.
-        command.env_remove("SUDO_UID");
         command.args(["run", "--policy", "borrow-idle", "--signal", "tasks", "--inject", inject]);
         command.args(["--lanes", &format!("{request}:{batch}")]).args(self.options);
         Ok(command)
@@ -151,13 +197,13 @@ impl Running {
         })
     }
 
-    /// Ends what has not ended yet.
-    pub(super) fn stop(&mut self) {
+    /// Ends what has not ended yet, within about this time.
+    pub(super) fn stop(&mut self, patience: Duration) {
         self.stopped = true;
         let pid = self.process.id();
         let family = Members::of(pid);
         os::send(pid, libc::SIGTERM);
-        self.process.wait(TO_END);
+        self.process.wait(patience);
         // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run beside
         // the next measurement. A front that waits still has its report to write.
         family.kill();
@@ -177,7 +223,7 @@ impl Running {
     }
 
     /// Of an `elfen run`; a screen may stand below its line.
-    fn refusal(&self, status: ExitStatus) -> LiveError {
+    pub(super) fn refusal(&self, status: ExitStatus) -> LiveError {
         let said = self.process.said();
         let line = said.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
         let said = line.unwrap_or("it said nothing").to_owned();
@@ -251,6 +297,7 @@ fn fill(file: &mut impl Read, chunk: &mut [u8]) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::process::TO_END;
     use elfen_host::process::below;
     use std::time::Instant;
 
@@ -267,13 +314,18 @@ mod tests {
     #[test]
     fn what_a_stopped_program_leaves_behind_ends() {
         let folder = tempfile::tempdir().unwrap();
-        let (words, options, folder) = (&[], &[], folder.path());
-        let starts = Starts { lanes: (0, 1), words, options, folder, keeps_output: false };
+        let starts = Starts {
+            lanes: (0, 1),
+            nice: 0,
+            options: &[],
+            folder: folder.path(),
+            keeps_output: false,
+        };
         let mut shell = started(&starts, "sleep 600 & wait");
         let pid = shell.process.id();
         shell.wait_until(|| !below(pid).is_empty()).unwrap();
         let left = below(pid);
-        shell.stop();
+        shell.stop(TO_END);
         let lives = |pid: &u32| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
             stat.is_ok_and(|stat| stat.contains("(sleep)") && !stat.contains(") Z"))
@@ -290,10 +342,10 @@ mod tests {
     #[test]
     fn a_run_that_is_stopped_early_is_no_failure() {
         let folder = tempfile::tempdir().unwrap();
-        let (words, options, folder) = (&[], &[], folder.path());
-        let starts = Starts { lanes: (0, 1), words, options, folder, keeps_output: false };
+        let (options, folder) = (&[], folder.path());
+        let starts = Starts { lanes: (0, 1), nice: 0, options, folder, keeps_output: false };
         let mut stopped = started(&starts, "exec sleep 60");
-        stopped.stop();
+        stopped.stop(TO_END);
         assert!(stopped.report().unwrap().is_none());
         let mut killed = started(&starts, "kill -TERM $$");
         killed.wait_until(|| false).unwrap();

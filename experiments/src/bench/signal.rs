@@ -2,7 +2,8 @@
 //! and what one sample costs.
 
 use std::hint::black_box;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -24,8 +25,6 @@ const DELAYS_A_ROUND: usize = 40;
 /// are seen.
 const WAKE_EVERY: Duration = Duration::from_micros(50);
 const TURNS_A_ROUND: u32 = 250;
-/// A turn hands a byte there and back.
-const SWITCHES_A_TURN: u32 = 2;
 const SAMPLES_A_ROUND: u32 = 20_000;
 
 const EXAMPLE: &str = "\
@@ -51,7 +50,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let (request, reader) = lanes(&args.lanes)?;
     refuse_if_attached()?;
     pin(request)?;
-    let turns = PingPong::start().explain(PIPE, LANES)?;
+    let turns = Turns::pipe().explain(PIPE, LANES)?;
     let loaded = Loaded::load()?;
     let mut signal = Signal { request, reader, loaded, turns, kinds: &[Detached, Unwatched] };
     // First without a lease, then with one: a lease outlives a round.
@@ -100,7 +99,7 @@ struct Signal {
     /// and are seen from here.
     reader: u32,
     loaded: Loaded,
-    turns: PingPong,
+    turns: Turns,
     kinds: &'static [Kind],
 }
 
@@ -145,7 +144,9 @@ impl Scenario for Signal {
                     return Err(no_cpu());
                 }
                 pin(self.request)?;
-                values.add("ns", self.turns.ns_a_switch().explain(PIPE, LANES)?);
+                let ns = self.turns.ns_a_turn(TURNS_A_ROUND).explain(PIPE, LANES)?;
+                // A turn hands a byte there and back.
+                values.add("ns", ns / 2.0);
             }
             Delay => {
                 let map = map.ok_or_else(no_cpu)?;
@@ -218,32 +219,50 @@ fn ns_a_call(call: impl Fn() -> bool) -> f64 {
     number(monotonic_ns() - start) / f64::from(SAMPLES_A_ROUND)
 }
 
-/// Two threads on one CPU that hand each other a byte: every hand-over is a context switch.
-struct PingPong {
-    ping: PipeWriter,
-    pong: PipeReader,
+/// Two threads on one CPU that hand each other a byte: every hand-over is a context switch. This
+/// thread asks, and the partner answers, until this drops.
+pub(super) struct Turns {
+    from: Box<dyn Read>,
+    to: Box<dyn Write>,
+    /// Of the partner, if they are connected by a socket; or 0.
+    pub(super) port: u16,
 }
 
-impl PingPong {
-    /// The partner runs where the caller is pinned, and ends with its pipe.
-    fn start() -> io::Result<Self> {
-        let (mut from_us, ping) = io::pipe()?;
-        let (pong, mut to_us) = io::pipe()?;
-        thread::spawn(move || {
-            let mut byte = [0];
-            while from_us.read_exact(&mut byte).and_then(|()| to_us.write_all(&byte)).is_ok() {}
-        });
-        Ok(Self { ping, pong })
+impl Turns {
+    pub(super) fn pipe() -> io::Result<Self> {
+        let (theirs_in, ours_out) = io::pipe()?;
+        let (ours_in, theirs_out) = io::pipe()?;
+        answer(theirs_in, theirs_out);
+        Ok(Self { from: Box::new(ours_in), to: Box::new(ours_out), port: 0 })
     }
 
-    fn ns_a_switch(&mut self) -> io::Result<f64> {
+    pub(super) fn socket() -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        let ours = TcpStream::connect(("127.0.0.1", port))?;
+        let (theirs, _) = listener.accept()?;
+        ours.set_nodelay(true)?;
+        theirs.set_nodelay(true)?;
+        answer(theirs.try_clone()?, theirs);
+        Ok(Self { from: Box::new(ours.try_clone()?), to: Box::new(ours), port })
+    }
+
+    /// Nanoseconds for a byte there and back: two context switches.
+    pub(super) fn ns_a_turn(&mut self, turns: u32) -> io::Result<f64> {
         let mut byte = [0];
         let start = monotonic_ns();
-        for _ in 0..TURNS_A_ROUND {
-            self.ping.write_all(&byte)?;
-            self.pong.read_exact(&mut byte)?;
+        for _ in 0..turns {
+            self.to.write_all(&byte)?;
+            self.from.read_exact(&mut byte)?;
         }
-        let switches = f64::from(TURNS_A_ROUND * SWITCHES_A_TURN);
-        Ok(number(monotonic_ns() - start) / switches)
+        Ok(number(monotonic_ns() - start) / f64::from(turns))
     }
+}
+
+/// Answers each byte until the other end is gone. The thread inherits our affinity.
+fn answer(mut from: impl Read + Send + 'static, mut to: impl Write + Send + 'static) {
+    thread::spawn(move || {
+        let mut byte = [0];
+        while from.read_exact(&mut byte).and_then(|()| to.write_all(&byte)).is_ok() {}
+    });
 }

@@ -15,8 +15,7 @@ use elfen_shim::clock;
 use elfen_shim::pacing::{AUTO_NS, Pacing};
 use elfen_shim::record::Orders;
 
-use super::bare::Bare;
-use super::stage::{Lanes, NEAR_TICKS, line, observe, play_apart};
+use super::stage::{Bare, Lanes, NEAR_TICKS, line, observe, play_apart};
 use crate::bench::{
     BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, metric,
     number as figure, row, value_of,

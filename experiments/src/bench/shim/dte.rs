@@ -8,7 +8,7 @@
 //! those that were for longer than a line takes there and back are left out as well. What holds the
 //! observer up makes a value younger than its sample, and never older.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +17,11 @@ use elfen_console::duration;
 use elfen_shim::observe::{Period, Sample, Sink, observe};
 use elfen_shim::random::Random;
 use elfen_shim::{clock, filter};
+use nix::sys::signal::{
+    SaFlags, SigAction, SigEvent, SigHandler, SigSet, SigevNotify, Signal, sigaction,
+};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
 
 use super::stage::{Lanes, line};
 use crate::bench::{
@@ -29,7 +34,8 @@ const ENOUGH: u64 = 1_000;
 const LIMIT: Duration = Duration::from_secs(60);
 const ROUND_SAMPLES: usize = 1 << 20;
 const ROUND_NS: u64 = 300_000_000;
-const SIGNAL_EVERY_NS: i64 = 100_000;
+const SIGNAL: Signal = Signal::SIGUSR2;
+const SIGNAL_EVERY: Duration = Duration::from_micros(100);
 /// The observed stood still if it took so long from one write to the next: as far as a rate may be
 /// off, or shorter pauses would pass for errors of the observer.
 const PAUSE_TICKS: u64 = WRONG.0;
@@ -54,7 +60,7 @@ const COLUMNS: &[Column] = &[
 
 /// A value that is read may be as old as `round_trip`, and may be as long on its way.
 pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Report, BenchError> {
-    handle_signals()?;
+    handle_signals().map_err(std::io::Error::from)?;
     let word = line();
     let (stop, pauses) = (AtomicBool::new(false), Pauses::default());
     let (stop, pauses) = (&stop, &pauses);
@@ -101,7 +107,7 @@ fn at_period(
     pauses: &Pauses,
 ) -> Result<Row, BenchError> {
     pin(lanes.from)?;
-    let _timer = Timer::start()?;
+    let _timer = start_timer().map_err(std::io::Error::from)?;
     let mut tally = Tally { round_trip, ..Tally::default() };
     let start = Instant::now();
     while tally.wrong < ENOUGH && start.elapsed() < LIMIT {
@@ -227,10 +233,9 @@ impl Tally {
     }
 }
 
-/// Its handler stays for 1 to 30 us.
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
 static RANDOM: AtomicU64 = AtomicU64::new(88_172_645_463_325_252);
 
+/// Stays for 1 to 30 us.
 extern "C" fn hold(_: libc::c_int) {
     let mut random = Random::of(RANDOM.load(Relaxed));
     // Ticks: at 2.6 GHz, of 1 to 30 us.
@@ -241,53 +246,21 @@ extern "C" fn hold(_: libc::c_int) {
     }
 }
 
-fn handle_signals() -> std::io::Result<()> {
-    let signal = libc::SIGRTMIN() + 4;
-    // SAFETY: all bytes zero is a sigaction without flags and with an empty mask.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = hold as extern "C" fn(libc::c_int) as usize;
+fn handle_signals() -> nix::Result<()> {
+    let handler = SigHandler::Handler(hold);
+    let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
     // SAFETY: `hold` reads the clock and stores to an atomic of its own, which any thread may do at
     // any time.
-    if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    SIGNAL.store(signal, Relaxed);
-    Ok(())
+    unsafe { sigaction(SIGNAL, &action) }.map(|_| ())
 }
 
-/// Signals the calling thread, until it is dropped.
-struct Timer(libc::timer_t);
-
-impl Timer {
-    fn start() -> std::io::Result<Self> {
-        // SAFETY: all bytes zero is a sigevent that is filled in below.
-        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = SIGNAL.load(Relaxed);
-        // SAFETY: takes nothing.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
-        let mut timer: libc::timer_t = std::ptr::null_mut();
-        let clock = libc::CLOCK_MONOTONIC;
-        // SAFETY: both structures are ours.
-        if unsafe { libc::timer_create(clock, &raw mut event, &raw mut timer) } != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        let timer = Self(timer);
-        let every = libc::timespec { tv_sec: 0, tv_nsec: SIGNAL_EVERY_NS };
-        let times = libc::itimerspec { it_interval: every, it_value: every };
-        // SAFETY: the timer was made above; the times are ours.
-        if unsafe { libc::timer_settime(timer.0, 0, &raw const times, std::ptr::null_mut()) } != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(timer)
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        // SAFETY: `start` made it, and it is deleted once.
-        unsafe { libc::timer_delete(self.0) };
-    }
+/// Signals the calling thread until it is dropped.
+fn start_timer() -> nix::Result<Timer> {
+    let thread_id = nix::unistd::gettid().as_raw();
+    let notify = SigevNotify::SigevThreadId { signal: SIGNAL, thread_id, si_value: 0 };
+    let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(notify))?;
+    timer.set(Expiration::Interval(SIGNAL_EVERY.into()), TimerSetTimeFlags::empty())?;
+    Ok(timer)
 }
 
 #[cfg(test)]

@@ -5,8 +5,6 @@
 //! All of it depends on how far apart the two lanes are, which in a virtual machine changes under
 //! us. So the distance is measured before and after each part, and a far machine is waited for.
 
-mod bare;
-mod competitor;
 mod cost;
 mod dte;
 mod functions;
@@ -127,7 +125,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
                 Part::Rates => rates::measure(lanes, hear),
                 Part::Dte => dte::measure(lanes, distance),
                 Part::Truth => truth::measure(lanes),
-                Part::Competitor => competitor::measure(lanes),
+                Part::Competitor => truth::competitor(lanes),
                 Part::Switches => switches::measure(lanes),
                 Part::Costs => cost::measure(lanes, args.runs, hear),
                 Part::Functions => functions::measure(lanes, hear),

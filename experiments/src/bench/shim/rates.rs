@@ -11,8 +11,7 @@ use elfen_console::duration::number;
 use elfen_shim::clock;
 use elfen_shim::record::Orders;
 
-use super::bare::Bare;
-use super::stage::{Lanes, line, observe};
+use super::stage::{Bare, Lanes, line, observe};
 use crate::bench::{
     BenchError, Column, Hear, Part, Report, Row, Scenario, Values, joined, label, metric, pin, row,
 };

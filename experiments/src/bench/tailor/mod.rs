@@ -8,11 +8,9 @@ mod counted;
 mod served;
 
 use std::hint::black_box;
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration::{self, number};
@@ -25,6 +23,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use self::served::Served;
+use super::signal::Turns;
 use super::{
     BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, metric, pin,
     row, runs,
@@ -158,12 +157,11 @@ impl Scenario for HandOvers {
     }
 
     fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let turns = if case <= PERF { &mut self.pipe } else { &mut self.socket };
         let detail = match case {
             0 | 3 => None,
             PERF => {
                 if self.no_perf.is_none() {
-                    match turns.beside_perf(&self.elsewhere)? {
+                    match self.next_to_perf()? {
                         Ok(ns) => values.add("ns", ns),
                         Err(why) => self.no_perf = Some(why),
                     }
@@ -173,10 +171,11 @@ impl Scenario for HandOvers {
             5 => Some(Detail::Full),
             _ => Some(Detail::Sched),
         };
+        let turns = if case < PERF { &mut self.pipe } else { &mut self.socket };
         let watched =
             Watched { port: turns.port, processes: vec![std::process::id()], cpus: vec![self.cpu] };
         let events = detail.map(|detail| Events::attach(detail, RING, &watched)).transpose()?;
-        values.add("ns", turns.ns_a_turn()?);
+        values.add("ns", turns.ns_a_turn(TURNS_A_BATCH)?);
         if let Some(mut events) = events {
             values.add("reader_ns_an_event", ns_an_event(&mut events, self.cpu)?);
         }
@@ -184,74 +183,18 @@ impl Scenario for HandOvers {
     }
 }
 
-trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
-
-/// Two ends of one thing to read and write.
-struct Ends<R, W>(R, W);
-
-impl<R: Read, W> Read for Ends<R, W> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.0.read(bytes)
-    }
-}
-
-impl<R, W: Write> Write for Ends<R, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.1.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.1.flush()
-    }
-}
-
-/// This thread asks, and a partner on the same CPU answers.
-struct Turns {
-    ours: Box<dyn Stream>,
-    port: u16,
-}
-
-impl Turns {
-    fn pipe() -> io::Result<Self> {
-        let (theirs_in, ours_out) = io::pipe()?;
-        let (ours_in, theirs_out) = io::pipe()?;
-        answer(Ends(theirs_in, theirs_out));
-        Ok(Self { ours: Box::new(Ends(ours_in, ours_out)), port: 0 })
-    }
-
-    fn socket() -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
-        let ours = TcpStream::connect(("127.0.0.1", port))?;
-        let (theirs, _) = listener.accept()?;
-        ours.set_nodelay(true)?;
-        theirs.set_nodelay(true)?;
-        answer(theirs);
-        Ok(Self { ours: Box::new(ours), port })
-    }
-
-    fn ns_a_turn(&mut self) -> io::Result<f64> {
-        let mut byte = [0];
-        let start = monotonic_ns();
-        for _ in 0..TURNS_A_BATCH {
-            self.ours.write_all(&byte)?;
-            self.ours.read_exact(&mut byte)?;
-        }
-        Ok(number(monotonic_ns() - start) / f64::from(TURNS_A_BATCH))
-    }
-
-    /// A turn beside `perf sched record`; or why there is none.
-    fn beside_perf(&mut self, elsewhere: &CpuSet) -> Result<Result<f64, Lacking>, BenchError> {
+impl HandOvers {
+    /// A hand-over next to `perf sched record`; or why there is none.
+    fn next_to_perf(&mut self) -> Result<Result<f64, Lacking>, BenchError> {
         let scratch = Scratch::new(1)?;
-        let mut perf = match PerfSched::start(&scratch.path("perf.data"), elsewhere) {
+        let mut perf = match PerfSched::start(&scratch.path("perf.data"), &self.elsewhere) {
             Ok(perf) => perf,
             Err(why) => return Ok(Err(why)),
         };
-        if let Err(why) = perf.begins(|| self.ns_a_turn().map(drop)) {
+        if let Err(why) = perf.begins(|| self.pipe.ns_a_turn(TURNS_A_BATCH).map(drop)) {
             return Ok(Err(why));
         }
-        Ok(Ok(self.ns_a_turn()?))
+        Ok(Ok(self.pipe.ns_a_turn(TURNS_A_BATCH)?))
     }
 }
 
@@ -268,15 +211,6 @@ fn ns_an_event(events: &mut Events, cpu: u32) -> Result<f64, BenchError> {
         return Err(BenchError::failed("nothing was recorded", AGAIN));
     }
     Ok(number(took_ns) / number(words.len() as u64))
-}
-
-/// Answers each byte until the other end is gone.
-fn answer(mut theirs: impl Stream + 'static) {
-    // Inherits our affinity.
-    thread::spawn(move || {
-        let mut byte = [0];
-        while theirs.read_exact(&mut byte).and_then(|()| theirs.write_all(&byte)).is_ok() {}
-    });
 }
 
 /// It writes what it has once some has come together.

@@ -31,8 +31,10 @@ use elfen_host::args::signals;
 use elfen_host::run::looks::{Looked, Looks};
 use elfen_instrument::LibraryError;
 use elfen_kernel::task_map;
-use elfen_rt::memory::MemoryError;
+use elfen_rt::memory::{Memory, MemoryError};
+use elfen_rt::process::pid_namespace;
 use elfen_rt::service::ClaimError;
+use elfen_rt::signal::page::{Page, Slot};
 use elfen_rt::signal::service::OpenError;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -611,7 +613,14 @@ pub(crate) fn pin(cpu: u32) -> Result<(), BenchError> {
     pinned.explain(format_args!("cannot run on CPU {cpu}"), "see `elfen lanes` for CPUs to use")
 }
 
-/// Runs something in a thread of its own, so that a failure and a panic in it are the caller's.
+/// A page that goes with the last process that maps it.
+fn private_page<S: Slot>(slots: u32) -> Result<Page<S>, MemoryError> {
+    let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(slots), 0o600)?;
+    memory.remove_name()?;
+    Page::format(memory, slots, pid_namespace(), &[0; 32]).map_err(|_| MemoryError::Size)
+}
+
+/// What a thread returned; its panic goes on here.
 pub(crate) fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

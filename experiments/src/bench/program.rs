@@ -10,7 +10,11 @@ use std::process::{Command, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
+use elfen_console::duration;
 use elfen_console::programs::find_program;
+use elfen_host::args::lanes::LaneArgs;
+use elfen_host::args::looks::LookArgs;
+use elfen_host::args::nap::NapName;
 use elfen_host::run::report::Report;
 use tempfile::TempDir;
 
@@ -31,6 +35,55 @@ const OUTPUT_MAX: u64 = 1 << 30;
 const ELFEN_RUN: &str = "elfen run";
 /// Lines of `elfen run` itself begin so.
 const ELFEN_SAYS: &str = "elfen: ";
+
+/// How a program runs next to requests, for the benchmarks that play them.
+#[derive(clap::Args, Debug)]
+pub(crate) struct NextToArgs {
+    #[command(flatten)]
+    pub(super) lanes: LaneArgs,
+
+    /// How long a request keeps its lane busy, from 50us to 1s
+    #[arg(long, value_name = "TIMES", value_delimiter = ',', value_parser = turn,
+        default_value = "200us,1ms,10ms")]
+    pub(super) turns: Vec<Duration>,
+
+    /// How long turns of one length are counted, from 1s to 60s
+    #[arg(short, long, value_name = "TIME", value_parser = counted, default_value = "5s")]
+    pub(super) duration: Duration,
+
+    /// How batch and guard nap
+    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
+    nap: NapName,
+
+    #[command(flatten)]
+    pub(super) looks: LookArgs,
+}
+
+impl NextToArgs {
+    /// The words of `elfen run` that say the same.
+    pub(super) fn options(&self) -> Vec<String> {
+        let mut options = self.looks.words().to_vec();
+        if let Some(nap) = self.nap.name() {
+            options.extend(["--nap".to_owned(), nap.to_owned()]);
+        }
+        options
+    }
+}
+
+fn within(text: &str, least: Duration, most: Duration, else_say: &str) -> Result<Duration, String> {
+    let time = duration::parse(text)?;
+    if (least..=most).contains(&time) { Ok(time) } else { Err(else_say.to_owned()) }
+}
+
+fn turn(text: &str) -> Result<Duration, String> {
+    let (least, most) = (Duration::from_micros(50), Duration::from_secs(1));
+    within(text, least, most, "a turn takes between 50us and 1s")
+}
+
+fn counted(text: &str) -> Result<Duration, String> {
+    let (least, most) = (Duration::from_secs(1), Duration::from_secs(60));
+    within(text, least, most, "turns are counted for 1s to 60s")
+}
 
 /// C sources in a folder of our own, and what is built from them. It goes with this.
 pub(super) struct Sources(TempDir);
@@ -264,34 +317,16 @@ impl Ended {
 
 /// Counted from 1, as `cmp` does.
 fn first_difference(one: &Path, other: &Path) -> io::Result<Option<u64>> {
-    let [mut one, mut other] = [File::open(one)?, File::open(other)?].map(BufReader::new);
-    let (mut mine, mut theirs) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let [mut one, mut other] =
+        [File::open(one)?, File::open(other)?].map(|file| BufReader::new(file).bytes());
     let mut at = 1;
     loop {
-        let (n, m) = (fill(&mut one, &mut mine)?, fill(&mut other, &mut theirs)?);
-        let same = mine[..n].iter().zip(&theirs[..m]).take_while(|(a, b)| a == b).count();
-        at += u64::try_from(same).unwrap_or(u64::MAX);
-        if same < n.max(m) {
-            return Ok(Some(at));
-        }
-        if n == 0 {
-            return Ok(None);
+        match (one.next().transpose()?, other.next().transpose()?) {
+            (None, None) => return Ok(None),
+            (byte, same) if byte == same => at += 1,
+            _ => return Ok(Some(at)),
         }
     }
-}
-
-const CHUNK: usize = 1 << 16;
-
-/// Reads until the chunk is full or the file ends.
-fn fill(file: &mut impl Read, chunk: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < chunk.len() {
-        match file.read(&mut chunk[filled..])? {
-            0 => break,
-            n => filled += n,
-        }
-    }
-    Ok(filled)
 }
 
 #[cfg(test)]
@@ -352,8 +387,8 @@ mod tests {
         assert!(matches!(killed.report(), Err(LiveError::Failed { .. })));
     }
 
-    /// Goal: a difference is found wherever it is, and none where there is none. Method: outputs
-    /// about as long as what is read at once, with a byte changed, added or taken away.
+    /// Goal: a difference is found wherever it is, and none where there is none. Method: outputs of
+    /// several lengths, with a byte changed, added or taken away.
     #[test]
     fn differences_are_found() {
         let folder = tempfile::tempdir().unwrap();
@@ -362,7 +397,7 @@ mod tests {
             fs::write(&output, bytes).unwrap();
             Ended { status, output }
         };
-        for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1] {
+        for length in [0, 1, 8191, 8192, 8193] {
             let bytes = vec![7; length];
             let one = ended("one", &bytes, 0);
             assert_eq!(one.unlike(&ended("same", &bytes, 0)).unwrap(), None, "{length}");
@@ -378,5 +413,17 @@ mod tests {
         }
         let other = ended("a", b"", 0).unlike(&ended("b", b"", 137)).unwrap();
         assert_eq!(other.as_deref(), Some("exit status 137 instead of 0"));
+    }
+
+    #[test]
+    fn times_are_neither_shorter_nor_longer_than_can_be_played() {
+        for fits in ["50us", "1ms", "1s"] {
+            assert!(turn(fits).is_ok(), "{fits}");
+        }
+        for wrong in ["49us", "0ms", "1001ms", "1", "", "long"] {
+            assert!(turn(wrong).is_err(), "{wrong}");
+        }
+        assert!(counted("1s").is_ok() && counted("60s").is_ok());
+        assert!(counted("999ms").is_err() && counted("61s").is_err());
     }
 }

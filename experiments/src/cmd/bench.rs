@@ -26,7 +26,9 @@ Examples:
   elfen lab bench shim                what elfen shim sees, and what that costs
 
 Rounds are interleaved: each runs every case once, and a case is compared with the baseline of its \
-round. An arrow says which direction is better; `95 %` is the interval of the median.";
+round. An arrow says which direction is better; `95 %` is the interval of the median. JSON has a \
+`schema` number, the name of the benchmark, and for each table a list of rows; statistics are \
+median, ci95, p90, p99, p999, min, max and n.";
 
 /// Measure what Elfen's parts cost on this machine
 #[derive(clap::Args, Debug)]

@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 use clap::builder::PossibleValuesParser;
 use elfen_console::duration;
 use elfen_host::affinity;
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
-use elfen_host::args::nap::NapName;
 use elfen_host::run::report::Report as RunReport;
 use elfen_instrument::Inject;
 use elfen_rt::clock::nanos;
@@ -28,7 +25,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use self::seen::{Cast, Seen, seen};
-use super::program::{Ended, Running, Starts};
+use super::program::{Ended, NextToArgs, Running, Starts};
 use super::trace::{Buffer, TraceError};
 use super::{
     BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, lanes, looked,
@@ -73,21 +70,12 @@ A program that prints something else than alone, or ends otherwise, is a failure
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    lanes: LaneArgs,
+    next_to: NextToArgs,
 
     /// How the program is checked, besides by its guard; `guard` is always measured as well
     #[arg(long, value_name = "HOW", default_value = AUTO, env = "ELFEN_INJECT",
         value_parser = inject_parser())]
     inject: String,
-
-    /// How long a request keeps its lane busy, from 50us to 1s
-    #[arg(long, value_name = "TIMES", value_delimiter = ',', value_parser = turn,
-        default_value = "200us,1ms,10ms")]
-    turns: Vec<Duration>,
-
-    /// How long turns of one length are counted, from 1s to 60s
-    #[arg(short, long, value_name = "TIME", value_parser = counted, default_value = "5s")]
-    duration: Duration,
 
     /// How much of each run is not counted, as the program is learned meanwhile
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
@@ -97,13 +85,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 5,
         value_parser = clap::value_parser!(u16).range(0..=1000))]
     runs: u16,
-
-    /// How batch and guard nap
-    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
-    nap: NapName,
-
-    #[command(flatten)]
-    looks: LookArgs,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -116,28 +97,10 @@ fn inject_parser() -> PossibleValuesParser {
     PossibleValuesParser::new([AUTO].into_iter().chain(names))
 }
 
-fn within(text: &str, least: Duration, most: Duration, else_say: &str) -> Result<Duration, String> {
-    let time = duration::parse(text)?;
-    if (least..=most).contains(&time) { Ok(time) } else { Err(else_say.to_owned()) }
-}
-
-fn turn(text: &str) -> Result<Duration, String> {
-    let (least, most) = (Duration::from_micros(50), Duration::from_secs(1));
-    within(text, least, most, "a turn takes between 50us and 1s")
-}
-
-fn counted(text: &str) -> Result<Duration, String> {
-    let (least, most) = (Duration::from_secs(1), Duration::from_secs(60));
-    within(text, least, most, "turns are counted for 1s to 60s")
-}
-
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
-    let looks = args.looks.looks()?;
-    let mut options = args.looks.words().to_vec();
-    if let Some(nap) = args.nap.name() {
-        options.extend(["--nap".to_owned(), nap.to_owned()]);
-    }
-    let (request, batch) = lanes(&args.lanes)?;
+    let looks = args.next_to.looks.looks()?;
+    let options = args.next_to.options();
+    let (request, batch) = lanes(&args.next_to.lanes)?;
     heed_signals()?;
     let folder = tempfile::tempdir()?;
     // Refused before minutes go by.
@@ -184,10 +147,18 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         "learn_ns" => nanos(args.learn),
     ];
     about.extend(looked(looks));
-    about.extend(about_alone(alone.as_ref()));
-    if let Some(why) = uncompared(alone.as_ref()) {
-        left_out.push(format!("output and exit status: {why}"));
-    }
+    let uncompared = match &alone {
+        None => Some("as --runs is 0".to_owned()),
+        Some(alone) => {
+            about.extend(row![
+                "alone_wall_ns" => nanos(alone.wall),
+                "alone_exit_status" => alone.status,
+            ]);
+            alone.unlike.as_ref().map(|why| format!("as two runs alone differ: {why}"))
+        }
+    };
+    let not_compared = |why: String| format!("output and exit status: not compared, {why}");
+    left_out.extend(uncompared.map(not_compared));
     let wrong = different(&stage.compared);
     let rows = stage.compared.iter().map(Compared::row).collect();
     tables.push(Table { key: "compared", columns: COMPARED, rows });
@@ -204,23 +175,6 @@ fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
         }
         Some(_) if args.inject == GUARD => {
             Some("not measured, as there is only the guard: give another --inject".to_owned())
-        }
-        Some(_) => None,
-    }
-}
-
-fn about_alone(alone: Option<&Alone>) -> Row {
-    row![
-        "alone_wall_ns" => alone.map(|alone| nanos(alone.wall)),
-        "alone_exit_status" => alone.map(|alone| alone.status),
-    ]
-}
-
-fn uncompared(alone: Option<&Alone>) -> Option<String> {
-    match alone {
-        None => Some("not compared, as --runs is 0".to_owned()),
-        Some(Alone { unlike: Some(why), .. }) => {
-            Some(format!("not compared, as two runs alone differ: {why}"))
         }
         Some(_) => None,
     }
@@ -334,7 +288,7 @@ impl<'a, 'b> Beside<'a, 'b> {
             runs: 0,
         };
         let of_inject = |inject| {
-            stage.args.turns.iter().map(move |&turn| case(inject, turn)).collect::<Vec<_>>()
+            stage.args.next_to.turns.iter().map(move |&turn| case(inject, turn)).collect::<Vec<_>>()
         };
         let cases = stage.injects().into_iter().flat_map(of_inject).collect();
         Self { stage, cases }
@@ -446,7 +400,7 @@ impl<'a> Stage<'a> {
 
     fn case(&mut self, inject: &str, turn: Duration) -> Result<Case, BenchError> {
         let (request_cpu, batch_cpu) = self.starts.lanes;
-        let limit = 3 * self.args.duration + Duration::from_secs(5) + self.args.learn;
+        let limit = 3 * self.args.next_to.duration + Duration::from_secs(5) + self.args.learn;
         let trace = Buffer::start(&[request_cpu, batch_cpu], KB_A_SECOND * limit.as_secs())?;
         let player = Player::start(request_cpu, turn)?;
         let request = player.thread;
@@ -474,7 +428,7 @@ impl<'a> Stage<'a> {
         limit: Duration,
     ) -> Result<(Vec<i32>, Vec<RunReport>), BenchError> {
         let begin = Instant::now();
-        let wanted = self.args.duration;
+        let wanted = self.args.next_to.duration;
         let (mut fronts, mut reports, mut counted) = (Vec::new(), Vec::new(), Duration::ZERO);
         let mut player = Some(player);
         while player.is_some() {
@@ -509,7 +463,8 @@ impl<'a> Stage<'a> {
     /// all the same.
     fn once_beside_requests(&mut self, inject: &str) -> Result<(), BenchError> {
         let ran = self.compared.iter().any(|compared| compared.inject == inject);
-        let (Some(_), false, Some(&turn)) = (&self.alone, ran, self.args.turns.first()) else {
+        let (Some(_), false, Some(&turn)) = (&self.alone, ran, self.args.next_to.turns.first())
+        else {
             return Ok(());
         };
         let player = Player::start(self.starts.lanes.0, turn)?;
@@ -625,18 +580,6 @@ mod tests {
     use crate::bench::value_of;
     use seen::Shared;
     use serde_json::Value;
-
-    #[test]
-    fn times_are_neither_shorter_nor_longer_than_can_be_played() {
-        for fits in ["50us", "1ms", "1s"] {
-            assert!(turn(fits).is_ok(), "{fits}");
-        }
-        for wrong in ["49us", "0ms", "1001ms", "1", "", "long"] {
-            assert!(turn(wrong).is_err(), "{wrong}");
-        }
-        assert!(counted("1s").is_ok() && counted("60s").is_ok());
-        assert!(counted("999ms").is_err() && counted("61s").is_err());
-    }
 
     /// Goal: a row says what was measured. Method: figures made up, and their row.
     #[test]

@@ -14,17 +14,16 @@ use elfen_console::duration::number;
 use elfen_console::failure::{Failure, Status};
 use elfen_host::affinity;
 use elfen_rt::inherit::Inherited;
-use elfen_rt::memory::{Memory, MemoryError};
-use elfen_rt::process::pid_namespace;
+use elfen_rt::memory::Memory;
 use elfen_rt::service::Service;
 use elfen_rt::signal::control::{ControlSlot, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
-use elfen_rt::signal::page::{Page, SLOTS_MAX, Slot};
+use elfen_rt::signal::page::{Page, SLOTS_MAX};
 
 use super::program::Sources;
 use super::{
     BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, metric,
-    number as figure, rounded, row, runs, value_of,
+    number as figure, private_page, rounded, row, runs, value_of,
 };
 
 const EXAMPLES: &str = "\
@@ -369,14 +368,14 @@ impl Run {
             // and again.
             std::mem::forget(service.claim(slot, request)?);
         }
-        let lanes = [page::<LaneSlot>(1)?, page::<LaneSlot>(2)?];
+        let lanes = [private_page::<LaneSlot>(1)?, private_page::<LaneSlot>(2)?];
         for page in &lanes {
             let assigned = [(cpu, NO_CPUS[0]), (NO_CPUS[2], NO_CPUS[1])];
             for (slot, (batch, request)) in page.slots().zip(assigned) {
                 slot.assign(batch, request);
             }
         }
-        let control = page::<ControlSlot>(1)?;
+        let control = private_page::<ControlSlot>(1)?;
         if let Some(slot) = control.slot(0) {
             slot.publish(&Settings::BORROW_IDLE);
         }
@@ -421,13 +420,6 @@ impl Drop for Run {
         // next restart.
         let _removed = self.service.page().memory().remove_name();
     }
-}
-
-/// A page that goes with the last process that maps it.
-fn page<S: Slot>(slots: u32) -> Result<Page<S>, MemoryError> {
-    let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(slots), 0o600)?;
-    memory.remove_name()?;
-    Page::format(memory, slots, pid_namespace(), &[0; 32]).map_err(|_| MemoryError::Size)
 }
 
 fn id(memory: &Memory) -> i32 {

@@ -14,16 +14,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
-use elfen_console::duration;
-use elfen_host::args::lanes::LaneArgs;
-use elfen_host::args::looks::LookArgs;
-use elfen_host::args::nap::NapName;
 use elfen_host::process::below;
 use elfen_host::run::find::{Batch, runs as running};
 use elfen_rt::clock::nanos;
 use elfen_rt::signal::lane::LaneSlot;
 
-use super::program::{Compiled, Running, Sources, Starts};
+use super::program::{Compiled, NextToArgs, Running, Sources, Starts};
 use super::{
     BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, lanes, looked,
     metric, number, percent, row, runs,
@@ -52,23 +48,7 @@ or a tenth of a percent of the busy time.";
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
     #[command(flatten)]
-    lanes: LaneArgs,
-
-    /// How batch and guard nap
-    #[arg(long, value_enum, default_value = "auto")]
-    nap: NapName,
-
-    #[command(flatten)]
-    looks: LookArgs,
-
-    /// How long a request keeps its lane busy
-    #[arg(long, value_name = "TIMES", value_delimiter = ',', value_parser = duration::parse,
-        default_value = "200us,1ms,10ms")]
-    turns: Vec<Duration>,
-
-    /// How long turns of one length are played
-    #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = duration::parse)]
-    duration: Duration,
+    next_to: NextToArgs,
 
     /// Rounds, each with every kind of checks and every length
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = runs())]
@@ -85,18 +65,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
-    let looks = args.looks.looks()?;
-    let mut options = args.looks.words().to_vec();
-    if let Some(nap) = args.nap.name() {
-        options.extend(["--nap".to_owned(), nap.to_owned()]);
-    }
-    let of_inject = |inject| args.turns.iter().map(move |&turn| Case::new(inject, turn));
+    let looks = args.next_to.looks.looks()?;
+    let of_inject = |inject| args.next_to.turns.iter().map(move |&turn| Case::new(inject, turn));
     let mut overlaps = Overlaps {
-        lanes: lanes(&args.lanes)?,
+        lanes: lanes(&args.next_to.lanes)?,
         sources: build()?,
         folder: tempfile::tempdir()?,
         args,
-        options,
+        options: args.next_to.options(),
         cases: ["inline", "guard", "auto"].into_iter().flat_map(of_inject).collect(),
     };
     let table = overlaps.table("overlaps", args.runs, hear)?;
@@ -193,7 +169,7 @@ impl Scenario for Overlaps<'_> {
             self.play(&starts, request, turn, LEARN)?;
         }
         let before_ns = overlapped_ns(&found)?;
-        let (turns, others) = self.play(&starts, request, turn, self.args.duration)?;
+        let (turns, others) = self.play(&starts, request, turn, self.args.next_to.duration)?;
         // What the guard counts at its next look belongs to these turns.
         thread::sleep(Duration::from_millis(50));
         let reported_ns = overlapped_ns(&found)?.saturating_sub(before_ns);

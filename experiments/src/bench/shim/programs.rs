@@ -202,7 +202,7 @@ fn source_of(printed: &[u8]) -> Option<String> {
     function["source"].as_str().map(str::to_owned)
 }
 
-/// All scripts of each Lua; `left_out` names a Lua whose functions do not say that they run.
+/// All scripts of one Lua.
 fn each<'a>(
     lanes: Lanes,
     lua: &'a Path,

@@ -45,7 +45,7 @@ use crate::live::{LiveError, go_on};
 /// The form of the JSON that every benchmark prints. A key that changes its meaning changes this.
 const SCHEMA: u32 = 1;
 
-/// Receives what is being measured, for the user who waits.
+/// Receives what is being measured, to show it to the waiting user.
 pub(crate) type Hear<'a> = &'a mut dyn FnMut(&str);
 
 /// Keys and their values, in the order in which they are printed.

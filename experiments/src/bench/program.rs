@@ -134,7 +134,7 @@ pub(super) struct Starts<'a> {
     pub(super) nice: i32,
     pub(super) options: &'a [String],
     pub(super) folder: &'a Path,
-    /// Whether anybody reads what it prints.
+    /// Whether what it prints is kept.
     pub(super) keeps_output: bool,
 }
 
@@ -257,7 +257,7 @@ impl Running {
         let family = Members::of(pid);
         os::send(pid, libc::SIGTERM);
         self.process.wait(patience);
-        // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run beside
+        // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run next to
         // the next measurement. A front that waits still has its report to write.
         family.kill();
         self.process.wait(TO_REPORT);
@@ -283,7 +283,7 @@ impl Running {
         LiveError::Failed { name: ELFEN_RUN.to_owned(), status, said }
     }
 
-    /// For one that ended by itself; nothing where nobody reads what it printed.
+    /// For one that ended by itself; nothing where what it printed was not kept.
     pub(super) fn ended(&self, status: ExitStatus) -> Option<Ended> {
         Some(Ended { status: as_shell(status), output: self.output.clone()? })
     }
@@ -344,7 +344,7 @@ mod tests {
         starts.start(ELFEN_RUN, command, &place, "output", Some(report)).unwrap()
     }
 
-    /// Goal: what a program has started ends with it, so that it runs beside no other measurement.
+    /// Goal: what a program has started ends with it, so that it disturbs no other measurement.
     /// Method: a shell whose child lives on when the shell ends.
     #[test]
     fn what_a_stopped_program_leaves_behind_ends() {

@@ -1,4 +1,4 @@
-//! The scheduler's own account of who ran where and when, read from the text of its trace.
+//! The scheduler's own account of which task ran where and when, read from the text of its trace.
 //!
 //! Names of tasks may contain anything, so a line is read from where they can't be: the task that
 //! an event is of stands before its CPU, and what comes last in an event is told from the end.
@@ -176,13 +176,13 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A buffer that stays costs memory until the next benchmark removes it; there is nobody to
-        // tell.
+        // A buffer that stays costs memory until the next benchmark removes it. It is not
+        // worth a message.
         let _removed = fs::remove_dir(&self.folder);
     }
 }
 
-/// Users who may not look into tracefs see nothing of it either.
+/// A user without access to tracefs does not see that it is mounted.
 fn not_there() -> TraceError {
     match fs::read_dir(FOLDER) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => TraceError::Io(error),

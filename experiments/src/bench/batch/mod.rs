@@ -39,7 +39,7 @@ const AUTO: &str = "auto";
 const GUARD: &str = "guard";
 /// Below this a program's wall time is that of being started.
 const TOO_SHORT: Duration = Duration::from_millis(50);
-/// Alone, nobody but the user knows how long a program takes.
+/// Only the user knows how long a program takes alone.
 const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// What `elfen run` takes to attach, about.
 const TO_START: Duration = Duration::from_millis(300);
@@ -118,11 +118,11 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     }
     hear("alone, twice");
     let alone = stage.alone()?;
-    let mut beside = Beside::new(&mut stage);
-    let rows = beside.table("rows", 1, hear)?;
+    let mut next_to = NextTo::new(&mut stage);
+    let rows = next_to.table("rows", 1, hear)?;
     for inject in stage.injects() {
         hear(&format!("under {inject}, to its end"));
-        stage.once_beside_requests(inject)?;
+        stage.once_next_to_requests(inject)?;
     }
     let mut left_out = Vec::new();
     if rows.rows.iter().any(|row| super::value_of(row, "busy_ns") == 0) {
@@ -272,12 +272,12 @@ impl Case {
 }
 
 /// Every kind of checks, next to turns of each length.
-struct Beside<'a, 'b> {
+struct NextTo<'a, 'b> {
     stage: &'a mut Stage<'b>,
     cases: Vec<Case>,
 }
 
-impl<'a, 'b> Beside<'a, 'b> {
+impl<'a, 'b> NextTo<'a, 'b> {
     fn new(stage: &'a mut Stage<'b>) -> Self {
         let case = |inject: &str, turn: Duration| Case {
             inject: inject.to_owned(),
@@ -295,7 +295,7 @@ impl<'a, 'b> Beside<'a, 'b> {
     }
 }
 
-impl Scenario for Beside<'_, '_> {
+impl Scenario for NextTo<'_, '_> {
     const COLUMNS: &'static [Column] = &[
         label("inject", "inject"),
         label("used", "used"),
@@ -353,7 +353,7 @@ impl Scenario for Whole<'_, '_> {
         let Some(RunReport { wall_ns, figures, .. }) = self.0.whole_under(inject)? else {
             return Ok(());
         };
-        // A nap next to somebody else's task on the request lane is no cost of what was chosen.
+        // A nap next to another task on the request lane is no cost of what was chosen.
         let wall_ns = wall_ns.saturating_sub(figures.napped_ns);
         values.add("wall_ns", duration::number(wall_ns.max(1)));
         // How long the batch itself ran: what is missing to the whole was taken from it.
@@ -404,7 +404,7 @@ impl<'a> Stage<'a> {
         let trace = Buffer::start(&[request_cpu, batch_cpu], KB_A_SECOND * limit.as_secs())?;
         let player = Player::start(request_cpu, turn)?;
         let request = player.thread;
-        let (fronts, reports) = self.beside(player, inject, limit)?;
+        let (fronts, reports) = self.run_next_to(player, inject, limit)?;
         let learn_ns = nanos(self.args.learn);
         let runs = fronts.len();
         let cast = Cast { request_cpu, batch_cpu, request, fronts, learn_ns };
@@ -421,7 +421,7 @@ impl<'a> Stage<'a> {
 
     /// Runs the program again and again while requests are played, until they have been counted
     /// for long enough or `limit` is over.
-    fn beside(
+    fn run_next_to(
         &mut self,
         player: Player,
         inject: &str,
@@ -441,7 +441,7 @@ impl<'a> Stage<'a> {
             };
             let ended = running.wait_until(|| is_enough(counted))?;
             if is_enough(counted) {
-                // Before the batch is told to end: that takes the lane, whoever is on the other.
+                // Before the batch is told to end: that takes the lane, whatever runs on the other.
                 player = None;
             }
             counted += start.elapsed().saturating_sub(self.args.learn + TO_START);
@@ -461,7 +461,7 @@ impl<'a> Stage<'a> {
 
     /// A program that came to no end while turns were counted is compared with itself alone
     /// all the same.
-    fn once_beside_requests(&mut self, inject: &str) -> Result<(), BenchError> {
+    fn once_next_to_requests(&mut self, inject: &str) -> Result<(), BenchError> {
         let ran = self.compared.iter().any(|compared| compared.inject == inject);
         let (Some(_), false, Some(&turn)) = (&self.alone, ran, self.args.next_to.turns.first())
         else {
@@ -522,8 +522,8 @@ fn whole(
 
 const SEED: u64 = 7;
 
-/// The requests: a thread that is busy for a turn and asleep for a pause drawn at random, so that it
-/// is in step with no timer. It plays until this drops.
+/// The requests: a thread that is busy for a turn and asleep for a pause drawn at random, so that
+/// it is in step with no timer. It plays until this drops.
 #[derive(Debug)]
 struct Player {
     /// The thread's id.

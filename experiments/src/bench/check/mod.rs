@@ -1,5 +1,5 @@
-//! `elfen lab bench check`: what a check costs, for each way to have one. Baseline: the same program
-//! without checks.
+//! `elfen lab bench check`: what a check costs, for each way to have one. Baseline: the same
+//! program without checks.
 //!
 //! The programs are built here and now, as users build theirs. They run as the batch of a run whose
 //! request lane idles all the time, by a page of a service that no other process knows. So what is

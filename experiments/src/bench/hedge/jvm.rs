@@ -1,9 +1,9 @@
 //! The same policies in front of two Lucene servers in Java, each of which collects its whole heap
-//! now and then, and of which the first is started anew under load.
+//! now and then, and of which the first is restarted under load.
 //!
 //! Virtual machines take long to start and longer to get warm, so the same two serve all turns.
 //! They are told when to collect, the same in all turns and never both at once: two that collect in
-//! step are no help to each other, whatever the policy. Beside a new start nobody collects.
+//! step are no help to each other, whatever the policy. During a restart neither collects.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -107,7 +107,7 @@ impl Servers {
         Ok(())
     }
 
-    /// How long requests took that came in the first second of a server that was started anew.
+    /// How long requests took that came in the first second of a restarted server.
     pub(super) fn restarted(
         &mut self,
         plan: &Plan,

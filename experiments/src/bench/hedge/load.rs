@@ -139,7 +139,7 @@ pub(super) fn due(plan: &Plan, seed: u64) -> io::Result<Vec<Duration>> {
     Ok(due)
 }
 
-/// What is asked of whom.
+/// Requests and the server that they go to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load<'a> {
     pub(super) due: &'a [Duration],

@@ -164,6 +164,7 @@ impl Scenario for Naps {
         let row = |((name, way), seen): (&(&'static str, Result<Way, String>), &[usize; 2])| {
             let thesis = thesis(name);
             let cycles = ["name", "sleep_cycles", "wake_cycles"].map(|key| thesis[key].clone());
+            let cycles: Vec<Value> = cycles.into_iter().filter(|known| !known.is_null()).collect();
             let seen_by = way.as_ref().ok().and_then(|way| self.seen_by(way));
             row![
                 "nap" => name,
@@ -173,7 +174,7 @@ impl Scenario for Naps {
                     Err(why) => why.clone(),
                 },
                 "sleep_seen_by" => seen_by.filter(|_| seen[0] > 0).map(SleepSeenBy::name),
-                "thesis_cycles" => cycles.iter().filter(|known| !known.is_null()).collect::<Vec<_>>(),
+                "thesis_cycles" => cycles,
                 "thesis" => thesis,
             ]
         };
@@ -275,7 +276,7 @@ fn calibrate_clock() -> f64 {
     number(end - start) / number(end_ns - start_ns)
 }
 
-/// Runs `measure` beside a thread that sleeps as asked, and ends that.
+/// Runs `measure` next to a thread that sleeps as asked, and ends that thread.
 fn with_sleeper<T>(
     lanes: Lanes,
     way: &Way,

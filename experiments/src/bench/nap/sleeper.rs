@@ -66,7 +66,7 @@ pub(super) struct Shared {
     lane: Page<TaskSlot>,
 }
 
-/// `Nap::open` gives no nap that blocks; the futex stands beside them as a baseline.
+/// `Nap::open` gives no nap that blocks; the futex is their baseline.
 static NOBODY_BLOCKS: AtomicU32 = AtomicU32::new(0);
 
 impl Shared {

@@ -1,9 +1,9 @@
 //! `elfen lab bench overlap`: how long a batch runs next to requests, and how fast it is off its
 //! lane and back, as two programs see it that know nothing of Elfen.
 //!
-//! One program is busy and idle in turns, with pauses drawn at random. The other reads the clock all
-//! the time. The first notes when its lane was busy, and the second when it was off its own, by the
-//! kernel's record of switches. Next to what their notes have in common stands what `elfen run`
+//! One program is busy and idle in turns, with pauses drawn at random. The other reads the clock
+//! all the time. The first notes when its lane was busy, and the second when it was off its own, by
+//! the kernel's record of switches. Next to what their notes have in common stands what `elfen run`
 //! reports of the same time.
 
 mod notes;
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     Ok(Report { about, tables: vec![table], ..Report::default() })
 }
 
-/// How the batch comes off its lane, beside turns of one length; and what was seen in all rounds.
+/// How the batch comes off its lane, next to turns of one length; and what was seen in all rounds.
 #[derive(Clone, Debug)]
 struct Case {
     /// `inline`: by checks in its source. `auto`: by what `elfen run` chooses for a program as it

@@ -31,7 +31,7 @@ const PERIODS_TICKS: [u64; 3] = [0, 1_200, 2_600];
 /// up to a look each 40 us or so.
 const CHEAP_PERCENT: f64 = 2.0;
 const LONGEST_TICKS: u64 = 80_000;
-/// Who looks, as it is printed.
+/// The observer, as it is printed.
 pub(super) const SHIM: &str = "elfen shim";
 
 /// Of a program, next to each observer.

@@ -90,7 +90,7 @@ fn publish_clock(
     let mut last = clock::before();
     while !stop.load(Relaxed) {
         let now = clock::before();
-        // Pairs with `written_after`: what was told before is seen by who sees this.
+        // Pairs with `written_after`: a reader of this sees the pauses that were noted before.
         word.store(now, Release);
         if now - last > PAUSE_TICKS {
             pauses.lock().unwrap_or_else(PoisonError::into_inner).push((last, now));

@@ -3,8 +3,8 @@
 //! it call.
 //!
 //! A function works for five parts, calls one that works for one, and works for five again: ten of
-//! eleven are its own. Who hears of entries alone gives what it does behind the call to the callee.
-//! What the stores cost is told by calls of a function that does nothing.
+//! eleven are its own. An observer that is told only of entries gives the callee what the caller
+//! does after the call. What the stores cost is told by calls of a function that does nothing.
 
 use std::fs;
 use std::process::{Command, Output};

@@ -1,5 +1,5 @@
-//! `elfen lab bench shim`: what observing by `elfen shim` gives, and what it costs. Measured are how
-//! often a word can be read, what the observed pays, whether double-time error finds the wrong
+//! `elfen lab bench shim`: what observing by `elfen shim` gives, and what it costs. Measured are
+//! how often a word can be read, what the observed pays, whether double-time error finds the wrong
 //! rates, and whether a recording agrees with the observed's own account.
 //!
 //! All of it depends on how far apart the two lanes are, which in a virtual machine changes under

@@ -1,6 +1,6 @@
 //! Lua, which was not written to be observed, started by `elfen shim` as a user starts it. Measured
-//! are what being observed costs it, next to `perf record`; whether its functions are seen that perf
-//! finds; what a recording takes; and how the spread of a rate narrows with the period.
+//! are what being observed costs it, next to `perf record`; whether its functions are seen that
+//! perf finds; what a recording takes; and how the spread of a rate narrows with the period.
 //!
 //! A script says by its own CPU clock what its work took, so that what starts it is in no figure.
 //! Unobserved is one that is looked at each millisecond: all that its functions store is stored.
@@ -384,8 +384,8 @@ const RECORDED_AT: &str = "100ns";
 /// Shares of perf's profile that have to be seen.
 const LEAST_PERCENT: f64 = 2.0;
 
-/// Functions of the program itself with two of a hundred of perf's samples and more, and those among
-/// them that were seen to run.
+/// Functions of the program itself with two of a hundred of perf's samples and more, and those
+/// among them that were seen to run.
 const PROFILES: &[Column] = &[
     label("program", "2 % and more by perf, of"),
     figure("by_perf", "functions", "", 0),

@@ -1,5 +1,5 @@
-//! How often a word is read, with its runs recorded, and how often it is seen to change. Baseline: a
-//! few lines of our own that load it, which no observer betters.
+//! How often a word is read, with its runs recorded, and how often it is seen to change. Baseline:
+//! a few lines of our own that load it, which no observer betters.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! What the parts of this benchmark share: the lanes and how far apart they are, a word on a line of
-//! its own, the observer.
+//! What the parts of this benchmark share: the lanes and how far apart they are, a word on a line
+//! of its own, the observer.
 //!
-//! The host may move a virtual CPU at any moment, and a line then takes six times as long as before.
-//! So the distance is measured between any two rounds. A round is one of near lanes or of far ones
-//! if they were that before it and after it, and is left out if they were not.
+//! The host may move a virtual CPU at any moment, and a line then takes six times as long as
+//! before. So the distance is measured between any two rounds. A round is one of near lanes or of
+//! far ones if they were that before it and after it, and is left out if they were not.
 
 use std::hint::{black_box, spin_loop};
 use std::process::Command;
@@ -133,8 +133,8 @@ pub(super) fn observe(
     Observer::start(words, how, Reader::default(), orders)
 }
 
-/// One load at a time and nothing besides, in a thread of its own until it is told to stop: what any
-/// observer costs the writer of the word.
+/// One load at a time and nothing besides, in a thread of its own until it is told to stop: what
+/// any observer costs the writer of the word.
 ///
 /// It shares no code with `elfen shim`, so that the two can be compared. What a program pays more
 /// next to that is Shim's, and what it pays here is the processor's, which takes the line from the

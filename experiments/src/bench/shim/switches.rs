@@ -38,7 +38,7 @@ const TRACE_NS: u64 = 1_000;
 const MOMENT_NS: u64 = 20_000;
 const ROOM_KB: u64 = 16 << 10;
 const MEMORY: usize = 16 << 20;
-/// If somebody else's switch falls on the very moment at which counting begins or ends.
+/// If another task's switch falls on the very moment at which counting begins or ends.
 const TRIES: u32 = 5;
 
 /// What the scheduler did, and what of it was seen.

@@ -76,7 +76,7 @@ pub(super) fn measure(lanes: Lanes) -> Result<Report, BenchError> {
     Ok(Report { tables: vec![truth, sizes], ..Report::default() })
 }
 
-/// `elfen shim` beside `elfen-truth`, and the files that they leave.
+/// `elfen shim` next to `elfen-truth`, and the files that they leave.
 struct Run {
     truth: PathBuf,
     folder: tempfile::TempDir,
@@ -161,7 +161,7 @@ fn write_ms(recording: &Recording) -> f64 {
 type Seen = (usize, u64, u64);
 
 /// Turns that follow each other without a gap. The first and the last of each may have begun or
-/// ended when nobody looked.
+/// ended unobserved.
 fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
     let mut found = vec![Vec::new()];
     for (run, end) in recording.stretches(signal) {
@@ -169,7 +169,7 @@ fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
             State::Value(turn) if turn > 0 => {
                 let turn = usize::try_from(turn).unwrap_or(usize::MAX);
                 if let Some(stretch) = found.last_mut() {
-                    // A chunk begins a run anew.
+                    // A chunk begins a run again.
                     match stretch.last_mut() {
                         Some((last, _, until)) if *last == turn => *until = end,
                         _ => stretch.push((turn, run.start_ticks, end)),
@@ -289,8 +289,8 @@ fn next_to(lanes: Lanes) -> Result<Row, BenchError> {
     let (recording, stamps) = run.read(&output)?;
     let [first, last] = looked?;
     let clock = recording.head.clock;
-    // Between two looks at the kernel's account: what the recording says that nobody looked, and
-    // what the kernel says.
+    // Between two looks at the kernel's account: how long the recording says that it did not look,
+    // and what the kernel says.
     let gap_ns = clock.ns(gaps(&recording, first.at, last.at));
     let time_ns = clock.ns(last.at - first.at);
     let not_run_ns = time_ns.saturating_sub(last.ran_ns - first.ran_ns);

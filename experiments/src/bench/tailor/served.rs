@@ -29,7 +29,7 @@ use crate::live::usage;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const RING: u32 = 16_384;
 
-/// A service that somebody else puts under load.
+/// A service that is under load.
 #[derive(Debug)]
 pub(super) struct Served {
     counted: Box<dyn Counted>,

@@ -384,6 +384,9 @@ fn cell(value: &Value, digits: usize, scale: f64) -> String {
         Value::Array(values) => {
             values.iter().map(|value| cell(value, digits, scale)).collect::<Vec<_>>().join(" ")
         }
+        Value::Object(map) => {
+            map.values().map(|value| cell(value, digits, scale)).collect::<Vec<_>>().join(" ")
+        }
         other => other.as_f64().map_or_else(String::new, |n| format!("{:.digits$}", n * scale)),
     }
 }
@@ -441,7 +444,6 @@ impl Report {
         }
         for (key, value) in self.about.iter().filter(|(_, value)| !value.is_null()) {
             let shown = match value {
-                Value::Object(_) => value.to_string(),
                 Value::Number(number) if number.is_f64() => cell(value, 3, 1.0),
                 value => cell(value, 0, 1.0),
             };

@@ -156,15 +156,12 @@ impl Scenario for Naps {
         metric("sleep_cycles", "sleep", "cycles", 0).lower(),
         label("sleep_seen_by", "seen by"),
         metric("wake_cycles", "wake", "cycles", 0).lower(),
-        label("thesis_cycles", "thesis"),
+        label("thesis", "thesis"),
         label("why", "left out"),
     ];
 
     fn cases(&self) -> Vec<Row> {
         let row = |((name, way), seen): (&(&'static str, Result<Way, String>), &[usize; 2])| {
-            let thesis = thesis(name);
-            let cycles = ["name", "sleep_cycles", "wake_cycles"].map(|key| thesis[key].clone());
-            let cycles: Vec<Value> = cycles.into_iter().filter(|known| !known.is_null()).collect();
             let seen_by = way.as_ref().ok().and_then(|way| self.seen_by(way));
             row![
                 "nap" => name,
@@ -174,8 +171,7 @@ impl Scenario for Naps {
                     Err(why) => why.clone(),
                 },
                 "sleep_seen_by" => seen_by.filter(|_| seen[0] > 0).map(SleepSeenBy::name),
-                "thesis_cycles" => cycles,
-                "thesis" => thesis,
+                "thesis" => thesis(name),
             ]
         };
         self.ways.iter().zip(&self.seen).map(row).collect()

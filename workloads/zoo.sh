@@ -5,20 +5,20 @@
 # long a run on an idle lane takes, with its guard's as 1; whether they did as alone. ! marks what
 # is above its bar.
 #
-# usage: zoo.sh [--lanes R:B] [--turns 200us,1ms,10ms] [--seconds N] [--rounds N] [NAME...]
+# usage: zoo.sh [--lanes R:B] [--turns 200us,1ms,10ms] [--duration 5s] [--runs N] [NAME...]
 #
 # Needs root, cargo build --release, python3, and of the programs those that are to be measured.
-# Takes two minutes or so for each of them with 10 rounds.
+# Takes two minutes or so for each of them with 10 runs.
 set -euo pipefail
 
-lanes=0:1 turns=200us,1ms,10ms seconds=5 rounds=10 names=()
+lanes=0:1 turns=200us,1ms,10ms duration=5s runs=10 names=()
 usage() {
 	sed -n '/^# usage/s/^# //p' "$0" >&2
 	exit 2
 }
 while (($#)); do
 	case $1 in
-	--lanes | --turns | --seconds | --rounds)
+	--lanes | --turns | --duration | --runs)
 		(($# > 1)) || usage
 		declare "${1#--}=$2"
 		shift
@@ -80,8 +80,8 @@ while IFS='|' read -r name class program; do
 	if ((${#names[@]})) && [[ " ${names[*]} " != *" $name "* ]]; then continue; fi
 	command -v "${program%% *}" >/dev/null || { echo "$name: not there"; continue; }
 	eval "words=($program)"
-	"$lab" bench batch --lanes "$lanes" --inject live --turns "$turns" --seconds "$seconds" \
-		--rounds "$rounds" --json -- "${words[@]}" </dev/null >report.json 2>errors ||
+	"$lab" bench batch --lanes "$lanes" --inject live --turns "$turns" --duration "$duration" \
+		--runs "$runs" --json -- "${words[@]}" </dev/null >report.json 2>errors ||
 		[ -s report.json ] || { echo "$name: $(tail -n 1 errors)"; continue; }
 	python3 - "$name" "$class" <<'PYTHON'
 import json, sys
@@ -99,11 +99,11 @@ def percent(row):
         return "-"
     return mark(row["percent"], bar_of.get(row["turn_ns"], guards.get(row["turn_ns"])), "%.2f")
 stop = rows["live"][0]["reaction_ns"] or {}
-stop = "/".join("%.0f" % (stop[key] / 1000) for key in ("p50", "p90", "p99")) if stop else "-"
-slow = report["slowdown"]
+stop = "/".join("%.0f" % (stop[key] / 1000) for key in ("median", "p90", "p99")) if stop else "-"
+slow = report["whole"][1]["slowdown"] if "whole" in report else None
 slow = mark(slow["median"], 1.05, "%.3f") if slow else "-"
 compared = report["compared"]
-if report["alone"] is None or report["alone"]["differed"]:
+if not compared:
     output = "not compared"
 else:
     runs, wrong = (sum(one[key] for one in compared) for key in ("runs", "different"))

@@ -97,7 +97,7 @@ fn a_full_disk() {
 #[test]
 fn an_interrupted_benchmark() {
     // Many more naps than it makes until the signal comes.
-    let mut command = elfen(&["lab", "bench", "nap", "--count", "100000"]);
+    let mut command = elfen(&["lab", "bench", "nap", "--runs", "10000"]);
     // A shell's background job ignores the signal, and so would this child of a child of one.
     let heed = || {
         // SAFETY: the default action needs no handler.

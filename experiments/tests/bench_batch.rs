@@ -65,7 +65,7 @@ fn wrong_arguments_are_told_in_one_line() {
     fails(&plain(&["--turns", "1", "--", "true"]), 2, "invalid value '1' for '--turns");
     fails(&plain(&["--turns", "1us", "--", "true"]), 2, "a turn takes between 50us and 1s");
     fails(&plain(&["--inject", "magic", "--", "true"]), 2, help);
-    fails(&plain(&["--seconds", "0", "--", "true"]), 2, help);
+    fails(&plain(&["--duration", "0s", "--", "true"]), 2, "turns are counted for 1s to 60s");
     fails(&plain(&["--turn", "1ms", "--", "true"]), 2, "unexpected argument '--turn'");
     fails(&plain(&["--", "no-such-program"]), 2, "no such program in any folder of PATH");
     fails(&plain(&["--look-every", "0us", "--", "true"]), 2, "the guard would never sleep");
@@ -112,7 +112,7 @@ fn users_who_may_not_trace_are_told_so() {
 
 #[test]
 fn a_batch_is_measured_and_nothing_stays_behind() {
-    let turns = ["--turns", "1ms", "--seconds", "1", "--learn", "0ms", "--rounds", "0", "--json"];
+    let turns = ["--turns", "1ms", "-d", "1s", "--learn", "0ms", "--runs", "0", "--json"];
     let program = ["--", "sh", "-c", "while :; do :; done"];
     let Some(output) = traced(&[&turns[..], &program].concat()) else { return };
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -125,14 +125,15 @@ fn a_batch_is_measured_and_nothing_stays_behind() {
         assert_eq!((&row["used"], &row["turn_ns"]), (&used.into(), &1_000_000.into()), "{row}");
         assert!(row["busy_ns"].is_u64() && row["reported_ns"].is_u64(), "{row}");
     }
-    assert!(report["alone"].is_null() && report["slowdown"].is_null());
+    assert_eq!((&report["schema"], &report["benchmark"]), (&1.into(), &"batch".into()));
+    assert!(report["alone_wall_ns"].is_null() && report["whole"].is_null());
 }
 
 /// Goal: a program that does something else as a batch is a failure. Method: one that prints where
 /// it finds its channels, which it has under `elfen run` only.
 #[test]
 fn another_output_than_alone_is_a_failure() {
-    let turns = ["--turns", "1ms", "--seconds", "1", "--inject", "guard", "--rounds", "1"];
+    let turns = ["--turns", "1ms", "-d", "1s", "--inject", "guard", "--runs", "1"];
     let program = ["--", "sh", "-c", "echo \"$ELFEN_RUN\""];
     let Some(output) = traced(&[&turns[..], &program].concat()) else { return };
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -141,5 +142,5 @@ fn another_output_than_alone_is_a_failure() {
     assert!(stderr.contains(told) && stderr.contains("differs from byte 1 on"), "{stderr}");
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(stdout.contains("the program is too short for it"), "{stdout}");
-    assert!(stdout.contains("NOT as alone in"), "{stdout}");
+    assert!(stdout.contains("NOT as alone"), "{stdout}");
 }

@@ -29,7 +29,7 @@ fn benchmarked(words: &[&str]) -> Option<Vec<Value>> {
         skipped("elfen lab bench hedge", "`cargo test --workspace` builds elfen-hedge");
         return None;
     }
-    let words = [&["bench", "hedge", "--rounds", "1", "--for", "1s", "--json"], words].concat();
+    let words = [&["bench", "hedge", "--runs", "1", "-d", "1s", "--json"], words].concat();
     let output = elfen(&words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(3) {
@@ -44,7 +44,8 @@ fn benchmarked(words: &[&str]) -> Option<Vec<Value>> {
     assert_eq!(names, all[..3 + usize::from(is_root())]);
     for fared in &policies {
         let number = |key: &str| fared[key].as_f64().expect("a number");
-        assert!(number("requests") > 100.0 && number("p50_us") > 0.0, "{fared}");
+        let p50_us = fared["latency_us"]["median"].as_f64();
+        assert!(number("requests") > 100.0 && p50_us > Some(0.0), "{fared}");
         assert!(number("duplicates") <= number("requests") / 20.0, "{fared}");
     }
     Some(policies)
@@ -53,18 +54,20 @@ fn benchmarked(words: &[&str]) -> Option<Vec<Value>> {
 #[test]
 fn the_benchmark_ends_with_figures_of_each_policy() {
     let Some(policies) = benchmarked(&["--pauses", "2"]) else { return };
-    assert!(policies.iter().all(|one| one["restart_p99_us"].is_null()), "{policies:?}");
-    let foreseen = |one: &Value| one["simulated_p99_us"].as_f64() > Some(500.0);
+    assert!(policies.iter().all(|one| one["restart_us"].is_null()), "{policies:?}");
+    let foreseen = |one: &Value| one["simulated_us"]["p99"].as_f64() > Some(500.0);
     assert!(policies.iter().all(foreseen), "{policies:?}");
-    let words = ["bench", "hedge", "--alone", "--rounds", "1", "--for", "200ms", "--json"];
+    let words = ["bench", "hedge", "--alone", "--runs", "1", "-d", "200ms", "--json"];
     let alone = elfen(&words).output().unwrap();
     let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
-    assert!(["direct", "proxied"].iter().all(|way| alone[way]["rps"].as_f64() > Some(0.0)));
+    let ways = alone["ways"].as_array().unwrap();
+    assert_eq!(ways.iter().map(|way| &way["way"]).collect::<Vec<_>>(), ["direct", "proxied"]);
+    assert!(ways.iter().all(|way| way["rps"]["median"].as_f64() > Some(0.0)), "{alone}");
 }
 
 #[test]
 fn wrong_arguments() {
-    for wrong in [&["--for", "1s", "--pauses", "60"][..], &["--jvm", "--pause", "1ms"]] {
+    for wrong in [&["-d", "1s", "--pauses", "60"][..], &["--jvm", "--pause", "1ms"]] {
         let wrong = elfen(&[&["bench", "hedge"], wrong].concat()).output().unwrap();
         assert_eq!(wrong.status.code(), Some(2));
     }
@@ -75,6 +78,6 @@ fn wrong_arguments() {
 fn and_so_does_that_with_servers_in_java() {
     let Some(policies) = benchmarked(&["--pauses", "2", "--jvm"]) else { return };
     for one in policies {
-        assert!(one["restart_p99_us"].as_f64() > Some(0.0), "{one}");
+        assert!(one["restart_us"]["p99"].as_f64() > Some(0.0), "{one}");
     }
 }

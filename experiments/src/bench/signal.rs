@@ -1,125 +1,202 @@
-//! What the task map costs and how late it is: (a) from a context switch to a reader on another
-//! CPU, (b) what the program adds to a switch, (c) one sample.
-//!
-//! (b) alternates batches of switches with the program detached, attached, and attached with the
-//! CPU watched; each batch is held against the detached batch beside it, because a shared machine
-//! drifts more than the program costs.
+//! `elfen lab bench signal`: how late the task map is, what its program adds to a context switch,
+//! and what one sample costs.
 
 use std::hint::black_box;
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 use elfen_console::duration::number;
+use elfen_kernel::holders;
 use elfen_kernel::task_map::{self, Loaded};
-use elfen_machine::affinity;
+use elfen_machine::lane_args::LaneArgs;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
-use super::distribution::Distribution;
+use super::{
+    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, joined, label, lanes,
+    metric, pin, row, runs,
+};
 
-const DELAYS: usize = 20_000;
+const DELAYS_A_ROUND: usize = 40;
 /// Between two wake-ups of the request lane: long enough to go idle, so that both kinds of switches
 /// are seen.
 const WAKE_EVERY: Duration = Duration::from_micros(50);
-const ROUNDS: usize = 500;
 const TURNS_A_ROUND: u32 = 250;
-/// A turn hands a byte there and back.
-const SWITCHES_A_TURN: u32 = 2;
-const SAMPLE_BATCHES: usize = 1_000;
-const SAMPLES_A_BATCH: u32 = 10_000;
+const SAMPLES_A_ROUND: u32 = 20_000;
 
-/// Where to measure. The two differ.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cpus {
-    /// Switches happen here,
-    pub(crate) request: u32,
-    /// and are seen from here.
-    pub(crate) reader: u32,
+const EXAMPLE: &str = "\
+Example:
+  sudo elfen lab bench signal --lanes 0:1     switches on CPU 0, seen from CPU 1";
+
+/// Measure how late the task map is, and what it costs
+///
+/// The delay from a context switch to a reader on another CPU, what the program adds to a switch
+/// (interleaved with the program detached), and the cost of one sample.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// Rounds, each with every case
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = runs())]
+    runs: usize,
 }
 
-#[derive(Debug)]
-pub(crate) struct Costs {
-    pub(crate) delay: Distribution,
-    /// A switch without the program, and what the program adds to it on a watched CPU and on any
-    /// other.
-    pub(crate) switch: Distribution,
-    pub(crate) added_watched: Distribution,
-    pub(crate) added_unwatched: Distribution,
-    /// A sample, and the loop around it without one.
-    pub(crate) sample: Distribution,
-    pub(crate) empty_loop: Distribution,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Map(#[from] task_map::Error),
-    #[error("cannot run on CPU {cpu}: {error}")]
-    Pin { cpu: u32, error: io::Error },
-    #[error("handing a byte between two threads: {0}")]
-    Pipe(#[from] io::Error),
-    #[error("the task map has no CPU {0}")]
-    NoCpu(u32),
-    #[error("no switch of CPU {0} was seen")]
-    NoSwitches(u32),
-}
-
-pub(crate) fn measure(cpus: Cpus) -> Result<Costs, Error> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+    let (request, reader) = lanes(&args.lanes)?;
+    refuse_if_attached()?;
+    pin(request)?;
+    let turns = Turns::pipe().explain(PIPE, LANES)?;
     let loaded = Loaded::load()?;
-    let map = loaded.map()?;
-    let delay = delays(&map, cpus)?;
-    let (sample, empty_loop) = samples(slot(&map, cpus.request)?);
-    drop(map);
-    let added = added(&loaded, cpus.request)?;
-    let some = |values| Distribution::of(values).ok_or(Error::NoSwitches(cpus.request));
-    Ok(Costs {
-        delay: some(delay)?,
-        switch: some(added.detached)?,
-        added_watched: some(added.watched)?,
-        added_unwatched: some(added.unwatched)?,
-        sample: some(sample)?,
-        empty_loop: some(empty_loop)?,
-    })
+    let mut signal = Signal { request, reader, loaded, turns, kinds: &[Detached, Unwatched] };
+    // First without a lease, then with one: a lease outlives a round.
+    let mut table = signal.table("costs", args.runs, hear)?;
+    signal.kinds = &[Detached, Watched, Delay, Sample, Loop];
+    table.rows.extend(signal.table("costs", args.runs, hear)?.rows);
+    let about = row!["request_cpu" => request, "reader_cpu" => reader];
+    Ok(Report { about, tables: vec![table], ..Report::default() })
 }
 
-fn slot(map: &TaskMap, cpu: u32) -> Result<&TaskSlot, Error> {
-    map.slot(cpu).ok_or(Error::NoCpu(cpu))
+const PIPE: &str = "handing a byte between two threads";
+const LANES: &str = "see `elfen lanes` for CPUs to use";
+
+/// With a program attached by another process there is no baseline.
+fn refuse_if_attached() -> Result<(), BenchError> {
+    // A process that may not ask may not attach either, which is said then.
+    if task_map::is_attached() != Some(true) {
+        return Ok(());
+    }
+    let holders = holders::find().ok().flatten().unwrap_or_default().into_iter();
+    let named: Vec<_> = holders.map(|one| format!("{} ({})", one.pid, one.command)).collect();
+    let why = format!(
+        "the program is attached already, so there is nothing to compare with; held by {}",
+        named.join(", ")
+    );
+    Err(BenchError::failed(why, "end these processes"))
 }
 
-fn pin(cpu: u32) -> Result<(), Error> {
-    affinity::pin(cpu).map_err(|error| Error::Pin { cpu, error })
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Switches without the program,
+    Detached,
+    /// with it,
+    Unwatched,
+    /// and on a watched CPU, where each switch is timed.
+    Watched,
+    Delay,
+    Sample,
+    Loop,
+}
+use Kind::*;
+
+struct Signal {
+    /// Switches happen here,
+    request: u32,
+    /// and are seen from here.
+    reader: u32,
+    loaded: Loaded,
+    turns: Turns,
+    kinds: &'static [Kind],
 }
 
-/// A thread on the request lane that sleeps and wakes, and this one, which watches it from the
-/// reader's CPU.
-fn delays(map: &TaskMap, cpus: Cpus) -> Result<Vec<f64>, Error> {
-    let request = slot(map, cpus.request)?;
-    let stop = AtomicBool::new(false);
-    let renew = || map.renew(cpus.request);
-    std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| {
-            pin(cpus.request)?;
-            while !stop.load(Relaxed) {
-                renew();
-                std::thread::sleep(WAKE_EVERY);
+impl Scenario for Signal {
+    const COLUMNS: &'static [Column] = &[
+        label("case", "what"),
+        metric("ns", "time", "ns", 1).lower(),
+        metric("added_ns", "added", "ns", 1).added_to("ns").lower().show(&[
+            Part::Median,
+            Part::Interval,
+            Part::P99,
+        ]),
+    ];
+
+    fn cases(&self) -> Vec<Row> {
+        let name = |kind: &Kind| match kind {
+            Detached => "a context switch without the program",
+            Unwatched => "on any CPU, with it",
+            Watched => "on a watched CPU, with it",
+            Delay => "from a switch until another CPU sees it",
+            Sample => "one sample",
+            Loop => "the same loop without it",
+        };
+        self.kinds.iter().map(|kind| row!["case" => name(kind)]).collect()
+    }
+
+    fn baseline(&self, case: usize) -> Option<usize> {
+        matches!(self.kinds[case], Unwatched | Watched).then_some(0)
+    }
+
+    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
+        let kind = self.kinds[case];
+        let map = match kind {
+            Detached => None,
+            _ => Some(self.loaded.map()?),
+        };
+        let no_cpu =
+            || BenchError::failed(format!("the task map has no CPU {}", self.request), LANES);
+        match kind {
+            Detached | Unwatched | Watched => {
+                if matches!(kind, Watched) && !map.is_some_and(|map| map.renew(self.request)) {
+                    return Err(no_cpu());
+                }
+                pin(self.request)?;
+                let ns = self.turns.ns_a_turn(TURNS_A_ROUND).explain(PIPE, LANES)?;
+                // A turn hands a byte there and back.
+                values.add("ns", ns / 2.0);
             }
-            Ok(())
-        });
-        let seen = pin(cpus.reader).map(|()| watch_switches(request, || sleeper.is_finished()));
-        stop.store(true, Relaxed);
-        let slept = sleeper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        slept.and(seen)
-    })
+            Delay => {
+                let map = map.ok_or_else(no_cpu)?;
+                let slot = map.slot(self.request).ok_or_else(no_cpu)?;
+                values.extend("ns", self.delays(&map, slot)?);
+            }
+            Sample | Loop => {
+                pin(self.reader)?;
+                let map = map.ok_or_else(no_cpu)?;
+                let slot = map.slot(self.request).ok_or_else(no_cpu)?;
+                let ns = match kind {
+                    Sample => ns_a_call(|| slot.is_busy()),
+                    _ => ns_a_call(|| true),
+                };
+                values.add("ns", ns);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Signal {
+    /// A thread on the request lane that sleeps and wakes, and this one, which watches it from the
+    /// reader's CPU.
+    fn delays(&self, map: &TaskMap, slot: &TaskSlot) -> Result<Vec<f64>, BenchError> {
+        let stop = AtomicBool::new(false);
+        let cpu = self.request;
+        thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                pin(cpu)?;
+                while !stop.load(Relaxed) {
+                    map.renew(cpu);
+                    thread::sleep(WAKE_EVERY);
+                }
+                Ok(())
+            });
+            let seen = pin(self.reader).map(|()| watch_switches(slot, || sleeper.is_finished()));
+            stop.store(true, Relaxed);
+            joined(sleeper).and(seen)
+        })
+    }
 }
 
 /// How long after each switch its task was seen. Switches that were missed are left out, not
 /// guessed.
 fn watch_switches(slot: &TaskSlot, gave_up: impl Fn() -> bool) -> Vec<f64> {
-    let mut delays = Vec::with_capacity(DELAYS);
+    let mut delays = Vec::with_capacity(DELAYS_A_ROUND);
     let mut last_task = slot.task.load(Relaxed);
     let mut last_count = slot.switches.load(Relaxed);
-    while delays.len() < DELAYS && !gave_up() {
+    while delays.len() < DELAYS_A_ROUND && !gave_up() {
         let task = slot.task.load(Relaxed);
         if task == last_task {
             continue;
@@ -134,83 +211,58 @@ fn watch_switches(slot: &TaskSlot, gave_up: impl Fn() -> bool) -> Vec<f64> {
     delays
 }
 
-/// Nanoseconds a sample, batch by batch, and of the same loop without it.
-fn samples(slot: &TaskSlot) -> (Vec<f64>, Vec<f64>) {
-    let mut with = Vec::with_capacity(SAMPLE_BATCHES);
-    let mut without = Vec::with_capacity(SAMPLE_BATCHES);
-    for _ in 0..SAMPLE_BATCHES {
-        with.push(ns_a_call(|| slot.is_busy()));
-        without.push(ns_a_call(|| true));
-    }
-    (with, without)
-}
-
 fn ns_a_call(call: impl Fn() -> bool) -> f64 {
     let start = monotonic_ns();
-    for _ in 0..SAMPLES_A_BATCH {
+    for _ in 0..SAMPLES_A_ROUND {
         black_box(call());
     }
-    number(monotonic_ns() - start) / f64::from(SAMPLES_A_BATCH)
+    number(monotonic_ns() - start) / f64::from(SAMPLES_A_ROUND)
 }
 
-struct Added {
-    detached: Vec<f64>,
-    unwatched: Vec<f64>,
-    watched: Vec<f64>,
+/// Two threads on one CPU that hand each other a byte: every hand-over is a context switch. This
+/// thread asks, and the partner answers, until this drops.
+pub(super) struct Turns {
+    from: Box<dyn Read>,
+    to: Box<dyn Write>,
+    /// Of the partner, if they are connected by a socket; or 0.
+    pub(super) port: u16,
 }
 
-/// First without a lease, then with one: a lease does not end before its time.
-fn added(loaded: &Loaded, cpu: u32) -> Result<Added, Error> {
-    let mut turns = PingPong::start(cpu)?;
-    let mut detached = vec![turns.ns_a_switch()?];
-    let mut measure = |watched: bool| -> Result<Vec<f64>, Error> {
-        let mut added = Vec::with_capacity(ROUNDS);
-        for _ in 0..ROUNDS {
-            let before = turns.ns_a_switch()?;
-            let map = loaded.map()?;
-            if watched && !map.renew(cpu) {
-                return Err(Error::NoCpu(cpu));
-            }
-            let attached = turns.ns_a_switch()?;
-            drop(map);
-            let beside = f64::midpoint(before, turns.ns_a_switch()?);
-            detached.push(beside);
-            added.push(attached - beside);
-        }
-        Ok(added)
-    };
-    let (unwatched, watched) = (measure(false)?, measure(true)?);
-    Ok(Added { detached, unwatched, watched })
-}
-
-/// Two threads on one CPU that hand each other a byte: every hand-over is a context switch.
-struct PingPong {
-    ping: PipeWriter,
-    pong: PipeReader,
-}
-
-impl PingPong {
-    /// Pins the caller and a partner to `cpu`. The partner ends with its pipe.
-    fn start(cpu: u32) -> Result<Self, Error> {
-        pin(cpu)?;
-        let (mut from_us, ping) = io::pipe()?;
-        let (pong, mut to_us) = io::pipe()?;
-        // Inherits our affinity.
-        std::thread::spawn(move || {
-            let mut byte = [0];
-            while from_us.read_exact(&mut byte).and_then(|()| to_us.write_all(&byte)).is_ok() {}
-        });
-        Ok(Self { ping, pong })
+impl Turns {
+    pub(super) fn pipe() -> io::Result<Self> {
+        let (theirs_in, ours_out) = io::pipe()?;
+        let (ours_in, theirs_out) = io::pipe()?;
+        answer(theirs_in, theirs_out);
+        Ok(Self { from: Box::new(ours_in), to: Box::new(ours_out), port: 0 })
     }
 
-    fn ns_a_switch(&mut self) -> io::Result<f64> {
+    pub(super) fn socket() -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let port = listener.local_addr()?.port();
+        let ours = TcpStream::connect(("127.0.0.1", port))?;
+        let (theirs, _) = listener.accept()?;
+        ours.set_nodelay(true)?;
+        theirs.set_nodelay(true)?;
+        answer(theirs.try_clone()?, theirs);
+        Ok(Self { from: Box::new(ours.try_clone()?), to: Box::new(ours), port })
+    }
+
+    /// Nanoseconds for a byte there and back: two context switches.
+    pub(super) fn ns_a_turn(&mut self, turns: u32) -> io::Result<f64> {
         let mut byte = [0];
         let start = monotonic_ns();
-        for _ in 0..TURNS_A_ROUND {
-            self.ping.write_all(&byte)?;
-            self.pong.read_exact(&mut byte)?;
+        for _ in 0..turns {
+            self.to.write_all(&byte)?;
+            self.from.read_exact(&mut byte)?;
         }
-        let switches = f64::from(TURNS_A_ROUND * SWITCHES_A_TURN);
-        Ok(number(monotonic_ns() - start) / switches)
+        Ok(number(monotonic_ns() - start) / f64::from(turns))
     }
+}
+
+/// Answers each byte until the other end is gone. The thread inherits our affinity.
+fn answer(mut from: impl Read + Send + 'static, mut to: impl Write + Send + 'static) {
+    thread::spawn(move || {
+        let mut byte = [0];
+        while from.read_exact(&mut byte).and_then(|()| to.write_all(&byte)).is_ok() {}
+    });
 }

@@ -19,8 +19,7 @@ use serde::Serialize;
 use super::meter::Meter;
 use super::model_file::{Interference, Measured, ModelFile, NapTimes};
 use super::{live_args, live_rows};
-use crate::bench::distribution::Distribution;
-use crate::bench::nap::{self, Figures, Lanes};
+use crate::bench::nap::{self, Lanes};
 use crate::live::calibrate::{self, NapSlowdown, Order, SERVICE, Slowdown};
 use crate::live::summary::Figure;
 use crate::live::{self, Machine, experiment, plan};
@@ -132,24 +131,23 @@ fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
 /// Measuring pins its thread, so it has one of its own.
 fn nap_times(lanes: Lanes) -> Vec<NapTimes> {
     let measured = thread::scope(|scope| {
-        let measuring = scope.spawn(|| nap::measure(lanes, NAPS));
+        let measuring = scope.spawn(|| nap::times(lanes, NAPS));
         measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    let figures = measured.unwrap_or_else(|error| {
+    let times = measured.unwrap_or_else(|error| {
         warn(&format!(
             "times of naps could not be measured: {error}; the file leaves them to the thesis"
         ));
-        Figures { naps: Vec::new(), tsc_mhz: 1.0, auto: "" }
+        Vec::new()
     });
-    let ns = |cycles: Distribution| cycles.median * 1e3 / figures.tsc_mhz;
-    let times = |nap: &nap::Measured| NapTimes {
-        name: nap.nap.to_owned(),
-        sleep_ns: nap.sleep_cycles.map(ns),
-        wake_ns: nap.wake_cycles.map(ns),
+    let times = times.into_iter().map(|(name, sleep_ns, wake_ns)| NapTimes {
+        name: name.to_owned(),
+        sleep_ns,
+        wake_ns,
         nap_slowdown: None,
         nap_slowdown_ci95: None,
-    };
-    figures.naps.iter().map(times).collect()
+    });
+    times.collect()
 }
 
 /// Naps in the order of `measured`, of which `--nap auto` takes the first.

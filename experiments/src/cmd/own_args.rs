@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 
-use clap::builder::PossibleValuesParser;
 use elfen_console::failure::{Failure, Status};
 use elfen_instrument::{Inject, Reason, inspect};
 
@@ -11,11 +10,6 @@ pub(super) const AUTO: &str = "auto";
 /// As `elfen run --inject` takes it.
 pub(super) fn injects() -> impl Iterator<Item = &'static str> {
     [AUTO].into_iter().chain(Inject::BEST_FIRST.map(Inject::name))
-}
-
-/// For clap.
-pub(super) fn inject_parser() -> PossibleValuesParser {
-    PossibleValuesParser::new(injects())
 }
 
 /// Said before minutes go by. A file that says nothing of itself may still be one that runs.

@@ -1,10 +1,10 @@
-//! What the scheduler's trace shows of a batch beside requests.
+//! What the scheduler's trace shows of a batch next to requests.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::bench::trace::{Event, Kind};
 
-/// Whom to look for in a trace.
+/// The tasks to look for in a trace.
 #[derive(Clone, Debug)]
 pub(super) struct Cast {
     pub(super) request_cpu: u32,
@@ -20,26 +20,26 @@ pub(super) struct Cast {
 
 /// Busy time of the request lane, and how much of it a batch task was on the batch lane.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Shared {
-    pub(crate) busy_ns: u64,
-    pub(crate) overlapped_ns: u64,
+pub(super) struct Shared {
+    pub(super) busy_ns: u64,
+    pub(super) overlapped_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Seen {
+pub(super) struct Seen {
     /// While a batch lived and was learned.
-    pub(crate) learned: Shared,
+    pub(super) learned: Shared,
     /// From each batch's beginning on.
-    pub(crate) whole: Shared,
-    pub(crate) turns: usize,
+    pub(super) whole: Shared,
+    pub(super) turns: usize,
     /// From the beginning of a turn to the batch off its lane; all of a turn that ended first. Of
     /// turns that began while a batch task was on its lane.
-    pub(crate) reactions_ns: Vec<u64>,
+    pub(super) reactions_ns: Vec<u64>,
     /// How long the batch had its lane once more within a turn in which it had left it: what the
     /// scheduler gave it of a lane that was held. Each stretch by itself.
-    pub(crate) let_in_ns: Vec<u64>,
+    pub(super) let_in_ns: Vec<u64>,
     /// Whether the request thread is in the trace at all.
-    pub(crate) any_request: bool,
+    pub(super) any_request: bool,
 }
 
 /// A turn that goes on.
@@ -135,7 +135,7 @@ impl Watch<'_> {
         turn.for_each(|turn| turn.left = true);
     }
 
-    /// Who becomes the batch is on a CPU already.
+    /// A task that becomes the batch is on a CPU already.
     fn on_exec(&mut self, event: &Event) {
         self.family.execs(event.task, event.at_ns);
         if event.cpu == self.cast.batch_cpu {
@@ -168,7 +168,7 @@ impl Watch<'_> {
     }
 }
 
-/// Who descends from an `elfen run`, and who of them is its batch.
+/// The tasks that descend from an `elfen run`, and those of them that are its batch.
 struct Family<'a> {
     fronts: &'a [i32],
     /// Whether a descendant belongs to the batch. An id that is used again is that of a new child.
@@ -260,7 +260,7 @@ mod tests {
     }
 
     /// Goal: a guard, a stranger and idle time are no overlap, and a child of the batch is. Method:
-    /// a turn beside each of them.
+    /// a turn next to each of them.
     #[test]
     fn the_batchs_own_tasks_overlap() {
         let more = [
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!((seen.turns, seen.reactions_ns), (1, vec![100]), "a whole turn");
     }
 
-    /// Goal: time without a batch is not counted, and the next run is learned anew; its ids may be
+    /// Goal: time without a batch is not counted, and the next run is learned again; its ids may be
     /// those of the last. Method: an exit, a turn, and another run.
     #[test]
     fn batches_end_and_begin_again() {

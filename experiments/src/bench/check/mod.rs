@@ -1,152 +1,442 @@
-//! What a check costs, for each way to have one: small programs with and without, on one CPU, in
-//! turns.
+//! `elfen lab bench check`: what a check costs, for each way to have one. Baseline: the same
+//! program without checks.
 //!
 //! The programs are built here and now, as users build theirs. They run as the batch of a run whose
-//! request lane idles all the time, by a page of a service that no other process knows; so what is
-//! measured is the fast path. Each round runs every kind once, and a kind is held against the plain
-//! program of the same round, because a shared machine drifts more than a check costs.
+//! request lane idles all the time, by a page of a service that no other process knows. So what is
+//! measured is the fast path.
 
-mod built;
-mod error;
-mod kind;
-mod run;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::duration::number;
+use elfen_console::failure::{Failure, Status};
+use elfen_machine::affinity;
+use elfen_rt::inherit::Inherited;
+use elfen_rt::memory::Memory;
+use elfen_rt::service::Service;
+use elfen_rt::signal::control::{ControlSlot, Settings};
+use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::page::{Page, SLOTS_MAX};
 
-use built::{Built, Folder, PROGRAMS, Printed};
-pub(crate) use error::Error;
-pub(crate) use kind::{KINDS, Kind};
-use run::Run;
+use super::program::Sources;
+use super::{
+    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, metric,
+    number as figure, private_page, rounded, row, runs, value_of,
+};
 
-/// What a kind of check adds to a program.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cost {
-    pub(crate) program: &'static str,
-    pub(crate) kind: &'static Kind,
-    pub(crate) added_ns_per_call: f64,
-    /// Its time by that of the plain program.
-    pub(crate) slowdown: f64,
-    /// Exact, where callgrind counted them.
-    pub(crate) added_instructions_per_call: Option<f64>,
+const EXAMPLES: &str = "\
+Examples:
+  elfen lab bench check              every kind, on the last CPU of this process
+  elfen lab bench check --cpu 3 --json | jq '.checks[] | {program, kind}'
+
+The programs are built by cc and take no privileges. A slowdown of 1.2 is a fifth more time than \
+without checks. A kind `X-return` calls hooks that do nothing, which shows how much of `X` is the \
+call.";
+
+/// Measure what a check costs
+///
+/// Small C programs, built with each kind of check and without, take turns on one CPU next to a
+/// request lane that idles.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The CPU to measure on
+    #[arg(long, value_name = "CPU")]
+    cpu: Option<u32>,
+
+    /// Rounds, each with every kind
+    #[arg(long, value_name = "N", default_value_t = 25, value_parser = runs())]
+    runs: usize,
 }
 
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+    let cpu = cpu(args)?;
+    let library = elfen_instrument::find_library()?;
+    let sources = Sources::new(&FILES);
+    let sources = sources.explain("a folder to build in", "set TMPDIR to another folder")?;
+    let mut builds = vec![Build::new(&sources, &PLAIN)?];
+    let mut report = Report { about: row!["cpu" => cpu], ..Report::default() };
+    let counting = Build::new(&sources, &COUNTING)?;
+    for kind in &KINDS {
+        match Build::of(&sources, kind)? {
+            Ok(build) => builds.push(build),
+            Err(message) => report.left_out.push(format!("{}: {message}", kind.name)),
+        }
+    }
+    let run = Run::new(cpu, library, build_returning(&sources)?)?;
+    for program in PROGRAMS {
+        let calls = counting.run(&run, program)?.checks;
+        let expected = builds[0].run(&run, program)?.computed;
+        let mut checks =
+            Checks { run: &run, builds: &builds, program, calls, expected, instructions: None };
+        if program == COUNTED {
+            match checks.count_instructions() {
+                Ok(counted) => checks.instructions = Some(counted),
+                Err(why) => report.left_out.push(format!("instructions: {why}")),
+            }
+        }
+        let mut table = checks.table("checks", args.runs, hear)?;
+        table.rows.retain(|row| value_of(row, "kind") != PLAIN.name);
+        report.add(table);
+    }
+    Ok(report)
+}
+
+/// The last of the CPUs that we may use: the first one gets most interrupts.
+fn cpu(args: &Args) -> Result<u32, BenchError> {
+    let allowed = affinity::allowed()?;
+    let Some(cpu) = args.cpu else {
+        let none = || BenchError::failed("this process may use no CPU", "see `taskset -p $$`");
+        return allowed.iter().last().ok_or_else(none);
+    };
+    if allowed.contains(cpu) {
+        return Ok(cpu);
+    }
+    let why = format!("CPU {cpu} is not one of {allowed} that this process may use");
+    let fix = "name one of those, or none";
+    Err(Failure::new(Status::Usage, "choosing a CPU", why, fix).into())
+}
+
+/// Every kind of one program, and the plain one first.
+struct Checks<'a> {
+    run: &'a Run,
+    builds: &'a [Build],
+    program: &'static str,
+    /// In one repetition.
+    calls: u64,
+    expected: String,
+    /// What each build adds for a call; exact, where callgrind counted them.
+    instructions: Option<Vec<f64>>,
+}
+
+impl Scenario for Checks<'_> {
+    const COLUMNS: &'static [Column] = &[
+        label("program", "program"),
+        label("kind", "kind"),
+        metric("ns_per_call", "time", "ns a call", 2).lower().show(&[Part::Median]),
+        metric("added_ns_per_call", "added", "ns", 2).added_to("ns_per_call").lower(),
+        metric("slowdown", "slowdown", "", 3)
+            .ratio_of("ns_per_call")
+            .lower()
+            .show(&[Part::Median, Part::Interval]),
+        figure("added_instructions_per_call", "instructions", "", 1).lower(),
+        label("what", "what it is"),
+    ];
+
+    fn cases(&self) -> Vec<Row> {
+        let row = |(at, build): (usize, &Build)| {
+            let added = self.instructions.as_ref().map(|added| rounded(added[at]));
+            row![
+                "program" => self.program,
+                "kind" => build.kind.name,
+                "added_instructions_per_call" => added,
+                "what" => build.kind.what,
+            ]
+        };
+        self.builds.iter().enumerate().map(row).collect()
+    }
+
+    fn baseline(&self, case: usize) -> Option<usize> {
+        (case > 0).then_some(0)
+    }
+
+    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
+        let build = &self.builds[case];
+        let printed = build.run(self.run, self.program)?;
+        if printed.computed != self.expected {
+            let what = format!("it computed {:?}, not {:?}", printed.computed, self.expected);
+            return Err(build.failed(self.program, what));
+        }
+        values.add("ns_per_call", number(printed.best_ns) / number(self.calls));
+        Ok(())
+    }
+}
+
+impl Checks<'_> {
+    /// Or why not.
+    fn count_instructions(&self) -> Result<Vec<f64>, String> {
+        let count = |build: &Build| build.instructions(self.run, self.program);
+        let counts = self.builds.iter().map(count).collect::<Result<Vec<u64>, String>>()?;
+        let added = |count: &u64| (number(*count) - number(counts[0])) / number(self.calls);
+        Ok(counts.iter().map(added).collect())
+    }
+}
+
+/// A way to have checks, as the compiler is asked for it.
 #[derive(Debug)]
-pub(crate) struct Costs {
-    pub(crate) checks: Vec<Cost>,
-    /// Kinds that this compiler can't build, and why.
-    pub(crate) skipped: Vec<(&'static Kind, String)>,
-    /// Why there are no instruction counts, if so.
-    pub(crate) not_counted: Option<String>,
+struct Kind {
+    name: &'static str,
+    flags: &'static [&'static str],
+    library: Library,
+    /// Batch lanes of the run: with one, patched functions need not know where they run.
+    lanes: u32,
+    what: &'static str,
 }
+
+/// The library that is preloaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Library {
+    None,
+    Ours,
+    /// Hooks that return at once: what a call costs, whatever is called.
+    Returning,
+}
+
+static PLAIN: Kind = Kind { library: Library::None, ..ours("plain", &[], 1, "no checks") };
+/// Counts where checks would be.
+static COUNTING: Kind = Kind { library: Library::None, ..ours("counting", &["-DCOUNT"], 1, "") };
+
+const FENTRY: &[&str] = &["-pg", "-mfentry"];
+const MCOUNT: &[&str] = &["-pg"];
+const CYG: &[&str] = &["-finstrument-functions"];
+
+static KINDS: [Kind; 10] = [
+    ours("inline", &["-DINLINE"], 2, "elfen_check() in the source"),
+    ours("patch", &["-fpatchable-function-entry=43"], 2, "written over 43 bytes of NOPs"),
+    ours("patch-pair", &["-fpatchable-function-entry=19"], 1, "over 19, with one batch lane"),
+    ours("patch-jump", &["-fpatchable-function-entry=5"], 2, "a jump over 5, the check elsewhere"),
+    returning("fentry-return", FENTRY, "a hook that only returns, before the prologue"),
+    ours("fentry", FENTRY, 2, "the hook that checks there"),
+    returning("mcount-return", MCOUNT, "a hook that only returns, behind the prologue"),
+    ours("mcount", MCOUNT, 2, "the hook that checks there"),
+    returning("cyg-return", CYG, "two hooks that only return, at entry and exit"),
+    ours("cyg", CYG, 2, "a hook that checks at entry, and one that returns"),
+];
+
+const fn ours(
+    name: &'static str,
+    flags: &'static [&'static str],
+    lanes: u32,
+    what: &'static str,
+) -> Kind {
+    Kind { name, flags, library: Library::Ours, lanes, what }
+}
+
+const fn returning(name: &'static str, flags: &'static [&'static str], what: &'static str) -> Kind {
+    Kind { name, flags, library: Library::Returning, lanes: 1, what }
+}
+
+const PROGRAMS: [&str; 4] = ["calls", "fib", "matrix", "words"];
 
 /// Instructions are counted in this program alone: a run under callgrind takes half a second.
 const COUNTED: &str = "calls";
 
-/// Builds everything, then measures on `cpu`.
-pub(crate) fn measure(cpu: u32, rounds: u32) -> Result<Costs, Error> {
-    let library = elfen_instrument::find_library()?;
-    let folder = Folder::new().map_err(Error::Folder)?;
-    let plain = Built::plain(&folder)?;
-    let checks = Built::counting(&folder)?;
-    let (mut built, mut skipped) = (Vec::new(), Vec::new());
-    for kind in &KINDS {
-        match Built::new(&folder, kind) {
-            Ok(program) => built.push((kind, program)),
-            Err(Error::Compiler { message, .. }) => skipped.push((kind, message)),
-            Err(error) => return Err(error),
-        }
-    }
-    let run = Run::new(cpu, library, folder.returning()?)?;
-    let mut costs = Vec::new();
-    for program in PROGRAMS {
-        let calls = checks.run(&run, program, None)?.checks;
-        costs.extend(of_program(&run, program, calls, rounds, &plain, &built)?);
-    }
-    let not_counted = count_instructions(&run, &mut costs, &plain, &built, &checks)?;
-    Ok(Costs { checks: costs, skipped, not_counted })
+/// Repetitions in one process; the shortest counts, as the one that was disturbed least.
+const REPETITIONS: u32 = 10;
+
+/// The files that the programs are built from.
+const FILES: [(&str, &str); 2] =
+    [("programs.c", include_str!("programs.c")), ("returning.c", RETURNING)];
+
+/// Hooks that do nothing, for what a call costs alone.
+const RETURNING: &str = "\
+__asm__(\".globl mcount\\n.type mcount, @function\\nmcount:\\n\\tret\\n\"
+	\".globl __fentry__\\n.type __fentry__, @function\\n__fentry__:\\n\\tret\\n\");
+void __cyg_profile_func_enter(void *function, void *from) { (void)function; (void)from; }
+void __cyg_profile_func_exit(void *function, void *from) { (void)function; (void)from; }
+";
+
+/// The library whose hooks only return.
+fn build_returning(sources: &Sources) -> Result<PathBuf, BenchError> {
+    let words = ["-shared", "-fPIC", "returning.c", "-o", "returning.so"];
+    sources.compile(&words)?.explain("the C compiler", COMPILER)?;
+    Ok(sources.path("returning.so"))
 }
 
-/// Every kind of one program, in turns with the plain one.
-fn of_program(
-    run: &Run,
-    program: &'static str,
-    calls: u64,
-    rounds: u32,
-    plain: &Built,
-    built: &[(&'static Kind, Built)],
-) -> Result<Vec<Cost>, Error> {
-    let expected = plain.run(run, program, None)?.computed;
-    let mut pairs: Vec<Vec<(u64, u64)>> = vec![Vec::new(); built.len()];
-    for _ in 0..rounds {
-        for ((kind, with), pairs) in built.iter().zip(&mut pairs) {
-            let without = plain.run(run, program, None)?;
-            let with = with.run(run, program, Some(kind))?;
-            if with.computed != expected {
-                let what = format!("it computed {:?}, not {expected:?}", with.computed);
-                return Err(Error::Program { program, kind: kind.name, what });
-            }
-            pairs.push((without.best_ns, with.best_ns));
-        }
-    }
-    let cost = |(&(kind, _), pairs): (&(&'static Kind, Built), &Vec<(u64, u64)>)| {
-        let added = |&(without, with): &(u64, u64)| number(with) - number(without);
-        let ratio = |&(without, with): &(u64, u64)| number(with) / number(without);
-        Cost {
-            program,
-            kind,
-            added_ns_per_call: median(pairs.iter().map(added)) / number(calls),
-            slowdown: median(pairs.iter().map(ratio)),
-            added_instructions_per_call: None,
-        }
-    };
-    Ok(built.iter().zip(&pairs).map(cost).collect())
+const COMPILER: &str = "see whether cc builds programs that run here";
+
+/// One build of the programs.
+#[derive(Debug)]
+struct Build {
+    kind: &'static Kind,
+    file: PathBuf,
 }
 
-/// Fills in what each kind adds to [`COUNTED`]; or says why not.
-fn count_instructions(
-    run: &Run,
-    costs: &mut [Cost],
-    plain: &Built,
-    built: &[(&'static Kind, Built)],
-    checks: &Built,
-) -> Result<Option<String>, Error> {
-    let calls = checks.run(run, COUNTED, None)?.checks;
-    let without = match plain.instructions(run, COUNTED, None) {
-        Ok(without) => without,
-        Err(Error::Program { what, .. }) => return Ok(Some(what)),
-        Err(error) => return Err(error),
-    };
-    for (kind, program) in built {
-        let with = program.instructions(run, COUNTED, Some(kind))?;
-        let added = (number(with) - number(without)) / number(calls);
-        let counted = costs.iter_mut().filter(|cost| cost.program == COUNTED);
-        for cost in counted.filter(|cost| cost.kind.name == kind.name) {
-            cost.added_instructions_per_call = Some(added);
-        }
-    }
-    Ok(None)
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+/// What a program printed: `NANOSECONDS RESULT CHECKS`.
+#[derive(PartialEq, Debug)]
+struct Printed {
+    best_ns: u64,
+    computed: String,
+    /// Checks in one repetition, if they were counted.
+    checks: u64,
 }
 
 impl Printed {
-    /// `NANOSECONDS RESULT CHECKS`.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
-        let mut next = || words.next();
-        let best_ns = next()?.parse().ok()?;
-        let computed = next()?.to_owned();
-        Some(Self { best_ns, computed, checks: next()?.parse().ok()? })
+        let best_ns = words.next()?.parse().ok()?;
+        let computed = words.next()?.to_owned();
+        Some(Self { best_ns, computed, checks: words.next()?.parse().ok()? })
     }
+}
+
+impl Build {
+    /// The kind's build, or what a compiler says that cannot build it.
+    fn of(sources: &Sources, kind: &'static Kind) -> Result<Result<Self, String>, BenchError> {
+        let object = format!("{}.o", kind.name);
+        // In two steps: linked with -pg, a program would profile itself as well.
+        let flags = [&["-c", "programs.c", "-o", &object], kind.flags].concat();
+        let compiled = match sources.compile(&flags)? {
+            Ok(()) => sources.compile(&[&object, "-o", kind.name])?,
+            refused => refused,
+        };
+        Ok(compiled.map(|()| Self { kind, file: sources.path(kind.name) }))
+    }
+
+    /// One that any compiler can build.
+    fn new(sources: &Sources, kind: &'static Kind) -> Result<Self, BenchError> {
+        Self::of(sources, kind)?.explain("the C compiler", COMPILER)
+    }
+
+    fn failed(&self, program: &str, what: impl std::fmt::Display) -> BenchError {
+        BenchError::failed(format!("{program} as {}: {what}", self.kind.name), COMPILER)
+    }
+
+    fn run(&self, run: &Run, program: &'static str) -> Result<Printed, BenchError> {
+        let output = self.start(Command::new(&self.file), run, program, REPETITIONS);
+        let output = output.map_err(|what| self.failed(program, what))?;
+        let line = String::from_utf8_lossy(&output.stdout);
+        let printed = Printed::parse(&line);
+        printed.ok_or_else(|| self.failed(program, format!("it printed {line:?}")))
+    }
+
+    /// Instructions of one repetition: the difference that two more of them make, halved.
+    fn instructions(&self, run: &Run, program: &'static str) -> Result<u64, String> {
+        let [few, many] = [1, 3].map(|repetitions| {
+            let mut valgrind = Command::new("valgrind");
+            valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(&self.file);
+            let output = self.start(valgrind, run, program, repetitions)?;
+            let counted = collected(&String::from_utf8_lossy(&output.stderr));
+            counted.ok_or_else(|| "callgrind printed no count".to_owned())
+        });
+        Ok(many?.saturating_sub(few?) / 2)
+    }
+
+    fn start(
+        &self,
+        mut command: Command,
+        run: &Run,
+        program: &'static str,
+        repetitions: u32,
+    ) -> Result<Output, String> {
+        run.prepare(&mut command, self.kind);
+        command.arg(program).arg(repetitions.to_string());
+        let cpu = run.cpu;
+        let pin = move || affinity::pin(cpu);
+        // SAFETY: `pin` allocates a mask and makes one system call; this process has no other
+        // thread that could hold the allocator's lock while we fork.
+        unsafe { command.pre_exec(pin) };
+        let name = command.get_program().to_string_lossy().into_owned();
+        let output = command.output().map_err(|error| format!("{name}: {error}"))?;
+        if !output.status.success() {
+            return Err(format!("it ended with {}", output.status));
+        }
+        if !run.was_checked(self.kind) {
+            return Err("it met no check".to_owned());
+        }
+        Ok(output)
+    }
+}
+
+/// `Collected : 1731181` in what callgrind prints.
+fn collected(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.split_once("Collected :"))?;
+    line.1.trim().parse().ok()
+}
+
+/// CPUs that no machine has: no task runs there but in our pages.
+const NO_CPUS: [u32; 3] = [SLOTS_MAX - 1, SLOTS_MAX - 2, SLOTS_MAX - 3];
+
+struct Run {
+    /// Pages with one batch lane and with two; the second lane is on no CPU.
+    lanes: [Page<LaneSlot>; 2],
+    control: Page<ControlSlot>,
+    service: Service,
+    cpu: u32,
+    ours: PathBuf,
+    returning: PathBuf,
+}
+
+impl Run {
+    /// A run whose batch lane is `cpu`.
+    fn new(cpu: u32, ours: PathBuf, returning: PathBuf) -> Result<Self, BenchError> {
+        let service = Service::open(&format!("bench-check-{}", std::process::id()), 2)?;
+        for (slot, request) in (0..).zip([NO_CPUS[0], NO_CPUS[1]]) {
+            // Held for as long as the page: a lane that no worker has claimed is looked at again
+            // and again.
+            std::mem::forget(service.claim(slot, request)?);
+        }
+        let lanes = [private_page::<LaneSlot>(1)?, private_page::<LaneSlot>(2)?];
+        for page in &lanes {
+            let assigned = [(cpu, NO_CPUS[0]), (NO_CPUS[2], NO_CPUS[1])];
+            for (slot, (batch, request)) in page.slots().zip(assigned) {
+                slot.assign(batch, request);
+            }
+        }
+        let control = private_page::<ControlSlot>(1)?;
+        if let Some(slot) = control.slot(0) {
+            slot.publish(&Settings::BORROW_IDLE);
+        }
+        Ok(Self { lanes, control, service, cpu, ours, returning })
+    }
+
+    /// Makes `command` start its program with this kind of checks.
+    fn prepare(&self, command: &mut Command, kind: &Kind) {
+        command.env_remove("ELFEN_RUN").env_remove("LD_PRELOAD");
+        match kind.library {
+            Library::None => {}
+            Library::Returning => _ = command.env("LD_PRELOAD", &self.returning),
+            Library::Ours => {
+                let page = self.page(kind);
+                // Off: the program's first check says that it runs.
+                page.slots().for_each(|slot| slot.enter(LaneState::Off, 0));
+                let inherited = Inherited {
+                    lanes: id(page.memory()),
+                    control: id(self.control.memory()),
+                    tasks: None,
+                    service: self.service.page().memory().segment_id(),
+                };
+                command.env("LD_PRELOAD", &self.ours).env("ELFEN_RUN", inherited.to_string());
+            }
+        }
+    }
+
+    /// Whether the program has checked since `prepare`, if it has checks.
+    fn was_checked(&self, kind: &Kind) -> bool {
+        let state = self.page(kind).slot(0).map(|slot| slot.state.load(Relaxed));
+        kind.library != Library::Ours || state == Some(LaneState::Running as u64)
+    }
+
+    fn page(&self, kind: &Kind) -> &Page<LaneSlot> {
+        if kind.lanes == 1 { &self.lanes[0] } else { &self.lanes[1] }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // No other process knows the name; if the removal fails, the page goes with the machine's
+        // next restart.
+        let _removed = self.service.page().memory().remove_name();
+    }
+}
+
+fn id(memory: &Memory) -> i32 {
+    memory.segment_id().unwrap_or_else(|| unreachable!("made as a segment"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn callgrinds_count_is_found() {
+        let text = "==9== Events    : Ir\n==9== Collected : 1731181\n==9== \n";
+        assert_eq!(collected(text), Some(1_731_181));
+        assert_eq!(collected("==9== Collected : \n"), None);
+        assert_eq!(collected(""), None);
+    }
 
     #[test]
     fn a_programs_line_is_read_whole() {
@@ -155,11 +445,5 @@ mod tests {
         for line in ["", "120", "120 4a", "x 4a 7", "-1 4a 7"] {
             assert!(Printed::parse(line).is_none(), "{line:?}");
         }
-    }
-
-    #[test]
-    fn the_median_is_a_value_of_the_middle() {
-        assert!((median([5.0, 1.0, 3.0].into_iter()) - 3.0).abs() < f64::EPSILON);
-        assert!(median([].into_iter()).is_nan());
     }
 }

@@ -1,9 +1,9 @@
 //! The same policies in front of two Lucene servers in Java, each of which collects its whole heap
-//! now and then, and of which the first is started anew under load.
+//! now and then, and of which the first is restarted under load.
 //!
 //! Virtual machines take long to start and longer to get warm, so the same two serve all turns.
 //! They are told when to collect, the same in all turns and never both at once: two that collect in
-//! step are no help to each other, whatever the policy. Beside a new start nobody collects.
+//! step are no help to each other, whatever the policy. During a restart neither collects.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -11,8 +11,8 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::asked::Asked;
-use super::{Fared, Load, PATIENCE, Plan, Proxy, Turns, due, load, policies};
+use super::load::{Asked, Done, Load, Plan, Proxy, connect, due, load};
+use crate::bench::joined;
 use crate::live::lucene::{Java, Lucene};
 use crate::live::rungs::Rung;
 use crate::live::scratch::Scratch;
@@ -25,8 +25,10 @@ const WARM_UP: Duration = Duration::from_secs(5);
 /// Requests come meanwhile, which the proxy remembers.
 const BEFORE_RESTART: Duration = Duration::from_secs(2);
 const AFTER_RESTART: Duration = Duration::from_secs(1);
+const RESTART_AT_MOST: Duration = Duration::from_secs(120);
 
-struct Servers {
+/// Servers that stand ready, and are warm.
+pub(super) struct Servers {
     scratch: Scratch,
     lucene: Lucene,
     options: Vec<String>,
@@ -35,32 +37,8 @@ struct Servers {
     backup: Java,
 }
 
-/// All policies, by turns: first beside collections, then beside a new start.
-pub(crate) fn measure(plan: &Plan) -> Result<Vec<Fared>, LiveError> {
-    let mut servers = Servers::start(plan)?;
-    let failed = || LiveError::io("measuring the proxy");
-    let mut all = vec![(Turns::default(), Vec::new()); policies().len()];
-    for round in 0..plan.rounds {
-        for ((turns, _), policy) in all.iter_mut().zip(policies()) {
-            go_on()?;
-            let (asked, done) = servers.collecting(plan, policy, round as u64)?;
-            turns.add(&asked, done).map_err(failed())?;
-        }
-    }
-    for round in 0..plan.rounds {
-        for ((_, restarts_us), policy) in all.iter_mut().zip(policies()) {
-            go_on()?;
-            restarts_us.extend(servers.restarted(plan, policy, round as u64)?);
-        }
-    }
-    let fared = |((turns, restarts_us), policy): ((Turns, Vec<f64>), &&'static str)| {
-        turns.fared(policy, restarts_us)
-    };
-    Ok(all.into_iter().zip(policies()).map(fared).collect())
-}
-
 impl Servers {
-    fn start(plan: &Plan) -> Result<Self, LiveError> {
+    pub(super) fn start(plan: &Plan) -> Result<Self, LiveError> {
         let scratch = Scratch::new(1).map_err(LiveError::io("making a folder"))?;
         let lucene = Lucene::build(&scratch, QUESTIONS)?;
         // What can be cured in them is.
@@ -97,24 +75,22 @@ impl Servers {
         asked.map_err(LiveError::io(format!("asking {at}")))
     }
 
-    fn collecting(
+    /// One policy, while both collect.
+    pub(super) fn collecting(
         &self,
         plan: &Plan,
         policy: &str,
         seed: u64,
-    ) -> Result<(Vec<Asked>, super::Done), LiveError> {
+    ) -> Result<(Vec<Asked>, Done), LiveError> {
         let [to, backup] = self.addresses();
         let failed = || LiveError::io("starting the proxy");
         let proxy = Proxy::start(policy, &to, &backup).map_err(failed())?;
         let due = due(plan, seed).map_err(failed())?;
         let (asked, collected) = std::thread::scope(|scope| {
             let collects = scope.spawn(|| self.collect(plan, Instant::now()));
-            (self.load(&due, &proxy.at, &|| true), collects.join())
+            (self.load(&due, &proxy.at, &|| true), joined(collects))
         });
-        collected.map_err(|_| LiveError::Io {
-            what: "having servers collect".to_owned(),
-            error: io::Error::other("a thread failed"),
-        })??;
+        collected?;
         let asked = asked?;
         Ok((asked, proxy.end().map_err(LiveError::io("ending the proxy"))?))
     }
@@ -131,12 +107,17 @@ impl Servers {
         Ok(())
     }
 
-    /// How long requests took that came in the first second of a server that was started anew.
-    fn restarted(&mut self, plan: &Plan, policy: &str, seed: u64) -> Result<Vec<f64>, LiveError> {
+    /// How long requests took that came in the first second of a restarted server.
+    pub(super) fn restarted(
+        &mut self,
+        plan: &Plan,
+        policy: &str,
+        seed: u64,
+    ) -> Result<Vec<f64>, LiveError> {
         let [to, backup] = self.addresses();
         let proxy = Proxy::start(policy, &to, &backup).map_err(LiveError::io("the proxy"))?;
         // It ends when the server has served for a second.
-        let endless = Plan { time: PATIENCE * 4, ..*plan };
+        let endless = Plan { time: RESTART_AT_MOST, ..*plan };
         let due = due(&endless, seed).map_err(LiveError::io("choosing times"))?;
         let ends = AtomicBool::new(false);
         let began = Instant::now();
@@ -146,16 +127,12 @@ impl Servers {
             let load = scope.spawn(|| self.load(&due, &proxy.at, &|| !ends.load(Relaxed)));
             let started = self.start_anew(first, began);
             ends.store(true, Relaxed);
-            (load.join(), started)
+            (joined(load), started)
         });
         let (java, served) = started?;
         self.first = Some(java);
-        let asked = asked.map_err(|_| LiveError::Io {
-            what: "asking the proxy".to_owned(),
-            error: io::Error::other("a client failed"),
-        })??;
         let within = |asked: &Asked| (served..served + AFTER_RESTART).contains(&asked.due);
-        Ok(asked.into_iter().filter(within).map(|asked| asked.took_us).collect())
+        Ok(asked?.into_iter().filter(within).map(|asked| asked.took_us).collect())
     }
 
     /// When it began to serve, since `began`.
@@ -181,9 +158,7 @@ impl Servers {
         let proxy = stream.peer_addr()?;
         match self.ask_once(stream, number) {
             Err(error) if [BrokenPipe, ConnectionReset, UnexpectedEof].contains(&error.kind()) => {
-                *stream = TcpStream::connect(proxy)?;
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                *stream = connect(proxy)?;
                 self.ask_once(stream, number)
             }
             asked => asked,

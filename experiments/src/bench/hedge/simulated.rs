@@ -1,8 +1,8 @@
 //! The requests and pauses of a turn again, in simulated time: whether the simulator, by which
-//! policies are judged that nobody has run, says what the proxy does.
+//! policies are judged before anything runs, says what the proxy does.
 //!
 //! It knows the policies, queues and stops, and nothing of networks and processes. What each
-//! request takes beside its own work and those before it is measured where nobody is stopped: the
+//! request takes besides its own work and those before it is measured without stops: the
 //! very same requests were asked then, in a turn of their own, and what the machine does to some of
 //! them is in it.
 
@@ -14,7 +14,7 @@ use elfen_hedge_policy::Policy;
 use elfen_hedge_policy::simulate::{Plan, Request, simulate};
 use elfen_rt::clock::nanos;
 
-use super::asked::Asked;
+use super::load::Asked;
 
 /// As the proxy has them, unless it is told otherwise.
 const EXTRA_PER_MILLION: u64 = 50_000;
@@ -38,7 +38,7 @@ fn sent(asked: &[Asked]) -> Vec<(u64, Asked)> {
     sent
 }
 
-/// Requests that nobody was stopped for: each with what its answer took beside so much work, and
+/// Requests without stops: each with what its answer took besides so much work, and
 /// that of those before it, for one server.
 fn undisturbed(sent: &[(u64, Asked)], work_ns: u64) -> Vec<Request> {
     let mut free_ns = 0;
@@ -53,7 +53,7 @@ fn undisturbed(sent: &[(u64, Asked)], work_ns: u64) -> Vec<Request> {
 }
 
 /// How long each of these requests would have taken, of which so many microseconds were work, if
-/// the first server was stopped then; they were asked while nobody was.
+/// the first server was stopped then; they were asked without stops.
 pub(super) fn latencies_us(
     name: &str,
     asked: &[Asked],
@@ -86,7 +86,7 @@ mod tests {
 
     /// Goal: without a policy a stop is waited for, with one it is not; what lies around the work
     /// is added, to each request its own. Method: a request each 10 ms, of which one meets a stop
-    /// of 8 ms, and another took 3 ms longer where nobody was stopped.
+    /// of 8 ms, and another took 3 ms longer without stops.
     #[test]
     fn a_stop_in_simulated_time() {
         let ms = Duration::from_millis;
@@ -105,7 +105,7 @@ mod tests {
         assert!(latencies_us("no-policy", &asked, WORK_US, &stopped).is_err());
     }
 
-    /// Goal: who waited for another one has no more around its work for it. Method: two at once.
+    /// Goal: a request that waited for another has no more around its work. Method: two at once.
     #[test]
     fn queueing_is_not_around_a_request() {
         let due = Duration::from_millis(5);

@@ -1,5 +1,5 @@
-//! How long a lane takes to fall asleep and to wake, by every nap of this machine: the thesis's
-//! Figure 5.7.
+//! `elfen lab bench nap`: how long a lane takes to fall asleep and to wake, by every nap of this
+//! machine. This is the thesis's Figure 5.7.
 //!
 //! A thread on the request lane asks a second one, on the batch lane, to sleep, knows it asleep,
 //! and wakes it. Being asked is a flag. Waking is a store to the line that the second thread waits
@@ -13,24 +13,78 @@ mod released;
 mod sleeper;
 
 use std::hint::spin_loop;
-use std::io;
 use std::sync::atomic::Ordering::*;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use elfen_console::duration::number;
 use elfen_kernel::{device, task_map};
-use elfen_machine::affinity;
+use elfen_machine::lane_args::LaneArgs;
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::memory::MemoryError;
 use elfen_rt::nap::device::Device;
 use elfen_rt::nap::{Kind, Nap};
-use elfen_rt::signal::task::TaskSlot;
-use serde::Serialize;
+use elfen_rt::signal::task::{TaskMap, TaskSlot};
+use serde_json::{Value, json};
 
-use super::distribution::Distribution;
+use super::{
+    BenchError, Column, Hear, Report, Row, Samples, Scenario, Values, joined, label, lanes, metric,
+    pin, play, row, runs,
+};
 use released::Probe;
 use sleeper::{ANSWER_NS, Shared, Way, ticks};
+
+const EXAMPLES: &str = "\
+Examples:
+  elfen lab bench nap                    every nap, on the first pair of lanes
+  elfen lab bench nap --lanes 2:6 --runs 5    on this pair, 100 times
+  elfen lab bench nap --json | jq '.naps[] | select(.available) | .nap'
+
+`released`: sleep lasts until the sibling has the core to itself. `switched`: until the kernel \
+takes the lane from the thread. `entered`: until the thread is about to wait. Without `released`, \
+the CPU's own part is missing.";
+
+/// Measure how long a lane takes to fall asleep and to wake
+///
+/// The experiment of the thesis's Figure 5.7, in cycles of the time stamp counter, with a futex for
+/// reference. Naps that cannot run here are listed with the reason.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// Rounds, each of 20 naps of each kind
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = runs())]
+    runs: usize,
+}
+
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+    let (request, batch) = lanes(&args.lanes)?;
+    let mut naps = Naps::open(Lanes { request, batch })?;
+    let table = naps.table("naps", args.runs, hear)?;
+    let about = row![
+        "request_cpu" => request,
+        "batch_cpu" => batch,
+        "tsc_mhz" => naps.tsc_mhz().round(),
+        // The nap that `auto` takes here.
+        "auto" => Nap::auto().kind().name(),
+    ];
+    Ok(Report { about, tables: vec![table], ..Report::default() })
+}
+
+/// Nanoseconds that a nap takes to sleep and to wake, in the median, by its name.
+pub(crate) type NapTimes = (&'static str, Option<f64>, Option<f64>);
+
+/// The times of all naps, for the model of a machine.
+pub(crate) fn times(lanes: Lanes, naps: usize) -> Result<Vec<NapTimes>, BenchError> {
+    let mut all = Naps::open(lanes)?;
+    let played = play(&mut all, naps.div_ceil(NAPS_A_ROUND), &mut |_| {})?;
+    let ns = |samples: &Samples, key| samples.stats(key).map(|s| s.median / all.ticks_per_ns);
+    let times = |(way, samples): (&(&'static str, _), &Samples)| {
+        (way.0, ns(samples, "sleep_cycles"), ns(samples, "wake_cycles"))
+    };
+    Ok(all.ways.iter().zip(&played).map(times).collect())
+}
 
 /// Where to measure. The two differ.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +96,8 @@ pub(crate) struct Lanes {
 }
 
 /// How it was known that the lane slept.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum SleepSeenBy {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum SleepSeenBy {
     /// The sibling had the core to itself.
     Released,
     /// The kernel had switched the lane away from the thread.
@@ -53,35 +106,28 @@ pub(crate) enum SleepSeenBy {
     Entered,
 }
 
-/// One nap, measured or not.
-#[derive(Debug)]
-pub(crate) struct Measured {
-    pub(crate) nap: &'static str,
-    pub(crate) available: bool,
-    /// Why it cannot run here, or what could not be measured of it.
-    pub(crate) why: String,
-    pub(crate) sleep_seen_by: Option<SleepSeenBy>,
-    pub(crate) sleep_cycles: Option<Distribution>,
-    pub(crate) wake_cycles: Option<Distribution>,
+impl SleepSeenBy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Switched => "switched",
+            Self::Entered => "entered",
+        }
+    }
 }
 
-#[derive(Debug)]
-pub(crate) struct Figures {
-    pub(crate) naps: Vec<Measured>,
-    pub(crate) tsc_mhz: f64,
-    /// The nap that `auto` takes here.
-    pub(crate) auto: &'static str,
+/// Cycles to sleep and to wake on the thesis's machine, by the mean of 100 (Figure 5.8), of the
+/// same kind: UMWAIT and MWAITX are the bare instruction.
+fn thesis(nap: &str) -> Value {
+    match nap {
+        "device" => json!({"name": "nanonap", "sleep_cycles": 3285, "wake_cycles": 1438}),
+        "umwait" | "mwaitx" => json!({"name": "mwait", "sleep_cycles": 2443, "wake_cycles": 1036}),
+        "futex" => json!({"name": "futex", "sleep_cycles": 11518, "wake_cycles": 3968}),
+        _ => Value::Null,
+    }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    #[error("cannot run on CPU {cpu}: {error}")]
-    Pin { cpu: u32, error: io::Error },
-    #[error("cannot share a line of memory: {0}")]
-    Memory(MemoryError),
-    #[error("the thread on CPU {0} did not answer within ten seconds")]
-    Stuck(u32),
-}
+const NAPS_A_ROUND: usize = 20;
 
 /// Between two steps: at least this, and a part of as much again that differs from round to round.
 const SETTLE_NS: u64 = 20_000;
@@ -89,28 +135,114 @@ const SETTLE_NS: u64 = 20_000;
 /// A thread that is still on its lane after this does not sleep.
 const SWITCH_LIMIT_NS: u64 = 5_000_000;
 
-pub(crate) fn measure(lanes: Lanes, count: usize) -> Result<Figures, Error> {
-    pin(lanes.request)?;
-    let ticks_per_ns = calibrate_clock();
-    let probe = with_sleeper(lanes, &Way::Futex, |bench| bench.calibrate_probe())?;
-    // Only root may, as a rule; without it, less can be seen.
-    let map = if probe.is_none() { task_map::open().ok() } else { None };
-    let batch_slot = map.as_ref().and_then(|(map, _)| map.slot(lanes.batch));
-    let series = Series { lanes, count, probe, batch_slot, ticks_per_ns };
-    let mut naps = Vec::new();
-    for kind in Kind::ALL {
-        naps.push(match open(kind, lanes) {
-            Ok(nap) => series.measure(kind.name(), &Way::Nap(nap))?,
-            Err(why) => unavailable(kind.name(), why),
-        });
-    }
-    naps.push(series.measure("futex", &Way::Futex)?);
-    let auto = Nap::auto().kind().name();
-    Ok(Figures { naps, tsc_mhz: ticks_per_ns * 1000.0, auto })
+/// Every nap of this machine, and a futex.
+struct Naps {
+    lanes: Lanes,
+    /// Each by its name, or why it cannot run here.
+    ways: Vec<(&'static str, Result<Way, String>)>,
+    /// Of each, how many naps were seen to begin and to end.
+    seen: Vec<[usize; 2]>,
+    ran: bool,
+    /// There is one if the two lanes share a core.
+    probe: Option<Probe>,
+    /// If it can be read.
+    map: Option<TaskMap>,
+    ticks_per_ns: f64,
 }
 
-fn pin(cpu: u32) -> Result<(), Error> {
-    affinity::pin(cpu).map_err(|error| Error::Pin { cpu, error })
+impl Scenario for Naps {
+    const COLUMNS: &'static [Column] = &[
+        label("nap", "nap"),
+        metric("sleep_cycles", "sleep", "cycles", 0).lower(),
+        label("sleep_seen_by", "seen by"),
+        metric("wake_cycles", "wake", "cycles", 0).lower(),
+        label("thesis", "thesis"),
+        label("why", "left out"),
+    ];
+
+    fn cases(&self) -> Vec<Row> {
+        let row = |((name, way), seen): (&(&'static str, Result<Way, String>), &[usize; 2])| {
+            let seen_by = way.as_ref().ok().and_then(|way| self.seen_by(way));
+            row![
+                "nap" => name,
+                "available" => way.is_ok(),
+                "why" => match way {
+                    Ok(_) => self.lacks(seen_by, seen),
+                    Err(why) => why.clone(),
+                },
+                "sleep_seen_by" => seen_by.filter(|_| seen[0] > 0).map(SleepSeenBy::name),
+                "thesis" => thesis(name),
+            ]
+        };
+        self.ways.iter().zip(&self.seen).map(row).collect()
+    }
+
+    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
+        self.ran = true;
+        let Ok(way) = &self.ways[case].1 else { return Ok(()) };
+        let seen_by = self.seen_by(way);
+        let rounds = with_sleeper(self.lanes, way, |bench| {
+            // The thread that sleeps is a new one: its first nap does not count.
+            bench.round(self, seen_by)?;
+            (0..NAPS_A_ROUND).map(|_| bench.round(self, seen_by)).collect::<Result<Vec<_>, _>>()
+        })?;
+        for Round { sleep, wake } in rounds {
+            self.seen[case][0] += usize::from(sleep.is_some());
+            self.seen[case][1] += usize::from(wake.is_some());
+            values.extend("sleep_cycles", sleep);
+            values.extend("wake_cycles", wake);
+        }
+        Ok(())
+    }
+}
+
+impl Naps {
+    fn open(lanes: Lanes) -> Result<Self, BenchError> {
+        pin(lanes.request)?;
+        let ticks_per_ns = calibrate_clock();
+        let probe = with_sleeper(lanes, &Way::Futex, |bench| bench.calibrate_probe())?;
+        // Only root may, as a rule; without it, less can be seen.
+        let map = if probe.is_none() { task_map::open().ok() } else { None };
+        let nap = |kind: Kind| (kind.name(), open(kind, lanes).map(Way::Nap));
+        let mut ways: Vec<_> = Kind::ALL.into_iter().map(nap).collect();
+        ways.push(("futex", Ok(Way::Futex)));
+        let seen = vec![[0; 2]; ways.len()];
+        let map = map.map(|(map, _)| map);
+        Ok(Self { lanes, ways, seen, ran: false, probe, map, ticks_per_ns })
+    }
+
+    fn tsc_mhz(&self) -> f64 {
+        self.ticks_per_ns * 1000.0
+    }
+
+    /// The batch lane in the task map.
+    fn batch_slot(&self) -> Option<&TaskSlot> {
+        self.map.as_ref()?.slot(self.lanes.batch)
+    }
+
+    fn seen_by(&self, way: &Way) -> Option<SleepSeenBy> {
+        match way {
+            _ if self.probe.is_some() => Some(SleepSeenBy::Released),
+            Way::Futex => self.batch_slot().map(|_| SleepSeenBy::Switched),
+            // The thread stays on its lane, inside the kernel: from outside it looks busy.
+            Way::Nap(Nap::Device(_)) => None,
+            Way::Nap(_) => Some(SleepSeenBy::Entered),
+        }
+    }
+
+    /// What could not be measured of a nap that can run.
+    fn lacks(&self, seen_by: Option<SleepSeenBy>, [slept, woke]: &[usize; 2]) -> String {
+        let mut lacks = Vec::new();
+        match seen_by {
+            None => lacks.push("when it slept could not be seen: the lanes share no core"),
+            Some(_) if self.ran && *slept == 0 => lacks.push("it was never seen to sleep"),
+            Some(_) => {}
+        }
+        if self.ran && *woke == 0 {
+            lacks.push("no nap ended because the request lane idled");
+        }
+        lacks.join("; ")
+    }
 }
 
 /// The nap of this kind, or why there is none between these lanes.
@@ -130,11 +262,6 @@ fn open_device(lanes: Lanes) -> Result<Device, String> {
     }
 }
 
-fn unavailable(nap: &'static str, why: String) -> Measured {
-    let (sleep_seen_by, sleep_cycles, wake_cycles) = (None, None, None);
-    Measured { nap, available: false, why, sleep_seen_by, sleep_cycles, wake_cycles }
-}
-
 /// Ticks of the time stamp counter a nanosecond.
 fn calibrate_clock() -> f64 {
     let (start_ns, start) = (monotonic_ns(), ticks());
@@ -145,69 +272,18 @@ fn calibrate_clock() -> f64 {
     number(end - start) / number(end_ns - start_ns)
 }
 
-/// What is the same for all naps of one run.
-struct Series<'a> {
-    lanes: Lanes,
-    count: usize,
-    /// There is one if the two lanes share a core.
-    probe: Option<Probe>,
-    /// The batch lane in the task map, if that can be read.
-    batch_slot: Option<&'a TaskSlot>,
-    ticks_per_ns: f64,
-}
-
-impl Series<'_> {
-    fn measure(&self, nap: &'static str, way: &Way) -> Result<Measured, Error> {
-        let seen_by = self.seen_by(way);
-        let rounds = with_sleeper(self.lanes, way, |bench| {
-            let round = |_| bench.round(self, seen_by);
-            (0..self.count).map(round).collect::<Result<Vec<_>, _>>()
-        })?;
-        let sleep = Distribution::of(rounds.iter().filter_map(|round| round.sleep).collect());
-        let wake = Distribution::of(rounds.iter().filter_map(|round| round.wake).collect());
-        let mut lacks = Vec::new();
-        match seen_by {
-            None => lacks.push("when it slept could not be seen: the lanes share no core"),
-            Some(_) if sleep.is_none() => lacks.push("it was never seen to sleep"),
-            Some(_) => {}
-        }
-        if wake.is_none() {
-            lacks.push("no nap ended because the request lane idled");
-        }
-        let why = lacks.join("; ");
-        Ok(Measured {
-            nap,
-            available: true,
-            why,
-            sleep_seen_by: seen_by.filter(|_| sleep.is_some()),
-            sleep_cycles: sleep,
-            wake_cycles: wake,
-        })
-    }
-
-    fn seen_by(&self, way: &Way) -> Option<SleepSeenBy> {
-        match way {
-            _ if self.probe.is_some() => Some(SleepSeenBy::Released),
-            Way::Futex => self.batch_slot.map(|_| SleepSeenBy::Switched),
-            // The thread stays on its lane, inside the kernel: from outside it looks busy.
-            Way::Nap(Nap::Device(_)) => None,
-            Way::Nap(_) => Some(SleepSeenBy::Entered),
-        }
-    }
-}
-
-/// Runs `measure` beside a thread that sleeps as asked, and ends that.
+/// Runs `measure` next to a thread that sleeps as asked, and ends that thread.
 fn with_sleeper<T>(
     lanes: Lanes,
     way: &Way,
-    measure: impl FnOnce(&mut Bench<'_, '_>) -> Result<T, Error>,
-) -> Result<T, Error> {
-    let shared = Shared::new().map_err(Error::Memory)?;
+    measure: impl FnOnce(&mut Bench<'_, '_>) -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
+    let shared = Shared::new()?;
     thread::scope(|scope| {
         let mut bench = Bench::start(scope, &shared, way, lanes);
         let result = measure(&mut bench);
         shared.stop();
-        let slept = bench.sleeper.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let slept = joined(bench.sleeper);
         // Why it did not answer, then.
         slept.and(result)
     })
@@ -225,7 +301,7 @@ struct Bench<'scope, 'env> {
     shared: &'env Shared,
     way: &'env Way,
     lanes: Lanes,
-    sleeper: ScopedJoinHandle<'scope, Result<(), Error>>,
+    sleeper: ScopedJoinHandle<'scope, Result<(), BenchError>>,
     round: u64,
 }
 
@@ -245,7 +321,7 @@ impl<'scope, 'env> Bench<'scope, 'env> {
     }
 
     /// The sibling's pace while the batch lane works, against its pace while that sleeps.
-    fn calibrate_probe(&mut self) -> Result<Option<Probe>, Error> {
+    fn calibrate_probe(&mut self) -> Result<Option<Probe>, BenchError> {
         self.ask();
         self.wake();
         self.await_done()?; // it runs where it should
@@ -258,12 +334,12 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         Ok(Probe::between(working, asleep))
     }
 
-    fn round(&mut self, series: &Series<'_>, seen_by: Option<SleepSeenBy>) -> Result<Round, Error> {
+    fn round(&mut self, naps: &Naps, seen_by: Option<SleepSeenBy>) -> Result<Round, BenchError> {
         self.settle();
         let asked = self.ask();
         let slept = match seen_by {
-            Some(SleepSeenBy::Released) => series.probe.as_ref().and_then(Probe::released_at),
-            Some(SleepSeenBy::Switched) => self.switched_at(series.batch_slot),
+            Some(SleepSeenBy::Released) => naps.probe.as_ref().and_then(Probe::released_at),
+            Some(SleepSeenBy::Switched) => self.switched_at(naps.batch_slot()),
             Some(SleepSeenBy::Entered) => Some(self.await_entered()?),
             None => None,
         };
@@ -271,7 +347,7 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         self.settle();
         let woken = self.wake();
         self.await_done()?;
-        let wake = self.shared.woken_after(self.way, woken, series.ticks_per_ns);
+        let wake = self.shared.woken_after(self.way, woken, naps.ticks_per_ns);
         let sleep = slept.map(|at| number(at.saturating_sub(asked)));
         // A nap that nothing woke was none of the lane's doing.
         Ok(Round { sleep: sleep.filter(|_| wake.is_some()), wake })
@@ -310,21 +386,25 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         (self.shared.entered.load(Acquire) == self.round).then_some(seen)
     }
 
-    fn await_entered(&self) -> Result<u64, Error> {
+    fn await_entered(&self) -> Result<u64, BenchError> {
         self.await_round(|shared| shared.entered.load(Acquire))?;
         Ok(self.shared.entered_at.load(Relaxed))
     }
 
-    fn await_done(&self) -> Result<(), Error> {
+    fn await_done(&self) -> Result<(), BenchError> {
         self.await_round(|shared| shared.done.load(Acquire))
     }
 
-    fn await_round(&self, reached: impl Fn(&Shared) -> u64) -> Result<(), Error> {
+    fn await_round(&self, reached: impl Fn(&Shared) -> u64) -> Result<(), BenchError> {
         let start_ns = monotonic_ns();
         while reached(self.shared) != self.round {
             // A second thread that could not be pinned has ended.
             if monotonic_ns() - start_ns > ANSWER_NS || self.sleeper.is_finished() {
-                return Err(Error::Stuck(self.lanes.batch));
+                let batch = self.lanes.batch;
+                return Err(BenchError::failed(
+                    format!("the thread on CPU {batch} did not answer within ten seconds"),
+                    "take load off the machine: another program keeps that CPU",
+                ));
             }
             spin_loop();
         }

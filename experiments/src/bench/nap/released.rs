@@ -33,7 +33,7 @@ fn stretch() -> (u64, u64) {
     (began, ticks() - began)
 }
 
-/// Tells the pace beside a sibling that sleeps from that beside one that works.
+/// Tells the pace next to a sleeping sibling from that next to a working one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Probe {
     /// A stretch of fewer ticks ran alone.

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 use elfen_console::duration::number;
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::memory::{Memory, MemoryError};
+use elfen_rt::memory::MemoryError;
 use elfen_rt::nap::device::Device;
 use elfen_rt::nap::{Nap, Woken};
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskSlot};
+
+use crate::bench::private_page;
 
 /// The way to sleep that is measured.
 #[derive(Debug)]
@@ -64,15 +66,11 @@ pub(super) struct Shared {
     lane: Page<TaskSlot>,
 }
 
-/// `Nap::open` gives no nap that blocks; the futex stands beside them as a baseline.
+/// `Nap::open` gives no nap that blocks; the futex is their baseline.
 static NOBODY_BLOCKS: AtomicU32 = AtomicU32::new(0);
 
 impl Shared {
     pub(super) fn new() -> Result<Self, MemoryError> {
-        let bytes = Page::<TaskSlot>::bytes(1);
-        let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600)?;
-        memory.remove_name()?;
-        let lane = Page::format(memory, 1, 0, &[0; 32]).map_err(|_| MemoryError::Size)?;
         Ok(Self {
             sleeper: AtomicU64::new(0),
             asked: Word::default(),
@@ -87,7 +85,7 @@ impl Shared {
             woken: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             futex: AtomicU32::new(0),
-            lane,
+            lane: private_page(1)?,
         })
     }
 

@@ -1,8 +1,8 @@
-//! What being observed costs: the same work with and without an observer, by turns.
+//! What being observed costs: the same work with an observer and without.
 //!
-//! Beside Shim's price stands that of one bare load at the same times, from the same pair of runs:
-//! below it nobody can look. Both depend on how far apart the lanes are, which may be another at
-//! the next pair: near ones and far ones are kept apart, and others left out (`distance.rs`).
+//! Next to Shim's price stands that of one bare load at the same times, from the same rounds: no
+//! observer costs less. Both depend on how far apart the lanes are, which may be another in the
+//! next round. So rounds of near lanes and of far ones are kept apart (`stage.rs`).
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use elfen_console::duration::number;
 use elfen_shim::clock;
 use elfen_shim::pacing::{AUTO_NS, Pacing};
 use elfen_shim::recorder::ObserverControl;
-use serde::Serialize;
 
-use super::bare::Bare;
-use super::distance::{Distances, NEAR_TICKS, TRIES};
-use super::stage::{Error, Lanes, at, line, observe};
+use super::stage::{Bare, Lanes, NEAR_TICKS, line, observe, play_apart};
+use crate::bench::{
+    BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, metric,
+    number as figure, row, value_of,
+};
 
 /// What a batch of work takes, unobserved.
 const BATCH_NS: u64 = 4_000_000;
@@ -28,30 +29,29 @@ const WARM_UP: u64 = 8;
 const PERIODS_TICKS: [u64; 3] = [0, 1_200, 2_600];
 /// What observing may cost. Longer periods are tried for programs that pay more at the last one,
 /// up to a look each 40 us or so.
-pub(crate) const CHEAP_PERCENT: f64 = 2.0;
+const CHEAP_PERCENT: f64 = 2.0;
 const LONGEST_TICKS: u64 = 80_000;
-/// Who looks, as it is printed.
+/// The observer, as it is printed.
 pub(super) const SHIM: &str = "elfen shim";
 
-#[derive(Debug, Serialize)]
-pub(crate) struct Cost {
-    pub(crate) program: String,
-    /// Where it writes the word that is observed.
-    pub(crate) stores: String,
-    /// Who looks.
-    pub(crate) by: &'static str,
-    /// Of looks; 0 for as fast as it goes.
-    pub(crate) period_ticks: Option<u64>,
-    /// If that is what the default made of the distance, in the median.
-    pub(crate) auto: bool,
-    /// How far apart the lanes were, in the median of the pairs.
-    pub(crate) round_trip_ticks: u64,
-    /// In the median of the pairs, and the quartiles.
-    pub(crate) slowdown_percent: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    pub(crate) pairs: usize,
-}
+/// Of a program, next to each observer.
+pub(super) const COSTS: &[Column] = &[
+    label("program", "observed"),
+    // Where it writes the word that is observed.
+    label("stores", "stores"),
+    label("by", "by"),
+    // Of looks; 0 for as fast as it goes.
+    label("period_ticks", "each, ticks"),
+    // If that is what the default made of the distance.
+    label("auto", "auto"),
+    // How far apart the lanes were, in the median.
+    figure("round_trip_ticks", "round trip", "ticks", 0),
+    metric("slowdown_percent", "slower", "%", 1).percent_of("time").lower().show(&[
+        Part::Median,
+        Part::Interval,
+        Part::N,
+    ]),
+];
 
 struct Program {
     name: &'static str,
@@ -70,164 +70,160 @@ const PROGRAMS: [Program; 7] = [
     Program { name: "nothing but writes", stores: "each", work: writes },
 ];
 
-/// How often somebody looks.
-#[derive(Clone, Copy)]
-enum Every {
-    Ticks(u64),
-    /// As the default has it: by the distance at each pair of runs, and from there on.
-    Auto,
+/// One program next to no observer, to a bare load and to Shim's observer, at one period.
+struct Observed<'a> {
+    lanes: Lanes,
+    program: &'a Program,
+    word: &'static AtomicU64,
+    rounds: u64,
+    /// `None` is the default: by the distance in each round, and from there on.
+    period_ticks: Option<u64>,
+    round_trip_ticks: u64,
+    /// The first periods that the default took.
+    taken: Vec<u64>,
 }
 
-/// Who looks, while a batch of work is done.
-#[derive(Clone, Copy)]
-enum By {
-    Nobody,
-    Load,
-    Shim,
+impl Scenario for Observed<'_> {
+    const COLUMNS: &'static [Column] = COSTS;
+
+    fn cases(&self) -> Vec<Row> {
+        let mut taken = self.taken.clone();
+        taken.sort_unstable();
+        let median = taken.get(taken.len() / 2).copied();
+        let row = |by| {
+            row![
+                "program" => self.program.name,
+                "stores" => self.program.stores,
+                "by" => by,
+                "period_ticks" => self.period_ticks.or(median),
+                "auto" => self.period_ticks.is_none(),
+                "round_trip_ticks" => self.round_trip_ticks,
+            ]
+        };
+        [NOTHING, "one bare load", SHIM].map(row).to_vec()
+    }
+
+    fn baseline(&self, case: usize) -> Option<usize> {
+        (case > 0).then_some(0)
+    }
+
+    /// Ticks of a batch of work, once the observer is at it.
+    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
+        let Self { lanes, program, word, rounds, .. } = *self;
+        let (period_ticks, pacing) = match self.period_ticks {
+            Some(ticks) => (ticks, None),
+            None => {
+                let pacing = Pacing::new(lanes.clock.ticks(AUTO_NS), lanes.distance()?);
+                (pacing.initial_period(), Some(pacing))
+            }
+        };
+        let work = || {
+            // An observer has memory to write first. Without one, it sleeps as long.
+            thread::sleep(Duration::from_millis(2));
+            // A CPU that slept is slow at first.
+            (program.work)(word, rounds / WARM_UP);
+            ticks_of(program, word, rounds)
+        };
+        let ticks = match case {
+            0 => work(),
+            1 => {
+                let load = Bare::start(lanes, word, period_ticks);
+                let ticks = work();
+                load.join()?;
+                ticks
+            }
+            _ => {
+                self.taken.push(period_ticks);
+                let orders = Arc::new(ObserverControl::default());
+                let observer = observe(lanes, word, (period_ticks, pacing), None, orders.clone())?;
+                let ticks = work();
+                orders.stop.store(true, Relaxed);
+                observer.join();
+                ticks
+            }
+        };
+        values.add("time", number(ticks));
+        Ok(())
+    }
 }
+
+/// No observer: the baseline.
+const NOTHING: &str = "nothing";
 
 /// On the observed lane.
-pub(super) fn measure(lanes: Lanes, pairs: usize) -> Result<Vec<Cost>, Error> {
-    let mut costs = Vec::new();
+pub(super) fn measure(lanes: Lanes, runs: usize, hear: Hear<'_>) -> Result<Report, BenchError> {
+    let mut costs: Vec<Row> = Vec::new();
     for program in &PROGRAMS {
         let word = line();
         let rounds = rounds_of(lanes, program, word);
+        let mut at = |period_ticks| -> Result<Vec<Row>, BenchError> {
+            let (taken, round_trip_ticks) = (Vec::new(), 0);
+            let mut observed =
+                Observed { lanes, program, word, rounds, period_ticks, round_trip_ticks, taken };
+            let mut rows = Vec::new();
+            for (ticks, samples) in play_apart(&mut observed, lanes, runs, hear)? {
+                observed.round_trip_ticks = ticks;
+                rows.extend(observed.table_of("costs", &samples).rows);
+            }
+            rows.retain(|row| value_of(row, "by") != NOTHING);
+            Ok(rows)
+        };
         let mut periods = PERIODS_TICKS.to_vec();
         let mut measured = 0;
-        let at = |every| at_period(lanes, program, word, rounds, every, pairs);
         while let Some(&period_ticks) = periods.get(measured) {
-            let rows = at(Every::Ticks(period_ticks))?;
+            let rows = at(Some(period_ticks))?;
             measured += 1;
-            let is_dear =
-                rows.iter().any(|row| is_usual(row) && row.slowdown_percent > CHEAP_PERCENT);
+            let is_dear = rows.iter().any(|row| is_usual(row) && slowdown(row) > CHEAP_PERCENT);
             if is_dear && period_ticks < LONGEST_TICKS && measured == periods.len() {
                 periods.push(period_ticks * 2);
             }
             costs.extend(rows);
         }
-        costs.extend(at(Every::Auto)?);
+        costs.extend(at(None)?);
     }
-    Ok(costs)
+    let cheap = Table { key: "cheap_from", columns: CHEAP, rows: cheap_from(&costs) };
+    let costs = Table { key: "costs", columns: COSTS, rows: costs };
+    Ok(Report { tables: vec![costs, cheap], ..Report::default() })
 }
 
-/// What a user of near lanes pays to whoever uses periods of his own.
-fn is_usual(cost: &Cost) -> bool {
-    cost.by == SHIM && !cost.auto && cost.round_trip_ticks <= NEAR_TICKS
+fn slowdown(cost: &Row) -> f64 {
+    value_of(cost, "slowdown_percent")["median"].as_f64().unwrap_or(0.0)
 }
 
-/// From which period on each program pays no more than the bar: as ticks, if any was so long. Where
-/// lanes are near.
-pub(crate) fn cheap_from(costs: &[Cost]) -> Vec<(String, String, Option<u64>)> {
-    let mut found: Vec<(String, String, Option<u64>)> = Vec::new();
+/// What a user of near lanes pays for a period that the user chose.
+fn is_usual(cost: &Row) -> bool {
+    let is_near = value_of(cost, "round_trip_ticks").as_u64() <= Some(NEAR_TICKS);
+    value_of(cost, "by") == SHIM && value_of(cost, "auto") == false && is_near
+}
+
+const CHEAP: &[Column] = &[
+    label("program", "observed"),
+    label("stores", "stores"),
+    label("from_ticks", "at most 2 % slower from, ticks"),
+];
+
+/// From which period on each program pays no more than the bar, if any was so long. Where lanes are
+/// near.
+fn cheap_from(costs: &[Row]) -> Vec<Row> {
+    let mut found: Vec<(&Row, Option<u64>)> = Vec::new();
     for cost in costs.iter().filter(|cost| is_usual(cost)) {
-        let Some(ticks) = cost.period_ticks.filter(|ticks| *ticks > 0) else { continue };
-        let names = (&cost.program, &cost.stores);
-        let known = found.iter_mut().find(|(program, stores, _)| (program, stores) == names);
-        let cheap = (cost.slowdown_percent <= CHEAP_PERCENT).then_some(ticks);
-        match known {
+        let ticks = value_of(cost, "period_ticks").as_u64().filter(|ticks| *ticks > 0);
+        let Some(ticks) = ticks else { continue };
+        let is_same = |known: &Row| {
+            ["program", "stores"].iter().all(|key| value_of(known, key) == value_of(cost, key))
+        };
+        let cheap = (slowdown(cost) <= CHEAP_PERCENT).then_some(ticks);
+        match found.iter_mut().find(|(known, _)| is_same(known)) {
             // Periods come in order: one that is dearer than the last undoes that.
-            Some((_, _, from)) => *from = cheap.map(|ticks| from.unwrap_or(ticks)),
-            None => found.push((cost.program.clone(), cost.stores.clone(), cheap)),
+            Some((_, from)) => *from = cheap.map(|ticks| from.unwrap_or(ticks)),
+            None => found.push((cost, cheap)),
         }
     }
-    found
-}
-
-/// What one bare load costs a program, and what Shim does: while lanes are near, and far.
-fn at_period(
-    lanes: Lanes,
-    program: &Program,
-    word: &'static AtomicU64,
-    rounds: u64,
-    every: Every,
-    pairs: usize,
-) -> Result<Vec<Cost>, Error> {
-    let mut distances = Distances::begin(lanes)?;
-    for pair in 0..pairs * TRIES {
-        if distances.most() >= pairs {
-            break;
-        }
-        let pacing = || match every {
-            Every::Ticks(_) => None,
-            Every::Auto => Some(Pacing::new(lanes.clock.ticks(AUTO_NS), distances.now())),
-        };
-        let first = match every {
-            Every::Ticks(ticks) => ticks,
-            Every::Auto => pacing().map_or(0, |pacing| pacing.initial_period()),
-        };
-        let ticks = |by| beside(by, lanes, (first, pacing()), word, program, rounds);
-        // Whatever changes with time is on either side as often.
-        let mut turns = [(By::Nobody, 0), (By::Load, 0), (By::Shim, 0)];
-        for turn in 0..turns.len() {
-            let (by, took) = &mut turns[(pair + turn) % 3];
-            *took = ticks(*by)?;
-        }
-        let [alone, observed @ ..] = turns.map(|(_, ticks)| number(ticks));
-        let [load, shim] = observed.map(|took| (took / alone.max(1.0) - 1.0) * 100.0);
-        distances.add((first, load, shim))?;
-    }
-    let mut rows = Vec::new();
-    for (round_trip_ticks, mut found) in distances.found() {
-        found.sort_by_key(|(first, ..)| *first);
-        let median = found[found.len() / 2].0;
-        let (period_ticks, auto) = match every {
-            Every::Ticks(ticks) => (ticks, false),
-            Every::Auto => (median, true),
-        };
-        let load: Vec<f64> = found.iter().map(|(_, load, _)| *load).collect();
-        let shim: Vec<f64> = found.iter().map(|(.., shim)| *shim).collect();
-        for (by, mut ratios) in [("one bare load", load), (SHIM, shim)] {
-            ratios.sort_by(f64::total_cmp);
-            rows.push(Cost {
-                program: program.name.to_owned(),
-                stores: program.stores.to_owned(),
-                by,
-                period_ticks: Some(period_ticks),
-                auto,
-                round_trip_ticks,
-                slowdown_percent: at(&ratios, 50),
-                low: at(&ratios, 25),
-                high: at(&ratios, 75),
-                pairs: ratios.len(),
-            });
-        }
-    }
-    Ok(rows)
-}
-
-/// Ticks of a batch of work, once the observer is at it.
-fn beside(
-    by: By,
-    lanes: Lanes,
-    (period_ticks, pacing): (u64, Option<Pacing>),
-    word: &'static AtomicU64,
-    program: &Program,
-    rounds: u64,
-) -> Result<u64, Error> {
-    let work = || {
-        // An observer has memory to write first. Who waited for nobody has slept as long.
-        thread::sleep(Duration::from_millis(2));
-        // A CPU that slept is slow at first.
-        (program.work)(word, rounds / WARM_UP);
-        ticks_of(program, word, rounds)
+    let row = |(cost, from): (&Row, Option<u64>)| {
+        let (program, stores) = (value_of(cost, "program"), value_of(cost, "stores"));
+        row!["program" => program, "stores" => stores, "from_ticks" => from]
     };
-    Ok(match by {
-        By::Nobody => work(),
-        By::Load => {
-            let load = Bare::start(lanes, word, period_ticks);
-            let ticks = work();
-            load.join()?;
-            ticks
-        }
-        By::Shim => {
-            let orders = Arc::new(ObserverControl::default());
-            let observer = observe(lanes, word, (period_ticks, pacing), None, orders.clone())?;
-            let ticks = work();
-            orders.stop.store(true, Relaxed);
-            observer.join();
-            ticks
-        }
-    })
+    found.into_iter().map(row).collect()
 }
 
 /// Rounds that take about as long as a batch should.
@@ -298,31 +294,33 @@ mod tests {
 
     #[test]
     fn a_cheap_period_is_one_from_which_on_none_is_dear() {
-        let row = |program: &str, by, ticks, slowdown_percent| Cost {
-            program: program.to_owned(),
-            stores: "each".to_owned(),
-            by,
-            period_ticks: Some(ticks),
-            auto: false,
-            round_trip_ticks: 200,
-            slowdown_percent,
-            low: 0.0,
-            high: 0.0,
-            pairs: 1,
+        let row = |program: &str, by: &str, ticks: u64, slower: f64, far: bool, auto: bool| {
+            row![
+                "program" => program,
+                "stores" => "each",
+                "by" => by,
+                "period_ticks" => ticks,
+                "auto" => auto,
+                "round_trip_ticks" => if far { 1_000 } else { 200 },
+                "slowdown_percent" => serde_json::json!({ "median": slower }),
+            ]
         };
+        let near = |program, by, ticks, slower| row(program, by, ticks, slower, false, false);
         let costs = [
-            row("a", SHIM, 0, 0.0),
-            row("a", SHIM, 1_200, 1.0),
-            row("a", SHIM, 2_600, 2.5),
-            row("a", "one bare load", 2_600, 0.0),
-            row("a", SHIM, 5_200, 2.0),
-            row("a", SHIM, 10_400, -1.0),
-            row("b", SHIM, 1_200, 3.0),
-            Cost { round_trip_ticks: 1_000, ..row("b", SHIM, 2_600, 0.0) },
-            Cost { auto: true, ..row("b", SHIM, 5_000, 0.0) },
+            near("a", SHIM, 0, 0.0),
+            near("a", SHIM, 1_200, 1.0),
+            near("a", SHIM, 2_600, 2.5),
+            near("a", "one bare load", 2_600, 0.0),
+            near("a", SHIM, 5_200, 2.0),
+            near("a", SHIM, 10_400, -1.0),
+            near("b", SHIM, 1_200, 3.0),
+            row("b", SHIM, 2_600, 0.0, true, false),
+            row("b", SHIM, 5_000, 0.0, false, true),
         ];
-        let found = cheap_from(&costs).into_iter().map(|(program, _, from)| (program, from));
-        let expected = [("a".to_owned(), Some(5_200)), ("b".to_owned(), None)];
-        assert_eq!(found.collect::<Vec<_>>(), expected);
+        let found = cheap_from(&costs);
+        let of =
+            |row: &Row| (value_of(row, "program").clone(), value_of(row, "from_ticks").clone());
+        let found: Vec<_> = found.iter().map(of).collect();
+        assert_eq!(found, [("a".into(), 5_200.into()), ("b".into(), serde_json::Value::Null)]);
     }
 }

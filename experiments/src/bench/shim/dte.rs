@@ -8,19 +8,25 @@
 //! those that were for longer than a line takes there and back are left out as well. What holds the
 //! observer up makes a value younger than its sample, and never older.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elfen_console::duration::number;
-use elfen_machine::affinity;
+use elfen_console::duration;
 use elfen_shim::observe::{Period, Sample, Sink, observe};
 use elfen_shim::random::Random;
 use elfen_shim::{clock, filter};
-use serde::Serialize;
+use nix::sys::signal::{
+    SaFlags, SigAction, SigEvent, SigHandler, SigSet, SigevNotify, Signal, sigaction,
+};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
 
-use super::stage::{Error, Lanes, line, percent};
+use super::stage::{Lanes, line};
+use crate::bench::{
+    BenchError, Column, Report, Row, Table, joined, label, number, percent, pin, rounded, row,
+};
 
 const PERIODS_TICKS: [u64; 4] = [0, 1_200, 2_600, 26_000];
 /// Enough wrong rates to judge the filter by, or so long.
@@ -28,7 +34,8 @@ const ENOUGH: u64 = 1_000;
 const LIMIT: Duration = Duration::from_secs(60);
 const ROUND_SAMPLES: usize = 1 << 20;
 const ROUND_NS: u64 = 300_000_000;
-const SIGNAL_EVERY_NS: i64 = 100_000;
+const SIGNAL: Signal = Signal::SIGUSR2;
+const SIGNAL_EVERY: Duration = Duration::from_micros(100);
 /// The observed stood still if it took so long from one write to the next: as far as a rate may be
 /// off, or shorter pauses would pass for errors of the observer.
 const PAUSE_TICKS: u64 = WRONG.0;
@@ -38,46 +45,37 @@ const AGE_TICKS: u64 = 1_000;
 const WRONG: (u64, u64) = (300, 5);
 const RIGHT: (u64, u64) = (130, 1);
 
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct Dte {
-    pub(crate) period_ticks: u64,
-    /// Of all rates: over a pause of the observed, or of a store that was on its way.
-    pub(crate) left_out_percent: f64,
-    pub(crate) wrong: u64,
-    pub(crate) removed_percent: f64,
-    pub(crate) right: u64,
-    pub(crate) kept_percent: f64,
-    /// What the paper's rule, a hundredth and no floor, keeps of them.
-    pub(crate) kept_by_paper_percent: f64,
-    pub(crate) highest_before: f64,
-    pub(crate) highest_after: f64,
-}
+const COLUMNS: &[Column] = &[
+    label("period", "period, ticks"),
+    // Of all rates: over a pause of the observed, or of a store that was on its way.
+    number("left_out_percent", "left out", "%", 1),
+    number("wrong", "wrong rates", "", 0),
+    number("removed_percent", "removed", "%", 1).higher(),
+    number("kept_percent", "right kept", "%", 1).higher(),
+    // What the paper's rule, a hundredth and no floor, keeps of them.
+    number("kept_by_paper_percent", "by the paper's rule", "%", 1).higher(),
+    number("highest_before", "highest", "", 1),
+    number("highest_after", "then", "", 1),
+];
 
 /// A value that is read may be as old as `round_trip`, and may be as long on its way.
-pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Vec<Dte>, Error> {
-    handle_signals()?;
+pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Report, BenchError> {
+    handle_signals().map_err(std::io::Error::from)?;
     let word = line();
     let (stop, pauses) = (AtomicBool::new(false), Pauses::default());
     let (stop, pauses) = (&stop, &pauses);
-    thread::scope(|scope| {
+    let rows = thread::scope(|scope| {
         let observed = scope.spawn(move || publish_clock(lanes, word, stop, pauses));
         thread::sleep(Duration::from_millis(5));
-        let found: Result<Vec<Dte>, Error> = PERIODS_TICKS
-            .into_iter()
-            .map(|period| {
-                let thread =
-                    scope.spawn(move || at_period(lanes, word, (period, round_trip), pauses));
-                joined(thread)
-            })
-            .collect();
+        let at = |period| {
+            joined(scope.spawn(move || at_period(lanes, word, (period, round_trip), pauses)))
+        };
+        let rows: Result<Vec<Row>, BenchError> = PERIODS_TICKS.into_iter().map(at).collect();
         stop.store(true, Relaxed);
-        joined(observed)?;
-        found
-    })
-}
-
-fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        joined(observed).and(rows)
+    });
+    let table = Table { key: "dte", columns: COLUMNS, rows: rows? };
+    Ok(Report { tables: vec![table], ..Report::default() })
 }
 
 type Pauses = Mutex<Vec<(u64, u64)>>;
@@ -87,12 +85,12 @@ fn publish_clock(
     word: &AtomicU64,
     stop: &AtomicBool,
     pauses: &Pauses,
-) -> Result<(), Error> {
-    affinity::pin(lanes.on)?;
+) -> Result<(), BenchError> {
+    pin(lanes.on)?;
     let mut last = clock::before();
     while !stop.load(Relaxed) {
         let now = clock::before();
-        // Pairs with `written_after`: what was told before is seen by who sees this.
+        // Pairs with `written_after`: a reader of this sees the pauses that were noted before.
         word.store(now, Release);
         if now - last > PAUSE_TICKS {
             pauses.lock().unwrap_or_else(PoisonError::into_inner).push((last, now));
@@ -107,9 +105,9 @@ fn at_period(
     word: &AtomicU64,
     (period, round_trip): (u64, u64),
     pauses: &Pauses,
-) -> Result<Dte, Error> {
-    affinity::pin(lanes.from)?;
-    let _timer = Timer::start()?;
+) -> Result<Row, BenchError> {
+    pin(lanes.from)?;
+    let _timer = start_timer().map_err(std::io::Error::from)?;
     let mut tally = Tally { round_trip, ..Tally::default() };
     let start = Instant::now();
     while tally.wrong < ENOUGH && start.elapsed() < LIMIT {
@@ -201,7 +199,7 @@ impl Tally {
             let off = counted.abs_diff(starts);
             let beyond = |(ticks, percent): (u64, u64)| off > ticks.max(starts * percent / 100);
             let kept = filter::keep(starts, ends, floor_ticks);
-            let rate = number(counted) / number(starts.max(1));
+            let rate = duration::number(counted) / duration::number(starts.max(1));
             self.highest_before = self.highest_before.max(rate);
             if kept {
                 self.highest_after = self.highest_after.max(rate);
@@ -218,25 +216,26 @@ impl Tally {
         }
     }
 
-    fn figures(&self, period_ticks: u64) -> Dte {
-        Dte {
-            period_ticks,
-            left_out_percent: percent(self.left_out, self.rates),
-            wrong: self.wrong,
-            removed_percent: percent(self.removed, self.wrong),
-            right: self.right,
-            kept_percent: percent(self.kept, self.right),
-            kept_by_paper_percent: percent(self.kept_by_paper, self.right),
-            highest_before: self.highest_before,
-            highest_after: self.highest_after,
-        }
+    fn figures(&self, period_ticks: u64) -> Row {
+        let percent = |part, whole| rounded(percent(part, whole));
+        row![
+            "period" => if period_ticks == 0 { "max".to_owned() } else { period_ticks.to_string() },
+            "period_ticks" => period_ticks,
+            "left_out_percent" => percent(self.left_out, self.rates),
+            "wrong" => self.wrong,
+            "removed_percent" => percent(self.removed, self.wrong),
+            "right" => self.right,
+            "kept_percent" => percent(self.kept, self.right),
+            "kept_by_paper_percent" => percent(self.kept_by_paper, self.right),
+            "highest_before" => rounded(self.highest_before),
+            "highest_after" => rounded(self.highest_after),
+        ]
     }
 }
 
-/// Its handler stays for 1 to 30 us.
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
 static RANDOM: AtomicU64 = AtomicU64::new(88_172_645_463_325_252);
 
+/// Stays for 1 to 30 us.
 extern "C" fn hold(_: libc::c_int) {
     let mut random = Random::of(RANDOM.load(Relaxed));
     // Ticks: at 2.6 GHz, of 1 to 30 us.
@@ -247,53 +246,21 @@ extern "C" fn hold(_: libc::c_int) {
     }
 }
 
-fn handle_signals() -> std::io::Result<()> {
-    let signal = libc::SIGRTMIN() + 4;
-    // SAFETY: all bytes zero is a sigaction without flags and with an empty mask.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = hold as extern "C" fn(libc::c_int) as usize;
+fn handle_signals() -> nix::Result<()> {
+    let handler = SigHandler::Handler(hold);
+    let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
     // SAFETY: `hold` reads the clock and stores to an atomic of its own, which any thread may do at
     // any time.
-    if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    SIGNAL.store(signal, Relaxed);
-    Ok(())
+    unsafe { sigaction(SIGNAL, &action) }.map(|_| ())
 }
 
-/// Signals the calling thread, until it is dropped.
-struct Timer(libc::timer_t);
-
-impl Timer {
-    fn start() -> std::io::Result<Self> {
-        // SAFETY: all bytes zero is a sigevent that is filled in below.
-        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = SIGNAL.load(Relaxed);
-        // SAFETY: takes nothing.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
-        let mut timer: libc::timer_t = std::ptr::null_mut();
-        let clock = libc::CLOCK_MONOTONIC;
-        // SAFETY: both structures are ours.
-        if unsafe { libc::timer_create(clock, &raw mut event, &raw mut timer) } != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        let timer = Self(timer);
-        let every = libc::timespec { tv_sec: 0, tv_nsec: SIGNAL_EVERY_NS };
-        let times = libc::itimerspec { it_interval: every, it_value: every };
-        // SAFETY: the timer was made above; the times are ours.
-        if unsafe { libc::timer_settime(timer.0, 0, &raw const times, std::ptr::null_mut()) } != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(timer)
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        // SAFETY: `start` made it, and it is deleted once.
-        unsafe { libc::timer_delete(self.0) };
-    }
+/// Signals the calling thread until it is dropped.
+fn start_timer() -> nix::Result<Timer> {
+    let thread_id = nix::unistd::gettid().as_raw();
+    let notify = SigevNotify::SigevThreadId { signal: SIGNAL, thread_id, si_value: 0 };
+    let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(notify))?;
+    timer.set(Expiration::Interval(SIGNAL_EVERY.into()), TimerSetTimeFlags::empty())?;
+    Ok(timer)
 }
 
 #[cfg(test)]
@@ -317,10 +284,9 @@ mod tests {
         ];
         let mut tally = Tally { round_trip: 300, ..Tally::default() };
         tally.add(&samples, &[(81_000, 91_000)], 26);
-        let figures = tally.figures(1);
-        assert_eq!((figures.wrong, figures.removed_percent), (2, 100.0));
-        assert_eq!((figures.right, figures.kept_percent), (2, 100.0));
-        assert_eq!(figures.left_out_percent, 300.0 / 7.0);
-        assert_eq!((figures.highest_before, figures.highest_after), (4.0, 1.0));
+        assert_eq!((tally.wrong, tally.removed), (2, 2));
+        assert_eq!((tally.right, tally.kept), (2, 2));
+        assert_eq!((tally.left_out, tally.rates), (3, 7));
+        assert_eq!((tally.highest_before, tally.highest_after), (4.0, 1.0));
     }
 }

@@ -1,56 +1,84 @@
-//! What observing by `elfen shim` gives, and what it costs: how often a word can be read, what the
-//! observed pays, whether double-time error finds the wrong rates, and whether a recording agrees
-//! with the observed's own account.
+//! `elfen lab bench shim`: what observing by `elfen shim` gives, and what it costs. Measured are
+//! how often a word can be read, what the observed pays, whether double-time error finds the wrong
+//! rates, and whether a recording agrees with the observed's own account.
 //!
 //! All of it depends on how far apart the two lanes are, which in a virtual machine changes under
-//! us: it is measured before and after each part, and a far machine is waited for.
+//! us. So the distance is measured before and after each part, and a far machine is waited for.
 
-mod bare;
-mod competitor;
 mod cost;
-mod distance;
 mod dte;
 mod functions;
-mod profile;
 mod programs;
 mod rates;
-mod spread;
 mod stage;
 mod switches;
 mod truth;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use elfen_console::duration::number;
-use elfen_shim::round_trip;
-use serde::Serialize;
+use elfen_machine::affinity;
+use elfen_machine::lane_args::LaneArgs;
+use elfen_shim::clock::Clock;
+use elfen_shim::reach::program_file;
 
-use distance::NEAR_TICKS;
-use stage::on_lane;
-
-pub(crate) use competitor::Competitor;
-pub(crate) use cost::{CHEAP_PERCENT, Cost, cheap_from};
-pub(crate) use dte::Dte;
-pub(crate) use functions::{Functions, TRUE_SHARE_PERCENT};
-pub(crate) use profile::Profile;
-pub(crate) use programs::Agreement;
-pub(crate) use rates::Rate;
-pub(crate) use spread::Spread;
-pub(crate) use stage::{Error, Lanes};
-pub(crate) use switches::Switches;
-pub(crate) use truth::{Size, Truth};
+use super::{
+    BenchError, Column, Hear, Report, Row, Table, label, lanes, number as figure, rounded, row,
+    runs,
+};
+use stage::{Lanes, NEAR_TICKS, no_round_trip};
 
 const WAITS: u32 = 10;
 const WAIT: Duration = Duration::from_secs(1);
 /// A part that was measured while the lanes were far apart is measured again, so often.
 const REPEATS: u32 = 2;
 
+const EXAMPLES: &str = "\
+Examples:
+  elfen lab bench shim --only rates --only dte       rates, and wrong ones
+  elfen lab bench shim --lanes 0:1 --json            all of it: some minutes
+  workloads/lua.sh luas
+  elfen lab bench shim --only programs --lua luas/lua-returns
+                                                 by a Lua that says what runs";
+
+/// Measure what `elfen shim` sees, and what being observed costs
+///
+/// How often a word is read and seen to change; how much slower programs are that write it, next to
+/// what one bare load at the same times costs them; Lua's as well, next to perf record; whether
+/// double-time error finds the rates that are wrong; how far recordings of elfen-truth are from its
+/// own stamps, alone and next to a competitor of the observer's; whether all switches of a lane are
+/// accounted for; what functions that say that they run cost, by stores and by hooks, and whether
+/// those that perf finds are all seen. All depends on how far apart the lanes are: far ones are
+/// waited for, and what was measured on them is measured again; if they stay so, that is said.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The observed lane and the observer's, on another core: OBSERVED:OBSERVER [default: the first
+    /// and the last CPU of this process]
+    #[command(flatten)]
+    lanes: LaneArgs,
+
+    /// Measure only this; may be repeated
+    #[arg(long, value_name = "PART")]
+    only: Vec<Part>,
+
+    /// Rounds, observed and not, that each cost is the median of
+    #[arg(long, value_name = "N", default_value_t = 41, value_parser = runs())]
+    runs: usize,
+
+    /// A Lua to run scripts by, as one whose functions say that they are entered; may be repeated
+    /// [default: lua5.4 of PATH]
+    #[arg(long, value_name = "FILE")]
+    lua: Vec<PathBuf>,
+}
+
 /// What can be measured by itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Part {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Part {
     Rates,
     Dte,
     Truth,
@@ -64,190 +92,130 @@ pub(crate) enum Part {
 }
 
 /// How far apart the lanes were: ticks for a line there and back.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct RoundTrip {
-    pub(crate) part: Part,
-    pub(crate) before: u64,
-    /// `None` if the other lane was not to be had.
-    pub(crate) after: Option<u64>,
-}
+const ROUND_TRIPS: &[Column] = &[
+    label("part", "part"),
+    figure("before", "a line there and back", "ticks", 0),
+    // None if the other lane was not to be had.
+    figure("after", "then", "ticks", 0),
+    // Measured with the lanes far apart, however often it was begun again: that is not usual.
+    label("disturbed", "disturbed"),
+];
 
-/// What to measure, and how.
-#[derive(Debug)]
-pub(crate) struct Order {
-    pub(crate) lanes: Lanes,
-    /// All, if none is named.
-    pub(crate) only: Vec<Part>,
-    pub(crate) pairs: usize,
-    /// What runs the scripts of programs.
-    pub(crate) lua: Vec<PathBuf>,
-}
-
-/// Everything that was measured.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct Measured {
-    pub(crate) clock_step_ticks: u64,
-    pub(crate) ticks_per_us: f64,
-    /// The longest that anything was measured at.
-    pub(crate) line_round_trip_ticks: Option<u64>,
-    pub(crate) round_trips: Vec<RoundTrip>,
-    pub(crate) rates: Vec<Rate>,
-    pub(crate) costs: Vec<Cost>,
-    /// Costs that `elfen shim --measure-cost` says as well.
-    pub(crate) agreements: Vec<Agreement>,
-    pub(crate) functions: Vec<Functions>,
-    pub(crate) profiles: Vec<Profile>,
-    pub(crate) spreads: Vec<Spread>,
-    pub(crate) truth: Vec<Truth>,
-    pub(crate) sizes: Vec<Size>,
-    pub(crate) dte: Vec<Dte>,
-    pub(crate) competitor: Option<Competitor>,
-    pub(crate) switches: Option<Switches>,
-    /// Parts that were measured with the lanes far apart, however often they were begun anew.
-    pub(crate) disturbed: Vec<Part>,
-    /// What could not be measured here, and why.
-    pub(crate) left_out: Vec<String>,
-}
-
-pub(crate) fn measure(order: &Order) -> Result<Measured, Error> {
-    let lanes = order.lanes;
-    let mut measured = Measured {
-        clock_step_ticks: lanes.clock.step_ticks,
-        ticks_per_us: number(lanes.clock.ticks_per_second) / 1e6,
-        ..Measured::default()
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+    let lanes = observed_and_observer(args)?;
+    let lua = match &args.lua[..] {
+        [] => program_file(OsStr::new("lua5.4")).into_iter().collect(),
+        named => named.to_vec(),
     };
-    let asked = |part| order.only.is_empty() || order.only.contains(&part);
-    if asked(Part::Rates) {
-        measured.rates = measured.near(lanes, Part::Rates, |_| rates::measure(lanes))?;
-    }
-    if asked(Part::Dte) {
-        measured.dte = measured.near(lanes, Part::Dte, |near| dte::measure(lanes, near))?;
-    }
-    if asked(Part::Truth) {
-        let truth = measured.near(lanes, Part::Truth, |_| truth::measure(lanes))?;
-        (measured.truth, measured.sizes) = truth;
-    }
-    if asked(Part::Competitor) {
-        let beside = measured.near(lanes, Part::Competitor, |_| competitor::measure(lanes))?;
-        measured.competitor = Some(beside);
-    }
-    if asked(Part::Switches) {
-        match measured.near(lanes, Part::Switches, |_| switches::measure(lanes))? {
-            Ok(switches) => measured.switches = Some(switches),
-            Err(why) => measured.left_out.push(why),
+    let trips = Table { key: "round_trips", columns: ROUND_TRIPS, rows: Vec::new() };
+    let mut report = Report { tables: vec![trips], ..Report::default() };
+    let asked = |part: &&Part| args.only.is_empty() || args.only.contains(part);
+    for &part in Part::value_variants().iter().filter(asked) {
+        let of_lua = matches!(part, Part::Programs | Part::Profile | Part::Spread);
+        if of_lua && lua.is_empty() {
+            let why = "there is no lua5.4, and --lua names none";
+            report.left_out.push(format!("{}: {why}", name(part)));
+        }
+        let all: Vec<Option<&PathBuf>> =
+            if of_lua { lua.iter().map(Some).collect() } else { vec![None] };
+        for lua in all {
+            hear(&name(part));
+            let lua = lua.map_or(Path::new(""), PathBuf::as_path);
+            let found = near(&mut report, lanes, part, |distance| match part {
+                Part::Rates => rates::measure(lanes, hear),
+                Part::Dte => dte::measure(lanes, distance),
+                Part::Truth => truth::measure(lanes),
+                Part::Competitor => truth::competitor(lanes),
+                Part::Switches => switches::measure(lanes),
+                Part::Costs => cost::measure(lanes, args.runs, hear),
+                Part::Functions => functions::measure(lanes, hear),
+                Part::Programs => programs::measure(lanes, lua, args.runs, hear),
+                Part::Profile => programs::profile(lanes, lua),
+                Part::Spread => programs::spread(lanes, lua),
+            })?;
+            found.tables.into_iter().for_each(|table| report.add(table));
+            report.left_out.extend(found.left_out);
         }
     }
-    if asked(Part::Costs) {
-        let costs = |_| on_lane(lanes.on, || cost::measure(lanes, order.pairs));
-        measured.costs = measured.near(lanes, Part::Costs, costs)?;
-    }
-    if asked(Part::Functions) {
-        match measured.near(lanes, Part::Functions, |_| functions::measure(lanes))? {
-            Ok(rows) => measured.functions = rows,
-            Err(why) => measured.left_out.push(format!("functions: {why}")),
-        }
-    }
-    if order.lua.is_empty()
-        && [Part::Programs, Part::Profile, Part::Spread].iter().any(|&p| asked(p))
-    {
-        let why = "programs, profile and spread: there is no lua5.4, and --lua names none";
-        measured.left_out.push(why.to_owned());
-        return Ok(measured);
-    }
-    if asked(Part::Programs) {
-        measured.programs(order)?;
-    }
-    if asked(Part::Profile) {
-        measured.profile(order)?;
-    }
-    if asked(Part::Spread) {
-        measured.spread(order)?;
-    }
-    Ok(measured)
+    let trips = report.tables[0].rows.iter();
+    let longest = trips.flat_map(|row| ["before", "after"].map(|key| ticks(row, key))).max();
+    report.about = row![
+        "clock_step_ticks" => lanes.clock.step_ticks,
+        "ticks_per_us" => rounded(number(lanes.clock.ticks_per_second) / 1e6),
+        // The longest that anything was measured at.
+        "line_round_trip_ticks" => longest.flatten(),
+    ];
+    Ok(report)
 }
 
-impl Measured {
-    fn programs(&mut self, order: &Order) -> Result<(), Error> {
-        let Order { lanes, pairs, .. } = *order;
-        if !programs::has_perf() {
-            self.left_out.push("perf record beside the same programs: no perf here".to_owned());
-        }
-        for lua in &order.lua {
-            let measure = |_| programs::measure(lanes, lua, pairs);
-            let (costs, agreements) = self.near(lanes, Part::Programs, measure)?;
-            self.costs.extend(costs);
-            self.agreements.extend(agreements);
-        }
-        Ok(())
-    }
-
-    fn profile(&mut self, order: &Order) -> Result<(), Error> {
-        let lanes = order.lanes;
-        for lua in &order.lua {
-            let measure = |_| profile::measure(lanes, lua);
-            let (profiles, sizes) = self.near(lanes, Part::Profile, measure)?;
-            if sizes.is_empty() {
-                self.left_out.push(without_functions("profile", lua));
-            }
-            self.profiles.extend(profiles);
-            self.sizes.extend(sizes);
-        }
-        Ok(())
-    }
-
-    fn spread(&mut self, order: &Order) -> Result<(), Error> {
-        let lanes = order.lanes;
-        for lua in &order.lua {
-            match self.near(lanes, Part::Spread, |_| spread::measure(lanes, lua))? {
-                Some(rows) => self.spreads.extend(rows),
-                None => self.left_out.push(without_functions("rates of calls", lua)),
-            }
-        }
-        Ok(())
-    }
-
-    /// One part, with the lanes near each other before and after if that is to be had.
-    fn near<T>(
-        &mut self,
-        lanes: Lanes,
-        part: Part,
-        measure: impl Fn(u64) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        // These keep apart themselves what was measured near and far.
-        let keeps_apart = matches!(part, Part::Costs | Part::Programs);
-        let mut repeats = if keeps_apart { REPEATS } else { 0 };
-        loop {
-            let before = waited_for(lanes)?;
-            let found = measure(before)?;
-            let after = on_lane(lanes.from, || Ok(round_trip::measure_ticks(lanes.on)))?;
-            let longest = after.map_or(u64::MAX, |after| after.max(before));
-            // Lanes that were waited for in vain are far apart for good.
-            if before <= NEAR_TICKS && longest > NEAR_TICKS && repeats < REPEATS {
-                repeats += 1;
-                continue;
-            }
-            self.round_trips.push(RoundTrip { part, before, after });
-            self.disturbed.extend((longest > NEAR_TICKS && !keeps_apart).then_some(part));
-            self.line_round_trip_ticks = self.line_round_trip_ticks.max(after.or(Some(before)));
-            return Ok(found);
-        }
-    }
+fn ticks(row: &Row, key: &str) -> Option<u64> {
+    super::value_of(row, key).as_u64()
 }
 
-fn without_functions(what: &str, lua: &Path) -> String {
-    format!("{what}: the functions of {} do not say that they are entered", lua.display())
+fn name(part: Part) -> String {
+    part.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+fn observed_and_observer(args: &Args) -> Result<Lanes, BenchError> {
+    let clock = Clock::of_this_machine().map_err(|error| {
+        let fix = "use a machine whose kernel keeps time by the time stamp counter";
+        BenchError::unsupported(format!("the clock of samples: {error}"), fix)
+    })?;
+    let (on, from) = if args.lanes.by_hand() {
+        lanes(&args.lanes)?
+    } else {
+        let allowed = affinity::allowed()?;
+        match (allowed.iter().next(), allowed.iter().last()) {
+            (Some(first), Some(last)) if first != last => (first, last),
+            _ => {
+                let why = "observer and observed need a CPU each";
+                return Err(BenchError::unsupported(why, "allow this process a second"));
+            }
+        }
+    };
+    Ok(Lanes { on, from, clock })
+}
+
+/// One part, with the lanes near each other before and after if that is to be had.
+fn near(
+    report: &mut Report,
+    lanes: Lanes,
+    part: Part,
+    mut measure: impl FnMut(u64) -> Result<Report, BenchError>,
+) -> Result<Report, BenchError> {
+    // These keep apart themselves what was measured near and far.
+    let keeps_apart = matches!(part, Part::Costs | Part::Programs);
+    let mut repeats = if keeps_apart { REPEATS } else { 0 };
+    loop {
+        let before = waited_for(lanes)?;
+        let found = measure(before)?;
+        let after = lanes.round_trip()?;
+        let longest = after.map_or(u64::MAX, |after| after.max(before));
+        // Lanes that were waited for in vain are far apart for good.
+        if before <= NEAR_TICKS && longest > NEAR_TICKS && repeats < REPEATS {
+            repeats += 1;
+            continue;
+        }
+        report.tables[0].rows.push(row![
+            "part" => name(part),
+            "before" => before,
+            "after" => after,
+            "disturbed" => longest > NEAR_TICKS && !keeps_apart,
+        ]);
+        return Ok(found);
+    }
 }
 
 /// The round trip of a line, once it is short, or when that was waited for in vain.
-fn waited_for(lanes: Lanes) -> Result<u64, Error> {
+fn waited_for(lanes: Lanes) -> Result<u64, BenchError> {
     let mut least = None;
     for _ in 0..WAITS {
-        let now = on_lane(lanes.from, || Ok(round_trip::measure_ticks(lanes.on)))?;
+        let now = lanes.round_trip()?;
         least = [least, now].into_iter().flatten().min();
         if now.is_some_and(|ticks| ticks <= NEAR_TICKS) {
             break;
         }
         thread::sleep(WAIT);
     }
-    least.ok_or(Error::NoRoundTrip)
+    least.ok_or_else(no_round_trip)
 }

@@ -1,9 +1,10 @@
-//! What being observed costs programs that nobody wrote for it: Lua, started by `elfen shim` as a
-//! user starts it, and beside that by `perf record`.
+//! Lua, which was not written to be observed, started by `elfen shim` as a user starts it. Measured
+//! are what being observed costs it, next to `perf record`; whether its functions are seen that
+//! perf finds; what a recording takes; and how the spread of a rate narrows with the period.
 //!
 //! A script says by its own CPU clock what its work took, so that what starts it is in no figure.
 //! Unobserved is one that is looked at each millisecond: all that its functions store is stored.
-//! What the stores cost by themselves is another row, against the program started alone.
+//! What the stores cost by themselves is another row, compared with the program started alone.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,16 +13,18 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use elfen_console::duration::number;
-use elfen_console::programs::find_program;
-use elfen_shim::round_trip;
-use serde::Serialize;
+use elfen_shim::recording;
 use serde_json::Value;
 
-use super::cost::{Cost, SHIM};
-use super::distance::{Distances, TRIES};
-use super::stage::{Error, Lanes, at, on_lane};
+use super::cost::{COSTS, SHIM};
+use super::stage::{Lanes, on_lane, play_apart, program_failed};
+use super::truth::{SIZES, size};
+use crate::bench::{
+    BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, metric,
+    number as figure, row, value_of,
+};
 
-pub(super) const SCRIPTS: [(&str, &str); 2] = [
+const SCRIPTS: [(&str, &str); 2] = [
     (
         "fib",
         "local function fib(n) if n < 2 then return n end return fib(n - 1) + fib(n - 2) end
@@ -51,39 +54,22 @@ io.open(arg[1], 'w'):write(string.format('%.9f', took)):close()
 const RUN_SECONDS: f64 = 0.1;
 /// One with the cost measured by `elfen shim` itself: it has a figure each tenth of a second.
 const MEASURED_SECONDS: f64 = 1.5;
-const MEASURED_TURNS: usize = 7;
-/// Turns that are begun for that, at most, and by how much lanes may be further apart at a turn's
-/// end or begin for both ways to have measured the same.
-const TRIED_TURNS: usize = 12;
+const MEASURED_TURNS: usize = 10;
+/// By how much lanes may be further apart at a turn's end or begin for both ways to have measured
+/// the same.
 const SAME_DISTANCE: f64 = 1.25;
 const PERIODS_TICKS: [u64; 4] = [0, 300, 1_200, 2_600];
-/// What both ways of measuring a cost are compared at.
+/// What both ways of measuring a cost are compared at, and functions are looked for.
 const COMPARED_TICKS: u64 = 300;
 /// Looked at, and next to never.
 const UNOBSERVED: &str = "1ms";
 const PERF_HZ: u64 = 50_000;
 /// Runs that perf makes five times as long need no more.
-const PERF_PAIRS: usize = 11;
-
-/// The cost of one run as `elfen shim --measure-cost` says it, and as pairs of runs do.
-#[derive(Debug, Serialize)]
-pub(crate) struct Agreement {
-    pub(crate) program: String,
-    pub(crate) period_ticks: u64,
-    pub(crate) by_pairs_percent: f64,
-    pub(crate) by_measure_cost_percent: f64,
-    /// How far the second is from the first, in the median of the turns; quartiles.
-    pub(crate) apart: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-    pub(crate) turns: usize,
-    /// In which the lanes did not stay as far apart as they were.
-    pub(crate) turns_left_out: usize,
-}
+const PERF_ROUNDS: usize = 11;
 
 /// How a script is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Beside {
+enum Way {
     Alone,
     Unobserved,
     Observed(u64),
@@ -93,9 +79,8 @@ enum Beside {
 }
 
 /// A Lua and one script.
-pub(super) struct Program<'a> {
+struct Program<'a> {
     lanes: Lanes,
-    elfen: PathBuf,
     lua: &'a Path,
     folder: &'a Path,
     script: PathBuf,
@@ -105,17 +90,16 @@ pub(super) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    pub(super) fn new(
+    fn new(
         lanes: Lanes,
         lua: &'a Path,
         folder: &'a Path,
         script: (&str, &str),
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, BenchError> {
         let path = folder.join(format!("{}.lua", script.0));
         fs::write(&path, format!("{}{ROUNDS}", script.1))?;
-        let elfen = find_program("elfen")?;
         let stores = String::new();
-        let mut program = Self { lanes, elfen, lua, folder, script: path, watch: &[], stores };
+        let mut program = Self { lanes, lua, folder, script: path, watch: &[], stores };
         let looked = program.shim(&["--json", "--watch", "function", "--period", UNOBSERVED], 1)?;
         program.stores = match source_of(&looked) {
             Some(source) => {
@@ -127,23 +111,18 @@ impl<'a> Program<'a> {
         Ok(program)
     }
 
-    pub(super) fn lanes(&self) -> Lanes {
-        self.lanes
-    }
-
-    pub(super) fn has_functions(&self) -> bool {
+    fn has_functions(&self) -> bool {
         !self.watch.is_empty()
     }
 
     /// One run by `elfen shim`; gives what it prints.
-    pub(super) fn shim(&self, words: &[&str], rounds: u64) -> Result<Vec<u8>, Error> {
-        let mut command = Command::new(&self.elfen);
-        let [on, from] = [self.lanes.on, self.lanes.from].map(|lane| lane.to_string());
-        command.args(["shim", "--on", &on, "--from", &from]).args(words).arg("--");
+    fn shim(&self, words: &[&str], rounds: u64) -> Result<Vec<u8>, BenchError> {
+        let mut command = self.lanes.shim()?;
+        command.args(words).arg("--");
         Ok(command.args(self.words(rounds)).stderr(Stdio::null()).output()?.stdout)
     }
 
-    pub(super) fn words(&self, rounds: u64) -> [OsString; 4] {
+    fn words(&self, rounds: u64) -> [OsString; 4] {
         let rounds = rounds.to_string().into();
         [self.lua.into(), self.script.clone().into(), self.took().into(), rounds]
     }
@@ -153,47 +132,61 @@ impl<'a> Program<'a> {
     }
 
     /// Seconds that the rounds took.
-    fn run(&self, beside: Beside, rounds: u64) -> Result<f64, Error> {
+    fn run(&self, way: Way, rounds: u64) -> Result<f64, BenchError> {
         let _none_yet = fs::remove_file(self.took());
-        match beside {
-            Beside::Alone => {
+        match way {
+            Way::Alone => {
                 let words = self.words(rounds);
                 on_lane(self.lanes.on, || {
                     Ok(Command::new(&words[0]).args(&words[1..]).output()?)
                 })?;
             }
-            Beside::Unobserved | Beside::Observed(_) | Beside::Auto => {
-                let period = match beside {
-                    Beside::Auto => "auto".to_owned(),
-                    Beside::Observed(0) => "max".to_owned(),
-                    Beside::Observed(ticks) => format!("{}ns", self.lanes.clock.ns(ticks)),
-                    Beside::Alone | Beside::Unobserved | Beside::Perf => UNOBSERVED.to_owned(),
+            Way::Unobserved | Way::Observed(_) | Way::Auto => {
+                let period = match way {
+                    Way::Auto => "auto".to_owned(),
+                    Way::Observed(ticks) => self.lanes.period(ticks),
+                    Way::Alone | Way::Unobserved | Way::Perf => UNOBSERVED.to_owned(),
                 };
                 let words: Vec<&str> =
                     self.watch.iter().copied().chain(["--period", &period]).collect();
                 self.shim(&words, rounds)?;
             }
-            Beside::Perf => {
-                let mut perf = Command::new("perf");
-                let rate = PERF_HZ.to_string();
-                perf.args(["record", "-q", "-e", "cpu-clock", "-F", &rate, "-o"]);
-                perf.arg(self.folder.join("perf.data")).arg("--").args(self.words(rounds));
-                perf.stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+            Way::Perf => {
+                self.perf(PERF_HZ, rounds)?;
             }
         }
         let text = fs::read_to_string(self.took()).unwrap_or_default();
         let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
-        seconds.ok_or_else(|| Error::Program(format!("{} did not run", self.lua.display())))
+        seconds.ok_or_else(|| program_failed(format_args!("{} did not run", self.lua.display())))
+    }
+
+    /// One run by `perf record`; gives the file of its samples.
+    fn perf(&self, hz: u64, rounds: u64) -> Result<PathBuf, BenchError> {
+        let data = self.folder.join("perf.data");
+        let mut perf = Command::new("perf");
+        perf.args(["record", "-q", "-e", "cpu-clock", "-F", &hz.to_string(), "-o"]).arg(&data);
+        perf.arg("--").args(self.words(rounds)).stdout(Stdio::null()).stderr(Stdio::null());
+        perf.status()?;
+        Ok(data)
+    }
+
+    /// What `elfen shim --json` prints, at this period.
+    fn summary(&self, words: &[&str], ticks: u64, rounds: u64) -> Result<Value, BenchError> {
+        let period = self.lanes.period(ticks);
+        let words = [&["--json", "--period", &period], words].concat();
+        let printed = self.shim(&words, rounds)?;
+        serde_json::from_slice(&printed)
+            .map_err(|error| program_failed(format_args!("elfen shim --json: {error}")))
     }
 
     /// Rounds that take about so long.
-    pub(super) fn rounds(&self, seconds: f64) -> Result<u64, Error> {
-        let ten = self.run(Beside::Unobserved, 10)?;
+    fn rounds(&self, seconds: f64) -> Result<u64, BenchError> {
+        let ten = self.run(Way::Unobserved, 10)?;
         // A number of rounds, by the type that a whole number can be had from.
         Ok(Duration::from_secs_f64((seconds / ten * 10.0).clamp(1.0, 1e9)).as_secs())
     }
 
-    pub(super) fn name(&self) -> String {
+    fn name(&self) -> String {
         let name =
             |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let lua = self.lua.file_name().unwrap_or_default().to_string_lossy();
@@ -209,164 +202,339 @@ fn source_of(printed: &[u8]) -> Option<String> {
     function["source"].as_str().map(str::to_owned)
 }
 
+/// All scripts of one Lua.
+fn each<'a>(
+    lanes: Lanes,
+    lua: &'a Path,
+    folder: &'a Path,
+) -> Result<[Program<'a>; SCRIPTS.len()], BenchError> {
+    let [first, second] = SCRIPTS.map(|script| Program::new(lanes, lua, folder, script));
+    Ok([first?, second?])
+}
+
+fn without_functions(what: &str, lua: &Path) -> String {
+    format!("{what}: the functions of {} do not say that they are entered", lua.display())
+}
+
 /// Costs of one Lua, and whether both ways of measuring them agree.
 pub(super) fn measure(
     lanes: Lanes,
     lua: &Path,
-    pairs: usize,
-) -> Result<(Vec<Cost>, Vec<Agreement>), Error> {
+    runs: usize,
+    hear: Hear<'_>,
+) -> Result<Report, BenchError> {
     let folder = tempfile::tempdir()?;
-    let (mut costs, mut agreements) = (Vec::new(), Vec::new());
-    for script in SCRIPTS {
-        let program = Program::new(lanes, lua, folder.path(), script)?;
-        costs.extend(of_script(&program, pairs)?);
+    let mut report = Report::default();
+    let mut ways = vec![Way::Alone, Way::Unobserved];
+    ways.extend(PERIODS_TICKS.map(Way::Observed));
+    ways.push(Way::Auto);
+    match has_perf() {
+        true => ways.push(Way::Perf),
+        false => report.left_out.push("perf record of the same programs: no perf here".to_owned()),
+    }
+    for program in each(lanes, lua, folder.path())? {
+        let rounds = program.rounds(RUN_SECONDS)?;
+        let mut script = Script { program: &program, ways: &ways, rounds, round_trip_ticks: 0 };
+        for (ticks, samples) in play_apart(&mut script, lanes, runs, hear)? {
+            script.round_trip_ticks = ticks;
+            let mut table = script.table_of("costs", &samples);
+            table.rows.retain(|row| value_of(row, "by") != ALONE);
+            report.add(table);
+        }
         if program.has_functions() {
-            agreements.push(agreement(&program)?);
+            let rounds = program.rounds(MEASURED_SECONDS)?;
+            let mut ways = BothWays { program: &program, rounds, left_out: 0, before: None };
+            report.add(ways.table("agreements", MEASURED_TURNS, hear)?);
         }
     }
-    Ok((costs, agreements))
+    Ok(report)
 }
 
-fn of_script(program: &Program<'_>, pairs: usize) -> Result<Vec<Cost>, Error> {
-    let rounds = program.rounds(RUN_SECONDS)?;
-    let mut ways = vec![Beside::Alone];
-    ways.extend(PERIODS_TICKS.map(Beside::Observed));
-    ways.push(Beside::Auto);
-    if has_perf() {
-        ways.push(Beside::Perf);
-    }
-    let mut distances = Distances::begin(program.lanes)?;
-    for pair in 0..pairs * TRIES {
-        if distances.most() >= pairs {
-            break;
-        }
-        let asked = |way: &Beside| *way != Beside::Perf || pair < PERF_PAIRS;
-        let all = ways.iter().copied().filter(asked);
-        let mut all: Vec<Beside> = std::iter::once(Beside::Unobserved).chain(all).collect();
-        // Whatever changes with time is on either side as often.
-        let first = pair % all.len();
-        all.rotate_left(first);
-        let mut took = Vec::with_capacity(all.len());
-        for way in all {
-            took.push((way, program.run(way, rounds)?));
-        }
-        let of = |way| took.iter().find(|(other, _)| *other == way).map(|(_, seconds)| *seconds);
-        let Some(unobserved) = of(Beside::Unobserved) else { continue };
-        let ratio = |way| {
-            let seconds = of(way)?;
-            // What the stores cost is the other way round: alone, there are none.
-            let (more, less) = match way {
-                Beside::Alone => (unobserved, seconds),
-                _ => (seconds, unobserved),
+const ALONE: &str = "nothing, and nothing is stored";
+
+/// One script, run in each way.
+struct Script<'a> {
+    program: &'a Program<'a>,
+    ways: &'a [Way],
+    rounds: u64,
+    round_trip_ticks: u64,
+}
+
+impl Scenario for Script<'_> {
+    const COLUMNS: &'static [Column] = COSTS;
+
+    fn cases(&self) -> Vec<Row> {
+        let row = |way: &Way| {
+            let perf_ticks = self.program.lanes.clock.ticks_per_second / PERF_HZ;
+            let (by, period_ticks) = match way {
+                Way::Alone => (ALONE, None),
+                Way::Unobserved => ("nothing: its stores alone", None),
+                Way::Observed(ticks) => (SHIM, Some(*ticks)),
+                // Whatever it was at each run.
+                Way::Auto => (SHIM, None),
+                Way::Perf => ("perf record -e cpu-clock", Some(perf_ticks)),
             };
-            Some((way, (more / less - 1.0) * 100.0))
+            row![
+                "program" => self.program.name(),
+                "stores" => self.program.stores,
+                "by" => by,
+                "period_ticks" => period_ticks,
+                "auto" => *way == Way::Auto,
+                "round_trip_ticks" => self.round_trip_ticks,
+            ]
         };
-        let ratios: Vec<(Beside, f64)> = ways.iter().copied().filter_map(ratio).collect();
-        distances.add(ratios)?;
+        self.ways.iter().map(row).collect()
     }
-    let row = |round_trip_ticks, way, mut ratios: Vec<f64>| {
-        ratios.sort_by(f64::total_cmp);
-        let (by, period_ticks) = match way {
-            Beside::Alone => ("nobody: its stores alone", None),
-            Beside::Observed(ticks) => (SHIM, Some(ticks)),
-            // Whatever it was at each run.
-            Beside::Auto => (SHIM, None),
-            Beside::Perf | Beside::Unobserved => {
-                let ticks = program.lanes.clock.ticks_per_second / PERF_HZ;
-                ("perf record -e cpu-clock", Some(ticks))
-            }
-        };
-        Cost {
-            program: program.name(),
-            stores: program.stores.clone(),
-            by,
-            period_ticks,
-            auto: way == Beside::Auto,
-            round_trip_ticks,
-            slowdown_percent: at(&ratios, 50),
-            low: at(&ratios, 25),
-            high: at(&ratios, 75),
-            pairs: ratios.len(),
+
+    /// What the stores cost is how much slower the unobserved program is than one without them.
+    fn baseline(&self, case: usize) -> Option<usize> {
+        match self.ways[case] {
+            Way::Alone => None,
+            Way::Unobserved => Some(0),
+            Way::Observed(_) | Way::Auto | Way::Perf => Some(1),
         }
-    };
-    let mut rows = Vec::new();
-    for (round_trip_ticks, found) in distances.found() {
-        let of = |way: Beside| {
-            let all = found.iter().flatten().filter(|(other, _)| *other == way);
-            all.map(|(_, ratio)| *ratio).collect::<Vec<f64>>()
-        };
-        let ways = ways.iter().map(|&way| (way, of(way))).filter(|(_, all)| !all.is_empty());
-        rows.extend(ways.map(|(way, ratios)| row(round_trip_ticks, way, ratios)));
     }
-    Ok(rows)
+
+    fn run(&mut self, case: usize, round: usize, values: &mut Values) -> Result<(), BenchError> {
+        let way = self.ways[case];
+        if way != Way::Perf || round < PERF_ROUNDS {
+            values.add("time", self.program.run(way, self.rounds)?);
+        }
+        Ok(())
+    }
 }
 
-pub(super) fn has_perf() -> bool {
+fn has_perf() -> bool {
     let mut perf = Command::new("perf");
     perf.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
     perf.status().is_ok_and(|status| status.success())
 }
 
-/// Whether both ways agree: by turns, as what a look costs changes with how far apart the lanes
-/// are, which may be another in a second.
-fn agreement(program: &Program<'_>) -> Result<Agreement, Error> {
-    let rounds = program.rounds(MEASURED_SECONDS)?;
-    let period = format!("{}ns", program.lanes.clock.ns(COMPARED_TICKS));
-    let words = ["--json", "--measure-cost", "--period", &period];
-    let words: Vec<&str> = program.watch.iter().copied().chain(words).collect();
-    let (mut by_pairs, mut by_itself, mut apart) = (Vec::new(), Vec::new(), Vec::new());
-    let mut turns_left_out = 0;
-    let lanes = program.lanes;
-    let distance = || on_lane(lanes.from, || Ok(round_trip::measure_ticks(lanes.on)));
-    let mut before = distance()?;
-    for turn in 0..TRIED_TURNS {
-        if apart.len() == MEASURED_TURNS {
-            break;
-        }
+/// The cost of one run as `elfen shim --measure-cost` says it, and as pairs of runs do: in the same
+/// rounds, as what a look costs changes with how far apart the lanes are, which may be another in a
+/// second.
+struct BothWays<'a> {
+    program: &'a Program<'a>,
+    rounds: u64,
+    /// Rounds in which the lanes did not stay as far apart as they were.
+    left_out: usize,
+    before: Option<u64>,
+}
+
+impl Scenario for BothWays<'_> {
+    const COLUMNS: &'static [Column] = &[
+        label("program", "observed"),
+        label("period_ticks", "each, ticks"),
+        metric("by_pairs_percent", "slower", "%", 2).show(&[Part::Median]),
+        metric("by_measure_cost_percent", "by --measure-cost", "%", 2).show(&[Part::Median]),
+        metric("apart", "apart", "%", 2).show(&[Part::Median, Part::Interval, Part::N]),
+        figure("turns_left_out", "left out", "", 0),
+    ];
+
+    fn cases(&self) -> Vec<Row> {
+        vec![row![
+            "program" => self.program.name(),
+            "period_ticks" => COMPARED_TICKS,
+            "turns_left_out" => self.left_out,
+        ]]
+    }
+
+    fn run(&mut self, _: usize, round: usize, values: &mut Values) -> Result<(), BenchError> {
+        let (program, rounds) = (self.program, self.rounds);
+        let words: Vec<&str> = program.watch.iter().copied().chain(["--measure-cost"]).collect();
+        let before = match self.before {
+            Some(before) => before,
+            None => program.lanes.distance()?,
+        };
         let [mut unobserved, mut observed, mut measured] = [0.0; 3];
-        for which in (0..3).map(|which| (turn + which) % 3) {
+        for which in (0..3).map(|which| (round + which) % 3) {
             match which {
-                0 => unobserved = program.run(Beside::Unobserved, rounds)?,
-                1 => observed = program.run(Beside::Observed(COMPARED_TICKS), rounds)?,
-                _ => measured = measured_cost(&program.shim(&words, rounds)?)?,
+                0 => unobserved = program.run(Way::Unobserved, rounds)?,
+                1 => observed = program.run(Way::Observed(COMPARED_TICKS), rounds)?,
+                _ => measured = measured_cost(&program.summary(&words, COMPARED_TICKS, rounds)?)?,
             }
         }
-        let after = distance()?;
-        let both = std::mem::replace(&mut before, after).zip(after);
-        let stayed = both.is_some_and(|(before, after)| {
-            number(before.max(after)) <= SAME_DISTANCE * number(before.min(after))
-        });
-        if !stayed {
-            turns_left_out += 1;
-            continue;
+        let after = program.lanes.distance()?;
+        self.before = Some(after);
+        if number(before.max(after)) > SAME_DISTANCE * number(before.min(after)) {
+            self.left_out += 1;
+            return Ok(());
         }
-        let pair = (observed / unobserved - 1.0) * 100.0;
-        by_pairs.push(pair);
-        by_itself.push(measured);
-        apart.push(measured - pair);
+        let by_pairs = (observed / unobserved - 1.0) * 100.0;
+        values.add("by_pairs_percent", by_pairs);
+        values.add("by_measure_cost_percent", measured);
+        values.add("apart", measured - by_pairs);
+        Ok(())
     }
-    for all in [&mut by_pairs, &mut by_itself, &mut apart] {
-        all.sort_by(f64::total_cmp);
-    }
-    Ok(Agreement {
-        program: program.name(),
-        period_ticks: COMPARED_TICKS,
-        by_pairs_percent: at(&by_pairs, 50),
-        by_measure_cost_percent: at(&by_itself, 50),
-        apart: at(&apart, 50),
-        low: at(&apart, 25),
-        high: at(&apart, 75),
-        turns: apart.len(),
-        turns_left_out,
-    })
 }
 
 /// What `elfen shim --measure-cost` says.
-fn measured_cost(printed: &[u8]) -> Result<f64, Error> {
-    let printed: Value = serde_json::from_slice(printed)
-        .map_err(|error| Error::Program(format!("elfen shim --measure-cost: {error}")))?;
+fn measured_cost(printed: &Value) -> Result<f64, BenchError> {
     printed["cost_percent"]["median"].as_f64().ok_or_else(|| {
         let why = printed["cost_unknown"].as_str().unwrap_or("it says no cost");
-        Error::Program(format!("elfen shim --measure-cost: {why}"))
+        program_failed(format_args!("elfen shim --measure-cost: {why}"))
     })
+}
+
+/// What a run takes whose functions are looked for, or whose calls are counted.
+const PROFILED_SECONDS: f64 = 4.0;
+const PROFILED_HZ: u64 = 4_000;
+/// 10 MHz.
+const RECORDED_AT: &str = "100ns";
+/// Shares of perf's profile that have to be seen.
+const LEAST_PERCENT: f64 = 2.0;
+
+/// Functions of the program itself with two of a hundred of perf's samples and more, and those
+/// among them that were seen to run.
+const PROFILES: &[Column] = &[
+    label("program", "2 % and more by perf, of"),
+    figure("by_perf", "functions", "", 0),
+    figure("found", "seen", "", 0).higher(),
+    label("missing", "not seen"),
+];
+
+/// A Lua whose functions say that they run, compared with perf's profile of the same script; and
+/// what a recording of it takes.
+///
+/// perf interrupts the program each quarter of a millisecond. Which functions it finds there often
+/// is the truth that all that have a share of the time are seen. Functions of libraries say nothing
+/// of themselves: they are their callers', and so in no figure.
+pub(super) fn profile(lanes: Lanes, lua: &Path) -> Result<Report, BenchError> {
+    let folder = tempfile::tempdir()?;
+    let mut report = Report::default();
+    for program in each(lanes, lua, folder.path())? {
+        if !program.has_functions() {
+            report.left_out.push(without_functions("profile", lua));
+            break;
+        }
+        let rounds = program.rounds(PROFILED_SECONDS)?;
+        let recorded = recorded(&program, rounds)?;
+        report.add(Table { key: "sizes", columns: SIZES, rows: vec![recorded] });
+        if has_perf() {
+            let rows = vec![profile_of(&program, rounds)?];
+            report.add(Table { key: "profiles", columns: PROFILES, rows });
+        }
+    }
+    Ok(report)
+}
+
+fn recorded(program: &Program<'_>, rounds: u64) -> Result<Row, BenchError> {
+    let file = program.folder.join("run.shim");
+    let named = file.to_string_lossy();
+    let words = ["--watch", "function", "--period", RECORDED_AT, "--memory", "1GB", "-o", &*named];
+    program.shim(&words, rounds)?;
+    let recording = recording::open(&file).map_err(program_failed)?;
+    let bytes = fs::metadata(&file)?.len();
+    fs::remove_file(&file)?;
+    Ok(size(&recording, bytes, program.name(), RECORDED_AT))
+}
+
+fn profile_of(program: &Program<'_>, rounds: u64) -> Result<Row, BenchError> {
+    let data = program.perf(PROFILED_HZ, rounds)?;
+    let mut report = Command::new("perf");
+    report.args(["report", "-q", "--stdio", "--sort", "dso,symbol", "-F", "overhead,dso,symbol"]);
+    let report = report.arg("-i").arg(&data).stderr(Stdio::null()).output()?;
+    let own = program.lua.file_name().unwrap_or_default().to_string_lossy();
+    let by_perf = often(&String::from_utf8_lossy(&report.stdout), &own);
+    let words = ["--watch", "function", "--keep", "histogram"];
+    let summary = program.summary(&words, COMPARED_TICKS, rounds)?;
+    let tags = summary["tags"].as_array().into_iter().flatten();
+    let seen: Vec<&str> = tags.filter_map(|tag| tag["name"].as_str()).collect();
+    let missing: Vec<&String> =
+        by_perf.iter().filter(|name| !seen.contains(&name.as_str())).collect();
+    Ok(row![
+        "program" => program.name(),
+        "by_perf" => by_perf.len(),
+        "found" => by_perf.len() - missing.len(),
+        "missing" => missing,
+    ])
+}
+
+/// Functions of one file that a report of perf has often.
+fn often(report: &str, file: &str) -> Vec<String> {
+    let of_line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let percent: f64 = words.next()?.strip_suffix('%')?.parse().ok()?;
+        let in_file = words.next()? == file && words.next()? == "[.]";
+        let name = words.next()?;
+        (in_file && percent >= LEAST_PERCENT).then(|| name.to_owned())
+    };
+    report.lines().filter_map(of_line).collect()
+}
+
+const SPREAD_TICKS: [u64; 3] = [1_200, 50_000, 5_000_000];
+const HOTTEST: usize = 10;
+
+/// What is seen at one period, in calls per microsecond.
+const SPREADS: &[Column] = &[
+    label("program", "calls of"),
+    label("period_ticks", "each, ticks"),
+    figure("p10", "p10", "1/us", 2),
+    figure("median", "median", "1/us", 2),
+    figure("p90", "p90", "1/us", 2),
+    figure("kept_percent", "kept", "%", 2),
+    // Of the ten functions that take most time at the first period.
+    figure("same_of_ten_hottest", "same of ten hottest", "", 0),
+];
+
+/// The paper's first figure, in software: the finer one looks, the more there is to see.
+///
+/// The rate of calls of a Lua with functions, at three periods: the spread of what is seen narrows
+/// as each sample covers more, while the functions that take most of the time stay the same.
+pub(super) fn spread(lanes: Lanes, lua: &Path) -> Result<Report, BenchError> {
+    let folder = tempfile::tempdir()?;
+    // Strings go through more functions than fib does.
+    let program = Program::new(lanes, lua, folder.path(), SCRIPTS[1])?;
+    if !program.has_functions() {
+        let left_out = vec![without_functions("rates of calls", lua)];
+        return Ok(Report { left_out, ..Report::default() });
+    }
+    let rounds = program.rounds(PROFILED_SECONDS)?;
+    let mut first: Option<Vec<String>> = None;
+    let mut rows = Vec::new();
+    for ticks in SPREAD_TICKS {
+        let keep = ["--keep", "histogram", "--watch"];
+        let functions = program.summary(&[&keep[..], &["function"]].concat(), ticks, rounds)?;
+        let hottest = hottest(&functions);
+        // With no signal that names what is done, all calls are in one distribution.
+        let calls = [&keep[..], &["value", "--rate", "calls"]].concat();
+        let seen = program.summary(&calls, ticks, rounds)?;
+        let rate = &seen["rates"][0];
+        if rate["median"].as_f64().is_none() {
+            return Err(program_failed("no call was counted"));
+        }
+        let same = first.get_or_insert_with(|| hottest.clone());
+        rows.push(row![
+            "program" => program.name(),
+            "period_ticks" => ticks,
+            "p10" => rate["p10"],
+            "median" => rate["median"],
+            "p90" => rate["p90"],
+            "kept_percent" => rate["kept_percent"],
+            "same_of_ten_hottest" => hottest.iter().filter(|name| same.contains(name)).count(),
+        ]);
+    }
+    let table = Table { key: "spreads", columns: SPREADS, rows };
+    Ok(Report { tables: vec![table], ..Report::default() })
+}
+
+/// Tags are in the order of their times.
+fn hottest(summary: &Value) -> Vec<String> {
+    let tags = summary["tags"].as_array().into_iter().flatten();
+    let functions = tags.filter(|tag| tag["signal"] == "function");
+    functions.filter_map(|tag| tag["name"].as_str()).take(HOTTEST).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_of_perf_is_read() {
+        let report = "\n    31.40%  lua-5   [.] luaV_execute\n     2.00%  lua-5  [.] lua_gc  \n\
+                      \x20    9.10%  libc.so.6  [.] memcpy\n     1.99%  lua-5  [.] luaH_get\n\
+                      \x20    5.00%  [kernel]  [k] clear_page\n# a remark\n";
+        assert_eq!(often(report, "lua-5"), ["luaV_execute", "lua_gc"]);
+        assert_eq!(often("", "lua-5"), [""; 0]);
+    }
 }

@@ -1,13 +1,12 @@
 //! Whether the observer of a lane's tasks sees all that the scheduler does: two threads hand the
 //! lane to each other some ten thousand times, and the scheduler's own trace says when.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
-use std::thread;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use elfen_kernel::task_map;
-use elfen_machine::affinity;
 use elfen_machine::cpulist::CpuSet;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskMap};
@@ -16,14 +15,15 @@ use elfen_shim::clock;
 use elfen_shim::reach::VmReader;
 use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::{Head, Recording, State};
-use elfen_shim::session::{Observer, ObserverConfig, ObserverResult, Words};
+use elfen_shim::session::{Observer, ObserverResult, Words};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
-use serde::Serialize;
 
-use super::stage::{Error, Lanes, on_lane, percent};
-use crate::bench::trace::buffer::Buffer;
-use crate::bench::trace::{Event, Kind};
+use super::stage::{Lanes, on_lane};
+use crate::bench::trace::{Buffer, Event, Kind};
+use crate::bench::{
+    BenchError, Column, Report, Row, Table, joined, number, percent, pin, rounded, row,
+};
 
 const PERIOD_NS: u64 = 1_000;
 const SWITCHES: u32 = 20_000;
@@ -38,43 +38,41 @@ const TRACE_NS: u64 = 1_000;
 const MOMENT_NS: u64 = 20_000;
 const ROOM_KB: u64 = 16 << 10;
 const MEMORY: usize = 16 << 20;
-/// If somebody else's switch falls on the very moment at which counting begins or ends.
+/// If another task's switch falls on the very moment at which counting begins or ends.
 const TRIES: u32 = 5;
 
 /// What the scheduler did, and what of it was seen.
-#[derive(Debug, Serialize)]
-pub(crate) struct Switches {
-    pub(crate) period_ns: u64,
-    /// By the scheduler's own trace.
-    pub(crate) switches: u64,
-    pub(crate) seen: u64,
-    /// As the summary of `elfen shim` says it.
-    pub(crate) missed: u64,
-    /// Of two periods or more, while there was no gap.
-    pub(crate) stretches: u64,
-    pub(crate) stretches_seen_percent: f64,
-    /// How long those were that were not seen.
-    pub(crate) unseen_ns: Vec<u64>,
-}
+const COLUMNS: &[Column] = &[
+    number("period_ns", "switches, each", "ns", 0),
+    number("switches", "by the scheduler", "", 0),
+    number("seen", "seen", "", 0).higher(),
+    // As the summary of `elfen shim` says it.
+    number("missed", "missed", "", 0).lower(),
+    // Of two periods or more, while there was no gap.
+    number("stretches", "stretches", "", 0),
+    number("stretches_seen_percent", "seen", "%", 2).higher(),
+];
 
-/// Why a machine does not allow it, if it does not.
-pub(super) fn measure(lanes: Lanes) -> Result<Result<Switches, String>, Error> {
+pub(super) fn measure(lanes: Lanes) -> Result<Report, BenchError> {
+    let left_out = |why: String| {
+        Ok(Report { left_out: vec![format!("who runs: {why}")], ..Report::default() })
+    };
     let map = match task_map::open() {
         Ok((map, _)) => &*Box::leak(Box::new(map)),
-        Err(error) => return Ok(Err(format!("who runs: {error}"))),
+        Err(error) => return left_out(error.to_string()),
     };
     for _ in 0..TRIES {
         let buffer = match Buffer::start(&[lanes.on], ROOM_KB) {
             Ok(buffer) => buffer,
-            Err(error) => return Ok(Err(format!("who runs: the scheduler's trace: {error}"))),
+            Err(error) => return left_out(format!("the scheduler's trace: {error}")),
         };
         let run = on_lane(lanes.from, || observed(lanes, map))?;
-        let trace = buffer.read().map_err(|error| Error::Program(error.to_string()))?;
-        if let Some(found) = compare(&run, &trace) {
-            return Ok(Ok(found));
+        if let Some(row) = compare(&run, &buffer.read()?) {
+            let table = Table { key: "switches", columns: COLUMNS, rows: vec![row] };
+            return Ok(Report { tables: vec![table], ..Report::default() });
         }
     }
-    Ok(Err("who runs: others switched whenever counting began or ended".to_owned()))
+    left_out("others switched whenever counting began or ended".to_owned())
 }
 
 /// A recording, and what of its switches was counted.
@@ -86,8 +84,8 @@ struct Run {
     moments: [(u64, u64); 2],
 }
 
-fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, Error> {
-    let baton = Baton::default();
+fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, BenchError> {
+    let baton = Baton { turn: AtomicU32::new(u32::MAX), players: Default::default() };
     thread::scope(|scope| {
         let baton = &baton;
         let players = [0, 1].map(|own| scope.spawn(move || baton.play(lanes, own)));
@@ -99,12 +97,12 @@ fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, Error> {
         words.add_tasks(map, &on, true).map_err(std::io::Error::other)?;
         let head = Head { clock: lanes.clock, signals: words.signals.clone(), ..Head::default() };
         let orders = Arc::new(ObserverControl::default());
-        let how = how(lanes);
+        let how = lanes.how(lanes.clock.ticks(PERIOD_NS), MEMORY);
         let observer = Observer::start(words, how, VmReader::default(), orders.clone())?;
         thread::sleep(MARGIN);
-        baton.begin.store(true, Release);
+        baton.hand_over(0);
         for player in players {
-            player.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            joined(player)?;
         }
         thread::sleep(MARGIN);
         let last = clock::read_both();
@@ -116,48 +114,22 @@ fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, Error> {
     })
 }
 
-fn how(lanes: Lanes) -> ObserverConfig {
-    ObserverConfig {
-        from: lanes.from,
-        clock: lanes.clock,
-        period_ticks: lanes.clock.ticks(PERIOD_NS),
-        pacing: None,
-        fetch_ticks: u64::MAX,
-        for_ticks: None,
-        memory: MEMORY,
-        keeps_last: false,
-        keeps_samples: false,
-        until: None,
-        cost_meter: None,
-        fold: None,
-        live: None,
-    }
-}
-
 /// What two threads on one lane hand to each other: the lane.
-#[derive(Default)]
 struct Baton {
     /// The turn that goes on; even turns are the first thread's.
     turn: AtomicU32,
-    begin: AtomicBool,
+    players: [OnceLock<Thread>; 2],
 }
 
 impl Baton {
     /// Every second turn, each of a length of its own.
-    fn play(&self, lanes: Lanes, own: u32) -> Result<(), Error> {
-        affinity::pin(lanes.on)?;
+    fn play(&self, lanes: Lanes, own: u32) -> Result<(), BenchError> {
+        pin(lanes.on)?;
+        self.player(own).get_or_init(thread::current);
         let mut random = SplitMix64::seed_from_u64(u64::from(own));
-        while !self.begin.load(Acquire) {
-            // Neither runs while counting begins.
-            thread::sleep(MARGIN / 5);
-        }
         for turn in (own..SWITCHES).step_by(2) {
-            loop {
-                let now = self.turn.load(Acquire);
-                if now == turn {
-                    break;
-                }
-                wait(&self.turn, now);
+            while self.turn.load(Acquire) != turn {
+                thread::park();
             }
             let (low, high) = (SHORTEST_NS.ln(), LONGEST_NS.ln());
             let length = (low + random.random::<f64>() * (high - low)).exp();
@@ -166,29 +138,25 @@ impl Baton {
             while clock::before() < end {
                 std::hint::spin_loop();
             }
-            self.turn.store(turn + 1, Release);
-            wake(&self.turn);
+            self.hand_over(turn + 1);
         }
         Ok(())
     }
-}
 
-/// Until the word is another; it may return before.
-fn wait(word: &AtomicU32, value: u32) {
-    let (word, operation) = (std::ptr::from_ref(word), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG);
-    let forever: *const libc::timespec = std::ptr::null();
-    // SAFETY: the word lives as long as `word` is borrowed; the kernel only reads it.
-    unsafe { libc::syscall(libc::SYS_futex, word, operation, value, forever) };
-}
+    fn hand_over(&self, turn: u32) {
+        self.turn.store(turn, Release);
+        if let Some(player) = self.player(turn).get() {
+            player.unpark();
+        }
+    }
 
-fn wake(word: &AtomicU32) {
-    let (word, operation) = (std::ptr::from_ref(word), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG);
-    // SAFETY: the kernel takes the word's address alone.
-    unsafe { libc::syscall(libc::SYS_futex, word, operation, 1) };
+    fn player(&self, turn: u32) -> &OnceLock<Thread> {
+        if turn.is_multiple_of(2) { &self.players[0] } else { &self.players[1] }
+    }
 }
 
 /// `None` if a switch falls on the moment at which counting began or ended.
-fn compare(run: &Run, trace: &[Event]) -> Option<Switches> {
+fn compare(run: &Run, trace: &[Event]) -> Option<Row> {
     let switches: Vec<(u64, u32)> = trace
         .iter()
         .filter_map(|event| match event.kind {
@@ -223,15 +191,17 @@ fn compare(run: &Run, trace: &[Event]) -> Option<Switches> {
             unseen_ns.push(to - from);
         }
     }
-    Some(Switches {
-        period_ns: PERIOD_NS,
-        switches: counted.len() as u64,
-        seen: run.seen,
-        missed: run.missed,
-        stretches,
-        stretches_seen_percent: percent(stretches - unseen_ns.len() as u64, stretches),
-        unseen_ns,
-    })
+    let seen_stretches = stretches - unseen_ns.len() as u64;
+    Some(row![
+        "period_ns" => PERIOD_NS,
+        "switches" => counted.len(),
+        "seen" => run.seen,
+        "missed" => run.missed,
+        "stretches" => stretches,
+        "stretches_seen_percent" => rounded(percent(seen_stretches, stretches)),
+        // How long those were that were not seen.
+        "unseen_ns" => unseen_ns,
+    ])
 }
 
 /// What a recording says of a time: which thread ran, or `None` in a gap.

@@ -5,17 +5,25 @@
 //! saw: it is in no figure.
 
 use std::fs;
+use std::hint::spin_loop;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Instant;
+use std::process::{Child, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use elfen_console::duration::number;
 use elfen_console::programs::find_program;
+use elfen_shim::clock;
 use elfen_shim::recording::{self, Recording, State, write};
-use serde::Serialize;
+use elfen_shim::session::OBSERVER;
 
-use super::stage::{Error, Lanes, at, percent};
+use super::stage::Lanes;
+use crate::bench::{
+    BUILD_ALL, BenchError, Column, Part, Report, Row, Stats, Table, joined, label, metric,
+    number as figure, percent, pin, rounded, row, value_of,
+};
 
 const RUN: &str = "3s";
 /// How it is asked, and how it is called.
@@ -23,41 +31,37 @@ const PERIODS: [&str; 4] = ["max", "115ns", "1us", "10us"];
 /// Lengths of turns, two classes to a power of ten, from 100 ns to 100 us.
 const CLASSES_NS: [u64; 7] = [100, 316, 1_000, 3_162, 10_000, 31_623, 100_001];
 
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Off {
-    pub(crate) median: f64,
-    pub(crate) p90: f64,
-}
-
 /// Turns of one class of lengths, at one period.
-#[derive(Debug, Serialize)]
-pub(crate) struct Truth {
-    pub(crate) period: &'static str,
-    /// From, and below.
-    pub(crate) run_ns: (u64, u64),
-    pub(crate) runs: u64,
-    pub(crate) seen_percent: f64,
-    /// How far off the lengths are of those that were seen.
-    pub(crate) error_percent: Off,
-    /// How far off the share of a tag is, of all turns at this period.
-    pub(crate) share_error_percent: f64,
-}
+const TRUTH: &[Column] = &[
+    label("period", "period"),
+    figure("run_ns", "turns", "ns", 0),
+    figure("runs", "n", "", 0),
+    figure("seen_percent", "seen", "%", 1).higher(),
+    // How far off the lengths are of those that were seen.
+    metric("error_percent", "off", "%", 1).lower().show(&[Part::Median, Part::P90]),
+    // How far off the share of a tag is, of all turns at this period.
+    figure("share_error_percent", "share off by", "%", 1).lower(),
+];
 
 /// What a recording takes.
-#[derive(Debug, Serialize)]
-pub(crate) struct Size {
-    pub(crate) program: String,
-    pub(crate) period: &'static str,
-    pub(crate) period_ns: u64,
-    pub(crate) runs_a_second: f64,
-    pub(crate) bytes_a_run: f64,
-    pub(crate) bytes_a_second: f64,
-    pub(crate) gigabytes_a_minute: f64,
-    /// What it takes to put a second of it into a file's form, once all has been seen.
-    pub(crate) write_ms_a_second: f64,
+pub(super) const SIZES: &[Column] = &[
+    label("program", "recording of"),
+    label("period", "each"),
+    figure("period_ns", "each", "ns", 0),
+    figure("runs_a_second", "runs", "1000/s", 0).scaled(1e-3),
+    figure("bytes_a_run", "a run", "bytes", 2).lower(),
+    figure("bytes_a_second", "size", "MB/s", 2).scaled(1e-6).lower(),
+    figure("gigabytes_a_minute", "size", "GB/min", 2).lower(),
+    // What it takes to put a second of it into a file's form, once all has been seen.
+    figure("write_ms_a_second", "to write", "ms/s", 0).lower(),
+];
+
+/// The recording or the stamps are not what they should be.
+fn untrue(why: impl std::fmt::Display) -> BenchError {
+    BenchError::failed(format!("the truth: {why}"), BUILD_ALL)
 }
 
-pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
+pub(super) fn measure(lanes: Lanes) -> Result<Report, BenchError> {
     let run = Run::new()?;
     let (mut rows, mut sizes) = (Vec::new(), Vec::new());
     for period in PERIODS {
@@ -67,20 +71,20 @@ pub(super) fn measure(lanes: Lanes) -> Result<(Vec<Truth>, Vec<Size>), Error> {
         sizes.push(size(&recording, bytes, "elfen-truth".to_owned(), period));
         rows.extend(compare(&recording, &stamps, period)?);
     }
-    Ok((rows, sizes))
+    let truth = Table { key: "truth", columns: TRUTH, rows };
+    let sizes = Table { key: "sizes", columns: SIZES, rows: sizes };
+    Ok(Report { tables: vec![truth, sizes], ..Report::default() })
 }
 
-/// `elfen shim` beside `elfen-truth`, and the files that they leave.
-pub(super) struct Run {
-    elfen: PathBuf,
+/// `elfen shim` next to `elfen-truth`, and the files that they leave.
+struct Run {
     truth: PathBuf,
     folder: tempfile::TempDir,
 }
 
 impl Run {
-    pub(super) fn new() -> Result<Self, Error> {
-        let truth = find_program("elfen-truth")?;
-        Ok(Self { elfen: find_program("elfen")?, truth, folder: tempfile::tempdir()? })
+    fn new() -> Result<Self, BenchError> {
+        Ok(Self { truth: find_program("elfen-truth")?, folder: tempfile::tempdir()? })
     }
 
     fn recording(&self) -> PathBuf {
@@ -91,30 +95,30 @@ impl Run {
         self.folder.path().join("turns.csv")
     }
 
-    pub(super) fn start(&self, lanes: Lanes, period: &str) -> io::Result<Child> {
-        let mut command = Command::new(&self.elfen);
-        let (on, from) = (lanes.on.to_string(), lanes.from.to_string());
-        command.args(["shim", "--json", "--on", &on, "--from", &from, "--period", period]);
-        command.args(["--watch", "tag", "--watch", "value", "-o"]).arg(self.recording());
+    fn start(&self, lanes: Lanes, period: &str) -> Result<Child, BenchError> {
+        let mut command = lanes.shim()?;
+        command.args(["--json", "--period", period, "--watch", "tag", "--watch", "value", "-o"]);
+        command.arg(self.recording());
         command.arg("--").arg(&self.truth).args(["--for", RUN]).arg(self.turns());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command.spawn()?)
     }
 
     /// What was recorded, and the lengths of the turns.
-    pub(super) fn read(&self, output: &Output) -> Result<(Recording, Vec<u64>), Error> {
+    fn read(&self, output: &Output) -> Result<(Recording, Vec<u64>), BenchError> {
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let why = said.lines().next().unwrap_or("elfen shim failed");
-            return Err(Error::Truth(why.to_owned()));
+            return Err(untrue(why));
         }
         let recording = recording::open(&self.recording());
-        let recording = recording.map_err(|error| Error::Truth(error.to_string()))?;
+        let recording = recording.map_err(untrue)?;
         Ok((recording, stamps(&self.turns())?))
     }
 }
 
 /// Lengths of turns by their numbers; 0 for none.
-fn stamps(file: &Path) -> Result<Vec<u64>, Error> {
+fn stamps(file: &Path) -> Result<Vec<u64>, BenchError> {
     let text = fs::read_to_string(file)?;
     let length = |row: &str| {
         let mut fields = row.split(',').skip(2).map(str::parse::<u64>);
@@ -123,29 +127,24 @@ fn stamps(file: &Path) -> Result<Vec<u64>, Error> {
     };
     let lengths = text.lines().skip(1).map(length);
     let lengths: Option<Vec<u64>> = std::iter::once(Some(0)).chain(lengths).collect();
-    lengths.ok_or_else(|| Error::Truth("a stamp is no number".to_owned()))
+    lengths.ok_or_else(|| untrue("a stamp is no number"))
 }
 
-pub(super) fn size(
-    recording: &Recording,
-    bytes: u64,
-    program: String,
-    period: &'static str,
-) -> Size {
+pub(super) fn size(recording: &Recording, bytes: u64, program: String, period: &str) -> Row {
     let clock = recording.head.clock;
     let runs = recording.runs.iter().map(|runs| runs.len() as u64).sum::<u64>().max(1);
     let span = recording.span().map_or(1, |(first, last)| last - first).max(1);
     let seconds = number(clock.ns(span)) / 1e9;
-    Size {
-        program,
-        period,
-        period_ns: recording.head.period_ns.median,
-        runs_a_second: number(runs) / seconds,
-        bytes_a_run: number(bytes) / number(runs),
-        bytes_a_second: number(bytes) / seconds,
-        gigabytes_a_minute: number(bytes) / seconds * 60.0 / 1e9,
-        write_ms_a_second: write_ms(recording) / seconds,
-    }
+    row![
+        "program" => program,
+        "period" => period,
+        "period_ns" => recording.head.period_ns.median,
+        "runs_a_second" => rounded(number(runs) / seconds),
+        "bytes_a_run" => rounded(number(bytes) / number(runs)),
+        "bytes_a_second" => rounded(number(bytes) / seconds),
+        "gigabytes_a_minute" => rounded(number(bytes) / seconds * 60.0 / 1e9),
+        "write_ms_a_second" => rounded(write_ms(recording) / seconds),
+    ]
 }
 
 /// Without the disk.
@@ -162,7 +161,7 @@ fn write_ms(recording: &Recording) -> f64 {
 type Seen = (usize, u64, u64);
 
 /// Turns that follow each other without a gap. The first and the last of each may have begun or
-/// ended when nobody looked.
+/// ended unobserved.
 fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
     let mut found = vec![Vec::new()];
     for (run, end) in recording.runs_with_ends(signal) {
@@ -170,7 +169,7 @@ fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
             State::Value(turn) if turn > 0 => {
                 let turn = usize::try_from(turn).unwrap_or(usize::MAX);
                 if let Some(stretch) = found.last_mut() {
-                    // A chunk begins a run anew.
+                    // A chunk begins a run again.
                     match stretch.last_mut() {
                         Some((last, _, until)) if *last == turn => *until = end,
                         _ => stretch.push((turn, run.start_ticks, end)),
@@ -191,19 +190,15 @@ struct Class {
     off: Vec<f64>,
 }
 
-pub(super) fn compare(
-    recording: &Recording,
-    stamps: &[u64],
-    period: &'static str,
-) -> Result<Vec<Truth>, Error> {
+fn compare(recording: &Recording, stamps: &[u64], period: &str) -> Result<Vec<Row>, BenchError> {
     let index_of = |name: &str| {
         let index = recording.head.signals.iter().position(|signal| signal.name == name);
-        index.ok_or_else(|| Error::Truth(format!("the recording has no {name}")))
+        index.ok_or_else(|| untrue(format_args!("the recording has no {name}")))
     };
     let (value, tag) = (index_of("value")?, index_of("tag")?);
     let names = &recording.head.signals[tag].names;
     let odd = names.iter().find(|(_, name)| name == "odd").map(|(odd, _)| State::Value(*odd));
-    let odd = odd.ok_or_else(|| Error::Truth("the tag was not seen".to_owned()))?;
+    let odd = odd.ok_or_else(|| untrue("the tag was not seen"))?;
     let clock = recording.head.clock;
     let mut classes: Vec<Class> = CLASSES_NS.windows(2).map(|_| Class::default()).collect();
     let class_of =
@@ -213,7 +208,7 @@ pub(super) fn compare(
     for stretch in unbroken(recording, value) {
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
         let Some(inner) = stamps.get(first.0 + 1..last.0) else {
-            return Err(Error::Truth("turns were seen that were not taken".to_owned()));
+            return Err(untrue("turns were seen that were not taken"));
         };
         for (turn, &ns) in (first.0 + 1..).zip(inner) {
             all_ns += ns;
@@ -238,16 +233,111 @@ pub(super) fn compare(
     }
     let share_error = (percent(odd_ticks, all_ticks) - percent(odd_ns, all_ns)).abs();
     let row = |(class, bounds): (Class, &[u64])| {
-        let Class { runs, mut off } = class;
-        off.sort_by(f64::total_cmp);
-        Truth {
-            period,
-            run_ns: (bounds[0], bounds[1] - bounds[1] % 2),
-            runs,
-            seen_percent: percent(off.len() as u64, runs),
-            error_percent: Off { median: at(&off, 50), p90: at(&off, 90) },
-            share_error_percent: share_error,
-        }
+        let Class { runs, off } = class;
+        row![
+            "period" => period,
+            // From, and below.
+            "run_ns" => [bounds[0], bounds[1] - bounds[1] % 2],
+            "runs" => runs,
+            "seen_percent" => rounded(percent(off.len() as u64, runs)),
+            "error_percent" => Stats::of(off),
+            "share_error_percent" => rounded(share_error),
+        ]
     };
     Ok(classes.into_iter().zip(CLASSES_NS.windows(2)).map(row).collect())
+}
+
+const COMPETED_PERIOD: &str = "1us";
+/// Of the run, between its first and last looks at the kernel's account.
+const BEFORE: Duration = Duration::from_millis(500);
+const BETWEEN: Duration = Duration::from_millis(2_000);
+const LOOKS: u32 = 400;
+
+const COMPETITOR: &[Column] = &[
+    figure("time_ns", "next to a competitor", "ms", 1).scaled(1e-6),
+    figure("gap_ns", "gaps", "ms", 1).scaled(1e-6),
+    figure("not_run_ns", "by the kernel", "ms", 1).scaled(1e-6),
+    figure("gap_error_percent", "off", "%", 2).lower(),
+    figure("share_error_percent", "share off by", "%", 2).lower(),
+];
+
+/// Whether gaps are all of the time in which the observer did not look: a thread that spins takes
+/// half of its lane, and the kernel's account of the observer says how much that was.
+pub(super) fn competitor(lanes: Lanes) -> Result<Report, BenchError> {
+    let stop = AtomicBool::new(false);
+    let found = thread::scope(|scope| {
+        let competitor = scope.spawn(|| -> Result<(), BenchError> {
+            pin(lanes.from)?;
+            while !stop.load(Relaxed) {
+                spin_loop();
+            }
+            Ok(())
+        });
+        let found = next_to(lanes);
+        stop.store(true, Relaxed);
+        joined(competitor).and(found)
+    });
+    let table = Table { key: "competitor", columns: COMPETITOR, rows: vec![found?] };
+    Ok(Report { tables: vec![table], ..Report::default() })
+}
+
+fn next_to(lanes: Lanes) -> Result<Row, BenchError> {
+    let run = Run::new()?;
+    let mut child = run.start(lanes, COMPETED_PERIOD)?;
+    let looked = accounts(&mut child);
+    let output = child.wait_with_output()?;
+    let (recording, stamps) = run.read(&output)?;
+    let [first, last] = looked?;
+    let clock = recording.head.clock;
+    // Between two looks at the kernel's account: how long the recording says that it did not look,
+    // and what the kernel says.
+    let gap_ns = clock.ns(gaps(&recording, first.at, last.at));
+    let time_ns = clock.ns(last.at - first.at);
+    let not_run_ns = time_ns.saturating_sub(last.ran_ns - first.ran_ns);
+    let rows = compare(&recording, &stamps, COMPETED_PERIOD)?;
+    Ok(row![
+        "time_ns" => time_ns,
+        "gap_ns" => gap_ns,
+        "not_run_ns" => not_run_ns,
+        "gap_error_percent" => rounded(percent(gap_ns.abs_diff(not_run_ns), not_run_ns)),
+        "share_error_percent" => rows.first().map(|row| value_of(row, "share_error_percent")),
+    ])
+}
+
+/// How long a thread has run by some time.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    at: u64,
+    ran_ns: u64,
+}
+
+/// Of the observer, twice.
+fn accounts(elfen: &mut Child) -> Result<[Account; 2], BenchError> {
+    let tasks = format!("/proc/{}/task", elfen.id());
+    let gone = || untrue("its observer did not run");
+    let observer = (0..LOOKS).find_map(|_| {
+        thread::sleep(Duration::from_millis(5));
+        let mut tasks = fs::read_dir(&tasks).ok()?.flatten().map(|task| task.path());
+        tasks.find(|task| {
+            fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == OBSERVER)
+        })
+    });
+    let schedule = observer.ok_or_else(gone)?.join("schedstat");
+    let account = || -> Result<Account, BenchError> {
+        let before = clock::before();
+        let text = fs::read_to_string(&schedule)?;
+        let at = before + (clock::before() - before) / 2;
+        let ran = text.split_whitespace().next().and_then(|ran| ran.parse().ok());
+        Ok(Account { at, ran_ns: ran.ok_or_else(gone)? })
+    };
+    thread::sleep(BEFORE);
+    let first = account()?;
+    thread::sleep(BETWEEN);
+    Ok([first, account()?])
+}
+
+/// Ticks of gaps between two times.
+fn gaps(recording: &Recording, from: u64, to: u64) -> u64 {
+    let gaps = recording.runs_with_ends(0).filter(|(run, _)| run.state == State::Gap);
+    gaps.map(|(run, end)| end.min(to).saturating_sub(run.start_ticks.max(from))).sum()
 }

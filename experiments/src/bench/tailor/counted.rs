@@ -1,4 +1,4 @@
-//! Who counts the requests that a service has finished: the service itself, in what it publishes,
+//! What counts the requests that a service has finished: the service itself, in what it publishes,
 //! or a Redis, which is asked for its own statistics.
 
 use std::collections::BTreeSet;

@@ -1,64 +1,45 @@
 //! What recording costs a service that is under load: its CPU time for each request that it
-//! finished, by the scheduler's account and its own count.
+//! finished, by the scheduler's account and its own count; and what the recorder itself takes.
 //!
-//! Windows with and without programs take turns, and each with them is held against the two beside
-//! it. While they are attached, events are taken as `elfen tailor record` takes them.
+//! While programs are attached, events are taken as `elfen tailor record` takes them.
 
-use std::io;
+use std::fs;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration::number;
+use elfen_console::failure::{Failure, Status};
+use elfen_console::programs::find_program;
 use elfen_kernel::events::{Detail, Events, Watched};
 use elfen_machine::affinity;
 use elfen_rt::signal::event::Words;
-use elfen_rt::signal::service::OpenError;
 
-use super::Error;
 use super::counted::{Counted, Page, Redis};
-use crate::live::summary::{Figure, figure};
+use crate::bench::{
+    BenchError, Column, Explain, Part, Row, Scenario, Table, Values, label, metric,
+    number as figure, rounded, row,
+};
+use crate::live::scratch::Scratch;
 use crate::live::usage;
 
 /// As `elfen tailor` looks at its rings.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const RING: u32 = 16_384;
 
-/// CPU time of a request, in nanoseconds, and what it is of that without.
-#[derive(Clone, PartialEq, Debug, serde::Serialize)]
-pub(crate) struct CpuPerRequest {
-    pub(crate) off_ns: f64,
-    pub(crate) on_ns: f64,
-    pub(crate) pairs: usize,
-    pub(crate) ratio: f64,
-    pub(crate) ratio_ci95: Option<[f64; 2]>,
-    /// Events of a second while it was recorded.
-    pub(crate) events_a_second: f64,
-}
-
-#[derive(Clone, PartialEq, Debug, serde::Serialize)]
-pub(crate) struct Served {
-    pub(crate) requests_a_second: f64,
-    /// Of each window, it was recorded for so much.
-    pub(crate) duty_percent: u32,
-    pub(crate) sched: CpuPerRequest,
-    pub(crate) full: CpuPerRequest,
-}
-
-/// A service that somebody puts under load.
+/// A service that is under load.
 #[derive(Debug)]
-pub(crate) struct Service {
+pub(super) struct Served {
     counted: Box<dyn Counted>,
     /// It has no marks, so its sockets are recorded; 0 if it has.
     port: u16,
     processes: Vec<u32>,
-}
-
-/// How it is recorded.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Windows {
-    /// So many with each detail.
-    pub(crate) pairs: usize,
-    pub(crate) time: Duration,
-    pub(crate) duty_percent: u32,
+    /// Of each round and case.
+    pub(super) time: Duration,
+    /// For so much of that it is recorded.
+    pub(super) duty_percent: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,53 +49,93 @@ struct Window {
     events: u64,
 }
 
-impl Window {
-    fn ns_a_request(self) -> f64 {
-        number(self.cpu_ns) / number(self.requests.max(1))
+const DETAILS: [Option<Detail>; 3] = [None, Some(Detail::Sched), Some(Detail::Full)];
+
+impl Scenario for Served {
+    const COLUMNS: &'static [Column] = &[
+        label("detail", "detail"),
+        metric("cpu_ns", "CPU of a request", "us", 1).scaled(1e-3).lower().show(&[Part::Median]),
+        metric("more_percent", "more", "%", 2).percent_of("cpu_ns").lower(),
+        metric("events_per_second", "events", "1/s", 0).show(&[Part::Median]),
+        metric("requests_per_second", "requests", "1/s", 0).show(&[Part::Median]),
+    ];
+
+    fn cases(&self) -> Vec<Row> {
+        ["none", "sched", "full"].map(|detail| row!["detail" => detail]).to_vec()
+    }
+
+    fn baseline(&self, case: usize) -> Option<usize> {
+        (case > 0).then_some(0)
+    }
+
+    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
+        let window = self.window(DETAILS[case])?;
+        // A Redis counts that it is asked for its count.
+        let most_of_ours = if self.port == 0 { 0 } else { 1 };
+        if window.requests <= most_of_ours {
+            return Err(BenchError::failed("it finished no request", "put it under load"));
+        }
+        let seconds = self.time.as_secs_f64();
+        values.add("cpu_ns", number(window.cpu_ns) / number(window.requests));
+        values.add("requests_per_second", number(window.requests) / seconds);
+        if case > 0 {
+            values.add("events_per_second", number(window.events) / seconds);
+        }
+        Ok(())
     }
 }
 
-impl Service {
-    pub(crate) fn find(name: &str) -> Result<Self, OpenError> {
-        let (page, processes) = Page::find(name)?;
-        Ok(Self { counted: Box::new(page), port: 0, processes })
+impl Served {
+    fn of(counted: Box<dyn Counted>, port: u16, processes: Vec<u32>) -> Self {
+        Self { counted, port, processes, time: Duration::ZERO, duty_percent: 100 }
     }
 
-    pub(crate) fn redis(port: u16) -> io::Result<Self> {
-        let (redis, process) = Redis::find(port)?;
-        Ok(Self { counted: Box::new(redis), port, processes: vec![process] })
+    pub(super) fn find(name: &str) -> Result<Self, BenchError> {
+        let found = Page::find(name).map_err(|error| {
+            let fix = "start it first; `elfen top` lists those there are";
+            Failure::new(Status::Failed, "looking for the service", error, fix)
+        });
+        let (page, processes) = found?;
+        Ok(Self::of(Box::new(page), 0, processes))
     }
 
-    fn so_far(&mut self) -> Result<Window, Error> {
+    pub(super) fn redis(port: u16) -> Result<Self, BenchError> {
+        let found = Redis::find(port).map_err(|error| {
+            let fix = "start it first, without a password";
+            Failure::new(Status::Failed, "looking for the service", error, fix)
+        });
+        let (redis, process) = found?;
+        Ok(Self::of(Box::new(redis), port, vec![process]))
+    }
+
+    fn so_far(&mut self) -> Result<Window, BenchError> {
+        let count = self.counted.finished().explain("asking it for its count", "try again");
         Ok(Window {
             cpu_ns: self.processes.iter().map(|process| usage::of_process(*process)).sum(),
-            requests: self.counted.finished().map_err(Error::Count)?,
+            requests: count?,
             events: 0,
         })
     }
 
-    /// With `attach`, recorded for so long. To begin and to end is a part of turns alone.
-    fn window(
-        &mut self,
-        time: Duration,
-        attach: Option<(Detail, Duration)>,
-    ) -> Result<Window, Error> {
+    /// Recorded for its part of the time. Only with a part is beginning and ending in it.
+    fn window(&mut self, detail: Option<Detail>) -> Result<Window, BenchError> {
+        let time = self.time;
         let watched = Watched {
             port: self.port,
             processes: self.processes.clone(),
             cpus: affinity::allowed()?.iter().collect(),
         };
-        let attached = |(detail, _)| Events::attach(detail, RING, &watched);
-        let recorded = attach.map_or(time, |(_, recorded)| recorded);
-        let turns = recorded < time;
-        let mut events = attach.filter(|_| !turns).map(attached).transpose()?;
+        let attach = || detail.map(|detail| Events::attach(detail, RING, &watched)).transpose();
+        let recorded = time * self.duty_percent / 100;
+        let in_part = detail.is_some() && recorded < time;
+        let mut events = if in_part { None } else { attach()? };
         let (before, began) = (self.so_far()?, Instant::now());
-        if turns {
-            events = attach.map(attached).transpose()?;
+        if in_part {
+            events = attach()?;
         }
         let (mut words, mut taken): (Vec<Words>, u64) = (Vec::new(), 0);
         while let Some(left) = time.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
-            std::thread::sleep(left.min(LOOK_EVERY));
+            thread::sleep(left.min(LOOK_EVERY));
             if let Some(events) = &mut events {
                 for cpu in 0..events.cpus() {
                     words.clear();
@@ -122,7 +143,7 @@ impl Service {
                     taken += words.len() as u64;
                 }
             }
-            if turns && began.elapsed() >= recorded {
+            if in_part && began.elapsed() >= recorded {
                 events = None;
             }
         }
@@ -133,51 +154,64 @@ impl Service {
             events: taken,
         })
     }
-
-    /// Without programs; a service that does nothing has no cost.
-    fn loaded(&mut self, time: Duration) -> Result<Window, Error> {
-        let window = self.window(time, None)?;
-        // A Redis counts that it is asked for its count.
-        let most_of_ours = if self.port == 0 { 0 } else { 1 };
-        (window.requests > most_of_ours).then_some(window).ok_or(Error::Idle)
-    }
-
-    pub(crate) fn measure(&mut self, windows: Windows) -> Result<Served, Error> {
-        let Windows { pairs, time, duty_percent } = windows;
-        let recorded = time * duty_percent / 100;
-        let details = [Detail::Sched, Detail::Full];
-        let mut all: [Vec<(f64, Window)>; 2] = [Vec::new(), Vec::new()];
-        let mut off = vec![self.loaded(time)?];
-        for _ in 0..pairs {
-            for (detail, seen) in details.into_iter().zip(&mut all) {
-                let on = self.window(time, Some((detail, recorded)))?;
-                let before = off.last().copied().unwrap_or_default();
-                let after = self.loaded(time)?;
-                off.push(after);
-                let beside = f64::midpoint(before.ns_a_request(), after.ns_a_request());
-                seen.push((beside, on));
-            }
-        }
-        let requests: u64 = off.iter().map(|window| window.requests).sum();
-        let [sched, full] = all.map(|seen| cost(&seen, time));
-        let requests_a_second = number(requests) / (time.as_secs_f64() * number(off.len() as u64));
-        Ok(Served { requests_a_second, duty_percent, sched, full })
-    }
 }
 
-fn cost(seen: &[(f64, Window)], time: Duration) -> CpuPerRequest {
-    let median = |values: Vec<f64>| figure(&values).median;
-    let ratios: Vec<f64> = seen.iter().map(|(off_ns, on)| on.ns_a_request() / off_ns).collect();
-    let Figure { median: ratio, ci95: ratio_ci95 } = figure(&ratios);
-    let events = seen.iter().map(|(_, on)| number(on.events) / time.as_secs_f64());
-    CpuPerRequest {
-        off_ns: median(seen.iter().map(|(off_ns, _)| *off_ns).collect()),
-        on_ns: median(seen.iter().map(|(_, on)| on.ns_a_request()).collect()),
-        pairs: seen.len(),
-        ratio,
-        ratio_ci95,
-        events_a_second: median(events.collect()),
+/// The recorder's CPU is measured for so long.
+const RECORDER_FOR: Duration = Duration::from_secs(10);
+/// It has read its programs into the kernel, and looked which processes there are.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// What `elfen tailor record` takes as a process, with all that it does, from looks at its rings to
+/// writing its file. The first words name the service.
+pub(super) fn recorder(service: &[String]) -> Result<Table, BenchError> {
+    let scratch = Scratch::new(1)?;
+    let all = RECORDER_FOR + SETTLED * 2;
+    let mut command = Command::new(find_program("elfen")?);
+    command.args(["tailor", "record"]).args(service).arg("--for");
+    command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("reader.tale"));
+    let told = File::options().write(true).create_new(true).open(scratch.path("told"))?;
+    command.stdin(Stdio::null()).stdout(told).stderr(Stdio::piped());
+    let mut recorder = command.spawn()?;
+    let said = recorder.stderr.take().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
+    let mut lines = BufReader::new(said).lines();
+    let mut before = Vec::new();
+    loop {
+        match lines.next().transpose()? {
+            Some(line) if line.starts_with("elfen: recording ") => break,
+            Some(line) => before.push(line),
+            None => return Err(BenchError::failed(before.join("; "), "try again")),
+        }
     }
+    thread::sleep(SETTLED);
+    let (spent_ns, began) = (usage::of_process(recorder.id()), Instant::now());
+    thread::sleep(RECORDER_FOR);
+    let spent_ns = usage::of_process(recorder.id()).saturating_sub(spent_ns);
+    let took = began.elapsed();
+    let status = recorder.wait()?;
+    let text = fs::read_to_string(scratch.path("told"))?;
+    let (events, lost) = counts(&text).filter(|_| status.success()).ok_or_else(|| {
+        let why = format!("elfen tailor record ended with {status}: {text:?}");
+        BenchError::failed(why, "try again")
+    })?;
+    let row = row![
+        "events_per_second" => rounded(number(events) / all.as_secs_f64()),
+        "lost" => lost,
+        "cpu_percent" => rounded(number(spent_ns) / 1e7 / took.as_secs_f64()),
+    ];
+    Ok(Table { key: "recorder", columns: RECORDER, rows: vec![row] })
+}
+
+const RECORDER: &[Column] = &[
+    figure("events_per_second", "the recorder: events", "1/s", 0),
+    figure("lost", "lost", "", 0).lower(),
+    figure("cpu_percent", "CPU", "%", 2).lower(),
+];
+
+/// `1234 events in FILE, 5 lost; ..`
+fn counts(text: &str) -> Option<(u64, u64)> {
+    let (events, rest) = text.split_once(" events in ")?;
+    let (_, lost) = rest.rsplit_once(" lost; ")?.0.rsplit_once(", ")?;
+    Some((events.parse().ok()?, lost.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -185,11 +219,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_with_programs_is_held_against_those_beside_it() {
-        let window = |cpu_ns| Window { cpu_ns, requests: 10, events: 50 };
-        let seen = [(100.0, window(1_010)), (200.0, window(2_040)), (100.0, window(1_030))];
-        let cost = cost(&seen, Duration::from_millis(500));
-        assert!((cost.ratio - 1.02).abs() < 1e-9 && cost.pairs == 3, "{cost:?}");
-        assert_eq!((cost.off_ns, cost.on_ns, cost.events_a_second), (100.0, 103.0, 100.0));
+    fn a_recording_says_what_it_took() {
+        let told = "104321 events in /tmp/a, b.tale, 7 lost; `elfen tailor report /tmp/a` tells\n";
+        assert_eq!(counts(told), Some((104_321, 7)));
+        assert_eq!(counts("elfen: no"), None);
     }
 }

@@ -6,10 +6,8 @@ use std::path::Path;
 
 use elfen_console::duration::number;
 
-use crate::bench::distribution::Distribution;
-
 /// A stretch of time, from and to.
-pub(crate) type Stretch = (u64, u64);
+pub(super) type Stretch = (u64, u64);
 
 /// Pairs of words, as the programs write them.
 pub(super) fn read(file: &Path) -> io::Result<Vec<Stretch>> {
@@ -33,18 +31,17 @@ pub(super) fn joined(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
 }
 
 /// What is seen of all turns from outside.
-#[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    pub(crate) turns: usize,
+#[derive(Clone, Default, Debug)]
+pub(super) struct Seen {
     /// Of the lane, with others' time.
-    pub(crate) busy_ns: u64,
+    pub(super) busy_ns: u64,
     /// How long the batch ran in that.
-    pub(crate) overlapped_ns: u64,
+    pub(super) overlapped_ns: u64,
     /// From the start of a turn to the batch off its lane for the rest of it; all of the turn if it
     /// was not.
-    pub(crate) stop_ns: Option<Distribution>,
+    pub(super) stops_ns: Vec<f64>,
     /// From the end of a turn that the batch was off for to the batch back.
-    pub(crate) resume_ns: Option<Distribution>,
+    pub(super) resumes_ns: Vec<f64>,
 }
 
 /// All are in their order. While others keep the request lane busy the batch is to be off its lane
@@ -59,26 +56,24 @@ pub(super) fn compare(turns: &[Stretch], others: &[Stretch], pauses: &[Stretch])
 
 fn of_turns(turns: &[Stretch], pauses: &[Stretch]) -> Seen {
     let mut first = 0;
-    let (mut busy_ns, mut overlapped_ns) = (0, 0);
-    let (mut stops, mut resumes) = (Vec::new(), Vec::new());
+    let mut seen = Seen::default();
     for &(from, to) in turns {
         while pauses.get(first).is_some_and(|&(_, end)| end <= from) {
             first += 1;
         }
         let during = pauses[first..].iter().take_while(|&&(begin, _)| begin < to);
         let paused = during.clone().map(|&(begin, end)| end.min(to) - begin.max(from));
-        busy_ns += to - from;
-        overlapped_ns += (to - from).saturating_sub(paused.sum());
+        seen.busy_ns += to - from;
+        seen.overlapped_ns += (to - from).saturating_sub(paused.sum());
         match during.last().filter(|&&(_, end)| end >= to) {
             Some(&(begin, end)) => {
-                stops.push(number(begin.saturating_sub(from)));
-                resumes.extend((end != u64::MAX).then(|| number(end - to)));
+                seen.stops_ns.push(number(begin.saturating_sub(from)));
+                seen.resumes_ns.extend((end != u64::MAX).then(|| number(end - to)));
             }
-            None => stops.push(number(to - from)),
+            None => seen.stops_ns.push(number(to - from)),
         }
     }
-    let [stop_ns, resume_ns] = [stops, resumes].map(Distribution::of);
-    Seen { turns: turns.len(), busy_ns, overlapped_ns, stop_ns, resume_ns }
+    seen
 }
 
 #[cfg(test)]
@@ -111,11 +106,9 @@ mod tests {
         // third.
         let pauses = [(110, 205), (340, 345), (510, 520), (590, 640)];
         let seen = compare(&turns, &[(700, 710)], &pauses);
-        let stop = seen.stop_ns.unwrap();
-        assert_eq!((stop.median, stop.max, stop.n), (90.0, 100.0, 3));
-        let resume = seen.resume_ns.unwrap();
-        assert_eq!((resume.median, resume.max, resume.n), (5.0, 40.0, 2));
-        assert_eq!((seen.turns, seen.busy_ns), (3, 310), "others' time is no turn");
+        assert_eq!(seen.stops_ns, [10.0, 100.0, 90.0]);
+        assert_eq!(seen.resumes_ns, [5.0, 40.0]);
+        assert_eq!(seen.busy_ns, 310, "others' time is no turn");
         assert_eq!(seen.overlapped_ns, 10 + 95 + 80 + 10);
     }
 }

@@ -1,9 +1,15 @@
-//! The scheduler's own account of who ran where and when, read from the text of its trace.
+//! The scheduler's own account of which task ran where and when, read from the text of its trace.
 //!
 //! Names of tasks may contain anything, so a line is read from where they can't be: the task that
 //! an event is of stands before its CPU, and what comes last in an event is told from the end.
 
-pub(crate) mod buffer;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use elfen_console::failure::{Failure, Status};
+
+use super::BenchError;
 
 /// Something that happened to a task, in the order in which it did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,37 +39,59 @@ pub(super) enum Kind {
     Exit,
 }
 
-/// Why a trace tells less than all that happened.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum Unreadable {
+/// Why there is no trace, or why it tells less than all that happened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TraceError {
+    #[error("no tracefs at {FOLDER}")]
+    NotMounted,
+    #[error("{FOLDER}: {0}")]
+    Io(#[from] io::Error),
+    #[error("it names tasks by other ids than this process's pid namespace does")]
+    Strangers,
     #[error("it has gaps: {kept} events of {written} fit into its buffer")]
     Gaps { kept: String, written: String },
     #[error("a line of it is not understood: {0:?}")]
     Line(String),
 }
 
+impl From<TraceError> for BenchError {
+    fn from(error: TraceError) -> Self {
+        let (status, fix) = match &error {
+            TraceError::NotMounted => {
+                (Status::Unsupported, "be root, and `mount -t tracefs nodev /sys/kernel/tracing`")
+            }
+            TraceError::Io(_) => (Status::Unsupported, "be root, and see that memory is free"),
+            TraceError::Strangers => (Status::Unsupported, "measure outside of containers"),
+            TraceError::Gaps { .. } | TraceError::Line(_) => {
+                (Status::Failed, "give a shorter --duration")
+            }
+        };
+        Failure::new(status, "the scheduler's trace", error, fix).into()
+    }
+}
+
 const COUNTS: &str = "# entries-in-buffer/entries-written: ";
 
 /// All events of a trace, as the file `trace` prints them.
-pub(super) fn events(text: &str) -> Result<Vec<Event>, Unreadable> {
+pub(super) fn events(text: &str) -> Result<Vec<Event>, TraceError> {
     let mut events = Vec::new();
     for line in text.lines() {
         if let Some(counts) = line.strip_prefix(COUNTS) {
             refuse_gaps(counts)?;
         } else if !line.starts_with('#') && !line.is_empty() {
-            events.push(event(line).ok_or_else(|| Unreadable::Line(line.to_owned()))?);
+            events.push(event(line).ok_or_else(|| TraceError::Line(line.to_owned()))?);
         }
     }
     Ok(events)
 }
 
-fn refuse_gaps(counts: &str) -> Result<(), Unreadable> {
+fn refuse_gaps(counts: &str) -> Result<(), TraceError> {
     let counts = counts.split_whitespace().next().unwrap_or(counts);
     let (kept, written) = counts.split_once('/').unwrap_or((counts, ""));
     if kept == written {
         return Ok(());
     }
-    Err(Unreadable::Gaps { kept: kept.to_owned(), written: written.to_owned() })
+    Err(TraceError::Gaps { kept: kept.to_owned(), written: written.to_owned() })
 }
 
 /// Of a line `NAME-PID [001] d..2. 12.345678: sched_switch: ...`.
@@ -98,12 +126,88 @@ fn after(said: &str, key: &str) -> Option<i32> {
     said.rsplit_once(key)?.1.split_whitespace().next()?.parse().ok()
 }
 
+const FOLDER: &str = "/sys/kernel/tracing";
+const BUFFERS: &str = "/sys/kernel/tracing/instances";
+/// The process id follows.
+const NAME: &str = "elfen-bench-";
+/// Of CPUs that only start and end tasks.
+const SMALL_KB: u64 = 1024;
+
+/// The switches of some CPUs, and the tasks that begin and end anywhere. Goes with this.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    folder: PathBuf,
+}
+
+impl Buffer {
+    /// Begins to trace, with so much room for each of these CPUs.
+    pub(super) fn start(cpus: &[u32], room_kb: u64) -> Result<Self, TraceError> {
+        if !Path::new(BUFFERS).exists() {
+            return Err(not_there());
+        }
+        remove_abandoned()?;
+        let folder = Path::new(BUFFERS).join(format!("{NAME}{}", std::process::id()));
+        fs::create_dir(&folder)?;
+        let buffer = Self { folder };
+        buffer.set("trace_clock", "mono")?;
+        buffer.set("buffer_size_kb", &SMALL_KB.to_string())?;
+        for cpu in cpus {
+            buffer.set(&format!("per_cpu/cpu{cpu}/buffer_size_kb"), &room_kb.to_string())?;
+        }
+        let on = cpus.iter().map(|cpu| format!("CPU == {cpu}")).collect::<Vec<_>>();
+        buffer.set("events/sched/sched_switch/filter", &on.join(" || "))?;
+        for event in ["switch", "process_fork", "process_exec", "process_exit"] {
+            buffer.set(&format!("events/sched/sched_{event}/enable"), "1")?;
+        }
+        Ok(buffer)
+    }
+
+    fn set(&self, file: &str, value: &str) -> io::Result<()> {
+        fs::write(self.folder.join(file), value)
+    }
+
+    /// Ends it, and gives what was traced.
+    pub(super) fn read(self) -> Result<Vec<Event>, TraceError> {
+        self.set("tracing_on", "0")?;
+        let text = fs::read(self.folder.join("trace"))?;
+        events(&String::from_utf8_lossy(&text))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // A buffer that stays costs memory until the next benchmark removes it. It is not
+        // worth a message.
+        let _removed = fs::remove_dir(&self.folder);
+    }
+}
+
+/// A user without access to tracefs does not see that it is mounted.
+fn not_there() -> TraceError {
+    match fs::read_dir(FOLDER) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => TraceError::Io(error),
+        _ => TraceError::NotMounted,
+    }
+}
+
+/// Removes the buffers of benchmarks that were killed.
+fn remove_abandoned() -> io::Result<()> {
+    for entry in fs::read_dir(BUFFERS)?.flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(NAME));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            fs::remove_dir(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Recorded; the tasks are made up.
-    const TRACE: &str = include_str!("recorded.txt");
+    const TRACE: &str = include_str!("trace/recorded.txt");
 
     /// Goal: every kind of event is read, whatever tasks are called. Method: a recorded trace with
     /// names that look like the trace's own words.
@@ -127,8 +231,8 @@ mod tests {
     /// Goal: a trace that lost something is no trace. Method: the counts in its header.
     #[test]
     fn gaps_are_told() {
-        let gaps = Unreadable::Gaps { kept: "7".to_owned(), written: "9".to_owned() };
-        assert_eq!(events(&TRACE.replace("7/7", "7/9")), Err(gaps));
+        let error = events(&TRACE.replace("7/7", "7/9")).unwrap_err().to_string();
+        assert_eq!(error, "it has gaps: 7 events of 9 fit into its buffer");
     }
 
     /// Goal: what cannot be read is refused and not left out. Method: a line with each of its parts
@@ -138,7 +242,8 @@ mod tests {
         let line = TRACE.lines().find(|line| line.contains("sched_switch")).unwrap();
         for part in ["-711", "[000]", "1449.892241", "sched_switch", " ==> ", "next_pid="] {
             let lacking = line.replace(part, "");
-            assert_eq!(events(&lacking), Err(Unreadable::Line(lacking.clone())), "{part}");
+            let refused = events(&lacking);
+            assert!(matches!(refused, Err(TraceError::Line(of)) if of == lacking), "{part}");
         }
     }
 }

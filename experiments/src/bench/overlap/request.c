@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The request's side of `elfen lab bench overlap`: busy for TURN ns, then asleep for a time drawn
- * evenly from half of that to one and a half times that and 1 ms more, for SECONDS. It notes when
+ * evenly from half of that to one and a half times that and 1 ms more, for NS. It notes when
  * its lane was busy, by itself and by others; nothing here knows of Elfen.
  *
- *   request TURN SECONDS SEED > turns      (pairs of 64-bit words, from and to: its turns, 0 and 0,
+ *   request TURN NS SEED > turns           (pairs of 64-bit words, from and to: its turns, 0 and 0,
  *                                           and the turns of others)
  */
 #define _GNU_SOURCE
@@ -76,7 +76,7 @@ int main(int argc, char **argv)
 		return 2;
 	note_switches(-1, sched_getcpu());
 	turn = strtoull(argv[1], NULL, 10);
-	end = now() + strtoull(argv[2], NULL, 10) * 1000000000u;
+	end = now() + strtoull(argv[2], NULL, 10);
 	state = strtoull(argv[3], NULL, 10) | 1;
 	while (now() < end && count < MOST) {
 		pause = turn / 2 + draw(&state, turn + 1000000);

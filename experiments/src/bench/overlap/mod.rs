@@ -1,0 +1,270 @@
+//! `elfen lab bench overlap`: how long a batch runs next to requests, and how fast it is off its
+//! lane and back, as two programs see it that know nothing of Elfen.
+//!
+//! One program is busy and idle in turns, with pauses drawn at random. The other reads the clock
+//! all the time. The first notes when its lane was busy, and the second when it was off its own, by
+//! the kernel's record of switches. Next to what their notes have in common stands what `elfen run`
+//! reports of the same time.
+
+mod notes;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Duration;
+
+use elfen_machine::process::below;
+use elfen_rt::clock::nanos;
+use elfen_rt::signal::lane::LaneSlot;
+use elfen_run::batches::{Batch, runs as running};
+
+use super::program::{Compiled, NextToArgs, Running, Sources, Starts};
+use super::{
+    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, lanes, looked,
+    metric, number, percent, row, runs,
+};
+use crate::live::process::TO_END;
+use notes::Stretch;
+
+const EXAMPLE: &str = "\
+Examples:
+  sudo elfen lab bench overlap --lanes 0:1
+  sudo elfen lab bench overlap --lanes 0:1 --nice 19   as under `nice`
+  sudo elfen lab bench overlap --lanes 0:1 --stranger  next to another program
+
+What is seen and what is reported agree if they are no further apart than a fifth of what is seen, \
+or a tenth of a percent of the busy time.";
+
+/// Measure how long a batch runs next to requests under borrow-idle, and how fast it is off its
+/// lane
+///
+/// Two small programs that know nothing of Elfen note when they had their CPU: one is busy and idle
+/// in turns, with pauses drawn at random, and the other, under `elfen run`, reads the clock all the
+/// time. For checks in its source, for a guard, and for what a run chooses for a stripped program
+/// that works in a loop without a call, once a second of learning is over; next to it stands what
+/// the run reports. Needs a C compiler, and root for the task map.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLE)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    next_to: NextToArgs,
+
+    /// Rounds, each with every kind of checks and every length
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = runs())]
+    runs: usize,
+
+    /// Start `elfen run` at this niceness
+    #[arg(long, value_name = "NICE", default_value_t = 0,
+        value_parser = clap::value_parser!(i32).range(0..=19))]
+    nice: i32,
+
+    /// Have another program spin on the batch lane, at nice 0
+    #[arg(long)]
+    stranger: bool,
+}
+
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+    let looks = args.next_to.looks.timing()?;
+    let of_inject = |inject| args.next_to.turns.iter().map(move |&turn| Case::new(inject, turn));
+    let mut overlaps = Overlaps {
+        lanes: lanes(&args.next_to.lanes)?,
+        sources: build()?,
+        folder: tempfile::tempdir()?,
+        args,
+        options: args.next_to.options(),
+        cases: ["inline", "guard", "auto"].into_iter().flat_map(of_inject).collect(),
+    };
+    let table = overlaps.table("overlaps", args.runs, hear)?;
+    let mut about = looked(looks);
+    about.extend(row!["nice" => args.nice, "stranger" => args.stranger]);
+    Ok(Report { about, tables: vec![table], ..Report::default() })
+}
+
+/// How the batch comes off its lane, next to turns of one length; and what was seen in all rounds.
+#[derive(Clone, Debug)]
+struct Case {
+    /// `inline`: by checks in its source. `auto`: by what `elfen run` chooses for a program as it
+    /// is, whose work is a loop without a call.
+    inject: &'static str,
+    turn: Duration,
+    turns: usize,
+    busy_ns: u64,
+    seen_ns: u64,
+    reported_ns: u64,
+}
+
+impl Case {
+    fn new(inject: &'static str, turn: Duration) -> Self {
+        Self { inject, turn, turns: 0, busy_ns: 0, seen_ns: 0, reported_ns: 0 }
+    }
+}
+
+struct Overlaps<'a> {
+    lanes: (u32, u32),
+    sources: Sources,
+    /// Where runs keep their files.
+    folder: tempfile::TempDir,
+    args: &'a Args,
+    /// For `elfen run`: how to nap, how often to look.
+    options: Vec<String>,
+    cases: Vec<Case>,
+}
+
+impl Scenario for Overlaps<'_> {
+    const COLUMNS: &'static [Column] = &[
+        label("inject", "inject"),
+        number("turn_ns", "turn", "us", 0).scaled(1e-3),
+        number("turns", "turns", "", 0),
+        number("seen_percent", "seen", "%", 3).lower(),
+        number("reported_percent", "reported", "%", 3).lower(),
+        label("agrees", "agree"),
+        metric("stop_ns", "to stop", "us", 2).scaled(1e-3).lower().show(&[Part::Median, Part::P99]),
+        metric("resume_ns", "to resume", "us", 2).scaled(1e-3).lower().show(&[Part::Median]),
+    ];
+
+    fn cases(&self) -> Vec<Row> {
+        let row = |case: &Case| {
+            let apart_ns = case.reported_ns.abs_diff(case.seen_ns);
+            row![
+                "inject" => case.inject,
+                "turn_ns" => nanos(case.turn),
+                "turns" => case.turns,
+                "busy_ns" => case.busy_ns,
+                "seen_ns" => case.seen_ns,
+                "seen_percent" => super::rounded(percent(case.seen_ns, case.busy_ns)),
+                "reported_ns" => case.reported_ns,
+                "reported_percent" => super::rounded(percent(case.reported_ns, case.busy_ns)),
+                "agrees" => apart_ns <= (case.seen_ns / 5).max(case.busy_ns / 1000),
+            ]
+        };
+        self.cases.iter().map(row).collect()
+    }
+
+    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
+        let (request, batch) = self.lanes;
+        let Case { inject, turn, .. } = self.cases[case];
+        let notes = self.sources.path("pauses");
+        let starts = Starts {
+            lanes: self.lanes,
+            nice: self.args.nice,
+            options: &self.options,
+            folder: self.folder.path(),
+            keeps_output: true,
+        };
+        let program = |name: &str, notes: &Path| [self.sources.path(name), notes.to_owned()];
+        let words = program(inject, &notes).map(PathBuf::into_os_string);
+        let mut front = starts.under(inject, &words)?;
+        let found = run_of(&mut front, self.folder.path())?;
+        // A stranger: the batch program without a run of its own.
+        let words = program("guard", &self.sources.path("strangers-pauses"));
+        let words = words.map(PathBuf::into_os_string);
+        let mut stranger = match self.args.stranger {
+            true => Some(starts.alone(batch, &words, "stranger")?),
+            false => None,
+        };
+        // The first looks of the run, and the lane's first lease.
+        thread::sleep(Duration::from_millis(300));
+        if inject == "auto" {
+            self.play(&starts, request, turn, LEARN)?;
+        }
+        let before_ns = overlapped_ns(&found)?;
+        let (turns, others) = self.play(&starts, request, turn, self.args.next_to.duration)?;
+        // What the guard counts at its next look belongs to these turns.
+        thread::sleep(Duration::from_millis(50));
+        let reported_ns = overlapped_ns(&found)?.saturating_sub(before_ns);
+        if let Some(stranger) = &mut stranger {
+            stranger.stop(TO_END);
+        }
+        front.stop(TO_NOTE);
+        let pauses = notes::joined(notes::read(&notes)?);
+        let seen = notes::compare(&turns, &others, &pauses);
+        let sum = &mut self.cases[case];
+        sum.turns += turns.len();
+        sum.busy_ns += seen.busy_ns;
+        sum.seen_ns += seen.overlapped_ns;
+        sum.reported_ns += reported_ns;
+        values.extend("stop_ns", seen.stops_ns);
+        values.extend("resume_ns", seen.resumes_ns);
+        Ok(())
+    }
+}
+
+/// How long what is not counted takes, of a program that is learned about.
+const LEARN: Duration = Duration::from_secs(1);
+/// How long a batch may take to end: it writes down what it noted, on a lane that others may want.
+const TO_NOTE: Duration = Duration::from_secs(60);
+
+const SOURCES: [(&str, &str); 3] = [
+    ("switches.h", include_str!("switches.h")),
+    ("request.c", include_str!("request.c")),
+    ("batch.c", include_str!("batch.c")),
+];
+
+fn build() -> Result<Sources, BenchError> {
+    let sources = Sources::new(&SOURCES)?;
+    let compile = |words: &[&str]| sources.compile(words);
+    let compiled = [
+        compile(&["request.c", "-o", "request"])?,
+        compile(&["batch.c", "-o", "guard"])?,
+        // elfen_check.h finds its slow path in the library that `elfen run` preloads.
+        compile(&["batch.c", "-o", "inline", "-DCHECKS"])?,
+        // Nothing says what is where in it. The libraries for a static one may not be installed.
+        match compile(&["batch.c", "-o", "auto", "-DLOOP", "-s", "-static"])? {
+            Ok(()) => Ok(()),
+            Err(_) => compile(&["batch.c", "-o", "auto", "-DLOOP", "-s"])?,
+        },
+    ];
+    let compiled: Compiled = compiled.into_iter().collect();
+    compiled.explain("building its programs", "see whether cc builds programs that run here")?;
+    Ok(sources)
+}
+
+impl Overlaps<'_> {
+    /// The turns of the requests' program, and when the lane was busy with others.
+    fn play(
+        &self,
+        starts: &Starts<'_>,
+        request: u32,
+        turn: Duration,
+        lasting: Duration,
+    ) -> Result<(Vec<Stretch>, Vec<Stretch>), BenchError> {
+        let [turn, lasting] = [turn, lasting].map(|time| time.as_nanos().to_string());
+        let program = self.sources.path("request").into_os_string();
+        let words = [program, turn.into(), lasting.into(), "7".into()];
+        let ended = starts.alone(request, &words, "turns")?.wait_until(|| false)?;
+        if let Some(status) = ended.filter(|status| !status.success()) {
+            let why = format!(
+                "the program of the requests: {status}; 3 if the kernel notes no switches for it"
+            );
+            return Err(BenchError::unsupported(why, "let it ask perf_event_open(2): be root"));
+        }
+        let mut turns = notes::read(&self.folder.path().join("turns"))?;
+        let own = turns.iter().position(|turn| *turn == (0, 0)).unwrap_or(turns.len());
+        let others = turns.split_off(own);
+        Ok((turns, others.into_iter().skip(1).collect()))
+    }
+}
+
+/// The pages of a run, once its batch says that it runs.
+fn run_of(front: &mut Running, folder: &Path) -> Result<Batch, BenchError> {
+    let is_ready =
+        || fs::read_to_string(folder.join("output")).is_ok_and(|said| said.starts_with("ready"));
+    if let Some(status) = front.wait_until(is_ready)? {
+        return Err(front.refusal(status).into());
+    }
+    // Its front starts a spare process, and that the keeper.
+    let family = below(front.id().unsigned_abs());
+    let ours = |found: &Batch| family.contains(&found.keeper.pid().unsigned_abs());
+    running()?.into_iter().find(ours).ok_or_else(no_account)
+}
+
+fn overlapped_ns(batch: &Batch) -> Result<u64, BenchError> {
+    let slot = batch.lanes.slot(0).filter(|slot: &&LaneSlot| slot.is_counted());
+    slot.map(|slot| slot.overlapped_ns.load(Relaxed)).ok_or_else(no_account)
+}
+
+fn no_account() -> BenchError {
+    let why = "the batch is not listed, or the kernel keeps no account of it";
+    BenchError::unsupported(why, "the kernel's account takes eBPF: be root")
+}

@@ -1,0 +1,429 @@
+//! Programs that are measured: C sources that are built here and now; and one run of a program,
+//! alone on a lane or under `elfen run`, and whether it prints and ends as another run did.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::thread;
+use std::time::Duration;
+
+use elfen_console::duration;
+use elfen_console::programs::find_program;
+use elfen_machine::lane_args::LaneArgs;
+use elfen_run::args::nap::NapName;
+use elfen_run::args::poll_timing::PollTimingArgs;
+use elfen_run::report::Report;
+use tempfile::TempDir;
+
+use super::BenchError;
+use crate::live::os::{self, Place, Rank};
+use crate::live::process::Process;
+use crate::live::reported::read_report;
+use crate::live::usage::Members;
+use crate::live::{LiveError, go_on};
+
+/// We wake up on a CPU that may be the request lane, where that is a moment of overlap.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// For a front whose batch was killed.
+const TO_REPORT: Duration = Duration::from_secs(2);
+/// More output than this fills the disk that others use as well.
+const OUTPUT_MAX: u64 = 1 << 30;
+
+const ELFEN_RUN: &str = "elfen run";
+/// Lines of `elfen run` itself begin so.
+const ELFEN_SAYS: &str = "elfen: ";
+
+/// How a program runs next to requests, for the benchmarks that play them.
+#[derive(clap::Args, Debug)]
+pub(crate) struct NextToArgs {
+    #[command(flatten)]
+    pub(super) lanes: LaneArgs,
+
+    /// How long a request keeps its lane busy, from 50us to 1s
+    #[arg(long, value_name = "TIMES", value_delimiter = ',', value_parser = turn,
+        default_value = "200us,1ms,10ms")]
+    pub(super) turns: Vec<Duration>,
+
+    /// How long turns of one length are counted, from 1s to 60s
+    #[arg(short, long, value_name = "TIME", value_parser = counted, default_value = "5s")]
+    pub(super) duration: Duration,
+
+    /// How batch and guard nap
+    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
+    nap: NapName,
+
+    #[command(flatten)]
+    pub(super) looks: PollTimingArgs,
+}
+
+impl NextToArgs {
+    /// The words of `elfen run` that say the same.
+    pub(super) fn options(&self) -> Vec<String> {
+        let mut options = self.looks.words().to_vec();
+        if let Some(nap) = self.nap.name() {
+            options.extend(["--nap".to_owned(), nap.to_owned()]);
+        }
+        options
+    }
+}
+
+fn within(text: &str, least: Duration, most: Duration, else_say: &str) -> Result<Duration, String> {
+    let time = duration::parse(text)?;
+    if (least..=most).contains(&time) { Ok(time) } else { Err(else_say.to_owned()) }
+}
+
+fn turn(text: &str) -> Result<Duration, String> {
+    let (least, most) = (Duration::from_micros(50), Duration::from_secs(1));
+    within(text, least, most, "a turn takes between 50us and 1s")
+}
+
+fn counted(text: &str) -> Result<Duration, String> {
+    let (least, most) = (Duration::from_secs(1), Duration::from_secs(60));
+    within(text, least, most, "turns are counted for 1s to 60s")
+}
+
+/// C sources in a folder of our own, and what is built from them. It goes with this.
+pub(super) struct Sources(TempDir);
+
+/// What the compiler says of a source that it does not take.
+pub(super) type Compiled = Result<(), String>;
+
+impl Sources {
+    pub(super) fn new(files: &[(&str, &str)]) -> io::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        for (name, content) in files.iter().chain(&HEADERS) {
+            fs::write(folder.path().join(name), content)?;
+        }
+        Ok(Self(folder))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(super) fn compile<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<Compiled, BenchError> {
+        let mut command = Command::new("cc");
+        // Aligned, so that a program is not judged by where it happened to put a loop.
+        command.args(["-O2", "-falign-functions=64", "-falign-loops=32", "-I."]);
+        let output = command.args(words).current_dir(self.0.path()).output().map_err(|error| {
+            let why = format!("no C compiler, `cc`: {error}");
+            BenchError::unsupported(why, "install a C compiler, such as gcc")
+        })?;
+        if output.status.success() {
+            return Ok(Ok(()));
+        }
+        let message = String::from_utf8_lossy(&output.stderr);
+        let first = message.lines().find(|line| line.contains("error")).or(message.lines().next());
+        Ok(Err(format!("cc: {}", first.unwrap_or("it says nothing"))))
+    }
+}
+
+const HEADERS: [(&str, &str); 2] = [
+    ("elfen_abi.h", include_str!("../../../elfen-rt/include/elfen_abi.h")),
+    ("elfen_check.h", include_str!("../../../elfen-rt/include/elfen_check.h")),
+];
+
+/// How a program is started.
+#[derive(Clone, Debug)]
+pub(super) struct Starts<'a> {
+    pub(super) lanes: (u32, u32),
+    /// The niceness of `elfen run`, and more words for it.
+    pub(super) nice: i32,
+    pub(super) options: &'a [String],
+    pub(super) folder: &'a Path,
+    /// Whether what it prints is kept.
+    pub(super) keeps_output: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Running {
+    process: Process,
+    output: Option<PathBuf>,
+    /// Of an `elfen run`.
+    report: Option<PathBuf>,
+    /// Whether we told it to end.
+    stopped: bool,
+}
+
+impl Starts<'_> {
+    /// On a CPU, not under `elfen run`. The first word is the program.
+    pub(super) fn alone(
+        &self,
+        cpu: u32,
+        words: &[OsString],
+        output: &str,
+    ) -> Result<Running, LiveError> {
+        let program = words.first().map_or_else(|| OsStr::new(""), OsString::as_os_str);
+        let mut command = Command::new(program);
+        command.args(words.iter().skip(1));
+        let place = Place::on(cpu, Rank::Normal);
+        self.start(&program.to_string_lossy(), command, &place, output, None)
+    }
+
+    pub(super) fn under(&self, inject: &str, words: &[OsString]) -> Result<Running, LiveError> {
+        let report = self.folder.join("report.json");
+        let mut command = self.elfen_run(inject)?;
+        command.arg("--report").arg(&report).arg("--").args(words);
+        // The front passes it on; killed, it would leave its batch behind.
+        let rank = Rank::Nice(self.nice);
+        let place = Place { last_word: libc::SIGTERM, ..Place::anywhere(rank) };
+        self.start(ELFEN_RUN, command, &place, "output", Some(report))
+    }
+
+    /// Fails, in the words of `elfen run`, where it would refuse the program.
+    pub(super) fn check(&self, inject: &str, words: &[OsString]) -> Result<(), LiveError> {
+        let mut command = self.elfen_run(inject)?;
+        command.args(["--dry-run", "--"]).args(words);
+        let place = Place::anywhere(Rank::Normal);
+        let mut running = self.start(ELFEN_RUN, command, &place, "output", None)?;
+        let status = running.wait_until(|| false)?;
+        match status {
+            Some(status) if !status.success() => Err(running.refusal(status)),
+            _ => Ok(()),
+        }
+    }
+
+    fn elfen_run(&self, inject: &str) -> Result<Command, LiveError> {
+        let (request, batch) = self.lanes;
+        let mut command = Command::new(find_program("elfen")?);
+        command.args(["run", "--policy", "borrow-idle", "--signal", "tasks", "--inject", inject]);
+        command.args(["--lanes", &format!("{request}:{batch}")]).args(self.options);
+        Ok(command)
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        command: Command,
+        place: &Place,
+        output: &str,
+        report: Option<PathBuf>,
+    ) -> Result<Running, LiveError> {
+        if let Some(report) = &report {
+            // One that is there afterwards is this run's.
+            fs::remove_file(report).ok();
+        }
+        let output = self.keeps_output.then(|| self.folder.join(output));
+        let out = output.clone().unwrap_or_else(|| PathBuf::from("/dev/null"));
+        let files = [out, self.folder.join("errors")];
+        let process = Process::spawn(name, command, place, files)?;
+        Ok(Running { process, output, report, stopped: false })
+    }
+}
+
+impl Running {
+    pub(super) fn id(&self) -> i32 {
+        self.process.id().cast_signed()
+    }
+
+    /// Its status when it has ended; nothing if `enough` says so first.
+    pub(super) fn wait_until(
+        &mut self,
+        mut enough: impl FnMut() -> bool,
+    ) -> Result<Option<ExitStatus>, LiveError> {
+        loop {
+            if let Some(status) = self.process.ended()? {
+                return Ok(Some(status));
+            }
+            go_on()?;
+            self.refuse_much_output()?;
+            self.process.forget_much()?;
+            if enough() {
+                return Ok(None);
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn refuse_much_output(&self) -> Result<(), LiveError> {
+        let Some(output) = &self.output else { return Ok(()) };
+        let length = fs::metadata(output).map_or(0, |data| data.len());
+        if length <= OUTPUT_MAX {
+            return Ok(());
+        }
+        Err(LiveError::Refused {
+            why: "the program prints more than 1 GiB, which would have to be kept".to_owned(),
+            fix: "have it print elsewhere (`sh -c 'PROGRAM > FILE'`), or give --runs 0",
+        })
+    }
+
+    /// Ends what has not ended yet, within about this time.
+    pub(super) fn stop(&mut self, patience: Duration) {
+        self.stopped = true;
+        let pid = self.process.id();
+        let family = Members::of(pid);
+        os::send(pid, libc::SIGTERM);
+        self.process.wait(patience);
+        // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run next to
+        // the next measurement. A front that waits still has its report to write.
+        family.kill();
+        self.process.wait(TO_REPORT);
+    }
+
+    /// What `elfen run` says of a run that has ended. One that says nothing did not run the
+    /// program, or was stopped before it came to that.
+    pub(super) fn report(&mut self) -> Result<Option<Report>, LiveError> {
+        let Some(file) = &self.report else { return Ok(None) };
+        let written = fs::metadata(file).is_ok_and(|data| data.len() > 0);
+        match self.process.ended()? {
+            Some(status) if !written && self.stopped && status.signal().is_some() => Ok(None),
+            Some(status) if !written => Err(self.refusal(status)),
+            _ => read_report(file).map(Some),
+        }
+    }
+
+    /// Of an `elfen run`; a screen may stand below its line.
+    pub(super) fn refusal(&self, status: ExitStatus) -> LiveError {
+        let said = self.process.said();
+        let line = said.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
+        let said = line.unwrap_or("it said nothing").to_owned();
+        LiveError::Failed { name: ELFEN_RUN.to_owned(), status, said }
+    }
+
+    /// For one that ended by itself; nothing where what it printed was not kept.
+    pub(super) fn ended(&self, status: ExitStatus) -> Option<Ended> {
+        Some(Ended { status: as_shell(status), output: self.output.clone()? })
+    }
+}
+
+fn as_shell(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// How one run of the program ended.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    /// As a shell sees it.
+    pub(super) status: u8,
+    /// What it printed.
+    pub(super) output: PathBuf,
+}
+
+impl Ended {
+    /// What is different in another run, if anything is.
+    pub(super) fn unlike(&self, other: &Self) -> io::Result<Option<String>> {
+        if self.status != other.status {
+            let (this, that) = (self.status, other.status);
+            return Ok(Some(format!("exit status {that} instead of {this}")));
+        }
+        let at = first_difference(&self.output, &other.output)?;
+        Ok(at.map(|at| format!("its output differs from byte {at} on")))
+    }
+}
+
+/// Counted from 1, as `cmp` does.
+fn first_difference(one: &Path, other: &Path) -> io::Result<Option<u64>> {
+    let [mut one, mut other] =
+        [File::open(one)?, File::open(other)?].map(|file| BufReader::new(file).bytes());
+    let mut at = 1;
+    loop {
+        match (one.next().transpose()?, other.next().transpose()?) {
+            (None, None) => return Ok(None),
+            (byte, same) if byte == same => at += 1,
+            _ => return Ok(Some(at)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::process::TO_END;
+    use elfen_machine::process::below;
+    use std::time::Instant;
+
+    fn started<'a>(starts: &Starts<'a>, script: &str) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let place = Place::anywhere(Rank::Normal);
+        let report = starts.folder.join("report.json");
+        starts.start(ELFEN_RUN, command, &place, "output", Some(report)).unwrap()
+    }
+
+    /// Goal: what a program has started ends with it, so that it disturbs no other measurement.
+    /// Method: a shell whose child lives on when the shell ends.
+    #[test]
+    fn what_a_stopped_program_leaves_behind_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let starts = Starts {
+            lanes: (0, 1),
+            nice: 0,
+            options: &[],
+            folder: folder.path(),
+            keeps_output: false,
+        };
+        let mut shell = started(&starts, "sleep 600 & wait");
+        let pid = shell.process.id();
+        shell.wait_until(|| !below(pid).is_empty()).unwrap();
+        let left = below(pid);
+        shell.stop(TO_END);
+        let lives = |pid: &u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.is_ok_and(|stat| stat.contains("(sleep)") && !stat.contains(") Z"))
+        };
+        let begin = Instant::now();
+        while left.iter().any(lives) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{left:?} live on");
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Goal: a run that is told to end before it has begun reports nothing, and no failure; one
+    /// that ends so by itself is one. Method: shells that write no report.
+    #[test]
+    fn a_run_that_is_stopped_early_is_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, folder) = (&[], folder.path());
+        let starts = Starts { lanes: (0, 1), nice: 0, options, folder, keeps_output: false };
+        let mut stopped = started(&starts, "exec sleep 60");
+        stopped.stop(TO_END);
+        assert!(stopped.report().unwrap().is_none());
+        let mut killed = started(&starts, "kill -TERM $$");
+        killed.wait_until(|| false).unwrap();
+        assert!(matches!(killed.report(), Err(LiveError::Failed { .. })));
+    }
+
+    /// Goal: a difference is found wherever it is, and none where there is none. Method: outputs of
+    /// several lengths, with a byte changed, added or taken away.
+    #[test]
+    fn differences_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let ended = |name: &str, bytes: &[u8], status| {
+            let output = folder.path().join(name);
+            fs::write(&output, bytes).unwrap();
+            Ended { status, output }
+        };
+        for length in [0, 1, 8191, 8192, 8193] {
+            let bytes = vec![7; length];
+            let one = ended("one", &bytes, 0);
+            assert_eq!(one.unlike(&ended("same", &bytes, 0)).unwrap(), None, "{length}");
+            let longer = one.unlike(&ended("longer", &[&bytes[..], &[7]].concat(), 0)).unwrap();
+            let from = format!("its output differs from byte {} on", length + 1);
+            assert_eq!(longer.as_deref(), Some(&*from));
+            let Some(last) = length.checked_sub(1) else { continue };
+            assert!(one.unlike(&ended("shorter", &bytes[..last], 0)).unwrap().is_some());
+            let mut changed = bytes.clone();
+            changed[last] = 8;
+            let found = one.unlike(&ended("changed", &changed, 0)).unwrap();
+            assert_eq!(found, Some(format!("its output differs from byte {length} on")));
+        }
+        let other = ended("a", b"", 0).unlike(&ended("b", b"", 137)).unwrap();
+        assert_eq!(other.as_deref(), Some("exit status 137 instead of 0"));
+    }
+
+    #[test]
+    fn times_are_neither_shorter_nor_longer_than_can_be_played() {
+        for fits in ["50us", "1ms", "1s"] {
+            assert!(turn(fits).is_ok(), "{fits}");
+        }
+        for wrong in ["49us", "0ms", "1001ms", "1", "", "long"] {
+            assert!(turn(wrong).is_err(), "{wrong}");
+        }
+        assert!(counted("1s").is_ok() && counted("60s").is_ok());
+        assert!(counted("999ms").is_err() && counted("61s").is_err());
+    }
+}

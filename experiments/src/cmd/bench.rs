@@ -1,0 +1,109 @@
+//! `elfen lab bench`: what Elfen's parts cost on this machine.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use elfen_console::failure::{Failure, Status};
+use elfen_console::{output, usage};
+
+use super::meter::Meter;
+use super::{live_args, own_args};
+use crate::bench::{
+    BenchError, batch, check, guard, hedge, nap, overlap, service, shim, signal, tailor,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo elfen lab bench batch -- xz -6 -k -c a.tar  any program, next to requests
+  elfen lab bench check               what each kind of check adds to a call
+  elfen lab bench hedge               what a hedging proxy makes of pauses
+  elfen lab bench nap                 how long a lane takes to sleep and to wake
+  sudo elfen lab bench overlap        how long a batch runs next to requests
+  sudo elfen lab bench signal         how late the task map is, and its cost
+  elfen lab bench service --json      what publishing a request costs
+  elfen lab bench shim                what elfen shim sees, and what that costs
+
+Rounds are interleaved: each runs every case once, and a case is compared with the baseline of its \
+round. An arrow says which direction is better; `95 %` is the interval of the median. JSON has a \
+`schema` number, the name of the benchmark, and for each table a list of rows; statistics are \
+median, ci95, p90, p99, p999, min, max and n.";
+
+/// Measure what Elfen's parts cost on this machine
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// Write the result to this file
+    #[arg(short, long, value_name = "FILE", global = true)]
+    output: Option<PathBuf>,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Benchmark {
+    Batch(batch::Args),
+    Check(check::Args),
+    Guard(guard::Args),
+    Hedge(hedge::Args),
+    Nap(nap::Args),
+    Overlap(overlap::Args),
+    Service(service::Args),
+    Shim(shim::Args),
+    Signal(signal::Args),
+    Tailor(tailor::Args),
+}
+
+pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if let Benchmark::Batch(batch) = &args.benchmark {
+        usage::check_program("bench batch", &batch.program)?;
+        batch.program.first().map_or(Ok(()), |program| own_args::refuse_no_program(program))?;
+    }
+    if let Some(file) = &args.output {
+        live_args::writable(file)?;
+    }
+    let meter = Meter::new();
+    let hear = &mut |what: &str| meter.show(what);
+    let (name, report) = match &args.benchmark {
+        Benchmark::Batch(args) => ("batch", batch::run(args, hear)),
+        Benchmark::Check(args) => ("check", check::run(args, hear)),
+        Benchmark::Guard(args) => ("guard", guard::run(args, hear)),
+        Benchmark::Hedge(args) => ("hedge", hedge::run(args, hear)),
+        Benchmark::Nap(args) => ("nap", nap::run(args, hear)),
+        Benchmark::Overlap(args) => ("overlap", overlap::run(args, hear)),
+        Benchmark::Service(args) => ("service", service::run(args, hear)),
+        Benchmark::Shim(args) => ("shim", shim::run(args, hear)),
+        Benchmark::Signal(args) => ("signal", signal::run(args, hear)),
+        Benchmark::Tailor(args) => ("tailor", tailor::run(args, hear)),
+    };
+    drop(meter);
+    let report = report.map_err(|error| failure(name, error))?;
+    let print =
+        |out: &mut dyn Write| output::print(out, args.json, &report.json(name), || report.text());
+    match &args.output {
+        None => print(out)?,
+        Some(file) => {
+            let made = File::create(file);
+            print(&mut made.map_err(|error| Failure::unwritable("result", file, error))?)?;
+        }
+    }
+    report.wrong.map_or(Ok(ExitCode::SUCCESS), |why| {
+        let fix = "use --inject guard for it, and report this";
+        Err(Failure::new(Status::Failed, "comparing with runs alone", why, fix))
+    })
+}
+
+fn failure(benchmark: &str, error: BenchError) -> Failure {
+    let what = format!("elfen lab bench {benchmark}");
+    match error {
+        BenchError::Known(failure) => failure,
+        BenchError::Live(error) => live_args::failure(&what, &error),
+        BenchError::Other { status, why, fix } => Failure::new(status, what, why, fix),
+    }
+}

@@ -1,10 +1,11 @@
 #!/bin/sh
-# elfen-load beside two closed-loop generators, ab and wrk, on the same service with known response
+# Compares elfen-load with two closed-loop generators, ab and wrk, on a service with known response
 # times.
 #
-# First a service without surprises, at a load where a closed loop is right: all must agree. Then
-# one that stalls for 100 ms at every 1000th request: a closed loop sends nothing during a stall and
-# so sees it once; an open loop charges it to every request that was due meanwhile.
+# The first service has constant response times, and a load at which a closed loop is right. All
+# generators must agree. The second service stalls for 100 ms at every 1000th request. A closed loop
+# sends nothing during a stall, and so sees it once. An open loop charges the stall to every request
+# that was due in it.
 #
 # usage: compare-generators.sh [SECONDS]
 #
@@ -25,11 +26,11 @@ scratch=$(mktemp -d)
 server=
 trap 'if [ -n "$server" ]; then kill "$server" || true; fi; rm -r "$scratch"' EXIT
 
-# The service on the last CPU, the generator on the first: both spin.
+# The service is on the last CPU and the generator on the first, because both spin.
 cpus=$(taskset -cp $$ | sed 's/.*: //')
 on_first="taskset -c ${cpus%%[-,]*}" on_last="taskset -c ${cpus##*[-,]}"
 
-# All in microseconds, as wrk prints what unit it likes.
+# All in microseconds, because wrk changes its units.
 row() { # <name> <p50> <p90> <p99>
 	printf '%-42s %10.0f %10.0f %10.0f\n' "$@"
 }

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Two Luas whose functions say that they run, for `elfen lab bench shim --lua`: lua-entries by their
-# entries alone, lua-returns by entries and returns.
+# Builds two Luas whose functions report that they run, for `elfen lab bench shim --lua`:
+# lua-entries reports only entries, lua-returns reports entries and returns.
 #
 # usage: lua.sh FOLDER [SOURCE]
 #
-# SOURCE is the folder of Lua 5.4's lapi.c. Without it, cargo fetches the crate lua-src, which
-# carries it. Needs gcc, and libelfen_return.a in target/release. They run a file of Lua and hand it
-# its words, and nothing else: the crate has no lua.c.
+# SOURCE is the folder of Lua 5.4's lapi.c. Without SOURCE, cargo fetches the crate lua-src, which
+# contains it. Needs gcc, and libelfen_return.a in target/release. The Luas only run a Lua file and
+# pass its arguments, because the crate has no lua.c.
 set -eu
 
-folder=${1:?name a folder for them}
+folder=${1:?name a folder for the Luas}
 here=$(dirname "$0")
 returns=${ELFEN_BIN:-$here/../target/release}/libelfen_return.a
 for tool in gcc "$returns"; do

@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Redis and nginx as they are, kept on the request lane, with a batch program beside them.
+# Measures unmodified Redis and nginx on the request lane, with a batch program next to them.
 #
-# Each is loaded by elfen-load in three ways, by turns, as often as there are rounds: alone; with a
-# batch that may run where it likes, on both lanes; and with the same batch under `elfen run
-# --policy borrow-idle`. The service itself knows of nothing: the task map says when its lane idles.
+# elfen-load loads each service in three ways. The ways alternate, once in each round:
+#
+# - alone;
+# - with an unrestrained batch, which may run on both lanes;
+# - with this batch under `elfen run --policy borrow-idle`. Only the task map shows when the request
+#   lane idles.
 #
 # usage: real-services.sh [--lanes R:B] [--rps N] [--seconds N] [--rounds N] [redis|nginx...]
 #
 # Needs root for the task map, cargo build --release, and redis-server and nginx of Debian.
-# The generator runs on CPUs outside the pair; where there are none on the batch lane, and then the
-# unrestrained batch disturbs it as well: the lateness of its sends is a column.
+# The generator runs on CPUs outside the pair. Without such CPUs it runs on the batch lane, and the
+# unrestrained batch disturbs it as well. A column shows how late it sent.
 set -euo pipefail
 
 lanes=0:1 rps=2000 seconds=10 rounds=3 services=()
@@ -44,7 +47,7 @@ for tool in elfen elfen-load elfen-batch taskset "${services[@]}"; do
 	command -v "$tool" >/dev/null || fail 3 "$tool is missing: install it, or build it"
 done
 elfen run --lanes "$lanes" --signal tasks --dry-run -- elfen-batch spin >/dev/null ||
-	fail 3 "the task map is not to be had: run this as root"
+	fail 3 "the task map is not available: run this as root"
 
 scratch=$(mktemp -d)
 service_pid= batch_pid=
@@ -55,7 +58,7 @@ clean_up() {
 	rm -r "$scratch"
 }
 trap clean_up EXIT
-# nginx's workers give up root, and keep temporary files here.
+# nginx's workers drop root, and have temporary files here.
 chmod 755 "$scratch"
 
 expand() { # <CPU list> -> a CPU a line
@@ -75,7 +78,7 @@ load() { # <file for the JSON> <elfen-load's arguments>...
 		fail 1 "elfen-load failed: $(tail -1 "$scratch/log")"
 }
 
-# The first number of that name, after that object begins.
+# The first number of this name after the begin of this object.
 figure() { # <file> <object, or empty> <key>
 	tr ',{' '\n\n' <"$1" | awk -F: -v object="\"$2\"" -v key="\"$3\"" '
 		index($0, object) || object == "\"\"" { inside = 1 }

@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
-# Programs that nobody changed, one after the other through `elfen lab bench batch`, as one table
-# against what is promised of them: overlap in % at turns of 200 us, 1 ms and 10 ms, by the
-# scheduler's trace, and what their guards alone leave; reaction in us at the shortest turns; how
-# long a run on an idle lane takes, with its guard's as 1; whether they did as alone. ! marks what
-# is above its bar.
+# Measures unmodified programs, one after the other, with `elfen lab bench batch`. Columns of the
+# table:
+#
+# - overlap in %, for busy times of 200 us, 1 ms and 10 ms, by the scheduler's trace;
+# - the overlap with only a guard;
+# - reaction in us, for the shortest busy times;
+# - the time of a run on an idle lane, compared with a run that has only a guard;
+# - whether the output is the output of a run alone.
+#
+# ! marks a figure above its limit.
 #
 # usage: zoo.sh [--lanes R:B] [--turns 200us,1ms,10ms] [--duration 5s] [--runs N] [NAME...]
 #
-# Needs root, cargo build --release, python3, and of the programs those that are to be measured.
-# Takes two minutes or so for each of them with 10 runs.
+# Needs root, cargo build --release, python3, and the programs to be measured.
+# Takes about two minutes for each program with 10 rounds.
 set -euo pipefail
 
 lanes=0:1 turns=200us,1ms,10ms duration=5s runs=10 names=()
@@ -36,8 +41,9 @@ trap 'rm -rf "$folder"' EXIT
 cp "$root"/elfen/tests/zoo/* "$folder"
 cd "$folder"
 
-# Text of 8 MB, the same everywhere, and what is made of it; programs that have to be compiled. A
-# run alone is to take some seconds: less is learning for the most part, more is waiting.
+# Makes a text of 8 MB, which is equal on all machines, files from it, and programs that must be
+# compiled. A run alone should take some seconds. A shorter run mostly learns loops, and a longer
+# run wastes time.
 python3 - <<'PYTHON'
 seed, words = 1, []
 for _ in range(4_000_000):
@@ -54,7 +60,7 @@ if command -v go >/dev/null; then GOCACHE=$PWD/cache GO111MODULE=off go build -o
 if command -v javac >/dev/null; then javac Work.java; fi
 
 clip='-f lavfi -i testsrc=duration=300:size=320x240'
-# Name, class (`reads` the kernel takes part in; `jit`), the program.
+# Name, class (`reads`: the kernel does a part of the work; `jit`), and command.
 zoo="\
 xz|native|xz -6 -T1 -c text
 zstd|native|zstd -q -T2 -15 -c text
@@ -78,7 +84,7 @@ printf '%-10s %-24s %-21s %-15s %-9s %s\n' \
 	program 'overlap %' "guard's" 'us p50/p90/p99' slowdown output
 while IFS='|' read -r name class program; do
 	if ((${#names[@]})) && [[ " ${names[*]} " != *" $name "* ]]; then continue; fi
-	command -v "${program%% *}" >/dev/null || { echo "$name: not there"; continue; }
+	command -v "${program%% *}" >/dev/null || { echo "$name: not installed"; continue; }
 	eval "words=($program)"
 	"$lab" bench batch --lanes "$lanes" --inject live --turns "$turns" --duration "$duration" \
 		--runs "$runs" --json -- "${words[@]}" </dev/null >report.json 2>errors ||

@@ -92,7 +92,7 @@ struct Serve {
 
     /// Interval of polls
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse)]
-    look_every: Duration,
+    poll_interval: Duration,
 
     /// Largest part of all requests that is sent a second time, as a duplicate or as a retry
     #[arg(long, value_name = "PART", default_value = "5%", value_parser = part)]
@@ -269,7 +269,7 @@ impl Serve {
             return Err(Failure::new(Status::Usage, "arguments", why, fix));
         }
         let times = [
-            self.look_every,
+            self.poll_interval,
             self.give_up,
             self.head_timeout,
             self.body_timeout,
@@ -312,7 +312,7 @@ impl Serve {
             servers: [self.to, self.backup],
             policy: self.policy,
             extra_per_million: self.max_extra,
-            look_every: self.look_every,
+            poll_interval: self.poll_interval,
             repeatable: self.methods.clone(),
             give_up: self.give_up,
             limits: Limits {

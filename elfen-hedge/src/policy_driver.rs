@@ -48,7 +48,7 @@ impl PolicyDriver {
     pub(crate) fn new(shared: Arc<Shared>, observation: Observation) -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
-        let poll_interval_ns = nanos(shared.plan.look_every);
+        let poll_interval_ns = nanos(shared.plan.poll_interval);
         Ok(Self { shared, observation, timer, poll_interval_ns, next_poll_ns: None })
     }
 

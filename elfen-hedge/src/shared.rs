@@ -34,7 +34,7 @@ pub(crate) struct Plan {
     pub(crate) servers: [SocketAddr; 2],
     pub(crate) policy: Policy,
     pub(crate) extra_per_million: u64,
-    pub(crate) look_every: Duration,
+    pub(crate) poll_interval: Duration,
     /// Methods of requests that may be sent twice.
     pub(crate) repeatable: Vec<Method>,
     /// How long a client waits for the beginning of an answer.

@@ -24,14 +24,14 @@ pub struct PollTiming {
 /// The poll timing in reports.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct PollReport {
-    pub look_every_ns: u64,
-    pub look_slack_ns: u64,
+    pub poll_interval_ns: u64,
+    pub timer_slack_ns: u64,
 }
 
 impl From<PollTiming> for PollReport {
     fn from(timing: PollTiming) -> Self {
         let PollTiming { interval, slack } = timing;
-        Self { look_every_ns: nanos(interval), look_slack_ns: nanos(slack) }
+        Self { poll_interval_ns: nanos(interval), timer_slack_ns: nanos(slack) }
     }
 }
 

@@ -60,11 +60,11 @@ fn bash_completes_subcommands_and_options() {
     };
     assert_eq!(complete("elfen", "met"), "metrics");
     assert_eq!(complete("elfen", "gener"), "");
-    assert_eq!(complete("elfen run", "--look-e"), "--look-every");
+    assert_eq!(complete("elfen run", "--poll-i"), "--poll-interval");
     assert!(complete("elfen run --policy", "").contains("refresh-budget"));
     for file in ["_elfen", "elfen.fish"] {
         let text = fs::read_to_string(folder.path().join(file)).unwrap();
-        assert!(text.contains("look-every") && !text.contains("generate"), "{file}");
+        assert!(text.contains("poll-interval") && !text.contains("generate"), "{file}");
     }
 }
 

@@ -68,7 +68,7 @@ fn wrong_arguments_are_told_in_one_line() {
     fails(&plain(&["--duration", "0s", "--", "true"]), 2, "turns are counted for 1s to 60s");
     fails(&plain(&["--turn", "1ms", "--", "true"]), 2, "unexpected argument '--turn'");
     fails(&plain(&["--", "no-such-program"]), 2, "no such program in any folder of PATH");
-    fails(&plain(&["--look-every", "0us", "--", "true"]), 2, "the guard would never sleep");
+    fails(&plain(&["--poll-interval", "0us", "--", "true"]), 2, "the guard would never sleep");
 }
 
 #[test]

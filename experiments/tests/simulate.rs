@@ -139,10 +139,10 @@ fn wrong_arguments() {
         ("simulate --rps 1 --slowdown 0.5".to_owned(), "a factor between 1 and"),
         ("simulate --rps 1 --slowdown 101".to_owned(), "a slowdown is at least 1"),
         ("simulate --rps 1 --check 0s".to_owned(), "looks are at least 1 ns"),
-        ("simulate --rps 1 --look-every 0s".to_owned(), "looks are at least 1 ns"),
-        ("simulate --rps 1 --look-every 1ms --check 1us".to_owned(), "cannot be used with"),
+        ("simulate --rps 1 --poll-interval 0s".to_owned(), "looks are at least 1 ns"),
+        ("simulate --rps 1 --poll-interval 1ms --check 1us".to_owned(), "cannot be used with"),
         ("simulate --rps 1 --batch-checks guard --check 1us".to_owned(), "and there are none"),
-        ("plan --slo p99=1ms --rps 1 --batch-checks source --look-every 1ms".to_owned(), "none"),
+        ("plan --slo p99=1ms --rps 1 --batch-checks source --poll-interval 1ms".to_owned(), "none"),
         (
             "simulate --rps 1 --signal tasks --policy refresh-budget --budget 1ms".to_owned(),
             "by the task map alone it does what borrow-idle does",
@@ -154,7 +154,7 @@ fn wrong_arguments() {
         ("simulate --rps 1 --company core-scheduling".to_owned(), "no rule for core scheduling"),
         ("simulate --rps 1 --company none --policy borrow-idle".to_owned(), "cannot be used with"),
         (
-            "simulate --rps 1 --policy fixed-budget-as-printed --budget 1ms --look-every 1ms"
+            "simulate --rps 1 --policy fixed-budget-as-printed --budget 1ms --poll-interval 1ms"
                 .to_owned(),
             "it is the code of a check",
         ),
@@ -261,14 +261,14 @@ fn checks_guards_and_naps() {
         json(&format!("simulate --rps 80 --requests 50000 --policy borrow-idle --json {options}"))
     };
     let (checks, guard, pause) =
-        (simulate(""), simulate("--look-every 500us"), simulate("--nap spin"));
+        (simulate(""), simulate("--poll-interval 500us"), simulate("--nap spin"));
     let said = |report: &Value, key: &str| report["parameters"][key].clone();
     assert_eq!(
-        (said(&checks, "check_ns"), said(&checks, "look_every_ns")),
+        (said(&checks, "check_ns"), said(&checks, "poll_interval_ns")),
         (1000.into(), Value::Null)
     );
     assert_eq!(
-        (said(&guard, "check_ns"), said(&guard, "look_every_ns")),
+        (said(&guard, "check_ns"), said(&guard, "poll_interval_ns")),
         (Value::Null, 500_000.into())
     );
     assert_eq!(said(&pause, "nap_slowdown"), 1.37);
@@ -285,7 +285,7 @@ fn checks_guards_and_naps() {
         json(&format!("plan --slo p99=100ms --rps 60 --requests 20000 --json {options}"))
     };
     let usual = plan("");
-    assert_eq!(said(&usual, "look_every_ns"), 500_000);
+    assert_eq!(said(&usual, "poll_interval_ns"), 500_000);
     assert_eq!(said(&usual, "nap"), "spin");
     let source = plan("--batch-checks source --nap device");
     assert_eq!((said(&source, "check_ns"), said(&source, "nap")), (1000.into(), "device".into()));

@@ -164,7 +164,7 @@ cgroup = \"elfen.slice\"
             (service("cgroup = [\"a\", \"elfen.slice\"]"), "it would hold service"),
             (format!("signal = \"service\"\n{USUAL}"), "requires the task map"),
             (format!("signal = \"smoke\"\n{USUAL}"), "is none of auto, tasks"),
-            (format!("look-every = \"0us\"\n{USUAL}"), "never sleep"),
+            (format!("poll-interval = \"0us\"\n{USUAL}"), "never sleep"),
             (format!("metrics = \"9752\"\n{USUAL}"), "is not an address with a port"),
             (format!("nap = \"block\"\n{USUAL}"), "which fences do not require"),
             (String::new(), "names lanes to lend"),

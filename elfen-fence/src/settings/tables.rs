@@ -21,8 +21,8 @@ use elfen_run::poll_timing::PollTiming;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
-    look_every: Option<String>,
-    look_slack: Option<String>,
+    poll_interval: Option<String>,
+    timer_slack: Option<String>,
     nap: Option<String>,
     signal: Option<String>,
     metrics: Option<String>,
@@ -125,11 +125,11 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
         None => Ok(usual),
         Some(text) => duration::parse(text).map_err(|why| format!("{key}: {why}")),
     };
-    let interval = time("look-every", &file.look_every, Duration::from_micros(500))?;
+    let interval = time("poll-interval", &file.poll_interval, Duration::from_micros(500))?;
     if interval.is_zero() {
-        return Err("look-every: the guards would never sleep".to_owned());
+        return Err("poll-interval: the guards would never sleep".to_owned());
     }
-    let slack = time("look-slack", &file.look_slack, Duration::from_millis(4))?;
+    let slack = time("timer-slack", &file.timer_slack, Duration::from_millis(4))?;
     let nap = word("nap", file.nap.as_deref().unwrap_or("auto"))?;
     if nap == NapName::Block {
         return Err(

@@ -24,7 +24,7 @@ pub struct Plan {
     pub requests: Vec<Request>,
     /// For each server: (from, to) of its pauses, sorted and disjoint. One may last forever.
     pub pauses: [Vec<(u64, u64)>; 2],
-    pub look_every_ns: u64,
+    pub poll_interval_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -221,7 +221,7 @@ impl Simulation<'_> {
         let goes_on = !self.hedge.is_idle() && !self.events.is_empty();
         self.is_sampling = goes_on;
         if goes_on {
-            self.schedule(now_ns.saturating_add(self.plan.look_every_ns.max(1)), Event::Sample);
+            self.schedule(now_ns.saturating_add(self.plan.poll_interval_ns.max(1)), Event::Sample);
         }
     }
 }

@@ -43,7 +43,7 @@ fn plan_with_pauses(pauses: u64) -> Plan {
         (from_ns, from_ns + 20 * MS)
     };
     let all: Vec<(u64, u64)> = (0..37 * pauses).map(pause).collect();
-    Plan { requests, pauses: [all, Vec::new()], look_every_ns: 500 * US }
+    Plan { requests, pauses: [all, Vec::new()], poll_interval_ns: 500 * US }
 }
 
 fn quantile(outcome: &Outcome, per_million: u64) -> u64 {
@@ -122,7 +122,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             pauses.into_iter().map(one).collect()
         };
         let requests = requests.collect();
-        Plan { requests, pauses: [apart(first), apart(second)], look_every_ns: look }
+        Plan { requests, pauses: [apart(first), apart(second)], poll_interval_ns: look }
     })
 }
 

@@ -11,39 +11,40 @@ use crate::poll_timing::PollTiming;
 pub struct PollTimingArgs {
     /// How often a guard polls its request lane: the longest reaction while the lane is in use
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
-        env = "ELFEN_LOOK_EVERY")]
-    look_every: Duration,
+        env = "ELFEN_POLL_INTERVAL")]
+    poll_interval: Duration,
 
     /// How much later a poll may come on a lane that idles, to share an
     /// interrupt with the kernel's tick
     ///
     /// At most this, and at most a sixty-fourth of how long the lane has idled; 0us for never.
     #[arg(long, value_name = "TIME", default_value = "4ms", value_parser = duration::parse,
-        env = "ELFEN_LOOK_SLACK")]
-    look_slack: Duration,
+        env = "ELFEN_TIMER_SLACK")]
+    timer_slack: Duration,
 }
 
 impl PollTimingArgs {
     pub fn timing(self) -> Result<PollTiming, Failure> {
-        if self.look_every.is_zero() {
+        if self.poll_interval.is_zero() {
             let (why, fix) = (
                 "the guard would never sleep",
-                "give it 50us or more, as in --look-interval 500us",
+                "give it 50us or more, as in --poll-interval 500us",
             );
-            return Err(Failure::new(Status::Usage, "--look-interval 0", why, fix));
+            return Err(Failure::new(Status::Usage, "--poll-interval 0", why, fix));
         }
-        Ok(PollTiming { interval: self.look_every, slack: self.look_slack })
+        Ok(PollTiming { interval: self.poll_interval, slack: self.timer_slack })
     }
 
     /// Whether these are the defaults.
     pub fn is_usual(self) -> bool {
-        self.look_every == Duration::from_micros(500) && self.look_slack == Duration::from_millis(4)
+        self.poll_interval == Duration::from_micros(500)
+            && self.timer_slack == Duration::from_millis(4)
     }
 
     /// The options that give this poll timing.
     pub fn words(self) -> [String; 4] {
         let time = |time: Duration| format!("{}ns", time.as_nanos());
-        let [interval, slack] = [self.look_every, self.look_slack].map(time);
-        ["--look-interval".to_owned(), interval, "--look-slack".to_owned(), slack]
+        let [interval, slack] = [self.poll_interval, self.timer_slack].map(time);
+        ["--poll-interval".to_owned(), interval, "--timer-slack".to_owned(), slack]
     }
 }

@@ -42,8 +42,8 @@ const NOT_FENCED: [&str; 12] = [
     "service",
     "nap",
     "inject",
-    "look_every",
-    "look_slack",
+    "poll_interval",
+    "timer_slack",
     "report",
 ];
 

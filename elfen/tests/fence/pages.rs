@@ -294,7 +294,7 @@ fn a_run_is_elfends_where_it_may_be() {
     let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", elfen, "run"];
     let refused: [(&[&str], &[&str], &str); 3] = [
         (&[elfen, "run"], &[], "a program that runs as root can leave its fence"),
-        (&[elfen, "run", "--user", NOBODY], &["--look-every", "1ms"], "guards of its own"),
+        (&[elfen, "run", "--user", NOBODY], &["--poll-interval", "1ms"], "guards of its own"),
         (&nobody, &[], "its fences are for root and group elfen; join that group; or name lanes"),
     ];
     for (by, options, why) in refused {

@@ -107,7 +107,7 @@ fn variables_are_for_other_runs() {
     require_fences();
     let fenced = Fenced::start();
     fenced.wait_until_it_runs();
-    let by_variable = ["env", "ELFEN_LANES=0:1", "ELFEN_LOOK_EVERY=1ms", ELFEN];
+    let by_variable = ["env", "ELFEN_LANES=0:1", "ELFEN_POLL_INTERVAL=1ms", ELFEN];
     let dry = ["run", "--dry-run", "--user", NOBODY];
     let said =
         |by: &[&str], more: &[&str]| told(&fenced, &[by, &dry, more, &["--", "true"]].concat());
@@ -117,7 +117,7 @@ fn variables_are_for_other_runs() {
     assert!(status == Some(0) && by.contains("level affinity"), "{by}");
     let (status, by) = said(&[ELFEN], &["--fence", "none", "--lanes", "0:1"]);
     assert!(status == Some(0) && by.contains("level affinity"), "{by}");
-    for option in ["--look-every", "--look-slack"] {
+    for option in ["--poll-interval", "--timer-slack"] {
         let (status, by) = said(&by_variable, &["--fence", "batch", option, "1ms"]);
         let why = format!("'--fence' cannot be used with '{option}'");
         assert!(status == Some(2) && by.contains(&why), "{by}");

@@ -441,7 +441,7 @@ fn wrong_arguments_start_nothing() {
         (&["--policy", "slo-budget", "--slo", "p99=0", "--", "true"], 2, "an SLO is a percentile"),
         (&["--service-user", "nobody-is-called-so", "--", "true"], 2, "there is none"),
         (&["--lanes", "0:0", "--", "true"], 2, "CPU 0 is named twice"),
-        (&["--look-every", "0ms", "--lanes", "0:1", "--", "true"], 2, "would never sleep"),
+        (&["--poll-interval", "0ms", "--lanes", "0:1", "--", "true"], 2, "would never sleep"),
         (&["--lanes", "0:1"], 2, "required arguments were not provided"),
     ];
     for (arguments, status, says) in cases {

@@ -37,7 +37,7 @@ const SETTLE: Duration = Duration::from_millis(300);
 
 const EXAMPLE: &str = "\
 Example:
-  elfen lab bench guard --lanes 0:1 --look-every 200us";
+  elfen lab bench guard --lanes 0:1 --poll-interval 200us";
 
 /// Measure what a guard takes from a batch while the request lane idles
 ///

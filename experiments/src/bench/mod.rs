@@ -605,8 +605,8 @@ pub(crate) fn lanes(args: &LaneArgs) -> Result<(u32, u32), BenchError> {
 
 /// How often guards look, as reports have it.
 pub(crate) fn looked(looks: PollTiming) -> Row {
-    let PollReport { look_every_ns, look_slack_ns } = looks.into();
-    row!["look_every_ns" => look_every_ns, "look_slack_ns" => look_slack_ns]
+    let PollReport { poll_interval_ns, timer_slack_ns } = looks.into();
+    row!["poll_interval_ns" => poll_interval_ns, "timer_slack_ns" => timer_slack_ns]
 }
 
 /// Pins the calling thread.

@@ -65,12 +65,12 @@ pub(crate) struct BatchArgs {
     batch_checks: Option<BatchChecks>,
 
     /// From one check of the batch to the next [default: 1us]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with = "look_every")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with = "poll_interval")]
     check: Option<Duration>,
 
     /// How often the guard of a batch without checks looks [default: 500us]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    look_every: Option<Duration>,
+    poll_interval: Option<Duration>,
 
     /// What can be seen of the request lane
     #[arg(long, value_enum, default_value = "service")]
@@ -114,7 +114,7 @@ impl BatchArgs {
             None => self.built_in(usual)?,
         };
         let looks = self.looks(usual)?;
-        let (check_ns, look_every_ns) = match looks {
+        let (check_ns, poll_interval_ns) = match looks {
             Looks::Checks { every_ns } => (Some(every_ns), None),
             Looks::Guard { every_ns } => (None, Some(every_ns)),
         };
@@ -125,7 +125,7 @@ impl BatchArgs {
                 ("batch-slowdown", self.batch_slowdown.is_some()),
                 ("batch-checks", self.batch_checks.is_some()),
                 ("check", self.check.is_some()),
-                ("look-every", self.look_every.is_some()),
+                ("look-every", self.poll_interval.is_some()),
                 ("nap", self.nap.is_some()),
                 ("nap-slowdown", self.nap_slowdown.is_some()),
                 ("sleep", self.sleep.is_some()),
@@ -140,7 +140,7 @@ impl BatchArgs {
             request_slowdown: factor(self.slowdown.unwrap_or(origin.request_slowdown)),
             batch_slowdown: factor(self.batch_slowdown.unwrap_or(origin.batch_slowdown)),
             check_ns,
-            look_every_ns,
+            poll_interval_ns,
             signal: match self.signal {
                 SignalName::Service => "service",
                 SignalName::Tasks => "tasks",
@@ -155,20 +155,20 @@ impl BatchArgs {
     fn looks(&self, usual: Usual) -> Result<Looks, Failure> {
         let by_default = match usual {
             _ if self.check.is_some() => BatchChecks::Source,
-            _ if self.look_every.is_some() => BatchChecks::Guard,
+            _ if self.poll_interval.is_some() => BatchChecks::Guard,
             Usual::Thesis => BatchChecks::Source,
             Usual::Run => BatchChecks::Guard,
         };
         let every = |time: Option<Duration>, usual: Looks| time.map_or(usual.every_ns(), nanos);
         match self.batch_checks.unwrap_or(by_default) {
-            BatchChecks::Source if self.look_every.is_some() => {
-                Err(no_use("source", "--look-every", "a guard's", "--check 1us"))
+            BatchChecks::Source if self.poll_interval.is_some() => {
+                Err(no_use("source", "--poll-interval", "a guard's", "--check 1us"))
             }
             BatchChecks::Guard if self.check.is_some() => {
-                Err(no_use("guard", "--check", "a program's own", "--look-every 500us"))
+                Err(no_use("guard", "--check", "a program's own", "--poll-interval 500us"))
             }
             BatchChecks::Source => Ok(Looks::Checks { every_ns: every(self.check, CHECKS) }),
-            BatchChecks::Guard => Ok(Looks::Guard { every_ns: every(self.look_every, GUARD) }),
+            BatchChecks::Guard => Ok(Looks::Guard { every_ns: every(self.poll_interval, GUARD) }),
         }
     }
 
@@ -246,7 +246,7 @@ pub(crate) struct Parameters {
     /// Between checks in the batch's source; null if a guard looks.
     check_ns: Option<u64>,
     /// Between looks of a guard; null if the batch has checks.
-    look_every_ns: Option<u64>,
+    poll_interval_ns: Option<u64>,
     signal: &'static str,
     nap: &'static str,
     nap_slowdown: f64,
@@ -270,11 +270,11 @@ impl Parameters {
     }
 
     pub(crate) fn has_guard(&self) -> bool {
-        self.look_every_ns.is_some()
+        self.poll_interval_ns.is_some()
     }
 
     fn looks(&self) -> Looks {
-        match (self.check_ns, self.look_every_ns) {
+        match (self.check_ns, self.poll_interval_ns) {
             (_, Some(every_ns)) => Looks::Guard { every_ns },
             (check_ns, None) => {
                 Looks::Checks { every_ns: check_ns.unwrap_or_else(|| CHECKS.every_ns()) }

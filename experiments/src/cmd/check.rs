@@ -20,7 +20,7 @@ Examples:
   sudo elfen lab check --injections 5      sooner, and less certain
   sudo elfen lab check --causes io,nagle   only these causes
   sudo elfen lab check --what-if           the predicted p99 without stops
-  sudo elfen lab check --steal 60s         stolen time, compared with kernel ticks";
+  sudo elfen lab check --steal 60s      stolen time, compared with the kernel";
 
 /// Inject known faults into a test service, and compare them with the explanation
 ///

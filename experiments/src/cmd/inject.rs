@@ -18,7 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab inject stop --pid 4711 --every 300ms --last 15ms
   sudo elfen lab inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json
-  sudo elfen lab inject io --pid 4711               its files' data leaves memory
+  sudo elfen lab inject io --pid 4711          its files leave memory
   sudo elfen lab inject softirq --pid 4711 --cpu 0  packets on its CPU";
 
 /// Inject faults into a process, and record when

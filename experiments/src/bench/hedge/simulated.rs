@@ -65,7 +65,7 @@ pub(super) fn latencies_us(
     let plan = Plan {
         requests: undisturbed(&sent, u64::from(work_us) * 1_000),
         pauses: [first, Vec::new()],
-        look_every_ns: nanos(LOOK_EVERY),
+        poll_interval_ns: nanos(LOOK_EVERY),
     };
     let outcome = simulate(&plan, policy(name)?, EXTRA_PER_MILLION);
     let told = sent.iter().zip(outcome.latencies_ns);

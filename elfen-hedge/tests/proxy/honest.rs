@@ -324,7 +324,7 @@ fn completions_offer_what_help_shows() {
     assert_eq!(listed.lines().count(), 3, "{listed}");
     for path in listed.lines() {
         let text = std::fs::read_to_string(path).unwrap();
-        assert!(text.contains("look-every") && !text.contains("completions"), "{path}");
+        assert!(text.contains("poll-interval") && !text.contains("completions"), "{path}");
     }
     let nowhere = hedge(&["completions", "/nonexistent"]).output().unwrap();
     assert_eq!(nowhere.status.code(), Some(1));

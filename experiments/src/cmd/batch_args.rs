@@ -125,7 +125,7 @@ impl BatchArgs {
                 ("batch-slowdown", self.batch_slowdown.is_some()),
                 ("batch-checks", self.batch_checks.is_some()),
                 ("check", self.check.is_some()),
-                ("look-every", self.poll_interval.is_some()),
+                ("poll-interval", self.poll_interval.is_some()),
                 ("nap", self.nap.is_some()),
                 ("nap-slowdown", self.nap_slowdown.is_some()),
                 ("sleep", self.sleep.is_some()),

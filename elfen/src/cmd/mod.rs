@@ -1,13 +1,12 @@
 //! The subcommands of `elfen`: one file each, with its arguments, one call, and what it prints.
 //! `elfen-shim` and `elfen-recorder` have their own; `lab` starts `elfen-lab`.
 
-mod cut_off;
 mod doctor;
-mod fenced;
+mod fence_run;
 mod help;
 mod inject_args;
+mod isolation;
 mod lab;
-mod lacking;
 mod lanes;
 mod metrics;
 mod pause;
@@ -17,6 +16,7 @@ mod set;
 mod status;
 mod summary;
 mod top;
+mod unsupported;
 mod user;
 
 use std::io::Write;
@@ -56,7 +56,7 @@ pub(crate) enum Command {
 /// Refuses combinations of arguments that clap cannot express.
 pub(crate) fn refuse(typed: &clap::ArgMatches) -> Result<(), Failure> {
     match typed.subcommand() {
-        Some(("run", run)) => fenced::check(run),
+        Some(("run", run)) => fence_run::check(run),
         _ => Ok(()),
     }
 }

@@ -32,12 +32,12 @@ use elfen_run::launcher::{self, Ended, Ending};
 use elfen_run::live::page::LiveWords;
 use elfen_run::report::Report;
 
-use super::fenced::{self, Fenced, NONE, Usual};
+use super::fence_run::{self, Fenced, NONE, Usual};
 use super::inject_args::{self, Chosen, InjectName};
-use super::lacking;
 use super::pause::RunDir;
 use super::policy_args::PolicyArgs;
 use super::summary::{live_summary, summary};
+use super::unsupported;
 use super::user::{self, user_of};
 
 const EXAMPLES: &str = "\
@@ -136,7 +136,7 @@ impl Args {
 
     /// The failure that says what the machine lacks; `seen` is the one that the run has met.
     fn lacking(&self, seen: Failure) -> Failure {
-        lacking::failure(&self.lanes, self.service.is_some(), seen)
+        unsupported::failure(&self.lanes, self.service.is_some(), seen)
     }
 }
 
@@ -205,8 +205,8 @@ fn in_fence(args: &Args) -> Result<Option<String>, Failure> {
     match args.fence.as_deref() {
         Some(NONE) => Ok(None),
         Some(fence) => {
-            let user = fenced::user(args.user.as_deref())?;
-            run(fenced::named(run_dir, fence)?, false, user)
+            let user = fence_run::user(args.user.as_deref())?;
+            run(fence_run::named(run_dir, fence)?, false, user)
         }
         None if args.lanes.by_hand() => Ok(None),
         None => match Usual::find(run_dir, args.user.as_deref(), args.asks_guards())? {
@@ -226,7 +226,7 @@ fn signals(args: &Args) -> Result<Signals, Failure> {
     };
     let published = service.is_some();
     Signals::open(args.signal, service).map_err(|error| match error {
-        Error::Nothing(_) => lacking::failure(&args.lanes, published, refuse(&error)),
+        Error::Nothing(_) => unsupported::failure(&args.lanes, published, refuse(&error)),
         _ => refuse(&error),
     })
 }

@@ -9,7 +9,7 @@ use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_run::batches::Batch;
 
 use super::picture::BatchView;
-use super::seen::Watch;
+use super::watch::Watch;
 
 /// The budget that a policy begins with if there was none.
 const FIRST_BUDGET_NS: u64 = 1_000_000;

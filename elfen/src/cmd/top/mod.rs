@@ -3,7 +3,7 @@
 
 mod change;
 mod picture;
-mod seen;
+mod watch;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use elfen_console::terminal::{self, Input, Role, Screen};
 use super::pause::RunDir;
 use change::Changes;
 use picture::{Line, Style, draw};
-use seen::Watch;
+use watch::Watch;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -22,8 +22,8 @@ use elfen_run::User;
 use elfen_run::batches::Level;
 use nix::unistd::{setgid, setgroups, setuid};
 
-use super::cut_off::cut_off;
 use super::inject_args::InjectName;
+use super::isolation::cut_off;
 use super::user;
 
 const WHAT: &str = "run --fence";

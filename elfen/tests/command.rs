@@ -44,7 +44,7 @@ fn help() {
 fn usage_errors() {
     let cases = [
         (&["lane"][..], "unrecognized subcommand 'lane'", "see `elfen --help`"),
-        (&["hedge", "--to"], "a program of its own, elfen-hedge", "see `elfen-hedge --help`"),
+        (&["hedge", "--to"], "a separate program, elfen-hedge", "see `elfen-hedge --help`"),
         (
             &["lanes", "--jason"],
             "found; a similar argument exists: '--json'",

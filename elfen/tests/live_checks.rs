@@ -273,7 +273,7 @@ fn traced_programs_are_left_to_their_guards() {
         let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         let why = report["live"]["refused"].as_str().unwrap_or_default();
         assert!(why == "a debugger or tracer has it", "{tracer}: {}", report["live"]);
-        let told = format!("left alone: {why}");
+        let told = format!("without checks: {why}");
         assert!(String::from_utf8_lossy(&output.stderr).contains(&told), "{output:?}");
     }
 }

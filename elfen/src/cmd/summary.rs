@@ -1,4 +1,4 @@
-//! The lines that end an `elfen run`.
+//! The lines at the end of `elfen run`.
 
 use elfen_console::duration;
 use elfen_run::figures::Figures;
@@ -6,7 +6,7 @@ use elfen_run::latency::Latency;
 use elfen_run::live::page::Live;
 use elfen_run::report::Report;
 
-/// The line that ends a run.
+/// The line with the times and reactions of the run.
 pub(super) fn summary(report: &Report) -> String {
     let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
     let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
@@ -20,9 +20,9 @@ pub(super) fn summary(report: &Report) -> String {
             "borrowed {}, overlapped {}{}",
             duration::show(borrowed_ns),
             duration::show(overlapped_ns),
-            share(overlapped_ns, report.request_busy_ns)
+            share_text(overlapped_ns, report.request_busy_ns)
         ),
-        None => "what it borrowed and overlapped was not measured".to_owned(),
+        None => "borrowed and overlapped time was not measured".to_owned(),
     };
     format!(
         "{}: {ran}, {naps} naps{}{}",
@@ -32,18 +32,19 @@ pub(super) fn summary(report: &Report) -> String {
     )
 }
 
-/// What came of live checks.
+/// The line about live checks.
 pub(super) fn live_summary(live: &Live) -> String {
-    let p99 = live.gap_ns.p99.map(|p99| format!(", drills p99 {}", duration::show(p99)));
+    let p99 = live.gap_ns.p99.map(|p99| format!(", probe p99 {}", duration::show(p99)));
     let all: u64 = live.missed_by.values().sum();
-    let of_all = |count: u64| count * 100 / all.max(1);
-    let by = live.missed_by.iter().map(|(name, &count)| format!("{name} {}", of_all(count)));
+    let percent_of_all = |count: u64| count * 100 / all.max(1);
+    let by =
+        live.missed_by.iter().map(|(name, &count)| format!("{name} {}", percent_of_all(count)));
     let by = by.collect::<Vec<_>>().join(", ");
     let missed = live.missed * 1000 / live.drills.max(1);
     let why = if by.is_empty() { String::new() } else { format!(" ({by} % of these)") };
-    let refused = live.refused.as_ref().map(|why| format!("; left alone: {why}"));
+    let refused = live.refused.as_ref().map(|why| format!("; without checks: {why}"));
     format!(
-        "live: {} places in {} processes{}, {}.{} % missed{why}, {} bells{}",
+        "live: checks at {} sites in {} processes{}, {}.{} % missed{why}, {} doorbells rung{}",
         live.places.on,
         live.processes,
         p99.unwrap_or_default(),
@@ -54,8 +55,8 @@ pub(super) fn live_summary(live: &Live) -> String {
     )
 }
 
-/// Overlap as a part of the time in which the request lanes were busy.
-fn share(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
+/// The overlapped time as a share of the time in which the request lanes were busy.
+fn share_text(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
     let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns > 0) else { return String::new() };
     let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);
     let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);

@@ -159,7 +159,7 @@ fn a_batch_survives_the_daemon() {
     wait_until("standing still", || freezer.is_frozen().unwrap());
     let resumed = fenced.elfen(&["resume"]);
     let said = String::from_utf8_lossy(&resumed.stderr);
-    assert!(resumed.status.code() == Some(1) && said.contains("nobody guards"), "{said}");
+    assert!(resumed.status.code() == Some(1) && said.contains("no guards hold"), "{said}");
     assert!(freezer.is_frozen().unwrap());
     let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
     assert!(released.status.success(), "{released:?}");

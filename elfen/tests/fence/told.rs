@@ -58,7 +58,10 @@ fn a_fence_that_is_left_is_listed() {
     let (status, said) = told(&fenced, &[ELFEN, "status"]);
     assert!(status == Some(0) && said.contains("fence batch: frozen"), "{said}");
     let (status, said) = told(&fenced, &[ELFEN, "resume"]);
-    assert!(status == Some(1) && said.contains("guards batch: no elfend answers"), "{said}");
+    assert!(
+        status == Some(1) && said.contains("no guards hold batch: no elfend answers"),
+        "{said}"
+    );
     // The watchdog may come to freeze it as well.
     wait_until("running unguarded", || {
         fenced.fence.0.freezer().thaw().unwrap();

@@ -434,7 +434,7 @@ fn wrong_arguments_start_nothing() {
         (&["--lanes", "0:1", "--inject", "cyg", "--", "/etc/passwd"], 3, "no file that can be"),
         (&["--nap", "sleep", "--", "true"], 2, "invalid value 'sleep'"),
         (&["--policy", "never", "--", "true"], 2, "invalid value 'never'"),
-        (&["--budget", "2ms", "--", "true"], 2, "it has no use for --budget"),
+        (&["--budget", "2ms", "--", "true"], 2, "it does not use --budget"),
         (&["--policy", "fixed-budget", "--budget", "-5", "--", "true"], 2, "a duration is a whole"),
         (&["--policy", "slo-budget", "--slo", "p99=0", "--", "true"], 2, "an SLO is a percentile"),
         (&["--service-user", "nobody-is-called-so", "--", "true"], 2, "there is none"),

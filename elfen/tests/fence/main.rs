@@ -7,27 +7,27 @@
 mod needs;
 
 mod accounts;
-mod asks;
-mod contained;
 mod container;
+mod container_checks;
 mod crowd;
-mod group;
+mod elfend_unit;
 mod hostile;
+mod interference;
 mod kubernetes;
-mod meddled;
+mod members;
+mod messages;
 mod pages;
 #[path = "../preload/mod.rs"]
 mod preload;
 mod refused;
+mod requests;
+mod restarts;
 mod scribble;
 mod settings;
 mod slurm;
 mod stage;
 mod stops;
-mod survives;
-mod told;
-mod unit;
-mod units;
+mod unit_fences;
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -1,7 +1,7 @@
 //! Programs with checks in a container, which has namespaces of its own and no privilege: what
 //! elfend hands them comes over its socket.
 //!
-//! `FENCE_ROUNDS=200 cargo test -p elfen --test fence contained -- --nocapture` for figures.
+//! `FENCE_ROUNDS=200 cargo test -p elfen --test fence container_checks -- --nocapture` for figures.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

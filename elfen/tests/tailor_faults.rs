@@ -1,51 +1,44 @@
-//! Goal: an injector leaves nothing behind that it changed, whatever ends it, and recorders leave
-//! each other and the service alone. Method: an injector that is killed while it hurts; two
-//! recorders at once; one that is stopped for longer than its rings reach.
+//! Goal: an injector undoes its changes however it ends, and recorders disturb neither each other
+//! nor the service. Method: an injector that is killed during an injection; two recorders at once;
+//! and one that is stopped for longer than its rings last.
 
+mod process;
 mod served;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use process::{KilledOnDrop, PATIENCE, heed_sigint, wait_until};
 use serde_json::Value;
-use served::{Ends, Load, PATIENCE, tailor as elfen};
+use served::{Load, tailor as elfen};
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited a minute for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Loopback's packets go where they went before.
+/// Goal: a killed injector restores the steering of loopback packets. Method: the kernel's setting
+/// before, during and after an injection.
 #[test]
 #[ignore = "needs root and eBPF"]
-fn a_flood_that_is_killed() {
+fn a_killed_flood_restores_packet_steering() {
     const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
     let before = fs::read_to_string(STEERING).expect("needs a kernel that steers packets");
     fs::write(STEERING, before.trim()).expect("needs root");
-    let hurt = Ends(Command::new("sleep").arg("600").spawn().unwrap());
-    let pid = hurt.0.id().to_string();
+    let target = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
+    let pid = target.0.id().to_string();
     let words = ["inject", "softirq", "--pid", &pid, "--cpu", "1", "--every", "1s"];
     let mut flood = elfen(&words);
     flood.args(["--last", "900ms"]).stderr(Stdio::null());
-    let flood = Ends(flood.spawn().unwrap());
+    let flood = KilledOnDrop(flood.spawn().unwrap());
     let now = || fs::read_to_string(STEERING).unwrap();
-    until("packets to be steered", || now() != before);
-    // By SIGKILL.
+    wait_until("the change of the steering", || now() != before);
     drop(flood);
-    until("packets to go where they went before", || now() == before);
+    wait_until("the old steering", || now() == before);
 }
 
-/// Answers each line, a thread for each client, as long as this process lives.
-fn echo() -> u16 {
+/// Starts a service that answers each line, with a thread for each client. Returns its port.
+fn start_echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -64,79 +57,74 @@ fn echo() -> u16 {
     port
 }
 
-/// Each has rings of its own: what one is kept from reading, the other has.
+/// Goal: each recorder has rings of its own, so events that one loses are in the recording of the
+/// other. Method: one recorder with small rings and all details, and one with the defaults.
 #[test]
 #[ignore = "needs root and eBPF"]
-fn two_recorders_of_one_service() {
+fn two_recorders_of_one_service_are_independent() {
     let folder = tempfile::tempdir().unwrap();
-    let port = echo();
+    let port = start_echo();
     let load = Load::start(port, b"ask\n", |answer| answer.ends_with(b"\n"));
     let port = port.to_string();
     let record = |name: &str, more: &[&str]| {
-        let tale = folder.path().join(name).to_str().unwrap().to_owned();
-        let words = ["record", "--for", "2s", "--port", &port, "-o", &tale];
+        let recording = folder.path().join(name).to_str().unwrap().to_owned();
+        let words = ["record", "--for", "2s", "--port", &port, "-o", &recording];
         let recorder = elfen(&[&words[..], more].concat());
-        (recorder, tale)
+        (recorder, recording)
     };
     let [(mut first, whole), (mut second, small)] =
         [record("whole", &[]), record("small", &["--ring", "16", "--detail", "full"])];
     let second = second.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut second = Ends(second);
+    let mut second = KilledOnDrop(second);
     let first = first.output().unwrap();
-    let mut said = String::new();
+    let mut printed = String::new();
     let stderr = second.0.stderr.take();
     let ended = second.0.wait().unwrap();
-    stderr.unwrap().read_to_string(&mut said).unwrap();
+    stderr.unwrap().read_to_string(&mut printed).unwrap();
     load.end();
     let of_first = String::from_utf8_lossy(&first.stderr);
-    assert!(first.status.success() && ended.success(), "{of_first}{said}");
-    let told = |tale: &str| {
-        let told = elfen(&["report", tale, "--json"]).output().unwrap();
-        (serde_json::from_slice::<Value>(&told.stdout), told.stderr)
+    assert!(first.status.success() && ended.success(), "{of_first}{printed}");
+    let read_report = |recording: &str| {
+        let report = elfen(&["report", recording, "--json"]).output().unwrap();
+        (serde_json::from_slice::<Value>(&report.stdout), report.stderr)
     };
-    let whole = told(&whole).0.expect("JSON");
+    let whole = read_report(&whole).0.expect("JSON");
     assert!(whole["complete"].as_u64() > Some(50), "{whole:#}");
-    match told(&small) {
+    match read_report(&small) {
         (Ok(small), _) => assert!(small["lost_events"].as_u64() > Some(0), "{small:#}"),
-        // Not one of its requests was whole.
-        (Err(_), said) => {
-            let said = String::from_utf8_lossy(&said).into_owned();
-            assert!(said.contains("requests lost events"), "{said}");
+        // All of its requests lost events.
+        (Err(_), printed) => {
+            let printed = String::from_utf8_lossy(&printed).into_owned();
+            assert!(printed.contains("requests lost events"), "{printed}");
         }
     }
 }
 
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// Nobody waits for a recorder: the service answers as if it was not there, and what it missed
-/// meanwhile it says.
+/// Goal: a service does not wait for its recorder, and the recorder reports the events that it lost.
+/// Method: requests while the recorder is stopped.
 #[test]
 #[ignore = "needs root and eBPF"]
-fn a_recorder_that_is_stopped() {
+fn a_stopped_recorder_does_not_delay_its_service() {
     let folder = tempfile::tempdir().unwrap();
-    let port = echo();
+    let port = start_echo();
     let load = Load::start(port, b"ask\n", |answer| answer.ends_with(b"\n"));
     let path = folder.path().join("tale");
-    let (tale, port_text) = (path.to_str().unwrap(), port.to_string());
-    // 40 ms of these clients' events.
-    let words = ["record", "--port", &port_text, "--ring", "2048", "-o", tale];
+    let (recording, port_text) = (path.to_str().unwrap(), port.to_string());
+    // The ring holds 40 ms of these clients' events.
+    let words = ["record", "--port", &port_text, "--ring", "2048", "-o", recording];
     let mut command = elfen(&words);
-    let heed = || {
-        // SAFETY: the default action needs no handler.
-        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-        Ok(())
-    };
-    // SAFETY: between fork and exec, `heed` makes one system call.
-    unsafe { command.pre_exec(heed) };
+    heed_sigint(&mut command);
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut recorder = Ends(recorder);
+    let mut recorder = KilledOnDrop(recorder);
     let id = Pid::from_raw(i32::try_from(recorder.0.id()).unwrap());
-    let size = || fs::metadata(&path).map_or(0, |tale| tale.len());
-    until("events", || size() > 200_000 || recorder.0.try_wait().unwrap().is_some());
+    let size = || fs::metadata(&path).map_or(0, |recording| recording.len());
+    wait_until("events", || size() > 200_000 || recorder.0.try_wait().unwrap().is_some());
     if let Some(ended) = recorder.0.try_wait().unwrap() {
-        let mut said = String::new();
-        recorder.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        panic!("{ended}: {said}");
+        let mut printed = String::new();
+        recorder.0.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
+        panic!("{ended}: {printed}");
     }
     kill(id, Signal::SIGSTOP).unwrap();
     let began = Instant::now();
@@ -151,15 +139,15 @@ fn a_recorder_that_is_stopped() {
     std::thread::sleep(STOPPED.saturating_sub(began.elapsed()));
     let stopped = size();
     kill(id, Signal::SIGCONT).unwrap();
-    until("more events", || size() > stopped + 200_000);
+    wait_until("more events", || size() > stopped + 200_000);
     kill(id, Signal::SIGINT).unwrap();
-    assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is how it ends");
-    // All of these were answered as well.
+    assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is the regular end");
+    // The requests of the load were answered too.
     load.end();
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
-    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
-    let number = |key: &str| told[key].as_u64().expect("a number");
-    assert_eq!(told["whole"], true, "{told:#}");
-    assert!(number("lost_events") > 1_000, "{told:#}");
-    assert!(number("complete") > 50 && number("complete") < number("requests"), "{told:#}");
+    let report = elfen(&["report", recording, "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let number = |key: &str| report[key].as_u64().expect("a number");
+    assert_eq!(report["whole"], true, "{report:#}");
+    assert!(number("lost_events") > 1_000, "{report:#}");
+    assert!(number("complete") > 50 && number("complete") < number("requests"), "{report:#}");
 }

@@ -49,7 +49,7 @@ pub(crate) const GUARD: ChosenInjection = ChosenInjection { inject: Inject::Guar
 pub(crate) fn attach_notes(signals: &Signals, pairs: &[Pair]) -> Result<Arc<Notes>, String> {
     match &signals.tasks {
         Some((_, Writer::Program(_))) => {}
-        _ => return Err("they require the task map of the eBPF program".to_owned()),
+        _ => return Err("it requires the task map of the eBPF program".to_owned()),
     }
     if pairs.iter().map(|pair| pair.batch.iter().count()).sum::<usize>() > 1 {
         may_take_realtime_rank().map_err(|error| {

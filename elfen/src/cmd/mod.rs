@@ -16,7 +16,6 @@ mod policy_args;
 mod run;
 mod set;
 mod status;
-mod summary;
 mod top;
 mod unsupported;
 mod user;

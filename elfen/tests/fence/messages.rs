@@ -1,26 +1,24 @@
-//! What an operator is told who has the wrong folder, no daemon any more, one that hangs, or
+//! What commands print with a wrong folder, without a daemon, with a daemon that hangs, and with
 //! variables for other runs.
 
 use std::fs;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, borrows, kill, require_fences, wait_until};
+use super::stage::{Fenced, NOBODY, kill, require_fences, run, wait_until, wait_until_borrowing};
 
-/// What a command ends with, and all that it says.
-fn told(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
-    let output = fenced.command(words[0], &words[1..]).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+/// Runs a command. Returns its exit status, and its output followed by its errors.
+fn run_words(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
+    run(&mut fenced.command(words[0], &words[1..]))
 }
 
 const ELFEN: &str = env!("CARGO_BIN_EXE_elfen");
 const ELFEND: &str = env!("CARGO_BIN_EXE_elfend");
 
-/// Goal: a folder or file that is none is named, with the option that names another. Method: root,
-/// of whom nothing is kept, and each command.
+/// Goal: an error about a wrong folder or file names the path, or the option for another. Method:
+/// each command, as root.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_wrong_folder_is_named() {
+fn errors_name_a_wrong_folder() {
     require_fences();
     let fenced = Fenced::start();
     let file = fenced.run_dir().join("file");
@@ -41,132 +39,132 @@ fn a_wrong_folder_is_named() {
         (&[ELFEN, "status", "--healthy", "--run-dir", none], 1, "no elfend answers"),
     ];
     for (words, status, why) in cases {
-        let (found, said) = told(&fenced, words);
-        assert!(found == Some(status) && said.contains(why), "{words:?}: {found:?} {said}");
+        let (found, printed) = run_words(&fenced, words);
+        assert!(found == Some(status) && printed.contains(why), "{words:?}: {found:?} {printed}");
     }
 }
 
-/// Goal: a fence that elfend has left is no secret: whether it stands still, and what lets it go.
-/// Method: a daemon that was stopped, and a hand that thaws.
+/// Goal: `elfen status` lists fences that elfend has left behind: whether they are frozen, and what
+/// to do. Method: a daemon that has ended, and a fence that the test thaws.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_fence_that_is_left_is_listed() {
+fn a_fence_without_a_daemon_is_listed() {
     require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     fenced.end_daemon();
-    let (status, said) = told(&fenced, &[ELFEN, "status"]);
-    assert!(status == Some(0) && said.contains("fence batch: frozen"), "{said}");
-    let (status, said) = told(&fenced, &[ELFEN, "resume"]);
+    let (status, printed) = run_words(&fenced, &[ELFEN, "status"]);
+    assert!(status == Some(0) && printed.contains("fence batch: frozen"), "{printed}");
+    let (status, printed) = run_words(&fenced, &[ELFEN, "resume"]);
     assert!(
-        status == Some(1) && said.contains("no guards hold batch: no elfend answers"),
-        "{said}"
+        status == Some(1) && printed.contains("no guards hold batch: no elfend answers"),
+        "{printed}"
     );
-    // The watchdog may come to freeze it as well.
+    // The watchdog may freeze it once more.
     wait_until("running unguarded", || {
         fenced.fence.0.freezer().thaw().unwrap();
-        told(&fenced, &[ELFEN, "status"]).1.contains("runs, and no elfend guards it")
+        run_words(&fenced, &[ELFEN, "status"]).1.contains("runs, and no elfend guards it")
     });
-    let (_, said) = told(&fenced, &[ELFEN, "status", "--json"]);
-    let json: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(json["left"][0]["frozen"], false, "{said}");
-    let (status, _) = told(&fenced, &[ELFEND, "--freeze"]);
+    let (_, printed) = run_words(&fenced, &[ELFEN, "status", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(json["left"][0]["frozen"], false, "{printed}");
+    let (status, _) = run_words(&fenced, &[ELFEND, "--freeze"]);
     assert_eq!(status, Some(0));
     assert!(fenced.fence.0.freezer().is_requested().unwrap());
-    let (status, said) = told(&fenced, &[ELFEND, "--release"]);
-    assert!(status == Some(0) && said.contains("ordinary cgroup"), "{said}");
-    let (_, said) = told(&fenced, &[ELFEN, "status"]);
-    assert!(!said.contains("fence"), "{said}");
+    let (status, printed) = run_words(&fenced, &[ELFEND, "--release"]);
+    assert!(status == Some(0) && printed.contains("ordinary cgroup"), "{printed}");
+    let (_, printed) = run_words(&fenced, &[ELFEN, "status"]);
+    assert!(!printed.contains("fence"), "{printed}");
 }
 
-/// Goal: a daemon that does not answer is given up, in words. Method: one that is stopped.
+/// Goal: commands give up on a daemon that does not answer, and say so. Method: a stopped daemon.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_daemon_that_hangs_is_given_up() {
+fn commands_give_up_on_a_daemon_that_hangs() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     kill(fenced.daemon.id(), libc::SIGSTOP);
     let run = [ELFEN, "run", "--fence", "batch", "--user", NOBODY, "--", "true"];
     for words in [&[ELFEN, "status"][..], &run] {
-        let (status, said) = told(&fenced, words);
+        let (status, printed) = run_words(&fenced, words);
         let why = "it has not answered within 5 s";
-        assert!(status == Some(1) && said.contains(why), "{words:?}: {said}");
+        assert!(status == Some(1) && printed.contains(why), "{words:?}: {printed}");
     }
-    let (_, said) = told(&fenced, &[ELFEN, "status"]);
-    assert!(said.contains("fence batch: runs; elfend does not say"), "{said}");
-    let (status, said) = told(&fenced, &[ELFEN, "pause"]);
-    assert_eq!(status, Some(0), "{said}");
-    let (_, said) = told(&fenced, &[ELFEN, "status"]);
-    assert!(said.contains("fence batch: frozen; elfend does not say why"), "{said}");
+    let (_, printed) = run_words(&fenced, &[ELFEN, "status"]);
+    assert!(printed.contains("fence batch: runs; elfend does not say"), "{printed}");
+    let (status, printed) = run_words(&fenced, &[ELFEN, "pause"]);
+    assert_eq!(status, Some(0), "{printed}");
+    let (_, printed) = run_words(&fenced, &[ELFEN, "status"]);
+    assert!(printed.contains("fence batch: frozen; elfend does not say why"), "{printed}");
 }
 
-/// Goal: a fence that is named decides, whatever variables say of other runs; what is typed beside
-/// it is refused, and fits a run that is to have guards of its own. Method: the variable of lanes,
-/// and the option.
+/// Goal: with `--fence`, variables of guards are ignored and options of guards are refused; with
+/// `--fence none`, both apply. Method: the variable of lanes, and the option.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn variables_are_for_other_runs() {
+fn variables_of_guards_are_ignored_in_a_fence() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let by_variable = ["env", "ELFEN_LANES=0:1", "ELFEN_LOOK_EVERY=1ms", ELFEN];
     let dry = ["run", "--dry-run", "--user", NOBODY];
-    let said =
-        |by: &[&str], more: &[&str]| told(&fenced, &[by, &dry, more, &["--", "true"]].concat());
-    let (status, by) = said(&by_variable, &["--fence", "batch"]);
-    assert!(status == Some(0) && by.contains("level fence"), "{by}");
-    let (status, by) = said(&by_variable, &["--fence", "none"]);
-    assert!(status == Some(0) && by.contains("level affinity"), "{by}");
-    let (status, by) = said(&[ELFEN], &["--fence", "none", "--lanes", "0:1"]);
-    assert!(status == Some(0) && by.contains("level affinity"), "{by}");
+    let dry_run = |by: &[&str], more: &[&str]| {
+        run_words(&fenced, &[by, &dry, more, &["--", "true"]].concat())
+    };
+    let (status, printed) = dry_run(&by_variable, &["--fence", "batch"]);
+    assert!(status == Some(0) && printed.contains("level fence"), "{printed}");
+    let (status, printed) = dry_run(&by_variable, &["--fence", "none"]);
+    assert!(status == Some(0) && printed.contains("level affinity"), "{printed}");
+    let (status, printed) = dry_run(&[ELFEN], &["--fence", "none", "--lanes", "0:1"]);
+    assert!(status == Some(0) && printed.contains("level affinity"), "{printed}");
     for option in ["--look-every", "--look-slack"] {
-        let (status, by) = said(&by_variable, &["--fence", "batch", option, "1ms"]);
+        let (status, printed) = dry_run(&by_variable, &["--fence", "batch", option, "1ms"]);
         let why = format!("'--fence' cannot be used with '{option}'");
-        assert!(status == Some(2) && by.contains(&why), "{by}");
+        assert!(status == Some(2) && printed.contains(&why), "{printed}");
     }
 }
 
-/// Goal: Ctrl-C is the program's own, and leaves its fence as it was. Method: a program that ends
-/// by it, also where whoever runs this test ignores it.
+/// Goal: Ctrl-C ends the program, and leaves its fence as it was. Method: a program with the
+/// default action for SIGINT, also if the shell that runs this test ignores the signal.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn ctrl_c_is_the_programs() {
+fn ctrl_c_ends_the_program_in_the_fence() {
     use std::os::unix::process::ExitStatusExt;
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&["env", "--default-signal=INT"], NOBODY, SPIN);
-    borrows(batch.id());
+    wait_until_borrowing(batch.id());
     kill(batch.id(), libc::SIGINT);
     assert_eq!(batch.wait().unwrap().signal(), Some(libc::SIGINT));
     wait_until("an empty fence", || fenced.fence().processes == 0);
     assert_eq!(fenced.fence().frozen, None);
 }
 
-/// Goal: a run at level `affinity` says, once, that its program took itself out from below its
-/// guard, and counts who did. Method: a program that puts two of its processes into a cgroup beside
-/// its own, and one that stays.
+/// Goal: a run at level `affinity` warns once if processes of its program leave the rank below the
+/// guard, and counts them. Method: a program that puts two of its processes into another cgroup,
+/// and one that does not.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn who_leaves_the_rank_below_its_guard_is_named() {
+fn processes_that_leave_the_rank_below_their_guard_are_reported() {
     require_fences();
     let mut fenced = Fenced::start();
     fenced.end_daemon();
-    let beside = fenced.heavy.child("beside");
-    beside.0.make().unwrap();
+    let sibling = fenced.heavy.child("beside");
+    sibling.0.make().unwrap();
     let report = fenced.run_dir().join("report");
     let report = report.to_str().unwrap();
     let run = [ELFEN, "run", "--lanes", "0:1", "--signal", "service", "--service"];
     let by = [fenced.heavy.name(), "--report", report, "--", "sh", "-c"];
     let runs = |program: &str| {
-        let (status, said) = told(&fenced, &[&run[..], &by, &[program]].concat());
-        assert_eq!(status, Some(0), "{said}");
+        let (status, printed) = run_words(&fenced, &[&run[..], &by, &[program]].concat());
+        assert_eq!(status, Some(0), "{printed}");
         let report: serde_json::Value =
             serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
-        (said.matches("has a cgroup of its own").count(), report["beside_guards"].clone())
+        (printed.matches("has a cgroup of its own").count(), report["beside_guards"].clone())
     };
     assert_eq!(runs("sleep 3"), (0, 0.into()));
-    let leaves = format!("sh -c '{} exec sleep 5' & ", beside.enter_script());
+    let leaves = format!("sh -c '{} exec sleep 5' & ", sibling.enter_script());
     assert_eq!(runs(&format!("{leaves}{leaves}sleep 5; wait")), (1, 2.into()));
 }

@@ -1,5 +1,5 @@
-//! The `elfen` command: parse, dispatch, exit status. Every subcommand is a file in `cmd`; the work
-//! behind it is in a library.
+//! The `elfen` command: parses arguments, calls a subcommand, returns its exit status. Every
+//! subcommand is a file in `cmd`; libraries do the work.
 
 mod cmd;
 
@@ -13,7 +13,7 @@ use cmd::Cli;
 
 fn main() -> ExitCode {
     if env::args_os().nth(1).is_some_and(|word| word == "hedge") {
-        let why = "hedging is a program of its own, elfen-hedge";
+        let why = "hedging is a separate program, elfen-hedge";
         let fix = "see `elfen-hedge --help`";
         return Failure::new(Status::Usage, "arguments", why, fix).report();
     }

@@ -1,12 +1,16 @@
-//! What every subcommand has from the frame: help, usage errors, exit statuses, and outputs that
-//! end early.
+//! Behaviour that all subcommands share: help, usage errors, exit statuses, variables, and closed
+//! outputs.
+
+mod process;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
+
+use process::heed_sigint;
 
 fn elfen(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
@@ -22,10 +26,10 @@ fn stderr_of(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).expect("UTF-8")
 }
 
-/// Goal: help is on stdout with status 0, and without arguments it is shown with status 2. Method:
-/// run it.
+/// Goal: `--help` prints to stdout with status 0; without arguments, help has status 2. Method: run
+/// both.
 #[test]
-fn help() {
+fn help_is_on_stdout() {
     let bare = run(&[]);
     assert_eq!(bare.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&bare.stdout).contains("Usage: elfen <COMMAND>"));
@@ -41,10 +45,10 @@ fn help() {
 
 /// Goal: a usage error is one line that names the help to read. Method: mistakes that clap finds.
 #[test]
-fn usage_errors() {
+fn usage_errors_are_one_line() {
     let cases = [
         (&["lane"][..], "unrecognized subcommand 'lane'", "see `elfen --help`"),
-        (&["hedge", "--to"], "a program of its own, elfen-hedge", "see `elfen-hedge --help`"),
+        (&["hedge", "--to"], "a separate program, elfen-hedge", "see `elfen-hedge --help`"),
         (
             &["lanes", "--jason"],
             "found; a similar argument exists: '--json'",
@@ -68,10 +72,10 @@ fn usage_errors() {
     }
 }
 
-/// Goal: a reader that leaves early, as in `elfen lanes | head -1`, ends the command quietly.
-/// Method: a pipe whose reading end is closed before the command starts.
+/// Goal: a reader that ends early, as in `elfen lanes | head -1`, ends the command quietly. Method:
+/// a pipe whose reading end is closed before the command starts.
 #[test]
-fn a_reader_that_left() {
+fn a_closed_pipe_is_no_failure() {
     for words in [&["lanes"][..], &["lanes", "--json"], &["--help"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
@@ -80,10 +84,10 @@ fn a_reader_that_left() {
     }
 }
 
-/// Goal: output that could not be written is a failure, and a full stderr no panic. Method:
+/// Goal: output that cannot be written is a failure, and a full stderr causes no panic. Method:
 /// /dev/full.
 #[test]
-fn a_full_disk() {
+fn a_full_disk_is_a_failure() {
     let full = || File::create("/dev/full").expect("Linux has /dev/full");
     let output = elfen(&["lanes"]).stdout(full()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -92,33 +96,26 @@ fn a_full_disk() {
     assert_eq!(refused.status.code(), Some(2));
 }
 
-/// Goal: a user who ends a benchmark by Ctrl-C gets the status that a shell calls 130. Method: a
-/// signal while one measures.
+/// Goal: a benchmark that Ctrl-C ends has the status that a shell calls 130. Method: a signal while
+/// it measures.
 #[test]
-fn an_interrupted_benchmark() {
-    // Many more naps than it makes until the signal comes.
+fn an_interrupted_benchmark_has_status_130() {
+    // Many more naps than it makes until the signal arrives.
     let mut command = elfen(&["lab", "bench", "nap", "--runs", "10000"]);
-    // A shell's background job ignores the signal, and so would this child of a child of one.
-    let heed = || {
-        // SAFETY: the default action needs no handler.
-        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-        Ok(())
-    };
-    // SAFETY: between fork and exec, `heed` makes one system call.
-    unsafe { command.pre_exec(heed) };
+    heed_sigint(&mut command);
     let benchmark = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let benchmark = benchmark.expect("elfen starts");
     std::thread::sleep(Duration::from_millis(200));
     let pid = i32::try_from(benchmark.id()).unwrap();
-    // SAFETY: kill takes numbers; this test has not waited for its child yet, so the child's id is
-    // its own.
+    // SAFETY: kill takes numbers. This test has not waited for its child yet, so no other process
+    // has the id.
     unsafe { libc::kill(pid, libc::SIGINT) };
     let status = benchmark.wait_with_output().unwrap().status;
     let in_a_shell = status.code().or(status.signal().map(|signal| 128 + signal));
     assert_eq!(in_a_shell, Some(130), "{status}");
 }
 
-/// Goal: the table of exit statuses names every status. Method: help of the command.
+/// Goal: the table of exit statuses lists every status. Method: help of the command.
 #[test]
 fn help_lists_every_status() {
     let help = String::from_utf8(run(&["--help"]).stdout).expect("UTF-8");
@@ -127,8 +124,8 @@ fn help_lists_every_status() {
     }
 }
 
-/// Goal: a flag goes before its variable, and what is wrong with a variable is told by its name.
-/// Method: a recorded machine's lanes, and a nap that there is not.
+/// Goal: a flag takes precedence over its variable, and an error about the value of a variable names
+/// the variable. Method: the lanes of a recorded machine, and an invalid nap.
 #[test]
 fn variables_are_defaults_of_options() {
     let recorded = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-cpus");
@@ -151,8 +148,8 @@ fn variables_are_defaults_of_options() {
     assert!(typed.starts_with("elfen: arguments: invalid value 'doze'"), "{typed}");
 }
 
-/// Goal: no variable is read that help keeps quiet about. Method: every name that begins
-/// with ELFEN_ in the sources.
+/// Goal: help lists every variable that the sources read. Method: every name that begins with ELFEN_
+/// in the sources.
 #[test]
 fn help_lists_every_variable() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -187,8 +184,9 @@ fn help_lists_every_variable() {
         name.len() > "ELFEN_".len() && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
     };
     let help = String::from_utf8(run(&["--help"]).stdout).expect("UTF-8");
-    let told = |name: &String| help.contains(&format!("  {name} "));
-    let quiet: Vec<&String> = named.iter().filter(|name| is_name(name) && !told(name)).collect();
-    assert!(named.contains("ELFEN_LANES") && quiet.is_empty(), "{quiet:?}");
+    let is_listed = |name: &String| help.contains(&format!("  {name} "));
+    let missing: Vec<&String> =
+        named.iter().filter(|name| is_name(name) && !is_listed(name)).collect();
+    assert!(named.contains("ELFEN_LANES") && missing.is_empty(), "{missing:?}");
     assert!(help.contains("\nExit status:\n  0 ") && help.contains("NO_COLOR"));
 }

@@ -1,8 +1,8 @@
-//! `elfen doctor` on recorded machines, held against files; and once on the machine that runs this.
+//! `elfen doctor` on recorded machines, compared with files, and on the machine that runs the test.
 //!
-//! `doctor/NAME.machine` is a machine with what its kernel answered, `doctor/NAME.txt` and
-//! `doctor/NAME.json` what the command prints of it. After a change that is meant,
-//! `SNAPSHOTS=overwrite cargo test -p elfen --test doctor` writes them anew.
+//! `doctor/NAME.machine` is a machine with the answers of its kernel; `doctor/NAME.txt` and
+//! `doctor/NAME.json` are the output for it. After an intended change, `SNAPSHOTS=overwrite cargo
+//! test -p elfen --test doctor` writes these files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use snapbox::data::DataFormat;
 use snapbox::{Assert, Data};
 
-/// Report, machine, and arguments besides.
+/// Report, machine, and further arguments.
 const REPORTS: [(&str, &str, &[&str]); 11] = [
     ("bare", "bare", &[]),
     ("container", "container", &[]),
@@ -32,7 +32,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doctor")
 }
 
-/// `elfen doctor` with these words, and nothing of this process's own settings.
+/// `elfen doctor` with these words, without variables of this process.
 fn doctor(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.env_remove("ELFEN_LANES").env_remove("ELFEN_MACHINE").arg("doctor").args(words);
@@ -47,8 +47,7 @@ fn on_recorded(machine: &str, words: &[&str]) -> Output {
     on_machine(&folder().join(machine).with_extension("machine"), words)
 }
 
-/// The text that the command printed, and its exit status; a report goes to stdout alone, whatever
-/// it says.
+/// The printed text and the exit status. A report uses only stdout, whatever its verdict.
 fn report(output: &Output) -> (String, i32) {
     assert!(output.stderr.is_empty(), "{output:?}");
     let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
@@ -65,9 +64,9 @@ fn assert_file(name: &str, actual: String) {
     Assert::new().action_env("SNAPSHOTS").normalize_paths(false).eq(actual, expected);
 }
 
-/// Goal: each machine's report is as recorded. Method: every machine, as text and as JSON.
+/// Goal: the report of each machine is that in the files. Method: every machine, as text and JSON.
 #[test]
-fn recorded_machines() {
+fn recorded_machines_have_the_recorded_reports() {
     for (name, machine, words) in REPORTS {
         let (text, _) = report(&on_recorded(machine, words));
         assert_file(&format!("{name}.txt"), text);
@@ -76,8 +75,8 @@ fn recorded_machines() {
     }
 }
 
-/// Goal: every recording is tested, and every report has its machine. Method: the folder against
-/// the list above.
+/// Goal: every recording is tested, and every report has its machine. Method: the files in the
+/// folder, compared with the list above.
 #[test]
 fn every_recording_is_used() {
     let files = fs::read_dir(folder()).expect("the recordings are in the repository");
@@ -101,7 +100,7 @@ fn names(report: &Value) -> Vec<&str> {
     checks(report).iter().map(|check| word(check, "name")).collect()
 }
 
-/// What a script may rely on, of any machine.
+/// Asserts what a script may rely on for all machines.
 fn assert_shape(report: &Value, status: i32) {
     let ok = report["ok"].as_bool().expect("true or false");
     assert_eq!(status, if ok { 0 } else { 3 }, "{report}");
@@ -119,10 +118,10 @@ fn assert_shape(report: &Value, status: i32) {
     assert_eq!(distinct.len(), checks(report).len());
 }
 
-/// Goal: names are the same on every machine, every check that is not yes says what would make it
-/// yes, and the exit status says what `ok` says. Method: every recorded machine.
+/// Goal: the names of checks are the same on every machine, every check that is not yes has a fix,
+/// and the exit status agrees with `ok`. Method: every recorded machine.
 #[test]
-fn scripts_can_rely_on_it() {
+fn reports_have_the_same_shape_on_all_machines() {
     let (first, _) = json(&on_recorded("vm", &["--json"]));
     for (_, machine, words) in REPORTS {
         let (report, status) = json(&on_recorded(machine, &[words, &["--json"]].concat()));
@@ -131,8 +130,8 @@ fn scripts_can_rely_on_it() {
     }
 }
 
-/// Goal: the text says what the JSON says, in 100 columns, without colours in a pipe, and ends with
-/// the verdict. Method: each check's line and the last one, on every recorded machine.
+/// Goal: the text agrees with the JSON, fits 100 columns, has no colours in a pipe, and ends with
+/// the verdict. Method: each check's line and the last line, on every recorded machine.
 #[test]
 fn text_agrees_with_json() {
     for (_, machine, words) in REPORTS {
@@ -153,10 +152,10 @@ fn text_agrees_with_json() {
     }
 }
 
-/// Goal: a recording replays. Method: record this machine, and hold what is printed of the
-/// recording against its shape; record the recording, which must give itself.
+/// Goal: a recording can be examined, and a recording of a recording is equal to it. Method: a
+/// recording of this machine.
 #[test]
-fn a_recording_replays() {
+fn a_recording_can_be_examined_and_recorded() {
     let (recording, status) = report(&doctor(&["--record"]).output().expect("elfen starts"));
     assert_eq!(status, 0);
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
@@ -170,18 +169,17 @@ fn a_recording_replays() {
     assert_eq!(json(&on_machine(file.path(), &["--json"])).0, replayed);
 }
 
-/// Goal: on this machine, whatever it is, the report has its keys and the exit status agrees with
-/// it. Method: run it.
+/// Goal: the report of this machine has its keys, and agrees with the exit status. Method: run it.
 #[test]
-fn this_machine() {
+fn this_machine_has_a_report() {
     let (report, status) = json(&doctor(&["--json"]).output().expect("elfen starts"));
     assert_shape(&report, status);
 }
 
-/// Goal: arguments that make no sense are refused in one line with status 2. Method: lanes that are
-/// none, recordings without answers or with others, two outputs at once.
+/// Goal: invalid arguments are refused in one line with status 2. Method: invalid lanes, recordings
+/// without answers or with unknown ones, two outputs at once.
 #[test]
-fn refused() {
+fn invalid_arguments_are_refused() {
     let of_lanes = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sysfs/desktop-2way.machine");
     let odd = tempfile::NamedTempFile::new().expect("a temporary file");
     let machine = fs::read_to_string(folder().join("vm.machine")).expect("UTF-8");

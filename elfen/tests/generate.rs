@@ -1,6 +1,6 @@
-//! Goal: man pages and completions say what the command has. Method: they are written into a
-//! folder, and held against `--help`; the shell that is everywhere loads its own. `packaging/test`
-//! has the other shells and `man`.
+//! Goal: man pages and completions list all commands and options. Method: they are written into a
+//! folder, and compared with `--help`; bash loads its completions. `packaging/test` tests other
+//! shells and `man`.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn generate(what: &str, folder: &Path) {
     assert!(listed.lines().count() > 2 && listed.lines().all(|file| Path::new(file).is_file()));
 }
 
-/// The subcommands that help lists.
+/// The subcommands in the output of `--help`.
 fn subcommands() -> Vec<String> {
     let help = String::from_utf8(elfen(&["--help"]).stdout).unwrap();
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
@@ -38,8 +38,8 @@ fn every_subcommand_has_a_page() {
     }
     let sections = [".SH \"EXIT STATUS\"\n", ".SH ENVIRONMENT\n", "ELFEN_LANES"];
     sections.iter().for_each(|section| assert!(top.contains(section), "{section}"));
-    assert!(page("elfen-tailor-record.1").contains("\\-\\-port"), "those below have pages too");
-    assert!(!top.contains("generate"), "what is hidden in help is hidden here");
+    assert!(page("elfen-tailor-record.1").contains("\\-\\-port"), "nested subcommands have pages");
+    assert!(!top.contains("generate"), "hidden commands have none");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn bash_completes_subcommands_and_options() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_a_failure() {
+fn a_missing_folder_is_a_failure() {
     let output = elfen(&["generate", "man", "/nonexistent"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stderr.starts_with(b"elfen: writing into \"/nonexistent\": No such file"));

@@ -1,7 +1,6 @@
-//! Goal: what the documents say to type, works. Method: the `sh` blocks of each section are one
-//! script, run as it stands, in a folder of its own; commands of this repository are those that
-//! were built with this test. It takes
-//! root, and the programs that the documents name.
+//! Goal: the commands of the documents work. Method: the `sh` blocks of each section form one
+//! script, which runs unchanged in a folder of its own, with the commands that were built with this
+//! test. The scripts need root, and the programs that the documents name.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -20,7 +19,7 @@ struct Section {
     script: String,
 }
 
-/// The `sh` blocks by the headings that they stand under.
+/// The `sh` blocks of a document, by their headings.
 fn sections(document: &str) -> Vec<Section> {
     let mut sections = vec![Section { title: "the beginning".to_owned(), script: String::new() }];
     let mut inside = false;
@@ -41,7 +40,7 @@ fn sections(document: &str) -> Vec<Section> {
     sections
 }
 
-fn run(document: &str) {
+fn run_document(document: &str) {
     needs::root();
     needs::idle_lanes();
     let built = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap();
@@ -50,7 +49,7 @@ fn run(document: &str) {
     assert!(!sections.is_empty(), "{document} has commands");
     for Section { title, script } in sections {
         let folder = tempfile::tempdir().unwrap();
-        // A worker of nginx that has given up root reads what it serves from here.
+        // nginx's workers, which are not root, read the served files from here.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let tools = folder.path().join("tools");
         fs::create_dir_all(folder.path().join("target")).unwrap();
@@ -75,13 +74,19 @@ fn run(document: &str) {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        let said = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-        assert!(output.status.success(), "{name}: {}\n{}\n{}", output.status, said[0], said[1]);
+        let printed = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(
+            output.status.success(),
+            "{name}: {}\n{}\n{}",
+            output.status,
+            printed[0],
+            printed[1]
+        );
     }
 }
 
-/// Goal: a user who comes from the README finds the same installation in the guide. Method: the
-/// first block of each that calls apt.
+/// Goal: README and guide describe the same installation. Method: the first block of each that
+/// calls apt.
 #[test]
 fn the_guide_installs_as_the_readme_does() {
     let block = |document: &str| {
@@ -94,12 +99,12 @@ fn the_guide_installs_as_the_readme_does() {
 
 #[test]
 #[ignore = "needs root, two idle CPUs, nginx, Redis, Java and Lucene"]
-fn the_guide_works_word_for_word() {
-    run("docs/guide.md");
+fn the_commands_of_the_guide_work() {
+    run_document("docs/guide.md");
 }
 
 #[test]
 #[ignore = "needs root, two idle CPUs, nginx, Redis, Java and Lucene"]
-fn the_readme_works_word_for_word() {
-    run("README.md");
+fn the_commands_of_the_readme_work() {
+    run_document("README.md");
 }

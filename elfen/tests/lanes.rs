@@ -1,9 +1,8 @@
-//! `elfen lanes` on recorded machines, held against files.
+//! `elfen lanes` on recorded machines, compared with files.
 //!
-//! `sysfs/NAME.machine` is a machine, `lanes/NAME.txt` and `lanes/NAME.json` what the command
-//! prints of it; `lanes/by-hand.txt` and `lanes/refused.txt` are sessions with lanes given by hand.
-//! After a change that is meant, `SNAPSHOTS=overwrite cargo test -p elfen --test lanes` writes them
-//! anew.
+//! `sysfs/NAME.machine` is a recorded machine; `lanes/NAME.txt` and `lanes/NAME.json` are the output
+//! for it. `lanes/by-hand.txt` and `lanes/refused.txt` are sessions with lanes given by hand. After
+//! an intended change, `SNAPSHOTS=overwrite cargo test -p elfen --test lanes` writes these files.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,7 +17,7 @@ fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
-/// `elfen` with these words, and nothing of this process's own settings.
+/// `elfen` with these words, without variables of this process.
 fn elfen(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.env_remove("ELFEN_LANES").env_remove("ELFEN_MACHINE").args(words);
@@ -39,8 +38,8 @@ fn assert_file(name: &str, actual: String) {
     Assert::new().action_env("SNAPSHOTS").normalize_paths(false).eq(actual, expected);
 }
 
-/// The object with a key a line, so that a difference shows where it is.
-fn a_key_a_line(json: &str) -> String {
+/// Writes each key of the object on a line of its own, so that differences are easy to find.
+fn split_keys(json: &str) -> String {
     let Value::Object(object) = serde_json::from_str(json).expect("one JSON value") else {
         panic!("no JSON object: {json}");
     };
@@ -55,9 +54,10 @@ fn a_key_a_line(json: &str) -> String {
     format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
-/// Goal: each machine's table and JSON are as recorded. Method: every file in `sysfs`.
+/// Goal: table and JSON of each recorded machine are those in the files. Method: every file in
+/// `sysfs`.
 #[test]
-fn recorded_machines() {
+fn recorded_machines_have_the_recorded_lanes() {
     let folder = fs::read_dir(tests().join("sysfs")).expect("the recordings are in the repository");
     let mut machines: Vec<PathBuf> = folder.map(|entry| entry.unwrap().path()).collect();
     machines.sort();
@@ -66,11 +66,12 @@ fn recorded_machines() {
         let name = machine.file_stem().unwrap().to_str().unwrap();
         assert_file(&format!("{name}.txt"), stdout_of(&on_machine(&machine, &["lanes"])));
         let json = stdout_of(&on_machine(&machine, &["lanes", "--json"]));
-        assert_file(&format!("{name}.json"), a_key_a_line(&json));
+        assert_file(&format!("{name}.json"), split_keys(&json));
     }
 }
 
-/// 512 CPUs in two packages with a hole between them: 0-255 and 512-767. Siblings are 128 apart.
+/// 512 CPUs in two packages with a hole between them: 0-255 and 512-767. The numbers of siblings
+/// differ by 128.
 fn large_machine() -> String {
     let cpu = "/sys/devices/system/cpu";
     let mut files = String::from("affinity: 0-255,512-767\n");
@@ -101,10 +102,10 @@ fn large_machine_file() -> tempfile::NamedTempFile {
     file
 }
 
-/// Goal: 512 CPUs with holes give 256 pairs, none in the hole. Method: a machine made by rule, and
-/// the same rule applied to the answer.
+/// Goal: 512 CPUs with a hole give 256 pairs, none in the hole. Method: a generated machine, and the
+/// same rule applied to the answer.
 #[test]
-fn large_machine_with_holes() {
+fn a_large_machine_with_a_hole_has_256_pairs() {
     let machine = large_machine_file();
     let json = stdout_of(&on_machine(machine.path(), &["lanes", "--json"]));
     let report: Value = serde_json::from_str(&json).expect("one JSON value");
@@ -125,7 +126,7 @@ fn large_machine_with_holes() {
     assert_eq!(lines[256], "639      767    1        127   1");
 }
 
-/// What a shell shows of these commands, each on its machine.
+/// The commands and their output as in a shell, each on its machine.
 fn session(steps: &[(&str, &[&str])]) -> String {
     let large = large_machine_file();
     let mut session = String::new();
@@ -149,10 +150,10 @@ fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("{word:?}") }
 }
 
-/// Goal: lanes that cannot be used are refused with status 2, and one line that says what is wrong
-/// and what is possible. Method: one mistake a command, on the machines where it is one.
+/// Goal: unusable lanes are refused with status 2, and one line with the mistake and the
+/// possibilities. Method: commands with one mistake each, on machines where it is one.
 #[test]
-fn refused_by_hand() {
+fn unusable_lanes_are_refused() {
     let desktop = "desktop-2way";
     let session = session(&[
         (desktop, &["--lanes", ""]),
@@ -185,10 +186,10 @@ fn refused_by_hand() {
     assert_file("refused.txt", session);
 }
 
-/// Goal: lanes that may be used are, with a warning where sysfs says that they don't share a core.
-/// Method: pairs that do, that don't, and of which sysfs cannot tell.
+/// Goal: usable lanes are accepted, with a warning if sysfs says that they do not share a core.
+/// Method: pairs that share a core, that do not, and for which sysfs does not say.
 #[test]
-fn accepted_by_hand() {
+fn usable_lanes_are_accepted() {
     let session = session(&[
         ("desktop-2way", &["--lanes", "2:3,0:1"]),
         ("desktop-2way", &["--lanes", "0:1,2,4-7:2"]),
@@ -203,9 +204,10 @@ fn accepted_by_hand() {
     assert_file("by-hand.txt", session);
 }
 
-/// Goal: ELFEN_LANES is the default and --lanes goes before it. Method: both, with different pairs.
+/// Goal: ELFEN_LANES is the default, and --lanes takes precedence. Method: both, with different
+/// pairs.
 #[test]
-fn lanes_from_the_environment() {
+fn elfen_lanes_is_the_default_of_the_option() {
     let machine = tests().join("sysfs/desktop-2way.machine");
     let requests = |words: &[&str]| {
         let mut command = elfen(&[&["lanes", "--json"], words].concat());
@@ -219,8 +221,8 @@ fn lanes_from_the_environment() {
     assert_eq!(requests(&["--lanes", "4:5"]), [4]);
 }
 
-/// Goal: a recording says all that the command asks. Method: record the machine that runs this
-/// test, and compare what is printed of the machine and of its recording.
+/// Goal: a recording contains all that the command reads. Method: the output for this machine is the
+/// same as for its recording.
 #[test]
 fn a_recording_replays_this_machine() {
     let recording = stdout_of(&elfen(&["lanes", "--record"]).output().unwrap());
@@ -233,10 +235,10 @@ fn a_recording_replays_this_machine() {
     }
 }
 
-/// Goal: a recording that is none, or that lacks what is needed, is refused with the reason.
-/// Method: files with one fault each, and their status.
+/// Goal: an invalid or incomplete recording is refused with the reason. Method: files with one fault
+/// each, and their status.
 #[test]
-fn broken_recordings() {
+fn broken_recordings_are_refused() {
     let online = "/sys/devices/system/cpu/online: 0-1\n";
     let faults = [
         ("no recording\n".to_owned(), 2, "line 1 is not PATH: CONTENT"),
@@ -257,10 +259,10 @@ fn broken_recordings() {
     assert_eq!(absent.status.code(), Some(2));
 }
 
-/// Goal: Slurm gets as many CPUs as there are batch lanes. Method: lanes by hand, one of them with
-/// two batch lanes, on a recorded machine; and a machine without pairs.
+/// Goal: the node for Slurm has as many CPUs as there are batch lanes. Method: lanes given by hand
+/// on a recorded machine, one request lane with several batch lanes; and a machine without pairs.
 #[test]
-fn a_node_of_slurms_is_its_batch_lanes() {
+fn the_node_for_slurm_has_a_cpu_for_each_batch_lane() {
     let machines = tests().join("sysfs");
     let machine = machines.join("power9-4way.machine");
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();

@@ -1,7 +1,7 @@
-//! Goal: programs that are given checks while they run do the same work, whatever they are in the
-//! middle of, and whoever is killed. Method: a program of everything (`live_checks/work.c`), with
-//! its libraries and static, without symbols, beside a request lane that is busy and idle in turns;
-//! output and status have to be those that it has alone.
+//! Goal: programs that get checks while they run do the same work, whatever they are doing then, and
+//! also if the supervisor is killed. Method: a program with many kinds of work
+//! (`live_checks/work.c`), dynamic and static, without symbols, next to a request lane that is
+//! alternately busy and idle. Output and status must be those of the program alone.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -21,35 +21,35 @@ mod filtered;
 mod java;
 mod needs;
 
-/// The lanes are there once.
+/// Only one test at a time uses the lanes.
 static LANES: Mutex<()> = Mutex::new(());
 const ROUNDS: u32 = 10;
-/// The half of the work: rounds, and another program that is begun at their end.
+/// The argument for half of the work: rounds, and another program that starts after them.
 const WORK: &str = "3";
 
-/// A request lane on CPU 0, for as long as this lives.
-struct Turns {
+/// Keeps the request lane on CPU 0 alternately busy and idle, until this drops.
+struct BusyTurns {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Turns {
+impl BusyTurns {
     fn start() -> Self {
         const TURN: Duration = Duration::from_micros(300);
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stopped = stop.clone();
         let turns = move || {
             let cpu = [1_u64];
             // SAFETY: the kernel reads 8 bytes of `cpu`; 0 is this thread.
             let pinned = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, cpu.as_ptr()) };
             assert_eq!(pinned, 0);
             for turn in 0_u32.. {
-                if told.load(Relaxed) {
+                if stopped.load(Relaxed) {
                     return;
                 }
                 let start = Instant::now();
                 while start.elapsed() < TURN {}
-                // Pauses of different lengths, so that turns meet the batch anywhere.
+                // Pauses of different lengths, so that requests meet the batch anywhere.
                 thread::sleep(Duration::from_micros(400 + u64::from(turn * 7919 % 1000)));
             }
         };
@@ -57,44 +57,39 @@ impl Turns {
     }
 }
 
-impl Drop for Turns {
+impl Drop for BusyTurns {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         self.thread.take().unwrap().join().unwrap();
     }
 }
 
-fn elfen(options: &[&str], program: &Path) -> Command {
+fn elfen_run_live(options: &[&str], program: &Path) -> Command {
     let live = ["--signal", "tasks", "--inject", "live"];
-    run(&[&live, options].concat(), program)
+    elfen_run(&[&live, options].concat(), program)
 }
 
-/// With the checks that it chooses itself.
-fn elfen_by_default(program: &Path) -> Command {
-    run(&[], program)
-}
-
-fn run(options: &[&str], program: &Path) -> Command {
+fn elfen_run(options: &[&str], program: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.args(["run", "--lanes", "0:1"]).args(options).arg("--").arg(program);
     command.env_remove("ELFEN_LANES").stdin(Stdio::null());
     command
 }
 
-/// Fails where there can be no live checks.
+/// Fails on machines that do not support live checks.
 #[track_caller]
 fn require_live_checks() {
     needs::idle_lanes();
-    let output = elfen(&[], Path::new("/bin/true")).output().unwrap();
+    let output = elfen_run_live(&[], Path::new("/bin/true")).output().unwrap();
     assert!(output.status.success(), "needs live checks: {output:?}");
 }
 
-/// Builds the program, stripped, and linked by these options.
+/// Builds the program of `work.c`, stripped, with these options.
 fn build(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
-    build_of("work.c", folder, name, options)
+    build_source("work.c", folder, name, options)
 }
 
-fn build_of(source: &str, folder: &Path, name: &str, options: &[&str]) -> PathBuf {
+fn build_source(source: &str, folder: &Path, name: &str, options: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live_checks").join(source);
     let program = folder.join(name);
     let mut compiler = Command::new("cc");
@@ -104,29 +99,29 @@ fn build_of(source: &str, folder: &Path, name: &str, options: &[&str]) -> PathBu
     program
 }
 
-fn did(output: &Output) -> (String, Option<i32>) {
+fn output_and_status(output: &Output) -> (String, Option<i32>) {
     (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
 }
 
-/// Whether these are above zero.
-fn all_there<const N: usize>(live: &Value, words: [&str; N]) -> bool {
+/// Whether these figures are above zero.
+fn all_positive<const N: usize>(live: &Value, words: [&str; N]) -> bool {
     words.iter().all(|word| live.pointer(word).unwrap().as_u64().unwrap() > 0)
 }
 
-/// Lends lanes to a program for more and more rounds, until its live checks are as they should be;
-/// each time it does what it does alone.
-fn lent_for(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) -> Value {
+/// Runs a program for more and more rounds, until its live checks are as expected. Asserts each time
+/// that output and status are those of the program alone.
+fn run_until(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
     let mut live = Value::Null;
     for rounds in rounds {
-        let alone = did(&Command::new(program).arg(rounds).output().unwrap());
+        let alone = output_and_status(&Command::new(program).arg(rounds).output().unwrap());
         assert_eq!(alone.1, Some(3), "{alone:?}");
-        let turns = Turns::start();
-        let mut command = elfen(&["--report", report.to_str().unwrap()], program);
+        let turns = BusyTurns::start();
+        let mut command = elfen_run_live(&["--report", report.to_str().unwrap()], program);
         let output = command.arg(rounds).output().unwrap();
         drop(turns);
-        assert_eq!(did(&output), alone, "{output:?}");
+        assert_eq!(output_and_status(&output), alone, "{output:?}");
         let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         live = report["live"].clone();
         if enough(&live) {
@@ -138,19 +133,25 @@ fn lent_for(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) 
 
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
-fn programs_do_the_same_work_with_checks_written_into_them() {
+fn programs_do_the_same_work_with_live_checks() {
     let _lanes = LANES.lock();
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     for (name, options) in [("dynamic", &[][..]), ("static", &["-static"][..])] {
         let program = build(folder.path(), name, options);
-        let alone = did(&Command::new(&program).output().unwrap());
+        let alone = output_and_status(&Command::new(&program).output().unwrap());
         assert_eq!(alone.1, Some(3), "{alone:?}");
         let report = folder.path().join("report");
-        let turns = Turns::start();
-        let output = elfen(&["--report", report.to_str().unwrap()], &program).output().unwrap();
+        let turns = BusyTurns::start();
+        let output =
+            elfen_run_live(&["--report", report.to_str().unwrap()], &program).output().unwrap();
         drop(turns);
-        assert_eq!(did(&output), alone, "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output_and_status(&output),
+            alone,
+            "{name}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         let live = &report["live"];
         assert_eq!(report["inject"], "live");
@@ -161,78 +162,79 @@ fn programs_do_the_same_work_with_checks_written_into_them() {
     }
 }
 
-/// Goal: loops without a call, which take a nanosecond a round and have no instruction that is as
-/// long as a jump, are given checks all the same, and do what they did. Method: such a program,
-/// stripped, dynamic and static, for as long as it takes: several instructions are moved together,
-/// rounds stand behind the check, and it rings.
+/// Goal: loops without calls get checks too, although a round takes a nanosecond and no instruction
+/// is as long as a jump; and they do the same work. Method: such a program, stripped, dynamic and
+/// static, until several instructions were moved together, rounds of the loop follow the check, and
+/// a check rings.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
-fn loops_without_a_call_are_given_checks_and_rounds() {
+fn loops_without_calls_get_checks() {
     let _lanes = LANES.lock();
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     let has_rounds =
-        |live: &Value| all_there(live, ["/places/several", "/places/rounds", "/bells"]);
+        |live: &Value| all_positive(live, ["/places/several", "/places/rounds", "/bells"]);
     for (name, options) in [("loops", &[][..]), ("static loops", &["-static"][..])] {
-        let program = build_of("rounds.c", folder.path(), name, options);
-        let last = lent_for(&program, ["500000000", "2000000000", "8000000000"], has_rounds);
+        let program = build_source("rounds.c", folder.path(), name, options);
+        let last = run_until(&program, ["500000000", "2000000000", "8000000000"], has_rounds);
         assert!(has_rounds(&last), "{name}: {last}");
     }
 }
 
-/// Goal: an interpreter, of which no loop is known and every place runs too often, keeps a check,
-/// and does what it did. Method: a small one, for as long as it takes.
+/// Goal: an interpreter keeps a check, although none of its loops is known and every site runs too
+/// often; and it does the same work. Method: a small interpreter, until it has such a check.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn an_interpreter_keeps_a_check_that_runs_too_often() {
     let _lanes = LANES.lock();
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let program = build_of("interpreter.c", folder.path(), "interpreter", &[]);
-    let has_one = |live: &Value| all_there(live, ["/places/dense", "/bells"]);
-    let last = lent_for(&program, ["20000000", "100000000", "400000000"], has_one);
+    let program = build_source("interpreter.c", folder.path(), "interpreter", &[]);
+    let has_one = |live: &Value| all_positive(live, ["/places/dense", "/bells"]);
+    let last = run_until(&program, ["20000000", "100000000", "400000000"], has_one);
     assert!(has_one(&last), "{last}");
 }
 
-/// Goal: a program that meets no request is left as it is. Method: its mappings, while it runs.
+/// Goal: a program that never runs next to a request is not changed. Method: the report of a run
+/// without requests.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
-fn a_program_that_meets_no_request_is_not_touched() {
+fn a_program_without_requests_is_not_changed() {
     let _lanes = LANES.lock();
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
     let options = ["--report", report.to_str().unwrap()];
-    // On a machine where other programs use CPU 0, those are its requests.
+    // Other programs of the machine on CPU 0 count as requests.
     let program = build(folder.path(), "alone", &[]);
-    let output = elfen(&options, &program).output().unwrap();
+    let output = elfen_run_live(&options, &program).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
     let touched = report["live"]["processes"].as_u64().unwrap() > 0;
     assert!(!touched || report["naps"].as_u64().unwrap() > 0, "{report}");
 }
 
-/// Goal: only the batch is given checks, and no other program that has its rank and its lane.
-/// Method: a program that nobody lends anything, beside a batch that sleeps: drills miss it, and it
-/// is left as it is.
+/// Goal: only the batch gets checks, and no other program with its rank on its lane. Method: such a
+/// program next to a batch that sleeps. Probes report it as missed, and its mappings do not change.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
-fn who_is_none_of_the_batch_is_not_touched() {
+fn programs_outside_of_the_batch_are_not_changed() {
     let _lanes = LANES.lock();
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let program = build_of("rounds.c", folder.path(), "stranger", &[]);
+    let program = build_source("rounds.c", folder.path(), "stranger", &[]);
     let mut stranger = Command::new("taskset");
     let stranger = stranger.args(["-c", "1", "chrt", "-i", "0"]).arg(&program);
     let mut stranger = stranger.arg("100000000000").stdout(Stdio::null()).spawn().unwrap();
     let mapped = || fs::read_to_string(format!("/proc/{}/maps", stranger.id())).unwrap();
-    // It is past its exec, and has mapped what it needs.
+    // By then the program has called exec and mapped its libraries.
     thread::sleep(Duration::from_millis(500));
     let before = mapped();
     assert!(before.contains("stranger"), "{before}");
     let report = folder.path().join("report");
-    let turns = Turns::start();
-    let mut command = elfen(&["--report", report.to_str().unwrap()], Path::new("/bin/sleep"));
+    let turns = BusyTurns::start();
+    let mut command =
+        elfen_run_live(&["--report", report.to_str().unwrap()], Path::new("/bin/sleep"));
     let output = command.arg("2").output().unwrap();
     drop(turns);
     let after = mapped();
@@ -240,12 +242,12 @@ fn who_is_none_of_the_batch_is_not_touched() {
     stranger.wait().unwrap();
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
-    assert!(all_there(&report["live"], ["/missed", "/missed_by/passing"]), "{report}");
+    assert!(all_positive(&report["live"], ["/missed", "/missed_by/passing"]), "{report}");
     assert_eq!(after, before, "{report}");
 }
 
-/// Goal: a program that somebody else traces is left to its guard, which says so, and does the same
-/// work. Method: strace and gdb, as batch programs that start it.
+/// Goal: a program under a tracer is left to its guard, the report says so, and it does the same
+/// work. Method: strace and gdb as batch programs that start it.
 #[test]
 #[ignore = "needs root, two idle CPUs, eBPF, strace and gdb"]
 fn traced_programs_are_left_to_their_guards() {
@@ -255,53 +257,53 @@ fn traced_programs_are_left_to_their_guards() {
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "traced", &[]);
     let program = program.to_str().unwrap();
-    let (alone, _) = did(&Command::new(program).arg(WORK).output().unwrap());
+    let (alone, _) = output_and_status(&Command::new(program).arg(WORK).output().unwrap());
     let (report, calls) = (folder.path().join("report"), folder.path().join("calls"));
     let options = ["--report", report.to_str().unwrap()];
     let strace = ["-f", "-o", calls.to_str().unwrap(), program, WORK];
     let quietly = "handle all nostop noprint pass";
     let gdb = ["-batch", "-nx", "-ex", quietly, "-ex", "run", "--args", program, WORK];
     for (tracer, words) in [("strace", &strace[..]), ("gdb", &gdb[..])] {
-        let turns = Turns::start();
-        let output = elfen(&options, Path::new(tracer)).args(words).output().unwrap();
+        let turns = BusyTurns::start();
+        let output = elfen_run_live(&options, Path::new(tracer)).args(words).output().unwrap();
         drop(turns);
-        let (printed, status) = did(&output);
+        let (printed, status) = output_and_status(&output);
         let lines: Vec<&str> = printed.lines().collect();
         assert!(alone.lines().all(|line| lines.contains(&line)), "{tracer}: {output:?}");
-        // gdb's own status is another.
+        // gdb has an exit status of its own.
         assert!(tracer == "gdb" || status == Some(3) && printed == alone, "{output:?}");
         let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         let why = report["live"]["refused"].as_str().unwrap_or_default();
         assert!(why == "a debugger or tracer has it", "{tracer}: {}", report["live"]);
-        let told = format!("left alone: {why}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains(&told), "{output:?}");
+        let why_not = format!("without checks: {why}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(&why_not), "{output:?}");
     }
 }
 
-/// Goal: who is traced for a while is left to the guard for as long, and has checks afterwards.
-/// Method: a program whose child traces it in its first half second, for as long as it takes.
+/// Goal: a program under a tracer is left to its guard, and gets checks after the tracer has gone.
+/// Method: a program whose child traces it for its first half second, until it has checks.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
-fn a_tracer_that_has_gone_leaves_nothing_behind() {
+fn a_program_gets_checks_after_its_tracer_has_gone() {
     let _lanes = LANES.lock();
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
-    let program = build_of("traced.c", folder.path(), "traced", &[]);
+    let program = build_source("traced.c", folder.path(), "traced", &[]);
     let has_checks = |live: &Value| {
-        all_there(live, ["/places/on", "/bells"])
+        all_positive(live, ["/places/on", "/bells"])
             && live["missed_by"]["refused"].as_u64() > Some(0)
             && live["refused"].is_null()
     };
-    let last = lent_for(&program, ["20000000", "60000000", "200000000"], has_checks);
+    let last = run_until(&program, ["20000000", "60000000", "200000000"], has_checks);
     assert!(has_checks(&last), "{last}");
 }
 
-/// Goal: whenever the keeper is killed, while it learns above all, the batch's output is right or
-/// the batch is killed as well. Method: rounds; a seed says when. `LIVE_KILLED_ROUNDS=200` plays
-/// that many, `ELFEN_SEED` repeats one.
+/// Goal: whenever the supervisor is killed, above all while it learns, the batch's output is right
+/// or the batch is killed too. Method: rounds with random times. `LIVE_KILLED_ROUNDS=200` sets their
+/// number, `ELFEN_SEED` repeats one.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
-fn a_keeper_that_is_killed_leaves_no_wrong_output() {
+fn a_killed_supervisor_causes_no_wrong_output() {
     let _lanes = LANES.lock();
     require_live_checks();
     let number = |name: &str| std::env::var(name).ok()?.parse().ok();
@@ -310,29 +312,32 @@ fn a_keeper_that_is_killed_leaves_no_wrong_output() {
     let first = number("ELFEN_SEED").unwrap_or(now.subsec_nanos());
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "killed", &[]);
-    let alone = did(&Command::new(&program).arg(WORK).output().unwrap());
+    let alone = output_and_status(&Command::new(&program).arg(WORK).output().unwrap());
     assert_eq!(alone.1, Some(3), "{alone:?}");
-    let _turns = Turns::start();
+    let _turns = BusyTurns::start();
     for seed in (0..rounds).map(|round| first.wrapping_add(round)) {
         let wait = Duration::from_micros(u64::from(seed.wrapping_mul(2_654_435_761) % 300_000));
-        let mut front = elfen(&[], &program);
-        let front = front.arg(WORK).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut launcher = elfen_run_live(&[], &program);
+        let launcher =
+            launcher.arg(WORK).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         thread::sleep(wait);
-        kill_keeper(&front);
-        let output = front.wait_with_output().unwrap();
+        kill_supervisor(&launcher);
+        let output = launcher.wait_with_output().unwrap();
         let killed = output.status.signal() == Some(libc::SIGKILL)
             || output.status.code() == Some(128 + libc::SIGKILL);
         let never = String::from_utf8_lossy(&output.stderr).contains("before it had started");
-        let right = did(&output) == alone || killed || never && output.stdout.is_empty();
+        let right =
+            output_and_status(&output) == alone || killed || never && output.stdout.is_empty();
         assert!(right, "seed {seed}, after {wait:?}: {output:?}");
     }
 }
 
-fn kill_keeper(front: &Child) {
-    let id = front.id();
+fn kill_supervisor(launcher: &Child) {
+    let id = launcher.id();
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
-    if let Some(keeper) = children.split_whitespace().next().and_then(|pid| pid.parse().ok()) {
-        // SAFETY: kill takes numbers; the front, which has not been waited for, is its parent.
-        unsafe { libc::kill(keeper, libc::SIGKILL) };
+    if let Some(supervisor) = children.split_whitespace().next().and_then(|pid| pid.parse().ok()) {
+        // SAFETY: kill takes numbers. The parent of this process is the launcher, which this test
+        // has not waited for.
+        unsafe { libc::kill(supervisor, libc::SIGKILL) };
     }
 }

@@ -1,7 +1,8 @@
-//! Goal: the Lucene service is built by its script, has the first cause of the thesis's table and
-//! is found to have it, and says what it does with its requests. Method: answers that wait for
-//! acknowledgements, recorded by the port; then the same service by its marks.
+//! Goal: the Lucene service is built by its script; `elfen tailor` finds the first cause of the
+//! thesis's table in it; and it publishes its requests. Method: a recording by port, in which
+//! answers wait for acknowledgements; then a recording by the service's name.
 
+mod process;
 mod served;
 
 use std::fs;
@@ -9,15 +10,16 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use process::KilledOnDrop;
 use serde_json::Value;
-use served::{Ends, Load};
+use served::Load;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The native methods.
-fn library() -> PathBuf {
+/// Builds the library with the native methods.
+fn build_library() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lucene");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -27,30 +29,30 @@ fn library() -> PathBuf {
     target.join("debug/libelfen_lucene.so")
 }
 
-/// Compiles the service; the words that start it, without `java`.
-fn built(folder: &Path) -> Vec<String> {
+/// Compiles the service. Returns the arguments of `java` that start it.
+fn build_service(folder: &Path) -> Vec<String> {
     let mut script = Command::new(root().join("workloads/lucene/build"));
     let output = script.arg(folder).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "needs a JDK and Lucene: {said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "needs a JDK and Lucene: {printed}");
     let text = String::from_utf8(output.stdout).unwrap();
     let line = text.lines().last().unwrap().strip_prefix("java ").unwrap().to_owned();
     line.split(' ').take(3).map(str::to_owned).collect()
 }
 
-fn serve(words: &[String], library: &Path, name: &str) -> (Ends, u16) {
+fn serve(words: &[String], library: &Path, name: &str) -> (KilledOnDrop, u16) {
     let mut command = Command::new("java");
     command.args(["-Xmx256m", "-XX:+UseSerialGC"]).args(words).args(["serve", "300", "1"]);
-    // An input that says nothing and does not end, as a terminal's.
+    // A silent input that does not end, as that of a terminal.
     command.arg(library).arg(name).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut java = Ends(command.spawn().unwrap());
+    let mut java = KilledOnDrop(command.spawn().unwrap());
     let mut line = String::new();
     BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let port = line.trim().parse().unwrap_or_else(|_| panic!("java said {line:?}"));
     (java, port)
 }
 
-/// By its own word on how long it is.
+/// Whether the answer has its announced length.
 fn is_whole(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
@@ -58,8 +60,8 @@ fn is_whole(answer: &[u8]) -> bool {
     body.len() == length.unwrap().parse::<usize>().unwrap()
 }
 
-/// Whether it waits for lines of its input, by the name of the thread that does.
-fn listens(process: u32) -> bool {
+/// Whether the service has its thread that waits for lines of its input.
+fn reads_input(process: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let name = |thread: io::Result<fs::DirEntry>| {
         fs::read_to_string(thread.ok()?.path().join("comm")).ok()
@@ -71,39 +73,39 @@ fn elfen(words: &[&str]) -> Output {
     served::tailor(words).output().unwrap()
 }
 
-fn report(tale: &str) -> Value {
-    // Of a service that holds each answer back, its usual request is slow.
-    let told = elfen(&["report", tale, "--slow", "20ms", "--json"]);
-    serde_json::from_slice(&told.stdout)
-        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&told.stderr)))
+fn report(recording: &str) -> Value {
+    // The service delays each answer, so its usual request is slow.
+    let explained = elfen(&["report", recording, "--slow", "20ms", "--json"]);
+    serde_json::from_slice(&explained.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&explained.stderr)))
 }
 
 #[test]
 #[ignore = "needs root, eBPF, a JDK and Lucene"]
-fn a_lucene_service_and_its_first_cause() {
+fn the_first_cause_of_a_lucene_service_is_found() {
     let folder = tempfile::tempdir().unwrap();
-    let words = built(folder.path());
+    let words = build_service(folder.path());
     let name = format!("lucene-{}", std::process::id());
-    let (java, port) = serve(&words, &library(), &name);
+    let (java, port) = serve(&words, &build_library(), &name);
     let ask = b"GET /search?q=w1+w20+w300 HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, is_whole);
-    let tale = folder.path().join("lucene.tale");
-    let (port, tale) = (port.to_string(), tale.to_str().unwrap());
-    let by_port = elfen(&["record", "--for", "3s", "--port", &port, "-o", tale]);
+    let recording = folder.path().join("lucene.tale");
+    let (port, recording) = (port.to_string(), recording.to_str().unwrap());
+    let by_port = elfen(&["record", "--for", "3s", "--port", &port, "-o", recording]);
     assert!(by_port.status.success(), "{}", String::from_utf8_lossy(&by_port.stderr));
-    let told = report(tale);
-    assert_eq!(told["causes"][0]["cause"], "tcp-out", "{told:#}");
-    // As the client's kernel acknowledges late.
-    assert!(told["latency_ns"]["p50"].as_u64() > Some(20_000_000), "{told:#}");
-    let by_name = elfen(&["record", "--for", "2s", "--service", &name, "-o", tale]);
+    let explained = report(recording);
+    assert_eq!(explained["causes"][0]["cause"], "tcp-out", "{explained:#}");
+    // The client's kernel acknowledges late.
+    assert!(explained["latency_ns"]["p50"].as_u64() > Some(20_000_000), "{explained:#}");
+    let by_name = elfen(&["record", "--for", "2s", "--service", &name, "-o", recording]);
     assert!(by_name.status.success(), "{}", String::from_utf8_lossy(&by_name.stderr));
-    let told = report(tale);
+    let explained = report(recording);
     load.end();
-    // In the background of a shell, the kernel would stop it for that.
-    assert!(!listens(java.0.id()), "nobody said that it will be told anything");
+    // In the background of a shell, the kernel would stop a service that reads its input.
+    assert!(!reads_input(java.0.id()), "the service reads its input without an option for it");
     drop(java);
-    assert!(told["requests"].as_u64() > Some(20) && told["port"] == 0, "{told:#}");
-    let stages = told["stages"].as_array().unwrap_or_else(|| panic!("{told:#}"));
-    assert_eq!(stages.len(), 3, "reads, searches and answers: {told:#}");
+    assert!(explained["requests"].as_u64() > Some(20) && explained["port"] == 0, "{explained:#}");
+    let stages = explained["stages"].as_array().unwrap_or_else(|| panic!("{explained:#}"));
+    assert_eq!(stages.len(), 3, "reads, searches and answers: {explained:#}");
     elfen_rt::service::Service::open(&name, 1).unwrap().remove().unwrap();
 }

@@ -1,7 +1,7 @@
-//! Goal: a Prometheus takes what `elfen metrics` says, and no client keeps it from doing so.
-//! Method: a strict reader of the text format over what is served while a service of the test's and
-//! a run beside it are there; clients that send nothing, too much, or leave. The dashboard's
-//! expressions are held against the same text.
+//! Goal: Prometheus can read the output of `elfen metrics`, and no client can delay other clients.
+//! Method: a strict parser of the text format reads the metrics of a service and a run; clients send
+//! nothing or too much, or hang up. The expressions of the dashboard and the alerts use only
+//! existing metrics.
 
 mod needs;
 
@@ -17,7 +17,7 @@ use elfen_rt::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The families of a text by name: kind and samples; and the samples' values by name with labels.
+/// A parsed text: kinds by the names of families, and values by the names and labels of samples.
 #[derive(Debug, Default)]
 struct Exposition {
     kinds: BTreeMap<String, String>,
@@ -25,7 +25,7 @@ struct Exposition {
 }
 
 impl Exposition {
-    /// Refuses text that the format does not allow, or the conventions of names.
+    /// Parses a text. Panics on violations of the format, and of the naming conventions.
     fn parse(text: &str) -> Self {
         assert!(text.ends_with('\n'), "the last line ends");
         let mut all = Self::default();
@@ -69,7 +69,7 @@ impl Exposition {
         assert!(self.values.insert(series.to_owned(), value).is_none(), "{line} twice");
     }
 
-    /// Buckets grow, and the last is the count.
+    /// Asserts that buckets are sorted and cumulative, and that the last equals the count.
     fn check_histograms(&self) {
         let mut buckets: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for (series, &value) in &self.values {
@@ -88,7 +88,7 @@ impl Exposition {
         }
     }
 
-    /// The one sample of this name with these labels in it.
+    /// The value of a sample of this name with these labels.
     fn value(&self, name: &str, labels: &[&str]) -> Option<f64> {
         let is = |series: &&String| {
             series.split('{').next() == Some(name) && labels.iter().all(|l| series.contains(l))
@@ -101,7 +101,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with("elfen_") && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
 }
 
-/// `a="b",c="d"}`, with its three escapes and no other.
+/// Asserts the syntax `a="b",c="d"}`, with its three escapes and no others.
 fn check_labels(labels: &str, line: &str) {
     let mut rest = labels;
     while rest != "}" {
@@ -135,7 +135,7 @@ fn once() -> Exposition {
     Exposition::parse(&String::from_utf8(output.stdout).expect("UTF-8"))
 }
 
-/// `elfen metrics` on a port that is free; ends with the test.
+/// `elfen metrics` on a free port. It is killed when this drops.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -160,7 +160,7 @@ impl Server {
         client
     }
 
-    /// Head and body of an answer.
+    /// Sends a request. Returns head and body of the answer.
     fn ask(&self, request: &str) -> (String, String) {
         let mut client = self.connect();
         client.write_all(request.as_bytes()).unwrap();
@@ -187,11 +187,11 @@ impl Drop for Server {
 }
 
 #[test]
-fn a_service_and_a_run_beside_it_are_served() {
+fn metrics_of_a_service_and_a_run_are_served() {
     needs::two_cpus();
     let name = format!("metrics-{}", std::process::id());
     let service = Service::open(&name, 1).expect("a page");
-    let mut worker = service.claim(0, 0).expect("nobody else has it");
+    let mut worker = service.claim(0, 0).expect("the lane is free");
     let server = Server::start();
     let options = ["run", "--lanes", "0:1", "--signal", "service", "--service", &name];
     let slo = ["--policy", "slo-budget", "--slo", "p99=100s", "--", "sleep", "60"];
@@ -202,7 +202,7 @@ fn a_service_and_a_run_beside_it_are_served() {
         seen.value("elfen_batch_slo_seconds", &[&format!("pid=\"{pid}\""), "program=\"sleep\""])
     };
     while pid.is_none() && start.elapsed() < Duration::from_secs(20) {
-        // A run's pid is its program's, which the front has others start.
+        // The pid of a run is that of its program, a descendant of the launcher.
         let seen = server.scrape();
         pid = descendants(batch.id()).into_iter().find(|pid| lane_of(&seen, *pid).is_some());
     }
@@ -214,9 +214,9 @@ fn a_service_and_a_run_beside_it_are_served() {
     service.set_queue_len(0, 3);
     worker.begin(6);
     let seen = server.scrape();
-    // The front passes it on; SIGKILL would leave the batch behind.
-    let front = Pid::from_raw(i32::try_from(batch.id()).expect("a pid"));
-    kill(front, Signal::SIGTERM).expect("it is ours");
+    // The launcher passes SIGTERM on; SIGKILL would leave the batch behind.
+    let launcher = Pid::from_raw(i32::try_from(batch.id()).expect("a pid"));
+    kill(launcher, Signal::SIGTERM).expect("it is ours");
     batch.wait().ok();
     let is =
         |name: &str, labels: &[&str]| seen.value(name, labels).unwrap_or_else(|| panic!("{name}"));
@@ -237,17 +237,17 @@ fn a_service_and_a_run_beside_it_are_served() {
     service.remove().ok();
 }
 
-/// All that a process and its children have started.
+/// All descendants of a process.
 fn descendants(pid: u32) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let children = list.split_whitespace().filter_map(|pid| pid.parse().ok());
     children.flat_map(|pid| [vec![pid], descendants(pid)].concat()).collect()
 }
 
-/// Goal: rude clients keep no other client waiting. Method: more of them than there are places, of
-/// every kind, and then one that asks.
+/// Goal: clients that misbehave do not delay others. Method: more of them than the server accepts at
+/// once, of every kind, and then a regular scrape.
 #[test]
-fn rude_clients_keep_nobody_waiting() {
+fn misbehaving_clients_do_not_delay_others() {
     let server = Server::start();
     let silent: Vec<TcpStream> = (0..40).map(|_| server.connect()).collect();
     let mut endless = server.connect();
@@ -284,7 +284,7 @@ fn a_taken_port_is_a_failure() {
     assert!(stderr.starts_with("elfen: listening on 127.0.0.1:") && stderr.contains("--listen"));
 }
 
-/// The expressions of the alerts, as their file has them.
+/// The expressions in the file of the alerts.
 fn alerts() -> Vec<String> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = file.join("../packaging/prometheus/elfen.rules.yml");
@@ -306,10 +306,10 @@ fn alerts() -> Vec<String> {
     found
 }
 
-/// Goal: no panel and no alert asks for a family that `elfen metrics` does not serve. Method: every
-/// name in every expression, against the families there are.
+/// Goal: panels and alerts use only families that `elfen metrics` serves, and use nearly all of
+/// them. Method: every name in every expression, compared with the served families.
 #[test]
-fn the_dashboard_and_alerts_ask_for_what_there_is() {
+fn the_dashboard_and_alerts_use_existing_metrics() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/grafana/elfen.json");
     let dashboard: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(file).unwrap()).expect("JSON");
@@ -339,7 +339,7 @@ fn the_dashboard_and_alerts_ask_for_what_there_is() {
         assert!(!names.is_empty(), "{expression}");
         for name in names {
             assert!(served.contains(name), "{name} in {expression}");
-            // A counter by itself says nothing on a graph.
+            // A graph of a bare counter is useless.
             let kind = families.get(name).map(String::as_str);
             let is_of_time = ["rate(", "increase("].iter().any(|of| expression.contains(of));
             assert!(kind != Some("counter") || is_of_time, "{expression}");

@@ -1,7 +1,8 @@
-//! Goal: `elfen tailor` names what made the requests of real services slow, says what it lost, and
-//! leaves a readable file whatever becomes of it. Method: a Redis and an nginx that nobody changed,
-//! stopped by the command's own injector; ends of every kind; wrong files and arguments.
+//! Goal: `elfen tailor` names the causes of slow requests of real services, reports lost events, and
+//! leaves a readable file however it ends. Method: an unmodified Redis, stopped by the command's own
+//! injector, and an unmodified nginx; recorders that end in every way; invalid files and arguments.
 
+mod process;
 mod served;
 
 use std::fs;
@@ -17,14 +18,15 @@ use std::time::{Duration, Instant};
 use elfen_rt::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use process::{KilledOnDrop, heed_sigint, wait_until};
 use serde_json::Value;
-use served::{Ends, Load, PATIENCE, tailor as elfen};
+use served::{Load, tailor as elfen};
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
 }
 
-fn signal(process: &Ends, signal: Signal) {
+fn send_signal(process: &KilledOnDrop, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(process.0.id()).unwrap()), signal).expect("it runs");
 }
 
@@ -32,56 +34,48 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited a minute for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
 
-/// A Redis of the test's own, and its port.
-fn redis(folder: &Path) -> (Ends, u16) {
+/// Starts a Redis of the test. Returns it and its port.
+fn start_redis(folder: &Path) -> (KilledOnDrop, u16) {
     let port = free_port();
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""]);
     command.arg("--dir").arg(folder).stdout(Stdio::null());
-    let redis = Ends(command.spawn().expect("needs redis-server"));
-    until("redis-server", || listens(port));
+    let redis = KilledOnDrop(command.spawn().expect("needs redis-server"));
+    wait_until("redis-server", || listens(port));
     (redis, port)
 }
 
-fn stop(pid: u32) -> Ends {
+/// Starts an injector that stops a process for 60 ms of each 300 ms.
+fn start_stopper(pid: u32) -> KilledOnDrop {
     let pid = pid.to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.args(["lab", "inject", "stop", "--pid", &pid, "--every", "300ms", "--last", "60ms"]);
-    Ends(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    KilledOnDrop(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
 #[test]
 #[ignore = "needs root, eBPF and Redis"]
-fn a_stopped_redis_is_found_out() {
+fn stops_of_a_redis_are_the_first_cause() {
     let folder = tempfile::tempdir().unwrap();
-    let (redis, port) = redis(folder.path());
+    let (redis, port) = start_redis(folder.path());
     let load = Load::start(port, b"PING\r\n", |answer| !answer.is_empty());
-    let stopper = stop(redis.0.id());
-    let (port, tale) = (port.to_string(), folder.path().join("redis.tale"));
-    let tale = tale.to_str().unwrap();
-    let words = ["record", "--for", "3s", "--port", &port, "--detail", "full", "-o", tale];
+    let stopper = start_stopper(redis.0.id());
+    let (port, recording) = (port.to_string(), folder.path().join("redis.tale"));
+    let recording = recording.to_str().unwrap();
+    let words = ["record", "--for", "3s", "--port", &port, "--detail", "full", "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let told = elfen(&["report", tale, "--slow", "20ms", "--json"]).output().unwrap();
-    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
-    // Of any 300 ms, 60 are a stop.
-    let first = &told["causes"][0];
-    assert_eq!(first["cause"], "stopped", "{told:#}");
-    assert!(told["requests"].as_u64().unwrap() >= told["complete"].as_u64().unwrap());
-    assert!(told["complete"].as_u64().unwrap() > 100, "{told:#}");
-    for slow in told["slowest"].as_array().unwrap() {
+    let report = elfen(&["report", recording, "--slow", "20ms", "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let first = &report["causes"][0];
+    assert_eq!(first["cause"], "stopped", "{report:#}");
+    assert!(report["requests"].as_u64().unwrap() >= report["complete"].as_u64().unwrap());
+    assert!(report["complete"].as_u64().unwrap() > 100, "{report:#}");
+    for slow in report["slowest"].as_array().unwrap() {
         let number = |value: &Value| value.as_u64().expect("a number");
         let mut at_ns = number(&slow["arrived_ns"]);
         for segment in slow["segments"].as_array().unwrap() {
@@ -90,36 +84,37 @@ fn a_stopped_redis_is_found_out() {
         }
         assert_eq!(at_ns, number(&slow["arrived_ns"]) + number(&slow["latency_ns"]));
     }
-    let screen = elfen(&["report", tale, "--slow", "20ms"]).output().unwrap();
+    let screen = elfen(&["report", recording, "--slow", "20ms"]).output().unwrap();
     let screen = text(&screen.stdout);
-    without_causes(tale, folder.path());
+    check_replay_without_causes(recording, folder.path());
     assert!(screen.starts_with("redis-server, port "), "{screen}");
     assert!(screen.contains("the service was stopped by a signal or a debugger"), "{screen}");
-    published(&port);
-    // While it goes on: lines of a watch, and a whole file after Ctrl-C.
+    check_published_causes(&port);
+    // The same load, observed by a watch, and by recorders that end in different ways.
     let words = ["watch", "--for", "3s", "--port", &port, "--slow", "20ms", "--json"];
     let watched = elfen(&words).output().unwrap();
     assert!(watched.status.success(), "{}", text(&watched.stderr));
     let lines: Vec<Value> =
         text(&watched.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines.iter().any(|line| line["charges"][0][0] == "stopped"), "{lines:?}");
-    interrupted(&port, tale);
-    killed(&port, tale);
-    overwhelmed(&port, tale);
-    partly(&port, tale);
-    // Killed, it may leave a stop behind.
+    check_interrupted_recorder(&port, recording);
+    check_killed_recorder(&port, recording);
+    check_overwhelmed_recorder(&port, recording);
+    check_partial_recording(&port, recording);
+    // A killed injector may leave the service stopped.
     drop(stopper);
-    signal(&redis, Signal::SIGCONT);
+    send_signal(&redis, Signal::SIGCONT);
     load.end();
 }
 
-/// While a watch runs, its service's tail is seen by cause; once it was killed, no more.
-fn published(port: &str) {
+/// While a watch runs, `elfen metrics` and `elfen top` show the causes of its service's tail. After
+/// its end they do not.
+fn check_published_causes(port: &str) {
     let watch = elfen(&["watch", "--port", port, "--slow", "20ms"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let watch = Ends(watch.unwrap());
+    let watch = KilledOnDrop(watch.unwrap());
     let seen = |words: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
         let output = command.env("ELFEN_CONFIG", "/dev/null").args(words).output().unwrap();
@@ -127,87 +122,87 @@ fn published(port: &str) {
     };
     let metrics = || seen(&["metrics", "--once"]);
     let labels = format!("{{service=\"redis-server:{port}\",cause=\"stopped\"}}");
-    until("a ranking", || metrics().contains(&format!("elfen_tail_cause_ratio{labels}")));
+    wait_until("a ranking", || metrics().contains(&format!("elfen_tail_cause_ratio{labels}")));
     assert!(
         metrics().contains(&format!("elfen_tail_slow_requests{{service=\"redis-server:{port}"))
     );
     let top = seen(&["top", "--once"]);
     assert!(top.contains("BECAUSE OF") && top.contains(" stopped "), "{top}");
     drop(watch);
-    assert!(!metrics().contains("redis-server:"), "it goes with the watch");
+    assert!(!metrics().contains("redis-server:"), "the causes end with the watch");
 }
 
-/// What is named is taken away, what is not there is refused with what is; files beside the screen.
-fn without_causes(tale: &str, folder: &Path) {
-    let words = ["report", tale, "--slow", "20ms", "--json", "--without", "stopped"];
+/// A report without a cause predicts a lower p99; a cause that did not occur is refused, with the
+/// list of those that did. Also checks the HTML page and the Perfetto trace.
+fn check_replay_without_causes(recording: &str, folder: &Path) {
+    let words = ["report", recording, "--slow", "20ms", "--json", "--without", "stopped"];
     let (page, trace) = (folder.join("page.html"), folder.join("trace"));
     let files = ["--html", page.to_str().unwrap(), "--perfetto", trace.to_str().unwrap()];
-    let told = elfen(&[&words[..], &files].concat()).output().unwrap();
-    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
-    assert_eq!(told["without"]["causes"][0], "stopped", "{told:#}");
-    let (p99, without) = (&told["latency_ns"]["p99"], &told["without"]["latency_ns"]["p99"]);
-    // Where this machine had no queue of it, nothing is told.
-    assert!(without.is_null() || without.as_u64() < p99.as_u64(), "{told:#}");
+    let report = elfen(&[&words[..], &files].concat()).output().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    assert_eq!(report["without"]["causes"][0], "stopped", "{report:#}");
+    let (p99, without) = (&report["latency_ns"]["p99"], &report["without"]["latency_ns"]["p99"]);
+    // Without a queue on this machine there is no prediction.
+    assert!(without.is_null() || without.as_u64() < p99.as_u64(), "{report:#}");
     assert!(fs::read_to_string(page).unwrap().contains("stopped by a signal or a debugger"));
     assert!(fs::metadata(trace).unwrap().len() > 10_000);
-    let output = elfen(&["report", tale, "--without", "nagle"]).output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
-    assert!(said.contains("no request had the cause \"nagle\": the causes are "), "{said}");
-    assert!(said.contains("stopped"), "{said}");
+    let output = elfen(&["report", recording, "--without", "nagle"]).output().unwrap();
+    let printed = text(&output.stderr);
+    assert_eq!((output.status.code(), printed.lines().count()), (Some(2), 1), "{printed}");
+    assert!(printed.contains("no request had the cause \"nagle\": the causes are "), "{printed}");
+    assert!(printed.contains("stopped"), "{printed}");
 }
 
-fn begins(port: &str, tale: &str) -> Ends {
-    drop(fs::remove_file(tale));
-    let words = ["record", "--port", port, "-o", tale];
+/// Starts a recorder, and waits until it has written events of many requests.
+fn start_recorder(port: &str, recording: &str) -> KilledOnDrop {
+    drop(fs::remove_file(recording));
+    let words = ["record", "--port", port, "-o", recording];
     let mut command = elfen(&words);
-    let heed = || {
-        // SAFETY: the default action needs no handler.
-        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-        Ok(())
-    };
-    // SAFETY: between fork and exec, `heed` makes one system call.
-    unsafe { command.pre_exec(heed) };
+    heed_sigint(&mut command);
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let recorder = Ends(recorder);
-    // A second or two of these clients: many requests are whole by then.
-    until("events", || fs::metadata(tale).is_ok_and(|tale| tale.len() > 300_000));
+    let recorder = KilledOnDrop(recorder);
+    // These clients cause that much in one or two seconds.
+    wait_until("events", || {
+        fs::metadata(recording).is_ok_and(|recording| recording.len() > 300_000)
+    });
     recorder
 }
 
-fn interrupted(port: &str, tale: &str) {
-    let mut recorder = begins(port, tale);
-    signal(&recorder, Signal::SIGINT);
-    assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is how it ends");
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
-    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
-    assert_eq!(told["whole"], true);
+/// Ctrl-C ends a recorder regularly.
+fn check_interrupted_recorder(port: &str, recording: &str) {
+    let mut recorder = start_recorder(port, recording);
+    send_signal(&recorder, Signal::SIGINT);
+    assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is the regular end");
+    let report = elfen(&["report", recording, "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    assert_eq!(report["whole"], true);
 }
 
-fn killed(port: &str, tale: &str) {
-    drop(begins(port, tale));
-    let told = elfen(&["report", tale]).output().unwrap();
-    assert!(text(&told.stdout).contains("the recording was cut off"), "{}", text(&told.stdout));
+/// The recording of a killed recorder is readable.
+fn check_killed_recorder(port: &str, recording: &str) {
+    drop(start_recorder(port, recording));
+    let report = elfen(&["report", recording]).output().unwrap();
+    assert!(text(&report.stdout).contains("the recording was cut off"), "{}", text(&report.stdout));
 }
 
-/// Who is kept from reading small rings says how much he missed, and which requests that touched;
-/// who cannot write says so at once.
-fn overwhelmed(port: &str, tale: &str) {
-    let words = ["record", "--for", "2s", "--port", port, "--ring", "16", "-o", tale];
-    let mut recorder = Ends(elfen(&words).stdout(Stdio::null()).spawn().unwrap());
+/// A recorder that cannot read its small rings in time reports how many events it lost, and how many
+/// requests that affected. A recorder that cannot write fails at once.
+fn check_overwhelmed_recorder(port: &str, recording: &str) {
+    let words = ["record", "--for", "2s", "--port", port, "--ring", "16", "-o", recording];
+    let mut recorder = KilledOnDrop(elfen(&words).stdout(Stdio::null()).spawn().unwrap());
     std::thread::sleep(Duration::from_millis(700));
-    signal(&recorder, Signal::SIGSTOP);
+    send_signal(&recorder, Signal::SIGSTOP);
     std::thread::sleep(Duration::from_millis(700));
-    signal(&recorder, Signal::SIGCONT);
+    send_signal(&recorder, Signal::SIGCONT);
     assert!(recorder.0.wait().unwrap().success());
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
-    let number = |told: &Value, key: &str| told[key].as_u64().expect("a number");
-    // All requests may have been touched.
-    match serde_json::from_slice::<Value>(&told.stdout) {
-        Err(_) => assert!(text(&told.stderr).contains("requests lost events"), "{told:?}"),
-        Ok(told) => {
-            assert!(number(&told, "lost_events") > 0, "{told:#}");
-            assert!(number(&told, "complete") < number(&told, "requests"), "{told:#}");
+    let report = elfen(&["report", recording, "--json"]).output().unwrap();
+    let number = |report: &Value, key: &str| report[key].as_u64().expect("a number");
+    // The loss may affect all requests. Then there is no report.
+    match serde_json::from_slice::<Value>(&report.stdout) {
+        Err(_) => assert!(text(&report.stderr).contains("requests lost events"), "{report:?}"),
+        Ok(report) => {
+            assert!(number(&report, "lost_events") > 0, "{report:#}");
+            assert!(number(&report, "complete") < number(&report, "requests"), "{report:#}");
         }
     }
     let words = ["record", "--for", "2s", "--port", port, "-o", "/dev/full"];
@@ -216,19 +211,19 @@ fn overwhelmed(port: &str, tale: &str) {
     assert!(text(&full.stderr).contains("No space left on device"), "{}", text(&full.stderr));
 }
 
-/// A part of each second is recorded as a part of it: who was there meanwhile is left out, nothing
-/// counts as lost, and the rest is explained.
-fn partly(port: &str, tale: &str) {
-    let words = ["record", "--for", "3s", "--port", port, "--duty", "30%", "-o", tale];
+/// With `--duty`, only a part of each second is recorded. Requests that cross its limits are left
+/// out, no event counts as lost, and the other requests are explained.
+fn check_partial_recording(port: &str, recording: &str) {
+    let words = ["record", "--for", "3s", "--port", port, "--duty", "30%", "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
-    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
-    let share = told["recorded_share"].as_f64().unwrap();
-    assert!((0.05..0.8).contains(&share), "{told:#}");
-    assert!(told["complete"].as_u64().unwrap() > 50, "{told:#}");
-    assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
-    let screen = elfen(&["report", tale]).output().unwrap();
+    let report = elfen(&["report", recording, "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let share = report["recorded_share"].as_f64().unwrap();
+    assert!((0.05..0.8).contains(&share), "{report:#}");
+    assert!(report["complete"].as_u64().unwrap() > 50, "{report:#}");
+    assert!(report["unknown_share"].as_f64().unwrap() < 0.05, "{report:#}");
+    let screen = elfen(&["report", recording]).output().unwrap();
     assert!(text(&screen.stdout).contains("because of --duty"), "{}", text(&screen.stdout));
     for wrong in ["0%", "100%", "much", "-5%"] {
         let duty = format!("--duty={wrong}");
@@ -237,10 +232,11 @@ fn partly(port: &str, tale: &str) {
     }
 }
 
-/// Workers that share a socket, of which the master serves none.
+/// Goal: an unmodified nginx is recorded. Its workers share a socket, and its master serves no
+/// requests. Method: two workers, recorded by the id of the master.
 #[test]
 #[ignore = "needs root, eBPF and nginx"]
-fn an_nginx_that_nobody_changed() {
+fn an_unmodified_nginx_is_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let (port, at) = (free_port(), folder.path().display());
     let configuration = format!(
@@ -252,35 +248,37 @@ fn an_nginx_that_nobody_changed() {
     fs::write(folder.path().join("nginx.conf"), configuration).unwrap();
     let mut command = Command::new("/usr/sbin/nginx");
     command.arg("-c").arg(folder.path().join("nginx.conf")).stderr(Stdio::null());
-    let nginx = Ends(command.process_group(0).spawn().expect("needs nginx"));
-    until("nginx", || listens(port));
+    let nginx = KilledOnDrop(command.process_group(0).spawn().expect("needs nginx"));
+    wait_until("nginx", || listens(port));
     let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, |answer| !answer.is_empty());
-    let tale = folder.path().join("nginx.tale");
-    let (pid, tale) = (nginx.0.id().to_string(), tale.to_str().unwrap().to_owned());
-    let recorded = elfen(&["record", "--for", "2s", "--pid", &pid, "-o", &tale]).output().unwrap();
+    let recording = folder.path().join("nginx.tale");
+    let (pid, recording) = (nginx.0.id().to_string(), recording.to_str().unwrap().to_owned());
+    let recorded =
+        elfen(&["record", "--for", "2s", "--pid", &pid, "-o", &recording]).output().unwrap();
     load.end();
-    // Its workers end with their master if it may end itself.
-    signal(&nginx, Signal::SIGTERM);
+    // After SIGTERM, the master ends its workers; SIGKILL would leave them behind.
+    send_signal(&nginx, Signal::SIGTERM);
     let mut nginx = nginx;
     nginx.0.wait().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let told = elfen(&["report", &tale, "--json"]).output().unwrap();
-    let said = text(&told.stderr).to_owned();
-    let told: Value = serde_json::from_slice(&told.stdout).unwrap_or_else(|_| panic!("{said}"));
-    assert_eq!(told["service"], "nginx");
-    assert!(told["complete"].as_u64().unwrap() > 100 && told["unclear"] == 0, "{told:#}");
-    assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
+    let report = elfen(&["report", &recording, "--json"]).output().unwrap();
+    let printed = text(&report.stderr).to_owned();
+    let report: Value =
+        serde_json::from_slice(&report.stdout).unwrap_or_else(|_| panic!("{printed}"));
+    assert_eq!(report["service"], "nginx");
+    assert!(report["complete"].as_u64().unwrap() > 100 && report["unclear"] == 0, "{report:#}");
+    assert!(report["unknown_share"].as_f64().unwrap() < 0.05, "{report:#}");
 }
 
-/// A service of the test's own, which sleeps in a stage of every twentieth request.
-struct Marked {
+/// A service of the test that publishes its requests, and sleeps in every twentieth of them.
+struct MarkedService {
     name: String,
     ends: Arc<AtomicBool>,
     serves: JoinHandle<()>,
 }
 
-impl Marked {
+impl MarkedService {
     fn start(which: &str) -> Self {
         let name = format!("marked-{which}-{}", std::process::id());
         let ends = Arc::new(AtomicBool::new(false));
@@ -311,59 +309,61 @@ impl Marked {
     }
 }
 
-/// Goal: a service that publishes its requests is recorded by its name, with what the kernel saw.
-/// Method: one that sleeps now and then.
+/// Goal: a service that publishes its requests is recorded by its name, with events of the kernel.
+/// Method: a service that sleeps in some requests.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn a_service_that_publishes_its_requests_is_recorded() {
-    let told = recorded_marks("privileged", false);
-    assert!(told["detail"] == "sched" && told["port"] == 0, "{told:#}");
-    assert_eq!(told["causes"][0]["cause"], "sleep:clock_nanosleep", "{told:#}");
-    assert_eq!(told["stages"][1]["stage"], 1);
-    assert!(told["stages"][1]["tail_ns"].as_u64() >= Some(20_000_000), "{told:#}");
+    let report = record_marked_service("privileged", false);
+    assert!(report["detail"] == "sched" && report["port"] == 0, "{report:#}");
+    assert_eq!(report["causes"][0]["cause"], "sleep:clock_nanosleep", "{report:#}");
+    assert_eq!(report["stages"][1]["stage"], 1);
+    assert!(report["stages"][1]["tail_ns"].as_u64() >= Some(20_000_000), "{report:#}");
 }
 
-/// Goal: without privileges, a recording has what the service publishes, and says so.
+/// Goal: without privileges, a recording contains only what the service publishes, and says so.
 #[test]
-fn a_recording_without_privileges_is_what_the_service_publishes() {
-    let told = recorded_marks("bare", true);
-    assert!(told["detail"] == "marks" && told["slow_requests"].as_u64() > Some(0), "{told:#}");
+fn a_recording_without_privileges_has_only_published_events() {
+    let report = record_marked_service("bare", true);
+    assert!(
+        report["detail"] == "marks" && report["slow_requests"].as_u64() > Some(0),
+        "{report:#}"
+    );
 }
 
-/// The report of a service that sleeps now and then.
-fn recorded_marks(which: &str, bare: bool) -> Value {
+/// Records a service that sleeps in some requests. Returns the report.
+fn record_marked_service(which: &str, bare: bool) -> Value {
     let folder = tempfile::tempdir().unwrap();
-    let service = Marked::start(which);
-    until("the service", || !elfen_of(&service.name, "/dev/null", false).stdout.is_empty());
-    let tale = folder.path().join("marked.tale");
-    let tale = tale.to_str().unwrap();
-    let recorded = elfen_of(&service.name, tale, bare);
+    let service = MarkedService::start(which);
+    wait_until("the service", || {
+        !record_service(&service.name, "/dev/null", false).stdout.is_empty()
+    });
+    let recording = folder.path().join("marked.tale");
+    let recording = recording.to_str().unwrap();
+    let recorded = record_service(&service.name, recording, bare);
     service.end();
-    let said = text(&recorded.stderr);
-    assert!(recorded.status.success(), "{said}");
-    assert_eq!(said.contains("no kernel events"), bare, "{said}");
-    let words = ["report", tale, "--slow", "10ms", "--json"];
-    let told = elfen(&words).output().unwrap();
-    serde_json::from_slice(&told.stdout).expect("JSON")
+    let printed = text(&recorded.stderr);
+    assert!(recorded.status.success(), "{printed}");
+    assert_eq!(printed.contains("no kernel events"), bare, "{printed}");
+    let words = ["report", recording, "--slow", "10ms", "--json"];
+    let report = elfen(&words).output().unwrap();
+    serde_json::from_slice(&report.stdout).expect("JSON")
 }
 
-/// Records a service for a second; with no privileges.
-fn elfen_of(name: &str, tale: &str, bare: bool) -> Output {
-    let words = ["record", "--for", "1s", "--service", name, "-o", tale];
-    let mut command = match bare && nix::unistd::geteuid().is_root() {
-        false => elfen(&[]),
-        true => {
-            let mut command = Command::new("setpriv");
-            command.args(["--bounding-set=-all", "--inh-caps=-all"]);
-            command.args([env!("CARGO_BIN_EXE_elfen"), "tailor"]).stdin(Stdio::null());
-            command
-        }
-    };
+/// Records a service for one second, on request without privileges.
+fn record_service(name: &str, recording: &str, bare: bool) -> Output {
+    let words = ["record", "--for", "1s", "--service", name, "-o", recording];
+    let mut command = elfen(&[]);
+    if bare && nix::unistd::geteuid().is_root() {
+        command = Command::new("setpriv");
+        command.args(["--bounding-set=-all", "--inh-caps=-all"]);
+        command.args([env!("CARGO_BIN_EXE_elfen"), "tailor"]).stdin(Stdio::null());
+    }
     command.args(words).output().unwrap()
 }
 
 #[test]
-fn wrong_arguments_and_files() {
+fn invalid_arguments_and_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, content: &[u8]| {
         let path = folder.path().join(name);
@@ -373,7 +373,7 @@ fn wrong_arguments_and_files() {
     let foreign = file("foreign", b"a text that is not a trace");
     let newer = file("newer", b"ELFNTALE\x63\0\0\0");
     let port = free_port().to_string();
-    let idle = Ends(Command::new("sleep").arg("600").spawn().unwrap());
+    let idle = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
     let own = idle.0.id().to_string();
     let cases: [(&[&str], i32, &str); 14] = [
         (&["record"], 2, "no service is named"),
@@ -393,8 +393,8 @@ fn wrong_arguments_and_files() {
     ];
     for (words, status, why) in cases {
         let output = elfen(words).current_dir(folder.path()).output().unwrap();
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{words:?}: {said}");
-        assert!(said.lines().count() == 1 && said.contains(why), "{words:?}: {said}");
+        let printed = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{words:?}: {printed}");
+        assert!(printed.lines().count() == 1 && printed.contains(why), "{words:?}: {printed}");
     }
 }

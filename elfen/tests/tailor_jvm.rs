@@ -1,6 +1,8 @@
-//! Goal: what a JVM did is named, by its probes, by its counters, and by the names of its threads.
-//! Method: a small Java server with forced collections, and the JVM's own log of them as the truth.
+//! Goal: garbage collections of a JVM are recognized by its probes and by its counters, and a JVM by
+//! the names of its threads. Method: a small Java server with forced collections, and the JVM's log
+//! of them as ground truth.
 
+mod process;
 mod served;
 
 use std::fs;
@@ -12,24 +14,25 @@ use std::time::{Duration, Instant};
 use elfen_rt::clock::nanos;
 use elfen_rt::signal::event::{Event, Kind, Runtime};
 use elfen_tailor::jvm::Jvms;
+use process::KilledOnDrop;
 use serde_json::Value;
-use served::{Ends, Load, tailor as elfen};
+use served::{Load, tailor as elfen};
 
-/// A JVM of the test's own, whose log has times of the machine's clock.
-fn java(folder: &Path, options: &[&str]) -> (Ends, u16) {
+/// Starts a JVM whose log has times of the machine's clock. Returns it and its port.
+fn start_java(folder: &Path, options: &[&str]) -> (KilledOnDrop, u16) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/java/Collects.java");
     let log = format!("-Xlog:gc:file={}:timenanos", folder.join("gc.log").display());
     let mut command = Command::new("java");
     command.args(["-Xmx512m", "-XX:+UseSerialGC", "-Dsun.net.httpserver.nodelay=true", &log]);
     command.args(options).arg(source).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut java = Ends(command.spawn().expect("needs java"));
+    let mut java = KilledOnDrop(command.spawn().expect("needs java"));
     let mut line = String::new();
     BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let port = line.trim().parse().unwrap_or_else(|_| panic!("java said {line:?}"));
     (java, port)
 }
 
-/// Collections, from when to when: `[123456789ns] GC(0) Pause Full (System.gc()) 9M->8M(9M) 4.5ms`.
+/// The spans of the collections in a log with lines as `[123456789ns] GC(0) Pause Full (System.gc()) 9M->8M(9M) 4.5ms`.
 fn collections(log: &Path) -> Vec<(u64, u64)> {
     let text = fs::read_to_string(log).unwrap();
     let span = |line: &str| {
@@ -41,36 +44,37 @@ fn collections(log: &Path) -> Vec<(u64, u64)> {
     text.lines().filter(|line| line.contains("Pause")).filter_map(span).collect()
 }
 
-struct Told {
-    /// By the recorder, of the JVM.
-    said: String,
+struct Recorded {
+    /// The output of the recorder.
+    printed: String,
     report: Value,
-    /// By the JVM's log.
+    /// The collections in the JVM's log.
     truth: Vec<(u64, u64)>,
 }
 
 /// Records a JVM.
-fn told() -> Told {
+fn record_jvm() -> Recorded {
     let folder = tempfile::tempdir().unwrap();
-    let (java, port) = java(folder.path(), &[]);
+    let (java, port) = start_java(folder.path(), &[]);
     let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, |answer| answer.ends_with(b"hello"));
-    let (port, tale) = (port.to_string(), folder.path().join("java.tale"));
-    let tale = tale.to_str().unwrap();
-    let words = ["record", "--for", "4s", "--port", &port, "-o", tale];
+    let (port, recording) = (port.to_string(), folder.path().join("java.tale"));
+    let recording = recording.to_str().unwrap();
+    let words = ["record", "--for", "4s", "--port", &port, "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     load.end();
     drop(java);
-    let said = String::from_utf8(recorded.stderr).unwrap();
-    assert!(recorded.status.success(), "{said}");
-    let report = elfen(&["report", tale, "--slow", "p97", "--json"]).output().unwrap();
+    let printed = String::from_utf8(recorded.stderr).unwrap();
+    assert!(recorded.status.success(), "{printed}");
+    let report = elfen(&["report", recording, "--slow", "p97", "--json"]).output().unwrap();
     let report = serde_json::from_slice(&report.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&report.stderr)));
-    Told { said, report, truth: collections(&folder.path().join("gc.log")) }
+    Recorded { printed, report, truth: collections(&folder.path().join("gc.log")) }
 }
 
-/// How much of the slowest requests was a collection, and how much of that the JVM's log has.
-fn collected(Told { report, truth, .. }: &Told) -> (u64, u64) {
+/// The time that the slowest requests are charged for collections, and the part of it that the
+/// JVM's log confirms.
+fn charged_and_true_ns(Recorded { report, truth, .. }: &Recorded) -> (u64, u64) {
     let number = |value: &Value| value.as_u64().expect("a number");
     let slow = report["slowest"].as_array().unwrap().iter();
     let segments = slow.flat_map(|slow| slow["segments"].as_array().unwrap());
@@ -85,18 +89,18 @@ fn collected(Told { report, truth, .. }: &Told) -> (u64, u64) {
     sums
 }
 
-fn first(report: &Value) -> &str {
+fn first_cause(report: &Value) -> &str {
     report["causes"][0]["cause"].as_str().unwrap_or_else(|| panic!("{report:#}"))
 }
 
 #[test]
 #[ignore = "needs root, eBPF and a JDK"]
 fn collections_are_named_by_the_probes_of_a_jvm() {
-    let found = told();
-    assert!(found.said.contains("is a JVM: by its probes"), "{}", found.said);
-    assert_eq!(first(&found.report), "gc", "{:#}", found.report);
-    let (charged, true_ns) = collected(&found);
-    // Its log has the collection, and the halt around it is charged as well.
+    let found = record_jvm();
+    assert!(found.printed.contains("is a JVM: by its probes"), "{}", found.printed);
+    assert_eq!(first_cause(&found.report), "gc", "{:#}", found.report);
+    let (charged, true_ns) = charged_and_true_ns(&found);
+    // The charge also contains the halt around the collection, which the log does not.
     assert!(
         charged > 0 && true_ns * 10 >= charged * 9,
         "{true_ns} of {charged}: {:#}",
@@ -104,16 +108,16 @@ fn collections_are_named_by_the_probes_of_a_jvm() {
     );
 }
 
-/// Goal: without rights to probes, a JVM's counters tell of its collections, and without those it
-/// is known as a JVM. Method: both asked for what they tell, against the JVM's log.
+/// Goal: without the rights for probes, collections are recognized by the JVM's counters. Method:
+/// the events from the counters, compared with the JVM's log.
 #[test]
 #[ignore = "needs a JDK"]
-fn and_by_its_counters_where_there_are_no_probes() {
+fn collections_are_recognized_by_the_counters_of_a_jvm() {
     let folder = tempfile::tempdir().unwrap();
-    let (java, _) = java(folder.path(), &[]);
+    let (java, _) = start_java(folder.path(), &[]);
     let mut jvms = Jvms::none();
-    let said = jvms.refresh(&[java.0.id(), std::process::id()], None);
-    assert!(said.len() == 1 && said[0].contains("is a JVM: by its counters"), "{said:?}");
+    let printed = jvms.refresh(&[java.0.id(), std::process::id()], None);
+    assert!(printed.len() == 1 && printed[0].contains("is a JVM: by its counters"), "{printed:?}");
     let mut words = Vec::new();
     let began = Instant::now();
     while words.len() < 8 {
@@ -136,9 +140,12 @@ fn and_by_its_counters_where_there_are_no_probes() {
 
 #[test]
 #[ignore = "needs a JDK"]
-fn and_by_the_names_of_its_threads() {
+fn a_jvm_without_counters_is_recognized_by_its_threads() {
     let folder = tempfile::tempdir().unwrap();
-    let (java, _) = java(folder.path(), &["-XX:-UsePerfData"]);
-    let said = Jvms::none().refresh(&[java.0.id()], None);
-    assert!(said.len() == 1 && said[0].contains("by the names of its threads"), "{said:?}");
+    let (java, _) = start_java(folder.path(), &["-XX:-UsePerfData"]);
+    let printed = Jvms::none().refresh(&[java.0.id()], None);
+    assert!(
+        printed.len() == 1 && printed[0].contains("by the names of its threads"),
+        "{printed:?}"
+    );
 }

@@ -1,6 +1,5 @@
-//! Goal: `elfen top` leaves the terminal as it found it however it ends, and its keys do
-//! what they say. Method: a terminal of the test's own (a pty), every way to end, and a run
-//! whose policy the keys change.
+//! Goal: `elfen top` restores the terminal however it ends, and its keys work. Method: a terminal of
+//! the test (a pty), every way to end, and a run whose policy the keys change.
 
 mod needs;
 
@@ -19,7 +18,7 @@ use nix::unistd::Pid;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The two ends of a terminal, and what was written to it.
+/// The two ends of a terminal, and the output to it.
 struct Terminal {
     keyboard: File,
     device: OwnedFd,
@@ -31,19 +30,18 @@ impl Terminal {
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let (mut master, mut device) = (-1, -1);
         let (name, flags) = (std::ptr::null_mut(), std::ptr::null());
-        // SAFETY: both numbers and the size are ours; openpty takes no
-        // name and no flags for absent.
+        // SAFETY: openpty writes two numbers of this frame and reads `size`; it accepts null for
+        // the name and for the flags.
         let made = unsafe { libc::openpty(&mut master, &mut device, name, flags, &size) };
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-        // A terminal whose keyboard its own programs hold never hangs up,
-        // whatever becomes of the test.
+        // If programs inherited the keyboard end, the terminal would not hang up when the test ends.
         for end in [master, device] {
             // SAFETY: takes numbers.
             assert_eq!(unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
         }
-        // SAFETY: openpty has just given us this descriptor.
+        // SAFETY: openpty has just returned this descriptor, and nothing else closes it.
         let keyboard = unsafe { File::from_raw_fd(master) };
-        // SAFETY: and this one.
+        // SAFETY: as for `master`.
         let device = unsafe { OwnedFd::from_raw_fd(device) };
         let (mut screen, written) =
             (keyboard.try_clone().unwrap(), Arc::new(Mutex::new(Vec::new())));
@@ -57,11 +55,11 @@ impl Terminal {
         Self { keyboard, device, written }
     }
 
-    /// Input, output and local modes with the special characters.
+    /// The input, output and local modes, and the special characters.
     fn modes(&self) -> (u32, u32, u32, [u8; 32]) {
-        // SAFETY: a termios is numbers alone, for which zeros are valid.
+        // SAFETY: a termios contains only numbers, for which zeros are valid.
         let mut found: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: `found` is ours, and the descriptor that of a terminal.
+        // SAFETY: tcgetattr writes `found` of this frame.
         let got = unsafe { libc::tcgetattr(self.device.as_raw_fd(), &mut found) };
         assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
         (found.c_iflag, found.c_oflag, found.c_lflag, found.c_cc)
@@ -72,8 +70,8 @@ impl Terminal {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
         command.args(["top", "--every", "50ms"]).stdin(end()).stdout(end()).stderr(end());
         command.env("ELFEN_CONFIG", "/dev/null");
-        // SAFETY: two system calls that take numbers, in a process that has just been made.
-        unsafe { command.pre_exec(own_session) };
+        // SAFETY: between fork and exec, `begin_session` makes two system calls.
+        unsafe { command.pre_exec(begin_session) };
         command.spawn().expect("elfen starts")
     }
 
@@ -94,8 +92,8 @@ impl Terminal {
     }
 }
 
-/// A session with this terminal, so that Ctrl-C is a signal.
-fn own_session() -> std::io::Result<()> {
+/// Begins a session with this terminal, so that Ctrl-C is a signal.
+fn begin_session() -> std::io::Result<()> {
     // SAFETY: setsid takes nothing.
     if unsafe { libc::setsid() } < 0 {
         return Err(std::io::Error::last_os_error());
@@ -111,7 +109,7 @@ fn pid(process: u32) -> Pid {
     Pid::from_raw(i32::try_from(process).expect("a pid"))
 }
 
-/// The process that draws.
+/// The only child of `elfen top`, which draws.
 fn child_of(parent: u32) -> Pid {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
     pid(children.split_whitespace().next().expect("a child").parse().expect("a pid"))
@@ -125,7 +123,7 @@ enum End {
 }
 
 #[test]
-fn the_terminal_is_as_it_was_however_it_ends() {
+fn the_terminal_is_restored_however_elfen_top_ends() {
     let ends = [
         (End::Keys("q"), Some(0)),
         (End::Keys("\x03"), Some(0)),
@@ -142,7 +140,7 @@ fn the_terminal_is_as_it_was_however_it_ends() {
         let before = terminal.modes();
         let mut elfen = terminal.start();
         terminal.wait_for("q quit");
-        assert_ne!(terminal.modes(), before, "keys come unseen");
+        assert_ne!(terminal.modes(), before, "keys are not echoed");
         let draws = child_of(elfen.id());
         match end {
             End::Keys(keys) => terminal.press(keys),
@@ -150,7 +148,7 @@ fn the_terminal_is_as_it_was_however_it_ends() {
             End::Child(signal) => kill(draws, signal).unwrap(),
         }
         assert_eq!(elfen.wait().unwrap().code(), code, "{end:?}: {:?}", terminal.text());
-        // The process that is left after SIGKILL tidies up in its own time.
+        // After SIGKILL the other process restores the terminal, some time later.
         terminal.wait_for("\x1b[?25h\x1b[?1049l");
         let start = Instant::now();
         while terminal.modes() != before {
@@ -158,17 +156,17 @@ fn the_terminal_is_as_it_was_however_it_ends() {
             thread::sleep(Duration::from_millis(5));
         }
         if code == Some(1) {
-            // It has ended, and what it said is on its way through the terminal.
+            // The message is still on its way through the terminal.
             terminal.wait_for("elfen: the terminal: ");
         }
         let text = terminal.text();
-        let after = text.rsplit_once("\x1b[?1049l").expect("it left the other screen").1;
+        let after = text.rsplit_once("\x1b[?1049l").expect("it left the alternate screen").1;
         assert!(!after.contains("\x1b["), "{end:?}: drawn afterwards: {after:?}");
         assert_eq!(after.contains("elfen: the terminal: "), code == Some(1), "{end:?}: {after:?}");
     }
 }
 
-/// What `elfen status` says of the batch of this program's pid.
+/// Policy, budget and pid of the batch with this program name, by `elfen status`.
 fn status_of(batch: &str) -> Option<(String, u64, u64)> {
     let output = Command::new(env!("CARGO_BIN_EXE_elfen")).args(["status", "--json"]).output();
     let report: serde_json::Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
@@ -182,8 +180,8 @@ fn keys_change_policy_and_budget_of_the_selected_batch() {
     needs::two_cpus();
     let name = format!("top-{}", std::process::id());
     let service = Service::open(&name, 1).expect("a page");
-    let worker = service.claim(0, 0).expect("nobody else has it");
-    // A program of a name of its own, among the other programs that run here.
+    let worker = service.claim(0, 0).expect("the lane is free");
+    // A program with a unique name.
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(&name);
     fs::copy("/bin/sleep", &program).unwrap();
@@ -230,9 +228,9 @@ fn keys_change_policy_and_budget_of_the_selected_batch() {
     service.remove().unwrap();
 }
 
-/// Goal: off a terminal it is text. Method: a pipe; and what cannot be.
+/// Goal: without a terminal, `elfen top` prints text. Method: a pipe; and an invalid interval.
 #[test]
-fn off_a_terminal_it_is_text() {
+fn without_a_terminal_elfen_top_prints_text() {
     let elfen = |words: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_elfen")).args(words).output().expect("elfen starts")
     };

@@ -1,10 +1,11 @@
-//! Goal: unchanged programs do the same work under `elfen run` as without, and the lane is theirs
-//! while it idles alone. Method: each runs twice, the second time beside a request lane that is
-//! busy and idle in turns of 10 ms; output and status have to be the same. The service's page says
-//! when the lane is busy, so that nothing else on the machine slows the test down;
-//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` goes by the task map, which
-//! live checks take, and prints what each overlapped. `ZOO_ALL=1` has more programs, `ZOO_ONLY=lua`
-//! those of all that have this in their name, `ZOO_ROUNDS=20` runs each so often.
+//! Goal: unmodified programs do the same work under `elfen run` as without, and run only while the
+//! request lane idles. Method: each program runs twice, the second time next to a request lane that
+//! is alternately busy and idle for 10 ms. Output and status must be the same.
+//!
+//! The service's page says when the lane is busy, so that other processes do not slow the test down.
+//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` uses the task map, which live
+//! checks require, and prints the overlap of each program. `ZOO_ALL=1` adds programs, `ZOO_ONLY=lua`
+//! selects by name, and `ZOO_ROUNDS=20` sets the number of rounds.
 
 use std::fs;
 use std::path::Path;
@@ -18,11 +19,11 @@ use elfen_rt::service::Service;
 
 mod needs;
 
-/// A program: its name, the commands it takes (or what else has to succeed), and a script that
-/// uses it and prints what it did.
-type Animal = (&'static str, &'static [&'static str], &'static str);
+/// A program: its name, the commands that it needs (or scripts that must succeed), and a script that
+/// uses it and prints a result.
+type ZooProgram = (&'static str, &'static [&'static str], &'static str);
 
-const ZOO: &[Animal] = &[
+const ZOO: &[ZooProgram] = &[
     ("xz", &["xz"], "xz -6 -T1 -c data | sha256sum"),
     ("zstd -T2", &["zstd"], "zstd -q -T2 -15 -c data | sha256sum"),
     ("python3", &["python3"], "python3 work.py"),
@@ -35,8 +36,8 @@ const ZOO: &[Animal] = &[
     ("java", &["java", "javac"], "java -cp . Work"),
 ];
 
-/// More of the same kinds, with `ZOO_ALL`.
-const MORE: &[Animal] = &[
+/// More programs, for `ZOO_ALL`.
+const MORE: &[ZooProgram] = &[
     ("gzip", &["gzip"], "gzip -9 -c < data | sha256sum"),
     ("sha256sum", &["sha256sum"], "for i in 1 2 3 4 5 6 7 8; do cat data; done | sha256sum"),
     ("sort", &["sort"], "tr ' ' '\\n' < data | LC_ALL=C sort --parallel=2 | sha256sum"),
@@ -64,7 +65,7 @@ const FFMPEG: &str = "ffmpeg -v error -threads 2 -f lavfi -i testsrc=duration=2:
 
 #[test]
 #[ignore = "needs two idle CPUs and the programs of the zoo"]
-fn programs_that_nobody_changed_do_the_same_work() {
+fn unmodified_programs_do_the_same_work() {
     needs::idle_lanes();
     let folder = tempfile::tempdir().unwrap();
     // The Rust program of the zoo is `elfen-lab`.
@@ -78,12 +79,12 @@ fn programs_that_nobody_changed_do_the_same_work() {
     let rounds: usize = asked("ZOO_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
     let name = format!("zoo-{}", std::process::id());
     let service = Arc::new(Service::open(&name, 1).unwrap());
-    prepare(folder.path());
-    for (animal, needs, script) in (0..rounds).flat_map(|_| &chosen) {
+    write_inputs(folder.path());
+    for (program, needs, script) in (0..rounds).flat_map(|_| &chosen) {
         if let Some(missing) = needs.iter().find(|command| !is_there(command, &path)) {
-            panic!("{animal} needs {missing}; ZOO_ONLY=NAME chooses one program");
+            panic!("{program} needs {missing}; ZOO_ONLY=NAME chooses one program");
         }
-        build(folder.path(), animal);
+        build(folder.path(), program);
         let shell = |command: &mut Command| {
             let command = command.current_dir(folder.path()).env("PATH", &path);
             let output = command.stdin(Stdio::null()).output().unwrap();
@@ -91,30 +92,30 @@ fn programs_that_nobody_changed_do_the_same_work() {
         };
         let script = format!("rm -f all *.o; {script}");
         let alone = shell(Command::new("sh").args(["-c", &script]));
-        assert!(alone.1 == Some(0) && !alone.0.is_empty(), "{animal} alone: {alone:?}");
-        let turns = Turns::start(service.clone());
+        assert!(alone.1 == Some(0) && !alone.0.is_empty(), "{program} alone: {alone:?}");
+        let turns = BusyTurns::start(service.clone());
         let report = folder.path().join("report");
         let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
         let signal = asked("ZOO_SIGNAL").unwrap_or_else(|| "service".to_owned());
         elfen.args(["run", "--lanes", "0:1", "--service", &name, "--signal", &signal]);
         elfen.arg("--report").arg(&report);
-        let beside = shell(elfen.args(["--", "sh", "-c", &script]).env_remove("ELFEN_LANES"));
+        let lent = shell(elfen.args(["--", "sh", "-c", &script]).env_remove("ELFEN_LANES"));
         drop(turns);
-        assert_eq!(beside, alone, "{animal}");
-        show(animal, &fs::read(&report).unwrap());
+        assert_eq!(lent, alone, "{program}");
+        show(program, &fs::read(&report).unwrap());
     }
     Arc::into_inner(service).unwrap().remove().unwrap();
 }
 
-fn show(animal: &str, report: &[u8]) {
+fn show(program: &str, report: &[u8]) {
     let report: serde_json::Value = serde_json::from_slice(report).unwrap();
-    assert!(report["naps"].as_u64().unwrap() > 0, "{animal} met no busy turn: {report}");
+    assert!(report["naps"].as_u64().unwrap() > 0, "{program} met no busy turn: {report}");
     let ms = |key: &str| report[key].as_u64().unwrap_or_default() / 1_000_000;
     let busy_ns = report["request_busy_ns"].as_f64();
     let share = busy_ns.map(|busy_ns| 100.0 * report["overlapped_ns"].as_f64().unwrap() / busy_ns);
     let share = share.map_or("unknown without the task map".to_owned(), |s| format!("{s:.2} %"));
     println!(
-        "{animal}, inject {}: {} ms, borrowed {} ms, overlapped {} ms of a busy lane: {share}",
+        "{program}, inject {}: {} ms, borrowed {} ms, overlapped {} ms of a busy lane: {share}",
         report["inject"].as_str().unwrap_or("unknown"),
         ms("wall_ns"),
         ms("borrowed_ns"),
@@ -128,25 +129,25 @@ fn is_there(command: &str, path: &str) -> bool {
     Command::new("sh").args(["-c", look]).env("PATH", path).output().unwrap().status.success()
 }
 
-/// A request lane on CPU 0, busy and idle in turns: a thread that works, and says
-/// so on the service's page.
-struct Turns {
+/// A thread that keeps the request lane on CPU 0 alternately busy and idle, and says so on the
+/// service's page.
+struct BusyTurns {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Turns {
+impl BusyTurns {
     fn start(service: Arc<Service>) -> Self {
         const TURN: Duration = Duration::from_millis(10);
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stopped = stop.clone();
         let turns = move || {
             let cpu = [1_u64];
             // SAFETY: the kernel reads 8 bytes of `cpu`; 0 is this thread.
             let pinned = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, cpu.as_ptr()) };
             assert_eq!(pinned, 0);
             let mut worker = service.claim(0, 0).unwrap();
-            while !told.load(Relaxed) {
+            while !stopped.load(Relaxed) {
                 worker.begin(1);
                 let start = Instant::now();
                 while start.elapsed() < TURN {}
@@ -158,15 +159,15 @@ impl Turns {
     }
 }
 
-impl Drop for Turns {
+impl Drop for BusyTurns {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         self.thread.take().unwrap().join().unwrap();
     }
 }
 
-/// Puts there what the programs work on: the same on every machine.
-fn prepare(folder: &Path) {
+/// Writes the inputs of the programs, the same on every machine.
+fn write_inputs(folder: &Path) {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/zoo");
     for entry in fs::read_dir(zoo).unwrap() {
         let file = entry.unwrap();
@@ -185,9 +186,9 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("big.c"), functions.collect::<String>()).unwrap();
 }
 
-/// What has to be compiled before the program can be tried.
-fn build(folder: &Path, animal: &str) {
-    let command = match animal {
+/// Compiles the program, if it must be compiled.
+fn build(folder: &Path, program: &str) {
+    let command = match program {
         "go" => "GOCACHE=$PWD/cache GO111MODULE=off go build -o go-work work.go",
         "java" => "javac Work.java",
         _ => return,

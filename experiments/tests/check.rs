@@ -1,5 +1,5 @@
-//! Goal: `elfen lab check` finds its account right, says what it would foresee, and what was
-//! stolen. Method: the command itself, with fewer injections than it makes for people.
+//! Goal: `elfen lab check` confirms the charges of injected faults, compares predictions with
+//! measurements, and measures stolen time. Method: the command, with few injections.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,40 +9,41 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// What the check found.
-fn checks(words: &[&str]) -> Value {
+/// Runs the check. Returns its report.
+fn run_check(words: &[&str]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
     command.args(["check", "--json"]).args(words).stdin(Stdio::null());
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{said}"))
+    let printed = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{printed}"))
 }
 
-/// What injected causes are charged is what their injectors say. Other machines on the same
-/// hardware can take any one injection's time away, so it has six tries, and a margin: each cause
-/// has to be right in one of them, and most of all in one.
+/// Goal: injected faults are charged with the times that their injectors report. Method: six tries
+/// and a margin, since other machines on the same hardware can take the time of any injection: each
+/// cause must be right in one try, and most of all causes together in one.
 #[test]
 #[ignore = "needs root and eBPF"]
-fn the_check_holds() {
-    let (mut told, mut right) = (Vec::new(), BTreeSet::new());
+fn injected_faults_are_charged_correctly() {
+    let mut reports = Vec::new();
+    let mut right = BTreeSet::new();
     for _ in 0..6 {
-        let checked = checks(&["--injections", "4"]);
-        right.extend(right_ones(&checked));
-        told.push(checked);
-        let left_out = told[0]["left_out"].as_array().map_or(0, Vec::len);
-        if right.len() + left_out == 11 && told.iter().any(is_right_in_all) {
+        let report = run_check(&["--injections", "4"]);
+        right.extend(right_causes(&report));
+        reports.push(report);
+        let left_out = reports[0]["left_out"].as_array().map_or(0, Vec::len);
+        if right.len() + left_out == 11 && reports.iter().any(is_right_overall) {
             return;
         }
     }
-    panic!("{right:?} of {told:#?}");
+    panic!("{right:?} of {reports:#?}");
 }
 
 fn number(score: &Value, key: &str) -> u64 {
     score[key].as_u64().expect("a number")
 }
 
-/// Causes of which at least half were charged what they took.
-fn right_ones(checked: &Value) -> Vec<String> {
+/// The causes of which at least half of the injections were charged correctly.
+fn right_causes(checked: &Value) -> Vec<String> {
     let is_right = |score: &&Value| {
         let touched = number(score, "touched");
         touched > 0 && number(score, "within") * 2 >= touched
@@ -51,27 +52,28 @@ fn right_ones(checked: &Value) -> Vec<String> {
     right.map(|score| score["cause"].as_str().unwrap().to_owned()).collect()
 }
 
-fn is_right_in_all(checked: &Value) -> bool {
+fn is_right_overall(checked: &Value) -> bool {
     let scores = checked["scores"].as_array().unwrap();
     let sum = |key| scores.iter().map(|score| number(score, key)).sum::<u64>();
     let most = |part: u64, of: u64| part * 5 >= of * 4;
     most(sum("within"), sum("touched")) && most(sum("named"), sum("dominant"))
 }
 
-/// Goal: each cause is foreseen away with one thread and with four, or it is said that the replay
-/// is off; by how much it was wrong is no matter here, where others use the machine.
+/// Goal: for each cause, with one thread and with four, the check predicts the p99 without the
+/// cause, or reports that the replay is off. The error of a prediction is not tested, as other
+/// processes use the machine.
 #[test]
 #[ignore = "needs root and eBPF"]
-fn what_is_foreseen_is_held_against_what_is_seen() {
+fn predictions_are_compared_with_measurements() {
     let words = ["--what-if", "1", "--causes", "stop,long", "--injections", "5"];
-    let told = checks(&words);
-    let rows = told["rows"].as_array().unwrap();
+    let report = run_check(&words);
+    let rows = report["rows"].as_array().unwrap();
     let of = |row: &Value| (row["workers"].as_u64(), row["cause"].as_str().map(str::to_owned));
     let expected = [(1, "stop"), (1, "long"), (4, "stop"), (4, "long")];
     let expected = expected.map(|(workers, cause)| (Some(workers), Some(cause.to_owned())));
-    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected, "{told:#}");
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected, "{report:#}");
     for row in rows {
-        // A stop or a long request of 15 ms in each 150 ms is the p99, and not without it.
+        // A stop or a long request of 15 ms in each 150 ms determines the p99.
         let [with, seen] = ["with_p99_ns", "seen_p99_ns"].map(|key| number(row, key));
         assert!(with > 5_000_000 && seen > 0, "{row:#}");
         match row["foreseen_p99_ns"].as_u64() {
@@ -83,10 +85,10 @@ fn what_is_foreseen_is_held_against_what_is_seen() {
 
 #[test]
 #[ignore = "needs root and eBPF"]
-fn what_was_stolen_is_told_twice() {
-    let told = checks(&["--steal", "1s"]);
-    let [events, kernel] = ["by_events_ns", "by_kernel_ns"].map(|key| number(&told, key));
-    assert!(events < 2_000_000_000 && kernel < 2_000_000_000, "{told:#}");
+fn stolen_time_is_measured_in_two_ways() {
+    let report = run_check(&["--steal", "1s"]);
+    let [events, kernel] = ["by_events_ns", "by_kernel_ns"].map(|key| number(&report, key));
+    assert!(events < 2_000_000_000 && kernel < 2_000_000_000, "{report:#}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! `elfend`: the daemon that holds fences. Arguments, one call, exit status; the work is in
-//! `elfen-fence/src`.
+//! `elfend`, the daemon that holds fences: parses arguments, calls `elfen-fence`, and prints what
+//! it returns.
 
 use std::env;
 use std::ffi::OsString;
@@ -18,26 +18,27 @@ use elfen_machine::fence::state::{FOLDER, Folder};
 use elfen_machine::pair;
 
 const AFTER: &str = "\
-A fence is a cgroup whose processes run on batch lanes alone, below everything else, while \
-guards hold those lanes against them. Once a second its promises are held against what the \
-kernel says; a fence that cannot be held is frozen, and `elfen status` says why.
+A fence is a cgroup whose processes run only on batch lanes, at the lowest priority. Guards \
+occupy these lanes while requests run. Once a second elfend compares the guarantees of each fence \
+with the state of the kernel. A fence whose guarantees do not hold is frozen, and `elfen status` \
+prints the reason.
 
-SIGHUP has it read its settings anew; those that are wrong change nothing. When it ends, its \
-fences stay frozen until it is back. `elfend --release` makes them ordinary cgroups again, and \
-lets services run anywhere that were kept to their request lanes.
+On SIGHUP elfend reads its settings again; invalid settings change nothing. When elfend ends, its \
+fences stay frozen until it runs again. `elfend --release` turns them into ordinary cgroups, and \
+lets services that were confined to their request lanes use all CPUs.
 
-Members of group elfen may put programs into a fence, and are handed the task map over the \
-socket, so that they need no privilege to lend lanes by `elfen run` either.
+Members of group elfen may put programs into a fence. elfend also passes them the task map over \
+its socket, so they need no privileges to lend lanes with `elfen run`.
 
 Examples:
-  elfend --check                     is the settings file right, and what follows
-  sudo elfend                        hold its fences, until a signal ends it
-  sudo elfend --release              after a stop: let all of them go
+  elfend --check                     check the settings file, and print its effects
+  sudo elfend                        hold the fences until a signal ends elfend
+  sudo elfend --release              after a stop: turn all fences into ordinary cgroups
 
-Exit status: 0 after SIGTERM or Ctrl-C, 1 for failures, 2 for wrong settings or arguments, 3 \
-where this machine cannot hold a fence.";
+Exit status: 0 after SIGTERM or Ctrl-C, 1 for failures, 2 for invalid settings or arguments, 3 \
+if this machine cannot hold a fence.";
 
-/// Holds fences: cgroups that batch programs cannot leave, on lanes that guards hold
+/// Hold fences: cgroups that batch programs cannot leave, on lanes that guards protect
 #[derive(Parser, Debug)]
 #[command(name = "elfend", version, after_help = AFTER)]
 struct Args {
@@ -45,19 +46,19 @@ struct Args {
     #[arg(long, value_name = "FILE", default_value = FILE, env = "ELFEN_SETTINGS")]
     settings: PathBuf,
 
-    /// Where fences are noted, and the socket is
+    /// The folder with the records of fences and the socket
     #[arg(long, value_name = "FOLDER", default_value = FOLDER, env = "ELFEN_RUN_DIR")]
     run_dir: PathBuf,
 
-    /// Check the settings, or those of this file, and say what follows from them; change nothing
+    /// Check the settings (or FILE) and print their effects; change nothing
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["release", "freeze"])]
     check: Option<Option<PathBuf>>,
 
-    /// Freeze all fences that are noted, and end: for when elfend and its guards were killed
+    /// Freeze all recorded fences and end: for use after elfend and its guards were killed
     #[arg(long, conflicts_with = "release")]
     freeze: bool,
 
-    /// Make all fences that are noted ordinary cgroups again, and end
+    /// Turn all recorded fences into ordinary cgroups, and end
     #[arg(long)]
     release: bool,
 }
@@ -78,13 +79,14 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         let mut text = String::new();
         let released = release(&folder)?;
         if released.fences.is_empty() && released.services.is_empty() {
-            text = none_left(&folder);
+            text = no_fence_line(&folder);
         }
         for fence in released.fences {
             text += &format!("fence {:?}: {} is an ordinary cgroup\n", fence.name, fence.path);
         }
-        for one in released.services {
-            text += &format!("service {:?}: {} may run anywhere\n", one.service, one.path);
+        for confined in released.services {
+            text +=
+                &format!("service {:?}: {} may run anywhere\n", confined.service, confined.path);
         }
         io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
@@ -95,7 +97,7 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         let mut text: String =
             frozen.map(|fence| format!("fence {:?}: frozen\n", fence.name)).collect();
         if text.is_empty() {
-            text = none_left(&folder);
+            text = no_fence_line(&folder);
         }
         io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
@@ -103,16 +105,17 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     let checked = args.check.iter().flatten().next();
     let file = checked.unwrap_or(&args.settings);
     let settings = Settings::open(file).map_err(|error| {
-        let fix = match file.exists() {
-            true => "correct the file; `elfend --check` reads it and changes nothing",
-            false => "write it, or name another with --settings",
+        let fix = if file.exists() {
+            "correct the file; `elfend --check` reads it and changes nothing"
+        } else {
+            "write it, or name another with --settings"
         };
         Failure::new(Status::Usage, "elfend", error, fix)
     })?;
     if args.check.is_some() {
         let (_, home) = elfen_fence::require(&settings)?;
         io::stdout()
-            .write_all(plan(&settings, home.as_str()).as_bytes())
+            .write_all(plan_text(&settings, home.as_str()).as_bytes())
             .map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -120,8 +123,8 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
     elfen_fence::run(settings, file, &folder).map(|()| ExitCode::SUCCESS)
 }
 
-fn none_left(folder: &Folder) -> String {
-    format!("no fence of {:?} is there\n", folder.path().display().to_string())
+fn no_fence_line(folder: &Folder) -> String {
+    format!("no fence of {:?} exists\n", folder.path().display().to_string())
 }
 
 fn require_root() -> Result<(), Failure> {
@@ -129,26 +132,29 @@ fn require_root() -> Result<(), Failure> {
         return Ok(());
     }
     let why = "only root may fence cgroups";
-    Err(Failure::new(Status::Failed, "elfend", why, "start it as root, or by its unit"))
+    Err(Failure::new(Status::Failed, "elfend", why, "start it as root, or start its unit"))
 }
 
-/// What it would do, a line a lane and a fence.
-fn plan(settings: &Settings, home: &str) -> String {
+/// What elfend would do with these settings: a line for each group of lanes, each cgroup of a
+/// service and each fence.
+fn plan_text(settings: &Settings, home: &str) -> String {
     let mut text = format!("guards at home in {home}\n");
-    if let Some(gone) = elfen_fence::offline(settings) {
-        text += &format!("{gone}\n");
+    if let Some(offline) = elfen_fence::offline(settings) {
+        text += &format!("{offline}\n");
     }
     for lent in &settings.lent {
         let settings::Lent { service, pairs, policy, places, confine, .. } = lent;
-        let whose = service.as_ref().map_or("nobody's".to_owned(), |name| format!("{name:?}'s"));
+        let service =
+            service.as_ref().map_or("no service".to_owned(), |name| format!("service {name:?}"));
         let (lanes, policy) = (pair::list(pairs), policy.policy.name());
-        text += &format!("lanes {lanes}: {whose}, {policy}\n");
+        text += &format!("lanes {lanes}: {service}, {policy}\n");
         let requests: CpuSet = pairs.iter().map(|pair| pair.request).collect();
         for place in places {
-            text += &match confine {
-                true => format!("{place}: {whose}, kept to CPUs {requests}\n"),
-                false => format!("{place}: {whose}\n"),
-            };
+            text += &format!("{place}: {service}");
+            if *confine {
+                text += &format!(", kept to CPUs {requests}");
+            }
+            text += "\n";
         }
     }
     if let Some(address) = settings.metrics {

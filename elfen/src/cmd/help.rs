@@ -1,28 +1,28 @@
-//! What holds for every subcommand, as `elfen --help` and the man page have it:
-//! exit statuses and variables.
+//! The exit statuses and environment variables of all subcommands, for `elfen --help` and the man
+//! page.
 
 use elfen_console::generate::Section;
 use elfen_console::paragraph::wrap;
 
-/// Exit statuses. `run` has those of the program as soon as it is started.
+/// Once `run` has started its program, it returns the exit status of the program.
 const STATUSES: [(&str, &str); 8] = [
     ("0", "success"),
-    ("1", "failure: it could have worked, and did not"),
-    ("2", "wrong arguments or variables"),
-    ("3", "unsupported: this machine or kernel lacks what is needed"),
+    ("1", "failure on a machine that supports the operation"),
+    ("2", "invalid arguments or variables"),
+    ("3", "unsupported: this machine or kernel lacks a requirement"),
     ("126", "run: the program cannot be run"),
-    ("127", "run: the program is not found"),
+    ("127", "run: the program was not found"),
     ("130", "ended by Ctrl-C; 128 + N after signal N"),
-    ("other", "run: the program's own; 128 + N after signal N"),
+    ("other", "run: the exit status of the program; 128 + N after signal N"),
 ];
 
-/// A flag goes before its variable.
+/// A flag takes precedence over its variable.
 const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_LANES", "default of --lanes"),
     ("ELFEN_POLICY", "default of --policy of `run` and `set`"),
-    ("ELFEN_BUDGET", "default of their --budget"),
-    ("ELFEN_SLO", "default of their --slo"),
-    ("ELFEN_REF_IPC", "default of their --ref-ipc"),
+    ("ELFEN_BUDGET", "default of --budget of `run` and `set`"),
+    ("ELFEN_SLO", "default of --slo of `run` and `set`"),
+    ("ELFEN_REF_IPC", "default of --ref-ipc of `run` and `set`"),
     ("ELFEN_SERVICE", "default of `run --service`"),
     ("ELFEN_SERVICE_USER", "default of `run --service-user`"),
     ("ELFEN_USER", "default of `run --user`"),
@@ -31,13 +31,13 @@ const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_INJECT", "default of `run --inject`"),
     ("ELFEN_POLL_INTERVAL", "default of `run --poll-interval`"),
     ("ELFEN_TIMER_SLACK", "default of `run --timer-slack`"),
-    ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, where fences are noted"),
+    ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, with the records of fences"),
     ("ELFEN_SETTINGS", "default of `elfend --settings`: /etc/elfen/elfend.toml"),
-    ("ELFEN_LIB", "a further folder with libraries and programs of Elfen"),
+    ("ELFEN_LIB", "another folder with libraries and programs of Elfen"),
     ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
-    ("ELFEN_RUN", "set by `run` for its program: where its channels are"),
-    ("ELFEN_SOCKET", "where elfend hands out channels: /run/elfen/elfend.sock"),
-    ("ELFEN_SHIM", "set by `shim` for its program: where its tags are"),
+    ("ELFEN_RUN", "set by `run` for its program: the addresses of its channels"),
+    ("ELFEN_SOCKET", "the socket of elfend: /run/elfen/elfend.sock"),
+    ("ELFEN_SHIM", "set by `shim` for its program: the address of its tags"),
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),
 ];
 
@@ -53,10 +53,10 @@ pub(crate) fn sections() -> [Section; 2] {
     ]
 }
 
-/// A failure's shape.
 const FAILURES: &str = "\
-     A failure is one line on stderr: `elfen: what failed: why; what to do`. Where the machine \
-     lacks what `run` needs, a screen below it says what works, what doesn't, and the next step.";
+     A failure is one line on stderr: `elfen: what failed: why; what to do`. If the machine lacks \
+     a requirement of `run`, a screen below the line lists what works, what does not, and the \
+     next step.";
 
 const COLUMNS: usize = 78;
 

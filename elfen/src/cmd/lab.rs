@@ -1,5 +1,5 @@
-//! `elfen lab` and `elfen demo`: they start `elfen-lab`, so that the command which runs as root
-//! does not contain the laboratory.
+//! `elfen lab` and `elfen demo`. Both start `elfen-lab`, so that `elfen`, which runs as root, does
+//! not contain the laboratory.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -21,7 +21,7 @@ pub(crate) struct LabArgs {
     words: Vec<OsString>,
 }
 
-/// Show what Elfen does on this machine, in under a minute (elfen-lab)
+/// Demonstrate Elfen on this machine in under a minute (elfen-lab)
 #[derive(clap::Args, Debug)]
 #[command(disable_help_flag = true)]
 #[command(after_help = "Example:\n  elfen demo --help     what it runs, and its options")]
@@ -32,17 +32,17 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) fn run(args: &LabArgs) -> Outcome {
-    Err(become_lab(&args.words))
+    Err(exec_lab(&args.words))
 }
 
 pub(crate) fn demo(args: &DemoArgs) -> Outcome {
     let demo = OsString::from("demo");
     let words: Vec<OsString> = [&[demo], &args.words[..]].concat();
-    Err(become_lab(&words))
+    Err(exec_lab(&words))
 }
 
 /// Replaces this process by `elfen-lab`. Returns only if that fails.
-fn become_lab(words: &[OsString]) -> Failure {
+fn exec_lab(words: &[OsString]) -> Failure {
     let program = match find_program(PROGRAM) {
         Ok(program) => program,
         Err(error) => {
@@ -52,5 +52,5 @@ fn become_lab(words: &[OsString]) -> Failure {
     };
     let error = Command::new(&program).args(words).exec();
     let what = format!("starting {}", program.display());
-    Failure::new(Status::NotStarted, what, error, "see whether it is executable")
+    Failure::new(Status::NotStarted, what, error, "check that it is executable")
 }

@@ -1,4 +1,4 @@
-//! `elfen metrics`: lanes, batches, services and fences for Prometheus.
+//! `elfen metrics`: serves metrics of lanes, batches, services and fences to Prometheus.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -16,37 +16,37 @@ use super::status;
 const EXAMPLES: &str = "\
 Examples:
   elfen metrics                                for a Prometheus on this machine
-  elfen metrics --once | grep _seconds_total   to look at it
+  elfen metrics --once | grep _seconds_total   for a first impression
   curl http://127.0.0.1:9752/metrics
 
-It shows what its user may see: own batches and services; as root, all of the machine's. elfend \
-serves the same where its settings name an address (`metrics`). \
-While `elfen tailor watch` runs, the causes of its service's tail as well.";
+The metrics cover the batches and services of this user; for root, all of the machine. elfend \
+serves the same metrics if its settings name an address (`metrics`). While `elfen tailor watch` \
+runs, they include the causes of the tail latency of its service.";
 
-/// Serve what lanes, batches and services do to Prometheus
+/// Serve metrics of lanes, batches and services to Prometheus
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     run_dir: RunDir,
 
-    /// The address to serve on; loopback, so that nobody else's machine can look
+    /// The address to serve on; with the default, only this machine can connect
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9752")]
     listen: SocketAddr,
 
-    /// Print it once and end
+    /// Print the metrics once and end
     #[arg(long, conflicts_with = "listen")]
     once: bool,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    // Whether this machine can have batches at all is said now, not to each scraper.
+    // A machine that cannot have batches is a failure now, and not of each scrape.
     status::batches(&args.run_dir)?;
     let machine = Machine::new(args.run_dir.folder().socket());
     if args.once {
-        let text = machine.scrape().map_err(|error| {
-            Failure::new(Status::Failed, "looking for batches", error, "try again")
-        })?;
+        let text = machine
+            .scrape()
+            .map_err(|error| Failure::new(Status::Failed, "finding batches", error, "try again"))?;
         out.write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     })?;
     let address = listener.local_addr().unwrap_or(address);
     if !address.ip().is_loopback() {
-        warn(&format!("whoever reaches {address} can see which programs run here"));
+        warn(&format!("every machine that reaches {address} can see which programs run here"));
     }
     to_stderr(&format!("metrics at http://{address}/metrics"));
     let error = server::serve(&listener, &Arc::new(machine));

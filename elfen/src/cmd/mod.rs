@@ -1,13 +1,14 @@
-//! The subcommands of `elfen`: one file each, with its arguments, one call, and what it prints.
-//! `elfen-shim` and `elfen-tailor` have their own; `lab` starts `elfen-lab`.
+//! The subcommands of `elfen`. Each has a file that parses arguments, calls a library and prints.
+//!
+//! The crates `elfen-shim` and `elfen-tailor` contain their subcommands; `lab` starts
+//! `elfen-lab`.
 
-mod cut_off;
 mod doctor;
-mod fenced;
+mod fence_run;
 mod help;
 mod inject_args;
+mod isolation;
 mod lab;
-mod lacking;
 mod lanes;
 mod metrics;
 mod pause;
@@ -15,8 +16,8 @@ mod policy_args;
 mod run;
 mod set;
 mod status;
-mod summary;
 mod top;
+mod unsupported;
 mod user;
 
 use std::io::Write;
@@ -26,7 +27,7 @@ use elfen_console::command::Outcome;
 use elfen_console::failure::Failure;
 use elfen_console::generate;
 
-/// Lends the idle half of an SMT core to batch programs, and takes it back when a request comes.
+/// Lend the idle half of an SMT core to batch programs, and take it back when a request arrives
 #[derive(clap::Parser)]
 #[command(name = "elfen", version, after_help = help::all())]
 pub(crate) struct Cli {
@@ -53,10 +54,10 @@ pub(crate) enum Command {
     Top(top::Args),
 }
 
-/// Refuses combinations of arguments that clap cannot express.
+/// Refuses combinations of arguments that clap cannot reject.
 pub(crate) fn refuse(typed: &clap::ArgMatches) -> Result<(), Failure> {
     match typed.subcommand() {
-        Some(("run", run)) => fenced::check(run),
+        Some(("run", run)) => fence_run::refuse_options(run),
         _ => Ok(()),
     }
 }

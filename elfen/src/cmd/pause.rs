@@ -1,7 +1,7 @@
 //! `elfen pause` and `elfen resume`: the kill switch of all fences.
 //!
-//! Pausing asks nobody: it writes what freezes each fence itself, whether the daemon runs, hangs or
-//! is gone. Resuming asks the daemon, as only what is guarded may run.
+//! `pause` does not need the daemon: it writes to the freezer of each fence itself. `resume` needs
+//! the daemon: a fence may run only while elfend guards it.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(clap::Args, Debug)]
 pub(super) struct RunDir {
-    /// Where fences are noted, and the daemon's socket is
+    /// The folder with the records of fences and the socket of elfend
     #[arg(long, value_name = "FOLDER", default_value = FOLDER, env = "ELFEN_RUN_DIR")]
     run_dir: PathBuf,
 }
@@ -33,11 +33,11 @@ impl RunDir {
 }
 
 const AFTER_PAUSE: &str = "\
-It works whether elfend runs, hangs or is gone. The pause stays until `elfen resume`: fences \
-that come are frozen, and an elfend that starts keeps it.
+`pause` works whether elfend runs, hangs or has ended. The pause lasts until `elfen resume`: new \
+fences are frozen too, and an elfend that starts keeps the pause.
 
-Exit status: 0 once the kernel says that every process stands; 1 after 5 s, with the fences \
-where one does not.
+Exit status: 0 once the kernel reports that every process is frozen; 1 after 5 s, with the names \
+of the fences whose processes are not.
 
 Examples:
   sudo elfen pause
@@ -50,22 +50,22 @@ pub(crate) struct PauseArgs {
     #[command(flatten)]
     run_dir: RunDir,
 
-    /// Why, for those who look; `elfen status` says it
+    /// The reason, for `elfen status` to print
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     why: String,
 
-    /// Keep the reason of a pause that is there
+    /// If there is a pause already, keep its reason
     #[arg(long)]
     keep_why: bool,
 }
 
 const AFTER_RESUME: &str = "\
-A fence runs only while elfend guards it: where elfend is gone, fences stay frozen.
+A fence runs only while elfend guards it. Without elfend, fences stay frozen.
 
 Example:
   sudo elfen resume";
 
-/// End a pause: fences whose promises hold run again
+/// End a pause: fences whose guarantees hold run again
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_RESUME)]
 pub(crate) struct ResumeArgs {
@@ -73,11 +73,11 @@ pub(crate) struct ResumeArgs {
     run_dir: RunDir,
 }
 
-/// What helps against an error of the folder's.
-fn mend(error: &io::Error) -> &'static str {
+/// What to do about an error of the folder.
+fn folder_fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "run it as root",
-        _ => "name the folder that elfend has, with --run-dir",
+        _ => "name the folder of elfend with --run-dir",
     }
 }
 
@@ -88,46 +88,45 @@ fn failed(what: &str, why: &dyn std::fmt::Display, fix: &str) -> Failure {
 pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     const WHAT: &str = "pausing";
     let folder = args.run_dir.folder();
-    let fails = |error: io::Error| failed(WHAT, &error, mend(&error));
+    let fails = |error: io::Error| failed(WHAT, &error, folder_fix(&error));
     let before = folder.paused().map_err(fails)?;
-    match before {
-        Some(_) if args.keep_why => {}
-        _ => folder.pause(&args.why).map_err(fails)?,
+    if before.is_none() || !args.keep_why {
+        folder.pause(&args.why).map_err(fails)?;
     }
     let fences = folder.recorded_fences().map_err(fails)?;
-    let mut moving = Vec::new();
-    let mut refused = Vec::new();
+    let mut running = Vec::new();
+    let mut errors = Vec::new();
     for fence in &fences {
         match fence.freezer.freeze() {
-            Ok(()) => moving.push(fence),
-            // Nobody is in a cgroup that is not there.
+            Ok(()) => running.push(fence),
+            // A cgroup that is gone has no processes.
             Err(error) if error.is_gone() => {}
-            Err(error) => refused.push(format!("{}: {error}", fence.name)),
+            Err(error) => errors.push(format!("{}: {error}", fence.name)),
         }
     }
     let began = Instant::now();
     loop {
-        moving.retain(|fence| !stands(fence));
-        if moving.is_empty() || began.elapsed() >= PATIENCE {
+        running.retain(|fence| !is_frozen(fence));
+        if running.is_empty() || began.elapsed() >= PATIENCE {
             break;
         }
         std::thread::sleep(Duration::from_micros(200));
     }
-    let names = moving.iter().map(|fence| format!("{}: not all of it stands", fence.name));
-    let left: Vec<String> = refused.into_iter().chain(names).collect();
-    if !left.is_empty() {
-        return Err(failed(WHAT, &left.join("; "), "see the processes in it: `elfen status`"));
+    errors.extend(running.iter().map(|fence| format!("{}: some of it is not frozen", fence.name)));
+    if !errors.is_empty() {
+        return Err(failed(WHAT, &errors.join("; "), "see the processes in it: `elfen status`"));
     }
-    let line = match fences.as_slice() {
-        [] => "paused; no fence is there, and one that comes is frozen".to_owned(),
-        _ => format!("paused: {}", names_of(&fences)),
+    let line = if fences.is_empty() {
+        "paused; there is no fence now, and new fences will be frozen".to_owned()
+    } else {
+        format!("paused: {}", names_of(&fences))
     };
     writeln!(out, "{line}").map_err(Failure::output)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the kernel says so, or nobody is left who could move.
-fn stands(fence: &RecordedFence) -> bool {
+/// Whether the kernel reports the fence frozen, or its cgroup is gone.
+fn is_frozen(fence: &RecordedFence) -> bool {
     match fence.freezer.is_frozen() {
         Ok(frozen) => frozen,
         Err(error) => error.is_gone(),
@@ -141,28 +140,29 @@ fn names_of(fences: &[RecordedFence]) -> String {
 pub(crate) fn resume(args: &ResumeArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     const WHAT: &str = "resuming";
     let folder = args.run_dir.folder();
-    let fails = |error: io::Error| failed(WHAT, &error, mend(&error));
+    let fails = |error: io::Error| failed(WHAT, &error, folder_fix(&error));
     let was_paused = folder.resume().map_err(fails)?;
     let fences = folder.recorded_fences().map_err(fails)?;
     if fences.is_empty() {
-        let line = if was_paused { "resumed; no fence is there" } else { "nothing was paused" };
+        let line = if was_paused { "resumed; there is no fence" } else { "there was no pause" };
         writeln!(out, "{line}").map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     let began = Instant::now();
     let mut request = Request::Resume;
     let still = loop {
-        let asked = std::mem::replace(&mut request, Request::Status);
-        let still = still_frozen(&folder, &asked).map_err(|error| {
+        let this_request = std::mem::replace(&mut request, Request::Status);
+        let still = still_frozen(&folder, &this_request).map_err(|error| {
             let names = names_of(&fences);
             let (why, fix) = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    (format!("nobody guards {names}: no elfend answers"), "start elfend")
+                    (format!("no guards hold {names}: no elfend answers"), "start elfend")
                 }
                 _ => (format!("elfend does not let {names} run: {error}"), "restart elfend"),
             };
-            let why = format!("the pause is over, and {why}");
-            failed(WHAT, &why, &format!("{fix}, or let them go with `elfend --release`"))
+            let why = format!("the pause is over, but {why}");
+            let fix = format!("{fix}, or turn them into ordinary cgroups with `elfend --release`");
+            failed(WHAT, &why, &fix)
         })?;
         if still.is_empty() || began.elapsed() >= PATIENCE {
             break still;
@@ -173,7 +173,7 @@ pub(crate) fn resume(args: &ResumeArgs, out: &mut dyn Write) -> Result<ExitCode,
         let why =
             still.iter().filter_map(|fence| Some(format!("{}: {}", fence.name, fence.why()?)));
         let why = why.collect::<Vec<_>>().join("; ");
-        return Err(failed(WHAT, &why, "mend that; elfend lets it run when it holds"));
+        return Err(failed(WHAT, &why, "correct this; elfend then lets the fence run"));
     }
     writeln!(out, "resumed: {}", names_of(&fences)).map_err(Failure::output)?;
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! The policy and its parameters, as `run` and `set` take them.
+//! The options of `run` and `set` for the policy and its parameters.
 
 use std::time::Duration;
 
@@ -10,44 +10,48 @@ use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_run::channels::Service;
 
-/// Of the runtime's policies, by their names.
-fn policies() -> impl TypedValueParser<Value = PolicyKind> {
+/// Parses the name of a policy of the runtime.
+fn policy_parser() -> impl TypedValueParser<Value = PolicyKind> {
     let value = |kind: PolicyKind| PossibleValue::new(kind.name()).help(help(kind));
     PossibleValuesParser::new(PolicyKind::ALL.map(value)).try_map(|name| {
         let kind = PolicyKind::ALL.into_iter().find(|kind| kind.name() == name);
-        kind.ok_or("it is none of them")
+        kind.ok_or("unknown policy")
     })
 }
 
 fn help(policy: PolicyKind) -> &'static str {
     match policy {
         PolicyKind::BorrowIdle => "Nap whenever the request lane is busy",
-        PolicyKind::FixedBudget => "Share for one budget with a request that did not wait",
+        PolicyKind::FixedBudget => {
+            "Run for one budget next to a request that did not wait in the queue"
+        }
         PolicyKind::RefreshBudget => {
-            "The same, with a new budget for each request while the queue is empty"
+            "As fixed-budget, with a new budget for each request while the queue is empty"
         }
         PolicyKind::DynamicBudget => {
-            "The same, with a budget that grows the less the request suffers"
+            "As refresh-budget; the less a request is slowed, the larger its budget"
         }
-        PolicyKind::SloBudget => "The same, with a budget that follows the measured tail",
+        PolicyKind::SloBudget => {
+            "As refresh-budget, with a budget that follows the measured tail latency"
+        }
     }
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct PolicyArgs {
-    /// When to run next to a request; at first, borrow-idle
-    #[arg(long, value_name = "POLICY", value_parser = policies(), env = "ELFEN_POLICY")]
+    /// When the batch may run next to a request; initially borrow-idle
+    #[arg(long, value_name = "POLICY", value_parser = policy_parser(), env = "ELFEN_POLICY")]
     policy: Option<PolicyKind>,
 
     /// How long the batch may share a core with a request
     ///
-    /// Without it: what the SLO leaves above the tail of the service so far, where --slo is given;
-    /// else a tenth of the median request's time.
+    /// Default with --slo: the SLO less the tail latency of the service so far. Default without
+    /// --slo: a tenth of the median latency of the service.
     #[arg(long, value_name = "TIME", value_parser = duration::parse, allow_hyphen_values = true,
         env = "ELFEN_BUDGET")]
     budget: Option<Duration>,
 
-    /// The latency to keep, as in p99=100ms: slo-budget steers by it, others take a budget from it
+    /// The latency to keep, as in p99=100ms: slo-budget controls it; others derive a budget from it
     #[arg(long, value_name = "SLO", env = "ELFEN_SLO")]
     slo: Option<Slo>,
 
@@ -56,14 +60,14 @@ pub(crate) struct PolicyArgs {
     ref_ipc: Option<u64>,
 }
 
-/// The settings that the options ask for.
+/// The settings that the options select.
 #[derive(Debug)]
-pub(crate) struct Chosen {
+pub(crate) struct ChosenSettings {
     pub(crate) settings: Settings,
-    /// For slo-budget: the SLO to steer by.
+    /// For slo-budget: the SLO to keep.
     pub(crate) slo: Option<Slo>,
-    /// Where a budget that the user did not give was taken from.
-    pub(crate) taken: Option<String>,
+    /// The origin of a budget that the user did not give.
+    pub(crate) budget_origin: Option<String>,
 }
 
 impl PolicyArgs {
@@ -71,24 +75,24 @@ impl PolicyArgs {
         self.policy.unwrap_or(PolicyKind::BorrowIdle)
     }
 
-    /// Whether the user asks for nothing at all.
+    /// Whether the user gave none of these options.
     pub(crate) fn is_empty(&self) -> bool {
         let Self { policy, budget, slo, ref_ipc } = self;
         policy.is_none() && budget.is_none() && slo.is_none() && ref_ipc.is_none()
     }
 
-    /// The settings to begin with; an option too many or too few is refused.
-    pub(crate) fn choose(&self, service: Option<&Service>) -> Result<Chosen, Failure> {
+    /// The initial settings. Refuses missing options, and options that the policy does not use.
+    pub(crate) fn choose(&self, service: Option<&Service>) -> Result<ChosenSettings, Failure> {
         self.change(&Settings { policy: self.policy(), ..Settings::BORROW_IDLE }, service)
     }
 
-    /// The settings that follow `now`: what the options leave open stays as
-    /// it is, if the policy does.
+    /// The settings that replace `now`. If the policy stays the same, settings without an option
+    /// stay the same too.
     pub(crate) fn change(
         &self,
         now: &Settings,
         service: Option<&Service>,
-    ) -> Result<Chosen, Failure> {
+    ) -> Result<ChosenSettings, Failure> {
         let policy = self.policy.unwrap_or(now.policy);
         let mut settings = Settings { policy, ..Settings::BORROW_IDLE };
         if policy == now.policy {
@@ -97,29 +101,31 @@ impl PolicyArgs {
         let has_budget = !matches!(policy, PolicyKind::BorrowIdle | PolicyKind::SloBudget);
         let has_slo = policy != PolicyKind::BorrowIdle;
         let has_ipc = policy == PolicyKind::DynamicBudget;
-        hold(policy, self.budget.is_some(), has_budget, "--budget")?;
-        hold(policy, self.slo.is_some(), has_slo, "--slo")?;
-        hold(policy, self.ref_ipc.is_some(), has_ipc, "--ref-ipc")?;
+        refuse_unused(policy, self.budget.is_some(), has_budget, "--budget")?;
+        refuse_unused(policy, self.slo.is_some(), has_slo, "--slo")?;
+        refuse_unused(policy, self.ref_ipc.is_some(), has_ipc, "--ref-ipc")?;
         settings.ref_ipc_milli = self.ref_ipc.unwrap_or(settings.ref_ipc_milli);
         if has_ipc && settings.ref_ipc_milli == 0 {
-            return Err(needs(policy, "--ref-ipc", "--ref-ipc 0.9"));
+            return Err(missing_option(policy, "--ref-ipc", "--ref-ipc 0.9"));
         }
         let mut slo = None;
         if policy == PolicyKind::SloBudget {
             slo = self.slo.or_else(|| slo_of(&settings));
-            let Some(slo) = slo else { return Err(needs(policy, "--slo", "--slo p99=100ms")) };
+            let Some(slo) = slo else {
+                return Err(missing_option(policy, "--slo", "--slo p99=100ms"));
+            };
             settings.slo_latency_ns = slo.latency_ns;
             settings.slo_per_million = slo.per_million.into();
         }
-        let mut taken = None;
+        let mut budget_origin = None;
         if let Some(budget) = self.budget {
             settings.budget_ns = nanos(budget);
         } else if has_budget && (settings.budget_ns == 0 || self.slo.is_some()) {
-            let (budget_ns, from) = taken_from(policy, service, self.slo)?;
+            let (budget_ns, origin) = derive_budget(policy, service, self.slo)?;
             settings.budget_ns = budget_ns;
-            taken = Some(from);
+            budget_origin = Some(origin);
         }
-        Ok(Chosen { settings, slo, taken })
+        Ok(ChosenSettings { settings, slo, budget_origin })
     }
 }
 
@@ -129,14 +135,16 @@ fn slo_of(settings: &Settings) -> Option<Slo> {
         .then_some(Slo { per_million, latency_ns: settings.slo_latency_ns })
 }
 
-/// A budget by what the service has done so far, and the words that say where it comes from.
-fn taken_from(
+/// Derives a budget from the latencies of the service so far. Also returns a text with its origin.
+fn derive_budget(
     policy: PolicyKind,
     service: Option<&Service>,
     slo: Option<Slo>,
 ) -> Result<(u64, String), Failure> {
     const PARTS: u64 = 10;
-    let Some(service) = service else { return Err(needs(policy, "--budget", "--budget 2ms")) };
+    let Some(service) = service else {
+        return Err(missing_option(policy, "--budget", "--budget 2ms"));
+    };
     let latency = |per_million| service.latency_ns(per_million);
     let none = || {
         let why =
@@ -154,29 +162,29 @@ fn taken_from(
         Some(left_ns) => Ok((left_ns, format!("the SLO less the tail so far, {tail}"))),
         None => {
             let why = format!("the tail of service {:?} so far is {tail}", service.name);
-            let fix = "there is nothing to give: use --policy borrow-idle, or a later SLO";
+            let fix = "this leaves no budget: use --policy borrow-idle, or a longer SLO";
             Err(Failure::new(Status::Failed, "a budget from the SLO", why, fix))
         }
     }
 }
 
-/// Refuses an option that the policy has no use for.
-fn hold(policy: PolicyKind, given: bool, used: bool, option: &str) -> Result<(), Failure> {
+/// Refuses an option that the policy does not use.
+fn refuse_unused(policy: PolicyKind, given: bool, used: bool, option: &str) -> Result<(), Failure> {
     if !given || used {
         return Ok(());
     }
     let variable = option.replacen("--", "ELFEN_", 1).replace('-', "_").to_uppercase();
     let what = format!("policy {}", policy.name());
-    let why = format!("it has no use for {option}");
-    Err(Failure::new(Status::Usage, what, why, format!("leave that out, and {variable} unset")))
+    let why = format!("it does not use {option}");
+    Err(Failure::new(Status::Usage, what, why, format!("omit {option}, and unset {variable}")))
 }
 
-fn needs(policy: PolicyKind, option: &str, example: &str) -> Failure {
+fn missing_option(policy: PolicyKind, option: &str, example: &str) -> Failure {
     let what = format!("policy {}", policy.name());
     Failure::new(Status::Usage, what, format!("it needs {option}"), format!("add {example}"))
 }
 
-/// An IPC in thousandths.
+/// Parses an IPC. Returns thousandths.
 fn per_thousand(text: &str) -> Result<u64, String> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

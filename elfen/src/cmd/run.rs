@@ -1,4 +1,8 @@
-//! `elfen run`: a program on the batch lanes, out of the service's way.
+//! `elfen run`: runs a program on the batch lanes while their request lanes idle.
+//!
+//! This file decides what the run consists of (lanes, policy, source of signals, nap, checks, user)
+//! and prints the first and the last line. `elfen-run` starts and supervises the program; for a run
+//! in a fence, `fence_run` does.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -28,33 +32,33 @@ use elfen_run::batches::Level;
 use elfen_run::channels::{Channels, Error, Service, Signals, SourceChoice, Writer};
 use elfen_run::figures::{self, Figures};
 use elfen_run::ipc::Counts;
+use elfen_run::latency::Latency;
 use elfen_run::launcher::{self, Ended, Ending};
-use elfen_run::live::page::LiveWords;
+use elfen_run::live::page::{Live, LiveWords};
 use elfen_run::report::Report;
 
-use super::fenced::{self, Fenced, NONE, Usual};
-use super::inject_args::{self, Chosen, InjectName};
-use super::lacking;
+use super::fence_run::{self, DefaultFence, FenceRun, NONE};
+use super::inject_args::{self, ChosenInjection, InjectName};
 use super::pause::RunDir;
 use super::policy_args::PolicyArgs;
-use super::summary::{live_summary, summary};
-use super::user::{self, user_of};
+use super::unsupported;
+use super::user::{choose_user, find_user};
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen run --lanes 0:1 -- xz -9 backup.tar          only while CPU 0 idles
   elfen run --signal service --service shop -- make -j8   without privileges
-  elfen run --policy refresh-budget -- ./batch   beside the only service here
-  sudo elfen run --user build -- make -j8        as another user than who asks
+  elfen run --policy refresh-budget -- ./batch            next to the only service here
+  sudo elfen run --user build -- make -j8                 as user build
 
-The exit status is the program's own; 126 if it cannot be run, 127 if it is not found. Before \
-anything is started: 2 for wrong arguments, 3 if this machine lacks what they ask for, 1 for other \
+The exit status is that of the program; 126 if it cannot be run, 127 if it is not found. Before \
+the program starts: 2 for invalid arguments, 3 if this machine lacks a requirement, 1 for other \
 failures.
 
-Processes that it leaves behind stay lent and guarded until they end, by an `elfen` that has them \
-end at SIGTERM.
+Processes that the program leaves behind stay lent and guarded until they end. A supervising \
+`elfen` process remains for them; SIGTERM to it ends them.
 
-The program finds its channels in ELFEN_RUN, in a fence behind ELFEN_SOCKET.";
+The program finds its channels in ELFEN_RUN; in a fence, at ELFEN_SOCKET.";
 
 /// Run a program on the batch lanes while their request lanes idle
 #[derive(clap::Args, Debug)]
@@ -66,19 +70,19 @@ pub(crate) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// Where to learn what the request lanes do
+    /// The source that says whether a request lane is busy
     #[arg(long, value_enum, default_value = "auto", env = "ELFEN_SIGNAL")]
     signal: SourceChoice,
 
-    /// The service whose page to read, by the name it published under
+    /// The service whose page to read, by its published name
     #[arg(long, value_name = "NAME", env = "ELFEN_SERVICE")]
     service: Option<String>,
 
-    /// Trust the service's page of this user, and not only one's own and root's
+    /// Trust pages of this user too; by default only your own and those of root
     #[arg(long, value_name = "USER", env = "ELFEN_SERVICE_USER")]
     service_user: Option<String>,
 
-    /// Run the program as this user; for root. By default who asked `sudo`, if that was it
+    /// Run the program as this user; only for root. Default: the user that called `sudo`, if any
     #[arg(long, value_name = "USER", env = "ELFEN_USER")]
     user: Option<String>,
 
@@ -86,31 +90,30 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
     nap: NapName,
 
-    /// How the program is checked, besides by its guard
+    /// Where the program gets its checks; a guard is always there
     #[arg(long, value_enum, default_value = "auto", env = "ELFEN_INJECT")]
     inject: InjectName,
 
     #[command(flatten)]
     looks: PollTimingArgs,
 
-    /// Put the program into this fence of elfend's, whose guards hold its lanes; `none` for guards
-    /// of the run's own
+    /// Put the program into this fence of elfend; `none`: give the run guards of its own
     ///
-    /// By default the fence that this command is in, or that of an elfend which holds one, where no
-    /// lanes are named. Where elfend holds fences and this run can be in none, it takes `--lanes`
-    /// or `none`. Where one is named here, options of guards are refused, and their variables are
-    /// for other runs.
+    /// Without --fence and --lanes: the fence that this command runs in, or else the only fence of
+    /// elfend. If elfend holds fences and this run can enter none of them, give `--lanes` or
+    /// `--fence none`. With a fence, options of guards are refused, and their variables are
+    /// ignored.
     #[arg(long, value_name = "NAME")]
     fence: Option<String>,
 
     #[command(flatten)]
     run_dir: RunDir,
 
-    /// Write what was measured to a file, as one JSON object
+    /// Write the measurements to a file, as one JSON object
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 
-    /// Say what would be done, and do nothing
+    /// Print what the run would use, and do nothing
     #[arg(long)]
     dry_run: bool,
 
@@ -120,39 +123,34 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether an option, or its variable, asks for what elfend's settings decide in a fence.
-    fn asks_guards(&self) -> bool {
-        let named = [&self.service, &self.service_user].into_iter().any(Option::is_some);
-        let usual = (self.signal, self.nap, self.inject)
-            == (SourceChoice::Auto, NapName::Auto, InjectName::Auto);
-        let looks = self.looks.is_usual();
+    /// Whether an option, or its variable, sets something that elfend's settings decide in a fence.
+    fn wants_guards(&self) -> bool {
+        let names_service = self.service.is_some() || self.service_user.is_some();
+        let is_default = self.signal == SourceChoice::Auto
+            && self.nap == NapName::Auto
+            && self.inject == InjectName::Auto
+            && self.looks.is_usual();
         !self.policy.is_empty()
             || self.lanes.by_hand()
-            || named
-            || !usual
-            || !looks
+            || names_service
+            || !is_default
             || self.report.is_some()
-    }
-
-    /// The failure that says what the machine lacks; `seen` is the one that the run has met.
-    fn lacking(&self, seen: Failure) -> Failure {
-        lacking::failure(&self.lanes, self.service.is_some(), seen)
     }
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     usage::check_program("run", &args.program)?;
-    if let Some(line) = in_fence(args)? {
+    if let Some(line) = run_in_fence(args)? {
         writeln!(out, "{line}").map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let signals = signals(args)?;
-    let (order, said) = order(args, &signals)?;
-    let mut report = args.report.as_ref().map(create).transpose()?;
+    let signals = open_signals(args)?;
+    let (order, remarks) = plan_run(args, &signals)?;
+    let mut report = args.report.as_ref().map(create_report).transpose()?;
     let channels = Arc::new(Channels::open(&order, signals).map_err(|error| refuse(&error))?);
     require_tasks_to_block(&order, &channels)?;
-    let chosen = Announced::of(&order, &channels);
-    let line = chosen.line(&order, &said);
+    let chosen = Announcement::new(&order, &channels);
+    let line = chosen.line(&order, &remarks);
     if args.dry_run {
         writeln!(out, "{line}").map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
@@ -163,7 +161,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         given.map_err(|error| refuse(&error))?;
     }
     channels.renew_leases();
-    let (start_ns, busy_ns) = (monotonic_ns(), figures::request_busy_ns(&channels));
+    let start_ns = monotonic_ns();
+    let busy_ns = figures::request_busy_ns(&channels);
     let failed = |error| Failure::new(Status::Failed, "running the batch", error, "try again");
     let inheritance = channels.inheritance().map_err(|error| refuse(&error))?;
     let Ended { ending, beside_guards } =
@@ -185,58 +184,62 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     };
     if !matches!(ending, Ending::Refused { .. }) {
         to_stderr(&summary(&measured));
-        measured.live.as_ref().into_iter().for_each(|live| to_stderr(&live_summary(live)));
+        if let Some(live) = &measured.live {
+            to_stderr(&live_summary(live));
+        }
     }
     if let (Some(file), Some(path)) = (&mut report, &args.report) {
         elfen_console::output::print_json(file, &measured)
             .map_err(|_| Failure::unwritable("report", path, "the disk is full"))?;
     }
-    end(&order, ending)
+    finish(&order, ending)
 }
 
-/// The program in a fence, where the run is for one: comes back with what a dry run says. `None` if
-/// it has guards of its own.
-fn in_fence(args: &Args) -> Result<Option<String>, Failure> {
+/// Runs the program in a fence, if this run uses one. Returns the line of a dry run; `None` if the
+/// run has guards of its own.
+fn run_in_fence(args: &Args) -> Result<Option<String>, Failure> {
     let (run_dir, program) = (args.run_dir.path(), args.program.as_slice());
     let dry_run = args.dry_run;
     let run = |fence, inside, user| {
-        Fenced { fence, inside, run_dir, user, program, dry_run }.run().map(Some)
+        FenceRun { fence, inside, run_dir, user, program, dry_run }.run().map(Some)
     };
     match args.fence.as_deref() {
         Some(NONE) => Ok(None),
         Some(fence) => {
-            let user = fenced::user(args.user.as_deref())?;
-            run(fenced::named(run_dir, fence)?, false, user)
+            let user = fence_run::choose_user(args.user.as_deref())?;
+            run(fence_run::find_fence(run_dir, fence)?, false, user)
         }
         None if args.lanes.by_hand() => Ok(None),
-        None => match Usual::find(run_dir, args.user.as_deref(), args.asks_guards())? {
-            Some(Usual { fence, inside, user }) => run(fence, inside, user),
+        None => match DefaultFence::find(run_dir, args.user.as_deref(), args.wants_guards())? {
+            Some(DefaultFence { fence, inside, user }) => run(fence, inside, user),
             None => Ok(None),
         },
     }
 }
 
-/// The sources of signals that the user asked for.
-fn signals(args: &Args) -> Result<Signals, Failure> {
-    let trusted = args.service_user.as_deref().map(user_of).transpose()?;
+/// Opens the sources of signals that the options select.
+fn open_signals(args: &Args) -> Result<Signals, Failure> {
+    let trusted = args.service_user.as_deref().map(find_user).transpose()?;
     let trusted = trusted.map(|user| user.uid.as_raw());
     let service = match &args.service {
         Some(name) => Some(Service::open(name, trusted).map_err(|error| refuse(&error))?),
-        None => only_service(args, trusted)?,
+        None => find_only_service(args, trusted)?,
     };
     let published = service.is_some();
     Signals::open(args.signal, service).map_err(|error| match error {
-        Error::Nothing(_) => lacking::failure(&args.lanes, published, refuse(&error)),
+        Error::Nothing(_) => unsupported::failure(&args.lanes, published, refuse(&error)),
         _ => refuse(&error),
     })
 }
 
-/// Budgets are given to requests. With one service on the machine there is no question whose
-/// requests; `fixed-budget` can do without.
-fn only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
+/// The service of a run that names none: the only one on this machine, if the run needs one.
+///
+/// Budgets are given to requests, so policies with budgets need the page of a service. Only
+/// `fixed-budget` works without.
+fn find_only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
     let policy = args.policy.policy();
-    let asks = args.signal == SourceChoice::Service || policy != PolicyKind::BorrowIdle;
-    if !asks {
+    let needs_service = args.signal == SourceChoice::Service || policy != PolicyKind::BorrowIdle;
+    if !needs_service {
         return Ok(None);
     }
     let names = match Service::only(trusted) {
@@ -250,14 +253,13 @@ fn only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Fa
     match names.as_slice() {
         [] if policy == PolicyKind::FixedBudget && args.signal != SourceChoice::Service => Ok(None),
         [] => {
-            let why =
-                "no service publishes its requests here, and only one that does can be heeded";
+            let why = "no service publishes its requests on this machine";
             let fix = "start it first, or use --policy borrow-idle, or fixed-budget with --budget";
             Err(Failure::new(Status::Failed, what, why, fix))
         }
         [name] => {
-            let why = format!("service {name:?} publishes, and is another user's");
-            let fix = "if that user runs the service, say so with --service-user";
+            let why = format!("the page of service {name:?} belongs to another user");
+            let fix = "if that user runs the service, name the user with --service-user";
             Err(Failure::new(Status::Failed, what, why, fix))
         }
         names => {
@@ -267,19 +269,22 @@ fn only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Fa
     }
 }
 
-/// What the first line says besides the order.
-struct Said {
-    /// Where the budget comes from, if the user gave none.
-    taken: Option<String>,
-    /// Why the program gets no live checks, if it might have had some.
+/// Parts of the first line that the order does not contain.
+struct Remarks {
+    /// The origin of the budget, if the user gave none.
+    budget_origin: Option<String>,
+    /// Why the program gets no live checks, if `--inject` allowed them.
     why_not_live: Option<String>,
 }
 
-/// All that is decided before anything is started.
-fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
+/// Decides everything that a run needs before its processes start.
+fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure> {
     let chosen = args.policy.choose(signals.service.as_ref())?;
-    let pairs = args.lanes.pairs().map_err(|seen| args.lacking(seen))?;
-    let pairs = served(args, signals, pairs)?;
+    let pairs = args
+        .lanes
+        .pairs()
+        .map_err(|failure| unsupported::failure(&args.lanes, args.service.is_some(), failure))?;
+    let pairs = select_served(args, signals, pairs)?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
     let poll_timing = args.looks.timing()?;
@@ -289,15 +294,15 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
         Failure::new(Status::Unsupported, "priority", why, fix)
     })?;
     let (nap, alarm) = args.nap.open_for(&pairs)?;
-    let Injected { chosen: Chosen { inject, library }, notes, why_not } =
-        inject(args, signals, &pairs, program)?;
+    let Injection { chosen: ChosenInjection { inject, library }, notes, why_not_live } =
+        choose_injection(args, signals, &pairs, program)?;
     if alarm.is_some() && matches!(inject, Inject::Guard | Inject::Live) {
         warn(
             "nap block: this program has no checks of its own, so its guard will hold the lane \
              instead",
         );
     }
-    let user = user::chosen(args.user.as_deref())?;
+    let user = choose_user(args.user.as_deref())?;
     let order = Order {
         inject,
         library,
@@ -312,33 +317,34 @@ fn order(args: &Args, signals: &Signals) -> Result<(Order, Said), Failure> {
         program: program.clone(),
         arguments: arguments.to_vec(),
     };
-    Ok((order, Said { taken: chosen.taken, why_not_live: why_not }))
+    Ok((order, Remarks { budget_origin: chosen.budget_origin, why_not_live }))
 }
 
-/// How a program is checked, and why it has no live checks if it might have had some.
-struct Injected {
-    chosen: Chosen,
+/// Where the program gets its checks.
+struct Injection {
+    chosen: ChosenInjection,
     notes: Option<Arc<Notes>>,
-    why_not: Option<String>,
+    why_not_live: Option<String>,
 }
 
-/// How the program is checked. Live checks take more than a program that allows them: without it,
-/// `auto` leaves the program to its guard.
-fn inject(
+/// Chooses the checks of the program.
+///
+/// Live checks also need notes of the kernel. Without them, `auto` leaves the program to its guard.
+fn choose_injection(
     args: &Args,
     signals: &Signals,
     pairs: &[Pair],
     program: &OsStr,
-) -> Result<Injected, Failure> {
+) -> Result<Injection, Failure> {
     let chosen = args.inject.choose(program)?;
     if chosen.inject != Inject::Live {
-        return Ok(Injected { chosen, notes: None, why_not: None });
+        return Ok(Injection { chosen, notes: None, why_not_live: None });
     }
-    match inject_args::notes(signals, pairs) {
-        Ok(notes) => Ok(Injected { chosen, notes: Some(notes), why_not: None }),
+    match inject_args::attach_notes(signals, pairs) {
+        Ok(notes) => Ok(Injection { chosen, notes: Some(notes), why_not_live: None }),
         Err(why) if args.inject == InjectName::Auto => {
             let chosen = inject_args::GUARD;
-            Ok(Injected { chosen, notes: None, why_not: Some(why) })
+            Ok(Injection { chosen, notes: None, why_not_live: Some(why) })
         }
         Err(why) => {
             let fix = "use --inject guard, or --inject auto";
@@ -347,9 +353,9 @@ fn inject(
     }
 }
 
-/// On a service's page alone, a lane that the service does not serve is a lane of which the run
-/// learns nothing.
-fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
+/// Drops pairs that the service does not serve, if its page is the only source of signals: the run
+/// would learn nothing about their request lanes. Pairs of `--lanes` stay.
+fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
     let (None, Some(service)) = (&signals.tasks, &signals.service) else { return Ok(pairs) };
     let serves = |pair: &Pair| service.living_slots(&[pair.request]).next().is_some();
     let (kept, left): (Vec<Pair>, Vec<Pair>) = pairs.into_iter().partition(serves);
@@ -357,7 +363,7 @@ fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>,
     let why = || format!("it serves on none of the request lanes of {}", pair::list(&left));
     if args.lanes.by_hand() {
         if !left.is_empty() {
-            warn(&format!("{what}: {}; until it does, they count as idle", why()));
+            warn(&format!("{what}: {}; these lanes count as idle until it does", why()));
         }
         return Ok([kept, left].concat());
     }
@@ -366,48 +372,48 @@ fn served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>,
         return Err(Failure::new(Status::Failed, what, why(), fix));
     }
     if !left.is_empty() {
-        warn(&format!("{what}: {}; they are left out", why()));
+        warn(&format!("{what}: {}; this run does not use these lanes", why()));
     }
     Ok(kept)
 }
 
-/// The choices of a run, as the first line and the report say them.
-struct Announced {
+/// The choices of a run, for the first line and the report.
+struct Announcement {
     lanes: String,
     signal: &'static str,
     ipc: Option<&'static str>,
 }
 
-impl Announced {
-    fn of(order: &Order, channels: &Channels) -> Self {
+impl Announcement {
+    fn new(order: &Order, channels: &Channels) -> Self {
         let ipc = channels.counts.as_ref().map(Counts::name);
         Self { lanes: pair::list(&order.pairs), signal: signal_name(channels), ipc }
     }
 
-    fn line(&self, order: &Order, said: &Said) -> String {
+    fn line(&self, order: &Order, remarks: &Remarks) -> String {
         let Self { lanes, signal, ipc } = self;
         let policy = order.settings.policy;
         let budget = match policy {
             PolicyKind::BorrowIdle | PolicyKind::SloBudget => String::new(),
             _ => {
-                let from = said.taken.as_ref().map(|from| format!(" ({from})"));
-                let from = from.unwrap_or_default();
-                format!(" of {}{from}", duration::show(order.settings.budget_ns))
+                let origin = remarks.budget_origin.as_ref().map(|origin| format!(" ({origin})"));
+                let origin = origin.unwrap_or_default();
+                format!(" of {}{origin}", duration::show(order.settings.budget_ns))
             }
         };
         let ipc = ipc.map(|ipc| format!(", ipc {ipc}")).unwrap_or_default();
         let nap = order.nap.kind();
-        let not_live = said.why_not_live.as_ref().map(|why| format!(" (not live: {why})"));
+        let not_live = remarks.why_not_live.as_ref().map(|why| format!(" (not live: {why})"));
         let not_live = match order.inject {
             Inject::Live => " (guard until learned)".to_owned(),
             _ => not_live.unwrap_or_default(),
         };
-        // Thesis, section 5.2: PAUSE takes from the sibling what a program of IPC 0.01 takes.
+        // Thesis, section 5.2: a loop of PAUSE slows the sibling as a program of IPC 0.01 does.
         let costs =
             if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
         format!(
             "{}{budget} on lanes {lanes}; signal {signal}{ipc}, nap {}{costs}, \
-             inject {}{not_live}, guards look every {}, level {}",
+             inject {}{not_live}, guards poll every {}, level {}",
             policy.name(),
             nap.name(),
             order.inject.name(),
@@ -430,22 +436,22 @@ impl Announced {
     }
 }
 
-/// The kernel wakes threads that block when the lane idles, which the service's page need not agree
-/// with.
+/// Refuses `--nap block` without the task map. The kernel wakes blocked threads when it switches the
+/// request lane to idle; a service's page may say something else at that time.
 fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Failure> {
     let Some(alarm) = &order.alarm else { return Ok(()) };
     if channels.tasks.is_some() {
-        // The wakers will open the same: a run whose sleepers they cannot wake is refused, and not
-        // run at half its speed.
+        // The wakers will open the same alarms. A run whose sleepers cannot be woken is refused: it
+        // would run at half its speed.
         let open = |request| alarm.sleeper(request).map(drop);
         return (channels.requests().into_iter().try_for_each(open))
             .map_err(|error| signal_args::failure("nap block", &error));
     }
     let fix = "use --signal tasks, or another nap";
-    Err(Failure::new(Status::Usage, "nap block", "it goes by the task map alone", fix))
+    Err(Failure::new(Status::Usage, "nap block", "it requires the task map", fix))
 }
 
-fn create(path: &PathBuf) -> Result<File, Failure> {
+fn create_report(path: &PathBuf) -> Result<File, Failure> {
     File::create(path).map_err(|error| Failure::unwritable("report", path, error))
 }
 
@@ -473,7 +479,8 @@ fn exit_status(ending: Ending) -> u8 {
     }
 }
 
-fn end(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
+/// Ends this process as the program ended.
+fn finish(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
     match ending {
         Ending::Killed { signal } => launcher::die_of(signal),
         Ending::Exited { code } => Ok(ExitCode::from(code)),
@@ -485,4 +492,61 @@ fn end(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(exit_status(ending)))
         }
     }
+}
+
+/// The line with the times and reactions of the run.
+fn summary(report: &Report) -> String {
+    let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
+    let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
+        (Some(median), Some(p99)) => {
+            format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
+        }
+        _ => String::new(),
+    };
+    let ran = match borrowed_ns.zip(*overlapped_ns) {
+        Some((borrowed_ns, overlapped_ns)) => format!(
+            "borrowed {}, overlapped {}{}",
+            duration::show(borrowed_ns),
+            duration::show(overlapped_ns),
+            share_text(overlapped_ns, report.request_busy_ns)
+        ),
+        None => "borrowed and overlapped time was not measured".to_owned(),
+    };
+    format!(
+        "{}: {ran}, {naps} naps{}{}",
+        duration::show(report.wall_ns),
+        latency("reaction", reaction_ns),
+        latency("wake", wake_ns)
+    )
+}
+
+/// The line about live checks.
+fn live_summary(live: &Live) -> String {
+    let p99 = live.gap_ns.p99.map(|p99| format!(", probe p99 {}", duration::show(p99)));
+    let all: u64 = live.missed_by.values().sum();
+    let percent_of_all = |count: u64| count * 100 / all.max(1);
+    let by =
+        live.missed_by.iter().map(|(name, &count)| format!("{name} {}", percent_of_all(count)));
+    let by = by.collect::<Vec<_>>().join(", ");
+    let missed = live.missed * 1000 / live.drills.max(1);
+    let why = if by.is_empty() { String::new() } else { format!(" ({by} % of these)") };
+    let refused = live.refused.as_ref().map(|why| format!("; without checks: {why}"));
+    format!(
+        "live: checks at {} sites in {} processes{}, {}.{} % missed{why}, {} doorbells rung{}",
+        live.places.on,
+        live.processes,
+        p99.unwrap_or_default(),
+        missed / 10,
+        missed % 10,
+        live.bells,
+        refused.unwrap_or_default()
+    )
+}
+
+/// The overlapped time as a share of the time in which the request lanes were busy.
+fn share_text(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
+    let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns > 0) else { return String::new() };
+    let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);
+    let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);
+    format!(" ({percent}.{rest:02} % of the requests' time)")
 }

@@ -1,5 +1,5 @@
-//! `elfen status`: the batches that run now, what they have borrowed, and the fences that elfend
-//! holds.
+//! `elfen status`: lists the running batches, the time that they have borrowed, and the fences of
+//! elfend.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -20,16 +20,16 @@ use super::pause::RunDir;
 const AFTER: &str = "\
 Examples:
   elfen status --json | jq '.batches[].overlapped_ns'
-  elfen status --healthy     for health checks: 1 if a fence does not run";
+  elfen status --healthy     for health checks: status 1 unless every fence runs";
 
-/// List the batches that run now, and the fences
+/// List the running batches, and the fences
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
     #[command(flatten)]
     run_dir: RunDir,
 
-    /// Exit status 1 unless elfend answers and every fence of it runs
+    /// Exit status 1 unless elfend answers and all of its fences run
     #[arg(long)]
     healthy: bool,
 
@@ -41,16 +41,16 @@ pub(crate) struct Args {
 #[derive(Serialize)]
 struct Report {
     batches: Vec<BatchReport>,
-    /// Nothing where no elfend answers.
+    /// `None` if no elfend answers.
     elfend: Option<Fences>,
-    /// The fences that one has left then.
-    left: Vec<Left>,
-    /// Whether one is there, and does not answer.
+    /// If no elfend answers, the fences that it has left behind.
+    left: Vec<LeftFence>,
+    /// Whether elfend runs but does not answer.
     hangs: bool,
 }
 
 #[derive(Serialize)]
-struct Left {
+struct LeftFence {
     name: String,
     path: CgroupPath,
     frozen: bool,
@@ -61,7 +61,7 @@ struct BatchReport {
     pid: u32,
     program: String,
     keeper: u32,
-    /// What keeps it in its place.
+    /// What confines it to its lanes.
     level: &'static str,
     policy: Option<&'static str>,
     budget_ns: u64,
@@ -80,16 +80,16 @@ struct LaneReport {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let batches = batches(&args.run_dir)?.iter().map(report).collect();
-    // Of an elfend that hangs there is what it has noted, and then why that is all.
-    let (elfend, hangs) = match elfend(&args.run_dir) {
-        Ok(answered) => (answered, None),
+    // If elfend hangs, the report contains the records that it has written, and the command fails.
+    let (elfend, hangs) = match ask_elfend(&args.run_dir) {
+        Ok(answer) => (answer, None),
         Err(failure) => (None, Some(failure)),
     };
-    let left = if elfend.is_some() { Vec::new() } else { left(&args.run_dir)? };
+    let left = if elfend.is_some() { Vec::new() } else { left_fences(&args.run_dir)? };
     let report = Report { batches, elfend, left, hangs: hangs.is_some() };
-    let silent = args.healthy && report.elfend.is_none() && !report.hangs;
-    let silent = if silent { "no elfend answers\n" } else { "" };
-    elfen_console::output::print(out, args.json, &report, || report.text() + silent)?;
+    let is_absent = args.healthy && report.elfend.is_none() && !report.hangs;
+    let absent_line = if is_absent { "no elfend answers\n" } else { "" };
+    elfen_console::output::print(out, args.json, &report, || report.text() + absent_line)?;
     if let Some(failure) = hangs {
         return Err(failure);
     }
@@ -101,16 +101,16 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     })
 }
 
-/// What elfend says; `None` where there is none.
-fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
+/// The answer of elfend; `None` if no elfend runs.
+fn ask_elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
     let socket = run_dir.folder().socket();
     let failed = |why: &dyn std::fmt::Display| {
         let what = format!("asking elfend at {:?}", socket.display().to_string());
-        Failure::new(Status::Failed, what, why, "see what it has written")
+        Failure::new(Status::Failed, what, why, "read the log of elfend")
     };
     match ask(&socket, &Request::Status) {
         Ok(Answer::Status(status)) => Ok(Some(status)),
-        Ok(other) => Err(failed(&format!("it answers {other:?}"))),
+        Ok(other) => Err(failed(&format!("unexpected answer {other:?}"))),
         Err(error) => match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => Ok(None),
             _ => Err(failed(&error)),
@@ -118,24 +118,25 @@ fn elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
     }
 }
 
-/// What is noted of fences whose cgroup is still there.
-fn left(run_dir: &RunDir) -> Result<Vec<Left>, Failure> {
+/// The recorded fences whose cgroups still exist.
+fn left_fences(run_dir: &RunDir) -> Result<Vec<LeftFence>, Failure> {
     let folder = run_dir.folder();
-    let noted = folder.recorded_fences().map_err(|error| {
-        let what = format!("looking for fences in {:?}", folder.path().display().to_string());
+    let recorded = folder.recorded_fences().map_err(|error| {
+        let what = format!("finding fences in {:?}", folder.path().display().to_string());
         Failure::new(Status::Failed, what, error, "name another folder with --run-dir")
     })?;
-    let still = noted.into_iter().filter_map(|RecordedFence { name, path, freezer, .. }| {
-        let frozen = freezer.is_requested().ok()?;
-        Some(Left { name, path, frozen })
-    });
-    Ok(still.collect())
+    let existing =
+        recorded.into_iter().filter_map(|RecordedFence { name, path, freezer, .. }| {
+            let frozen = freezer.is_requested().ok()?;
+            Some(LeftFence { name, path, frozen })
+        });
+    Ok(existing.collect())
 }
 
 pub(super) fn batches(run_dir: &RunDir) -> Result<Vec<Batch>, Failure> {
     batches::batches(&run_dir.folder().socket()).map_err(|error| {
         let fix = "use a kernel with System V shared memory (CONFIG_SYSVIPC)";
-        Failure::new(Status::Unsupported, "looking for batches", error, fix)
+        Failure::new(Status::Unsupported, "finding batches", error, fix)
     })
 }
 
@@ -171,12 +172,16 @@ impl Report {
     }
 
     fn left_text(&self) -> String {
-        let line = |left: &Left| {
+        let line = |left: &LeftFence| {
             let state = match (self.hangs, left.frozen) {
                 (true, true) => "frozen; elfend does not say why",
-                (true, false) => "runs; elfend does not say whether it holds",
-                (false, true) => "frozen, as no elfend answers; start it, or `elfend --release`",
-                (false, false) => "runs, and no elfend guards it; start it, or `elfend --freeze`",
+                (true, false) => "runs; elfend does not say whether its guarantees hold",
+                (false, true) => {
+                    "frozen, as no elfend answers; start elfend, or run `elfend --release`"
+                }
+                (false, false) => {
+                    "runs, and no elfend guards it; start elfend, or run `elfend --freeze`"
+                }
             };
             format!("fence {}: {state}\n", left.name)
         };
@@ -206,7 +211,7 @@ impl Report {
     }
 }
 
-/// A line a fence, with why it does not run.
+/// A line for each fence, with the reason if it is frozen.
 fn fences_text(status: &Fences) -> String {
     let mut text = String::new();
     for fence in &status.fences {
@@ -219,14 +224,17 @@ fn fences_text(status: &Fences) -> String {
         let ran = ran.unwrap_or_default();
         text += &format!("fence {name}: CPUs {lanes}, processes {processes},{ran} {state}\n");
     }
-    for one in &status.confined {
-        text += &format!("service {}: {} on CPUs {}\n", one.service, one.path, one.cpus);
+    for confined in &status.confined {
+        text +=
+            &format!("service {}: {} on CPUs {}\n", confined.service, confined.path, confined.cpus);
     }
-    status.waiting.iter().for_each(|line| text += &format!("{line}\n"));
+    for line in &status.waiting {
+        text += &format!("{line}\n");
+    }
     text
 }
 
-/// A time that the kernel does not count is not shown as nothing.
+/// A dash for times that the kernel does not count, which differ from a time of 0.
 fn time_or_dash(ns: Option<u64>) -> String {
     ns.map_or("-".to_owned(), duration::show)
 }

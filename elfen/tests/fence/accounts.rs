@@ -1,4 +1,4 @@
-//! What a fence borrowed and overlapped, by elfend's own account.
+//! The account of elfend: the time that a fence has borrowed and overlapped.
 
 use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
@@ -9,15 +9,15 @@ use std::time::Duration;
 use elfen_machine::fence::status::LaneAccount;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, wait_until};
+use super::stage::{Fenced, NOBODY, comm, end, kill, ran_ns, require_fences, wait_until};
 
-/// Run times are brought up to date every tick, which comes every 10 ms at the least.
+/// The kernel updates run times at each tick, every 10 ms at the least.
 const LATE_NS: u64 = 20_000_000;
 
-/// Ends with the test, also with one that fails.
+/// A process that spins. It is killed when this drops.
 pub(crate) struct Spinner(Child);
 
-/// A run with guards of its own; likewise.
+/// A run with guards of its own. It ends when this drops.
 struct Run(Child);
 
 impl Spinner {
@@ -39,7 +39,7 @@ impl Drop for Spinner {
 }
 
 impl Run {
-    /// With what it says before its program runs.
+    /// Also returns the lines that the run prints before its program runs.
     fn start(fenced: &Fenced) -> (Self, String) {
         let words = ["run", "--lanes", "0:1", "--signal", "tasks", "--inject"];
         let mut command = fenced.command(env!("CARGO_BIN_EXE_elfen"), &words);
@@ -47,9 +47,9 @@ impl Run {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut run = Self(command.spawn().unwrap());
         let lines = BufReader::new(run.0.stderr.take().unwrap()).lines();
-        let said = lines.map(Result::unwrap).take_while(|line| line != "begun");
-        let said = said.collect::<Vec<_>>().join("\n");
-        (run, said)
+        let printed = lines.map(Result::unwrap).take_while(|line| line != "begun");
+        let printed = printed.collect::<Vec<_>>().join("\n");
+        (run, printed)
     }
 }
 
@@ -67,10 +67,10 @@ fn account(fenced: &Fenced) -> Option<LaneAccount> {
     accounts.into_iter().next()
 }
 
-/// What came to the fence's account until the batch had run for 300 ms: borrowed, overlapped, and
-/// at least and at most how much it ran, by the scheduler. Guards stand still meanwhile, for less
-/// than would be noticed: what else runs on this machine keeps its request lane busy.
-fn counted(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
+/// The additions to the fence's account until the batch has run for 300 ms: borrowed, overlapped,
+/// and the bounds of its run time by the scheduler. Guards are stopped meanwhile, for less time than
+/// elfend would notice, as other processes of the machine keep the request lane busy.
+fn measure_account(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
     let keeper = fenced.status().keeper.unwrap();
     let now = || (ran_ns(batch), account(fenced).unwrap(), ran_ns(batch));
     let before = now();
@@ -83,46 +83,47 @@ fn counted(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
         sleep(Duration::from_millis(100));
         after.0 - before.2 >= 300_000_000
     });
-    let of = |word: fn(&LaneAccount) -> u64| word(&after.1) - word(&before.1);
+    let added = |word: fn(&LaneAccount) -> u64| word(&after.1) - word(&before.1);
     let ran = after.0 - before.2 - LATE_NS..=after.2 - before.0 + LATE_NS;
-    (of(|one| one.borrowed_ns), of(|one| one.overlapped_ns), ran)
+    (added(|account| account.borrowed_ns), added(|account| account.overlapped_ns), ran)
 }
 
-/// Goal: what a fence ran, and how much of that beside a busy request lane, is counted, whoever
-/// else runs on its lane, and stays counted when its batch and its guards are gone. Method: the
-/// scheduler's own account of the batch, with a hog on the request lane and a stranger on the
-/// batch lane.
+/// Goal: the account contains the fence's run time, and its part next to a busy request lane. Other
+/// processes on the lane do not change it, and it stays after the end of batch and guards. Method:
+/// the scheduler's account of the batch, with a spinner on the request lane, and another on the
+/// batch lane outside of the fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn what_a_fence_ran_is_counted() {
+fn the_run_time_of_a_fence_is_counted() {
     require_fences();
     let mut fenced = Fenced::start_by_tasks();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    // It begins with the first switch after the daemon has asked for it.
+    // The account begins with the first switch after the daemon's request for it.
     let stranger = Spinner::on_cpu("1");
-    let begun = |one: LaneAccount| one.borrowed_ns + one.overlapped_ns > 0;
+    let begun = |account: LaneAccount| account.borrowed_ns + account.overlapped_ns > 0;
     wait_until("an account", || account(&fenced).is_some_and(begun));
-    assert!(account(&fenced).is_some_and(|one| (one.lane, one.request) == (1, 0)));
-    let (borrowed, overlapped, ran) = counted(&fenced, batch.id());
+    assert!(account(&fenced).is_some_and(|account| (account.lane, account.request) == (1, 0)));
+    let (borrowed, overlapped, ran) = measure_account(&fenced, batch.id());
     assert!(ran.contains(&(borrowed + overlapped)), "{borrowed} + {overlapped}: {ran:?}");
     drop(stranger);
 
-    let hog = Spinner::on_cpu("0");
-    let (alone, beside, ran) = counted(&fenced, batch.id());
-    println!("beside a hog: {beside} ns overlapped and {alone} ns borrowed of {ran:?} ns");
-    assert!(ran.contains(&beside) && alone <= LATE_NS, "{alone} + {beside}: {ran:?}");
-    drop(hog);
+    let spinner = Spinner::on_cpu("0");
+    let (borrowed, overlapped, ran) = measure_account(&fenced, batch.id());
+    println!(
+        "next to a spinner: {overlapped} ns overlapped, {borrowed} ns borrowed, {ran:?} ns run"
+    );
+    assert!(ran.contains(&overlapped) && borrowed <= LATE_NS, "{borrowed} + {overlapped}: {ran:?}");
+    drop(spinner);
 
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    end(&mut batch);
     wait_until("an empty fence", || fenced.fence().processes == 0);
     let left = account(&fenced).unwrap();
     let status = fenced.status();
     let before = status.requests.iter().find(|request| request.lane == 0).unwrap().busy_ns;
     kill(status.keeper.unwrap(), libc::SIGKILL);
-    wait_until("another keeper", || fenced.status().keepers_lost == 1);
-    fenced.wait_until_it_runs();
+    wait_until("a new guard process", || fenced.status().keepers_lost == 1);
+    fenced.wait_until_running();
     assert_eq!(account(&fenced), Some(left.clone()));
     wait_until("a busy request lane", || {
         fenced.status().requests.iter().any(|request| request.busy_ns > before)
@@ -137,36 +138,41 @@ fn what_a_fence_ran_is_counted() {
     let text = String::from_utf8(fenced.elfen(&["status"]).stdout).unwrap();
     assert!(text.contains("processes 0, borrowed ") && text.contains(", overlapped "), "{text}");
 
-    // The next daemon begins at 0: what was there it has not seen.
+    // The next daemon starts at 0: it did not observe the earlier run time.
     fenced.end_daemon();
     fenced.restart();
     wait_until("an account", || account(&fenced).is_some());
-    let anew = account(&fenced).unwrap();
-    assert_eq!((anew.borrowed_ns, anew.overlapped_ns), (0, 0), "{left:?}");
+    let restarted = account(&fenced).unwrap();
+    assert_eq!((restarted.borrowed_ns, restarted.overlapped_ns), (0, 0), "{left:?}");
 }
 
-/// Goal: who comes when all accounts of a lane are others' is told that nothing is counted. Method:
-/// a fence and runs, as many as a lane has accounts for, and one more of either.
+/// Goal: a run or fence that finds all accounts of a lane in use is warned that its time is not
+/// counted. Method: a fence and as many runs as a lane has accounts for, and one more of either.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn who_is_not_counted_is_told() {
-    const TOLD: &str = "CPU 1: what this batch runs there is not counted, as 3 others' there is";
+fn a_batch_without_an_account_is_warned() {
+    const WARNING: &str = "CPU 1: what this batch runs there is not counted, as 3 others' there is";
     require_fences();
     let mut fenced = Fenced::start_by_tasks();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     wait_until("an account", || account(&fenced).is_some());
     let runs = [0; 2].map(|_| Run::start(&fenced));
-    assert!(runs.iter().all(|(_, said)| !said.contains(TOLD)), "{}, {}", runs[0].1, runs[1].1);
-    let (last, said) = Run::start(&fenced);
-    assert!(said.contains(TOLD), "{said}");
+    assert!(
+        runs.iter().all(|(_, printed)| !printed.contains(WARNING)),
+        "{}, {}",
+        runs[0].1,
+        runs[1].1
+    );
+    let (last, printed) = Run::start(&fenced);
+    assert!(printed.contains(WARNING), "{printed}");
     drop(last);
-    assert!(!fenced.said().contains(TOLD), "{}", fenced.said());
+    assert!(!fenced.log().contains(WARNING), "{}", fenced.log());
     fenced.end_daemon();
-    let (_last, said) = Run::start(&fenced);
-    assert!(!said.contains(TOLD), "{said}");
+    let (_last, printed) = Run::start(&fenced);
+    assert!(!printed.contains(WARNING), "{printed}");
     fenced.restart();
-    let told = format!("fence \"batch\": {TOLD}");
-    wait_until("saying so", || fenced.said().contains(&told));
-    assert_eq!(fenced.said().matches(TOLD).count(), 1, "{}", fenced.said());
+    let warning = format!("fence \"batch\": {WARNING}");
+    wait_until("the warning", || fenced.log().contains(&warning));
+    assert_eq!(fenced.log().matches(WARNING).count(), 1, "{}", fenced.log());
     assert_eq!(account(&fenced), None);
 }

@@ -1,4 +1,4 @@
-//! Containers that know nothing of fences, in one by their parent cgroup.
+//! Containers whose parent cgroup is a fence. Their engines know nothing of fences.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,40 +12,42 @@ use tempfile::TempDir;
 use super::SPIN;
 use super::needs;
 use super::stage::{
-    Fenced, Own, borrows, comm, idle_share, kill, ran_ns, require_fences, share, wait_until,
+    Fenced, OwnCgroup, comm, idle_share, kill, ran_ns, require_fences, wait_until,
+    wait_until_borrowing,
 };
 
 pub(crate) const PODMAN: [&str; 3] = ["podman", "runc", "busybox"];
 const BY_CRUN: [&str; 3] = ["podman", "crun", "busybox"];
 const CONTAINERD: [&str; 4] = ["containerd", "ctr", "runc", "busybox"];
 
-/// What runs a container in a cgroup, up to its options; it keeps its files in the folder.
-pub(crate) fn podman(folder: &Path, parent: &Own) -> Command {
+/// The command that runs a container in a cgroup, up to the options of the container. podman keeps
+/// its files in the folder.
+pub(crate) fn podman(folder: &Path, parent: &OwnCgroup) -> Command {
     with_options(Command::new("podman"), "runc", folder, parent)
 }
 
-/// The same by crun, which takes hierarchies of one version: where a machine has both, it sees
-/// those of version 1 alone.
-fn podman_by_crun(folder: &Path, parent: &Own) -> Command {
+/// The same with crun, which requires hierarchies of one version. On a machine with both, crun sees
+/// only those of version 1.
+fn podman_by_crun(folder: &Path, parent: &OwnCgroup) -> Command {
     let mut podman = Command::new("unshare");
     let script = "umount /sys/fs/cgroup/unified 2>&-; exec podman \"$@\"";
     podman.args(["--mount", "sh", "-c", script, "sh"]);
     with_options(podman, "crun", folder, parent)
 }
 
-fn with_options(mut podman: Command, runtime: &str, folder: &Path, parent: &Own) -> Command {
+fn with_options(mut podman: Command, runtime: &str, folder: &Path, parent: &OwnCgroup) -> Command {
     for (option, inside) in [("--root", "root"), ("--runroot", "runroot"), ("--tmpdir", "tmp")] {
         podman.arg(option).arg(folder.join(inside));
     }
     podman.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
     podman.args(["--runtime", runtime, "run", "--rm", "--network", "none"]);
-    // Where root has no CAP_SYS_RESOURCE, an engine's own limits are too high.
+    // The default limits of the engine are too high for root without CAP_SYS_RESOURCE.
     podman.args(["--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000"]);
     podman.args(["--cgroup-parent", parent.0.path.as_str()]);
     podman
 }
 
-/// A daemon of containerd's with a folder and a socket of its own.
+/// A containerd with its own folder and socket.
 struct Containerd {
     daemon: Child,
     folder: PathBuf,
@@ -71,8 +73,8 @@ impl Containerd {
         started
     }
 
-    /// What runs a container in a cgroup.
-    fn ctr(&self, image: &Path, parent: &Own) -> Command {
+    /// The command that runs a container in a cgroup.
+    fn ctr(&self, image: &Path, parent: &OwnCgroup) -> Command {
         let mut ctr = Command::new("ctr");
         ctr.arg("--address").arg(self.folder.join("socket"));
         ctr.args(["run", "--rm", "--cgroup", parent.0.path.child("ctr").as_str(), "--rootfs"]);
@@ -88,8 +90,8 @@ impl Drop for Containerd {
     }
 }
 
-/// A container's files: one shell, and room for the host's programs.
-fn image(folder: &Path) -> PathBuf {
+/// Makes the files of a container: a shell, and mount points for the host's programs.
+fn make_image(folder: &Path) -> PathBuf {
     let image = folder.join("image");
     for inside in ["bin", "checked", "dev", "etc", "proc", "run/elfen", "sys", "tmp", "usr"] {
         fs::create_dir_all(image.join(inside)).unwrap();
@@ -102,24 +104,25 @@ fn image(folder: &Path) -> PathBuf {
     image
 }
 
-/// A container that runs in a cgroup. It ends with this, and has its engine clean up after it.
+/// A container that runs in a cgroup. When this drops, it kills the container's processes and waits
+/// for the engine to clean up.
 pub(crate) struct Contained {
     engine: Child,
     parent: Group,
-    /// Its process that was looked for.
+    /// The process with the name that `start` waited for.
     pub(crate) process: u32,
 }
 
 impl Contained {
-    /// Once it has a process of this name. `engine` runs it, and has its output go nowhere.
-    pub(crate) fn start(engine: &mut Command, parent: &Own, name: &str) -> Self {
+    /// Runs `engine`, and waits for a process of this name in the cgroup.
+    pub(crate) fn start(engine: &mut Command, parent: &OwnCgroup, name: &str) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         engine.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.reopen().unwrap());
         let parent = Group::new(&Hierarchies::read().unwrap(), parent.0.path.clone());
         let mut contained = Self { engine: engine.spawn().unwrap(), parent, process: 0 };
         let mut inside = None;
         wait_until("a container", || {
-            assert!(contained.goes_on(), "{}", fs::read_to_string(log.path()).unwrap());
+            assert!(contained.is_running(), "{}", fs::read_to_string(log.path()).unwrap());
             let all = contained.parent.processes().unwrap();
             inside = all.into_iter().find(|process| comm(*process) == name);
             inside.is_some()
@@ -128,7 +131,7 @@ impl Contained {
         contained
     }
 
-    pub(crate) fn goes_on(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.engine.try_wait().unwrap().is_none()
     }
 }
@@ -137,10 +140,10 @@ impl Drop for Contained {
     fn drop(&mut self) {
         let began = Instant::now();
         while matches!(self.engine.try_wait(), Ok(None)) {
-            // Of a test that failed, with the fence frozen.
+            // A failed test may have left the fence frozen.
             self.parent.freezer().thaw().ok();
             let inside = self.parent.processes().unwrap_or_default();
-            // Podman's is in it as well, and unmounts what was the container's.
+            // conmon of podman is in the cgroup too, and unmounts the container's files.
             let own = inside.into_iter().filter(|process| comm(*process) != "conmon");
             own.for_each(|process| kill(process, libc::SIGKILL));
             if began.elapsed() > Duration::from_secs(30) {
@@ -153,10 +156,10 @@ impl Drop for Contained {
     }
 }
 
-/// A fence that runs, and what an engine has beside it.
+/// A running fence, and the files of an engine.
 pub(crate) struct Stage {
-    /// Before the fence, whose own cgroups go with it.
-    _elsewhere: Elsewhere,
+    /// Drops before the fence, which removes only its own cgroups.
+    _elsewhere: LeftoverCgroups,
     pub(crate) fenced: Fenced,
     pub(crate) folder: TempDir,
     pub(crate) image: PathBuf,
@@ -167,19 +170,20 @@ impl Stage {
         require_fences();
         needs::programs(programs);
         let folder = tempfile::tempdir().unwrap();
-        let image = image(folder.path());
+        let image = make_image(folder.path());
         let fenced = start();
-        fenced.wait_until_it_runs();
-        Self { _elsewhere: Elsewhere(fenced.heavy.0.path.clone()), fenced, folder, image }
+        fenced.wait_until_running();
+        Self { _elsewhere: LeftoverCgroups(fenced.heavy.0.path.clone()), fenced, folder, image }
     }
 }
 
-/// An engine makes its cgroups in hierarchies that a fence does not take, too.
-struct Elsewhere(CgroupPath);
+/// The path of cgroups that an engine also makes in hierarchies that a fence does not use. Removes
+/// them when it drops.
+struct LeftoverCgroups(CgroupPath);
 
-impl Drop for Elsewhere {
+impl Drop for LeftoverCgroups {
     fn drop(&mut self) {
-        // Of an engine that ends a while after its container, or of a test that failed.
+        // Processes of an engine that ends after its container, or of a failed test.
         const PATIENCE: Duration = Duration::from_secs(3);
         let own = Group::new(&Hierarchies::read().unwrap(), self.0.clone()).folders();
         let began = Instant::now();
@@ -206,17 +210,9 @@ impl Drop for Elsewhere {
     }
 }
 
-/// What a process gets of a lane that a guard holds, per mille: the median of three.
-fn of_a_held_lane(fenced: &Fenced, process: u32) -> u64 {
-    wait_until("a guard", || fenced.guard().is_some());
-    let mut busy = [0; 3].map(|_: u64| share(process, fenced.guard().unwrap()));
-    busy.sort_unstable();
-    busy[1]
-}
-
-/// A container's process borrows while the request lane idles, is on the lane alone, whatever it
-/// asks for, gets next to nothing of a held lane, and stands still in a pause.
-fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
+/// Asserts that a container's process borrows while the request lane idles, runs only on its lane
+/// whatever affinity it sets, gets next to nothing of a held lane, and is frozen by a pause.
+fn assert_fenced(fenced: &Fenced, process: u32, engine: &str) {
     let first = idle_share(process);
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     assert!(status.contains("Cpus_allowed_list:\t1\n"), "{status}");
@@ -225,7 +221,7 @@ fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
     assert!(!elsewhere.status.success(), "{elsewhere:?}");
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
-    let busy = of_a_held_lane(fenced, process);
+    let busy = fenced.held_share(process);
     worker.end();
     let again = idle_share(process);
     println!(
@@ -234,70 +230,70 @@ fn is_fenced(fenced: &Fenced, process: u32, engine: &str) {
     );
     assert!(fenced.elfen(&["pause"]).status.success());
     std::thread::sleep(Duration::from_millis(100));
-    let stands = ran_ns(process);
+    let frozen_at_ns = ran_ns(process);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(ran_ns(process), stands);
+    assert_eq!(ran_ns(process), frozen_at_ns);
     assert!(fenced.elfen(&["resume"]).status.success());
-    borrows(process);
+    wait_until_borrowing(process);
     assert!(busy <= 30, "{busy}");
 }
 
-/// Goal: a container with root inside is fenced by its parent cgroup alone, and would not be
-/// without. Method: podman with runc, in the fence and then in a cgroup beside it, on the same
-/// lane; what the scheduler says of its process.
+/// Goal: a container with root inside is fenced by its parent cgroup, and only by that. Method:
+/// podman with runc, in the fence and then in a sibling cgroup on the same lane; the scheduler's
+/// account of its process.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn a_container_is_fenced_by_its_parent() {
     let stage = Stage::of(&PODMAN, Fenced::start);
     let Stage { fenced, folder, image, .. } = &stage;
-    let runs = |parent: &Own, options: &[&str]| {
+    let start = |parent: &OwnCgroup, options: &[&str]| {
         let mut podman = podman(folder.path(), parent);
         podman.args(options).arg("--rootfs").arg(image).args(["/bin/sh", "-c", SPIN]);
         Contained::start(&mut podman, parent, "sh")
     };
-    let inside = runs(&fenced.fence, &[]);
-    is_fenced(fenced, inside.process, "podman");
+    let inside = start(&fenced.fence, &[]);
+    assert_fenced(fenced, inside.process, "podman");
 
-    let beside = fenced.heavy.child("beside");
-    beside.0.make().unwrap();
-    let outside = runs(&beside, &["--cpuset-cpus", "1"]);
+    let sibling = fenced.heavy.child("beside");
+    sibling.0.make().unwrap();
+    let outside = start(&sibling, &["--cpuset-cpus", "1"]);
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
-    // A group that has just begun waits for its first turn for up to seconds.
+    // A new group may wait for its first time slice for seconds.
     let mut busy = 0;
-    wait_until("a share of its own", || {
-        busy = of_a_held_lane(fenced, outside.process);
+    wait_until("a share of the lane", || {
+        busy = fenced.held_share(outside.process);
         busy >= 100
     });
     println!("the same without the fence as its parent: {busy} per mille");
     worker.end();
 }
 
-/// Goal: the same by another runtime. Method: podman with crun.
+/// Goal: a container of another runtime is fenced too. Method: podman with crun.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, podman and crun"]
 fn a_container_by_crun_is_fenced() {
     let stage = Stage::of(&BY_CRUN, Fenced::start);
     let Stage { fenced, folder, image, .. } = &stage;
     let mut podman = podman_by_crun(folder.path(), &fenced.fence);
-    // Where crun's first process is killed, podman waits 20 s for word of its end.
+    // If crun's first process is killed, podman waits 20 s for the notification of its end.
     let spin = format!("trap exit TERM; {SPIN}");
     podman.arg("--rootfs").arg(image).args(["/bin/sh", "-c", &spin]);
     let mut inside = Contained::start(&mut podman, &fenced.fence, "sh");
-    is_fenced(fenced, inside.process, "podman by crun");
+    assert_fenced(fenced, inside.process, "podman by crun");
     kill(inside.process, libc::SIGTERM);
-    wait_until("its end", || !inside.goes_on());
+    wait_until("its end", || !inside.is_running());
 }
 
-/// Goal: the same of another engine, by the cgroup that it is told. Method: containerd and its
-/// command.
+/// Goal: a container of another engine is fenced too. Method: containerd and its command, with the
+/// cgroup as an option.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, containerd"]
-fn a_container_of_containerds_is_fenced() {
+fn a_container_of_containerd_is_fenced() {
     let stage = Stage::of(&CONTAINERD, Fenced::start);
     let Stage { fenced, folder, image, .. } = &stage;
     let containerd = Containerd::start(folder.path());
     let mut ctr = containerd.ctr(image, &fenced.fence);
     let ctr = Contained::start(ctr.args(["/bin/sh", "-c", SPIN]), &fenced.fence, "sh");
-    is_fenced(fenced, ctr.process, "containerd");
+    assert_fenced(fenced, ctr.process, "containerd");
 }

@@ -1,4 +1,4 @@
-/* Asks elfend for its pages, tries to spoil each, and says the number of the error that it got. */
+/* Requests the pages of elfend, tries to damage each, and prints the error numbers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 	for (each = 0; each < count; each++) {
 		void *page;
 
-		/* What has no seals is the task map and its link, which have no length. */
+		/* Task map and link have no seals, as they have no length. */
 		if (fcntl(files[each], F_GET_SEALS) < 0)
 			continue;
 		page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, files[each], 0);

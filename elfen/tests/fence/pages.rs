@@ -1,5 +1,5 @@
-//! Programs with checks of their own in a fence: elfend hands them what they check by, wherever
-//! they are, and nobody else.
+//! Programs with checks in a fence: elfend passes them the pages that checks read, and refuses
+//! other processes. Also the settings of lent lanes, and the fence that `elfen run` uses by default.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -15,13 +15,15 @@ use elfen_rt::pages::{self, Pages};
 use elfen_rt::signal::lane::LaneState;
 
 use super::preload;
-use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, share, wait_until};
+use super::stage::{
+    AS_NOBODY, Fenced, NOBODY, comm, end, kill, ran_ns, require_fences, run, wait_until,
+};
 
 pub(crate) const PROGRAM: &str = "checked";
 const LIBRARY: &str = "libelfen_preload.so";
 
-/// The program, the preload library, and the file in which the program writes down the time: for
-/// every user.
+/// A folder that every user can read: the program, the preload library, and the file in which the
+/// program writes the time.
 pub(crate) struct Checked {
     pub(crate) folder: tempfile::TempDir,
 }
@@ -57,12 +59,12 @@ impl Checked {
         u64::from_ne_bytes(word)
     }
 
-    pub(crate) fn goes_on(&self) {
+    pub(crate) fn wait_for_progress(&self) {
         let before = self.last_ns();
-        wait_until("the program gets on", || self.last_ns() > before);
+        wait_until("progress of the program", || self.last_ns() > before);
     }
 
-    /// Started by these words.
+    /// Starts the program by these words.
     fn start(&self, fenced: &Fenced, words: &[&str]) -> Child {
         let mut command = fenced.command(words[0], &words[1..]);
         command.arg(self.file(PROGRAM)).arg(self.last_file()).current_dir("/");
@@ -72,43 +74,38 @@ impl Checked {
         child
     }
 
-    fn in_fence(&self, fenced: &Fenced) -> Child {
-        self.in_fence_by(fenced, &[])
+    fn start_in_fence(&self, fenced: &Fenced) -> Child {
+        self.start_in_fence_by(fenced, &[])
     }
 
-    /// Started in the fence by these words.
-    fn in_fence_by(&self, fenced: &Fenced, words: &[&str]) -> Child {
+    /// Starts the program in the fence by these words.
+    fn start_in_fence_by(&self, fenced: &Fenced, words: &[&str]) -> Child {
         let elfen = env!("CARGO_BIN_EXE_elfen");
         let run = [elfen, "run", "--fence", "batch", "--user", NOBODY, "--"];
         self.start(fenced, &[&run, words].concat())
     }
 }
 
-fn end(mut child: Child) {
-    kill(child.id(), libc::SIGKILL);
-    child.wait().unwrap();
-}
-
-/// What elfend hands out, as root gets it.
-pub(crate) fn handed(fenced: &Fenced) -> Pages {
+/// The pages of elfend, as root gets them.
+pub(crate) fn handed_pages(fenced: &Fenced) -> Pages {
     let socket = fenced.run_dir().join("elfend.sock");
     let answer = pages::request_pages(socket.as_os_str().as_bytes(), Access::Read).unwrap();
     answer.pages.into_iter().flatten().next().unwrap()
 }
 
-/// Whether a process has come for its pages.
-pub(crate) fn is_checked(pages: &Pages) -> bool {
+/// Whether a process has requested its pages.
+pub(crate) fn has_fetched_pages(pages: &Pages) -> bool {
     pages.lanes.slot(0).unwrap().check_nap.load(Relaxed) != 0
 }
 
-pub(crate) fn naps(pages: &Pages) -> bool {
+pub(crate) fn is_napping(pages: &Pages) -> bool {
     let state = pages.lanes.slot(0).unwrap().state();
     state.is_some_and(|(state, _)| state == LaneState::Napping)
 }
 
-/// The program runs on its lane, and does nothing, though no guard holds the lane: they stand still
-/// meanwhile, for less than would be noticed.
-pub(crate) fn stands_by_itself(fenced: &Fenced, program: u32, checked: &Checked) {
+/// Asserts that the program naps: it gets its lane and makes no progress, while no guard holds the
+/// lane. Guards are stopped meanwhile, for less time than elfend would notice.
+pub(crate) fn assert_naps_unguarded(fenced: &Fenced, program: u32, checked: &Checked) {
     let keeper = fenced.status().keeper.unwrap();
     let (before, ran) = (checked.last_ns(), ran_ns(program));
     wait_until("time on the lane", || {
@@ -121,91 +118,88 @@ pub(crate) fn stands_by_itself(fenced: &Fenced, program: u32, checked: &Checked)
     assert_eq!(checked.last_ns(), before, "a napping program makes no progress");
 }
 
-/// Goal: a program with checks naps in them, needs no guard for that, and is given pages after a
-/// restart of elfend too; who is outside is given nothing. Method: a request on the service's page,
-/// guards that stand still, and the same program outside of the fence.
+/// Goal: a program with checks naps in them without help of a guard, and receives pages after a
+/// restart of elfend too. Programs outside receive none. Method: a request on the service's page,
+/// stopped guards, and the same program outside of the fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_program_with_checks_is_given_its_pages() {
+fn a_program_with_checks_receives_its_pages() {
     require_fences();
     let checked = Checked::build();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
-    let pages = handed(&fenced);
+    fenced.wait_until_running();
+    let pages = handed_pages(&fenced);
     let socket = fenced.run_dir().join("elfend.sock");
     let variable = format!("ELFEN_SOCKET={}", socket.display());
-    let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
-    let outside = [&nobody[..], &["env", &variable]].concat();
-    let outside = checked.start(&fenced, &outside);
-    checked.goes_on();
-    assert!(!is_checked(&pages), "nobody outside is given pages");
-    end(outside);
+    let outside = [&["setpriv"], &AS_NOBODY[..], &["env", &variable]].concat();
+    let mut outside = checked.start(&fenced, &outside);
+    checked.wait_for_progress();
+    assert!(!has_fetched_pages(&pages), "a process outside receives no pages");
+    end(&mut outside);
 
-    let inside = checked.in_fence(&fenced);
-    checked.goes_on();
-    assert!(is_checked(&pages));
+    let mut inside = checked.start_in_fence(&fenced);
+    checked.wait_for_progress();
+    assert!(has_fetched_pages(&pages));
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
-    wait_until("a nap", || naps(&pages));
-    stands_by_itself(&fenced, inside.id(), &checked);
+    wait_until("a nap", || is_napping(&pages));
+    assert_naps_unguarded(&fenced, inside.id(), &checked);
     worker.end();
     drop(worker);
-    checked.goes_on();
+    checked.wait_for_progress();
 
     fenced.end_daemon();
     fenced.restart();
-    fenced.wait_until_it_runs();
-    checked.goes_on();
-    end(inside);
-    let pages = handed(&fenced);
-    assert!(!is_checked(&pages), "they are others");
-    let again = checked.in_fence(&fenced);
-    checked.goes_on();
-    assert!(is_checked(&pages));
-    end(again);
+    fenced.wait_until_running();
+    checked.wait_for_progress();
+    end(&mut inside);
+    let pages = handed_pages(&fenced);
+    assert!(!has_fetched_pages(&pages), "the new daemon has new pages");
+    let mut again = checked.start_in_fence(&fenced);
+    checked.wait_for_progress();
+    assert!(has_fetched_pages(&pages));
+    end(&mut again);
 }
 
-/// Goal: a program whose library finds no elfend runs as without it, and its guard holds the lane
-/// all the same. Method: a socket that is not there, beside a request; and no daemon any more.
+/// Goal: a program whose library finds no elfend runs without checks, and its guard still holds the
+/// lane. Method: a missing socket, next to a request; and then no daemon.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_that_finds_no_elfend_runs_unchecked() {
     require_fences();
     let checked = Checked::build();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
-    let pages = handed(&fenced);
+    fenced.wait_until_running();
+    let pages = handed_pages(&fenced);
     let nowhere = "ELFEN_SOCKET=/nonexistent/elfend.sock";
-    let program = checked.in_fence_by(&fenced, &["env", nowhere]);
-    checked.goes_on();
-    assert!(!is_checked(&pages));
+    let mut program = checked.start_in_fence_by(&fenced, &["env", nowhere]);
+    checked.wait_for_progress();
+    assert!(!has_fetched_pages(&pages));
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
-    wait_until("a guard", || fenced.guard().is_some());
-    let mut busy = [0; 3].map(|_: u64| share(program.id(), fenced.guard().unwrap()));
-    busy.sort_unstable();
+    let busy = fenced.held_share(program.id());
     worker.end();
     drop(worker);
-    end(program);
-    assert!(busy[1] <= 30, "{busy:?}");
+    end(&mut program);
+    assert!(busy <= 30, "{busy}");
 
     fenced.end_daemon();
     let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
     assert!(released.status.success(), "{released:?}");
     let socket = format!("ELFEN_SOCKET={}", fenced.run_dir().join("elfend.sock").display());
-    let program = checked.start(&fenced, &["env", &socket]);
-    checked.goes_on();
-    end(program);
+    let mut program = checked.start(&fenced, &["env", &socket]);
+    checked.wait_for_progress();
+    end(&mut program);
 }
 
-/// Goal: settings of elfend's lanes can be changed while it runs, by root alone. Method: `elfen
-/// set`, and what its pages say.
+/// Goal: root can change the settings of elfend's lanes while elfend runs. Method: `elfen set`, and
+/// the settings in the pages.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn root_changes_the_settings_of_lent_lanes() {
     require_fences();
     let fenced = Fenced::start();
-    let pages = handed(&fenced);
+    let pages = handed_pages(&fenced);
     let settings = || pages.control.slot(0).unwrap().settings().map(|(_, settings)| settings);
     let pid = fenced.daemon.id().to_string();
     let listed = String::from_utf8(fenced.elfen(&["status"]).stdout).unwrap();
@@ -213,15 +207,15 @@ fn root_changes_the_settings_of_lent_lanes() {
     let set = fenced.elfen(&["set", &pid, "--policy", "fixed-budget", "--budget", "3ms"]);
     assert!(set.status.success(), "{set:?}");
     assert_eq!(settings().unwrap().budget_ns, 3_000_000);
-    let said = fenced.elfen(&["top", "--once"]);
-    assert!(String::from_utf8_lossy(&said.stdout).contains("fixed-budget"), "{said:?}");
+    let printed = fenced.elfen(&["top", "--once"]);
+    assert!(String::from_utf8_lossy(&printed.stdout).contains("fixed-budget"), "{printed:?}");
 }
 
-/// Goal: each service's lanes have settings of their own. Method: two services, of which one has
-/// not come yet; those of one are set, by its name, and no other's.
+/// Goal: the lanes of each service have separate settings. Method: two services, of which one does
+/// not run yet; `elfen set --service` changes the settings of one.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn settings_are_each_services_own() {
+fn each_service_has_separate_settings() {
     require_fences();
     let mut fenced = Fenced::start_by_tasks();
     fenced.end_daemon();
@@ -241,36 +235,32 @@ fn settings_are_each_services_own() {
         let policy = ["--policy", "fixed-budget", "--budget", "3ms"];
         fenced.elfen(&[&["set"], words, &policy].concat())
     };
-    let beside = set(&["--service", "another"]);
-    assert!(beside.status.success(), "{beside:?}");
+    let one = set(&["--service", "another"]);
+    assert!(one.status.success(), "{one:?}");
     assert_eq!(budgets(), [0, 3_000_000]);
     let both = set(&[&fenced.daemon.id().to_string()]);
-    let said = String::from_utf8_lossy(&both.stderr);
-    assert!(both.status.code() == Some(2) && said.contains("several batches run"), "{said}");
+    let printed = String::from_utf8_lossy(&both.stderr);
+    assert!(both.status.code() == Some(2) && printed.contains("several batches run"), "{printed}");
     assert_eq!(set(&["--service", "none"]).status.code(), Some(2));
     assert!(set(&["--service", fenced.heavy.name()]).status.success());
     assert_eq!(budgets(), [3_000_000, 3_000_000]);
 }
 
-/// Goal: a run that names no lanes is elfend's, for who may use its fence, and refused to others;
-/// from inside of a fence it stays there; with `none` or lanes it has guards of its own, and a
-/// program of who asked `sudo`. Method: the first line of runs that are dry, of users, of root, and
-/// of a program in the fence; who the program is.
+/// Goal: a run without `--lanes` uses the fence of elfend if its user may enter it, and is refused
+/// otherwise. A run inside a fence stays there. With `--fence none` or `--lanes` a run has guards of
+/// its own, and its program runs as the user that called `sudo`. Method: the first line of dry runs
+/// of users, of root, and in the fence; the user id of the program.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_run_is_elfends_where_it_may_be() {
+fn a_run_uses_the_fence_of_elfend_by_default() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
     let elfen = elfen.as_str();
-    let said = |words: &[&str]| {
-        let output = fenced.command(words[0], &words[1..]).current_dir("/").output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        String::from_utf8_lossy(&said).into_owned()
-    };
+    let print_of = |words: &[&str]| run(fenced.command(words[0], &words[1..]).current_dir("/")).1;
     let in_fence = "fence batch on CPUs 1, level fence";
-    let by_user = said(&[elfen, "run", "--dry-run", "--user", NOBODY, "--", "true"]);
+    let by_user = print_of(&[elfen, "run", "--dry-run", "--user", NOBODY, "--", "true"]);
     assert!(by_user.contains(in_fence), "{by_user}");
     let mut sudo = fenced.command(elfen, &["run", "--dry-run", "--", "true"]);
     let by_sudo = sudo.env("SUDO_UID", NOBODY).output().unwrap();
@@ -279,8 +269,8 @@ fn a_run_is_elfends_where_it_may_be() {
     let own = [&["--fence", "none"][..], &["--lanes", "0:1"]];
     for options in own {
         let words = [&[elfen, "run", "--dry-run", "--user", NOBODY], options, &["--", "true"]];
-        let said = said(&words.concat());
-        assert!(!said.contains("level fence"), "{options:?}: {said}");
+        let printed = print_of(&words.concat());
+        assert!(!printed.contains("level fence"), "{options:?}: {printed}");
     }
     let mut sudo = fenced.command(elfen, &["run", "--lanes", "0:1", "--", "id", "-u"]);
     let by_sudo = sudo.env("SUDO_UID", NOBODY).output().unwrap();
@@ -290,8 +280,8 @@ fn a_run_is_elfends_where_it_may_be() {
     let refused = String::from_utf8_lossy(&gone.stderr);
     assert!(gone.status.code() == Some(2) && refused.contains("or --user root"), "{gone:?}");
 
-    // Who is in no fence and names no lanes would take all of them.
-    let nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", elfen, "run"];
+    // A run outside of fences that names no lanes would take all of them.
+    let nobody = [&["setpriv"], &AS_NOBODY[..], &[elfen, "run"]].concat();
     let refused: [(&[&str], &[&str], &str); 3] = [
         (&[elfen, "run"], &[], "a program that runs as root can leave its fence"),
         (&[elfen, "run", "--user", NOBODY], &["--poll-interval", "1ms"], "guards of its own"),
@@ -300,15 +290,15 @@ fn a_run_is_elfends_where_it_may_be() {
     for (by, options, why) in refused {
         let words = [by, options, &["--", "true"]].concat();
         let output = fenced.command(words[0], &words[1..]).current_dir("/").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(why), "{words:?}: {output:?}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && printed.contains(why), "{words:?}: {output:?}");
     }
 
     let script = format!(
         "{elfen} run -- sh -c 'echo it runs; grep {} /proc/self/cgroup'",
         fenced.fence.name()
     );
-    let inside = said(&[elfen, "run", "--user", NOBODY, "--", "sh", "-c", &script]);
+    let inside = print_of(&[elfen, "run", "--user", NOBODY, "--", "sh", "-c", &script]);
     assert_eq!(inside.matches(in_fence).count(), 2, "{inside}");
     assert!(inside.contains("it runs") && inside.contains(fenced.fence.name()), "{inside}");
 }

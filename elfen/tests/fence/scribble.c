@@ -1,7 +1,7 @@
 /*
- * Asks elfend for the pages of its lane, maps for writing what can be mapped so, and overwrites it
- * for ever. Arguments: the socket, and the word to write ("hotplug", "critical", "policy", "ipc"),
- * or "junk" for any value in any word. Prints how many pages it can write.
+ * Requests the pages of its lane from elfend, maps the writable ones, and keeps overwriting them.
+ * Arguments: the socket, and the word to write ("hotplug", "critical", "policy", "ipc"), or "junk"
+ * for random values in all words. Prints a line for each page that it can write.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-//! Settings that change while the daemon runs, services that are kept to their lanes, and undoing
-//! both.
+//! Settings that change while the daemon runs, and services that are confined to their request
+//! lanes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,29 +10,30 @@ use elfen_rt::service::Service;
 
 use super::SPIN;
 use super::stage::{
-    Fenced, NOBODY, Own, borrows, comm, kill, require_fences, settings, wait_until,
+    Fenced, NOBODY, OwnCgroup, comm, end, kill, require_fences, settings, wait_until,
+    wait_until_borrowing,
 };
 
-/// Of a process that publishes for another test: the name of its page.
+/// The variable that makes this test program a service; its value names the page.
 const PUBLISHES: &str = "FENCE_TEST_PUBLISHES";
 
 /// The settings of the stage, with `confine` for a service in a cgroup.
-fn confining(fenced: &Fenced, cgroup: &Own) -> String {
+fn confining_settings(fenced: &Fenced, cgroup: &OwnCgroup) -> String {
     let more = format!("lanes = \"0:1\"\ncgroup = \"{}\"\nconfine = true", cgroup.name());
     settings(fenced.heavy.name(), fenced.fence.name()).replacen("lanes = \"0:1\"", &more, 1)
 }
 
-fn allowed(process: u32) -> String {
+fn allowed_cpus(process: u32) -> String {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     line.unwrap_or_default().trim().to_owned()
 }
 
-/// A service that keeps itself to the batch lane.
-fn pinned(cgroup: &Own) -> Child {
+/// Starts a service that pins itself to the batch lane.
+fn start_pinned(cgroup: &OwnCgroup) -> Child {
     let script = format!("{} exec taskset -c 1 sh -c '{SPIN}'", cgroup.enter_script());
     let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap();
-    wait_until("a service", || allowed(child.id()) == "1");
+    wait_until("a service", || allowed_cpus(child.id()) == "1");
     child
 }
 
@@ -42,28 +43,28 @@ fn taskset(cpu: &str, process: u32) -> bool {
     command.status().unwrap().success()
 }
 
-/// Goal: a service with `confine` is on its request lane whatever it asks for, until it is let go;
-/// its settings come by SIGHUP, go by SIGHUP, and by `--release`. Method: one that pins itself to
-/// the batch lane; what the kernel says of it.
+/// Goal: a service with `confine` runs only on its request lane, whatever affinity it sets, until
+/// SIGHUP with other settings or `--release` ends the confinement. Method: a service that pins
+/// itself to the batch lane, and its affinity as the kernel reports it.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_service_is_kept_to_its_request_lane() {
+fn a_service_is_confined_to_its_request_lane() {
     require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let place = fenced.heavy.child("service");
     place.0.make().unwrap();
-    let mut service = pinned(&place);
+    let mut service = start_pinned(&place);
     let all = place.0.effective_cpus().unwrap();
     let plain = settings(fenced.heavy.name(), fenced.fence.name());
-    let kept = confining(&fenced, &place);
+    let kept = confining_settings(&fenced, &place);
     for round in 1..=2 {
         fenced.reload(&kept);
-        wait_until("its request lane", || allowed(service.id()) == "0");
-        assert!(!taskset("1", service.id()), "back to the batch lane");
-        wait_until("saying so", || !fenced.status().confined.is_empty());
+        wait_until("its request lane", || allowed_cpus(service.id()) == "0");
+        assert!(!taskset("1", service.id()), "it cannot return to the batch lane");
+        wait_until("the report", || !fenced.status().confined.is_empty());
         place.0.keep_to_parent().unwrap();
-        wait_until("being put back", || allowed(service.id()) == "0");
+        wait_until("being put back", || allowed_cpus(service.id()) == "0");
         wait_until("counting it", || fenced.status().confined[0].repaired == 1);
         let metrics = fenced.elfen(&["metrics", "--once"]);
         let metrics = String::from_utf8_lossy(&metrics.stdout).into_owned();
@@ -76,44 +77,44 @@ fn a_service_is_kept_to_its_request_lane() {
         let status = fenced.elfen(&["status"]);
         let text = String::from_utf8_lossy(&status.stdout).into_owned();
         assert!(text.contains(&format!("/{} on CPUs 0", place.name())), "{text}");
-        fenced.wait_until_it_runs();
+        fenced.wait_until_running();
         if round == 1 {
             fenced.reload(&plain);
-            wait_until("being let go", || place.0.effective_cpus().unwrap() == all);
+            wait_until("the end of the confinement", || place.0.effective_cpus().unwrap() == all);
             assert_eq!(fenced.status().confined, []);
             assert!(taskset("1", service.id()));
         }
     }
     let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
-    let said = fenced.says_in(&fenced.home, &check);
-    assert!(said.contains(&format!("cgroup /{}: ", place.name())), "{said}");
-    assert!(said.contains("kept to CPUs 0"), "{said}");
+    let printed = fenced.output_in(&fenced.home, &check);
+    assert!(printed.contains(&format!("cgroup /{}: ", place.name())), "{printed}");
+    assert!(printed.contains("kept to CPUs 0"), "{printed}");
 
-    // A stop leaves it where it is; the next start finds it.
+    // The confinement outlives a stop of elfend, and the next start finds it.
     fenced.end_daemon();
-    assert_eq!(allowed(service.id()), "0");
+    assert_eq!(allowed_cpus(service.id()), "0");
     fenced.restart();
     wait_until("finding it", || !fenced.status().confined.is_empty());
     fenced.end_daemon();
     let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
-    let said = String::from_utf8_lossy(&released.stdout);
-    assert!(released.status.success() && said.contains("may run anywhere"), "{released:?}");
+    let printed = String::from_utf8_lossy(&released.stdout);
+    assert!(released.status.success() && printed.contains("may run anywhere"), "{released:?}");
     assert_eq!(place.0.effective_cpus().unwrap(), all);
     assert!(taskset("1", service.id()));
     service.kill().unwrap();
     service.wait().unwrap();
 }
 
-/// Goal: settings that are wrong change nothing; a fence that has another name is the same fence,
-/// and one that is not named any more is an ordinary cgroup. Method: SIGHUP, with a batch inside.
+/// Goal: invalid settings change nothing. A fence with a new name stays the same fence, and a fence
+/// that is no longer listed becomes an ordinary cgroup. Method: SIGHUP, with a batch inside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn settings_are_read_anew() {
+fn sighup_reloads_the_settings() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    borrows(batch.id());
+    wait_until_borrowing(batch.id());
     let usual = settings(fenced.heavy.name(), fenced.fence.name());
     let keeper = fenced.status().keeper;
     let wrong = [
@@ -123,18 +124,18 @@ fn settings_are_read_anew() {
     ];
     for (what, text, why) in wrong {
         fenced.reload(&text);
-        let said = || fenced.said();
-        wait_until(what, || said().contains("stay as they were") && said().contains(why));
+        let log_has = |text: &str| fenced.log().contains(text);
+        wait_until(what, || log_has("stay as they were") && log_has(why));
         assert_eq!((fenced.status().keeper, fenced.fence().frozen), (keeper, None), "{what}");
     }
-    borrows(batch.id());
+    wait_until_borrowing(batch.id());
 
     fenced.reload(&usual.replace("\"batch\"", "\"night\""));
     wait_until("its new name", || fenced.fence().name == "night");
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     assert_ne!(fenced.status().keeper, keeper, "other guards");
     assert_eq!(fenced.fence().repaired, []);
-    borrows(batch.id());
+    wait_until_borrowing(batch.id());
     assert!(fenced.elfen(&["pause"]).status.success());
     let paused = fenced.elfen(&["resume"]);
     assert!(String::from_utf8_lossy(&paused.stdout).contains("resumed: night"), "{paused:?}");
@@ -145,13 +146,12 @@ fn settings_are_read_anew() {
     let group = &fenced.fence.0;
     assert!(!group.rank().unwrap().idle && !group.freezer().is_requested().unwrap());
     assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
-    borrows(batch.id());
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    wait_until_borrowing(batch.id());
+    end(&mut batch);
 }
 
-/// What is served at an address; nothing where nobody serves.
-fn scraped(address: SocketAddr) -> Option<String> {
+/// The metrics at an address; `None` if no process serves them.
+fn scrape(address: SocketAddr) -> Option<String> {
     let mut client = TcpStream::connect(address).ok()?;
     client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").ok()?;
     let mut text = String::new();
@@ -159,29 +159,29 @@ fn scraped(address: SocketAddr) -> Option<String> {
     Some(text)
 }
 
-/// Goal: elfend serves metrics where its settings say, by a process that may end without harm, and
-/// nowhere else; an address that is taken changes nothing. Method: settings with and without, a
-/// client, and a hand that kills who serves.
+/// Goal: elfend serves metrics only at the address of its settings, by a process that it replaces
+/// when that ends. A taken address changes nothing. Method: settings with and without an address, a
+/// client, and a kill of the serving process.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn metrics_are_served_where_the_settings_say() {
+fn metrics_are_served_at_the_address_of_the_settings() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let usual = settings(fenced.heavy.name(), fenced.fence.name());
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let served = format!("metrics = \"{address}\"\n{usual}");
     fenced.reload(&served);
-    let stays = || fenced.said().contains("the settings stay as they were: metrics at");
+    let stays = || fenced.log().contains("the settings stay as they were: metrics at");
     wait_until("refusing it", stays);
     drop(taken);
     fenced.reload(&served);
-    let says = |line: &str| scraped(address).is_some_and(|text| text.contains(line));
-    wait_until("a scrape", || says("elfen_elfend_up 1\n"));
-    wait_until("its fence", || says("elfen_fence_holds{fence=\"batch\",promise=\"place\"} 1\n"));
-    assert!(says("elfen_confinement{level=\"fence\"} 1\n"), "{:?}", scraped(address));
-    assert!(says("elfen_lane_offline{cpu=\"1\"} 0\n"), "{:?}", scraped(address));
+    let prints = |line: &str| scrape(address).is_some_and(|text| text.contains(line));
+    wait_until("a scrape", || prints("elfen_elfend_up 1\n"));
+    wait_until("its fence", || prints("elfen_fence_holds{fence=\"batch\",promise=\"place\"} 1\n"));
+    assert!(prints("elfen_confinement{level=\"fence\"} 1\n"), "{:?}", scrape(address));
+    assert!(prints("elfen_lane_offline{cpu=\"1\"} 0\n"), "{:?}", scrape(address));
     let children = || {
         let children = format!("/proc/{0}/task/{0}/children", fenced.daemon.id());
         let children = fs::read_to_string(children).unwrap();
@@ -194,10 +194,10 @@ fn metrics_are_served_where_the_settings_say() {
         panic!("{:?}", children())
     };
     kill(server, libc::SIGKILL);
-    wait_until("another", || children().iter().all(|child| *child != server));
-    wait_until("a scrape", || says("elfen_elfend_up 1\n"));
+    wait_until("another server", || children().iter().all(|child| *child != server));
+    wait_until("a scrape", || prints("elfen_elfend_up 1\n"));
     assert_eq!(fenced.fence().frozen, None);
-    // A watchdog that is started now has the listener too.
+    // A watchdog that starts now inherits the listener.
     let watchdog = || children().into_iter().find(|child| comm(*child) == "elfend-watchdog");
     let first = watchdog().unwrap();
     kill(first, libc::SIGKILL);
@@ -205,15 +205,15 @@ fn metrics_are_served_where_the_settings_say() {
     fenced.reload(&usual);
     wait_until("its end", || TcpStream::connect(address).is_err());
     fenced.reload(&served);
-    wait_until("a scrape", || says("elfen_elfend_up 1\n"));
+    wait_until("a scrape", || prints("elfen_elfend_up 1\n"));
 }
 
-/// Before the test runner begins: a process that was started to publish is no test.
+/// Runs before the test runner: a process that was started as a service runs no tests.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static PUBLISH_IF_ASKED: extern "C" fn() = publish_if_asked;
 
-/// Until it is killed.
+/// If the variable is set, publishes until this process is killed.
 extern "C" fn publish_if_asked() {
     let Ok(name) = std::env::var(PUBLISHES) else { return };
     let service = Service::open_with_mode(&name, 1, 0o644).unwrap();
@@ -223,11 +223,11 @@ extern "C" fn publish_if_asked() {
     }
 }
 
-/// Goal: a fence that holds a service's own process is refused. Method: a process that publishes,
-/// in a cgroup that the settings call a fence.
+/// Goal: a fence that contains a process of the service is refused. Method: a process that
+/// publishes, in a cgroup that the settings call a fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_fence_does_not_hold_its_service() {
+fn a_fence_with_its_service_inside_is_refused() {
     require_fences();
     let fenced = Fenced::start();
     let own = fenced.heavy.child("service");
@@ -246,7 +246,7 @@ fn a_fence_does_not_hold_its_service() {
     fs::write(fenced.settings_file(), settings(&page, own.name())).unwrap();
     let check = || {
         let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
-        fenced.says_in(&fenced.home, &check)
+        fenced.output_in(&fenced.home, &check)
     };
     let why = format!("holds process {} of service", service.id());
     wait_until("refusing it", || check().contains(&why));

@@ -1,8 +1,8 @@
-//! Jobs of Slurm in a fence: a cluster of one node, in a folder of its own.
+//! Jobs of Slurm in a fence: a cluster of one node, in a folder of the test.
 //!
-//! Under systemd, slurmd puts its jobs into a scope that is the fence. Here is none, so the daemon
-//! of each job's steps enters the fence by itself, as the guide has it for such machines. What only
-//! a machine with systemd and cgroups of version 2 shows, is said there.
+//! Under systemd, slurmd puts its jobs into a scope that is the fence. This test runs without
+//! systemd, so the step daemon of each job enters the fence itself, as the guide describes for such
+//! machines. `packaging/vm` tests Slurm with systemd and cgroups version 2.
 
 use std::fs;
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use elfen_machine::fence::status::Frozen;
 use super::needs;
 use super::preload;
 use super::stage::{
-    Fenced, NOBODY, Own, comm, idle_share, kill, require_fences, share, wait_until,
+    AS_NOBODY, Fenced, OwnCgroup, comm, idle_share, kill, require_fences, wait_until,
 };
 use super::stops::rounds;
 
@@ -25,7 +25,7 @@ const PACKAGED_LIBRARY: &str = "/usr/lib/elfen/libelfen_preload.so";
 /// A cluster whose only node is this machine.
 struct Cluster {
     folder: PathBuf,
-    cgroup: Own,
+    cgroup: OwnCgroup,
     munged: Child,
     controller: Child,
     node: Child,
@@ -35,20 +35,21 @@ fn packaged(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging/slurm").join(file)
 }
 
-/// What the guide has after these words of it, up to the end of the block.
-fn of_the_guide(after: &str) -> String {
+/// The text of the guide after these words, up to the end of the block.
+fn guide_text(after: &str) -> String {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs/guide.md");
     let guide = fs::read_to_string(guide).unwrap();
     let (_, rest) = guide.split_once(after).unwrap();
     rest.split_once("```").unwrap().0.to_owned()
 }
 
-fn script(file: &Path, text: &str) {
+fn write_script(file: &Path, text: &str) {
     fs::write(file, format!("#!/bin/sh\n{text}")).unwrap();
     fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The packaged lines, but for what takes systemd, with what a cluster needs besides.
+/// The packaged slurm.conf without the parts that require systemd, and the other lines that a
+/// cluster needs.
 fn configuration(folder: &Path, node: &str) -> String {
     let lines = fs::read_to_string(packaged("slurm.conf")).unwrap();
     let [health, prolog] = ["health", "prolog"].map(|name| folder.join(name));
@@ -96,8 +97,8 @@ impl Cluster {
         );
         let count = format!("echo >>{}/checks\n", folder.display());
         let health = format!("{ours}{count}exec {}\n", packaged("slurm-health").display());
-        script(&folder.join("health"), &health);
-        // Where this machine has what the package would install.
+        write_script(&folder.join("health"), &health);
+        // The paths of this build in place of those that the package installs.
         let prolog = fs::read_to_string(packaged("slurm-task-prolog")).unwrap();
         let socket = fenced.run_dir().join("elfend.sock").display().to_string();
         let library = preload::library().join("libelfen_preload.so").display().to_string();
@@ -106,10 +107,10 @@ impl Cluster {
             assert!(text.contains(from), "{from}");
             text.replace(from, to)
         });
-        script(&folder.join("prolog"), &prolog);
-        let steps = of_the_guide("$ cat /usr/local/lib/elfen-steps\n#!/bin/sh\n");
+        write_script(&folder.join("prolog"), &prolog);
+        let steps = guide_text("$ cat /usr/local/lib/elfen-steps\n#!/bin/sh\n");
         let steps = steps.replacen("--fence slurm", "--fence batch", 1);
-        script(&folder.join("steps"), &format!("{ours}{steps}"));
+        write_script(&folder.join("steps"), &format!("{ours}{steps}"));
         let key: Vec<u8> = (0..=255).collect();
         fs::write(folder.join("key"), key).unwrap();
         fs::set_permissions(folder.join("key"), fs::Permissions::from_mode(0o400)).unwrap();
@@ -126,7 +127,7 @@ impl Cluster {
         Self { folder, cgroup, munged, controller, node }
     }
 
-    fn node(folder: &Path, cgroup: &Own) -> Child {
+    fn node(folder: &Path, cgroup: &OwnCgroup) -> Child {
         let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         let name = name.trim().split('.').next().unwrap().to_owned();
         let steps = folder.join("steps").display().to_string();
@@ -145,26 +146,26 @@ impl Cluster {
         command.stdin(Stdio::null()).current_dir("/").output().unwrap()
     }
 
-    fn says(&self, words: &[&str]) -> String {
+    fn output_of(&self, words: &[&str]) -> String {
         let output = self.slurm(words);
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap().trim().to_owned()
     }
 
-    /// A job of an ordinary user's; its number.
+    /// Submits a job of an ordinary user. Returns its number.
     fn submit(&self, text: &str) -> String {
         let words = ["--parsable", "-p", "borrow", "-C", "elfen", "-o", "%j", "--wrap", text];
-        self.asked_by_nobody(&["sbatch"], &words)
+        self.submit_as_nobody(&["sbatch"], &words)
     }
 
-    /// From the folder of what jobs write.
-    fn asked_by_nobody(&self, sbatch: &[&str], words: &[&str]) -> String {
+    /// Submits from the folder with the output of jobs.
+    fn submit_as_nobody(&self, sbatch: &[&str], words: &[&str]) -> String {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
+        command.args(AS_NOBODY);
         command.args(sbatch).args(words).env("SLURM_CONF", self.folder.join("slurm.conf"));
         command.stdin(Stdio::null()).current_dir(self.folder.join("out"));
         let output = command.output().unwrap();
-        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-        let job = said.trim().trim_start_matches("Submitted batch job ").to_owned();
+        let printed = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        let job = printed.trim().trim_start_matches("Submitted batch job ").to_owned();
         assert!(job.parse::<u32>().is_ok(), "{job}");
         job
     }
@@ -174,14 +175,14 @@ impl Cluster {
     }
 
     fn state(&self, job: &str) -> String {
-        let said = self.says(&["scontrol", "--oneliner", "show", "job", job]);
-        let state = said.split_whitespace().find_map(|word| word.strip_prefix("JobState="));
-        state.unwrap_or(&said).to_owned()
+        let printed = self.output_of(&["scontrol", "--oneliner", "show", "job", job]);
+        let state = printed.split_whitespace().find_map(|word| word.strip_prefix("JobState="));
+        state.unwrap_or(&printed).to_owned()
     }
 
-    /// What Slurm calls the node's state.
-    fn condition(&self) -> String {
-        self.says(&["sinfo", "--noheader", "-o", "%T %E"])
+    /// The state of the node, and its reason.
+    fn node_state(&self) -> String {
+        self.output_of(&["sinfo", "--noheader", "-o", "%T %E"])
     }
 
     fn wait_for(&self, what: &str, done: impl Fn(&Self) -> bool) {
@@ -199,7 +200,7 @@ fn refs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-fn spawn(folder: &Path, cgroup: &Own, program: &str, words: &[&[&str]]) -> Child {
+fn spawn(folder: &Path, cgroup: &OwnCgroup, program: &str, words: &[&[&str]]) -> Child {
     let mut log = fs::File::options();
     let log = log.create(true).append(true).open(folder.join(format!("{program}.out"))).unwrap();
     let mut command = Command::new("sh");
@@ -218,13 +219,13 @@ impl Drop for Cluster {
     }
 }
 
-/// A job that spins until it is told to end, on its lane.
-struct Spinning {
+/// A job that spins on its lane until a file tells it to end.
+struct SpinningJob {
     job: String,
     process: u32,
 }
 
-impl Spinning {
+impl SpinningJob {
     fn start(cluster: &Cluster, fenced: &Fenced) -> Self {
         fs::remove_file(cluster.folder.join("out/end")).ok();
         let spin = "i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done";
@@ -246,22 +247,18 @@ impl Spinning {
         Self { job, process: inside.unwrap() }
     }
 
-    /// Idle, held and idle again; this happens while the lane is held.
-    fn is_fenced(&self, fenced: &Fenced, meanwhile: impl FnOnce()) {
+    /// Asserts that the job gets next to nothing of its lane while the lane is held. Runs
+    /// `meanwhile` while it is held.
+    fn assert_fenced(&self, fenced: &Fenced, meanwhile: impl FnOnce()) {
         let first = idle_share(self.process);
         let mut worker = fenced.service().claim(0, 0).unwrap();
         worker.begin(1);
-        wait_until("a guard", || fenced.guard().is_some());
-        let mut busy = [0; 3].map(|_: u64| share(self.process, fenced.guard().unwrap()));
-        busy.sort_unstable();
+        let busy = fenced.held_share(self.process);
         meanwhile();
         worker.end();
         let (job, again) = (&self.job, idle_share(self.process));
-        println!(
-            "job {job} of Slurm: {first} per mille idle, {} busy, {again} idle again",
-            busy[1]
-        );
-        assert!(busy[1] <= 30, "{busy:?}");
+        println!("job {job} of Slurm: {first} per mille idle, {busy} busy, {again} idle again");
+        assert!(busy <= 30, "{busy}");
     }
 
     fn end(self, cluster: &Cluster, fenced: &Fenced) {
@@ -273,61 +270,60 @@ impl Spinning {
     }
 }
 
-/// What slurmd says to who asks each second, and how long it took at the most.
-fn answers(cluster: &Cluster, seconds: usize) {
+/// Asserts that slurmd answers a request each second, and prints its longest time.
+fn assert_slurmd_answers(cluster: &Cluster, seconds: usize) {
     let mut longest = Duration::ZERO;
     for _ in 0..seconds {
         let began = Instant::now();
-        let said = cluster.says(&["scontrol", "show", "slurmd"]);
+        let printed = cluster.output_of(&["scontrol", "show", "slurmd"]);
         longest = longest.max(began.elapsed());
-        assert!(said.contains("Slurmd PID"), "{said}");
+        assert!(printed.contains("Slurmd PID"), "{printed}");
         std::thread::sleep(Duration::from_secs(1).saturating_sub(began.elapsed()));
     }
-    assert!(cluster.condition().starts_with("allocated"), "{}", cluster.condition());
+    assert!(cluster.node_state().starts_with("allocated"), "{}", cluster.node_state());
     println!("with the lane held for {seconds} s, slurmd answered within {longest:?}");
 }
 
-/// Goal: an unmodified Slurm's job borrows while the request lane idles, gets next to nothing of a
-/// held lane, ends as it should, also when its slurmd was started anew, and so does the next one;
-/// slurmd itself answers all the while, and a node whose fence does not hold takes no more. Method:
-/// slurmctld, slurmd and munge, jobs of an ordinary user's, one of them as the guide has it, and
-/// what the scheduler says of them.
+/// Goal: jobs of an unmodified Slurm borrow while the request lane idles, get next to nothing of a
+/// held lane, and end regularly, also after a restart of slurmd. slurmd answers meanwhile. A node
+/// whose fence does not hold accepts no jobs. Method: slurmctld, slurmd and munge; jobs of an
+/// ordinary user, one of them from the guide; and the scheduler's account of them.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups and Slurm"]
-fn jobs_of_slurms_are_fenced() {
+fn jobs_of_slurm_are_fenced() {
     require_fences();
     const SLURM: [&str; 7] =
         ["munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "scontrol", "make"];
     needs::programs(&SLURM);
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut cluster = Cluster::start(&fenced);
-    cluster.wait_for("a node", |cluster| cluster.condition().starts_with("idle"));
-    let first = Spinning::start(&cluster, &fenced);
-    first.is_fenced(&fenced, || cluster.restart_node());
+    cluster.wait_for("a node", |cluster| cluster.node_state().starts_with("idle"));
+    let first = SpinningJob::start(&cluster, &fenced);
+    first.assert_fenced(&fenced, || cluster.restart_node());
     first.end(&cluster, &fenced);
-    let second = Spinning::start(&cluster, &fenced);
-    second.is_fenced(&fenced, || answers(&cluster, rounds(3)));
+    let second = SpinningJob::start(&cluster, &fenced);
+    second.assert_fenced(&fenced, || assert_slurmd_answers(&cluster, rounds(3)));
     second.end(&cluster, &fenced);
 
     fenced.home.set_weight(1);
-    wait_until("finding it", || fenced.fence().frozen == Some(Frozen::Broken));
+    wait_until("the freeze", || fenced.fence().frozen == Some(Frozen::Broken));
     let before = cluster.checks();
-    cluster.wait_for("a drained node", |cluster| cluster.condition().starts_with("drained"));
+    cluster.wait_for("a drained node", |cluster| cluster.node_state().starts_with("drained"));
     println!("a node was drained within {} health checks", cluster.checks() - before);
-    let why = cluster.condition();
+    let why = cluster.node_state();
     assert!(why.contains("elfen: fence batch") && why.contains("has weight"), "{why}");
     fs::write(cluster.folder.join("out/Makefile"), "all:\n\t@echo made\n").unwrap();
-    let sbatch = of_the_guide("submit to the partition:\n\n   ```console\n   $ ");
-    let third = cluster.asked_by_nobody(&["sh", "-c", sbatch.lines().next().unwrap()], &[]);
+    let sbatch = guide_text("submit to the partition:\n\n   ```console\n   $ ");
+    let third = cluster.submit_as_nobody(&["sh", "-c", sbatch.lines().next().unwrap()], &[]);
     fenced.home.set_weight(100);
     cluster.wait_for("a node that is back", |cluster| cluster.state(&third) == "COMPLETED");
     let out = cluster.folder.join(format!("out/slurm-{third}.out"));
     assert_eq!(fs::read_to_string(out).unwrap(), "Cpus_allowed_list:\t1\nmade\n");
-    // What an operator drained stays so.
-    let name = cluster.says(&["sinfo", "--noheader", "-o", "%n"]);
+    // A node that an operator drained stays drained.
+    let name = cluster.output_of(&["sinfo", "--noheader", "-o", "%n"]);
     let node = format!("NodeName={name}");
-    cluster.says(&["scontrol", "update", &node, "State=DRAIN", "Reason=disk"]);
+    cluster.output_of(&["scontrol", "update", &node, "State=DRAIN", "Reason=disk"]);
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(cluster.condition(), "drained disk");
+    assert_eq!(cluster.node_state(), "drained disk");
 }

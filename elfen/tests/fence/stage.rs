@@ -1,7 +1,7 @@
-//! What the tests of fences play: a service on its page, an elfend with a folder and a cgroup of
-//! its own, batches in it, and an observer who reads what the kernel says.
+//! The stage of the fence tests: a service with its page, an elfend with its own folder and
+//! cgroups, batches in its fence, and readings of what the kernel reports.
 //!
-//! Whatever a test does, its fence is thawed, emptied and removed when it ends.
+//! At the end of each test its fence is thawed, emptied and removed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,20 +17,15 @@ use elfen_machine::process::threads_of;
 use elfen_rt::service::Service;
 
 use super::needs;
+pub(crate) use super::process::wait_until;
 
-/// A user who has nothing.
+/// A user without privileges or files.
 pub(crate) const NOBODY: &str = "65534";
 
-/// Waits for something that other processes do. A minute is for a machine that is busy.
-pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+/// The options of `setpriv` for user nobody.
+pub(crate) const AS_NOBODY: [&str; 5] = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
 
-/// Fails where no fence can be tested, with what is missing.
+/// Fails on machines that cannot test fences, with what is missing.
 #[track_caller]
 pub(crate) fn require_fences() {
     needs::root();
@@ -40,11 +35,11 @@ pub(crate) fn require_fences() {
     }
 }
 
-/// A cgroup of the test's own, which goes with everybody in it.
-pub(crate) struct Own(pub(crate) Group);
+/// A cgroup of the test. Dropping it kills its processes and removes it.
+pub(crate) struct OwnCgroup(pub(crate) Group);
 
-impl Own {
-    /// Not made yet.
+impl OwnCgroup {
+    /// Chooses a path. The cgroup does not exist yet.
     pub(crate) fn new(name: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
@@ -53,12 +48,12 @@ impl Own {
         Self(Group::new(&Hierarchies::read().unwrap(), path))
     }
 
-    /// One inside of this.
+    /// A cgroup inside of this one. It does not exist yet.
     pub(crate) fn child(&self, name: &str) -> Self {
         Self(Group::new(&Hierarchies::read().unwrap(), self.0.path.child(name)))
     }
 
-    /// What a shell runs to be in it.
+    /// The script by which a shell enters the cgroup.
     pub(crate) fn enter_script(&self) -> String {
         let folders = self.0.folders();
         folders
@@ -82,9 +77,9 @@ impl Own {
     }
 }
 
-impl Drop for Own {
+impl Drop for OwnCgroup {
     fn drop(&mut self) {
-        // The cgroup of a test that failed early may not be there.
+        // If a test fails early, the cgroup may not exist.
         for _ in 0..2_000 {
             self.0.freezer().thaw().ok();
             for process in self.0.processes().unwrap_or_default() {
@@ -99,34 +94,35 @@ impl Drop for Own {
     }
 }
 
-/// Waits until a process gets on: a batch on a lane that is lent.
-pub(crate) fn borrows(process: u32) {
+/// Waits until a process gets CPU time, as a batch does on a lent lane.
+pub(crate) fn wait_until_borrowing(process: u32) {
     let before = ran_ns(process);
     wait_until("borrowing", || ran_ns(process) > before + 2_000_000);
 }
 
-/// What a batch gets of a lane that idles, per mille: of a second in which others may have had
-/// theirs.
+/// The share of one second that a batch gets of an idle lane, per mille. Other processes may take
+/// some of it.
 pub(crate) fn idle_share(process: u32) -> u64 {
-    borrows(process);
+    wait_until_borrowing(process);
     let (before, began) = (ran_ns(process), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
     let passed = began.elapsed().as_nanos();
     u64::try_from(u128::from(ran_ns(process) - before) * 1000 / passed).unwrap()
 }
 
-/// An elfend that holds one fence, on lanes 0:1, beside a service of the test's own.
+/// An elfend with one fence, on lanes 0:1, next to a service of the test.
 ///
-/// Both are in a cgroup that outweighs what else runs here: an idle one gets nothing for minutes
-/// beside a compiler.
+/// Guards and fence are in a cgroup that outweighs other processes of the machine. Otherwise an
+/// idle cgroup may get no time for minutes, as next to a compiler.
 pub(crate) struct Fenced {
     pub(crate) daemon: Child,
     service: Option<Service>,
-    pub(crate) fence: Own,
-    pub(crate) home: Own,
-    pub(crate) heavy: Own,
+    pub(crate) fence: OwnCgroup,
+    pub(crate) home: OwnCgroup,
+    pub(crate) heavy: OwnCgroup,
     folder: tempfile::TempDir,
-    /// One at a time: they have the same lane, and what is idle gets little of a shared one.
+    /// Only one test runs at a time: all use the same lane, and an idle cgroup gets little of a
+    /// shared one.
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -145,14 +141,14 @@ impl Fenced {
         })
     }
 
-    /// With the cgroups of the guards and of the fence that this makes in the heavy one.
-    pub(crate) fn start_in(lay_out: impl FnOnce(&Own) -> (Own, Own)) -> Self {
+    /// `lay_out` makes the cgroups of the guards and of the fence in the heavy one.
+    pub(crate) fn start_in(lay_out: impl FnOnce(&OwnCgroup) -> (OwnCgroup, OwnCgroup)) -> Self {
         let mut fenced = Self::prepare(lay_out);
         fenced.wait_for_socket();
         fenced
     }
 
-    /// Its guards go by who runs, and not by the service's page.
+    /// Its guards read the task map, and not the service's page.
     pub(crate) fn start_by_tasks() -> Self {
         let mut fenced = Self::start();
         fenced.end_daemon();
@@ -166,13 +162,13 @@ impl Fenced {
         settings.replacen("signal = \"service\"", "signal = \"tasks\"", 1)
     }
 
-    fn prepare(lay_out: impl FnOnce(&Own) -> (Own, Own)) -> Self {
+    fn prepare(lay_out: impl FnOnce(&OwnCgroup) -> (OwnCgroup, OwnCgroup)) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
-        // Users look for the socket in it.
+        // Users open the socket in this folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let heavy = Own::new("heavy");
+        let heavy = OwnCgroup::new("heavy");
         heavy.0.make().unwrap();
         heavy.set_weight(10_000);
         let (home, fence) = lay_out(&heavy);
@@ -184,7 +180,7 @@ impl Fenced {
 
     pub(crate) fn wait_for_socket(&mut self) {
         wait_until("elfend's socket", || {
-            assert_eq!(self.daemon.try_wait().unwrap(), None, "{}", self.said());
+            assert_eq!(self.daemon.try_wait().unwrap(), None, "{}", self.log());
             self.ask(&Request::Status).is_some()
         });
     }
@@ -193,7 +189,7 @@ impl Fenced {
         self.service.as_ref().unwrap()
     }
 
-    /// A new daemon in the place of one that has ended.
+    /// Starts a new daemon after the last one has ended.
     pub(crate) fn restart(&mut self) {
         self.daemon = daemon(&self.home, self.folder.path()).spawn().unwrap();
         self.wait_for_socket();
@@ -207,8 +203,8 @@ impl Fenced {
         self.folder.path().join("log")
     }
 
-    /// What the daemon has written.
-    pub(crate) fn said(&self) -> String {
+    /// The lines that the daemon has written.
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap()
     }
 
@@ -219,7 +215,7 @@ impl Fenced {
     pub(crate) fn status(&self) -> Status {
         match self.ask(&Request::Status) {
             Some(Answer::Status(status)) => status,
-            other => panic!("{other:?}: {}", self.said()),
+            other => panic!("{other:?}: {}", self.log()),
         }
     }
 
@@ -228,7 +224,7 @@ impl Fenced {
         fence
     }
 
-    pub(crate) fn wait_until_it_runs(&self) {
+    pub(crate) fn wait_until_running(&self) {
         wait_until("running", || self.fence().frozen.is_none());
     }
 
@@ -247,7 +243,8 @@ impl Fenced {
         self.command(env!("CARGO_BIN_EXE_elfen"), words).output().unwrap()
     }
 
-    /// A shell script in the fence, and the process that runs it.
+    /// Starts a shell script in the fence. `by` is a program that starts `elfen`, with its
+    /// arguments.
     pub(crate) fn batch(&self, by: &[&str], user: &str, script: &str) -> Child {
         let elfen = env!("CARGO_BIN_EXE_elfen");
         let words = [elfen, "run", "--fence", "batch", "--user", user, "--", "sh", "-c", script];
@@ -255,31 +252,38 @@ impl Fenced {
         let mut command = self.command(words[0], &words[1..]);
         command.current_dir("/").stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
-        // It becomes its program in the fence; a moment after its start it has our name yet.
+        // Right after its start the child still has the name of this process.
         wait_until("a program in the fence", || {
             ["sh", "chrt", "sleep"].contains(&&*comm(child.id()))
         });
         child
     }
 
-    /// The one guard, by its thread.
+    /// The thread of the only guard, while it runs.
     pub(crate) fn guard(&self) -> Option<u32> {
         let threads = threads_of(self.status().keeper?);
         let is_guard = |thread: &u32| comm(*thread) == "elfen-guard";
         threads.into_iter().find(is_guard)
     }
 
-    /// What a command says that starts from a cgroup.
-    pub(crate) fn says_in(&self, cgroup: &Own, command: &Command) -> String {
+    /// The share that a process gets of the lane while the guard holds it, per mille: the median of
+    /// three measurements.
+    pub(crate) fn held_share(&self, process: u32) -> u64 {
+        wait_until("a guard", || self.guard().is_some());
+        let mut shares = [0; 3].map(|_: u64| cpu_share(process, self.guard().unwrap()));
+        shares.sort_unstable();
+        shares[1]
+    }
+
+    /// The output of a command that starts in a cgroup.
+    pub(crate) fn output_in(&self, cgroup: &OwnCgroup, command: &Command) -> String {
         let script = format!("{} exec \"$0\" \"$@\"", cgroup.enter_script());
         let mut shell = self.command("sh", &["-c", &script]);
         shell.arg(command.get_program()).args(command.get_args());
-        let output = shell.output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        String::from_utf8_lossy(&said).into_owned()
+        run(&mut shell).1
     }
 
-    /// A copy of a program that every user can run, wherever this checkout lies.
+    /// Copies a program to where every user can run it.
     pub(crate) fn copy(&self, program: &Path) -> String {
         let copy = self.run_dir().join(program.file_name().unwrap());
         fs::copy(program, &copy).unwrap();
@@ -290,13 +294,13 @@ impl Fenced {
         self.folder.path().join("elfend.toml")
     }
 
-    /// Other settings for the daemon that runs.
+    /// Gives the running daemon other settings.
     pub(crate) fn reload(&self, settings: &str) {
         fs::write(self.settings_file(), settings).unwrap();
         kill(self.daemon.id(), libc::SIGHUP);
     }
 
-    /// To start a daemon in the place of one that has ended.
+    /// The command that starts a daemon after the last one has ended.
     pub(crate) fn daemon_command(&self) -> Command {
         daemon(&self.home, self.folder.path())
     }
@@ -325,7 +329,7 @@ pub(crate) fn settings(service: &str, cgroup: &str) -> String {
     )
 }
 
-fn daemon(home: &Own, folder: &Path) -> Command {
+fn daemon(home: &OwnCgroup, folder: &Path) -> Command {
     let script = format!("{} exec {}", home.enter_script(), env!("CARGO_BIN_EXE_elfend"));
     let mut command = Command::new("sh");
     let log = fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
@@ -336,7 +340,20 @@ fn daemon(home: &Own, folder: &Path) -> Command {
     command
 }
 
-/// One that has ended hears nothing.
+/// Runs a command. Returns its exit status, and its output followed by its errors.
+pub(crate) fn run(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&printed).into_owned())
+}
+
+/// Kills a child, and waits for its end.
+pub(crate) fn end(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// Sends a signal. A process that has ended is no failure.
 pub(crate) fn kill(pid: u32, signal: i32) {
     // SAFETY: takes numbers; the caller started this process, or its parent.
     unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
@@ -347,17 +364,17 @@ pub(crate) fn comm(process: u32) -> String {
     name.trim().to_owned()
 }
 
-/// How long a thread has run, by the scheduler's own account.
+/// How long a thread has run, by the scheduler's account.
 pub(crate) fn ran_ns(thread: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap_or_default();
     text.split_whitespace().next().map_or(0, |ns| ns.parse().unwrap())
 }
 
-/// What one thread gets of what two get that want the same CPU, per mille: it does not matter who
-/// else wants it.
-pub(crate) fn share(thread: u32, beside: u32) -> u64 {
-    let began = [thread, beside].map(ran_ns);
-    let ran = || [ran_ns(thread) - began[0], ran_ns(beside) - began[1]];
+/// The time of one thread as a share of the time of two threads on the same CPU, per mille. Other
+/// threads on the CPU do not matter.
+pub(crate) fn cpu_share(thread: u32, rival: u32) -> u64 {
+    let began = [thread, rival].map(ran_ns);
+    let ran = || [ran_ns(thread) - began[0], ran_ns(rival) - began[1]];
     wait_until("some time of both", || ran().iter().sum::<u64>() > 300_000_000);
     let [own, other] = ran();
     own * 1000 / (own + other)

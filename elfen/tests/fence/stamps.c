@@ -1,4 +1,4 @@
-/* Writes down the time, again and again, in a file that the test maps. CHECKED: with checks. */
+/* Keeps writing the time into a file that the test reads. CHECKED: with checks. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>

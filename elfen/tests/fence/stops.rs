@@ -1,7 +1,7 @@
-//! How soon a fence stands still: by the kill switch, and when its guards die. What it took is
-//! printed; that it stands is what holds.
+//! How soon a fence stops: by the kill switch, and when its guards die. The tests print the times,
+//! and assert only that the fence is frozen.
 //!
-//! `FENCE_ROUNDS=200 cargo test -p elfen --test fence stops -- --nocapture` for figures.
+//! `FENCE_ROUNDS=200 cargo test -p elfen --test fence stops -- --nocapture` prints them.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -15,11 +15,12 @@ use super::stage::{Fenced, NOBODY, comm, kill, require_fences, wait_until};
 
 const PROGRAM: &str = "stamps";
 
-pub(crate) fn rounds(usual: usize) -> usize {
-    std::env::var("FENCE_ROUNDS").map_or(usual, |rounds| rounds.parse().unwrap())
+/// The number of rounds of a measurement: `FENCE_ROUNDS`, or this default.
+pub(crate) fn rounds(default: usize) -> usize {
+    std::env::var("FENCE_ROUNDS").map_or(default, |rounds| rounds.parse().unwrap())
 }
 
-/// A batch that writes down the time at each of its turns.
+/// A batch that writes the time in each round of its loop.
 struct Stamps {
     child: Child,
     file: PathBuf,
@@ -39,7 +40,7 @@ impl Stamps {
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let stamps = Self { child, file };
         wait_until("the program", || comm(stamps.child.id()) == PROGRAM);
-        stamps.go_on();
+        stamps.wait_for_progress();
         stamps
     }
 
@@ -49,17 +50,17 @@ impl Stamps {
         u64::from_ne_bytes(word)
     }
 
-    fn go_on(&self) {
+    fn wait_for_progress(&self) {
         let now = monotonic_ns();
-        wait_until("the batch goes on", || self.last_ns() > now);
+        wait_until("progress of the batch", || self.last_ns() > now);
     }
 
-    /// Its last turn, of a fence that the kernel calls frozen.
-    fn stands(&self, fenced: &Fenced) -> u64 {
+    /// Waits until the kernel reports the fence frozen. Returns the time of the batch's last round.
+    fn wait_until_stopped(&self, fenced: &Fenced) -> u64 {
         wait_until("being frozen", || fenced.fence.0.freezer().is_frozen().unwrap());
         let last = self.last_ns();
         std::thread::sleep(Duration::from_millis(3));
-        assert_eq!(self.last_ns(), last, "it stands");
+        assert_eq!(self.last_ns(), last, "a frozen batch does not run");
         last
     }
 }
@@ -71,33 +72,33 @@ impl Drop for Stamps {
     }
 }
 
-pub(crate) fn say(what: &str, mut all: Vec<u64>) {
+pub(crate) fn print_percentiles(what: &str, mut all: Vec<u64>) {
     all.sort_unstable();
-    let at = |share: usize| all[(all.len() - 1) * share / 100] / 1_000;
+    let at = |percent: usize| all[(all.len() - 1) * percent / 100] / 1_000;
     println!("{what}: p50 {} us, p99 {} us, n {}", at(50), at(99), all.len());
 }
 
-/// Goal: the batch stands still when the kernel says so, on a lane that is free and on one that a
-/// guard holds. Method: the time that it writes down itself, and the fence's freezer.
+/// Goal: the batch does not run while the kernel reports its fence frozen, on a free lane and on a
+/// held one. Method: the time that the batch writes, and the fence's freezer.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn stops_by_the_freezer() {
+fn a_fence_stops_by_its_freezer() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let stamps = Stamps::start(&fenced);
     let mut worker = fenced.service().claim(0, 0).unwrap();
     let freezer = fenced.fence.0.freezer();
     for held in [false, true] {
         let (mut last, mut frozen) = (Vec::new(), Vec::new());
         for _ in 0..rounds(20) {
-            stamps.go_on();
+            stamps.wait_for_progress();
             if held {
                 worker.begin(1);
             }
             let began = monotonic_ns();
             freezer.freeze().unwrap();
-            let at = stamps.stands(&fenced);
+            let at = stamps.wait_until_stopped(&fenced);
             frozen.push(monotonic_ns() - began);
             last.push(at.saturating_sub(began));
             if held {
@@ -106,24 +107,27 @@ fn stops_by_the_freezer() {
             freezer.thaw().unwrap();
         }
         let lane = if held { "a held lane" } else { "a free lane" };
-        say(&format!("from the freeze to the last turn on {lane}"), last);
-        say(&format!("and until the kernel says frozen, and 3 ms, on {lane}"), frozen);
+        print_percentiles(&format!("from the freeze to the last round on {lane}"), last);
+        print_percentiles(
+            &format!("and until the kernel reports frozen, plus 3 ms, on {lane}"),
+            frozen,
+        );
     }
 }
 
-/// Goal: `elfen pause` ends when nothing runs any more, with elfend and while that stands still
-/// itself. Method: the time that the batch writes down, and how long the command takes.
+/// Goal: `elfen pause` returns once nothing of the fence runs, also while elfend is stopped.
+/// Method: the time that the batch writes, and the time of the command.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn stops_by_the_command() {
+fn a_fence_stops_by_elfen_pause() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let stamps = Stamps::start(&fenced);
     for stopped in [false, true] {
         let (mut last, mut took) = (Vec::new(), Vec::new());
         for _ in 0..rounds(5) {
-            stamps.go_on();
+            stamps.wait_for_progress();
             if stopped {
                 kill(fenced.daemon.id(), libc::SIGSTOP);
             }
@@ -133,25 +137,25 @@ fn stops_by_the_command() {
             assert!(paused.status.success(), "{paused:?}");
             took.push(ended - began);
             assert!(stamps.last_ns() <= ended);
-            last.push(stamps.stands(&fenced).saturating_sub(began));
+            last.push(stamps.wait_until_stopped(&fenced).saturating_sub(began));
             kill(fenced.daemon.id(), libc::SIGCONT);
             let resumed = fenced.elfen(&["resume"]);
             assert!(resumed.status.success(), "{resumed:?}");
         }
         let elfend = if stopped { "elfend stopped" } else { "elfend running" };
-        say(&format!("elfen pause, {elfend}, until it ended"), took);
-        say(&format!("and from its start to the last turn, {elfend}"), last);
+        print_percentiles(&format!("elfen pause, {elfend}, until it ended"), took);
+        print_percentiles(&format!("and from its start to the last round, {elfend}"), last);
     }
 }
 
-/// Goal: when guards are killed, the batch stands still until there are others, each time. Method:
-/// SIGKILL, the fence's freezer, and the daemon's count of keepers.
+/// Goal: each time its guards are killed, the fence is frozen until there are new guards. Method:
+/// SIGKILL, the fence's freezer, and the daemon's count of lost guard processes.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn stops_when_guards_die() {
+fn a_fence_stops_when_its_guards_die() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let stamps = Stamps::start(&fenced);
     let freezer = fenced.fence.0.freezer();
     let (mut frozen, mut back) = (Vec::new(), Vec::new());
@@ -160,52 +164,52 @@ fn stops_when_guards_die() {
         let (began, since) = (monotonic_ns(), Instant::now());
         kill(keeper, libc::SIGKILL);
         while !freezer.is_requested().unwrap() {
-            assert!(since.elapsed().as_secs() < 60, "{}", fenced.said());
+            assert!(since.elapsed().as_secs() < 60, "{}", fenced.log());
         }
         frozen.push(monotonic_ns() - began);
-        wait_until("other guards", || {
+        wait_until("new guards", || {
             let status = fenced.status();
             let lost = usize::try_from(status.keepers_lost).unwrap();
             lost == round && status.fences.iter().all(|fence| fence.frozen.is_none())
         });
         back.push(monotonic_ns() - began);
-        stamps.go_on();
+        stamps.wait_for_progress();
     }
-    say("from the death of the guards to the freeze", frozen);
-    say("and until the fence ran beside others", back);
+    print_percentiles("from the death of the guards to the freeze", frozen);
+    print_percentiles("and until the fence ran with new guards", back);
 }
 
-/// Goal: a batch outlives as many daemons as there are upgrades, and none of them lets it run
-/// unguarded. Method: daemons that end, with the batch inside; the fence is frozen in between.
+/// Goal: a batch outlives each restart of elfend, and never runs unguarded. Method: restarts with
+/// the batch inside; the fence is frozen in between.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn stops_for_each_other_daemon() {
+fn a_fence_stops_at_each_restart_of_elfend() {
     require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut stamps = Stamps::start(&fenced);
     for _ in 0..20 {
         fenced.end_daemon();
-        stamps.stands(&fenced);
+        stamps.wait_until_stopped(&fenced);
         fenced.restart();
-        fenced.wait_until_it_runs();
-        stamps.go_on();
+        fenced.wait_until_running();
+        stamps.wait_for_progress();
         assert_eq!(stamps.child.try_wait().unwrap(), None);
     }
 }
 
-/// Goal: nothing of a batch runs when daemon and guards are killed together, where no systemd looks
-/// after them. Method: SIGKILL of both, in either order, at once and up to 50 ms apart, and of both
-/// while they are stopped.
+/// Goal: without systemd, a fence is frozen when daemon and guards are killed together. Method:
+/// SIGKILL of both, in either order, at once and up to 50 ms apart, and of both while they are
+/// stopped.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn stops_when_all_of_elfend_dies() {
+fn a_fence_stops_when_daemon_and_guards_die() {
     require_fences();
     let mut fenced = Fenced::start();
     let freezer = fenced.fence.0.freezer();
     let mut frozen = Vec::new();
     for round in 0..rounds(6) {
-        fenced.wait_until_it_runs();
+        fenced.wait_until_running();
         let stamps = Stamps::start(&fenced);
         let (daemon, keeper) = (fenced.daemon.id(), fenced.status().keeper.unwrap());
         let order = if round % 2 == 0 { [daemon, keeper] } else { [keeper, daemon] };
@@ -217,11 +221,11 @@ fn stops_when_all_of_elfend_dies() {
         let began = monotonic_ns();
         kill(order[1], libc::SIGKILL);
         fenced.daemon.wait().unwrap();
-        let last = stamps.stands(&fenced);
+        let last = stamps.wait_until_stopped(&fenced);
         frozen.push(last.saturating_sub(began));
         freezer.thaw().unwrap();
         drop(stamps);
         fenced.restart();
     }
-    say("from the death of both to the last turn", frozen);
+    print_percentiles("from the death of both to the last round", frozen);
 }

@@ -1,5 +1,5 @@
-// An HTTP server whose JVM collects garbage now and then, with much that lives: its port is the
-// first line that it prints. What it collects with, and what it says of that, is the caller's.
+// An HTTP server whose JVM sometimes collects garbage, with many live objects. It prints its port in
+// the first line. The caller chooses the collector, and the log of collections.
 
 import com.sun.net.httpserver.HttpServer;
 import java.net.InetAddress;

@@ -8,10 +8,10 @@ import java.util.Map;
 import java.util.TreeMap;
 
 /**
- * A bit of everything that a virtual machine does with compiled code: loops that never return, long
- * loops and counted ones, collections and what collects them, exceptions that are found by a fault,
- * the end of the stack, assumptions that a class loaded later breaks, several class loaders,
- * threads, and locks. Prints what it came to.
+ * Uses many features of a virtual machine that concern compiled code: methods that never return,
+ * long and counted loops, collections and garbage collection, exceptions by faults, stack overflow,
+ * assumptions that a later class breaks, several class loaders, threads, and locks. Prints the
+ * results.
  */
 public class Everything {
     static long mix(long x) {
@@ -19,7 +19,7 @@ public class Everything {
         return x * 6364136223846793005L + 1442695040888963407L;
     }
 
-    /** One activation for all of its rounds. */
+    /** One activation of a method for all rounds. */
     static long whileLoop(long rounds) {
         long x = 1;
         while (rounds-- > 0) {
@@ -67,7 +67,7 @@ public class Everything {
         return sum + tree.hashCode() + lists.size();
     }
 
-    /** Null pointers, divisions by zero and bounds that compiled code finds in its own ways. */
+    /** Null pointers, divisions by zero and bounds: compiled code detects each in another way. */
     static long exceptions(int rounds) {
         long caught = 0;
         int[][] rows = new int[64][];
@@ -127,7 +127,7 @@ public class Everything {
         }
     }
 
-    /** With one class of shapes the call is inlined; then comes another. */
+    /** With one class of shapes the call is inlined; then another class is loaded. */
     static long assumptions(int rounds) {
         long sum = 0;
         Shape shape = new Square();
@@ -140,7 +140,7 @@ public class Everything {
         return sum;
     }
 
-    /** Has a class of its own for each that loads it. */
+    /** Each loader has a separate class of this name. */
     public static class Loaded {
         public static long run(long rounds) {
             long x = 5;
@@ -226,7 +226,7 @@ public class Everything {
         "while", "matrices", "collections", "exceptions", "stack", "assumptions", "loaders", "threads",
     };
 
-    /** How often, and what of it: all if nothing is named. */
+    /** Arguments: how often, and which parts; without names, all parts. */
     public static void main(String[] arguments) throws Exception {
         int times = arguments.length > 0 ? Integer.parseInt(arguments[0]) : 1;
         for (int i = 0; i < times; i++) {

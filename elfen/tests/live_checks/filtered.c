@@ -1,7 +1,7 @@
 /*
- * Works for a while, gives up rights as sandboxes do, and works for another while. Arguments: what
- * it does, and milliseconds of CPU time before and after. What it does is the number of a system
- * call that is fatal from then on, or one of the words below. Its status is 3 if all went well.
+ * Works for a while, drops rights as sandboxes do, and works for another while. Arguments: what to
+ * drop, and milliseconds of CPU time before and after. The first is the number of a system call
+ * that becomes fatal, or one of the words below. The status is 3 on success.
  */
 #define _GNU_SOURCE
 #include <linux/filter.h>
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 
 	if (argc < 4)
 		return 9;
-	/* No clock may be asked afterwards, so rounds are counted. */
+	/* Afterwards no clock may be read, so the program counts rounds. */
 	start = now_us();
 	do {
 		work(rounds++);
@@ -82,6 +82,6 @@ int main(int argc, char **argv)
 		return 8;
 	while (after--)
 		work(rounds++);
-	/* Strict mode knows no exit of the whole process. */
+	/* Strict mode forbids exit_group. */
 	syscall(SYS_exit, 3);
 }

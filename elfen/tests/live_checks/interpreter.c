@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * An interpreter whose instructions jump to each other by a table, of a program with one loop of
- * some thirty nanoseconds a round. Prints what came of it.
+ * An interpreter whose instructions jump to each other by a table. Its program is one loop, with
+ * some thirty nanoseconds for a round. Prints the result.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,7 @@
-//! Goal: Java methods that are given checks as they run do what they did, whatever their virtual
-//! machine does with their code meanwhile, and the checks answer. Method: a program of everything
-//! (`Everything.java`) by the compilers and collectors that change what code looks like, beside a
-//! request lane that is busy and idle in turns; output and status have to be those that it has
-//! alone.
+//! Goal: Java methods that get checks while they run do the same work, whatever the virtual machine
+//! does with their code meanwhile, and the checks answer. Method: a program with many kinds of work
+//! (`Everything.java`), with the compilers and collectors that change code, next to a request lane
+//! that is alternately busy and idle. Output and status must be those of the program alone.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +9,10 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use super::{LANES, Turns, did, elfen, require_live_checks};
+use super::{BusyTurns, LANES, elfen_run_live, output_and_status, require_live_checks};
 
-/// Both compilers; one alone; code that is thrown away, and its room used anew; collectors whose
-/// barriers change code as it runs; loops that are polled a thousand rounds at a time.
+/// Both compilers; each compiler alone; a small code cache, whose space is reused; collectors whose
+/// barriers change running code; loops that poll once in a thousand rounds.
 const MACHINES: [&[&str]; 6] = [
     &[],
     &["-XX:TieredStopAtLevel=1"],
@@ -37,15 +36,15 @@ fn arguments(folder: &Path, machine: &[&str], rest: &[&str]) -> Vec<String> {
     [machine, &common, rest].concat().into_iter().map(str::to_owned).collect()
 }
 
-fn alone(arguments: &[String]) -> (String, Option<i32>) {
+fn run_alone(arguments: &[String]) -> (String, Option<i32>) {
     let output = Command::new("java").args(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
-    did(&output)
+    output_and_status(&output)
 }
 
-fn lent(folder: &Path, arguments: &[String]) -> (Output, Value) {
+fn run_lent(folder: &Path, arguments: &[String]) -> (Output, Value) {
     let report = folder.join("report");
-    let mut command = elfen(&["--report", report.to_str().unwrap()], Path::new("java"));
+    let mut command = elfen_run_live(&["--report", report.to_str().unwrap()], Path::new("java"));
     let output = command.args(arguments).output().unwrap();
     let report = fs::read(&report).unwrap_or_else(|error| panic!("{error}: {output:?}"));
     (output, serde_json::from_slice(&report).unwrap())
@@ -58,31 +57,31 @@ fn java_does_the_same_with_checks_in_compiled_methods() {
     let folder = tempfile::tempdir().unwrap();
     require_live_checks();
     build(folder.path());
-    let expected = alone(&arguments(folder.path(), &[], &[]));
+    let expected = run_alone(&arguments(folder.path(), &[], &[]));
     for machine in MACHINES {
         let arguments = arguments(folder.path(), machine, &[]);
-        let turns = Turns::start();
-        let (output, report) = lent(folder.path(), &arguments);
+        let turns = BusyTurns::start();
+        let (output, report) = run_lent(folder.path(), &arguments);
         drop(turns);
-        assert_eq!(did(&output), expected, "{machine:?}: {output:?}");
+        assert_eq!(output_and_status(&output), expected, "{machine:?}: {output:?}");
         assert!(report["live"]["refused"].is_null(), "{machine:?}: {report}");
     }
 }
 
-/// Goal: checks come into compiled methods, and answer drills; the report names the methods.
-/// Method: collections for as long as it takes, a dozen times as long at most.
+/// Goal: compiled methods get checks, which answer probes, and the report names the methods. Method:
+/// work on collections, until there are such checks.
 #[test]
 #[ignore = "needs root, two idle CPUs, eBPF and a JDK"]
-fn compiled_methods_answer() {
+fn checks_in_compiled_methods_answer_probes() {
     let _lanes = LANES.lock();
     let folder = tempfile::tempdir().unwrap();
     require_live_checks();
     build(folder.path());
     let mut last = Value::Null;
     for times in ["10", "40", "160"] {
-        let turns = Turns::start();
+        let turns = BusyTurns::start();
         let (output, report) =
-            lent(folder.path(), &arguments(folder.path(), &[], &[times, "collections"]));
+            run_lent(folder.path(), &arguments(folder.path(), &[], &[times, "collections"]));
         drop(turns);
         assert_eq!(output.status.code(), Some(7), "{output:?}");
         let live = &report["live"];
@@ -96,5 +95,5 @@ fn compiled_methods_answer() {
         }
         last = report;
     }
-    panic!("no method was given a check: {last}");
+    panic!("no method got a check: {last}");
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Loops without a single call, of nanoseconds a round and short instructions: one of registers,
- * and one with a way past its middle and two ways out. Prints what came of them.
+ * Loops without calls, with short instructions and a few nanoseconds for a round: one that uses
+ * only registers, and one with a branch past its middle and two exits. Prints the results.
  */
 #include <stdio.h>
 #include <stdlib.h>

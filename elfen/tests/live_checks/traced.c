@@ -1,6 +1,6 @@
 /*
- * Work that is traced in its first half second, by a child that then lets go of it. The argument is
- * how many rounds of work there are.
+ * Work that a child traces for the first half second, and then detaches from. The argument is the
+ * number of rounds.
  */
 #include <stdio.h>
 #include <stdlib.h>

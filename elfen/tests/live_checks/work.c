@@ -1,7 +1,6 @@
 /*
- * A program that does a little of everything that checks in the middle of it could break, and
- * prints what came of it: loops without a call, calls back, signals, longjmp, threads, children,
- * another program. The same in every run.
+ * A program that uses many features that a check in its code could break: loops without calls,
+ * callbacks, signals, longjmp, threads, children, exec. Prints results, the same in every run.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -65,7 +64,7 @@ static unsigned long sorted(unsigned long seed)
 	return sum;
 }
 
-/* Text that grows, is searched and compared: what the C library does by itself. */
+/* Text that grows, is searched and compared, by functions of the C library. */
 static unsigned long text(unsigned long seed)
 {
 	char *line = malloc(1 << 16);

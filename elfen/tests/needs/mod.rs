@@ -1,9 +1,10 @@
-//! What tests need besides Rust and a C compiler. A test that needs more is `#[ignore]`d with the
-//! reason; one that was asked for all the same fails here, with what is missing.
+//! Requirements of tests beyond Rust and a C compiler. Tests with such requirements are
+//! `#[ignore]`d with the reason. If such a test runs on a machine that lacks something, it fails
+//! here with what is missing.
 //!
-//! Work on CPU 0 that never ends is a request without an end, and such work on CPU 1 leaves a batch
-//! at SCHED_IDLE three parts in a thousand. So tests whose batch has work to finish need both CPUs
-//! idle now and then.
+//! A process that keeps CPU 0 busy is a request without an end. One that keeps CPU 1 busy leaves a
+//! batch at SCHED_IDLE 0.3 % of it. So tests whose batch has work to finish need both CPUs idle now
+//! and then.
 
 #![allow(dead_code, reason = "each test program uses some of these functions")]
 
@@ -24,16 +25,16 @@ pub(crate) fn two_cpus() {
     assert_ne!(online.trim(), "0", "needs two CPUs");
 }
 
-/// CPUs 0 and 1, on which other processes leave time.
+/// Requires that other processes leave some time of CPUs 0 and 1.
 #[track_caller]
 pub(crate) fn idle_lanes() {
     two_cpus();
-    if let Some(cpu) = taken_by_others() {
+    if let Some(cpu) = busy_cpu() {
         panic!("needs two idle CPUs: others keep CPU {cpu} busy");
     }
 }
 
-/// Programs of this machine's.
+/// Requires that these programs are installed.
 #[track_caller]
 pub(crate) fn programs(names: &[&str]) {
     let missing: Vec<&&str> = names.iter().filter(|name| find(name).is_none()).collect();
@@ -45,7 +46,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     path.split(':').map(|folder| Path::new(folder).join(program)).find(|file| file.is_file())
 }
 
-/// One of this workspace's programs, next to `elfen`.
+/// The path of another program of this workspace, next to `elfen`.
 #[track_caller]
 pub(crate) fn built(program: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_elfen")).with_file_name(program);
@@ -53,14 +54,14 @@ pub(crate) fn built(program: &str) -> PathBuf {
     path
 }
 
-/// The CPU of the lanes on which others leave nothing for so long.
-fn taken_by_others() -> Option<usize> {
+/// The CPU of 0 and 1 that other processes keep busy for 20 s, if any.
+fn busy_cpu() -> Option<usize> {
     const PATIENCE: Duration = Duration::from_secs(20);
-    static TAKEN: OnceLock<Option<usize>> = OnceLock::new();
-    *TAKEN.get_or_init(|| [0, 1].into_iter().find(|&cpu| !idles_within(cpu, PATIENCE)))
+    static BUSY: OnceLock<Option<usize>> = OnceLock::new();
+    *BUSY.get_or_init(|| [0, 1].into_iter().find(|&cpu| !idles_within(cpu, PATIENCE)))
 }
 
-/// Whether a CPU idles for a tenth of a fifth of a second, at some time within a limit.
+/// Whether a CPU idles for a tenth of some 200 ms, within a limit.
 fn idles_within(cpu: usize, limit: Duration) -> bool {
     let begin = Instant::now();
     while begin.elapsed() < limit {

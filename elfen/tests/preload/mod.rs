@@ -1,10 +1,10 @@
-//! The preload library as it is shipped.
+//! A release build of the preload library.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The folder of the preload library, in a release build.
+/// Builds the preload library once. Returns its folder.
 pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {

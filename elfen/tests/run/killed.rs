@@ -1,7 +1,7 @@
-//! Goal: whichever process is killed, and whenever: the others go on, the lane is guarded as long
-//! as there is a batch, and nothing is left in the end. Method: rounds of a service, a front, a
-//! keeper and a batch, each a process of its own; a seed says which one is killed and when.
-//! `KILLED_ROUNDS=200` plays that many, `ELFEN_SEED` repeats one.
+//! Goal: whichever process is killed, and whenever, the others continue, the lane is guarded while
+//! the batch lives, and nothing is left in the end. Method: rounds of a service, a launcher, two
+//! supervisors and a batch; a seed chooses which process is killed and when. `KILLED_ROUNDS=200`
+//! sets the number of rounds, and `ELFEN_SEED` repeats one.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -13,14 +13,13 @@ use elfen_rt::service::Service;
 use elfen_rt::signal::lane::LaneState;
 
 use crate::needs;
-use crate::stage::{
-    Running, exists, kill, parent_if_alive, parent_of, wait_until, wait_until_gone,
-};
+use crate::process::wait_until;
+use crate::stage::{Running, exists, kill, parent_if_alive, parent_of, wait_until_gone};
 
 const ROUNDS: u64 = 10;
 const SERVICE: &str = "ELFEN_TEST_SERVICE";
 
-/// Before the test runner begins: a process that was started as a service is no test.
+/// Runs before the test runner: a process that was started as a service runs no tests.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static SERVE_IF_ASKED: extern "C" fn() = serve_if_asked;
@@ -31,7 +30,8 @@ extern "C" fn serve_if_asked() {
     }
 }
 
-/// The service's process: requests in turns, until its standard input ends or the test kills it.
+/// The process of the service: alternates requests and pauses, until its input ends or the test
+/// kills it.
 fn serve(name: &str) {
     let service = Service::open(name, 1).unwrap();
     std::thread::spawn(|| {
@@ -49,9 +49,9 @@ fn serve(name: &str) {
     }
 }
 
-struct Serving(Child);
+struct ServiceProcess(Child);
 
-impl Serving {
+impl ServiceProcess {
     fn start(name: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let mut child = command
@@ -67,7 +67,7 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServiceProcess {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -77,17 +77,17 @@ impl Drop for Serving {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Victim {
     Service,
-    Front,
-    Keeper,
+    Launcher,
+    Supervisor,
     Spare,
     /// Two at once, as by `killall -9 elfen`.
-    FrontAndKeeper,
-    KeeperAndSpare,
+    LauncherAndSupervisor,
+    SupervisorAndSpare,
     Batch,
 }
 
-/// xorshift64*.
-fn next(seed: &mut u64) -> u64 {
+/// The next random number of xorshift64*.
+fn next_random(seed: &mut u64) -> u64 {
     *seed ^= *seed >> 12;
     *seed ^= *seed << 25;
     *seed ^= *seed >> 27;
@@ -95,7 +95,7 @@ fn next(seed: &mut u64) -> u64 {
 }
 
 #[test]
-fn whoever_is_killed_the_others_go_on_and_nothing_is_left() {
+fn whichever_process_is_killed_nothing_is_left() {
     needs::two_cpus();
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
@@ -103,65 +103,65 @@ fn whoever_is_killed_the_others_go_on_and_nothing_is_left() {
     let mut seed = number("ELFEN_SEED").unwrap_or(random);
     for round in 0..number("KILLED_ROUNDS").unwrap_or(ROUNDS) {
         println!("round {round}: ELFEN_SEED={seed}");
-        play(&mut seed);
+        play_round(&mut seed);
     }
 }
 
-fn play(seed: &mut u64) {
+fn play_round(seed: &mut u64) {
     let name = format!("killed-{}", std::process::id());
-    let mut serving = Serving::start(&name);
-    // A child of its own, so that more than one process has to be stopped.
+    let mut serving = ServiceProcess::start(&name);
+    // The batch has a child, so that the guard must hold several processes.
     let script = "(while :; do :; done) & while :; do :; done";
-    let running = Running::start_beside(&name, script);
-    let (keeper, front) = (running.keeper(), running.front.id());
+    let running = Running::start_next_to(&name, script);
+    let (supervisor, launcher) = (running.supervisor(), running.launcher.id());
     let child = children_of(running.batch);
     let pages = [1, 2].map(|field: usize| running.inheritance[field].parse::<i32>().unwrap());
-    let spare = parent_of(keeper);
-    let victim = match next(seed) % 7 {
+    let spare = parent_of(supervisor);
+    let victim = match next_random(seed) % 7 {
         0 => Victim::Service,
-        1 => Victim::Front,
-        2 => Victim::Keeper,
+        1 => Victim::Launcher,
+        2 => Victim::Supervisor,
         3 => Victim::Spare,
-        4 => Victim::FrontAndKeeper,
-        5 => Victim::KeeperAndSpare,
+        4 => Victim::LauncherAndSupervisor,
+        5 => Victim::SupervisorAndSpare,
         _ => Victim::Batch,
     };
     // In either order, and up to a few milliseconds apart.
     let both = |mut two: [u32; 2], seed: &mut u64| {
-        two.rotate_left(usize::from(next(seed).is_multiple_of(2)));
+        two.rotate_left(usize::from(next_random(seed).is_multiple_of(2)));
         kill(two[0], libc::SIGKILL);
-        std::thread::sleep(Duration::from_micros(next(seed) % 4 * 1_000));
+        std::thread::sleep(Duration::from_micros(next_random(seed) % 4 * 1_000));
         kill(two[1], libc::SIGKILL);
     };
-    std::thread::sleep(Duration::from_micros(next(seed) % 40_000));
+    std::thread::sleep(Duration::from_micros(next_random(seed) % 40_000));
     println!("  {victim:?}");
     match victim {
         Victim::Service => serving.0.kill().unwrap(),
-        Victim::Front => kill(front, libc::SIGKILL),
-        Victim::Keeper => kill(keeper, libc::SIGKILL),
+        Victim::Launcher => kill(launcher, libc::SIGKILL),
+        Victim::Supervisor => kill(supervisor, libc::SIGKILL),
         Victim::Spare => kill(spare, libc::SIGKILL),
-        Victim::FrontAndKeeper => both([front, keeper], seed),
-        Victim::KeeperAndSpare => both([keeper, spare], seed),
+        Victim::LauncherAndSupervisor => both([launcher, supervisor], seed),
+        Victim::SupervisorAndSpare => both([supervisor, spare], seed),
         Victim::Batch => kill(running.batch, libc::SIGKILL),
     }
     match victim {
-        // Dead in the middle of a request or not, the service holds no batch off its lane.
+        // A dead service does not keep the batch off its lane, also if it died during a request.
         Victim::Service => wait_until("borrowing", || running.is(LaneState::Running)),
         Victim::Batch => {}
         _ => {
             let naps = || running.lanes().slot(0).unwrap().naps.load(Relaxed);
             let before = naps();
-            wait_until("heeding the service", || naps() > before + 3);
+            wait_until("naps for requests", || naps() > before + 3);
         }
     }
     if victim != Victim::Batch {
-        assert!(exists(running.batch), "the batch goes on");
+        assert!(exists(running.batch), "the batch continues");
         kill(running.batch, libc::SIGKILL);
     }
     child.iter().for_each(|&child| kill(child, libc::SIGKILL));
     let ended = running.end();
     assert_eq!(ended.signal(), Some(libc::SIGKILL), "{ended}");
-    wait_until("the end of both", || !exists(keeper) && !exists(spare));
+    wait_until("the end of both", || !exists(supervisor) && !exists(spare));
     drop(serving);
     Service::open(&name, 1).unwrap().remove().unwrap();
     pages.into_iter().for_each(wait_until_gone);

@@ -1,12 +1,12 @@
-//! Goal: under `elfen run` a program behaves as without it, in its place, whichever process is
-//! killed. Method: real programs, real signals, and a service's page that the test itself writes,
-//! so that no privilege is needed; the task map is covered where it can be had.
+//! Goal: under `elfen run` a program behaves as without it and stays on its lane, whichever process
+//! is killed. Method: real programs, real signals, and a service's page that the test writes, so
+//! that no privileges are needed.
 
 mod killed;
 #[path = "../needs/mod.rs"]
 mod needs;
-mod pages;
-mod set;
+#[path = "../process/mod.rs"]
+mod process;
 mod stage;
 
 use std::fs;
@@ -19,16 +19,17 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::memory::{Access, Memory};
+use elfen_rt::process::Identity;
 use elfen_rt::service::Service;
+use elfen_rt::signal::control::ControlSlot;
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::Page;
 
-use stage::{
-    Running, Serving, exists, kill, parent_of, wait_until, wait_until_gone, without_counters,
-};
+use process::wait_until;
+use stage::{Running, Serving, exists, kill, parent_of, wait_until_gone, without_counters};
 
 #[test]
-fn output_input_and_status_are_the_programs_own() {
+fn output_input_and_status_are_those_of_the_program() {
     needs::two_cpus();
     let serving = Serving::start();
     let mut command = serving.elfen(&[], &["sh", "-c", "cat; echo to stderr >&2; exit 42"]);
@@ -57,7 +58,7 @@ fn statuses_are_those_of_a_shell() {
 }
 
 #[test]
-fn the_batch_is_in_its_place_and_put_back_when_it_leaves() {
+fn the_batch_stays_on_its_lane_at_its_rank() {
     needs::two_cpus();
     let serving = Serving::start();
     let mut running =
@@ -71,7 +72,7 @@ fn the_batch_is_in_its_place_and_put_back_when_it_leaves() {
         unsafe { libc::sched_getscheduler(pid) }
     };
     assert_eq!(policy(), libc::SCHED_IDLE);
-    // It leaves: every CPU. (Raising its priority as well would need a privilege.)
+    // The batch moves to all CPUs. (Raising its priority too would need a privilege.)
     let everywhere = [u64::MAX];
     // SAFETY: the kernel reads 8 bytes of `everywhere`.
     let moved = unsafe { libc::syscall(libc::SYS_sched_setaffinity, pid, 8, everywhere.as_ptr()) };
@@ -82,29 +83,28 @@ fn the_batch_is_in_its_place_and_put_back_when_it_leaves() {
     assert_eq!(running.end().signal(), Some(libc::SIGKILL));
 }
 
-/// What the kernel says of a thread: its name, its niceness, its scheduling class.
-fn rank(stat: &str) -> (String, i64, i64) {
+/// Name, niceness and scheduling class in a `stat` file of the kernel.
+fn parse_rank(stat: &str) -> (String, i64, i64) {
     let (name, fields) = (stat.find('(').unwrap() + 1, stat.rfind(')').unwrap());
     let words: Vec<&str> = stat[fields + 2..].split_whitespace().collect();
     (stat[name..fields].to_owned(), words[16].parse().unwrap(), words[38].parse().unwrap())
 }
 
-/// Goal: a guard ranks above the batch whatever `elfen run` was started with, and no thread that
-/// looks after the batch does so on a request lane. Method: the kernel's own words of every thread
-/// of front and keeper.
+/// Goal: guards rank above the batch, whatever rank `elfen run` was started with, and no thread of
+/// launcher and supervisor runs on a request lane. Method: the kernel's files of all their threads.
 #[test]
-fn guards_are_ordinary_threads_and_keepers_leave_the_request_lane() {
+fn guards_are_ordinary_threads_and_supervisors_leave_the_request_lane() {
     needs::two_cpus();
     let serving = Serving::start();
     for prefix in [&["nice", "-n", "19"][..], &["chrt", "-i", "0"]] {
         let running = Running::start_by(prefix, &serving.name, "exec sleep 600");
         let mut guards = 0;
-        for process in [running.keeper(), running.front.id()] {
+        for process in [running.supervisor(), running.launcher.id()] {
             let allowed = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
             assert!(allowed.contains("Cpus_allowed_list:\t1"), "{prefix:?}: {allowed}");
             for thread in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
                 let stat = fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-                let (name, nice, class) = rank(&stat);
+                let (name, nice, class) = parse_rank(&stat);
                 if name == "elfen-guard" {
                     assert_eq!((nice, class), (0, libc::SCHED_OTHER.into()), "{prefix:?}");
                     guards += 1;
@@ -115,8 +115,8 @@ fn guards_are_ordinary_threads_and_keepers_leave_the_request_lane() {
     }
 }
 
-/// Goal: where a guard may not rank that high, nothing is run. Method: a user
-/// without rights, at nice 19.
+/// Goal: a run whose guards could not rank above its batch is refused. Method: a user without
+/// privileges, at nice 19.
 #[test]
 #[ignore = "needs root"]
 fn a_run_whose_guards_would_be_weak_is_refused() {
@@ -125,7 +125,7 @@ fn a_run_whose_guards_would_be_weak_is_refused() {
     let name = format!("weak-{}", std::process::id());
     let service = Service::open_with_mode(&name, 1, 0o644).unwrap();
     let _worker = service.claim(0, 0).unwrap();
-    // Where that user may go; the checkout may lie in another user's home.
+    // A folder that this user can read; the checkout may be in the home of another user.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("elfen");
@@ -137,14 +137,14 @@ fn a_run_whose_guards_would_be_weak_is_refused() {
     command.args(["--signal", "service", "--service", &name, "--", "true"]);
     command.env_remove("ELFEN_LANES").uid(65_534).gid(65_534).current_dir("/");
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("guards need nice 0"), "{said}");
-    assert_eq!(output.status.code(), Some(3), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("guards need nice 0"), "{printed}");
+    assert_eq!(output.status.code(), Some(3), "{printed}");
     service.page().memory().remove_name().unwrap();
 }
 
-/// Goal: the lane follows the service. Method: the test is the service; the lane's slot
-/// says what the guard does.
+/// Goal: the lane follows the service. Method: the test is the service, and reads the guard's state
+/// in the lane's slot.
 #[test]
 fn the_lane_naps_while_a_request_runs_and_borrows_when_it_ends() {
     needs::two_cpus();
@@ -164,16 +164,16 @@ fn the_lane_naps_while_a_request_runs_and_borrows_when_it_ends() {
     assert!(slot.naps.load(Relaxed) >= 5);
     serving.service().set_queue_len(0, 1);
     wait_until("napping for a request that waits", || is(LaneState::Held));
-    drop(worker); // the service is gone: nobody works on that queue
+    drop(worker); // Without its worker, the service no longer keeps the lane busy.
     wait_until("borrowing", || is(LaneState::Running));
     kill(running.batch, libc::SIGTERM);
     assert_eq!(running.end().signal(), Some(libc::SIGTERM));
 }
 
-/// Goal: a batch can end on a lane whose service never idles. Method: its last words take work;
-/// what it took of the request is in its lane's slot.
+/// Goal: a batch can handle SIGTERM on a lane whose service never idles. Method: a handler that
+/// needs CPU time.
 #[test]
-fn a_batch_that_is_told_to_end_gets_the_time_to() {
+fn a_batch_gets_time_to_handle_sigterm() {
     needs::two_cpus();
     let serving = Serving::start();
     let script = "trap 'n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; exit 7' TERM; \
@@ -183,13 +183,13 @@ fn a_batch_that_is_told_to_end_gets_the_time_to() {
     let mut worker = serving.service().claim(0, 0).unwrap();
     worker.begin(1);
     wait_until("napping", || running.is(LaneState::Held));
-    kill(running.front.id(), libc::SIGTERM);
+    kill(running.launcher.id(), libc::SIGTERM);
     assert_eq!(running.end().code(), Some(7));
     worker.end();
 }
 
 #[test]
-fn signals_to_the_front_reach_the_batch() {
+fn signals_to_the_launcher_reach_the_batch() {
     needs::two_cpus();
     let serving = Serving::start();
     let script = "trap 'echo usr1' USR1; trap 'echo term; exit 7' TERM; echo ready; \
@@ -201,9 +201,9 @@ fn signals_to_the_front_reach_the_batch() {
         line
     };
     assert_eq!(line(), "ready\n");
-    kill(running.front.id(), libc::SIGUSR1);
+    kill(running.launcher.id(), libc::SIGUSR1);
     assert_eq!(line(), "usr1\n");
-    kill(running.front.id(), libc::SIGTERM);
+    kill(running.launcher.id(), libc::SIGTERM);
     assert_eq!(line(), "term\n");
     assert_eq!(running.end().code(), Some(7));
 }
@@ -213,46 +213,46 @@ fn a_stopped_batch_is_a_stopped_job() {
     needs::two_cpus();
     let serving = Serving::start();
     let mut running = Running::start(&serving, "kill -STOP $$; echo continued");
-    let front = i32::try_from(running.front.id()).unwrap();
+    let launcher = i32::try_from(running.launcher.id()).unwrap();
     let mut status = 0;
-    // SAFETY: `status` is ours; the front is our child.
-    let waited = unsafe { libc::waitpid(front, &mut status, libc::WUNTRACED) };
-    assert_eq!(waited, front);
+    // SAFETY: waitpid writes `status` of this frame; the launcher is our child.
+    let waited = unsafe { libc::waitpid(launcher, &mut status, libc::WUNTRACED) };
+    assert_eq!(waited, launcher);
     assert!(libc::WIFSTOPPED(status));
-    kill(running.front.id(), libc::SIGCONT);
+    kill(running.launcher.id(), libc::SIGCONT);
     assert_eq!(running.rest_of_output(), "continued\n");
     assert!(running.end().success());
 }
 
 #[test]
-fn the_batch_goes_on_when_the_front_is_killed() {
+fn the_batch_continues_when_the_launcher_is_killed() {
     needs::two_cpus();
     let serving = Serving::start();
     let mut running = Running::start(&serving, "sleep 0.3; echo done");
-    let keeper = running.keeper();
-    running.front.kill().unwrap();
-    running.front.wait().unwrap();
+    let supervisor = running.supervisor();
+    running.launcher.kill().unwrap();
+    running.launcher.wait().unwrap();
     assert_eq!(running.rest_of_output(), "done\n");
-    wait_until("the keeper's end", || !exists(keeper));
+    wait_until("the supervisor's end", || !exists(supervisor));
     wait_until_gone(running.inheritance[1].parse().unwrap());
 }
 
 #[test]
-fn the_lane_is_guarded_whoever_is_killed() {
+fn the_lane_stays_guarded_when_supervisors_are_killed() {
     needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let script = "while [ ! -e \"$GO\" ]; do sleep 0.02; done; exit 5";
     let go = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("go-{}", serving.name));
     let running = Running::start(&serving, &format!("GO={}; {script}", go.display()));
-    let (keeper, front) = (running.keeper(), running.front.id());
-    let spare = parent_of(keeper);
-    assert_eq!(parent_of(spare), front);
-    kill(keeper, libc::SIGKILL);
+    let (supervisor, launcher) = (running.supervisor(), running.launcher.id());
+    let spare = parent_of(supervisor);
+    assert_eq!(parent_of(spare), launcher);
+    kill(supervisor, libc::SIGKILL);
     wait_until("the spare takes over", || parent_of(running.batch) == spare);
     kill(spare, libc::SIGKILL);
-    wait_until("the front takes over", || parent_of(running.batch) == front);
-    // The lane is guarded again: it still follows the service.
+    wait_until("the launcher takes over", || parent_of(running.batch) == launcher);
+    // The new guard follows the service too.
     let lanes = running.lanes();
     let is = |state| lanes.slot(0).unwrap().state().is_some_and(|(found, _)| found == state);
     worker.begin(1);
@@ -264,28 +264,62 @@ fn the_lane_is_guarded_whoever_is_killed() {
     fs::remove_file(go).unwrap();
 }
 
-/// Goal: what a program leaves behind is guarded until it ends, which who tells the keeper to end
-/// has it do. Method: a process in a session of its own; either is told.
+/// Goal: a batch cannot redirect signals by writing the id of another process into its page. Method:
+/// the page names a process of the test before the launcher passes on its first signal; also after
+/// both supervisors were killed, when only the launcher knows the batch.
 #[test]
-fn who_the_batch_leaves_behind_stays_guarded_and_then_nothing_is_left() {
+fn a_process_that_a_batch_writes_into_its_page_gets_no_signal() {
+    needs::two_cpus();
+    for kills_supervisor in [false, true] {
+        let serving = Serving::start();
+        let mut running = Running::start(&serving, "exec sleep 600");
+        let mut decoy = Command::new("sleep").arg("600").spawn().unwrap();
+        let id = running.inheritance[2].parse().unwrap();
+        let control: Page<ControlSlot> =
+            Page::open(Memory::attach_id(id, Access::Write).unwrap()).unwrap();
+        let other = Identity::of(decoy.id().cast_signed()).unwrap();
+        control.slot(0).unwrap().batch.store(other.word(), Relaxed);
+        if kills_supervisor {
+            let supervisor = running.supervisor();
+            let spare = parent_of(supervisor);
+            kill(supervisor, libc::SIGKILL);
+            wait_until("the spare takes over", || parent_of(running.batch) == spare);
+            kill(spare, libc::SIGKILL);
+            wait_until("the launcher takes over", || {
+                parent_of(running.batch) == running.launcher.id()
+            });
+        }
+        kill(running.launcher.id(), libc::SIGTERM);
+        assert_eq!(running.launcher.wait().unwrap().signal(), Some(libc::SIGTERM));
+        assert_eq!(decoy.try_wait().unwrap(), None, "the decoy got no signal");
+        decoy.kill().unwrap();
+        decoy.wait().unwrap();
+    }
+}
+
+/// Goal: a process that the program leaves behind stays guarded until it ends. SIGTERM to the
+/// supervisor ends it. Method: a process in a new session; a signal to it, or to the supervisor.
+#[test]
+fn processes_that_the_batch_leaves_behind_stay_guarded() {
     needs::two_cpus();
     let serving = Serving::start();
-    for (tells_keeper, signal) in [(false, libc::SIGKILL), (true, libc::SIGTERM)] {
+    for (to_supervisor, signal) in [(false, libc::SIGKILL), (true, libc::SIGTERM)] {
         let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
         let mut running = Running::start(&serving, script);
         let left: u32 = running.rest_of_output().trim().parse().unwrap();
-        assert!(running.end().success(), "the front ends with its program");
-        let keeper = parent_of(left);
-        assert_eq!(fs::read_to_string(format!("/proc/{keeper}/comm")).unwrap(), "elfen\n");
-        kill(if tells_keeper { keeper } else { left }, signal);
-        wait_until("the keeper's end", || !exists(keeper));
+        assert!(running.end().success(), "the launcher ends with its program");
+        let supervisor = parent_of(left);
+        assert_eq!(fs::read_to_string(format!("/proc/{supervisor}/comm")).unwrap(), "elfen\n");
+        kill(if to_supervisor { supervisor } else { left }, signal);
+        wait_until("the supervisor's end", || !exists(supervisor));
         assert!(!exists(left));
     }
 }
 
-/// Forks, threads, exec chains, closed descriptors: the same output as without.
+/// Goal: programs have the same output as without `elfen run`. Method: forks, pipelines, chains of
+/// exec, closed descriptors, ignored signals.
 #[test]
-fn programs_that_do_everything_give_the_same_output() {
+fn programs_have_the_same_output() {
     needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
@@ -319,7 +353,7 @@ fn a_report_has_the_keys_that_scripts_rely_on() {
     for key in ["wall_ns", "napped_ns", "naps"] {
         assert!(report[key].is_u64(), "{key}: {report}");
     }
-    // On the page alone the kernel keeps no account of these, and null says so.
+    // Without the task map the kernel does not count these times, so they are null.
     for key in ["borrowed_ns", "overlapped_ns"] {
         assert!(report.get(key).is_some_and(|value| value.is_null()), "{key}: {report}");
     }
@@ -368,27 +402,63 @@ fn a_running_batch_is_listed_and_can_be_given_another_policy() {
     wait_until("the end of the listing", || listed().is_none());
 }
 
-/// Goal: dynamic-budget goes by the IPC that the service publishes, and by that of now. Method: a
-/// service that counts, and whose requests slow down; the lane page shows what checks go by.
+/// Goal: the report names the policy and the budget in force at the end, and says whether `elfen set`
+/// changed them. Method: a run with a change of policy, and one without.
 #[test]
-fn dynamic_budget_goes_by_published_counters() {
+fn the_report_names_the_policy_at_the_end() {
+    needs::two_cpus();
+    let serving = Serving::start();
+    let _worker = serving.service().claim(0, 0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for set in [&[][..], &["--policy", "refresh-budget", "--budget", "3ms"]] {
+        let file = folder.path().join("report");
+        let options = ["--policy", "fixed-budget", "--budget", "2ms", "--report"];
+        let options = [&options[..], &[file.to_str().unwrap()]].concat();
+        let mut command = serving.elfen(&options, &["sh", "-c", "echo $$; read line"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut launcher = command.spawn().unwrap();
+        let mut pid = String::new();
+        BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut pid).unwrap();
+        if !set.is_empty() {
+            let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
+            let output = elfen.args(["set", pid.trim()]).args(set).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        drop(launcher.stdin.take());
+        launcher.wait().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let says = (&report["policy"], &report["budget_ns"], &report["policy_was_set"]);
+        let expected = if set.is_empty() {
+            ("fixed-budget".into(), 2_000_000.into(), false.into())
+        } else {
+            ("refresh-budget".into(), 3_000_000.into(), true.into())
+        };
+        assert_eq!(says, (&expected.0, &expected.1, &expected.2), "{report}");
+    }
+}
+
+/// Goal: dynamic-budget uses the current IPC that the service publishes. Method: a service that
+/// counts instructions and cycles, and whose requests slow down; the lane page contains the IPC that
+/// checks use.
+#[test]
+fn dynamic_budget_uses_published_counters() {
     needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let policy = ["--policy", "dynamic-budget", "--budget", "1ms", "--ref-ipc", "1.0"];
-    let with_what_is_here = serving.elfen(&policy, &["true"]).output().unwrap();
-    let said = String::from_utf8_lossy(&with_what_is_here.stderr);
-    match with_what_is_here.status.code() {
-        Some(0) => assert!(said.contains("ipc hardware"), "{said}"),
-        status => assert_eq!(status, Some(3), "{said}"),
+    let with_counters = serving.elfen(&policy, &["true"]).output().unwrap();
+    let printed = String::from_utf8_lossy(&with_counters.stderr);
+    match with_counters.status.code() {
+        Some(0) => assert!(printed.contains("ipc hardware"), "{printed}"),
+        status => assert_eq!(status, Some(3), "{printed}"),
     }
-    // From here on without the machine's own counters, if it has any.
+    // From here on without the counters of this machine, if it has any.
     let elfen =
         |options: &[&str], program: &[&str]| without_counters(serving.elfen(options, program));
     let refused = elfen(&policy, &["true"]).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(3), "{said}");
-    assert!(said.contains("the service publishes none; have the service publish"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(3), "{printed}");
+    assert!(printed.contains("the service publishes none; have the service publish"), "{printed}");
     worker.count(1, 1);
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
@@ -397,9 +467,9 @@ fn dynamic_budget_goes_by_published_counters() {
     let script = "echo $$ $ELFEN_RUN; read line";
     let mut command = elfen(&options, &["sh", "-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut front = command.spawn().unwrap();
+    let mut launcher = command.spawn().unwrap();
     let mut line = String::new();
-    BufReader::new(front.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let id = line.split_whitespace().nth(2).unwrap().parse().unwrap();
     let lanes: Page<LaneSlot> = Page::open(Memory::attach_id(id, Access::Read).unwrap()).unwrap();
     let lane = lanes.slot(0).unwrap();
@@ -409,7 +479,7 @@ fn dynamic_budget_goes_by_published_counters() {
     let ipc = || lane.inputs.ipc_milli(started_ns(), monotonic_ns());
     for (request, ipc_milli) in [(1, 900), (2, 250)] {
         worker.begin(request);
-        assert_eq!(ipc(), None, "what was measured in the request before is not this one's");
+        assert_eq!(ipc(), None, "an IPC of the last request is not that of this request");
         wait_until("a new IPC", || {
             counted = (counted.0 + 100_000 * ipc_milli / 1000, counted.1 + 100_000);
             worker.count(counted.0, counted.1);
@@ -417,16 +487,16 @@ fn dynamic_budget_goes_by_published_counters() {
         });
         worker.end();
     }
-    wait_until("an old IPC counts no longer", || ipc().is_none());
-    drop(front.stdin.take());
-    front.wait().unwrap();
+    wait_until("the end of an old IPC", || ipc().is_none());
+    drop(launcher.stdin.take());
+    launcher.wait().unwrap();
     let report: serde_json::Value =
         serde_json::from_slice(&fs::read(&report).unwrap()).expect("a report");
     assert_eq!((&report["policy"], &report["ipc"]), (&"dynamic-budget".into(), &"service".into()));
 }
 
 #[test]
-fn wrong_arguments_start_nothing() {
+fn invalid_arguments_start_nothing() {
     let cases: [(&[&str], i32, &str); 11] = [
         (
             &["--lanes", "0:1", "--inject", "fentry", "--", "/bin/true"],
@@ -436,10 +506,10 @@ fn wrong_arguments_start_nothing() {
         (&["--lanes", "0:1", "--inject", "cyg", "--", "/etc/passwd"], 3, "not an executable file"),
         (&["--nap", "sleep", "--", "true"], 2, "invalid value 'sleep'"),
         (&["--policy", "never", "--", "true"], 2, "invalid value 'never'"),
-        (&["--budget", "2ms", "--", "true"], 2, "it has no use for --budget"),
+        (&["--budget", "2ms", "--", "true"], 2, "it does not use --budget"),
         (&["--policy", "fixed-budget", "--budget", "-5", "--", "true"], 2, "a duration is a whole"),
         (&["--policy", "slo-budget", "--slo", "p99=0", "--", "true"], 2, "an SLO is a percentile"),
-        (&["--service-user", "nobody-is-called-so", "--", "true"], 2, "there is none"),
+        (&["--service-user", "nobody-is-called-so", "--", "true"], 2, "it does not exist"),
         (&["--lanes", "0:0", "--", "true"], 2, "CPU 0 is named twice"),
         (&["--poll-interval", "0ms", "--lanes", "0:1", "--", "true"], 2, "would never sleep"),
         (&["--lanes", "0:1"], 2, "required arguments were not provided"),
@@ -447,9 +517,9 @@ fn wrong_arguments_start_nothing() {
     for (arguments, status, says) in cases {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
         let output = command.arg("run").args(arguments).env_remove("ELFEN_LANES").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
-        assert!(said.contains(says), "{arguments:?}: {said}");
-        assert!(said.lines().last().unwrap().starts_with("elfen: "), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {printed}");
+        assert!(printed.contains(says), "{arguments:?}: {printed}");
+        assert!(printed.lines().last().unwrap().starts_with("elfen: "), "{printed}");
     }
 }

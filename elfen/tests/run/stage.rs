@@ -1,5 +1,5 @@
-//! What the tests of `elfen run` play: a service on its page, a shell that starts a run, and an
-//! observer that looks at processes from outside.
+//! The stage of the tests of `elfen run`: a service with its page, runs that a shell starts, and
+//! readings of processes from outside.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -7,14 +7,15 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 use elfen_rt::memory::{Access, Memory};
 use elfen_rt::service::Service;
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::Page;
 
-/// A service of the test's own, for lane 0 of pair 0:1. Its page goes with it.
+use crate::process::wait_until;
+
+/// A service of the test, for lane 0 of pair 0:1. Its page is removed when this drops.
 pub(crate) struct Serving {
     service: Option<Service>,
     pub(crate) name: String,
@@ -46,19 +47,19 @@ fn elfen(service: &str, options: &[&str], program: &[&str]) -> Command {
     command
 }
 
-/// The command as one that may not read a CPU's hardware counters, even as root.
+/// Drops the capabilities for hardware counters from a command, also for root.
 pub(crate) fn without_counters(mut command: Command) -> Command {
     const CAP_SYS_ADMIN: i32 = 21;
     const CAP_PERFMON: i32 = 38;
     const CAP_BPF: i32 = 39;
     let give_up = || {
         for capability in [CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF] {
-            // SAFETY: prctl takes numbers. It fails for an ordinary user, who has none to give up.
+            // SAFETY: prctl takes numbers. It fails for ordinary users, which have no capabilities.
             unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
         }
         Ok(())
     };
-    // SAFETY: `give_up` makes system calls alone.
+    // SAFETY: between fork and exec, `give_up` makes only system calls.
     unsafe { command.pre_exec(give_up) };
     command
 }
@@ -69,23 +70,13 @@ impl Drop for Serving {
     }
 }
 
-/// Waits for something that other processes do. A minute is for a machine that
-/// is busy with other things.
-pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what} does not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 pub(crate) fn exists(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     !status.is_empty() && !status.contains("State:\tZ")
 }
 
-/// A page goes with the last process that has it mapped: a keeper with a thread that is still
-/// ending, or an `elfen status` of another test that looks at all runs.
+/// Waits until a page is gone. It stays while a process has it mapped, such as a supervisor with a
+/// thread that is still ending, or an `elfen status` of another test.
 pub(crate) fn wait_until_gone(page: i32) {
     wait_until("the page's end", || Memory::attach_id(page, Access::Read).is_err());
 }
@@ -104,9 +95,9 @@ pub(crate) fn kill(pid: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) }, 0);
 }
 
-/// A run whose batch program has said its process id and its ELFEN_RUN.
+/// A run whose batch has printed its process id and its ELFEN_RUN.
 pub(crate) struct Running {
-    pub(crate) front: Child,
+    pub(crate) launcher: Child,
     pub(crate) output: BufReader<ChildStdout>,
     pub(crate) batch: u32,
     pub(crate) inheritance: Vec<String>,
@@ -114,15 +105,15 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(serving: &Serving, script: &str) -> Self {
-        Self::start_beside(&serving.name, script)
+        Self::start_next_to(&serving.name, script)
     }
 
-    /// Next to a service that is another process's.
-    pub(crate) fn start_beside(service: &str, script: &str) -> Self {
+    /// Starts a run next to the service of another process.
+    pub(crate) fn start_next_to(service: &str, script: &str) -> Self {
         Self::start_by(&[], service, script)
     }
 
-    /// The same, by another program: `nice`, `chrt`.
+    /// Starts a run by another program, as `nice` or `chrt`.
     pub(crate) fn start_by(by: &[&str], service: &str, script: &str) -> Self {
         let script = format!("echo $$ $ELFEN_RUN; {script}");
         let plain = elfen(service, &[], &["sh", "-c", &script]);
@@ -131,16 +122,16 @@ impl Running {
         let mut command = Command::new(words[0]);
         command.args(&words[1..]).env_remove("ELFEN_LANES");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut front = command.process_group(0).spawn().unwrap();
-        let mut output = BufReader::new(front.stdout.take().unwrap());
+        let mut launcher = command.process_group(0).spawn().unwrap();
+        let mut output = BufReader::new(launcher.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let mut words = line.split_whitespace().map(str::to_owned);
-        let batch = words.next().expect("the batch says who it is").parse().unwrap();
-        Self { front, output, batch, inheritance: words.collect() }
+        let batch = words.next().expect("the batch prints its id").parse().unwrap();
+        Self { launcher, output, batch, inheritance: words.collect() }
     }
 
-    pub(crate) fn keeper(&self) -> u32 {
+    pub(crate) fn supervisor(&self) -> u32 {
         parent_of(self.batch)
     }
 
@@ -149,7 +140,7 @@ impl Running {
         Page::open(Memory::attach_id(id, Access::Read).unwrap()).unwrap()
     }
 
-    /// What the guard of the one lane does.
+    /// Whether the only lane is in this state.
     pub(crate) fn is(&self, state: LaneState) -> bool {
         let lanes = self.lanes();
         lanes.slot(0).is_some_and(|slot| slot.state().is_some_and(|(found, _)| found == state))
@@ -162,17 +153,17 @@ impl Running {
     }
 
     pub(crate) fn end(mut self) -> ExitStatus {
-        self.front.wait().unwrap()
+        self.launcher.wait().unwrap()
     }
 }
 
-/// A test that fails must not leave a batch behind.
+/// A failed test must not leave a batch behind.
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Ok(None) = self.front.try_wait() {
+        if let Ok(None) = self.launcher.try_wait() {
             kill(self.batch, libc::SIGKILL);
-            self.front.kill().ok();
-            self.front.wait().ok();
+            self.launcher.kill().ok();
+            self.launcher.wait().ok();
         }
     }
 }

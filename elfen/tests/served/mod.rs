@@ -1,28 +1,14 @@
-//! What tests of a recorded service share: processes that end with their test, and clients that
-//! ask.
+//! Clients of a recorded service, and the command that records it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// For an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 4;
-
-/// Ends its process, also when a test fails.
-pub(crate) struct Ends(pub(crate) Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        // It may have ended already; one that was left stopped could not end otherwise.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
 
 pub(crate) fn tailor(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
@@ -30,14 +16,16 @@ pub(crate) fn tailor(words: &[&str]) -> Command {
     command
 }
 
-/// Clients that ask, wait for the whole answer, and pause.
+use crate::process::PATIENCE;
+
+/// Clients that send a request, wait for the whole answer, and pause.
 pub(crate) struct Load {
     ends: Arc<AtomicBool>,
     clients: Vec<JoinHandle<()>>,
 }
 
 impl Load {
-    pub(crate) fn start(port: u16, ask: &'static [u8], is_whole: fn(&[u8]) -> bool) -> Self {
+    pub(crate) fn start(port: u16, request: &'static [u8], is_whole: fn(&[u8]) -> bool) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let client = |_| {
             let ends = Arc::clone(&ends);
@@ -45,13 +33,13 @@ impl Load {
                 let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
                 stream.set_nodelay(true).unwrap();
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
-                // Relaxed: a flag that is polled; nothing is published through it.
+                // Relaxed: the flag publishes no other data.
                 while !ends.load(Relaxed) {
-                    stream.write_all(ask).unwrap();
+                    stream.write_all(request).unwrap();
                     let (mut bytes, mut answer) = ([0; 4096], Vec::new());
                     while !is_whole(&answer) {
                         let count = stream.read(&mut bytes).unwrap();
-                        assert!(count > 0, "it answers");
+                        assert!(count > 0, "the service answers");
                         answer.extend(&bytes[..count]);
                     }
                     std::thread::sleep(Duration::from_millis(5));

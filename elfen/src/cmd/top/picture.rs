@@ -1,22 +1,22 @@
-//! What `elfen top` draws: a pure function from what was seen to lines that fit the terminal.
+//! The picture of `elfen top`: a pure function from a [`View`] to lines that fit the terminal.
 
 use elfen_console::duration;
 
-/// Everything that a picture shows.
+/// The content of a picture.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct View {
     pub(super) batches: Vec<BatchView>,
     pub(super) lanes: Vec<LaneView>,
     pub(super) services: Vec<ServiceView>,
-    /// While somebody watches them.
+    /// Filled while `elfen tailor watch` runs.
     pub(super) tails: Vec<TailView>,
-    /// The batch that keys change.
+    /// The index of the batch that keys change.
     pub(super) selected: usize,
-    /// What the last key did, or why not.
+    /// What the last key did, or why it did nothing.
     pub(super) note: Option<String>,
 }
 
-/// A share of the time since the last picture, in thousandths; `None` in the first one.
+/// A share of the time since the last update, in thousandths; `None` in the first picture.
 pub(super) type Share = Option<u64>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +35,7 @@ pub(super) struct BatchView {
 pub(super) struct SloView {
     pub(super) per_million: u32,
     pub(super) latency_ns: u64,
-    /// Of the last ten seconds; `None` without requests.
+    /// The tail of the last ten seconds; `None` without requests.
     pub(super) tail_ns: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct ServiceView {
     pub(super) p99_ns: Option<u64>,
 }
 
-/// A cause of a service's tail, over the last minute.
+/// A cause of a service's tail latency, over the last minute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TailView {
     pub(super) service: String,
@@ -69,7 +69,7 @@ pub(super) struct TailView {
     pub(super) threshold_ns: u64,
     pub(super) cause: String,
     pub(super) share: Share,
-    /// What a slow request has of it, on average.
+    /// The mean time that this cause takes of a slow request.
     pub(super) each_ns: u64,
 }
 
@@ -96,7 +96,7 @@ impl Line {
 
 const KEYS: &str = "q quit   up/down select   p policy   +/- budget";
 
-/// The picture: at most `rows` lines of at most `columns` columns; the last one says what keys do.
+/// Draws `rows` lines of at most `columns` columns. The last line is the note, or describes keys.
 pub(super) fn draw(view: &View, columns: usize, rows: usize) -> Vec<Line> {
     let selected = view.batches.iter().take(view.selected + 1).map(height).sum::<usize>();
     let sections = [
@@ -135,7 +135,7 @@ fn summary(view: &View) -> String {
     )
 }
 
-/// Columns of a table: title and width; numbers are at the right of theirs.
+/// The columns of a table: title, width, and whether cells are aligned to the right.
 struct Table<const N: usize>([(&'static str, usize, bool); N]);
 
 const BATCHES: Table<7> = Table([
@@ -192,14 +192,14 @@ impl<const N: usize> Table<N> {
     }
 }
 
-/// Lines of a batch: one, and another for its SLO.
+/// The number of lines of a batch: one, and another for its SLO.
 fn height(batch: &BatchView) -> usize {
     1 + usize::from(batch.slo.is_some())
 }
 
 fn batch_rows(view: &View, columns: usize) -> Vec<Line> {
     let mut rows = Vec::new();
-    for (at, batch) in view.batches.iter().enumerate() {
+    for (index, batch) in view.batches.iter().enumerate() {
         let mut row = BATCHES.row([
             batch.pid.to_string(),
             batch.program.clone(),
@@ -209,7 +209,7 @@ fn batch_rows(view: &View, columns: usize) -> Vec<Line> {
             percent(batch.overlapped),
             time(batch.reaction_p99_ns),
         ]);
-        let is_selected = at == view.selected;
+        let is_selected = index == view.selected;
         if is_selected {
             row.replace_range(0..1, ">");
         }
@@ -219,7 +219,7 @@ fn batch_rows(view: &View, columns: usize) -> Vec<Line> {
     rows
 }
 
-/// The tail against its SLO, as a bar that is full where the SLO breaks.
+/// The tail latency and its SLO. The bar is full when the tail reaches the SLO.
 fn slo_row(slo: SloView, columns: usize) -> Line {
     let SloView { per_million, latency_ns, tail_ns } = slo;
     let percentile = format!("{}.{:04}", per_million / 10_000, per_million % 10_000);
@@ -243,8 +243,9 @@ fn slo_row(slo: SloView, columns: usize) -> Line {
     Line::new(if share > 1000 { Style::Alarm } else { Style::Plain }, text)
 }
 
-/// Columns of a lane's row before its bar, and what is the least that a bar can show.
+/// The columns of a lane's row before its bar.
 const LANE_COLUMNS: usize = 78;
+/// The least columns for a readable bar.
 const LEAST_BAR: usize = 12;
 
 fn lane_rows(view: &View, columns: usize) -> Vec<Line> {
@@ -304,12 +305,12 @@ fn tail_rows(view: &View) -> Vec<Line> {
 struct Section {
     heading: String,
     rows: Vec<Line>,
-    /// So many rows of it must be seen, or the last of them.
+    /// The number of the row that must be visible, counted from 1.
     keep: usize,
 }
 
 impl Section {
-    /// A blank line, the heading, and as many rows as there is room for.
+    /// A blank line, the heading, and as many rows as fit into the room.
     fn lines(&self, room: usize) -> Vec<Line> {
         if self.rows.is_empty() || room == 0 {
             return Vec::new();
@@ -328,7 +329,7 @@ impl Section {
     }
 }
 
-/// How many rows of each section fit: the longest gives way first.
+/// How many rows of each section fit. The longest section loses rows first.
 fn rooms(sections: &[Section], left: usize) -> Vec<usize> {
     let mut rooms: Vec<usize> = sections.iter().map(|section| section.rows.len()).collect();
     let taken = |rooms: &[usize]| {
@@ -349,7 +350,7 @@ fn percent(share: Share) -> String {
     share.map_or("-".to_owned(), |share| format!("{}.{} %", share / 10, share % 10))
 }
 
-/// Shares of a bar one after the other, and dots for the rest.
+/// A bar of the shares in this order, filled up with dots.
 fn bar(parts: &[(char, u64)], width: usize) -> String {
     let mut bar = String::with_capacity(width);
     let mut sum = 0;
@@ -363,7 +364,7 @@ fn bar(parts: &[(char, u64)], width: usize) -> String {
     format!("{bar:.<width$}")
 }
 
-/// Names come from other processes: nothing that a terminal obeys is let through.
+/// Replaces control characters: names come from other processes, and must not command the terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

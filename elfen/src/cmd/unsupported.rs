@@ -1,9 +1,9 @@
-//! What `elfen run` says on a machine that lacks something it needs: one screen with what works,
-//! what doesn't and why, and the one next step.
+//! The screen of `elfen run` on a machine that lacks a requirement: what works, what does not and
+//! why, and one next step.
 //!
-//! The findings are `elfen doctor`'s; here they are only held against what this run asked for, and
-//! cut to what fits. A user who named a mechanism, as in `--signal tasks`, gets the one line about
-//! it instead.
+//! The findings are those of `elfen doctor`. This file selects the ones that matter to this run,
+//! and shortens them to fit one screen. A run with a named mechanism, as in `--signal tasks`, fails
+//! with one line about that mechanism instead.
 
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
@@ -12,14 +12,14 @@ use elfen_machine::doctor::{self, Check, Enough, Group, Machine, Status};
 use elfen_machine::lane_args::{LaneArgs, topology};
 use elfen_machine::source::Source;
 
-use super::doctor::listed;
+use super::doctor::join_words;
 
 const COLUMNS: usize = 80;
-/// `yes  injection  `.
+/// The columns of `yes  injection  `.
 const MARGIN: usize = 16;
-/// The verifier's message can fill the screen by itself.
-const LINES_A_MECHANISM: usize = 2;
-const LINES_OF_STEP: usize = 4;
+/// The message of the eBPF verifier alone could fill the screen.
+const MECHANISM_LINES: usize = 2;
+const STEP_LINES: usize = 4;
 
 const NEEDS: [(Group, &str); 4] = [
     (Group::Lanes, "lanes"),
@@ -29,10 +29,10 @@ const NEEDS: [(Group, &str); 4] = [
 ];
 
 const NEXT: &str = "next: ";
-const LAST: &str = "`elfen doctor` lists every mechanism, and what would bring it\n";
+const LAST: &str = "`elfen doctor` lists every mechanism, and what would enable it\n";
 
-/// Looks at the machine for what is missing. `seen` is the failure that the run itself met, and is
-/// all there is to say where nothing else is missing.
+/// Examines the machine for what is missing. `seen` is the failure of the run; it is returned if
+/// the examination finds nothing missing.
 pub(super) fn failure(lanes: &LaneArgs, names_a_service: bool, seen: Failure) -> Failure {
     let source = Source::live();
     let topology = match topology(&source) {
@@ -44,18 +44,18 @@ pub(super) fn failure(lanes: &LaneArgs, names_a_service: bool, seen: Failure) ->
         Ok(lanes) => lanes,
         Err(failure) => return failure,
     };
-    let answers = super::doctor::ask(&lanes, &topology);
+    let answers = super::doctor::query_kernel(&lanes, &topology);
     let machine =
         Machine { source: &source, topology: &topology, lanes: &lanes, by_hand, answers: &answers };
-    explained(&machine, names_a_service).unwrap_or(seen)
+    explain(&machine, names_a_service).unwrap_or(seen)
 }
 
 /// The failure with its screen; `None` if nothing is missing.
-fn explained(machine: &Machine<'_>, names_a_service: bool) -> Option<Failure> {
-    let checks = asked_for(doctor::examine(machine), names_a_service);
+fn explain(machine: &Machine<'_>, names_a_service: bool) -> Option<Failure> {
+    let checks = adapt_to_run(doctor::examine(machine), names_a_service);
     let verdict = Verdict::of(&checks);
     let missing = |group| is_missing(&checks, group);
-    // Lanes come first: one step at a time.
+    // If lanes are missing too, the step is the one for lanes.
     let step = match (missing(Group::Lanes), missing(Group::Signals)) {
         (false, true) => signal_step(machine, &checks),
         _ => verdict.next.clone(),
@@ -63,19 +63,19 @@ fn explained(machine: &Machine<'_>, names_a_service: bool) -> Option<Failure> {
     if verdict.ok() {
         return None;
     }
-    let without: Vec<String> = verdict.missing.iter().map(|what| no(what)).collect();
+    let without: Vec<String> = verdict.missing.iter().map(|what| negate(what)).collect();
     let without: Vec<&str> = without.iter().map(String::as_str).collect();
-    let line = Failure::new(Exit::Unsupported, "run", listed(&without), "see below");
+    let line = Failure::new(Exit::Unsupported, "run", join_words(&without), "see below");
     Some(line.with_screen(screen(&checks, &step)))
 }
 
-/// Of `a signal`, `no signal`.
-fn no(what: &str) -> String {
+/// Turns `a signal` into `no signal`.
+fn negate(what: &str) -> String {
     format!("no {}", what.split_once(' ').map_or(what, |(_, noun)| noun))
 }
 
-/// A service's page is enough for the run that names the service.
-fn asked_for(mut checks: Vec<Check>, names_a_service: bool) -> Vec<Check> {
+/// A service's page is enough for a run that names the service, and only for that.
+fn adapt_to_run(mut checks: Vec<Check>, names_a_service: bool) -> Vec<Check> {
     for check in &mut checks {
         if let (Group::Signals, Enough::If(_)) = (check.group, check.enough) {
             check.enough = if names_a_service { Enough::Yes } else { Enough::No };
@@ -84,7 +84,7 @@ fn asked_for(mut checks: Vec<Check>, names_a_service: bool) -> Vec<Check> {
     checks
 }
 
-fn of_use(checks: &[Check], group: Group) -> impl Iterator<Item = &Check> {
+fn useful(checks: &[Check], group: Group) -> impl Iterator<Item = &Check> {
     checks.iter().filter(move |check| check.group == group && check.enough != Enough::No)
 }
 
@@ -93,7 +93,7 @@ fn works(check: &Check) -> bool {
 }
 
 fn is_missing(checks: &[Check], group: Group) -> bool {
-    !of_use(checks, group).any(works)
+    !useful(checks, group).any(works)
 }
 
 fn screen(checks: &[Check], step: &str) -> String {
@@ -102,19 +102,19 @@ fn screen(checks: &[Check], step: &str) -> String {
         let missing = is_missing(checks, group);
         let paragraphs =
             if missing { why_not(checks, group) } else { vec![what_works(checks, group)] };
-        let lines = paragraphs.iter().flat_map(|it| cut(it, COLUMNS - MARGIN, LINES_A_MECHANISM));
+        let lines = paragraphs.iter().flat_map(|it| cut(it, COLUMNS - MARGIN, MECHANISM_LINES));
         let answer = if missing { "no" } else { "yes" };
         let lines: Vec<String> = lines.collect();
         text += &format!("{answer:5}{label:11}{}\n", lines.join(&format!("\n{:MARGIN$}", "")));
     }
     let step =
-        cut(step, COLUMNS - NEXT.len(), LINES_OF_STEP).join(&format!("\n{:1$}", "", NEXT.len()));
+        cut(step, COLUMNS - NEXT.len(), STEP_LINES).join(&format!("\n{:1$}", "", NEXT.len()));
     text + "\n" + NEXT + &step + "\n" + LAST
 }
 
-/// The one mechanism that works and what its check found, or the names of several.
+/// If one mechanism works, its name and finding. If several work, their names.
 fn what_works(checks: &[Check], group: Group) -> String {
-    let working: Vec<&Check> = of_use(checks, group).filter(|check| works(check)).collect();
+    let working: Vec<&Check> = useful(checks, group).filter(|check| works(check)).collect();
     if let [only] = working.as_slice() {
         return format!("{}: {}", only.name, only.finding.why);
     }
@@ -123,39 +123,43 @@ fn what_works(checks: &[Check], group: Group) -> String {
 }
 
 fn why_not(checks: &[Check], group: Group) -> Vec<String> {
-    let told = |check: &Check| format!("{}: {}", check.name, check.finding.why);
-    let kernel = unable(checks).filter(|_| group == Group::Signals);
+    let explained = |check: &Check| format!("{}: {}", check.name, check.finding.why);
+    let kernel = kernel_obstacle(checks).filter(|_| group == Group::Signals);
     let mut paragraphs: Vec<String> =
-        kernel.into_iter().chain(of_use(checks, group)).map(told).collect();
+        kernel.into_iter().chain(useful(checks, group)).map(explained).collect();
     if group == Group::Signals && page_works(checks) {
-        paragraphs.push("service-page: works beside a service that publishes".to_owned());
+        paragraphs.push("service-page: works next to a service that publishes".to_owned());
     }
     paragraphs
 }
 
-fn named<'a>(checks: &'a [Check], name: &str) -> Option<&'a Check> {
+fn find_check<'a>(checks: &'a [Check], name: &str) -> Option<&'a Check> {
     checks.iter().find(|check| check.name == name)
 }
 
 fn page_works(checks: &[Check]) -> bool {
-    named(checks, "service-page").is_some_and(works)
+    find_check(checks, "service-page").is_some_and(works)
 }
 
-/// The check that keeps the kernel itself from telling who runs, whichever user asks.
-fn unable(checks: &[Check]) -> Option<&Check> {
+/// The failed check that rules out the task map on this kernel for all users, root included.
+fn kernel_obstacle(checks: &[Check]) -> Option<&Check> {
     let of_kernel = ["kernel-version", "kernel-types", "sched-switch"];
-    of_kernel.into_iter().filter_map(|name| named(checks, name)).find(|check| !works(check))
+    of_kernel.into_iter().filter_map(|name| find_check(checks, name)).find(|check| !works(check))
 }
 
-const PUBLISH: &str = "name a service that publishes its requests, which takes neither root nor \
+const PUBLISH: &str = "name a service that publishes its requests; this needs neither root nor \
                        eBPF (`elfen run --signal service --service NAME`)";
 
-/// The step that brings a signal soonest: root's help where the kernel is able, the cure where root
-/// itself is refused, and else the page, which needs no permission.
+/// The step that enables a signal with the least effort.
+///
+/// If the kernel supports the task map, that is a step for root or elfend. Otherwise it is the page
+/// of a service, which needs no permission, or else what would remove the kernel's obstacle.
 fn signal_step(machine: &Machine<'_>, checks: &[Check]) -> String {
-    let fix = |name: &str| named(checks, name).map_or(String::new(), |it| it.finding.fix.clone());
+    let fix = |name: &str| {
+        find_check(checks, name).map_or(String::new(), |check| check.finding.fix.clone())
+    };
     let privileged = machine.answers.capabilities.is_some_and(|has| has.bpf && has.perfmon);
-    match unable(checks) {
+    match kernel_obstacle(checks) {
         None if privileged => fix("task-map-attach"),
         None => fix("task-map-elfend"),
         Some(_) if page_works(checks) => PUBLISH.to_owned(),
@@ -165,7 +169,7 @@ fn signal_step(machine: &Machine<'_>, checks: &[Check]) -> String {
 
 const MORE: &str = " ...";
 
-/// At most `lines` of it, which say if there was more.
+/// Wraps a text, and cuts it after `lines` lines. A cut text ends with `MORE`.
 fn cut(text: &str, columns: usize, lines: usize) -> Vec<String> {
     let mut all = wrap(text, columns - MORE.len());
     if all.len() > lines {

@@ -1,25 +1,23 @@
-//! Members of group elfen: what elfend gives to users without privileges, whom its administrator
-//! trusts, and what it does not.
+//! Members of group elfen: what elfend grants to users without privileges that its administrator
+//! trusts, and what it refuses.
 //!
-//! The group is one that the daemon alone sees, so nobody on the machine is in it but children of
-//! the test's.
+//! Only the daemon sees this group, so all its members are children of the test.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 use elfen_rt::signal::account::Claim;
 
 use super::needs;
-use super::stage::{Fenced, NOBODY, require_fences};
+use super::stage::{Fenced, NOBODY, require_fences, run};
 
-/// Ids that only these tests use: of the group, of a member, and of one outside.
+/// Ids that only these tests use: the group, and a member.
 const GROUP: &str = "64900";
 const MEMBER: &str = "64901";
 
-/// An elfend for which there is a group of its name.
-fn start() -> Fenced {
+/// An elfend on a machine with group elfen.
+fn start_with_group() -> Fenced {
     let mut fenced = Fenced::start_by_tasks();
     let group = fenced.run_dir().join("group");
     let known = fs::read_to_string("/etc/group").unwrap();
@@ -30,52 +28,50 @@ fn start() -> Fenced {
     fs::write(&group, lines.join("\n") + "\n").unwrap();
     fenced.end_daemon();
     let daemon = fenced.daemon_command();
-    // Its own mounts, so that the machine's file stays what it is to everybody else.
+    // In a mount namespace, so that other processes see the machine's own file.
     let script = format!("mount --bind '{}' /etc/group && exec \"$0\" \"$@\"", group.display());
     let mut command = fenced.command("unshare", &["--mount", "sh", "-c", &script]);
     command.arg(daemon.get_program()).args(daemon.get_args());
     let log = fs::File::options().append(true).open(fenced.log_file()).unwrap();
     fenced.daemon = command.stderr(log).spawn().unwrap();
     fenced.wait_for_socket();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     fenced
 }
 
-/// What a program ends with that a user starts, with these further groups.
+/// Runs a program as this user with these groups. Returns its exit status and output.
 fn run_as(fenced: &Fenced, user: &str, groups: &str, words: &[&str]) -> (Option<i32>, String) {
     let ids = ["--reuid", user, "--regid", user, groups];
     let mut command = fenced.command("setpriv", &ids);
     command.env("ELFEN_SOCKET", fenced.run_dir().join("elfend.sock"));
-    said(&command.args(words).current_dir("/").output().unwrap())
+    run(command.args(words).current_dir("/"))
 }
 
-fn as_member(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
+fn run_as_member(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
     run_as(fenced, MEMBER, &format!("--groups={GROUP}"), words)
 }
 
-fn as_nobody(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
+fn run_as_nobody(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
     run_as(fenced, NOBODY, "--clear-groups", words)
 }
 
-fn said(output: &Output) -> (Option<i32>, String) {
-    let text = [&output.stdout[..], &output.stderr].concat();
-    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
-}
-
-/// Goal: a member puts itself into the fence, asked or not, and changes nothing of what elfend was
-/// told: its batches could ask the same. Method: each request, by the command.
+/// Goal: a member may enter the fence, with and without `--fence`, and may change no setting of
+/// elfend, as its batches could then too. Method: each request, by the command.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn members_enter_and_change_nothing() {
     require_fences();
-    let fenced = start();
+    let fenced = start_with_group();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
     let where_am_i = ["--", "cat", "/proc/self/cgroup"];
     for options in [&["run", "--fence", "batch"][..], &["run"]] {
         let words = [&[elfen.as_str()], options, &where_am_i].concat();
-        let (status, said) = as_member(&fenced, &words);
-        assert_eq!(status, Some(0), "{said}");
-        assert!(said.contains("level fence") && said.contains(fenced.fence.name()), "{said}");
+        let (status, printed) = run_as_member(&fenced, &words);
+        assert_eq!(status, Some(0), "{printed}");
+        assert!(
+            printed.contains("level fence") && printed.contains(fenced.fence.name()),
+            "{printed}"
+        );
     }
     let pid = fenced.daemon.id().to_string();
     let root_alone = [
@@ -84,78 +80,79 @@ fn members_enter_and_change_nothing() {
         (&["set", &pid, "--policy", "fixed-budget", "--budget", "3ms"], "or as root"),
     ];
     for (words, why) in root_alone {
-        let (status, said) = as_member(&fenced, &[&[elfen.as_str()], words].concat());
-        assert!(status == Some(1) && said.contains(why), "{words:?}: {status:?} {said}");
+        let (status, printed) = run_as_member(&fenced, &[&[elfen.as_str()], words].concat());
+        assert!(status == Some(1) && printed.contains(why), "{words:?}: {status:?} {printed}");
     }
     assert_eq!(fenced.fence().frozen, None);
 }
 
-/// Goal: a member without privileges lends lanes by guards of its own, going by elfend's task map,
-/// and a stranger does not. Method: a run and what `doctor` says, of both; who else holds the
-/// program is named.
+/// Goal: members without privileges can run guards of their own with the task map of elfend, and
+/// other users cannot. Method: a run and the report of `doctor`, of both; an error names elfend as
+/// the holder of the eBPF program.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn members_are_given_the_task_map() {
+fn members_receive_the_task_map() {
     require_fences();
-    let mut fenced = start();
+    let mut fenced = start_with_group();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
-    let run = [elfen.as_str(), "run", "--lanes", "0:1", "--signal", "tasks"];
-    let dry = [&run[..], &["--dry-run", "--", "true"]].concat();
-    let (status, said) = as_member(&fenced, &dry);
-    assert!(status == Some(0) && said.contains("signal tasks (elfend)"), "{status:?} {said}");
-    let (status, said) = as_member(&fenced, &[&run[..], &["--", "sh", "-c", "exit 7"]].concat());
-    assert_eq!(status, Some(7), "{said}");
-    assert!(said.contains("borrowed") && !said.contains("is not counted"), "{said}");
-    // What it was handed lets it claim no account itself.
+    let guarded = [elfen.as_str(), "run", "--lanes", "0:1", "--signal", "tasks"];
+    let dry = [&guarded[..], &["--dry-run", "--", "true"]].concat();
+    let (status, printed) = run_as_member(&fenced, &dry);
+    assert!(status == Some(0) && printed.contains("signal tasks (elfend)"), "{status:?} {printed}");
+    let (status, printed) =
+        run_as_member(&fenced, &[&guarded[..], &["--", "sh", "-c", "exit 7"]].concat());
+    assert_eq!(status, Some(7), "{printed}");
+    assert!(printed.contains("borrowed") && !printed.contains("is not counted"), "{printed}");
+    // The received map does not permit claims of accounts.
     let socket = fenced.run_dir().join("elfend.sock");
     let map = elfen_rt::pages::request_task_map(socket.as_os_str().as_bytes()).unwrap();
     assert!(map.renew(0) && map.claim(1, 0, Claim::of_program(1), |_| true).is_none());
-    let (status, said) = as_nobody(&fenced, &dry);
-    assert!(status == Some(1) && said.contains("member of group elfen"), "{status:?} {said}");
+    let (status, printed) = run_as_nobody(&fenced, &dry);
+    assert!(status == Some(1) && printed.contains("member of group elfen"), "{status:?} {printed}");
 
     let doctor = [elfen.as_str(), "doctor", "--json"];
-    let row = |said: &str| -> serde_json::Value {
-        let report: serde_json::Value = serde_json::from_str(said).unwrap();
+    let row = |printed: &str| -> serde_json::Value {
+        let report: serde_json::Value = serde_json::from_str(printed).unwrap();
         let all = report["checks"].as_array().unwrap();
         all.iter().find(|row| row["name"] == "task-map-elfend").unwrap().clone()
     };
-    let (_, member) = as_member(&fenced, &doctor);
+    let (_, member) = run_as_member(&fenced, &doctor);
     assert_eq!(row(&member)["status"], "yes", "{member}");
-    let (_, stranger) = as_nobody(&fenced, &doctor);
+    let (_, stranger) = run_as_nobody(&fenced, &doctor);
     assert_eq!(row(&stranger)["status"], "no", "{stranger}");
     assert!(stranger.contains("only root and members of group elfen are given the task map"));
 
-    let bench = fenced.elfen(&["lab", "bench", "signal", "--lanes", "0:1"]);
-    let (status, told) = self::said(&bench);
+    let bench = ["lab", "bench", "signal", "--lanes", "0:1"];
+    let (status, printed) = run(&mut fenced.command(env!("CARGO_BIN_EXE_elfen"), &bench));
     let holder = format!("{} (elfend)", fenced.daemon.id());
-    assert!(status == Some(1) && told.contains(&holder), "{told}");
+    assert!(status == Some(1) && printed.contains(&holder), "{printed}");
 
     fenced.end_daemon();
-    let (_, alone) = as_member(&fenced, &doctor);
+    let (_, alone) = run_as_member(&fenced, &doctor);
     assert!(alone.contains("no elfend answers"), "{alone}");
 }
 
-/// Goal: a C program of the group reads who runs, and a stranger's does not. Method: one that
-/// includes `elfen.h` only.
+/// Goal: a C program of a member reads the task map, and a program of another user does not.
+/// Method: a program that includes only `elfen.h`.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_c_program_of_a_member_reads_who_runs() {
+fn a_c_program_of_a_member_reads_the_task_map() {
     require_fences();
-    let mut fenced = start();
-    let reader = fenced.copy(&who_runs(&fenced));
-    let (status, lines) = as_member(&fenced, &[&reader, "0"]);
+    let mut fenced = start_with_group();
+    let reader = fenced.copy(&build_who_runs(&fenced));
+    let (status, lines) = run_as_member(&fenced, &[&reader, "0"]);
     assert_eq!(status, Some(0), "{lines}");
     assert_eq!(lines.lines().count(), 10, "{lines}");
     assert!(lines.lines().all(|line| line.starts_with("cpu 0: ")), "{lines}");
-    let (status, said) = as_nobody(&fenced, &[&reader]);
+    let (status, printed) = run_as_nobody(&fenced, &[&reader]);
     let refused = format!("errno: found {:#x}", libc::EACCES);
-    assert!(status == Some(1) && said.contains(&refused), "{said}");
+    assert!(status == Some(1) && printed.contains(&refused), "{printed}");
     fenced.end_daemon();
-    let (status, said) = as_member(&fenced, &[&reader]);
-    assert!(status == Some(1) && said.contains("does elfend run?"), "{said}");
+    let (status, printed) = run_as_member(&fenced, &[&reader]);
+    assert!(status == Some(1) && printed.contains("does elfend run?"), "{printed}");
 }
 
-fn who_runs(fenced: &Fenced) -> PathBuf {
+fn build_who_runs(fenced: &Fenced) -> PathBuf {
     let runtime = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("elfen-rt");
     let program = fenced.run_dir().join("built");
     fs::create_dir(&program).unwrap();
@@ -165,7 +162,7 @@ fn who_runs(fenced: &Fenced) -> PathBuf {
         fenced.command(needs::find("cc").unwrap().to_str().unwrap(), &["-Wall", "-Werror"]);
     cc.arg(format!("-DELFEN_SOCKET=\"{}\"", socket.display()));
     cc.arg("-I").arg(runtime.join("include")).arg(runtime.join("examples/who-runs.c"));
-    let compiled = cc.arg("-o").arg(&program).output().unwrap();
-    assert!(compiled.status.success(), "{}", said(&compiled).1);
+    let (status, printed) = run(cc.arg("-o").arg(&program));
+    assert_eq!(status, Some(0), "{printed}");
     program
 }

@@ -1,8 +1,9 @@
-//! `elfen run --fence`: the program becomes one of a fence's, and elfend's guards hold its lanes.
+//! `elfen run --fence`: runs a program in a fence, whose lanes the guards of elfend hold.
 //!
-//! Nothing of a run is kept beside it: this process asks to be put into the fence, gives up what it
-//! may, and becomes the program. So its signals, its terminal and its exit status are its own. A
-//! program that has checks is told where elfend hands it their pages.
+//! No process of the run remains next to the program: this process asks elfend to put it into the
+//! fence, drops its privileges, and executes the program. So signals, terminal and exit status need
+//! no forwarding. A program with checks gets the socket of elfend in a variable, and requests its
+//! pages there.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -22,17 +23,17 @@ use elfen_run::User;
 use elfen_run::batches::Level;
 use nix::unistd::{setgid, setgroups, setuid};
 
-use super::cut_off::cut_off;
 use super::inject_args::InjectName;
+use super::isolation::isolate_user;
 use super::user;
 
 const WHAT: &str = "run --fence";
 
-/// No fence's name: a run with guards of its own.
+/// The value of `--fence` for a run with guards of its own.
 pub(super) const NONE: &str = "none";
 
-/// What elfend's settings decide for all that is in a fence.
-const NOT_FENCED: [&str; 12] = [
+/// Options that elfend's settings decide for all programs in a fence.
+const NOT_WITH_FENCE: [&str; 12] = [
     "policy",
     "budget",
     "slo",
@@ -47,11 +48,12 @@ const NOT_FENCED: [&str; 12] = [
     "report",
 ];
 
-/// Refuses what was typed beside a fence that decides it. A variable says how other runs are.
-pub(super) fn check(run: &ArgMatches) -> Result<(), Failure> {
+/// Refuses options on the command line that the named fence decides. Variables with the defaults
+/// of these options are ignored: they are for other runs.
+pub(super) fn refuse_options(run: &ArgMatches) -> Result<(), Failure> {
     let named = run.get_one::<String>("fence").filter(|fence| *fence != NONE);
     let is_typed = |name: &&str| run.value_source(name) == Some(ValueSource::CommandLine);
-    let Some(name) = NOT_FENCED.into_iter().find(is_typed).filter(|_| named.is_some()) else {
+    let Some(name) = NOT_WITH_FENCE.into_iter().find(is_typed).filter(|_| named.is_some()) else {
         return Ok(());
     };
     let option = name.replace('_', "-");
@@ -59,10 +61,12 @@ pub(super) fn check(run: &ArgMatches) -> Result<(), Failure> {
     Err(Failure::new(Status::Usage, "arguments", why, "see `elfen run --help`"))
 }
 
-/// Root takes itself out of a fence by writing one file: so a program that root starts is another
-/// user's, the one who asked `sudo`, unless root insists.
-pub(super) fn user(named: Option<&str>) -> Result<Option<User>, Failure> {
-    let user = user::chosen(named)?;
+/// The user to run the program as: the named one, or the user that called `sudo`.
+///
+/// A process of root can leave a fence by writing one file, so root runs a program there only if
+/// `--user root` says so.
+pub(super) fn choose_user(named: Option<&str>) -> Result<Option<User>, Failure> {
+    let user = user::choose_user(named)?;
     if user.is_none() && nix::unistd::geteuid().is_root() {
         let why = "a program that runs as root can leave its fence";
         let fix = "name another user with --user; or --user root, and trust the program";
@@ -74,45 +78,50 @@ pub(super) fn user(named: Option<&str>) -> Result<Option<User>, Failure> {
     Ok(user)
 }
 
-/// The fence of a run that names no lanes: that of an elfend which holds one, for who may put a
-/// program there.
-pub(super) struct Usual {
+/// The fence of a run that names neither a fence nor lanes.
+pub(super) struct DefaultFence {
     pub(super) fence: FenceStatus,
     pub(super) inside: bool,
     pub(super) user: Option<User>,
 }
 
-impl Usual {
-    /// `None` where no elfend holds fences: the run has guards of its own. Where one does, a run
-    /// that can be in none of them is refused, as it would take the lanes that are lent there with
-    /// all others.
+impl DefaultFence {
+    /// Returns `None` if no elfend holds fences: the run then has guards of its own.
+    ///
+    /// Refuses a run that can use none of elfend's fences. With guards of its own that run would
+    /// take all lanes of the machine, also those that elfend lends.
     pub(super) fn find(
         run_dir: &Path,
-        named: Option<&str>,
-        asks_guards: bool,
+        named_user: Option<&str>,
+        wants_guards: bool,
     ) -> Result<Option<Self>, Failure> {
-        let asked = status::ask(&Folder::new(run_dir).socket(), &Request::Status);
-        let Ok(Answer::Status(Known { asker, mut fences, .. })) = asked else { return Ok(None) };
+        let answer = status::ask(&Folder::new(run_dir).socket(), &Request::Status);
+        let Ok(Answer::Status(Known { asker, mut fences, .. })) = answer else { return Ok(None) };
         let inside = asker.inside.is_some();
-        let at = match &asker.inside {
-            Some(_) if asks_guards => None,
+        let index = match &asker.inside {
+            Some(_) if wants_guards => None,
             Some(around) => fences.iter().position(|fence| fence.name == *around),
             None if fences.is_empty() => None,
             None => {
-                Self::may_be(asks_guards, asker.may_enter, &fences)?;
+                Self::require_entry(wants_guards, asker.may_enter, &fences)?;
                 Some(0)
             }
         };
-        let Some(at) = at else { return Ok(None) };
-        let fence = fences.swap_remove(at);
-        Ok(Some(Self { fence, inside, user: user(named)? }))
+        let Some(index) = index else { return Ok(None) };
+        let fence = fences.swap_remove(index);
+        Ok(Some(Self { fence, inside, user: choose_user(named_user)? }))
     }
 
-    fn may_be(asks_guards: bool, may_enter: bool, fences: &[FenceStatus]) -> Result<(), Failure> {
+    /// Refuses a run that may not enter the only fence.
+    fn require_entry(
+        wants_guards: bool,
+        may_enter: bool,
+        fences: &[FenceStatus],
+    ) -> Result<(), Failure> {
         let names: Vec<&str> = fences.iter().map(|fence| fence.name.as_str()).collect();
         let names = names.join(", ");
-        let (why, way_in) = if asks_guards {
-            ("what this run asks for is of guards of its own".to_owned(), None)
+        let (why, way_in) = if wants_guards {
+            ("the options of this run require guards of its own".to_owned(), None)
         } else if !may_enter {
             let way_in = Some("join that group".to_owned());
             ("its fences are for root and group elfen".to_owned(), way_in)
@@ -128,9 +137,10 @@ impl Usual {
     }
 }
 
-pub(super) struct Fenced<'a> {
+/// A run in a fence.
+pub(super) struct FenceRun<'a> {
     pub(super) fence: FenceStatus,
-    /// Whether this process is there already.
+    /// Whether this process is in the fence already.
     pub(super) inside: bool,
     pub(super) run_dir: &'a Path,
     pub(super) user: Option<User>,
@@ -138,8 +148,8 @@ pub(super) struct Fenced<'a> {
     pub(super) dry_run: bool,
 }
 
-impl Fenced<'_> {
-    /// Becomes the program; comes back where it cannot, or is not to.
+impl FenceRun<'_> {
+    /// Replaces this process by the program. Returns the line of a dry run, or a failure.
     pub(super) fn run(self) -> Result<String, Failure> {
         let known = &self.fence;
         let line = format!(
@@ -155,25 +165,25 @@ impl Fenced<'_> {
         if let Some(why) = known.why() {
             warn(&format!("fence {} is frozen: {why}; the program waits there", known.name));
         }
-        let asked = Request::Enter { fence: known.name.clone() };
+        let request = Request::Enter { fence: known.name.clone() };
         if !self.inside {
-            // In a fence that is frozen this process stands here until the fence runs.
-            match ask(self.run_dir, &asked)? {
+            // If the fence is frozen, this process stops here until the fence runs.
+            match ask(self.run_dir, &request)? {
                 Answer::Entered(_) => {}
                 Answer::Refused { why, fix } => {
                     return Err(Failure::new(Status::Failed, WHAT, why, fix));
                 }
-                other => return Err(odd(&other)),
+                other => return Err(unexpected_answer(&other)),
             }
         }
         if let Some(user) = &self.user {
-            // Root leaves its fence without one.
+            // Root can leave its fence without a service manager.
             if !user.uid.is_root() {
-                cut_off(user)?;
+                isolate_user(user)?;
             }
             become_user(user).map_err(|error| {
                 let what = format!("becoming user {:?}", user.name);
-                Failure::new(Status::Failed, what, error, "use a user of this machine")
+                Failure::new(Status::Failed, what, error, "name a user of this machine")
             })?;
         }
         let (program, arguments) =
@@ -185,11 +195,11 @@ impl Fenced<'_> {
     fn command(&self, program: &OsStr) -> Result<Command, Failure> {
         let mut command = Command::new(program);
         let socket = std::path::absolute(Folder::new(self.run_dir).socket()).map_err(|error| {
-            Failure::new(Status::Failed, "--run-dir", error, "name its whole path")
+            Failure::new(Status::Failed, "--run-dir", error, "give its absolute path")
         })?;
-        command.env(name_of(pages::VARIABLE), socket);
-        // Of a run that it was started from, whose lanes may be others.
-        command.env_remove(name_of(inherit::VARIABLE));
+        command.env(variable_name(pages::VARIABLE), socket);
+        // A run that started this command set the variable; its lanes may be others.
+        command.env_remove(variable_name(inherit::VARIABLE));
         if let Some(library) = InjectName::Auto.choose(program)?.library {
             let before = std::env::var_os(PRELOAD);
             command.env(PRELOAD, preload(&library, before.as_deref()));
@@ -201,25 +211,25 @@ impl Fenced<'_> {
     }
 }
 
-/// The fence that is asked for by its name.
-pub(super) fn named(run_dir: &Path, fence: &str) -> Result<FenceStatus, Failure> {
+/// The fence of this name.
+pub(super) fn find_fence(run_dir: &Path, fence: &str) -> Result<FenceStatus, Failure> {
     let fences = match ask(run_dir, &Request::Status)? {
         Answer::Status(status) => status.fences,
-        other => return Err(odd(&other)),
+        other => return Err(unexpected_answer(&other)),
     };
     let names: Vec<String> = fences.iter().map(|fence| fence.name.clone()).collect();
     fences.into_iter().find(|known| known.name == fence).ok_or_else(|| {
         let fix = format!("name one of: {}", names.join(", "));
         let what = format!("fence {fence:?}");
-        Failure::new(Status::Usage, what, "elfend holds none of that name", fix)
+        Failure::new(Status::Usage, what, "elfend holds no fence of that name", fix)
     })
 }
 
-fn name_of(variable: &'static CStr) -> &'static str {
+fn variable_name(variable: &'static CStr) -> &'static str {
     variable.to_str().unwrap_or_else(|_| unreachable!("ASCII"))
 }
 
-/// The groups first, as only root may set them; with its last id root's capabilities go.
+/// Sets the groups first, as only root may set them. The last call drops the capabilities of root.
 fn become_user(user: &User) -> nix::Result<()> {
     setgroups(&user.groups)?;
     setgid(user.gid)?;
@@ -230,13 +240,13 @@ fn ask(run_dir: &Path, request: &Request) -> Result<Answer, Failure> {
     let socket = Folder::new(run_dir).socket();
     status::ask(&socket, request).map_err(|error| {
         let why = format!("elfend does not answer at {:?}: {error}", socket.display().to_string());
-        let fix = "start elfend, or restart it if it runs; or leave --fence out";
+        let fix = "start elfend, or restart it if it runs; or omit --fence";
         Failure::new(Status::Failed, WHAT, why, fix)
     })
 }
 
-fn odd(answer: &Answer) -> Failure {
-    let why = format!("elfend answers what was not asked: {answer:?}");
+fn unexpected_answer(answer: &Answer) -> Failure {
+    let why = format!("unexpected answer of elfend: {answer:?}");
     Failure::new(Status::Failed, WHAT, why, "use elfen and elfend of the same version")
 }
 

@@ -1,4 +1,5 @@
-//! What a unit of systemd's asks of the daemon.
+//! elfend as a unit of systemd: its notifications, its command after a kill, and the packaged units
+//! and alerts.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -9,20 +10,20 @@ use std::time::Duration;
 use elfen_machine::process::children;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, comm, kill, ran_ns, require_fences, wait_until};
+use super::stage::{Fenced, NOBODY, comm, end, kill, ran_ns, require_fences, wait_until};
 
-/// The next thing that the daemon says.
-fn said(socket: &UnixDatagram) -> String {
+/// The next notification of the daemon.
+fn read_notification(socket: &UnixDatagram) -> String {
     let mut text = [0; 256];
     let length = socket.recv(&mut text).expect("a minute is for a machine that is busy");
     String::from_utf8(text[..length].to_vec()).unwrap()
 }
 
-/// Goal: who started it knows that it is ready, that it lives, and that it stops. Method: a socket
-/// of the test's own, by both kinds of name.
+/// Goal: elfend notifies its service manager when it is ready, that it is alive, and when it stops.
+/// Method: a socket of the test, with either kind of address.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     require_fences();
     let mut fenced = Fenced::start();
     let path = fenced.run_dir().join("notify");
@@ -36,23 +37,26 @@ fn the_service_manager_is_told() {
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         fenced.end_daemon();
         fenced.daemon = fenced.daemon_command().env("NOTIFY_SOCKET", address).spawn().unwrap();
-        while said(&socket) != "READY=1" {}
-        assert_eq!([said(&socket), said(&socket)], ["WATCHDOG=1", "WATCHDOG=1"]);
+        while read_notification(&socket) != "READY=1" {}
+        assert_eq!(
+            [read_notification(&socket), read_notification(&socket)],
+            ["WATCHDOG=1", "WATCHDOG=1"]
+        );
         fenced.wait_for_socket();
         kill(fenced.daemon.id(), libc::SIGTERM);
-        while said(&socket) != "STOPPING=1" {}
+        while read_notification(&socket) != "STOPPING=1" {}
         fenced.daemon.wait().unwrap();
     }
 }
 
-/// Goal: when all processes of elfend are killed, what the unit runs after them freezes the fence.
-/// Method: all killed, so that none of them can; the batch runs on until then.
+/// Goal: when all processes of elfend are killed, the command that the unit runs afterwards freezes
+/// the fence. Method: all are killed before one of them can freeze it.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn what_runs_after_a_kill_freezes() {
+fn the_command_after_a_kill_freezes_the_fence() {
     require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     let keeper = fenced.status().keeper.unwrap();
     let mut processes = children(fenced.daemon.id()).into_iter();
@@ -64,25 +68,24 @@ fn what_runs_after_a_kill_freezes() {
     kill(keeper, libc::SIGKILL);
     wait_until("its end", || !Path::new(&format!("/proc/{keeper}/exe")).exists());
     let freezer = fenced.fence.0.freezer();
-    assert!(!freezer.is_requested().unwrap(), "nobody is left who could");
+    assert!(!freezer.is_requested().unwrap(), "no process of elfend has frozen it");
     let frozen = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--freeze"]).output().unwrap();
     assert!(frozen.status.success(), "{frozen:?}");
     assert_eq!(String::from_utf8_lossy(&frozen.stdout), "fence \"batch\": frozen\n");
     wait_until("standing still", || freezer.is_frozen().unwrap());
-    // It is no pause: the next daemon lets it go.
+    // It is not a pause: the next daemon thaws the fence.
     let before = ran_ns(batch.id());
     fenced.restart();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     wait_until("borrowing again", || ran_ns(batch.id()) > before + 2_000_000);
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    end(&mut batch);
 }
 
-/// Goal: the units are what systemd reads. Method: its own check of units, in a folder where their
-/// programs are ours; elsewhere the packages' test has a booted one.
+/// Goal: the packaged units are valid. Method: systemd's check of units, with the programs of this
+/// build. `packaging/test` boots them.
 #[test]
 #[ignore = "needs systemd-analyze"]
-fn the_units_are_read() {
+fn the_packaged_units_are_valid() {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging");
     let folder = tempfile::tempdir().unwrap();
     for unit in ["elfend.service", "elfen.slice"] {
@@ -95,20 +98,20 @@ fn the_units_are_read() {
     let units = ["elfend.service", "elfen.slice"].map(|unit| folder.path().join(unit));
     match command.args(units).output() {
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let of_ours = said.lines().filter(|line| line.contains("elfen"));
+            let printed = String::from_utf8_lossy(&output.stderr);
+            let of_ours = printed.lines().filter(|line| line.contains("elfen"));
             assert_eq!(of_ours.collect::<Vec<_>>(), Vec::<&str>::new());
-            assert!(output.status.success(), "{said}");
+            assert!(output.status.success(), "{printed}");
         }
         Err(error) => panic!("needs systemd-analyze: {error}"),
     }
 }
 
-/// Goal: the alerts are what Prometheus reads, and fire when they should. Method: its own check of
-/// rules, and of what follows from series.
+/// Goal: the packaged alerts are valid, and fire when they should. Method: promtool's check of
+/// rules, and its test of them on made-up series.
 #[test]
 #[ignore = "needs promtool"]
-fn the_alerts_are_read() {
+fn the_packaged_alerts_are_valid() {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let rules = rules.join("packaging/prometheus");
     let words = [["check", "rules", "elfen.rules.yml"], ["test", "rules", "elfen.rules.test.yml"]];

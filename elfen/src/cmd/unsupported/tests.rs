@@ -1,4 +1,4 @@
-//! The screen on recorded machines: two of them word for word, all of them for what must hold.
+//! The screen on recorded machines: two of them in full, all of them for general properties.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doctor")
 }
 
-/// What `elfen run` would say there, if anything.
-fn said(machine: &Path, pair: Option<&str>, names_a_service: bool) -> Option<String> {
+/// What `elfen run` prints on a machine that lacks something.
+fn printed(machine: &Path, pair: Option<&str>, names_a_service: bool) -> Option<String> {
     let source = Source::open_recording(machine).expect("a recording");
     let topology = Topology::read(&source).expect("a topology");
     let lanes = match pair {
@@ -32,32 +32,32 @@ fn said(machine: &Path, pair: Option<&str>, names_a_service: bool) -> Option<Str
         by_hand: pair.is_some(),
         answers: &answers,
     };
-    match explained(&machine, names_a_service)? {
+    match explain(&machine, names_a_service)? {
         Failure::WithScreen { failure, screen } => Some(format!("elfen: {failure}\n{screen}")),
         other => panic!("{other:?}"),
     }
 }
 
-fn on(machine: &str, pair: Option<&str>) -> String {
+fn screen_on(machine: &str, pair: Option<&str>) -> String {
     let path = folder().join(machine).with_extension("machine");
-    said(&path, pair, false).expect("it lacks something")
+    printed(&path, pair, false).expect("it lacks something")
 }
 
 #[test]
-fn a_machine_without_anything() {
-    assert_data_eq!(on("bare", None), snapbox::file!["bare.txt"].raw());
+fn a_machine_without_any_mechanism_gets_this_screen() {
+    assert_data_eq!(screen_on("bare", None), snapbox::file!["bare.txt"].raw());
 }
 
 #[test]
-fn the_same_with_a_pair_by_hand() {
-    assert_data_eq!(on("bare", Some("0:1")), snapbox::file!["bare-by-hand.txt"].raw());
+fn the_same_machine_with_a_pair_given_by_hand_gets_this_screen() {
+    assert_data_eq!(screen_on("bare", Some("0:1")), snapbox::file!["bare-by-hand.txt"].raw());
 }
 
-/// Goal: whatever a machine lacks, it is one screen, and ends with one step. Method: every
-/// recording, as found and by hand, with a service named and without.
+/// Goal: every failure fits one screen and ends with one step. Method: every recording, with its
+/// own pairs and one given by hand, with a service named and without.
 #[test]
-fn every_machine_fits_a_screen() {
-    let mut seen = 0;
+fn every_failure_fits_one_screen() {
+    let mut screens = 0;
     for entry in fs::read_dir(folder()).expect("recordings") {
         let path = entry.expect("a file").path();
         if path.extension().is_none_or(|extension| extension != "machine") {
@@ -66,8 +66,8 @@ fn every_machine_fits_a_screen() {
         for (pair, service) in
             [(None, false), (None, true), (Some("0:1"), false), (Some("0:1"), true)]
         {
-            let Some(text) = said(&path, pair, service) else { continue };
-            seen += 1;
+            let Some(text) = printed(&path, pair, service) else { continue };
+            screens += 1;
             assert!(text.lines().count() <= LINES, "{text}");
             assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
             for (_, label) in NEEDS {
@@ -78,13 +78,13 @@ fn every_machine_fits_a_screen() {
             assert!(step.len() > LAST.len() && !step.starts_with('\n'), "{text}");
         }
     }
-    assert!(seen >= 10, "{seen}");
+    assert!(screens >= 10, "{screens}");
 }
 
-/// Goal: the step is one that helps on that machine. Method: machines without a
-/// signal, each for another reason.
+/// Goal: the step helps on that machine. Method: machines without a signal, each for another
+/// reason.
 #[test]
-fn the_step_is_one_that_helps() {
+fn the_step_fits_the_machine() {
     let cases = [
         ("desktop-user", "next: have root add this user to the group"),
         ("lockdown", "next: boot with lockdown=integrity or none"),
@@ -92,22 +92,22 @@ fn the_step_is_one_that_helps() {
         ("bare", "next: name a service that publishes its requests"),
     ];
     for (machine, step) in cases {
-        let text = on(machine, Some("0:1"));
+        let text = screen_on(machine, Some("0:1"));
         assert!(text.contains(step), "{machine}: {text}");
     }
 }
 
-/// Goal: a run that names a service is not told that it needs more. Method: a machine
-/// whose one signal is the page.
+/// Goal: a run that names a service lacks no signal. Method: a machine whose only signal is the
+/// page of a service.
 #[test]
-fn the_page_is_enough_for_who_names_a_service() {
+fn a_page_is_enough_for_a_run_that_names_a_service() {
     let bare = folder().join("bare.machine");
-    assert_eq!(said(&bare, Some("0:1"), true), None);
-    let text = said(&bare, None, true).expect("no lanes");
+    assert_eq!(printed(&bare, Some("0:1"), true), None);
+    let text = printed(&bare, None, true).expect("no lanes");
     assert!(text.contains("\nyes  signal     service-page: "), "{text}");
 }
 
-/// Goal: what is cut says so, and stays in its columns. Method: more words than fit.
+/// Goal: a cut text ends with dots, and stays in its columns. Method: more words than fit.
 #[test]
 fn long_reasons_are_cut() {
     let lines = cut(&"word ".repeat(60), 40, 2);

@@ -1,21 +1,23 @@
-//! What others do to a fence, and to its daemon, that makes no sense: it holds again, or says why
-//! not.
+//! Interference from outside with a fence or its daemon: the fence holds again, or elfend reports
+//! why it does not.
 
 use std::fs;
 
 use elfen_machine::fence::status::{Answer, Request};
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, borrows, kill, require_fences, settings, wait_until};
+use super::stage::{
+    Fenced, NOBODY, end, kill, require_fences, settings, wait_until, wait_until_borrowing,
+};
 
-/// Goal: a fence whose cgroup was deleted, or has no CPUs, is a fence again, for who comes then.
-/// Method: an empty one, and a hand that removes it and takes its CPUs.
+/// Goal: elfend restores a fence whose cgroup was deleted, or lost its CPUs. Method: the test
+/// removes an empty fence, and clears its cpuset; then a batch runs in it.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn a_fence_that_was_deleted_is_made_anew() {
+fn a_deleted_fence_is_restored() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let group = &fenced.fence.0;
     let holds = || {
         let on = group.effective_cpus().is_ok_and(|cpus| cpus.to_string() == "1");
@@ -23,8 +25,8 @@ fn a_fence_that_was_deleted_is_made_anew() {
     };
     assert!(holds());
     group.remove().unwrap();
-    wait_until("another", || group.exists() && holds());
-    fenced.wait_until_it_runs();
+    wait_until("a new cgroup", || group.exists() && holds());
+    fenced.wait_until_running();
     for folder in group.folders() {
         let cpus = folder.join("cpuset.cpus");
         if cpus.exists() {
@@ -32,28 +34,27 @@ fn a_fence_that_was_deleted_is_made_anew() {
         }
     }
     wait_until("its lanes", holds);
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    borrows(batch.id());
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    wait_until_borrowing(batch.id());
+    end(&mut batch);
 }
 
-/// Goal: a batch that the kernel has moved out of the fence, which has no CPUs any more, is back
-/// there once it has. Method: a daemon that stands still while a hand does what the kernel does on
-/// version 1 when a lane goes offline.
+/// Goal: a batch that the kernel moved out of a fence without CPUs returns once the fence has CPUs.
+/// Method: while the daemon is stopped, the test does what the kernel does with cgroups version 1
+/// when a lane goes offline.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups of version 1"]
 fn a_batch_that_hotplug_moves_comes_back() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let group = &fenced.fence.0;
     let mut folders = group.folders().into_iter();
     let cpuset = folders.find(|folder| folder.join("cpuset.effective_cpus").exists());
     let cpuset = cpuset.expect("needs cpusets of version 1: version 2 leaves the batch in place");
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    borrows(batch.id());
+    wait_until_borrowing(batch.id());
     kill(fenced.daemon.id(), libc::SIGSTOP);
     fs::write(cpuset.parent().unwrap().join("cgroup.procs"), batch.id().to_string()).unwrap();
     fs::write(cpuset.join("cpuset.cpus"), "\n").unwrap();
@@ -62,17 +63,16 @@ fn a_batch_that_hotplug_moves_comes_back() {
     kill(fenced.daemon.id(), libc::SIGCONT);
     wait_until("its lanes", || group.effective_cpus().unwrap().to_string() == "1");
     wait_until("being put back", || group.partly_inside().unwrap().is_empty());
-    fenced.wait_until_it_runs();
-    borrows(batch.id());
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    fenced.wait_until_running();
+    wait_until_borrowing(batch.id());
+    end(&mut batch);
 }
 
-/// Goal: lanes of CPUs that are not there are no mistake: they may come. Method: settings that name
-/// some beside the machine's own.
+/// Goal: settings may name CPUs that are absent, since they may come online later; elfend lists
+/// them. Method: settings with absent CPUs and the CPUs of this machine.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn lanes_that_are_absent_are_said() {
+fn absent_lanes_are_listed() {
     require_fences();
     let mut fenced = Fenced::start();
     fenced.end_daemon();
@@ -80,39 +80,38 @@ fn lanes_that_are_absent_are_said() {
     let text = usual.replacen("lanes = \"0:1\"", "lanes = \"0:1,8000:8001\"", 1);
     fs::write(fenced.settings_file(), text).unwrap();
     let mut check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &[]);
-    let checked = fenced.says_in(&fenced.home, check.arg("--check"));
+    let checked = fenced.output_in(&fenced.home, check.arg("--check"));
     assert!(checked.contains("CPUs 8000,8001 are offline"), "{checked}");
     fenced.restart();
-    fenced.wait_until_it_runs();
-    assert!(fenced.said().contains("CPUs 8000,8001 are offline"), "{}", fenced.said());
+    fenced.wait_until_running();
+    assert!(fenced.log().contains("CPUs 8000,8001 are offline"), "{}", fenced.log());
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    borrows(batch.id());
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    wait_until_borrowing(batch.id());
+    end(&mut batch);
 }
 
-/// Goal: a process of another pid namespace goes into the fence as any other. Method: one that
-/// knows itself by another id.
+/// Goal: a process of an inner pid namespace enters the fence as any other. Method: `elfen run` in
+/// a new pid namespace, where its id differs.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn who_has_another_id_enters() {
+fn a_process_of_an_inner_pid_namespace_enters() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let elfen = env!("CARGO_BIN_EXE_elfen");
     let words = ["run", "--fence", "batch", "--user", NOBODY, "--", "cat", "/proc/self/cgroup"];
     let mut unshare = fenced.command("unshare", &["--pid", "--fork", elfen]);
     let output = unshare.args(words).current_dir("/").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let why = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains(fenced.fence.name()), "{said} {why}");
+    assert!(output.status.success() && printed.contains(fenced.fence.name()), "{printed} {why}");
 }
 
-/// Goal: a process that has no id where elfend is, gets nothing, and is told why. Method: a daemon
-/// in a pid namespace of its own, which is asked from outside.
+/// Goal: a process without an id in the pid namespace of elfend is refused, with the reason. Method:
+/// a daemon in a new pid namespace, and requests from outside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn who_has_no_id_gets_nothing() {
+fn a_process_of_an_outer_pid_namespace_is_refused() {
     require_fences();
     let mut fenced = Fenced::start();
     fenced.end_daemon();
@@ -129,33 +128,36 @@ fn who_has_no_id_gets_nothing() {
         requests.iter().chain([&enter]).map(|request| fenced.ask(request)).collect();
     let output = fenced.elfen(&["run", "--fence", "batch", "--user", NOBODY, "--", "true"]);
     let inside = fenced.fence.0.processes().unwrap();
-    // `unshare` takes no other signal, and has its child killed.
+    // `unshare` ignores other signals, and kills its child when it ends.
     fenced.daemon.kill().unwrap();
     for answer in answers {
         let Some(Answer::Refused { why, .. }) = &answer else { panic!("{answer:?}") };
         assert!(why.contains("it has no process id here"), "{why}");
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && said.contains("no process id"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && printed.contains("no process id"), "{printed}");
     assert!(inside.is_empty(), "{inside:?}");
 }
 
-/// Goal: who asks for a fence after the daemon's end is told so. Method: a daemon that was
-/// stopped, and a file in the place of its socket.
+/// Goal: without a daemon, commands fail at once with the reason. Method: a daemon that has ended,
+/// and a file in the place of its socket.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn without_a_daemon_nothing_hangs() {
+fn without_a_daemon_no_command_hangs() {
     require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     fenced.end_daemon();
     for is_file in [false, true] {
         if is_file {
             fs::write(fenced.run_dir().join("elfend.sock"), "no socket").unwrap();
         }
         let output = fenced.elfen(&["run", "--fence", "batch", "--user", NOBODY, "--", "true"]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(1) && said.contains("does not answer"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(1) && printed.contains("does not answer"),
+            "{printed}"
+        );
         assert_eq!(fenced.elfen(&["status", "--healthy"]).status.code(), Some(1));
         assert!(fenced.elfen(&["status"]).status.success());
     }

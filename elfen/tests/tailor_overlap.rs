@@ -1,6 +1,6 @@
-//! Goal: of a batch that `elfen run` put beside a service, each request says how long it had it on
-//! its core, by the batch's name. Method: a live run on a pair of lanes named by hand, with a
-//! budget longer than any request; and a recording of the same service once it has ended.
+//! Goal: the report says of each request how long a batch of `elfen run` overlapped it, with the
+//! batch's name. Method: a live run on a pair of lanes, with a budget longer than any request; and a
+//! recording of the same service after the end of the run.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// For a batch to have some of a lane that others use as well.
+/// The time for a batch to get some of a lane that other processes use too.
 const PATIENCE: Duration = Duration::from_secs(60);
 const WORK: Duration = Duration::from_millis(3);
 
@@ -23,7 +23,7 @@ fn tailor(words: &[&str]) -> Command {
     command
 }
 
-/// One thread on CPU 0, with a request of 3 ms and a pause of a third of that, until it is told.
+/// Serves requests of 3 ms on CPU 0, with pauses of a third of that, until `ends` is set.
 fn serve(name: &str, ends: &AtomicBool) {
     let mut cpus = CpuSet::new();
     cpus.set(0).unwrap();
@@ -41,20 +41,20 @@ fn serve(name: &str, ends: &AtomicBool) {
     service.remove().unwrap();
 }
 
-/// Ends with the test, also when that fails.
+/// A run that ends when this drops.
 struct Batch(Child);
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // The front passes it on; SIGKILL would leave the batch behind.
-        let front = Pid::from_raw(self.0.id().cast_signed());
-        let _gone = kill(front, Signal::SIGTERM);
+        // The launcher passes SIGTERM on; SIGKILL would leave the batch behind.
+        let launcher = Pid::from_raw(self.0.id().cast_signed());
+        let _gone = kill(launcher, Signal::SIGTERM);
         let _ended = self.0.wait();
     }
 }
 
-/// A shell that loops, beside it, whatever its requests do.
-fn batch(name: &str) -> Batch {
+/// Starts a shell that loops next to the service. Its budget lets it overlap every request.
+fn start_batch(name: &str) -> Batch {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.args(["run", "--lanes", "0:1", "--signal", "service", "--service", name]);
     command.args(["--policy", "fixed-budget", "--budget", "60s", "--inject", "guard", "--"]);
@@ -62,58 +62,59 @@ fn batch(name: &str) -> Batch {
     Batch(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
-/// A report of a second of it.
-fn recorded(name: &str, tale: &str) -> Value {
-    let words = ["record", "--for", "1s", "--service", name, "--lanes", "0:1", "-o", tale];
+/// Records the service for one second. Returns the report.
+fn record(name: &str, recording: &str) -> Value {
+    let words = ["record", "--for", "1s", "--service", name, "--lanes", "0:1", "-o", recording];
     let output = tailor(&words).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    assert!(!said.contains("no kernel events"), "needs root and eBPF: {said}");
-    let told = tailor(&["report", tale, "--slow", "1ms", "-k", "1000", "--json"]).output().unwrap();
-    serde_json::from_slice(&told.stdout).expect("JSON")
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    assert!(!printed.contains("no kernel events"), "needs root and eBPF: {printed}");
+    let report =
+        tailor(&["report", recording, "--slow", "1ms", "-k", "1000", "--json"]).output().unwrap();
+    serde_json::from_slice(&report.stdout).expect("JSON")
 }
 
-/// Of each request, how long it had the batch beside it.
-fn overlaps(told: &Value) -> Vec<u64> {
+/// How long the batch overlapped each request.
+fn overlaps(report: &Value) -> Vec<u64> {
     let of = |one: &Value| {
-        // A request that had nobody there says nothing of it.
+        // A request without a neighbour has no such list.
         let all = one["beside"].as_array().map_or(&[][..], Vec::as_slice);
         let its = all.iter().filter(|neighbour| neighbour["name"] == "sh");
         let ns = its.map(|neighbour| neighbour["ns"].as_u64().unwrap()).sum();
         assert!(ns <= one["latency_ns"].as_u64().unwrap(), "{one:#}");
         ns
     };
-    told["slowest"].as_array().unwrap().iter().map(of).collect()
+    report["slowest"].as_array().unwrap().iter().map(of).collect()
 }
 
 #[test]
 #[ignore = "needs root, two CPUs and eBPF"]
-fn each_request_says_how_long_a_batch_was_beside_it() {
+fn each_request_has_its_overlap_with_a_batch() {
     let name = format!("beside-{}", std::process::id());
     let folder = tempfile::tempdir().unwrap();
-    let tale = folder.path().join("beside.tale");
-    let tale = tale.to_str().unwrap();
+    let recording = folder.path().join("beside.tale");
+    let recording = recording.to_str().unwrap();
     let ends = Arc::new(AtomicBool::new(false));
     let (of, until) = (name.clone(), Arc::clone(&ends));
     let serves = std::thread::spawn(move || serve(&of, &until));
     let deadline = Instant::now() + PATIENCE;
-    let batch = batch(&name);
-    // The batch has what others leave of its lane: at some time it has a request's length of it.
-    let told = loop {
-        let told = recorded(&name, tale);
-        let most = overlaps(&told).into_iter().max().unwrap_or(0);
+    let batch = start_batch(&name);
+    // Other processes use the lane too, so the batch may need time to overlap a request.
+    let report = loop {
+        let report = record(&name, recording);
+        let most = overlaps(&report).into_iter().max().unwrap_or(0);
         if most > 1_000_000 {
-            break told;
+            break report;
         }
-        assert!(Instant::now() < deadline, "beside for {most} ns at most: {:#}", told["beside"]);
+        assert!(Instant::now() < deadline, "overlap of {most} ns at most: {:#}", report["beside"]);
     };
     drop(batch);
-    let rows = told["beside"].as_array().unwrap();
-    let row = rows.iter().find(|row| row["name"] == "sh").expect("a row of its own");
+    let rows = report["beside"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["name"] == "sh").expect("a row of the batch");
     assert!(row["tail_ns"].as_u64() > Some(0), "{row:#}");
-    let alone = recorded(&name, tale);
+    let alone = record(&name, recording);
     assert!(!alone["slowest"].as_array().unwrap().is_empty(), "{alone:#}");
-    assert_eq!(overlaps(&alone).into_iter().max(), Some(0), "it has ended");
+    assert_eq!(overlaps(&alone).into_iter().max(), Some(0), "the batch has ended");
     ends.store(true, Relaxed);
     serves.join().unwrap();
 }

@@ -1,9 +1,10 @@
-//! Cuts a program in a fence off from who would do its work outside, or take it out.
+//! Isolates a program in a fence from services that could run its work outside of the fence.
 //!
-//! A service manager starts what its user asks for, and the system's moves a process into a unit of
-//! its user's. They listen in folders under /run, which are empty for a fenced program. A process
-//! of the same user outside would lend it another view of those folders, by `/proc/PID/root`: so
-//! the program begins a domain of Landlock's, from which nobody looks into processes beside it.
+//! The service manager of a user starts programs at the user's request, and the manager of the
+//! system moves processes into units of the user. Both listen in folders under /run, so a fenced
+//! program sees these folders empty. A process of the same user outside of the fence would show
+//! them at `/proc/PID/root`. So the program runs in a Landlock domain, which may not inspect
+//! processes outside of the domain.
 
 use std::ffi::CStr;
 use std::fs;
@@ -16,13 +17,13 @@ use elfen_run::User;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 
-/// Where the service managers of users listen who are logged in, or linger.
+/// Where the service managers listen of users that are logged in, or linger.
 const MANAGERS: &CStr = c"/run/user";
-/// The system's bus, by which its service manager is asked.
+/// The system bus, which passes requests to the service manager of the system.
 const BUS: &CStr = c"/run/dbus";
 
-/// For this process and all that come from it, which takes root.
-pub(super) fn cut_off(user: &User) -> Result<(), Failure> {
+/// Isolates this process and all its descendants. Requires root.
+pub(super) fn isolate_user(user: &User) -> Result<(), Failure> {
     let failed = |what: &str, error: Errno| {
         Failure::new(Status::Failed, what, error, "run it as root, with all of root's capabilities")
     };
@@ -30,7 +31,7 @@ pub(super) fn cut_off(user: &User) -> Result<(), Failure> {
     hide(&[MANAGERS, BUS]).map_err(|error| failed("hiding service managers", error))?;
     match begin_domain() {
         Ok(()) => Ok(()),
-        // A kernel before 6.12, or one without Landlock.
+        // A kernel before 6.12, or without Landlock.
         Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::E2BIG | Errno::EINVAL) => {
             if has_manager {
                 let name = &user.name;
@@ -41,7 +42,7 @@ pub(super) fn cut_off(user: &User) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Err(error) => Err(failed("a domain of Landlock's", error)),
+        Err(error) => Err(failed("beginning a Landlock domain", error)),
     }
 }
 
@@ -49,12 +50,12 @@ fn path(folder: &'static CStr) -> &'static Path {
     Path::new(folder.to_str().unwrap_or_else(|_| unreachable!("ASCII")))
 }
 
-/// Has empty folders there, in mounts of this process's own.
+/// Mounts empty folders over these, in a mount namespace of this process.
 fn hide(folders: &[&'static CStr]) -> nix::Result<()> {
     let is_folder =
         |folder: &&&'static CStr| fs::symlink_metadata(path(folder)).is_ok_and(|it| it.is_dir());
     unshare(CloneFlags::CLONE_NEWNS)?;
-    // What is mounted elsewhere later is seen here, and not the other way around.
+    // Later mounts of other namespaces appear here too; mounts made here appear nowhere else.
     mount(c"/", c"", libc::MS_REC | libc::MS_SLAVE, c"")?;
     folders
         .iter()
@@ -64,11 +65,11 @@ fn hide(folders: &[&'static CStr]) -> nix::Result<()> {
 
 fn mount(on: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> nix::Result<()> {
     let (on, kind, options) = (on.as_ptr(), kind.as_ptr(), options.as_ptr().cast());
-    // SAFETY: the kernel reads four strings, which the caller's literals are for as long.
+    // SAFETY: the kernel reads four strings during the call; the callers pass C string literals.
     Errno::result(unsafe { libc::mount(kind, on, kind, flags, options) }).map(drop)
 }
 
-/// `landlock_ruleset_attr` of the kernel's.
+/// The kernel's `landlock_ruleset_attr`.
 #[repr(C)]
 struct Rules {
     handled_access_fs: u64,
@@ -76,8 +77,8 @@ struct Rules {
     scoped: u64,
 }
 
-/// Sockets without a file are of the domain, too: the one restriction that begins a domain, and
-/// leaves files, mounts, the network and signals as they are.
+/// `LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET`. A domain needs one restriction at least; this one leaves
+/// files, mounts, the network and signals as they are.
 const ABSTRACT_SOCKETS: u64 = 1;
 
 fn begin_domain() -> nix::Result<()> {
@@ -86,7 +87,7 @@ fn begin_domain() -> nix::Result<()> {
     // SAFETY: the kernel reads `size` bytes of `rules`.
     let made = Errno::result(unsafe { libc::syscall(call, &raw const rules, size, 0) })?;
     let number = i32::try_from(made).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the kernel has just given us this descriptor, which closes with this.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else closes it.
     let _rules = unsafe { OwnedFd::from_raw_fd(number) };
     // SAFETY: takes numbers.
     let begun = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, number, 0) };

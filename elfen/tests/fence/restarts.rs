@@ -1,21 +1,23 @@
-//! Deaths of the daemon's processes, its stop and its start.
+//! Deaths of elfend's processes, and its stop and restart.
 
 use elfen_machine::fence::status::Frozen;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, borrows, kill, ran_ns, require_fences, wait_until};
+use super::stage::{
+    Fenced, NOBODY, end, kill, ran_ns, require_fences, wait_until, wait_until_borrowing,
+};
 
-/// Goal: a batch without guards stands still, and goes on when there are new ones. Method: the
-/// process that holds them is killed, again and again.
+/// Goal: a batch without guards is frozen, and continues with new guards. Method: the process with
+/// the guards is killed several times.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_are_killed_are_replaced() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     for round in 1..=3 {
-        borrows(batch.id());
+        wait_until_borrowing(batch.id());
         let keeper = fenced.status().keeper.unwrap();
         kill(keeper, libc::SIGKILL);
         wait_until("new guards", || {
@@ -24,7 +26,7 @@ fn guards_that_are_killed_are_replaced() {
             status.keepers_lost == round && runs && status.keeper.is_some_and(|new| new != keeper)
         });
     }
-    assert_eq!(fenced.said().matches("no guards run on its lanes").count(), 3);
+    assert_eq!(fenced.log().matches("no guards run on its lanes").count(), 3);
     let mut worker = fenced.service().claim(0, 0).unwrap();
     worker.begin(1);
     wait_until("guards that hold", || {
@@ -32,21 +34,19 @@ fn guards_that_are_killed_are_replaced() {
         std::thread::sleep(std::time::Duration::from_millis(50));
         before.is_some_and(|before| fenced.guard().is_some_and(|new| ran_ns(new) > before))
     });
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    end(&mut batch);
 }
 
-/// Goal: guards that do not move are noticed: their fence stands still, and runs again when they
-/// do, or when there are others. Method: the process that holds them is stopped, and either goes on
-/// or not.
+/// Goal: guards that hang are noticed: their fence is frozen until they continue, or until elfend
+/// has replaced them. Method: the process with the guards is stopped, and continued or not.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn guards_that_hang_are_noticed() {
+fn guards_that_hang_freeze_their_fence() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    borrows(batch.id());
+    wait_until_borrowing(batch.id());
     let first = fenced.status().keeper.unwrap();
     let stop = |keeper| {
         kill(keeper, libc::SIGSTOP);
@@ -56,45 +56,44 @@ fn guards_that_hang_are_noticed() {
     stop(first);
     assert!(fenced.fence().why().unwrap().contains("has not moved"));
     kill(first, libc::SIGCONT);
-    fenced.wait_until_it_runs();
-    borrows(batch.id());
-    // A machine may have been so slow that the first was given up meanwhile.
+    fenced.wait_until_running();
+    wait_until_borrowing(batch.id());
+    // On a slow machine elfend may have replaced the first process meanwhile.
     let status = fenced.status();
     let (second, lost) = (status.keeper.unwrap(), status.keepers_lost);
     assert_eq!(second == first, lost == 0);
     stop(second);
-    wait_until("another", || {
+    wait_until("a new process", || {
         let status = fenced.status();
         status.keepers_lost == lost + 1 && status.keeper.is_some_and(|new| new != second)
     });
-    fenced.wait_until_it_runs();
-    borrows(batch.id());
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    fenced.wait_until_running();
+    wait_until_borrowing(batch.id());
+    end(&mut batch);
 }
 
-/// Goal: a guard that may not stand on its lane, or whose thread does not get on, guards nothing:
-/// its fence stands still until it does. Method: a cpuset that takes the lane from elfend's cgroup,
-/// and a tracer that holds the thread alone.
+/// Goal: a fence whose guard may not run on its lane, or whose guard thread does not progress, is
+/// frozen until it does. Method: a cpuset that takes the lane from elfend's cgroup, and a tracer
+/// that stops only the thread.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
-fn guards_that_do_not_stand_are_missed() {
+fn guards_that_cannot_run_freeze_their_fence() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    borrows(batch.id());
-    let is_missed = || {
-        wait_until("missing it", || fenced.fence().frozen == Some(Frozen::Unguarded));
+    wait_until_borrowing(batch.id());
+    let wait_until_unguarded = || {
+        wait_until("the freeze", || fenced.fence().frozen == Some(Frozen::Unguarded));
         assert!(fenced.fence.0.freezer().is_requested().unwrap());
     };
     fenced.home.0.keep_to(&"0".parse().unwrap()).unwrap();
-    is_missed();
-    let said = fenced.said();
-    assert!(said.contains("CPU 1: its guard does not run there"), "{said}");
+    wait_until_unguarded();
+    let printed = fenced.log();
+    assert!(printed.contains("CPU 1: its guard does not run there"), "{printed}");
     fenced.home.0.keep_to_parent().unwrap();
-    fenced.wait_until_it_runs();
-    borrows(batch.id());
+    fenced.wait_until_running();
+    wait_until_borrowing(batch.id());
 
     let guard = fenced.guard().unwrap().cast_signed();
     let trace = |request| {
@@ -104,87 +103,85 @@ fn guards_that_do_not_stand_are_missed() {
     };
     trace(libc::PTRACE_SEIZE);
     trace(libc::PTRACE_INTERRUPT);
-    // SAFETY: waits for a thread that this one traces, and writes nothing.
+    // SAFETY: waits for a thread that this thread traces; a null status is not written.
     let stopped = unsafe { libc::waitpid(guard, std::ptr::null_mut(), libc::__WALL) };
     assert_eq!(stopped, guard);
-    is_missed();
+    wait_until_unguarded();
     trace(libc::PTRACE_DETACH);
-    fenced.wait_until_it_runs();
-    borrows(batch.id());
-    assert_eq!(fenced.status().keepers_lost, 0, "{}", fenced.said());
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    fenced.wait_until_running();
+    wait_until_borrowing(batch.id());
+    assert_eq!(fenced.status().keepers_lost, 0, "{}", fenced.log());
+    end(&mut batch);
 }
 
-/// Goal: a daemon that was stopped itself blames nobody. Method: stopped for longer than its
-/// patience.
+/// Goal: a daemon that was stopped itself does not take its guards for hung. Method: it is stopped
+/// for longer than guards may hang.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_daemon_that_was_stopped_freezes_nothing() {
     require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     kill(fenced.daemon.id(), libc::SIGSTOP);
     std::thread::sleep(std::time::Duration::from_secs(4));
     kill(fenced.daemon.id(), libc::SIGCONT);
     assert_eq!(fenced.fence().frozen, None);
     assert_eq!(fenced.status().keepers_lost, 0);
-    assert!(!fenced.said().contains("has not moved"), "{}", fenced.said());
+    assert!(!fenced.log().contains("has not moved"), "{}", fenced.log());
 }
 
-/// Goal: a daemon that is killed leaves a fence that stands still, and the next one finds its batch
-/// where it was. Method: SIGKILL, and a new daemon.
+/// Goal: a killed daemon leaves its fence frozen, and the next daemon thaws it with the same batch.
+/// Method: SIGKILL, and a new daemon; then a regular stop, and `--release`.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_survives_the_daemon() {
     require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    borrows(batch.id());
+    wait_until_borrowing(batch.id());
     let freezer = fenced.fence.0.freezer();
     fenced.daemon.kill().unwrap();
     fenced.daemon.wait().unwrap();
-    wait_until("being frozen by the keeper", || freezer.is_frozen().unwrap());
-    let stands = ran_ns(batch.id());
+    wait_until("the freeze by the guard process", || freezer.is_frozen().unwrap());
+    let frozen_at_ns = ran_ns(batch.id());
     fenced.restart();
-    fenced.wait_until_it_runs();
-    wait_until("going on", || {
+    fenced.wait_until_running();
+    wait_until("progress", || {
         assert_eq!(batch.try_wait().unwrap(), None, "the batch has ended");
-        ran_ns(batch.id()) > stands + 2_000_000
+        ran_ns(batch.id()) > frozen_at_ns + 2_000_000
     });
 
-    // In order, it is the same; and what nobody holds any more can be let go.
+    // A regular stop freezes the fence too. Without a daemon, --release thaws it.
     fenced.end_daemon();
-    wait_until("standing still", || freezer.is_frozen().unwrap());
+    wait_until("the freeze", || freezer.is_frozen().unwrap());
     let resumed = fenced.elfen(&["resume"]);
-    let said = String::from_utf8_lossy(&resumed.stderr);
-    assert!(resumed.status.code() == Some(1) && said.contains("nobody guards"), "{said}");
+    let printed = String::from_utf8_lossy(&resumed.stderr);
+    assert!(resumed.status.code() == Some(1) && printed.contains("no guards hold"), "{printed}");
     assert!(freezer.is_frozen().unwrap());
     let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
     assert!(released.status.success(), "{released:?}");
-    let stands = ran_ns(batch.id());
-    wait_until("running unguarded", || ran_ns(batch.id()) > stands + 2_000_000);
+    let released_at_ns = ran_ns(batch.id());
+    wait_until("running unguarded", || ran_ns(batch.id()) > released_at_ns + 2_000_000);
     let group = &fenced.fence.0;
     assert!(!group.rank().unwrap().idle);
     assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
-    kill(batch.id(), libc::SIGKILL);
-    batch.wait().unwrap();
+    end(&mut batch);
 }
 
-/// Goal: a pause outlives the daemon, and a fence is not thawed by a start. Method: pause without a
-/// daemon, and start one.
+/// Goal: a pause outlives the daemon, and a new daemon does not thaw the fence. Method: a pause
+/// without a daemon, and then a start.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_new_daemon_keeps_a_pause() {
     require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_it_runs();
+    fenced.wait_until_running();
     fenced.end_daemon();
     assert!(fenced.elfen(&["pause", "--why", "until Monday"]).status.success());
     assert!(fenced.elfen(&["pause", "--keep-why"]).status.success());
     fenced.restart();
-    wait_until("finding it", || {
+    wait_until("the pause", || {
         fenced.fence().frozen == Some(Frozen::Paused("until Monday".to_owned()))
     });
     assert!(fenced.fence.0.freezer().is_requested().unwrap());

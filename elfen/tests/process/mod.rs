@@ -1,0 +1,44 @@
+//! Processes of tests: waiting for what they do, and ending those that a test has started.
+
+#![allow(dead_code, reason = "each test program uses some of these functions")]
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Long enough for a machine that is busy with other work.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for a change that other processes make.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what} does not happen");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// A process that is killed when this drops, also when a test fails.
+pub(crate) struct KilledOnDrop(pub(crate) Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // The process may have ended already. SIGKILL ends a stopped process too.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Lets SIGINT end a command. A shell starts background jobs with this signal ignored, and their
+/// descendants inherit that.
+pub(crate) fn heed_sigint(command: &mut Command) -> &mut Command {
+    let reset = || {
+        // SAFETY: the default action needs no handler.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: between fork and exec, `reset` makes one system call.
+    unsafe { command.pre_exec(reset) }
+}

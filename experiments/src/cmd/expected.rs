@@ -1,4 +1,4 @@
-//! `elfen lab simulate --company`: what `elfen lab experiment` should find, a row for each company.
+//! `elfen lab simulate --scenario`: what `elfen lab experiment` should find, a row for each scenario.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -17,13 +17,13 @@ use simulator::Model;
 #[derive(Serialize)]
 struct Report {
     seed: u64,
-    companies: Vec<Row>,
+    scenarios: Vec<Row>,
     parameters: Parameters,
 }
 
 #[derive(Serialize)]
 struct Row {
-    company: String,
+    scenario: String,
     requests: u64,
     p50_ms: f64,
     p99_ms: f64,
@@ -37,29 +37,29 @@ struct Row {
     overlapped: f64,
 }
 
-/// The same requests in each company.
+/// The same requests in each scenario.
 pub(crate) fn run(
     service: &Model,
-    companies: &[Spec],
+    scenarios: &[Spec],
     parameters: Parameters,
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let found = expected::expected(service, companies).ok_or_else(|| {
+    let found = expected::expected(service, scenarios).ok_or_else(|| {
         let why = "the model has no rule for core scheduling";
-        Failure::new(Status::Usage, "the companies", why, "leave core-scheduling out")
+        Failure::new(Status::Usage, "the scenarios", why, "leave core-scheduling out")
     })?;
-    let companies = found.iter().map(|one| Row::new(service, one)).collect();
-    let report = Report { seed: service.seed, companies, parameters };
+    let scenarios = found.iter().map(|one| Row::new(service, one)).collect();
+    let report = Report { seed: service.seed, scenarios, parameters };
     print(out, json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
 impl Row {
     fn new(service: &Model, expected: &Expected) -> Self {
-        let Expected { company, outcome, p99_to_none } = expected;
+        let Expected { scenario, outcome, p99_to_none } = expected;
         Self {
-            company: company.to_string(),
+            scenario: scenario.to_string(),
             requests: outcome.requests,
             p50_ms: outcome.quantile_ms(0.5),
             p99_ms: outcome.quantile_ms(0.99),
@@ -75,7 +75,7 @@ impl Row {
     fn cells(&self) -> Vec<String> {
         let percent = |part: f64| format!("{:.1} %", part * 100.0);
         vec![
-            self.company.clone(),
+            self.scenario.clone(),
             format!("{:.3}", self.p50_ms),
             format!("{:.3}", self.p99_ms),
             format!("{:.3}", self.p99_to_none),
@@ -91,7 +91,7 @@ impl Row {
 impl Report {
     fn text(&self) -> String {
         let heading = [
-            "company",
+            "scenario",
             "p50 ms",
             "p99 ms",
             "p99 to none",
@@ -101,7 +101,7 @@ impl Report {
             "utilisation",
             "overlap",
         ];
-        let rows: Vec<Vec<String>> = self.companies.iter().map(Row::cells).collect();
+        let rows: Vec<Vec<String>> = self.scenarios.iter().map(Row::cells).collect();
         table::lines(&heading, &rows) + &self.parameters.text()
     }
 }

@@ -33,7 +33,7 @@ Examples:
   elfen lab simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
       --policy slo-budget --slo p99=100ms           a day of it, with bursts
   elfen lab simulate --rps 1200 --demand file:alone.csv --nap spin \\
-      --nap-slowdown 1 --company none,borrow-idle  what an experiment finds
+      --nap-slowdown 1 --scenario none,borrow-idle  what an experiment finds
 
 Every fraction is one of a core's time, so that utilisation, which is 2.0 when both lanes are \
 always busy, is their sum: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
@@ -93,12 +93,12 @@ pub(super) struct Args {
         conflicts_with = "trace_out")]
     threads: Option<u16>,
 
-    /// What `elfen lab experiment` should find, a row for each of these companies, in its words:
+    /// What `elfen lab experiment` should find, a row for each of these scenarios, in its words:
     /// none, unrestrained, borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9,
     /// slo-budget:p99=20ms
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = company,
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scenario,
         conflicts_with_all = ["policy", "budget", "slo", "trace_out", "threads"])]
-    company: Vec<Spec>,
+    scenario: Vec<Spec>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -108,9 +108,9 @@ pub(super) struct Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let parameters = args.model.parameters(Usual::Thesis)?;
     let mut model = args.model.model(Usual::Thesis)?;
-    if !args.company.is_empty() {
+    if !args.scenario.is_empty() {
         model_args::validate(&model)?;
-        return expected::run(&model, &args.company, parameters, args.json, out);
+        return expected::run(&model, &args.scenario, parameters, args.json, out);
     }
     if args.policy == Name::FixedBudgetAsPrinted && parameters.has_guard() {
         let why = "it is the code of a check, and a guard runs none";
@@ -175,7 +175,7 @@ impl Args {
 }
 
 /// For clap: as in `elfen lab experiment`.
-fn company(text: &str) -> Result<Spec, String> {
+fn scenario(text: &str) -> Result<Spec, String> {
     text.parse()
 }
 

@@ -1,15 +1,15 @@
-//! The rungs of the thesis's ladder (section 4.4), each with the cures of those below it; and its
-//! causes, each of which acts at some time.
+//! The rungs of the thesis's ladder (section 4.4), each with the cures of the rungs below it; and
+//! its causes of slow requests.
 //!
-//! A virtual machine that is new loads classes; then it takes memory that nobody has touched; and
-//! only where that is at its end it collects. So the iterations of a rung are of three [`Phase`]s,
-//! and each of the [`ROWS`] is looked for in one.
+//! A new virtual machine loads classes. Then it uses memory for the first time. Once the memory is
+//! used up, it collects. So the iterations of a rung have three [`Phase`]s, and each of the
+//! [`ROWS`] is expected in one of them.
 
 use serde::Serialize;
 
-/// As in the thesis, one compiler: what a second one does in the background befalls any iteration.
-/// Its JDK 9 had no archive of loaded classes, and its Linux gave memory in huge pages. New objects
-/// have room until the last phase.
+/// As in the thesis, there is only one compiler: a second would work in the background of any
+/// iteration. The thesis's JDK 9 had no archive of loaded classes, and its Linux used huge pages.
+/// The heap has room for all new objects until the last phase.
 const OPTIONS: [&str; 7] = [
     "-Xms1152m",
     "-Xmx1152m",
@@ -19,8 +19,8 @@ const OPTIONS: [&str; 7] = [
     "-XX:+UseTransparentHugePages",
     "-Xshare:off",
 ];
-/// What the room for new objects is enough for, beside those of the index: in the fourth iteration
-/// they are collected for the first time, for longer than all faults took.
+/// The last iteration of the second phase. In the fourth iteration new objects are collected for
+/// the first time, and that takes longer than all page faults.
 const MOST_FILLING: u32 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -44,7 +44,7 @@ impl Rung {
         }
     }
 
-    /// What it has besides those below it.
+    /// Its cure, in addition to those of the rungs below.
     pub(crate) fn cure(self) -> &'static str {
         match self {
             Self::AsIs => "nothing",
@@ -54,7 +54,7 @@ impl Rung {
         }
     }
 
-    /// The thesis's maximum of an iteration as its client saw it, lowest and highest of 20, in
+    /// The maximum of an iteration at the client in the thesis, lowest and highest of 20, in
     /// milliseconds (section 4.4, Figures 4.11 to 4.14).
     pub(crate) fn thesis_max_ms(self) -> (f64, f64) {
         match self {
@@ -72,22 +72,22 @@ impl Rung {
     }
 }
 
-/// What a virtual machine's memory is at.
+/// The state of a virtual machine's memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Phase {
-    /// It has just begun to serve.
+    /// It has just started.
     New,
-    /// New objects lie where none lay before.
+    /// New objects use memory for the first time.
     Filling,
-    /// The heap is collected now and then.
+    /// The heap is collected from time to time.
     Collecting,
 }
 
 impl Phase {
     pub(crate) const ALL: [Self; 3] = [Self::New, Self::Filling, Self::Collecting];
 
-    /// Of an iteration, by its number from 1, of so many.
+    /// The phase of iteration number `iteration`, from 1, of `iterations`.
     pub(crate) fn of(iteration: u32, iterations: u32) -> Self {
         match iteration {
             ..=1 => Self::New,
@@ -105,11 +105,11 @@ impl Phase {
     }
 }
 
-/// A cause of the thesis, and where it is looked for: its cure is the next rung.
+/// A cause of the thesis, and the rung and phase where it is expected. The next rung has its cure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CauseRow {
     pub(crate) name: &'static str,
-    /// As `elfen tailor` calls it.
+    /// Its name in `elfen tailor`.
     pub(crate) cause: &'static str,
     pub(crate) rung: Rung,
     pub(crate) next: Rung,
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rung_stands_on_those_below() {
+    fn each_rung_has_the_options_of_those_below() {
         for pair in Rung::ALL.windows(2) {
             let [below, above] = [pair[0], pair[1]].map(Rung::options);
             assert!(above.starts_with(&below), "{below:?}, {above:?}");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ladder_has_its_phases() {
+    fn phases_depend_on_the_number_of_iterations() {
         let phases = |iterations| {
             let all: Vec<_> = (1..=iterations).map(|at| Phase::of(at, iterations)).collect();
             Phase::ALL.map(|phase| all.iter().filter(|of| **of == phase).count())

@@ -14,7 +14,6 @@
 //! The maker of a report fills in a [`Report`] and renders it; nothing is measured or simulated
 //! while it is drawn, so the same report is always the same bytes.
 
-mod company;
 mod csv;
 mod document;
 pub mod figure;
@@ -24,6 +23,7 @@ pub mod naps;
 mod page;
 mod rows;
 mod scale;
+mod scenario;
 pub mod shim;
 pub mod simulated;
 mod style;

@@ -11,7 +11,7 @@ use crate::place::{Place, Running, descendants, kill, lives, text, wait_until};
 use serde_json::Value;
 
 const SHORT: &str =
-    "demo --lanes 0:1 --signal service --docs 200 --batch loop --invocations 1 --duration 300ms";
+    "demo --lanes 0:1 --signal service --docs 200 --batch loop --runs 1 --duration 300ms";
 /// One that has to be ended.
 const ENDLESS: &str = "demo --lanes 0:1 --signal service --docs 200 --batch loop --duration 600s";
 const FAMILY: [&str; 5] = ["elfen-lab", "elfen", "elfen-search", "elfen-load", "elfen-batch"];
@@ -26,8 +26,8 @@ fn a_demo_shows_three_kinds_of_runs_and_writes_a_report() {
     let written = fs::read(place.path("it.json")).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), report);
     let rows = report["rows"].as_array().unwrap();
-    let companies: Vec<&str> = rows.iter().map(|row| row["company"].as_str().unwrap()).collect();
-    assert_eq!(companies, ["none", "unrestrained", "borrow-idle"]);
+    let scenarios: Vec<&str> = rows.iter().map(|row| row["scenario"].as_str().unwrap()).collect();
+    assert_eq!(scenarios, ["none", "unrestrained", "borrow-idle"]);
     for row in rows {
         assert!(row["requests"].as_u64().unwrap() > 0 && row["errors"] == 0, "{row}");
         assert!(row["p50_ms"]["median"].as_f64() <= row["p99_ms"]["median"].as_f64(), "{row}");
@@ -128,7 +128,7 @@ fn one_cpu_is_too_few_and_that_is_said() {
     let output = command.output().expect("needs CPU 0");
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("take two CPUs, and this process may use CPU 0 alone"), "{said}");
+    assert!(said.contains("take two CPUs, and this process may use only CPU 0"), "{said}");
 }
 
 /// Goal: what is missing is said before anything runs. Method: an `elfen-lab` without the other

@@ -10,8 +10,8 @@ use crate::place::{Place, text, two_cpus, wait_until};
 use serde_json::Value;
 
 pub(crate) const SHORT: &str = "experiment --lanes 0:1 --signal service --docs 200 --load 20 \
-     --company none,borrow-idle --batch loop --invocations 2 --duration 300ms \
-     --warmup 0ms --out it.jsonl";
+     --scenario none,borrow-idle --batch loop --runs 2 --duration 300ms \
+     --warmup 0ms --output it.jsonl";
 
 pub(crate) fn lines(file: &Path) -> Vec<Value> {
     let text = fs::read_to_string(file).unwrap();
@@ -54,7 +54,7 @@ fn an_experiment_goes_on_where_it_was() {
     if !output.status.success() {
         assert_eq!(output.status.code(), Some(130), "{said}");
         assert!(
-            said.contains("the same command goes on with what is missing in it.jsonl"),
+            said.contains("the same command makes the runs that are missing in it.jsonl"),
             "{said}"
         );
     }
@@ -76,7 +76,7 @@ fn an_experiment_goes_on_where_it_was() {
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     for row in rows {
-        assert_eq!(row["invocations"], 2, "{row}");
+        assert_eq!(row["runs"], 2, "{row}");
     }
     assert_eq!(rows[1]["batch_verified"], true);
     assert!(report["setup"]["capacity_rps"].as_f64().unwrap() > 0.0);
@@ -115,9 +115,9 @@ fn folder(test: &str) -> std::path::PathBuf {
 fn a_plan_is_read_from_a_file_and_options_go_before_it() {
     two_cpus();
     let folder = folder("plan");
-    let plan = "load = [20, 50]\ncompany = [\"none\", \"fixed-budget:2ms\"]\n\
+    let plan = "load = [20, 50]\nscenario = [\"none\", \"fixed-budget:2ms\"]\n\
                 batch = [\"loop\", \"spin\"]\n\
-                invocations = 2\nduration = \"3s\"\nwarmup = \"1s\"\nseed = 4\n";
+                runs = 2\nduration = \"3s\"\nwarmup = \"1s\"\nseed = 4\n";
     fs::write(folder.join("plan.toml"), plan).unwrap();
     let run = |more: &str| {
         let words = format!("experiment --lanes 0:1 --plan plan.toml --dry-run {more}");
@@ -130,7 +130,7 @@ fn a_plan_is_read_from_a_file_and_options_go_before_it() {
     assert_eq!(out.matches("20 %, fixed-budget:2ms with spin").count(), 2, "{out}");
     assert_eq!(run(""), out, "the same seed, the same order");
     assert_ne!(run("--seed 5"), out);
-    let out = run("--load 70 --invocations 1");
+    let out = run("--load 70 --runs 1");
     assert_eq!(out.matches("70 %").count(), 3, "{out}");
     fs::remove_dir_all(folder).unwrap();
 }
@@ -141,8 +141,8 @@ fn a_plan_is_read_from_a_file_and_options_go_before_it() {
 fn a_program_of_ones_own_is_planned() {
     two_cpus();
     let folder = folder("own");
-    let plan = "load = [20]\ncompany = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
-                inject = \"guard\"\ninvocations = 1\n";
+    let plan = "load = [20]\nscenario = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
+                inject = \"guard\"\nruns = 1\n";
     fs::write(folder.join("plan.toml"), plan).unwrap();
     for (words, batches) in [
         ("", &["sleep"][..]),
@@ -166,21 +166,25 @@ fn mistakes_are_named_before_anything_runs() {
     two_cpus();
     let folder = folder("mistakes");
     fs::write(folder.join("key.toml"), "load = [20]\nloads = [20]\n").unwrap();
-    fs::write(folder.join("type.toml"), "\ninvocations = \"two\"\n").unwrap();
+    fs::write(folder.join("type.toml"), "\nruns = \"two\"\n").unwrap();
     fs::write(folder.join("strange.jsonl"), "{\"kind\":\"walk\"}\n").unwrap();
     let cases = [
         ("--plan key.toml", 2, "line 2: unknown field `loads`"),
         ("--plan type.toml", 2, "line 2: "),
         ("--plan none.toml", 2, "name a file that can be read"),
-        ("--company all", 2, "\"all\" is none of none, unrestrained"),
-        ("--company fixed-budget", 2, "as in fixed-budget:2ms"),
+        ("--scenario all", 2, "\"all\" is none of none, unrestrained"),
+        ("--scenario fixed-budget", 2, "as in fixed-budget:2ms"),
         ("--batch xz", 2, "\"xz\" is none of loop"),
         ("--load 0", 2, "a load of 0 %"),
-        ("--load 20 --invocations 0", 2, "nothing to measure"),
+        ("--load 20 --runs 0", 2, "nothing to measure"),
         ("--duration 5ms", 2, "100 ms to a day"),
         ("--capacity -1", 2, "'-1'"),
         ("--lanes 0:0", 2, "named twice"),
-        ("--service-url http://a/ --rps 9", 2, "whose CPU time is the service's; say it with"),
+        (
+            "--service-url http://a/ --rps 9",
+            2,
+            "the processes of the service are not given; give them with",
+        ),
         ("--service-url http://a/ --service-pid 1", 2, "need a capacity"),
         ("--service-url http://a/ --service-pid 1 --load 20 --rps 9", 2, "need a capacity"),
         ("--service-url http://a/{} --service-pid 1 --rps 9", 2, "give a file of lines with --q"),
@@ -194,7 +198,7 @@ fn mistakes_are_named_before_anything_runs() {
         ("--service-pid 1", 2, "--service-url <URL>"),
         ("--service-url http://a/ --docs 300 --service-pid 1", 2, "cannot be used with"),
         (
-            "--service-url http://a/ --service-pid 1 --rps 9 --company none,slo-budget:p99=20ms",
+            "--service-url http://a/ --service-pid 1 --rps 9 --scenario none,slo-budget:p99=20ms",
             2,
             "name its page with --service",
         ),
@@ -203,8 +207,8 @@ fn mistakes_are_named_before_anything_runs() {
         ("--inject needle -- true", 2, "\"needle\" is none of auto, inline"),
         ("--emulate-smt 1.5 -- true", 2, "leave --emulate-smt or the program out"),
         ("--batch loop -- /no/such/loop", 2, "program \"/no/such/loop\": "),
-        ("--out /no/such/folder/it.jsonl", 1, "name a file that can be written"),
-        ("--out strange.jsonl", 2, "results \"strange.jsonl\": line 1: "),
+        ("--output /no/such/folder/it.jsonl", 1, "name a file that can be written"),
+        ("--output strange.jsonl", 2, "results \"strange.jsonl\": line 1: "),
     ];
     for (words, status, says) in cases {
         let lanes = if words.contains("--lanes") { "" } else { "--lanes 0:1" };
@@ -222,7 +226,7 @@ fn mistakes_are_named_before_anything_runs() {
 fn parameters_reach_the_model() {
     let place = Place::new("parameters_reach_the_model");
     let words =
-        "calibrate --lanes 0:1 --batch loop,spin --rounds 1 --duration 50ms --docs 200 --json";
+        "calibrate --lanes 0:1 --batch loop,spin --runs 1 --duration 50ms --docs 200 --json";
     let output = place.lab(words).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -5,7 +5,7 @@
 use crate::place::{Place, descendants, lives, text, wait_until};
 use serde_json::Value;
 
-const SHORT: &str = "ladder --iterations 2 --queries 50 --rps 100 --articles 300";
+const SHORT: &str = "ladder --runs 2 --queries 50 --rps 100 --articles 300";
 const FAMILY: [&str; 6] = ["elfen-lab", "elfen", "elfen-hedge", "elfen-load", "java", "bash"];
 
 #[test]
@@ -71,11 +71,11 @@ fn an_interrupted_ladder_leaves_nothing() {
 fn what_a_ladder_takes() {
     let place = Place::new("what_a_ladder_takes");
     let cases = [
-        ("ladder --iterations 0", "invalid value '0'"),
+        ("ladder --runs 0", "invalid value '0'"),
         ("ladder --queries 5", "invalid value '5'"),
         ("ladder --rps 0", "invalid value '0'"),
         ("ladder -- xz", "unexpected argument"),
-        ("experiment --invocations 2 ladder", "unexpected argument"),
+        ("experiment --runs 2 ladder", "unexpected argument"),
     ];
     for (words, why) in cases {
         let output = place.lab(words).output().unwrap();

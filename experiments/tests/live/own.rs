@@ -28,14 +28,13 @@ fn a_program_of_ones_own_is_measured() {
     let place = Place::new("a_program_of_ones_own_is_measured");
     own_program(&place, "worker");
     let words = SHORT.replace("none,borrow-idle", "none,unrestrained,borrow-idle");
-    let words = words
-        .replace("--batch loop --invocations 2 --duration 300ms", "--invocations 1 --duration 1s");
+    let words = words.replace("--batch loop --runs 2 --duration 300ms", "--runs 1 --duration 1s");
     let output = place.lab(&format!("{words} --json -- ./worker")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let remarks = report["remarks"].to_string();
     assert!(remarks.contains("worker: its work is the CPU time"), "{remarks}");
-    assert!(remarks.contains("the batch came to its end and was started again"), "{remarks}");
+    assert!(remarks.contains("the batch ended and was started again"), "{remarks}");
     assert_eq!(report["setup"]["plan"]["command"], serde_json::json!(["./worker"]));
     let alone = &report["setup"]["alone"][0];
     assert_eq!(
@@ -48,7 +47,7 @@ fn a_program_of_ones_own_is_measured() {
     for run in with_batch {
         assert!(run["batch_per_second"].as_f64().unwrap() > 0.0, "{run}");
         assert_eq!(run["batch_verified"], Value::Null, "{run}");
-        assert_eq!(run["report"].is_null(), run["company"] == "unrestrained", "{run}");
+        assert_eq!(run["report"].is_null(), run["scenario"] == "unrestrained", "{run}");
     }
     place.assert_nothing_left(&[]);
 
@@ -77,8 +76,8 @@ fn reference_server(cpus: &str) -> (Child, String) {
 #[test]
 fn a_service_of_ones_own_is_measured_and_left_alone() {
     let place = Place::new("a_service_of_ones_own_is_measured");
-    let words = "experiment --lanes 0:1 --signal service --batch loop --company none,unrestrained \
-                 --rps 40 --invocations 1 --duration 300ms --warmup 0ms --out it.jsonl --json";
+    let words = "experiment --lanes 0:1 --signal service --batch loop --scenario none,unrestrained \
+                 --rps 40 --runs 1 --duration 300ms --warmup 0ms --output it.jsonl --json";
     let fails = |more: &str, says: &str| {
         let output = place.lab(&format!("{words} {more}")).output().unwrap();
         let said = text(&output.stderr);

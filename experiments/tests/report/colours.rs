@@ -13,7 +13,7 @@ use super::page::{Node, render};
 type Rgb = [f64; 3];
 type Matrix = [[f64; 3]; 3];
 
-/// Companies that are drawn in one figure: without Elfen, and under its policies.
+/// Scenarios that are drawn in one figure: without Elfen, and under its policies.
 const TOGETHER: [[&str; 6]; 2] = [
     ["ink", "red", "orange", "green", "grey", "blue"],
     ["ink", "blue", "aqua", "ochre", "violet", "pink"],

@@ -5,7 +5,7 @@
 use elfen_run as run;
 use elfen_run::figures::Figures;
 use elfen_run::latency::Latency;
-use experiments::record::{Alone, BadLine, Company, Line, Run, Setup, read};
+use experiments::record::{Alone, BadLine, Line, Run, Scenario, Setup, read};
 use experiments::report::figure::{Across, Figure, Point};
 use experiments::report::live::{Unusable, report};
 use experiments::report::{Report, Table};
@@ -31,10 +31,10 @@ fn setup() -> Line {
 }
 
 /// A run whose p99 is given; the rest follows from it.
-fn run(company: Company, load: f64, invocation: u32, p99_ms: f64) -> Run {
-    let alone = company == Company::None;
+fn run(scenario: Scenario, load: f64, invocation: u32, p99_ms: f64) -> Run {
+    let alone = scenario == Scenario::None;
     Run {
-        company,
+        scenario,
         batch: (!alone).then(|| "xz".to_owned()),
         load,
         rps: load * 1000.0,
@@ -58,20 +58,20 @@ fn run(company: Company, load: f64, invocation: u32, p99_ms: f64) -> Run {
 }
 
 /// Three invocations at each load; p99 of the service alone is 10, 20 and 60 ms at every load.
-fn lines(loads: &[f64], companies: &[(Company, f64)]) -> Vec<Line> {
+fn lines(loads: &[f64], scenarios: &[(Scenario, f64)]) -> Vec<Line> {
     let mut lines = vec![setup()];
     for (invocation, p99_ms) in [(0, 10.0), (1, 20.0), (2, 60.0)] {
         for &load in loads {
-            for &(company, times) in companies {
-                lines.push(Line::Run(run(company, load, invocation, p99_ms * times)));
+            for &(scenario, times) in scenarios {
+                lines.push(Line::Run(run(scenario, load, invocation, p99_ms * times)));
             }
         }
     }
     lines
 }
 
-const THREE: [(Company, f64); 3] =
-    [(Company::None, 1.0), (Company::Unrestrained, 4.0), (Company::BorrowIdle, 1.25)];
+const THREE: [(Scenario, f64); 3] =
+    [(Scenario::None, 1.0), (Scenario::Unrestrained, 4.0), (Scenario::BorrowIdle, 1.25)];
 
 #[track_caller]
 fn figure<'a>(report: &'a Report, id: &str) -> &'a Figure {
@@ -122,7 +122,7 @@ fn the_summary() {
     let mut lines = lines(&[0.5], &THREE);
     for line in &mut lines {
         if let Line::Run(run) = line
-            && run.company == Company::BorrowIdle
+            && run.scenario == Scenario::BorrowIdle
         {
             let reaction_ns =
                 Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
@@ -158,7 +158,7 @@ fn the_summary() {
     );
 }
 
-/// Runs of one load have no line to draw; two batch programs have a figure each; companies that did
+/// Runs of one load have no line to draw; two batch programs have a figure each; scenarios that did
 /// not run have no figure.
 #[test]
 fn what_there_is_to_draw() {
@@ -192,7 +192,7 @@ fn budgets() {
     let mut lines = lines(&[0.2, 0.5], &THREE[..1]);
     for budget in ["1ms", "2500us"] {
         for load in [0.2, 0.5] {
-            let run = run(Company::FixedBudget, load, 0, 30.0);
+            let run = run(Scenario::FixedBudget, load, 0, 30.0);
             lines.push(Line::Run(Run { asked: format!("fixed-budget:{budget}"), ..run }));
         }
     }
@@ -315,9 +315,9 @@ proptest! {
     ) {
         let mut all = vec![setup()];
         for (index, value) in values.iter().enumerate() {
-            let (company, _) = THREE[index % 3];
+            let (scenario, _) = THREE[index % 3];
             let invocation = u32::try_from(index / 3).expect("few");
-            let mut run = run(company, loads[index % loads.len()], invocation, *value);
+            let mut run = run(scenario, loads[index % loads.len()], invocation, *value);
             run.max_ms = 0.0;
             run.p999_ms = 0.0;
             run.request_lane_utilisation = *value;

@@ -12,11 +12,11 @@ use elfen_console::programs::find_program;
 use elfen_run::report::Report;
 
 use super::output::Ended;
-use crate::live::os::{self, Place, Rank};
-use crate::live::process::{Process, TO_END};
-use crate::live::reported::read_report;
-use crate::live::usage::Members;
-use crate::live::{LiveError, go_on};
+use crate::live::os::{self, ChildSetup, Rank};
+use crate::live::own_program::read_report;
+use crate::live::process::{Process, STOP_TIMEOUT};
+use crate::live::usage::Descendants;
+use crate::live::{LiveError, check_interrupted};
 
 /// We wake up on a CPU that may be the request lane, where that is a moment of overlap.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -58,8 +58,8 @@ impl Starts<'_> {
         let program = self.words.first().map_or_else(|| OsStr::new(""), OsString::as_os_str);
         let mut command = Command::new(program);
         command.args(self.words.iter().skip(1));
-        let place = Place::on(self.lanes.1, Rank::Normal);
-        self.start(&program.to_string_lossy(), command, &place, output, None)
+        let setup = ChildSetup::on(self.lanes.1, Rank::Normal);
+        self.start(&program.to_string_lossy(), command, &setup, output, None)
     }
 
     pub(super) fn under(&self, inject: &str) -> Result<Running, LiveError> {
@@ -67,16 +67,17 @@ impl Starts<'_> {
         let mut command = self.elfen_run(inject)?;
         command.arg("--report").arg(&report).arg("--").args(self.words);
         // The front passes it on; killed, it would leave its batch behind.
-        let place = Place { last_word: libc::SIGTERM, ..Place::anywhere(Rank::Normal) };
-        self.start(ELFEN_RUN, command, &place, "output", Some(report))
+        let setup =
+            ChildSetup { death_signal: libc::SIGTERM, ..ChildSetup::anywhere(Rank::Normal) };
+        self.start(ELFEN_RUN, command, &setup, "output", Some(report))
     }
 
     /// Fails, in the words of `elfen run`, where it would refuse the program.
     pub(super) fn check(&self, inject: &str) -> Result<(), LiveError> {
         let mut command = self.elfen_run(inject)?;
         command.args(["--dry-run", "--"]).args(self.words);
-        let place = Place::anywhere(Rank::Normal);
-        let mut running = self.start(ELFEN_RUN, command, &place, "output", None)?;
+        let setup = ChildSetup::anywhere(Rank::Normal);
+        let mut running = self.start(ELFEN_RUN, command, &setup, "output", None)?;
         let status = running.wait_until(|| false)?;
         match status {
             Some(status) if !status.success() => Err(running.refusal(status)),
@@ -98,7 +99,7 @@ impl Starts<'_> {
         &self,
         name: &str,
         command: Command,
-        place: &Place,
+        setup: &ChildSetup,
         output: &str,
         report: Option<PathBuf>,
     ) -> Result<Running, LiveError> {
@@ -109,7 +110,7 @@ impl Starts<'_> {
         let output = self.keeps_output.then(|| self.folder.join(output));
         let out = output.clone().unwrap_or_else(|| PathBuf::from("/dev/null"));
         let files = [out, self.folder.join("errors")];
-        let process = Process::spawn(name, command, place, files)?;
+        let process = Process::spawn(name, command, setup, files)?;
         Ok(Running { process, output, report, stopped: false })
     }
 }
@@ -125,12 +126,12 @@ impl Running {
         mut enough: impl FnMut() -> bool,
     ) -> Result<Option<ExitStatus>, LiveError> {
         loop {
-            if let Some(status) = self.process.ended()? {
+            if let Some(status) = self.process.try_wait()? {
                 return Ok(Some(status));
             }
-            go_on()?;
+            check_interrupted()?;
             self.refuse_much_output()?;
-            self.process.forget_much()?;
+            self.process.truncate_stderr()?;
             if enough() {
                 return Ok(None);
             }
@@ -154,9 +155,9 @@ impl Running {
     pub(super) fn stop(&mut self) {
         self.stopped = true;
         let pid = self.process.id();
-        let family = Members::of(pid);
+        let family = Descendants::of(pid);
         os::send(pid, libc::SIGTERM);
-        self.process.wait(TO_END);
+        self.process.wait(STOP_TIMEOUT);
         // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run beside
         // the next measurement. A front that waits still has its report to write.
         family.kill();
@@ -168,7 +169,7 @@ impl Running {
     pub(super) fn report(&mut self) -> Result<Option<Report>, LiveError> {
         let Some(file) = &self.report else { return Ok(None) };
         let written = fs::metadata(file).is_ok_and(|data| data.len() > 0);
-        match self.process.ended()? {
+        match self.process.try_wait()? {
             Some(status) if !written && self.stopped && status.signal().is_some() => Ok(None),
             Some(status) if !written => Err(self.refusal(status)),
             _ => read_report(file).map(Some),
@@ -177,7 +178,7 @@ impl Running {
 
     /// Of an `elfen run`; a screen may stand below its line.
     fn refusal(&self, status: ExitStatus) -> LiveError {
-        let said = self.process.said();
+        let said = self.process.stderr_text();
         let line = said.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
         let said = line.unwrap_or("it said nothing").to_owned();
         LiveError::Failed { name: ELFEN_RUN.to_owned(), status, said }
@@ -203,9 +204,9 @@ mod tests {
     fn started<'a>(starts: &Starts<'a>, script: &str) -> Running {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let place = Place::anywhere(Rank::Normal);
+        let setup = ChildSetup::anywhere(Rank::Normal);
         let report = starts.folder.join("report.json");
-        starts.start(ELFEN_RUN, command, &place, "output", Some(report)).unwrap()
+        starts.start(ELFEN_RUN, command, &setup, "output", Some(report)).unwrap()
     }
 
     /// Goal: what a program has started ends with it, so that it runs beside no other measurement.

@@ -16,7 +16,7 @@ use super::{Fared, Load, PATIENCE, Plan, Proxy, Turns, due, load, policies};
 use crate::live::lucene::{Java, Lucene};
 use crate::live::rungs::Rung;
 use crate::live::scratch::Scratch;
-use crate::live::{LiveError, go_on};
+use crate::live::{LiveError, check_interrupted};
 
 const ARTICLES: u32 = 10_000;
 const QUESTIONS: u32 = 1_000;
@@ -42,14 +42,14 @@ pub(crate) fn measure(plan: &Plan) -> Result<Vec<Fared>, LiveError> {
     let mut all = vec![(Turns::default(), Vec::new()); policies().len()];
     for round in 0..plan.rounds {
         for ((turns, _), policy) in all.iter_mut().zip(policies()) {
-            go_on()?;
+            check_interrupted()?;
             let (asked, done) = servers.collecting(plan, policy, round as u64)?;
             turns.add(&asked, done).map_err(failed())?;
         }
     }
     for round in 0..plan.rounds {
         for ((_, restarts_us), policy) in all.iter_mut().zip(policies()) {
-            go_on()?;
+            check_interrupted()?;
             restarts_us.extend(servers.restarted(plan, policy, round as u64)?);
         }
     }
@@ -91,9 +91,9 @@ impl Servers {
         goes_on: &(impl Fn() -> bool + Sync),
     ) -> Result<Vec<Asked>, LiveError> {
         let load_of = Load { due, at, began: Instant::now() };
-        let goes_on = || goes_on() && go_on().is_ok();
+        let goes_on = || goes_on() && check_interrupted().is_ok();
         let asked = load(&load_of, &goes_on, &|stream, number| self.ask(stream, number));
-        go_on()?;
+        check_interrupted()?;
         asked.map_err(LiveError::io(format!("asking {at}")))
     }
 
@@ -124,7 +124,7 @@ impl Servers {
         let half = plan.time / (plan.pauses + 1) / 2;
         for turn in 2..2 * (plan.pauses + 1) {
             std::thread::sleep((half * turn).saturating_sub(began.elapsed()));
-            go_on()?;
+            check_interrupted()?;
             let server = if turn % 2 == 0 { self.first.as_ref() } else { Some(&self.backup) };
             server.map_or(Ok(()), Java::collect)?;
         }

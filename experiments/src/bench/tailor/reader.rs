@@ -44,9 +44,9 @@ pub(crate) fn measure(service: &[String], time: Duration) -> io::Result<Reader> 
         }
     }
     std::thread::sleep(SETTLED);
-    let (spent_ns, began) = (usage::of_process(recorder.id()), Instant::now());
+    let (spent_ns, began) = (usage::process_cpu_ns(recorder.id()), Instant::now());
     std::thread::sleep(time);
-    let spent_ns = usage::of_process(recorder.id()).saturating_sub(spent_ns);
+    let spent_ns = usage::process_cpu_ns(recorder.id()).saturating_sub(spent_ns);
     let took = began.elapsed();
     let status = recorder.wait()?;
     let mut text = String::new();

@@ -87,7 +87,7 @@ impl Service {
 
     fn so_far(&mut self) -> Result<Window, Error> {
         Ok(Window {
-            cpu_ns: self.processes.iter().map(|process| usage::of_process(*process)).sum(),
+            cpu_ns: self.processes.iter().map(|process| usage::process_cpu_ns(*process)).sum(),
             requests: self.counted.finished().map_err(Error::Count)?,
             events: 0,
         })

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::bench::hedge::alone::{self, Alone, Way};
 use crate::bench::hedge::{Fared, Plan, jvm, measure};
 use crate::cmd::live_args;
-use crate::live::heed_signals;
+use crate::live::install_signal_handlers;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let plan = Plan { rounds, time, rps: f64::from(args.rps), pauses, pause, work_us };
     let policies = if args.jvm {
         let failed = |error| live_args::failure(WHAT, &error);
-        heed_signals().map_err(failed)?;
+        install_signal_handlers().map_err(failed)?;
         jvm::measure(&plan).map_err(failed)?
     } else {
         measure(&plan).map_err(unmeasured)?

@@ -80,7 +80,7 @@ pub(super) fn pointer(table: &Table) -> String {
 }
 
 fn place(run: &Run) -> String {
-    format!("{} at {} load", run.company.title(), percent(run.load))
+    format!("{} at {} load", run.scenario.title(), percent(run.load))
 }
 
 /// Its words, without numbers and their units.

@@ -3,7 +3,7 @@
 
 use super::measured::{Measured, Side, finite};
 use crate::live::summary::{self, Row};
-use crate::record::{Company, Setup};
+use crate::record::{Scenario, Setup};
 use crate::report::figure::{
     Across, Axis, Figure, Mark, Panel, Point, Rule, Scale, Series, Source, Style,
 };
@@ -27,23 +27,23 @@ const PERCENTILES: [(&str, Style, Value); 3] = [
     ("p99", Style::Ink, |row| Some(row.p99_ms)),
 ];
 
-/// The companies that the thesis's Figure 5.4 would compare with borrow-idle.
-const UNAWARE: [Company; 6] = [
-    Company::None,
-    Company::Unrestrained,
-    Company::Nice19,
-    Company::SchedIdle,
-    Company::CoreScheduling,
-    Company::BorrowIdle,
+/// The scenarios that the thesis's Figure 5.4 would compare with borrow-idle.
+const UNAWARE: [Scenario; 6] = [
+    Scenario::None,
+    Scenario::Unrestrained,
+    Scenario::Nice19,
+    Scenario::SchedIdle,
+    Scenario::CoreScheduling,
+    Scenario::BorrowIdle,
 ];
 /// The policies of Figure 5.11, and slo-budget.
-const POLICIES: [Company; 6] = [
-    Company::None,
-    Company::BorrowIdle,
-    Company::FixedBudget,
-    Company::RefreshBudget,
-    Company::DynamicBudget,
-    Company::SloBudget,
+const POLICIES: [Scenario; 6] = [
+    Scenario::None,
+    Scenario::BorrowIdle,
+    Scenario::FixedBudget,
+    Scenario::RefreshBudget,
+    Scenario::DynamicBudget,
+    Scenario::SloBudget,
 ];
 
 /// Ratios within this of 1 are drawn without 0, where they could not be told apart.
@@ -61,7 +61,7 @@ pub(super) fn all(setup: &Setup, measured: &Measured) -> Vec<Figure> {
             if index == 0 {
                 figures.extend(bench.percentiles());
             }
-            let known = [Company::None, Company::BorrowIdle];
+            let known = [Scenario::None, Scenario::BorrowIdle];
             let title = "p99 and utilisation without Elfen";
             figures.extend(bench.over_load("co-running", title, &UNAWARE, &known));
             let title = "p99 and utilisation under Elfen's policies";
@@ -124,18 +124,19 @@ impl Bench<'_> {
             panel.rules.push(Rule { y: 1.0, name: "no batch".to_owned() });
             panel.y.scale = if near { Scale::Near } else { Scale::Auto };
         });
-        let worst = |company: Company| {
+        let worst = |scenario: Scenario| {
             let rows = self.measured.rows.iter();
             let rows =
-                rows.filter(|row| row.company == company && row.batch.as_deref() == self.batch);
+                rows.filter(|row| row.scenario == scenario && row.batch.as_deref() == self.batch);
             let all =
                 rows.filter_map(|row| Some((finite(row.p99_ratio?)?.median, percent(row.load))));
             all.max_by(|a, b| a.0.total_cmp(&b.0))
         };
-        let said = [Company::BorrowIdle, Company::Unrestrained].into_iter().filter_map(|company| {
-            let (times, load) = worst(company)?;
-            Some(format!("{} {} times (at {load} load)", company.title(), said(times)))
-        });
+        let said =
+            [Scenario::BorrowIdle, Scenario::Unrestrained].into_iter().filter_map(|scenario| {
+                let (times, load) = worst(scenario)?;
+                Some(format!("{} {} times (at {load} load)", scenario.title(), said(times)))
+            });
         let worst: Vec<String> = said.collect();
         figure.reading = format!(
             "p99 as a multiple of p99 without a batch, each against the same invocation{}{}.",
@@ -175,10 +176,10 @@ impl Bench<'_> {
         self.measured.loads().last().copied().unwrap_or(0.0)
     }
 
-    /// The companies that shared the core.
+    /// The scenarios that shared the core.
     fn beside(&self) -> Vec<Side> {
         let sides = self.measured.sides(self.batch).into_iter();
-        sides.filter(|side| side.company != Company::None).collect()
+        sides.filter(|side| side.scenario != Scenario::None).collect()
     }
 
     /// `None` if no side has a value.
@@ -216,7 +217,7 @@ impl Bench<'_> {
     /// Figure 5.2.
     fn percentiles(&self) -> Option<Figure> {
         let mut sides = self.measured.sides(self.batch).into_iter();
-        let alone = sides.find(|side| side.company == Company::None)?;
+        let alone = sides.find(|side| side.scenario == Scenario::None)?;
         let lines = PERCENTILES
             .map(|(name, style, value)| self.line(name.to_owned(), style, &alone, value));
         let busy = self.line("request lane".to_owned(), Style::Ink, &alone, |row| {
@@ -244,17 +245,17 @@ impl Bench<'_> {
         Some(figure)
     }
 
-    /// p99 and utilisation of some companies over the loads; nothing if only `known` ones ran.
+    /// p99 and utilisation of some scenarios over the loads; nothing if only `known` ones ran.
     fn over_load(
         &self,
         id: &str,
         title: &str,
-        companies: &[Company],
-        known: &[Company],
+        scenarios: &[Scenario],
+        known: &[Scenario],
     ) -> Option<Figure> {
         let sides = self.measured.sides(self.batch).into_iter();
-        let sides: Vec<Side> = sides.filter(|side| companies.contains(&side.company)).collect();
-        if sides.iter().all(|side| known.contains(&side.company)) {
+        let sides: Vec<Side> = sides.filter(|side| scenarios.contains(&side.scenario)).collect();
+        if sides.iter().all(|side| known.contains(&side.scenario)) {
             return None;
         }
         let lines = |value: Value| -> Vec<Series> {
@@ -302,12 +303,12 @@ impl Bench<'_> {
     }
 }
 
-/// A company's style; a second budget of a company takes one that no other company has.
+/// A scenario's style; a second budget of a scenario takes one that no other scenario has.
 fn styles(sides: &[Side]) -> Vec<Style> {
     let mut taken: Vec<Style> = Vec::new();
     for side in sides {
-        let own = side.company.style();
-        let others = sides.iter().map(|side| side.company.style()).collect::<Vec<_>>();
+        let own = side.scenario.style();
+        let others = sides.iter().map(|side| side.scenario.style()).collect::<Vec<_>>();
         let free = Style::ALL.into_iter().find(|s| !taken.contains(s) && !others.contains(s));
         taken.push(if taken.contains(&own) { free.unwrap_or(own) } else { own });
     }
@@ -320,9 +321,9 @@ fn point(x: f64, figure: summary::Figure) -> Point {
 
 /// Behind a number in a sentence.
 fn beside(side: &Side) -> String {
-    match side.company {
-        Company::None => "without a batch".to_owned(),
-        Company::Unrestrained => side.title(),
+    match side.scenario {
+        Scenario::None => "without a batch".to_owned(),
+        Scenario::Unrestrained => side.title(),
         _ => format!("with {}", side.title()),
     }
 }

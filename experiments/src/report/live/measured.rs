@@ -1,23 +1,23 @@
-//! The rows of a summary, found by load, batch and company.
+//! The rows of a summary, found by load, batch and scenario.
 
 use crate::live::summary::{Figure, Row};
-use crate::record::Company;
+use crate::record::Scenario;
 
-/// The company that shared the core, and how.
+/// The scenario that shared the core, and how.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Side {
-    pub(super) company: Company,
+    pub(super) scenario: Scenario,
     /// In the words of the plan, `fixed-budget:2ms`; empty in files that do not say.
     asked: String,
 }
 
 impl Side {
     pub(super) fn of(row: &Row) -> Self {
-        Self { company: row.company, asked: row.asked.clone() }
+        Self { scenario: row.scenario, asked: row.asked.clone() }
     }
 
     pub(super) fn title(&self) -> String {
-        let name = self.company.title();
+        let name = self.scenario.title();
         match self.asked.split_once(':') {
             Some((_, detail)) => format!("{name} {detail}"),
             None => name.to_owned(),
@@ -35,7 +35,7 @@ impl Measured {
     /// The batch programs that ran; one without a name if the service was alone.
     pub(super) fn batches(&self) -> Vec<Option<&str>> {
         let mut batches: Vec<Option<&str>> = Vec::new();
-        for row in self.rows.iter().filter(|row| row.company != Company::None) {
+        for row in self.rows.iter().filter(|row| row.scenario != Scenario::None) {
             if !batches.contains(&row.batch.as_deref()) {
                 batches.push(row.batch.as_deref());
             }
@@ -51,7 +51,7 @@ impl Measured {
         loads
     }
 
-    /// The companies of the runs with this batch, and the service alone.
+    /// The scenarios of the runs with this batch, and the service alone.
     pub(super) fn sides(&self, batch: Option<&str>) -> Vec<Side> {
         let rows = self.rows.iter().filter(|row| belongs(row, batch));
         let mut sides: Vec<Side> = rows.map(Side::of).collect();
@@ -67,7 +67,7 @@ impl Measured {
 }
 
 fn belongs(row: &Row, batch: Option<&str>) -> bool {
-    row.company == Company::None || row.batch.as_deref() == batch
+    row.scenario == Scenario::None || row.batch.as_deref() == batch
 }
 
 /// A row's load in percent, to a ten-thousandth: what is closer is the same load.

@@ -30,7 +30,7 @@ pub(super) fn table(measured: &Measured) -> Table {
         ("with helpers", |row| alone(Some(row.utilisation_with_helpers), 1.0, "")),
         ("overlap", |row| alone(row.overlapped, 100.0, " %")),
         ("reaction, µs", reaction),
-        ("runs", |row| row.invocations.to_string()),
+        ("runs", |row| row.runs.to_string()),
     ]
     .into_iter()
     .filter(|(name, _)| (several || *name != "program") && (helped || *name != "with helpers"))

@@ -5,7 +5,7 @@ use super::super::figure::{Across, Axis, Figure, Mark, Point, Series, Style};
 use super::super::scale::{percent, said};
 use super::lab::{Lab, panel};
 use super::sweep::Sweep;
-use crate::record::Company;
+use crate::record::Scenario;
 use simulator::outcome::Outcome;
 
 /// A line in a figure: its name, its look, its outcomes.
@@ -28,8 +28,8 @@ impl<'a> Line<'a> {
     }
 }
 
-fn of(company: Company, outcomes: &[Outcome]) -> Line<'_> {
-    Line::new(company.title(), company.style(), outcomes)
+fn of(scenario: Scenario, outcomes: &[Outcome]) -> Line<'_> {
+    Line::new(scenario.title(), scenario.style(), outcomes)
 }
 
 fn tail_ms(outcome: &Outcome) -> f64 {
@@ -108,11 +108,11 @@ pub(super) fn unrestrained(lab: &Lab<'_>) -> Figure {
         .parameters()
         .batches
         .iter()
-        .map(|(name, batch)| (name.as_str(), sweep.with(Company::Unrestrained, batch, lab.slo())))
+        .map(|(name, batch)| (name.as_str(), sweep.with(Scenario::Unrestrained, batch, lab.slo())))
         .collect();
     // Neither that of the service alone nor that of borrow-idle.
     let styles = Style::ALL.into_iter().skip(2).cycle();
-    let mut lines = vec![Line::new(Company::None.title(), Style::Ink, &sweep.alone)];
+    let mut lines = vec![Line::new(Scenario::None.title(), Style::Ink, &sweep.alone)];
     for ((name, outcomes), style) in beside.iter().zip(styles) {
         lines.push(Line::new(format!("beside {name}"), style, outcomes));
     }
@@ -141,15 +141,16 @@ pub(super) fn unrestrained(lab: &Lab<'_>) -> Figure {
 /// Figure 5.10: borrow-idle on one core (a) and on seven (b), dynamic-budget on seven (c).
 pub(super) fn borrow_idle(lab: &Lab<'_>) -> [Figure; 3] {
     let (name, batch) = lab.batch();
-    let with = |sweep: &Sweep<'_>, company| sweep.with(company, batch, lab.slo());
-    let (one, seven) = (with(&lab.one, Company::BorrowIdle), with(&lab.seven, Company::BorrowIdle));
-    let dynamic = with(&lab.seven, Company::DynamicBudget);
+    let with = |sweep: &Sweep<'_>, scenario| sweep.with(scenario, batch, lab.slo());
+    let (one, seven) =
+        (with(&lab.one, Scenario::BorrowIdle), with(&lab.seven, Scenario::BorrowIdle));
+    let dynamic = with(&lab.seven, Scenario::DynamicBudget);
     let names = ("borrow-idle", "borrow-idle on one core: the idle time, and nothing else");
     let mut a = figure(
         lab,
         &lab.one,
         names,
-        &[of(Company::None, &lab.one.alone), of(Company::BorrowIdle, &one)],
+        &[of(Scenario::None, &lab.one.alone), of(Scenario::BorrowIdle, &one)],
         [&[], &[]],
     );
     a.reading = sameness(&lab.one, &one, name);
@@ -160,7 +161,7 @@ pub(super) fn borrow_idle(lab: &Lab<'_>) -> [Figure; 3] {
         lab,
         &lab.seven,
         names,
-        &[of(Company::None, &lab.seven.alone), of(Company::BorrowIdle, &seven)],
+        &[of(Scenario::None, &lab.seven.alone), of(Scenario::BorrowIdle, &seven)],
         published,
     );
     b.reading = sameness(&lab.seven, &seven, name);
@@ -170,9 +171,9 @@ pub(super) fn borrow_idle(lab: &Lab<'_>) -> [Figure; 3] {
     b.command = seven_at(5, "--policy borrow-idle");
     let names = ("dynamic-7", "dynamic-budget on seven cores");
     let lines = [
-        of(Company::None, &lab.seven.alone),
-        of(Company::BorrowIdle, &seven),
-        of(Company::DynamicBudget, &dynamic),
+        of(Scenario::None, &lab.seven.alone),
+        of(Scenario::BorrowIdle, &seven),
+        of(Scenario::DynamicBudget, &dynamic),
     ];
     let mut c = figure(lab, &lab.seven, names, &lines, [&[], &[(600.0, 1.75)]]);
     let best = peak(&lab.seven, &dynamic);
@@ -221,16 +222,16 @@ pub(super) fn policies(lab: &Lab<'_>) -> Figure {
     let (name, batch) = lab.batch();
     let sweep = &lab.one;
     let all = [
-        Company::None,
-        Company::BorrowIdle,
-        Company::FixedBudget,
-        Company::RefreshBudget,
-        Company::DynamicBudget,
-        Company::SloBudget,
+        Scenario::None,
+        Scenario::BorrowIdle,
+        Scenario::FixedBudget,
+        Scenario::RefreshBudget,
+        Scenario::DynamicBudget,
+        Scenario::SloBudget,
     ];
-    let outcomes = all.map(|company| sweep.with(company, batch, lab.slo()));
+    let outcomes = all.map(|scenario| sweep.with(scenario, batch, lab.slo()));
     let lines: Vec<Line<'_>> =
-        all.iter().zip(&outcomes).map(|(&company, outcomes)| of(company, outcomes)).collect();
+        all.iter().zip(&outcomes).map(|(&scenario, outcomes)| of(scenario, outcomes)).collect();
     let names = ("policies", "Policies: what the tail's headroom buys");
     let mut figure = figure(lab, sweep, names, &lines, [&[], &[]]);
     let most = |at: usize| said(outcomes[at][peak(sweep, &outcomes[at])].utilisation());

@@ -4,7 +4,7 @@
 use super::super::figure::{Across, Axis, Figure, Mark, Point, Series};
 use super::super::scale::said;
 use super::lab::{Lab, panel};
-use crate::record::Company;
+use crate::record::Scenario;
 use simulator::outcome::Outcome;
 
 /// The load among the rates of one core: 80 of the thesis's RPS.
@@ -12,19 +12,19 @@ const AT: usize = 7;
 /// borrow-idle among the rows.
 const BORROW_IDLE: usize = 1;
 
-const ROWS: [Company; 6] = [
-    Company::Unrestrained,
-    Company::BorrowIdle,
-    Company::FixedBudget,
-    Company::RefreshBudget,
-    Company::DynamicBudget,
-    Company::SloBudget,
+const ROWS: [Scenario; 6] = [
+    Scenario::Unrestrained,
+    Scenario::BorrowIdle,
+    Scenario::FixedBudget,
+    Scenario::RefreshBudget,
+    Scenario::DynamicBudget,
+    Scenario::SloBudget,
 ];
 
 pub(super) fn figure(lab: &Lab<'_>) -> Figure {
     let (name, batch) = lab.batch();
     let rps = lab.one.rates[AT];
-    let outcomes = ROWS.map(|company| lab.one.with(company, batch, lab.slo()).swap_remove(AT));
+    let outcomes = ROWS.map(|scenario| lab.one.with(scenario, batch, lab.slo()).swap_remove(AT));
     let share = |outcome: &Outcome| outcome.borrowed_fraction() + outcome.overlapped_fraction();
     let work = |outcome: &Outcome| outcome.batch_work(batch);
     // A batch that gets nothing done takes for ever, which no axis has room for.
@@ -33,10 +33,10 @@ pub(super) fn figure(lab: &Lab<'_>) -> Figure {
     let bars = |value: &dyn Fn(&Outcome) -> Option<f64>| {
         let points = outcomes.iter().enumerate();
         let point = |(index, outcome)| Some(Point::at(index as f64, value(outcome)?));
-        let style = Company::BorrowIdle.style();
+        let style = Scenario::BorrowIdle.style();
         Series::new("simulated", Mark::Bars, style, points.filter_map(point).collect())
     };
-    let names = ROWS.map(|company| company.title().to_owned()).to_vec();
+    let names = ROWS.map(|scenario| scenario.title().to_owned()).to_vec();
     let x = Across::Names { quantity: "policy".to_owned(), names, one_scale: false };
     let mut figure = lab.figure("overhead", "What borrowing costs the batch", x);
     let published = |value: f64| lab.rings(&[(BORROW_IDLE as f64, value)]);

@@ -8,7 +8,7 @@ use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
 
 use super::parameters::Simulation;
-use crate::record::Company;
+use crate::record::Scenario;
 use simulator::load::Load;
 use simulator::outcome::Outcome;
 use simulator::pair::{Batch, Control};
@@ -73,21 +73,21 @@ impl<'a> Sweep<'a> {
 
     /// The rates beside a batch under a policy, or none. Budgets are the thesis's: the SLO less the
     /// tail of the service alone.
-    pub(super) fn with(&self, company: Company, batch: &Batch, slo: Slo) -> Vec<Outcome> {
+    pub(super) fn with(&self, scenario: Scenario, batch: &Batch, slo: Slo) -> Vec<Outcome> {
         let headroom_ns =
             |index: usize| slo.latency_ns.saturating_sub(self.alone[index].tail_ns(&slo));
         let budgeted = |kind: Budgeted| move |index| Control::Policy(kind.with(headroom_ns(index)));
-        match company {
-            Company::None => self.alone.clone(),
-            Company::FixedBudget => self.run(batch, budgeted(Budgeted::Fixed)),
-            Company::RefreshBudget => self.run(batch, budgeted(Budgeted::Refresh)),
-            Company::DynamicBudget => self.run(batch, budgeted(Budgeted::Dynamic)),
-            Company::SloBudget => self.steered(batch, slo),
-            Company::BorrowIdle => self.run(batch, |_| Control::Policy(Policy::BorrowIdle)),
-            Company::Unrestrained
-            | Company::Nice19
-            | Company::SchedIdle
-            | Company::CoreScheduling => self.run(batch, |_| Control::Unrestrained),
+        match scenario {
+            Scenario::None => self.alone.clone(),
+            Scenario::FixedBudget => self.run(batch, budgeted(Budgeted::Fixed)),
+            Scenario::RefreshBudget => self.run(batch, budgeted(Budgeted::Refresh)),
+            Scenario::DynamicBudget => self.run(batch, budgeted(Budgeted::Dynamic)),
+            Scenario::SloBudget => self.steered(batch, slo),
+            Scenario::BorrowIdle => self.run(batch, |_| Control::Policy(Policy::BorrowIdle)),
+            Scenario::Unrestrained
+            | Scenario::Nice19
+            | Scenario::SchedIdle
+            | Scenario::CoreScheduling => self.run(batch, |_| Control::Unrestrained),
         }
     }
 

@@ -98,7 +98,7 @@ fn turn(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     usage::check_program("bench batch", &args.program)?;
     let looks = args.looks.timing()?;
-    args.program.first().map_or(Ok(()), |program| own_args::refuse_no_program(program))?;
+    args.program.first().map_or(Ok(()), |program| own_args::check_program(program))?;
     let pair = args.lanes.first_pair()?;
     let Some(batch) = pair.batch.iter().next() else { unreachable!("a pair has a batch lane") };
     let mut options = args.looks.words().to_vec();
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         learn: args.learn,
         rounds: args.rounds.into(),
     };
-    live::heed_signals().map_err(|error| live_args::failure(WHAT, &error))?;
+    live::install_signal_handlers().map_err(|error| live_args::failure(WHAT, &error))?;
     let meter = Meter::new();
     let measured = batch::measure(&order, &mut |what| meter.show(what));
     drop(meter);

@@ -1,10 +1,10 @@
 //! What shared the core with the service: one name and one style in every figure.
 
 use super::figure::Style;
-use crate::live::plan::name_of;
-use crate::record::Company;
+use crate::live::plan::scenario_name;
+use crate::record::Scenario;
 
-impl Company {
+impl Scenario {
     /// As the figures and tables have it.
     pub fn title(self) -> &'static str {
         match self {
@@ -12,7 +12,7 @@ impl Company {
             Self::Nice19 => "nice 19",
             Self::SchedIdle => "SCHED_IDLE",
             Self::CoreScheduling => "core scheduling",
-            _ => name_of(self),
+            _ => scenario_name(self),
         }
     }
 

@@ -104,7 +104,7 @@ fn emulated(factor: f64, plan: &Plan) -> Batch {
         request_slowdown_milli: milli,
         batch_slowdown_milli: milli,
         nap_slowdown_milli: 1000,
-        looks: CHECKS,
+        polling: CHECKS,
         signal: if plan.signal == "tasks" { Signal::Tasks } else { Signal::Service },
         sleep_ns: 0,
         wake_ns: 0,

@@ -19,11 +19,11 @@ use super::expected;
 use super::model_args::{self, ModelArgs};
 use crate::live::plan::Spec;
 use simulator::outcome::Outcome;
-use simulator::pair::{Control, Signal};
+use simulator::pair::{Control, PrintedFixedBudget, Signal};
 use simulator::plan::Budgeted;
 use simulator::time::{milliseconds, real};
 use simulator::windows::Watch;
-use simulator::{Model, figure, trace};
+use simulator::{Model, trace};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -163,7 +163,7 @@ impl Args {
             Name::DynamicBudget => Control::Policy(Budgeted::Dynamic.with(budget_ns)),
             // Until the first window ends: nothing.
             Name::SloBudget => Control::Policy(Policy::SloBudget { budget_ns: 0, until_ns: 0 }),
-            Name::FixedBudgetAsPrinted => Control::Figure(figure::FixedBudget { budget_ns }),
+            Name::FixedBudgetAsPrinted => Control::Printed(PrintedFixedBudget { budget_ns }),
         })
     }
 

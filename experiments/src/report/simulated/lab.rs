@@ -73,7 +73,7 @@ impl<'a> Lab<'a> {
             real(batch.batch_slowdown_milli) / 1e3,
             real(batch.sleep_ns) / 1e3,
             real(batch.wake_ns) / 1e3,
-            real(batch.looks.every_ns()) / 1e3,
+            real(batch.polling.every_ns()) / 1e3,
         )
     }
 

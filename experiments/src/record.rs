@@ -157,7 +157,6 @@ pub enum Scenario {
 pub struct Run {
     pub scenario: Scenario,
     pub budget_ns: Option<u64>,
-    /// The batch program, if there is one.
     pub batch: Option<String>,
     /// The requested load, as a share of the service's capacity.
     pub load: f64,
@@ -217,7 +216,6 @@ pub struct Run {
     /// The recording of `elfen shim`, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shim: Option<PathBuf>,
-    /// Warnings of the generator.
     #[serde(default)]
     pub warnings: Vec<String>,
     /// Seconds since 1970.
@@ -299,4 +297,23 @@ pub fn read(file: &[u8]) -> Result<Written, BadLine> {
         written.bytes += bytes.len();
     }
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a file of another version is refused, and its schema is named. Method: a setup as this
+    /// version writes it, with another number, and without one.
+    #[test]
+    fn files_of_another_schema_are_refused() {
+        let setup = serde_json::to_string(&Line::Setup(Setup::default())).unwrap() + "\n";
+        assert!(read(setup.as_bytes()).is_ok());
+        for (schema, says) in [("\"schema\":2,", "schema 2; this version reads"), ("", "`schema`")]
+        {
+            let other = setup.replace("\"schema\":1,", schema);
+            let refused = read(other.as_bytes()).unwrap_err().to_string();
+            assert!(refused.starts_with("line 1: ") && refused.contains(says), "{refused}");
+        }
+    }
 }

@@ -72,11 +72,11 @@ impl Core {
 
     /// Progress per nanosecond, in units of one over the product of both slowdowns.
     fn speed(&self) -> u128 {
-        let Batch { request_slowdown_milli: beside, nap_slowdown_milli: napping, .. } = self.batch;
+        let Batch { request_slowdown_milli: running, nap_slowdown_milli: napping, .. } = self.batch;
         u128::from(match self.thread {
             Thread::Runs(_) | Thread::Leaves(_) => 1000 * napping,
-            Thread::Naps => beside * 1000,
-            Thread::Wakes(_) => beside * napping,
+            Thread::Naps => running * 1000,
+            Thread::Wakes(_) => running * napping,
         })
     }
 
@@ -220,9 +220,9 @@ impl Slow<'_> {
         {
             let (arrived_ns, demand_ns) = self.trace[self.begun];
             self.begun += 1;
-            let Batch { request_slowdown_milli: beside, nap_slowdown_milli: napping, .. } =
+            let Batch { request_slowdown_milli: running, nap_slowdown_milli: napping, .. } =
                 self.cores[index].batch;
-            let left = u128::from(demand_ns) * u128::from(beside * napping);
+            let left = u128::from(demand_ns) * u128::from(running * napping);
             let (id, started_ns) = (self.begun as u64, now_ns);
             self.cores[index].running =
                 Some(Request { id, arrived_ns, started_ns, left, overlapped_ns: 0 });

@@ -187,11 +187,11 @@ fn a_busy_period_is_delayed_by_one_budget_at_most() {
     model.control = Control::Policy(Policy::FixedBudget { budget_ns });
     let (_, by_requests) = ends(&model);
     model.batch.signal = Signal::Tasks;
-    let (beside, by_tasks) = ends(&model);
+    let (shared, by_tasks) = ends(&model);
     // A third of the shared time, at a slowdown of 1.5; and one reaction.
     let most_ns = (budget_ns + 1000 + BATCH.sleep_ns) / 3 + 1;
     let late_ns = |(end, alone): (&u64, &u64)| end - alone;
-    let latest_ns = beside.iter().zip(&alone).map(late_ns).max().expect("requests");
+    let latest_ns = shared.iter().zip(&alone).map(late_ns).max().expect("requests");
     assert!(latest_ns <= most_ns, "{latest_ns} of {most_ns}; seed {SEED}");
     assert!(latest_ns > most_ns * 99 / 100, "{latest_ns} of {most_ns}; seed {SEED}");
     // Requests that waited use the rest of the budget.

@@ -19,7 +19,7 @@ use crate::live::experiment::{Experiment, Results};
 use crate::live::summary::{self, Row};
 use crate::live::testbed::Order;
 use crate::live::{self, plan};
-use crate::record::{Line, Plan};
+use crate::record::{Line, Plan, Schema};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -84,6 +84,7 @@ pub(super) struct Args {
 
 #[derive(Serialize)]
 struct Report {
+    schema: Schema,
     lanes: String,
     /// Whether the lanes share a core.
     smt: bool,
@@ -102,6 +103,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let mut rows = summary::rows(&lines);
     summary::over_all_requests(&mut rows, &lines);
     let report = Report {
+        schema: Schema,
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
         capacity_rps: capacity(&lines),

@@ -19,10 +19,11 @@ use crate::live::experiment::{self as live_experiment, Experiment, Results};
 use crate::live::plan::{self, Job};
 use crate::live::summary::{self, Row};
 use crate::live::{self, LiveError};
-use crate::record::Setup;
+use crate::record::{Schema, Setup};
 
 #[derive(Serialize)]
 struct Report<'a> {
+    schema: Schema,
     results: &'a Path,
     setup: Option<&'a Setup>,
     rows: Vec<Row>,
@@ -57,7 +58,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     expected::foresee(&mut rows, &results.lines);
     let right = live_rows::all_right(&rows);
     let remarks = live_rows::remarks(&results.lines, &rows);
-    let report = Report { results: &args.output, setup: results.setup(), rows, remarks };
+    let report =
+        Report { schema: Schema, results: &args.output, setup: results.setup(), rows, remarks };
     if let Some(file) = &args.report {
         live_args::write_report(file, &report)?;
     }

@@ -12,8 +12,7 @@ use serde::Serialize;
 
 use super::live_args;
 use super::meter::Meter;
-use crate::live::ladder::{self, Iteration, LadderResults, Plan};
-use crate::live::rungs::{CauseRow, Phase, ROWS, Rung};
+use crate::live::ladder::{self, CauseRow, Iteration, LadderResults, Phase, Plan, ROWS, Rung};
 use crate::live::{LiveError, install_signal_handlers};
 
 const EXAMPLES: &str = "\

@@ -13,7 +13,6 @@ use super::os::{ChildSetup, Rank};
 use super::own_program::{LaunchSpec, OwnBatch, OwnProgram, read_report};
 use super::plan::Spec;
 use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT, wait_for};
-
 use super::scratch::Scratch;
 use super::{LiveError, Machine, Programs, usage};
 use crate::record::Scenario;
@@ -50,7 +49,6 @@ pub(super) struct BatchResults {
     /// `None` for a program of the user's own, which does not report its work.
     pub(super) per_second: Option<f64>,
     pub(super) unit: Option<String>,
-    /// One for each lane.
     pub(super) checksums: Vec<String>,
     pub(super) reports: Vec<Report>,
     /// How often a program ended by itself and was started again.
@@ -66,7 +64,7 @@ pub(super) struct BatchOutput {
 }
 
 /// Everything that starting a batch requires.
-pub(super) struct Launcher<'a> {
+pub(super) struct BatchStarter<'a> {
     pub(super) programs: &'a Programs,
     pub(super) scratch: &'a Scratch,
     pub(super) machine: &'a Machine,
@@ -104,7 +102,7 @@ fn launcher_setup() -> ChildSetup {
     ChildSetup { death_signal: libc::SIGTERM, ..ChildSetup::anywhere(Rank::Normal) }
 }
 
-impl Launcher<'_> {
+impl BatchStarter<'_> {
     pub(super) fn start_all(&self, spec: &Spec, program: &str) -> Result<Batches, LiveError> {
         let own = self.own.has_label(program);
         let lane = |(number, (request, batch))| -> Result<Lane, LiveError> {

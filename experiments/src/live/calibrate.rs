@@ -91,18 +91,18 @@ pub fn measure(
     let per_run = pairs.len() + naps.len();
     let steps = usize::try_from(runs).unwrap_or(usize::MAX).saturating_mul(per_run);
     let mut ratios: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); pairs.len()];
-    let mut beside_naps: Vec<Vec<f64>> = vec![Vec::new(); naps.len()];
+    let mut nap_ratios: Vec<Vec<f64>> = vec![Vec::new(); naps.len()];
     let mut done = 0;
     for _ in 0..runs {
         for ((first, second), (of_first, of_second)) in pairs.iter().zip(&mut ratios) {
-            let (one, other) = bench.beside(first, second)?;
+            let (one, other) = bench.measure_pair(first, second)?;
             of_first.push(one);
             of_second.push(other);
             done += 1;
             progress(done, steps);
         }
-        for (nap, ratios) in naps.iter().zip(&mut beside_naps) {
-            ratios.push(bench.beside_nap(nap)?);
+        for (nap, ratios) in naps.iter().zip(&mut nap_ratios) {
+            ratios.push(bench.measure_next_to_nap(nap)?);
             done += 1;
             progress(done, steps);
         }
@@ -111,13 +111,13 @@ pub fn measure(
         let of_second: Vec<f64> = of_second;
         Slowdown { first, second, of_first: figure(&of_first), of_second: figure(&of_second) }
     };
-    let beside = |(nap, ratios): (&Nap, Vec<f64>)| NapSlowdown {
+    let nap_slowdown = |(nap, ratios): (&Nap, Vec<f64>)| NapSlowdown {
         nap: nap.kind().name(),
         of_request: figure(&ratios),
     };
     Ok(Measured {
         slowdowns: pairs.into_iter().zip(ratios).map(slowdown).collect(),
-        naps: naps.iter().zip(beside_naps).map(beside).collect(),
+        naps: naps.iter().zip(nap_ratios).map(nap_slowdown).collect(),
     })
 }
 
@@ -135,12 +135,12 @@ fn pairs(batches: &[String]) -> Vec<(String, String)> {
 
 impl Bench {
     /// The slowdowns of two programs, relative to each alone just before.
-    fn beside(&self, first: &str, second: &str) -> Result<(f64, f64), LiveError> {
+    fn measure_pair(&self, first: &str, second: &str) -> Result<(f64, f64), LiveError> {
         let [lane, sibling] = self.lanes();
-        let first_alone = self.alone(first, lane)?;
-        let second_alone = self.alone(second, sibling)?;
+        let first_alone = self.measure_alone(first, lane)?;
+        let second_alone = self.measure_alone(second, sibling)?;
         if first == SERVICE {
-            return self.beside_service(second, first_alone, second_alone);
+            return self.measure_next_to_service(second, first_alone, second_alone);
         }
         let one = self.batch(first, lane)?;
         let other = self.batch(second, sibling)?;
@@ -150,7 +150,7 @@ impl Bench {
     }
 
     /// A search runs until its queries are done, so the batch is ended after it.
-    fn beside_service(
+    fn measure_next_to_service(
         &self,
         second: &str,
         first_alone: f64,
@@ -164,7 +164,7 @@ impl Bench {
     }
 
     /// The slowdown of a search while a thread naps on the other lane, again and again.
-    fn beside_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
+    fn measure_next_to_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
         let [lane, sibling] = self.lanes();
         let alone = self.search(lane)?.finish()?;
         let stop = AtomicBool::new(false);
@@ -186,7 +186,7 @@ impl Bench {
     }
 
     /// The work per second of a program alone.
-    fn alone(&self, program: &str, cpu: u32) -> Result<f64, LiveError> {
+    fn measure_alone(&self, program: &str, cpu: u32) -> Result<f64, LiveError> {
         if program == SERVICE {
             return self.search(cpu)?.finish();
         }

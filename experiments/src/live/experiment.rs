@@ -209,7 +209,7 @@ impl Experiment {
     fn measure_setup(&self, testbed: &mut Testbed) -> Result<Setup, LiveError> {
         let alone: Vec<Alone> = batch_labels(&self.plan)
             .filter(|_| self.specs.iter().any(Spec::has_batch))
-            .map(|batch| testbed.alone(&batch))
+            .map(|batch| testbed.measure_alone(&batch))
             .collect::<Result<_, _>>()?;
         let capacity_rps = match self.capacity_rps {
             Some(given) => given,

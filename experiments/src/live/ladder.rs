@@ -1,6 +1,10 @@
 //! The thesis's ladder (section 4.4): a search service in Java whose causes of slow requests are
 //! removed one after the other. Each rung has the cures of the rungs below it.
 //!
+//! A new virtual machine loads classes. Then it uses memory for the first time. Once the memory is used
+//! up, it collects. So the iterations of a rung have three [`Phase`]s, and each of the thesis's causes
+//! ([`ROWS`]) is expected in one of them.
+//!
 //! Every rung has its own virtual machine, which is new in the first iteration and collects in the
 //! last ones. Rungs are interleaved iteration by iteration, so that a disturbance of the machine
 //! affects all of them. Where it is permitted, `elfen tailor` records each iteration and reports
@@ -17,10 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::latencies::{Latencies, TIMEOUT};
 use super::lucene::{Java, Lucene, TEMPLATE};
-use super::os::ChildSetup;
-use super::os::Rank::Normal;
 use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT, wait_for};
-use super::rungs::{Phase, Rung};
 use super::scratch::Scratch;
 use super::{LiveError, check_interrupted};
 
@@ -30,6 +31,146 @@ const COLLECT_EVERY: Duration = Duration::from_secs(1);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Requests that warm up the backup, and a restarted server.
 const WARM_UP: u32 = 1_000;
+
+/// As in the thesis, there is only one compiler: a second would work in the background of any
+/// iteration. The thesis's JDK 9 had no archive of loaded classes, and its Linux used huge pages.
+/// The heap has room for all new objects until the last phase.
+const OPTIONS: [&str; 7] = [
+    "-Xms1152m",
+    "-Xmx1152m",
+    "-Xmn1g",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseTransparentHugePages",
+    "-Xshare:off",
+];
+/// The last iteration of the second phase. In the fourth iteration new objects are collected for
+/// the first time, and that takes longer than all page faults.
+const MOST_FILLING: u32 = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Rung {
+    AsIs,
+    Nodelay,
+    PreTouch,
+    Hedge,
+}
+
+impl Rung {
+    pub(crate) const ALL: [Self; 4] = [Self::AsIs, Self::Nodelay, Self::PreTouch, Self::Hedge];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AsIs => "as is",
+            Self::Nodelay => "nodelay",
+            Self::PreTouch => "pre-touch",
+            Self::Hedge => "hedge",
+        }
+    }
+
+    /// Its cure, in addition to those of the rungs below.
+    pub(crate) fn cure(self) -> &'static str {
+        match self {
+            Self::AsIs => "nothing",
+            Self::Nodelay => "answers do not wait for acknowledgements",
+            Self::PreTouch => "the heap is touched before it serves",
+            Self::Hedge => "a backup answers while the first restarts or collects",
+        }
+    }
+
+    /// The maximum of an iteration at the client in the thesis, lowest and highest of 20, in
+    /// milliseconds (section 4.4, Figures 4.11 to 4.14).
+    pub(crate) fn thesis_max_ms(self) -> (f64, f64) {
+        match self {
+            Self::AsIs => (40.0, 46.0),
+            Self::Nodelay => (3.0, 40.0),
+            Self::PreTouch => (2.5, 41.0),
+            Self::Hedge => (3.0, 5.0),
+        }
+    }
+
+    pub(crate) fn options(self) -> Vec<String> {
+        let nodelay = (self >= Self::Nodelay).then_some("-Dsun.net.httpserver.nodelay=true");
+        let touched = (self >= Self::PreTouch).then_some("-XX:+AlwaysPreTouch");
+        OPTIONS.into_iter().chain(nodelay).chain(touched).map(str::to_owned).collect()
+    }
+}
+
+/// The state of a virtual machine's memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Phase {
+    /// It has just started.
+    New,
+    /// New objects use memory for the first time.
+    Filling,
+    /// The heap is collected from time to time.
+    Collecting,
+}
+
+impl Phase {
+    pub(crate) const ALL: [Self; 3] = [Self::New, Self::Filling, Self::Collecting];
+
+    /// The phase of iteration number `iteration`, from 1, of `iterations`.
+    pub(crate) fn of(iteration: u32, iterations: u32) -> Self {
+        match iteration {
+            ..=1 => Self::New,
+            number if number <= MOST_FILLING.min(iterations.div_ceil(2)) => Self::Filling,
+            _ => Self::Collecting,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Filling => "filling",
+            Self::Collecting => "collecting",
+        }
+    }
+}
+
+/// A cause of the thesis, and the rung and phase where it is expected. The next rung has its cure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CauseRow {
+    pub(crate) name: &'static str,
+    /// Its name in `elfen tailor`.
+    pub(crate) cause: &'static str,
+    pub(crate) rung: Rung,
+    pub(crate) next: Rung,
+    pub(crate) phase: Phase,
+}
+
+pub(crate) const ROWS: [CauseRow; 4] = [
+    CauseRow {
+        name: "Nagle and delayed ACK",
+        cause: "tcp-out",
+        rung: Rung::AsIs,
+        next: Rung::Nodelay,
+        phase: Phase::Filling,
+    },
+    CauseRow {
+        name: "page faults",
+        cause: "fault",
+        rung: Rung::Nodelay,
+        next: Rung::PreTouch,
+        phase: Phase::Filling,
+    },
+    CauseRow {
+        name: "class loading",
+        cause: "classload",
+        rung: Rung::PreTouch,
+        next: Rung::Hedge,
+        phase: Phase::New,
+    },
+    CauseRow {
+        name: "garbage collection",
+        cause: "gc",
+        rung: Rung::PreTouch,
+        next: Rung::Hedge,
+        phase: Phase::Collecting,
+    },
+];
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Plan {
@@ -152,8 +293,7 @@ impl Ladder<'_> {
         let mut command = Command::new(find_program("elfen-hedge")?);
         command.args(["--listen", "127.0.0.1:0", "--to", &to, "--backup", &backup]);
         command.args(["--policy", self.policy, "--replay", &WARM_UP.to_string()]);
-        let setup = ChildSetup::anywhere(Normal);
-        let mut proxy = Process::start("elfen-hedge", command, &setup, &self.scratch)?;
+        let mut proxy = Process::start_anywhere("elfen-hedge", command, &self.scratch)?;
         let port = wait_for(&mut proxy, START_TIMEOUT, |proxy| {
             proxy.stderr_text().split_once('\n')?.0.rsplit_once(':')?.1.parse().ok()
         })?;
@@ -243,8 +383,7 @@ impl Ladder<'_> {
         command.args(["--allow-late", "--json", "--template", TEMPLATE]);
         command.arg("--queries").arg(&self.lucene.questions).arg("--csv").arg(&csv);
         command.arg(format!("http://127.0.0.1:{port}"));
-        let setup = ChildSetup::anywhere(Normal);
-        let load = Process::start("elfen-load", command, &setup, &self.scratch)?;
+        let load = Process::start_anywhere("elfen-load", command, &self.scratch)?;
         let takes = Duration::from_secs_f64(f64::from(requests) / f64::from(*rps));
         load.finish(None, takes * 2 + TIMEOUT + REPORT_TIMEOUT)?;
         Latencies::read(&csv)
@@ -260,8 +399,7 @@ impl Ladder<'_> {
         let detail = if phase == Phase::Filling { "full" } else { "sched" };
         command.args(["tailor", "record", "--port", &port.to_string(), "--detail", detail]);
         command.arg("-o").arg(self.scratch.path("trace"));
-        let setup = ChildSetup::anywhere(Normal);
-        let mut recorder = Process::start("elfen tailor", command, &setup, &self.scratch)?;
+        let mut recorder = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
         let begun = |recorder: &Process| is_recording(&recorder.stderr_text(), port).then_some(());
         match wait_for(&mut recorder, START_TIMEOUT, begun) {
             Ok(()) => Ok(Some(recorder)),
@@ -291,8 +429,7 @@ impl Ladder<'_> {
         command
             .args(["tailor", "report", "--json", "-k", "0", "--slow", &slow])
             .arg(self.scratch.path("trace"));
-        let setup = ChildSetup::anywhere(Normal);
-        let report = Process::start("elfen tailor", command, &setup, &self.scratch)?;
+        let report = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
         let Report { slow_requests, causes } = report.finish_json(None, REPORT_TIMEOUT)?;
         let ms =
             |cause: Cause| (cause.cause, number(cause.tail_ns) / 1e6 * f64::from(slow_requests));
@@ -324,5 +461,24 @@ mod tests {
         assert!(is_recording(begins, 80) && !is_recording(begins, 8));
         let fails = "elfen: recording events of the kernel: not permitted; run it as root\n";
         assert!(!is_recording(fails, 80) && !is_recording("", 80));
+    }
+
+    #[test]
+    fn each_rung_has_the_options_of_those_below() {
+        for pair in Rung::ALL.windows(2) {
+            let [below, above] = [pair[0], pair[1]].map(Rung::options);
+            assert!(above.starts_with(&below), "{below:?}, {above:?}");
+        }
+        assert_eq!(Rung::Hedge.options().len(), OPTIONS.len() + 2);
+    }
+
+    #[test]
+    fn phases_depend_on_the_number_of_iterations() {
+        let phases = |iterations| {
+            let all: Vec<_> = (1..=iterations).map(|at| Phase::of(at, iterations)).collect();
+            Phase::ALL.map(|phase| all.iter().filter(|of| **of == phase).count())
+        };
+        let expected = [[1, 0, 0], [1, 0, 1], [1, 1, 1], [1, 1, 2], [1, 2, 17]];
+        assert_eq!([1, 2, 3, 4, 20].map(phases), expected);
     }
 }

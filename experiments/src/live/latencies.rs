@@ -35,9 +35,8 @@ impl Latencies {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines();
-        let heading: Vec<&str> = lines.next()?.split(',').collect();
-        let column = |name: &str| heading.iter().position(|column| *column == name);
+        let (heading, lines) = text.split_once('\n')?;
+        let column = |name: &str| column_of(heading, name);
         let (latency, outcome) = column("latency_us").zip(column("outcome"))?;
         let waited_ms = TIMEOUT.as_secs_f64() * 1e3;
         let read = |line: &str| {
@@ -47,7 +46,7 @@ impl Latencies {
                 _ => Some(waited_ms),
             }
         };
-        let mut latencies: Vec<f64> = lines.map(read).collect::<Option<_>>()?;
+        let mut latencies: Vec<f64> = lines.lines().map(read).collect::<Option<_>>()?;
         latencies.sort_unstable_by(f64::total_cmp);
         (!latencies.is_empty()).then_some(Self(latencies))
     }
@@ -85,9 +84,8 @@ pub(super) fn append_service_times(served: &[Served], file: &Path) -> Result<(),
 }
 
 fn parse_served(csv: &str) -> Option<Vec<Served>> {
-    let mut lines = csv.lines();
-    let heading: Vec<&str> = lines.next()?.split(',').collect();
-    let column = |name: &str| heading.iter().position(|column| *column == name);
+    let (heading, lines) = csv.split_once('\n')?;
+    let column = |name: &str| column_of(heading, name);
     let (due, ran) = column("intended_us").zip(column("service_us"))?;
     let added = column("added_us");
     let request = |line: &str| {
@@ -96,7 +94,11 @@ fn parse_served(csv: &str) -> Option<Vec<Served>> {
         let added_us = added.and_then(us).unwrap_or(0.0);
         Some(Served { due_us: us(due)?, work_us: us(ran)? - added_us })
     };
-    Some(lines.filter_map(request).collect())
+    Some(lines.lines().filter_map(request).collect())
+}
+
+fn column_of(heading: &str, name: &str) -> Option<usize> {
+    heading.trim_end().split(',').position(|column| column == name)
 }
 
 pub(super) fn count_as_f64(count: usize) -> f64 {

@@ -7,8 +7,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::LiveError;
-use super::os::ChildSetup;
-use super::os::Rank::Normal;
 use super::process::{Process, wait_for};
 use super::scratch::Scratch;
 
@@ -56,8 +54,7 @@ impl Lucene {
         }
         let mut command = Command::new("bash");
         command.arg(sources.join("build")).arg(&classes);
-        let build =
-            Process::start("workloads/lucene", command, &ChildSetup::anywhere(Normal), scratch)?;
+        let build = Process::start_anywhere("workloads/lucene", command, scratch)?;
         let said = build.finish(None, BUILD_TIMEOUT)?;
         let class_path = class_path(&said).ok_or_else(|| LiveError::Garbled {
             name: "workloads/lucene/build".to_owned(),
@@ -66,7 +63,7 @@ impl Lucene {
         let lucene = Self { class_path, questions: scratch.path("questions") };
         let mut command = lucene.java(&[]);
         command.args(["questions", &questions.to_string()]);
-        let asks = Process::start("java", command, &ChildSetup::anywhere(Normal), scratch)?;
+        let asks = Process::start_anywhere("java", command, scratch)?;
         write(&lucene.questions, &asks.finish(None, SERVE_TIMEOUT)?)?;
         Ok(lucene)
     }
@@ -90,8 +87,7 @@ impl Lucene {
         let options: Vec<String> = options.iter().cloned().chain([told]).chain(chosen).collect();
         let mut command = self.java(&options);
         command.args(["serve", &articles.to_string(), WORKERS]);
-        let mut process =
-            Process::start_with_stdin("java", command, &ChildSetup::anywhere(Normal), scratch)?;
+        let mut process = Process::start_with_stdin("java", command, scratch)?;
         let port = wait_for(&mut process, SERVE_TIMEOUT, |process| {
             process.stdout_text().strip_suffix('\n')?.parse().ok()
         })?;

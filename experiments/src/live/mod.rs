@@ -12,7 +12,7 @@
 //! | [`own_service`] | a service of the user's own |
 //! | `service` | `elfen-search`: its index, its queries and its process |
 //! | [`recording`] | a recording of each run by `elfen shim` |
-//! | `ladder`, `rungs`, `lucene` | the thesis's ladder, its rungs, and its service in Java |
+//! | `ladder`, `lucene` | the thesis's ladder, and its service in Java |
 //! | `latencies` | the latencies of all requests of a run |
 //! | `process`, `os`, `usage` | child processes, their system calls, their CPU time |
 //! | `scratch` | temporary files and pages, which do not outlive a run |
@@ -33,7 +33,6 @@ pub mod own_service;
 pub mod plan;
 pub(crate) mod process;
 pub mod recording;
-pub(crate) mod rungs;
 pub(crate) mod scratch;
 mod service;
 pub mod summary;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::os::{self, ChildSetup};
+use super::os::{self, ChildSetup, Rank};
 use super::scratch::Scratch;
 use super::usage::Descendants;
 use super::{LiveError, check_interrupted};
@@ -54,14 +54,23 @@ impl Process {
         ["out", "err"].map(|kind| scratch.path(&format!("{number}.{kind}")))
     }
 
-    /// Like `start`, with a pipe as stdin.
+    /// Starts a child at normal priority on any CPU.
+    pub(super) fn start_anywhere(
+        name: &str,
+        command: Command,
+        scratch: &Scratch,
+    ) -> Result<Self, LiveError> {
+        Self::start(name, command, &ChildSetup::anywhere(Rank::Normal), scratch)
+    }
+
+    /// Like `start_anywhere`, with a pipe as stdin.
     pub(super) fn start_with_stdin(
         name: &str,
         command: Command,
-        setup: &ChildSetup,
         scratch: &Scratch,
     ) -> Result<Self, LiveError> {
-        Self::spawn_with(Stdio::piped(), name, command, setup, Self::files(scratch))
+        let setup = ChildSetup::anywhere(Rank::Normal);
+        Self::spawn_with(Stdio::piped(), name, command, &setup, Self::files(scratch))
     }
 
     /// Writes a line to its stdin.
@@ -275,7 +284,6 @@ pub(super) fn wait_for<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::os::Rank;
     use super::*;
     use crate::live::usage;
     use elfen_machine::process::below;

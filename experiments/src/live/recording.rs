@@ -11,7 +11,6 @@ use std::time::Duration;
 use elfen_machine::process::threads_of;
 use elfen_shim::session::OBSERVER;
 
-use super::os::{ChildSetup, Rank};
 use super::plan::Job;
 use super::process::{Process, START_TIMEOUT, wait_for};
 use super::scratch::Scratch;
@@ -116,8 +115,7 @@ impl Observer {
     ) -> Result<Recording, LiveError> {
         let mut command = Command::new(&programs.elfen);
         command.args(self.options(page, duration)).arg("--json").arg("-o").arg(&file);
-        let setup = ChildSetup::anywhere(Rank::Normal);
-        let process = Process::start("elfen shim", command, &setup, scratch)?;
+        let process = Process::start_anywhere("elfen shim", command, scratch)?;
         Ok(Recording { process, file })
     }
 

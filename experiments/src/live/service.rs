@@ -134,15 +134,13 @@ impl Corpus {
         if !index.exists() {
             let mut command = Command::new(&programs.search);
             command.args(["index", "--docs", &documents.to_string()]).arg(&index);
-            let setup = ChildSetup::anywhere(Rank::Normal);
-            Process::start("elfen-search", command, &setup, scratch)?
+            Process::start_anywhere("elfen-search", command, scratch)?
                 .finish(None, BUILD_TIMEOUT)?;
         }
         let (documents, seed) = manifest(&index)?;
         let mut command = Command::new(&programs.search);
         command.args(["tasks", "--docs", &documents.to_string(), "--seed", &seed.to_string()]);
-        let tasks =
-            Process::start("elfen-search", command, &ChildSetup::anywhere(Rank::Normal), scratch)?;
+        let tasks = Process::start_anywhere("elfen-search", command, scratch)?;
         let tasks = tasks.finish(None, ANSWER_TIMEOUT)?;
         let queries = scratch.path("tasks");
         fs::write(&queries, long_queries(&tasks))
@@ -258,8 +256,7 @@ impl SearchService {
         command.args(["--coordinator-cpu", &helpers.coordinator.to_string()]);
         command.args(["--service-name", scratch.service()]).args(machine.emulation_options());
         command.arg("--warmup").arg(&corpus.queries).arg(&corpus.index);
-        let setup = ChildSetup::anywhere(Rank::Normal);
-        let mut process = Process::start("elfen-search", command, &setup, scratch)?;
+        let mut process = Process::start_anywhere("elfen-search", command, scratch)?;
         let address = wait_for(&mut process, OPEN_TIMEOUT, |process| {
             let line = process.stdout_text();
             line.strip_prefix("serving on ")?.strip_suffix('\n').map(str::to_owned)

@@ -13,7 +13,7 @@ use elfen_console::duration::number;
 use elfen_run::report::Report;
 use serde::Deserialize;
 
-use super::batches::{BatchResults, Batches, Launcher};
+use super::batches::{BatchResults, BatchStarter, Batches};
 use super::latencies::{self, Latencies, TIMEOUT, append_service_times, count_as_f64};
 use super::own_program::{self, OwnProgram};
 use super::own_service::OwnService;
@@ -48,7 +48,6 @@ pub struct Order {
     pub documents: u64,
     pub index: Option<PathBuf>,
     pub signal: String,
-    /// A batch program of the user's own.
     pub own: OwnProgram,
     /// A service of the user's own, instead of `elfen-search`.
     pub own_service: Option<OwnService>,
@@ -209,7 +208,7 @@ impl Testbed {
     }
 
     /// Measures a batch program alone.
-    pub fn alone(&mut self, program: &str) -> Result<Alone, LiveError> {
+    pub fn measure_alone(&mut self, program: &str) -> Result<Alone, LiveError> {
         let unrestrained = Spec::plain(Scenario::Unrestrained);
         let mut batches = self.start_batches(&unrestrained, program, ALONE)?;
         let (begin, before_ns) = (Instant::now(), batches.used_ns());
@@ -242,7 +241,7 @@ impl Testbed {
         let service_name = service.published_name(scratch);
         let (machine, signal) = (&order.machine, order.signal.as_str());
         let own = &order.own;
-        Launcher { programs, scratch, machine, signal, own, service_name, duration }
+        BatchStarter { programs, scratch, machine, signal, own, service_name, duration }
             .start_all(spec, program)
     }
 

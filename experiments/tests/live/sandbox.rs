@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub(crate) use elfen_machine::process::below as descendants;
 use elfen_rt::signal::service::ServiceReader;
 
 /// Live runs use two CPUs, so one test at a time.
@@ -140,25 +141,6 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(120), "{what} does not happen");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// All descendants of a process.
-pub(crate) fn descendants(process: u32) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
-    let mut family = vec![process];
-    let mut next = 0;
-    while let Some(&ancestor) = family.get(next) {
-        family.extend(parents.iter().filter(|(_, p)| *p == ancestor).map(|(pid, _)| pid));
-        next += 1;
-    }
-    family.split_off(1)
-}
-
-fn parent_of(process: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 fn name_of(process: u32) -> Option<String> {

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::asked::Asked;
 use super::{Fared, Load, PATIENCE, Plan, Proxy, Turns, due, load, policies};
+use crate::live::ladder::Rung;
 use crate::live::lucene::{Java, Lucene};
-use crate::live::rungs::Rung;
 use crate::live::scratch::Scratch;
 use crate::live::{LiveError, check_interrupted};
 

@@ -46,9 +46,7 @@ pub enum ModelError {
     Rate,
     #[error("a slowdown is at least 1, and at most 100")]
     Slowdown,
-    #[error(
-        "the interval of checks or of the guard is 1 ns to a minute; nap and wake take at most a minute"
-    )]
+    #[error("checks or polls are 1 ns to a minute apart; nap and wake take at most a minute")]
     Latency,
     #[error("windows are at least a millisecond and at most a day long")]
     Window,

@@ -346,12 +346,12 @@ fn at(now_ns: u64) -> (u64, u64) {
     (now_ns, now_ns)
 }
 
-/// fixed-budget as in the code of Figure 5.9(b): once a period has begun, every request shares until
-/// the budget is used up.
+/// fixed-budget as in the code of Figure 5.9(b): once a period has begun, every request shares
+/// until the budget is used up.
 ///
 /// The figure's code and its text differ where several requests follow each other without an idle
-/// moment (see `elfen_rt::policy`), and `elfen-rt` does what the text says. The published utilisations
-/// can only be explained with both.
+/// moment (see `elfen_rt::policy`), and `elfen-rt` does what the text says. The published
+/// utilisations can only be explained with both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrintedFixedBudget {
     pub budget_ns: u64,
@@ -387,8 +387,8 @@ impl PrintedFixedBudget {
         }
     }
 
-    /// When the verdict changes if the lane does not: at the check after the check that finds that the
-    /// budget is used up.
+    /// When the verdict changes if the lane does not: at the check after the check that finds that
+    /// the budget is used up.
     pub fn deadline_ns(self, state: PrintedState, now_ns: u64) -> Option<u64> {
         match state {
             PrintedState::CoRunning { start_ns } => Some(start_ns.saturating_add(self.budget_ns)),

@@ -13,8 +13,8 @@ use super::windows::Windows;
 
 /// Simulates core `core` of `model` with a queue of its own.
 ///
-/// One worker in the order of arrival: a request starts when it arrives or when the request before it
-/// ends. So each request is complete before the next is read, and a core takes constant memory.
+/// One worker in the order of arrival: a request starts when it arrives or when the request before
+/// it ends. So each request is complete before the next is read, and a core takes constant memory.
 pub(super) fn run_own(
     model: &Model,
     core: u64,
@@ -99,10 +99,10 @@ struct Cores<'a, S> {
 
 /// Simulates one machine whose cores share a queue and are numbered from `first_core`.
 ///
-/// Events are arrivals and ends of requests. The end of a request is computed when it starts, but the
-/// queue may fill or drain before a poll that depends on it. So each core keeps its state as of the
-/// last event, and the end is computed again from there. The core that has idled longest takes the
-/// next request, like workers that sleep in the order of their arrival.
+/// Events are arrivals and ends of requests. The end of a request is computed when it starts, but
+/// the queue may fill or drain before a poll that depends on it. So each core keeps its state as of
+/// the last event, and the end is computed again from there. The core that has idled longest takes
+/// the next request, like workers that sleep in the order of their arrival.
 pub(super) fn run_shared(
     model: &Model,
     first_core: u64,

@@ -1,4 +1,5 @@
-//! `elfen lab simulate --scenario`: what `elfen lab experiment` should find, a row for each scenario.
+//! `elfen lab simulate --scenario`: what `elfen lab experiment` should find, a row for each
+//! scenario.
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -1,6 +1,5 @@
 //! The table of a live experiment, and the remarks below it.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use elfen_console::table;
@@ -90,9 +89,13 @@ fn cells(row: &Row) -> Vec<String> {
 /// What a reader of these rows has to know, a sentence each.
 pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     let mut remarks = Vec::new();
-    let mechanisms: BTreeSet<&str> =
-        rows.iter().filter_map(|row| row.mechanisms.as_deref()).collect();
-    remarks.extend(mechanisms.iter().map(|mechanism| format!("ran with: {mechanism}")));
+    let mechanisms: Vec<&str> = rows.iter().filter_map(|row| row.mechanisms.as_deref()).collect();
+    for mechanism in &mechanisms {
+        let remark = format!("ran with: {mechanism}");
+        if !remarks.contains(&remark) {
+            remarks.push(remark);
+        }
+    }
     if mechanisms.iter().any(|mechanism| mechanism.contains("service alone")) {
         remarks.push(
             "not shown: the overlap, and other programs on the request lane. Both require the \

@@ -31,7 +31,7 @@ pub(super) struct Batches {
 #[derive(Debug)]
 enum Lane {
     /// A program of `elfen-batch`, which reports its work when it ends.
-    Ours(ElfenBatch),
+    Elfen(ElfenBatch),
     Own(Box<OwnBatch>),
 }
 
@@ -110,7 +110,7 @@ impl BatchStarter<'_> {
             Ok(if own {
                 Lane::Own(Box::new(self.start_own(spec, program, lane)?))
             } else {
-                Lane::Ours(self.start_elfen_batch(spec, program, lane)?)
+                Lane::Elfen(self.start_elfen_batch(spec, program, lane)?)
             })
         };
         let lanes = (0..).zip(self.machine.batch_lanes()).map(lane);
@@ -223,7 +223,7 @@ impl Batches {
     /// Fails if a program of `elfen-batch` has ended. A program of the user's own is started again.
     pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
         self.lanes.iter_mut().try_for_each(|lane| match lane {
-            Lane::Ours(lane) => lane.process.check_alive(),
+            Lane::Elfen(lane) => lane.process.check_alive(),
             Lane::Own(lane) => lane.restart_if_ended(),
         })
     }
@@ -231,7 +231,7 @@ impl Batches {
     /// CPU time so far, in nanoseconds.
     pub(super) fn used_ns(&mut self) -> u64 {
         let used_ns = |lane: &mut Lane| match lane {
-            Lane::Ours(lane) => usage::process_cpu_ns(lane.batch),
+            Lane::Elfen(lane) => usage::process_cpu_ns(lane.batch),
             Lane::Own(lane) => lane.used_ns(),
         };
         self.lanes.iter_mut().map(used_ns).sum()
@@ -246,7 +246,7 @@ impl Batches {
         }
         for lane in self.lanes {
             match lane {
-                Lane::Ours(lane) => {
+                Lane::Elfen(lane) => {
                     if !lane.end(&mut done)? {
                         return Ok(None);
                     }

@@ -1,9 +1,9 @@
 //! The thesis's ladder (section 4.4): a search service in Java whose causes of slow requests are
 //! removed one after the other. Each rung has the cures of the rungs below it.
 //!
-//! A new virtual machine loads classes. Then it uses memory for the first time. Once the memory is used
-//! up, it collects. So the iterations of a rung have three [`Phase`]s, and each of the thesis's causes
-//! ([`ROWS`]) is expected in one of them.
+//! A new virtual machine loads classes. Then it uses memory for the first time. Once the memory is
+//! used up, it collects. So the iterations of a rung have three [`Phase`]s, and each of the
+//! thesis's causes ([`ROWS`]) is expected in one of them.
 //!
 //! Every rung has its own virtual machine, which is new in the first iteration and collects in the
 //! last ones. Rungs are interleaved iteration by iteration, so that a disturbance of the machine

@@ -79,8 +79,8 @@ impl Helpers {
         ChildSetup::on(self.generator, rank)
     }
 
-    /// Describes their CPUs and priority, as a sentence for the results. A service of the user's own
-    /// has no coordinator of ours.
+    /// Describes their CPUs and priority, as a sentence for the results. A service of the user's
+    /// own has no coordinator of ours.
     pub(super) fn describe(&self, has_coordinator: bool) -> String {
         let Self { coordinator, generator, share_a_lane, rank } = self;
         let cpus = match (has_coordinator, share_a_lane) {

@@ -341,7 +341,7 @@ impl Testbed {
             done.checksums.iter().all(|checksum| Some(checksum.as_str()) == sum)
         };
         let lanes = count_as_f64(machine.batch_lanes().count());
-        let ran = on_the_lane(used.batch, &reports);
+        let ran = lanes_used(used.batch, &reports);
         Run {
             scenario: job.spec.scenario,
             budget_ns: job.spec.budget_ns(),
@@ -386,7 +386,7 @@ impl Testbed {
 ///
 /// CPU time includes naps in the batch's own checks. The lane time that Elfen reports includes
 /// other tasks that had the CPU meanwhile. The batch ran for at most the smaller of the two.
-fn on_the_lane(cpu_time: f64, reports: &[Report]) -> f64 {
+fn lanes_used(cpu_time: f64, reports: &[Report]) -> f64 {
     if reports.is_empty() {
         return cpu_time;
     }
@@ -478,8 +478,8 @@ mod tests {
         let figures =
             Figures { borrowed_ns: Some(600), overlapped_ns: Some(100), ..Figures::default() };
         let report = Report { figures, wall_ns: 1000, ..Report::default() };
-        assert_eq!(on_the_lane(0.9, &[]), 0.9);
-        assert_eq!(on_the_lane(0.9, std::slice::from_ref(&report)), 0.7);
-        assert_eq!(on_the_lane(0.5, &[report]), 0.5);
+        assert_eq!(lanes_used(0.9, &[]), 0.9);
+        assert_eq!(lanes_used(0.9, std::slice::from_ref(&report)), 0.7);
+        assert_eq!(lanes_used(0.5, &[report]), 0.5);
     }
 }

@@ -1,14 +1,14 @@
-//! What live runs should show if the model is right: the same service, load, batch and companies,
+//! What live runs should show if the model is right: the same service, load, batch and scenarios,
 //! simulated.
 //!
 //! A live run of one pair is one core with a queue of its own: `elfen-load` sends requests at
 //! exponentially distributed intervals whether or not the service keeps up, one worker serves them
 //! in the order of arrival, and how long each runs alone is what the service said of a run without
-//! company. All companies of an invocation meet the same requests at the same times, so the model
+//! scenario. All scenarios of an invocation meet the same requests at the same times, so the model
 //! is given these very requests: two tails of some hundred requests each differ by chance, far more
 //! than by what a policy does to them. And it is given how long each of them worked in the run that
 //! it is held against, without what the emulated core added: from one run to the next a virtual
-//! machine is faster or slower by a fifth, which is no company's doing. What the generator sees
+//! machine is faster or slower by a fifth, which is no scenario's doing. What the generator sees
 //! besides (its own way to the service and back) is not in there, so a live ratio of two tails is
 //! nearer to 1 than the simulated one, the more the shorter requests are.
 
@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::live::plan::Spec;
 use crate::live::summary::{Foreseen, Row, figure};
-use crate::record::{Company, Line, Plan, Run, Setup};
+use crate::record::{Line, Plan, Run, Scenario, Setup};
 use simulator::batches::{CHECKS, GUARD};
 use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Batch, Control, REF_IPC_MILLI, Signal};
@@ -28,29 +28,29 @@ use simulator::time::{MS, S, nanoseconds, real};
 use simulator::windows::Watch;
 use simulator::{Model, Queue};
 
-/// What is expected of one company.
+/// What is expected of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Expected {
-    pub company: String,
+    pub scenario: String,
     /// p99 as a multiple of what the same requests have alone.
     pub p99_to_none: f64,
     #[serde(flatten)]
     pub summary: Summary,
 }
 
-/// The requests of `service` in each company; `None` for one that the model has no rule for.
-pub fn expected(service: &Model, companies: &[Spec]) -> Option<Vec<Expected>> {
+/// The requests of `service` in each scenario; `None` for one that the model has no rule for.
+pub fn expected(service: &Model, scenarios: &[Spec]) -> Option<Vec<Expected>> {
     let p99 = |outcome: &Outcome| real(outcome.quantile_ns(0.99));
     let alone = plan::run(service, Control::NoBatch);
-    let beside = |company: &Spec| {
-        let outcome = beside(service, company, REF_IPC_MILLI)?;
+    let beside = |scenario: &Spec| {
+        let outcome = beside(service, scenario, REF_IPC_MILLI)?;
         Some(Expected {
-            company: company.to_string(),
+            scenario: scenario.to_string(),
             p99_to_none: p99(&outcome) / p99(&alone),
             summary: outcome.summary(&service.batch),
         })
     };
-    companies.iter().map(beside).collect()
+    scenarios.iter().map(beside).collect()
 }
 
 /// Beside each row of an experiment on an emulated core, what the model makes of it. Only one pair
@@ -75,10 +75,11 @@ pub fn foresee(rows: &mut [Row], lines: &[Line]) {
         })
         .collect();
     for row in rows {
-        let of_row = |run: &&&Run| row.is_of(run) && run.company != Company::None;
+        let of_row = |run: &&&Run| row.is_of(run) && run.scenario != Scenario::None;
         row.expected = foreseen(runs.iter().filter(of_row).filter_map(|run| {
-            let is_alone =
-                |other: &&&Run| other.company == Company::None && run.met_the_requests_of(other);
+            let is_alone = |other: &&&Run| {
+                other.scenario == Scenario::None && run.met_the_same_requests(other)
+            };
             core.again(run, runs.iter().find(is_alone)?)
         }));
     }
@@ -93,7 +94,7 @@ fn emulated(factor: f64, plan: &Plan) -> Batch {
         request_slowdown_milli: milli,
         batch_slowdown_milli: milli,
         nap_slowdown_milli: 1000,
-        looks: CHECKS,
+        polling: CHECKS,
         signal: if plan.signal == "tasks" { Signal::Tasks } else { Signal::Service },
         sleep_ns: 0,
         wake_ns: 0,
@@ -123,23 +124,23 @@ struct Core {
 
 impl Core {
     /// The very requests that both runs met, when they were due and as long as each worked there,
-    /// alone and in the company that `run` had: p99 to none, and the utilisation of both lanes.
+    /// alone and in the scenario that `run` had: p99 to none, and the utilisation of both lanes.
     fn again(&self, run: &Run, alone: &Run) -> Option<[Pairing; 2]> {
         let tail_ns = |outcome: &Outcome| real(outcome.quantile_ns(0.99));
-        let company: Spec = run.asked.parse().ok()?;
+        let scenario: Spec = run.asked.parse().ok()?;
         // The service publishes an IPC of 1 alone; what the user calls its IPC need not be that.
-        let ref_ipc_milli = company.ref_ipc().unwrap_or(1.0) * real(REF_IPC_MILLI);
-        let in_company = beside(&self.service(run)?, &company, nanoseconds(ref_ipc_milli))?;
+        let ref_ipc_milli = scenario.ref_ipc().unwrap_or(1.0) * real(REF_IPC_MILLI);
+        let in_scenario = beside(&self.service(run)?, &scenario, nanoseconds(ref_ipc_milli))?;
         let without = plan::run(&self.service(alone)?, Control::NoBatch);
         let helpers = if self.lent_to_helpers { run.helper_utilisation } else { 0.0 };
-        let batch_lane = in_company.batch_lane_utilisation();
+        let batch_lane = in_scenario.batch_lane_utilisation();
         Some([
             Pairing {
-                foreseen: tail_ns(&in_company) / tail_ns(&without),
+                foreseen: tail_ns(&in_scenario) / tail_ns(&without),
                 found: run.p99_ms / alone.p99_ms,
             },
             Pairing {
-                foreseen: in_company.request_lane_utilisation()
+                foreseen: in_scenario.request_lane_utilisation()
                     + batch_lane * (1.0 - helpers.min(1.0)),
                 found: run.request_lane_utilisation + run.batch_lane_utilisation,
             },
@@ -181,30 +182,30 @@ fn foreseen(runs: impl Iterator<Item = [Pairing; 2]>) -> Option<Foreseen> {
 /// What keeps the batch out of the service's way; `None` for what the model has no rule for, and
 /// for a policy without its budget. dynamic-budget takes `ref_ipc_milli` for the IPC of the service
 /// alone.
-pub fn control(company: Company, budget_ns: Option<u64>, ref_ipc_milli: u64) -> Option<Control> {
-    let policy = match company {
-        Company::None => return Some(Control::NoBatch),
+pub fn control(scenario: Scenario, budget_ns: Option<u64>, ref_ipc_milli: u64) -> Option<Control> {
+    let policy = match scenario {
+        Scenario::None => return Some(Control::NoBatch),
         // On a lane of its own no priority keeps a batch from anything.
-        Company::Unrestrained | Company::Nice19 | Company::SchedIdle => {
+        Scenario::Unrestrained | Scenario::Nice19 | Scenario::SchedIdle => {
             return Some(Control::Unrestrained);
         }
-        Company::CoreScheduling => return None,
-        Company::BorrowIdle => Policy::BorrowIdle,
-        Company::FixedBudget => Policy::FixedBudget { budget_ns: budget_ns? },
-        Company::RefreshBudget => Policy::RefreshBudget { budget_ns: budget_ns? },
-        Company::DynamicBudget => Policy::DynamicBudget { budget_ns: budget_ns?, ref_ipc_milli },
+        Scenario::CoreScheduling => return None,
+        Scenario::BorrowIdle => Policy::BorrowIdle,
+        Scenario::FixedBudget => Policy::FixedBudget { budget_ns: budget_ns? },
+        Scenario::RefreshBudget => Policy::RefreshBudget { budget_ns: budget_ns? },
+        Scenario::DynamicBudget => Policy::DynamicBudget { budget_ns: budget_ns?, ref_ipc_milli },
         // Until the first window ends: nothing.
-        Company::SloBudget => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
+        Scenario::SloBudget => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
     };
     Some(Control::Policy(policy))
 }
 
-/// The service's requests in a company.
-fn beside(service: &Model, company: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
-    let control = control(company.company, company.budget_ns(), ref_ipc_milli)?;
-    let watch = match company.company {
-        Company::SloBudget => {
-            let slo: Slo = company.slo()?.parse().ok()?;
+/// The service's requests in a scenario.
+fn beside(service: &Model, scenario: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
+    let control = control(scenario.scenario, scenario.budget_ns(), ref_ipc_milli)?;
+    let watch = match scenario.scenario {
+        Scenario::SloBudget => {
+            let slo: Slo = scenario.slo()?.parse().ok()?;
             // The keeper of a run sets the budget once a second.
             Some(Watch { slo, judge_ns: 60 * S, control_ns: Some(S) })
         }
@@ -219,7 +220,7 @@ mod tests {
     use crate::live::summary;
     use crate::record::Served;
 
-    /// Requests of 1 ms, `apart_us` from one to the next, met alone and in three companies; in the
+    /// Requests of 1 ms, `apart_us` from one to the next, met alone and in three scenarios; in the
     /// second invocation others had the machine, and in the third it was half as fast under
     /// borrow-idle.
     fn measured(lanes: &str, emulate_smt: Option<f64>, apart_us: f64, helpers: f64) -> Vec<Row> {
@@ -230,11 +231,11 @@ mod tests {
             helpers_share_a_lane: helpers > 0.0,
             ..Setup::default()
         };
-        let run = |company, asked: &str, invocation: u32, p99_ms, batch_lane_utilisation| {
-            let slow = if company == Company::BorrowIdle && invocation == 3 { 2.0 } else { 1.0 };
+        let run = |scenario, asked: &str, invocation: u32, p99_ms, batch_lane_utilisation| {
+            let slow = if scenario == Scenario::BorrowIdle && invocation == 3 { 2.0 } else { 1.0 };
             let request = |at| Served { due_us: f64::from(at) * apart_us, work_us: 1000.0 * slow };
             Line::Run(Run {
-                company,
+                scenario,
                 asked: asked.to_owned(),
                 rps: 1.0,
                 invocation,
@@ -251,10 +252,10 @@ mod tests {
         let mut lines = vec![Line::Setup(setup)];
         for invocation in 1..=3 {
             lines.extend([
-                run(Company::None, "none", invocation, 1.0, 0.0),
-                run(Company::Unrestrained, "unrestrained", invocation, 1.5, 1.0),
-                run(Company::BorrowIdle, "borrow-idle", invocation, 1.2, 0.9),
-                run(Company::SloBudget, "slo-budget:p99=20ms", invocation, 1.0, 0.99),
+                run(Scenario::None, "none", invocation, 1.0, 0.0),
+                run(Scenario::Unrestrained, "unrestrained", invocation, 1.5, 1.0),
+                run(Scenario::BorrowIdle, "borrow-idle", invocation, 1.2, 0.9),
+                run(Scenario::SloBudget, "slo-budget:p99=20ms", invocation, 1.0, 0.99),
             ]);
         }
         let mut rows = summary::rows(&lines);
@@ -262,25 +263,25 @@ mod tests {
         rows
     }
 
-    fn of(rows: &[Row], company: Company) -> Option<Foreseen> {
-        rows.iter().find(|row| row.company == company).unwrap().expected
+    fn of(rows: &[Row], scenario: Scenario) -> Option<Foreseen> {
+        rows.iter().find(|row| row.scenario == scenario).unwrap().expected
     }
 
     /// Goal: what the model says stands beside what was measured, where the model knows the core,
-    /// and the machine's speed is no company's doing. Method: requests of 1 ms that never meet, by
+    /// and the machine's speed is no scenario's doing. Method: requests of 1 ms that never meet, by
     /// hand 1.5 times as long beside a batch.
     #[test]
     fn rows_of_an_emulated_core_are_foreseen() {
         let rows = measured("0:1", Some(1.5), 10_000.0, 0.0);
-        assert_eq!(of(&rows, Company::None), None, "it is what the others are held against");
-        let unrestrained = of(&rows, Company::Unrestrained).unwrap();
+        assert_eq!(of(&rows, Scenario::None), None, "it is what the others are held against");
+        let unrestrained = of(&rows, Scenario::Unrestrained).unwrap();
         assert!((unrestrained.p99_ratio.median - 1.5).abs() < 0.01, "{unrestrained:?}");
         assert!((unrestrained.utilisation.median - 1.15).abs() < 0.01, "{unrestrained:?}");
         assert!(unrestrained.p99_ratio_off.median.abs() < 0.01, "{unrestrained:?}");
         let [low, _] = unrestrained.p99_ratio_off.ci95.expect("of three invocations");
         assert!(low < -0.3, "the bad moment is in the interval: {unrestrained:?}");
-        for (company, off) in [(Company::BorrowIdle, 0.2), (Company::SloBudget, 0.0)] {
-            let foreseen = of(&rows, company).unwrap();
+        for (scenario, off) in [(Scenario::BorrowIdle, 0.2), (Scenario::SloBudget, 0.0)] {
+            let foreseen = of(&rows, scenario).unwrap();
             assert!((foreseen.p99_ratio.median - 1.0).abs() < 0.01, "{foreseen:?}");
             assert!((foreseen.p99_ratio_off.median - off).abs() < 0.01, "{foreseen:?}");
         }
@@ -297,7 +298,7 @@ mod tests {
     #[test]
     fn the_very_requests_are_met_again() {
         let rows = measured("0:1", Some(1.5), 1_200.0, 0.0);
-        let unrestrained = of(&rows, Company::Unrestrained).unwrap();
+        let unrestrained = of(&rows, Scenario::Unrestrained).unwrap();
         assert!((unrestrained.p99_ratio.median - 298.5).abs() < 3.0, "{unrestrained:?}");
     }
 
@@ -307,7 +308,7 @@ mod tests {
     fn helpers_on_the_batch_lane_are_no_batch() {
         let idle = |helpers| {
             let rows = measured("0:1", Some(1.5), 10_000.0, helpers);
-            of(&rows, Company::BorrowIdle).unwrap()
+            of(&rows, Scenario::BorrowIdle).unwrap()
         };
         assert!((idle(0.0).utilisation.median - 1.0).abs() < 0.001);
         let shared = idle(0.1);

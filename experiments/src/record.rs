@@ -1,9 +1,9 @@
-//! What a live experiment writes: JSON lines, one about the machine and the plan, then one for each
-//! run as it ends.
+//! The results file of a live experiment: JSON lines, a [`Setup`] first, then a [`Run`] as each run
+//! ends.
 //!
-//! A line is written whole or, after a crash, is the last and cut off; [`read`] leaves such a tail
-//! out, so that an experiment goes on where it was. The report draws from these lines alone; a user
-//! may hand it anything.
+//! A crash can only cut off the last line. [`read`] leaves such a line out, so that the experiment
+//! can continue. The report draws from these lines; a user may give it any file, so [`read`] trusts
+//! nothing in it.
 
 use std::path::PathBuf;
 
@@ -18,85 +18,111 @@ pub enum Line {
     Run(Run),
 }
 
-/// All that is needed to repeat the runs that follow.
+/// The version of the format, which the first line names. Other versions are refused.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct Schema;
+
+impl Schema {
+    const NUMBER: u32 = 1;
+}
+
+impl TryFrom<u32> for Schema {
+    type Error = String;
+
+    fn try_from(number: u32) -> Result<Self, String> {
+        let why = || format!("schema {number}; this version reads schema {}", Self::NUMBER);
+        (number == Self::NUMBER).then_some(Self).ok_or_else(why)
+    }
+}
+
+impl From<Schema> for u32 {
+    fn from(_: Schema) -> Self {
+        Schema::NUMBER
+    }
+}
+
+/// Everything that is needed to repeat the runs that follow.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Setup {
+    pub schema: Schema,
     pub elfen: String,
     pub kernel: String,
     pub cpu: String,
     pub cpus: u32,
-    /// Whether the lanes are hyperthreads of one core, or CPUs that were only said to be.
+    /// Whether the lanes of every pair are hyperthreads of one core, by the kernel's topology.
     pub smt: bool,
-    /// As in `--lanes`.
+    /// The value of `--lanes`.
     pub lanes: String,
     /// The command that made the file.
     pub command: String,
     /// Seconds since 1970.
     pub started_s: u64,
     pub seed: u64,
-    /// What the service can serve, by which loads are shares.
+    /// The capacity of the service. Loads are shares of it.
     pub capacity_rps: f64,
     pub documents: u64,
-    /// What this machine cannot show, a sentence each.
+    /// What this experiment does not show, a sentence each.
     pub limits: Vec<String>,
-    /// What was asked for; a file goes on with the same alone.
+    /// The requested plan. Runs are added to a file only for the same plan.
     #[serde(default)]
     pub plan: Option<Plan>,
-    /// Where coordinator and generator ran, and at which priority.
+    /// The CPUs and the priority of coordinator and generator.
     #[serde(default)]
     pub helpers: String,
-    /// Whether that was the batch lane's CPU, for want of another.
+    /// Whether coordinator and generator share the batch lane, because there is no other CPU.
     #[serde(default)]
     pub helpers_share_a_lane: bool,
-    /// Every batch program without a request beside it, on one lane.
+    /// Every batch program alone, on one lane.
     #[serde(default)]
     pub alone: Vec<Alone>,
 }
 
-/// Everything that decides which runs there are.
+/// Everything that determines the runs of an experiment.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Plan {
     /// Shares of the service's capacity.
     pub loads: Vec<f64>,
-    /// Requests per second, besides or instead.
+    /// More loads, in requests per second.
     pub rates: Vec<f64>,
-    /// As a user writes them: `none`, `fixed-budget:2ms`.
-    pub companies: Vec<String>,
+    /// In the user's words: `none`, `fixed-budget:2ms`.
+    pub scenarios: Vec<String>,
     pub batches: Vec<String>,
-    pub invocations: u32,
+    /// How often each combination of load, scenario and batch is run.
+    pub runs: u32,
     pub duration_s: f64,
     pub warmup_s: f64,
     pub seed: u64,
-    /// As in `elfen run --signal`.
+    /// The value of `elfen run --signal`.
     pub signal: String,
-    /// As in `--emulate-smt`.
+    /// The value of `--emulate-smt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emulate_smt: Option<f64>,
     /// A batch program of the user's own, with its arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// As in `elfen run --inject`; nothing is auto.
+    /// The value of `elfen run --inject`; `None` is auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inject: Option<String>,
-    /// Instead of `elfen-search`.
+    /// A service of the user's own, instead of `elfen-search`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<Service>,
 }
 
-/// A service of the user's own. The processes whose CPU time is its may change: a service is
-/// restarted.
+/// A service of the user's own. Its processes are not part of the plan: they change when it
+/// restarts.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     pub url: String,
     /// The name under which it publishes its requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// A line of this file goes into each request.
+    /// The file of queries; each request has one of its lines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queries: Option<PathBuf>,
 }
 
-/// A batch program with nothing beside it.
+/// What a batch program does alone on a lane.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Alone {
     pub batch: String,
@@ -105,16 +131,16 @@ pub struct Alone {
     pub checksum: String,
 }
 
-/// What shared the core with the service.
+/// What runs next to the service, and how it is restrained.
 #[derive(
     Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum Company {
-    /// Nothing.
+pub enum Scenario {
+    /// The service alone.
     #[default]
     None,
-    /// A batch program without any restraint.
+    /// A batch program at normal priority.
     Unrestrained,
     Nice19,
     SchedIdle,
@@ -126,71 +152,70 @@ pub enum Company {
     SloBudget,
 }
 
-/// One measurement: the service under one load, with one kind of company, for one invocation.
+/// One measurement: the service under one load, in one scenario.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Run {
-    pub company: Company,
+    pub scenario: Scenario,
     pub budget_ns: Option<u64>,
-    /// The batch program; nothing if there was none.
     pub batch: Option<String>,
-    /// The share of the service's capacity that was asked for.
+    /// The requested load, as a share of the service's capacity.
     pub load: f64,
     pub rps: f64,
+    /// The number of this run among those of the same load, scenario and batch, from 0.
     pub invocation: u32,
     pub seed: u64,
     pub duration_s: f64,
     pub requests: u64,
     pub errors: u64,
     pub achieved_rps: f64,
-    /// Of all requests; one that failed counts as the generator's timeout, 10 s.
+    /// Percentiles are over all requests. A failed request counts as 10 s, the generator's timeout.
     pub p50_ms: f64,
     pub p95_ms: f64,
     pub p99_ms: f64,
     pub p999_ms: f64,
     pub max_ms: f64,
     pub mean_ms: f64,
-    /// How late the generator sent, at its 99th percentile.
+    /// The 99th percentile of the generator's delay in sending.
     pub late_p99_ms: f64,
-    /// Shares of the wall time, of all pairs together divided by their number.
+    /// Shares of the wall time, summed over all pairs and divided by their number.
     pub request_lane_utilisation: f64,
     pub batch_lane_utilisation: f64,
-    /// Work of the batch per second, in the program's own unit; nothing if there was none, or if it
-    /// was so starved that it could not even end.
+    /// Work of the batch per second, in the program's own unit. `None` without a batch, and for a
+    /// batch that got too little time to end.
     pub batch_per_second: Option<f64>,
-    /// Whether the batch found its results right.
+    /// Whether the results of the batch are correct.
     pub batch_verified: Option<bool>,
-    /// What `elfen run --report` wrote; nothing for the baselines.
+    /// The report of `elfen run`; `None` for the baselines.
     pub report: Option<Box<Report>>,
-    /// The same for every batch lane after the first.
+    /// The reports of the batch lanes after the first.
     #[serde(default)]
     pub more_reports: Vec<Report>,
-    /// The company in the words of the plan: `fixed-budget:2ms`.
+    /// The scenario in the words of the plan: `fixed-budget:2ms`.
     #[serde(default)]
     pub asked: String,
-    /// The objective of slo-budget, as in `--slo`.
+    /// The objective of slo-budget: the value of `--slo`.
     #[serde(default)]
     pub slo: Option<String>,
     #[serde(default)]
     pub batch_unit: Option<String>,
     #[serde(default)]
     pub batch_checksum: Option<String>,
-    /// How often a program of the user's own came to its end and was started again.
+    /// How often a program of the user's own ended and was started again.
     #[serde(default)]
     pub batch_ends: u32,
-    /// CPU time of coordinator and generator, in CPUs. Where they share the batch lane's CPU, the
-    /// batch cannot have had this part of it.
+    /// CPU time of coordinator and generator, in CPUs. Where they share the batch lane, this part
+    /// of it is not available to the batch.
     #[serde(default)]
     pub helper_utilisation: f64,
-    /// Of each request, in order; no file has them.
+    /// The latency of each request, in ascending order. Files do not have them.
     #[serde(skip)]
     pub latencies_ms: Vec<f64>,
-    /// Of a run on an emulated core, what a simulation of it takes.
+    /// The requests of a run on an emulated core, as the input of a simulation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
-    /// Who ran on a pair's lanes, as `elfen shim` recorded it, if that was asked for.
+    /// The recording of `elfen shim`, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shim: Option<PathBuf>,
-    /// What the generator warned of.
     #[serde(default)]
     pub warnings: Vec<String>,
     /// Seconds since 1970.
@@ -199,14 +224,15 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn met_the_requests_of(&self, other: &Self) -> bool {
+    /// Whether both runs got the same requests at the same times.
+    pub fn met_the_same_requests(&self, other: &Self) -> bool {
         (self.invocation, self.seed) == (other.invocation, other.seed)
             && (self.rps - other.rps).abs() <= self.rps * 1e-9
     }
 }
 
-/// A request that was answered: when it was due, from the beginning of the run on, and how long it
-/// worked, without what an emulated core made of that.
+/// An answered request: when it was due, since the beginning of the run, and its service time
+/// without the slowdown of an emulated core.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(from = "(f64, f64)", into = "(f64, f64)")]
 pub struct Served {
@@ -226,26 +252,34 @@ impl From<Served> for (f64, f64) {
     }
 }
 
-/// The lines of a file, in their order.
+/// The runs among these lines.
+pub fn runs(lines: &[Line]) -> impl Iterator<Item = &Run> {
+    lines.iter().filter_map(|line| match line {
+        Line::Run(run) => Some(run),
+        Line::Setup(_) => None,
+    })
+}
+
+/// The lines of a file, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     pub lines: Vec<Line>,
-    /// How many bytes they take: all, unless the last line is cut off.
+    /// The length of the whole lines in bytes: less than the file if the last line is cut off.
     pub bytes: usize,
-    /// The number of a last line without its end, which is left out: the run was interrupted.
+    /// The number of the last line if it is cut off. It is not in `lines`: the run was interrupted.
     pub cut: Option<usize>,
 }
 
-/// Why a file is no results file.
+/// Why a file is not a results file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadLine {
-    #[error("line {0} is no text")]
+    #[error("line {0} is not text")]
     NoText(usize),
     #[error("line {line}: {why}")]
     NoLine { line: usize, why: String },
 }
 
-/// Reads all lines, or names the first that is wrong.
+/// Reads all lines, or names the first invalid line.
 pub fn read(file: &[u8]) -> Result<Written, BadLine> {
     let mut written = Written { lines: Vec::new(), bytes: 0, cut: None };
     for (line, bytes) in (1..).zip(file.split_inclusive(|&byte| byte == b'\n')) {
@@ -255,7 +289,7 @@ pub fn read(file: &[u8]) -> Result<Written, BadLine> {
         };
         let text = std::str::from_utf8(whole).map_err(|_| BadLine::NoText(line))?;
         written.lines.push(serde_json::from_str(text).map_err(|error| {
-            // The parser saw this line alone, and calls it line 1.
+            // The parser only sees this line, and calls it line 1.
             let text = error.to_string();
             let why = text.rsplit_once(" at line ").map_or(text.as_str(), |(why, _)| why);
             BadLine::NoLine { line, why: why.to_owned() }
@@ -263,4 +297,23 @@ pub fn read(file: &[u8]) -> Result<Written, BadLine> {
         written.bytes += bytes.len();
     }
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a file of another version is refused, and its schema is named. Method: a setup as this
+    /// version writes it, with another number, and without one.
+    #[test]
+    fn files_of_another_schema_are_refused() {
+        let setup = serde_json::to_string(&Line::Setup(Setup::default())).unwrap() + "\n";
+        assert!(read(setup.as_bytes()).is_ok());
+        for (schema, says) in [("\"schema\":2,", "schema 2; this version reads"), ("", "`schema`")]
+        {
+            let other = setup.replace("\"schema\":1,", schema);
+            let refused = read(other.as_bytes()).unwrap_err().to_string();
+            assert!(refused.starts_with("line 1: ") && refused.contains(says), "{refused}");
+        }
+    }
 }

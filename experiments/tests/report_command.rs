@@ -198,7 +198,7 @@ fn what_is_refused() {
         ("setup.jsonl", "elfen: results \"setup.jsonl\": it has no runs, only a setup; "),
         ("headless.jsonl", "elfen: results \"headless.jsonl\": line 1 is no setup; "),
         ("text.jsonl", "elfen: results \"text.jsonl\": line 1: expected "),
-        ("binary.jsonl", "elfen: results \"binary.jsonl\": line 2 is no text; "),
+        ("binary.jsonl", "elfen: results \"binary.jsonl\": line 2 is not text; "),
         ("half.jsonl", "elfen: results \"half.jsonl\": line 2: "),
         ("negative.jsonl", "line 2: p99_ms is -2.5, which nothing measures; "),
         ("missing.jsonl", "elfen: results \"missing.jsonl\": No such file"),

@@ -138,8 +138,8 @@ fn wrong_arguments() {
         ("simulate --rps 1 --cores 101 --machines 100".to_owned(), "1 to 10000 cores"),
         ("simulate --rps 1 --slowdown 0.5".to_owned(), "a factor between 1 and"),
         ("simulate --rps 1 --slowdown 101".to_owned(), "a slowdown is at least 1"),
-        ("simulate --rps 1 --check 0s".to_owned(), "looks are at least 1 ns"),
-        ("simulate --rps 1 --poll-interval 0s".to_owned(), "looks are at least 1 ns"),
+        ("simulate --rps 1 --check 0s".to_owned(), "checks or polls are 1 ns"),
+        ("simulate --rps 1 --poll-interval 0s".to_owned(), "checks or polls are 1 ns"),
         ("simulate --rps 1 --poll-interval 1ms --check 1us".to_owned(), "cannot be used with"),
         ("simulate --rps 1 --batch-checks guard --check 1us".to_owned(), "and there are none"),
         ("plan --slo p99=1ms --rps 1 --batch-checks source --poll-interval 1ms".to_owned(), "none"),
@@ -150,9 +150,9 @@ fn wrong_arguments() {
         ("simulate --rps 1 --nap doze".to_owned(), "invalid value 'doze'"),
         ("simulate --rps 1 --nap-slowdown 0.9".to_owned(), "a factor between 1 and"),
         ("simulate --rps 1 --load 50".to_owned(), "cannot be used with"),
-        ("simulate --rps 1 --company idle".to_owned(), "\"idle\" is none of"),
-        ("simulate --rps 1 --company core-scheduling".to_owned(), "no rule for core scheduling"),
-        ("simulate --rps 1 --company none --policy borrow-idle".to_owned(), "cannot be used with"),
+        ("simulate --rps 1 --scenario idle".to_owned(), "\"idle\" is none of"),
+        ("simulate --rps 1 --scenario core-scheduling".to_owned(), "no rule for core scheduling"),
+        ("simulate --rps 1 --scenario none --policy borrow-idle".to_owned(), "cannot be used with"),
         (
             "simulate --rps 1 --policy fixed-budget-as-printed --budget 1ms --poll-interval 1ms"
                 .to_owned(),
@@ -163,7 +163,7 @@ fn wrong_arguments() {
         ("simulate --rps 1 --demand fixed:100000s".to_owned(), "a request takes at most a day"),
         ("simulate --rps 1 --demand file:/nonexistent".to_owned(), "No such file"),
         (format!("simulate --rps 1 --demand file:{empty}"), "it has no service times"),
-        (format!("simulate --rps 1 --demand file:{words}"), "line 2 is no service time"),
+        (format!("simulate --rps 1 --demand file:{words}"), "line 2 is not a service time"),
         (format!("simulate --trace {no_columns}"), "no columns arrival_ns and demand_ns"),
         (format!("simulate --trace {backwards}"), "line 3 arrives before the line above it"),
         (format!("simulate --trace {huge}"), "a request takes at most a day"),
@@ -309,7 +309,7 @@ fn checks_guards_and_naps() {
 }
 
 /// Goal: what a live run should find can be asked in the words of `elfen lab experiment`. Method: a
-/// file of service times, a load as a part of the capacity, and each policy; a company's row is
+/// file of service times, a load as a part of the capacity, and each policy; a scenario's row is
 /// what the same policy gives by itself.
 #[test]
 fn what_a_live_run_should_find() {
@@ -322,10 +322,10 @@ fn what_a_live_run_should_find() {
         demand.display()
     );
     let report = json(&format!(
-        "simulate --company none,unrestrained,borrow-idle,fixed-budget:300us,refresh-budget:300us,\
+        "simulate --scenario none,unrestrained,borrow-idle,fixed-budget:300us,refresh-budget:300us,\
          dynamic-budget:300us:0.9,slo-budget:p99=5ms {model}"
     ));
-    let rows = report["companies"].as_array().expect("rows");
+    let rows = report["scenarios"].as_array().expect("rows");
     let row = |at: usize, key: &str| number(&rows[at], key);
     assert_eq!((rows.len(), row(0, "p99_to_none"), row(0, "overlapped")), (7, 1.0, 0.0));
     assert!((row(0, "request_lane_utilisation") - 0.5).abs() < 0.01, "{report}");

@@ -1,8 +1,8 @@
-//! How long requests run when they have the core to themselves.
+//! How long requests run with the core to themselves.
 //!
-//! Built in is the demand of the thesis's search service (Figure 5.1). The figure's numbers are not
-//! printed, so [`Demand::Search`] is the simplest distribution that meets what is: see its
-//! documentation.
+//! The demand of the thesis's search service (Figure 5.1) is built in. The numbers of the figure
+//! are not printed. [`Demand::Search`] is the simplest distribution that agrees with the published
+//! numbers; its documentation lists them.
 
 use std::io::{self, BufRead};
 
@@ -25,35 +25,35 @@ pub enum Demand {
         mu: f64,
         sigma: f64,
     },
-    /// The demand of the thesis's Lucene, as far as it is published.
+    /// The demand of the thesis's Lucene, as far as it is published:
     ///
     /// - "Most requests are short, a few very long", by one to two orders of magnitude (Figure
-    ///   5.1): the median here is 4.7 ms, the longest 56 ms.
-    /// - One lane is busy for 70 to 71 % at 120 RPS (Figures 5.2 and 5.5): a mean of 5.8 ms, 69.6
-    ///   %.
-    /// - p99 is 60 ms at 70 RPS, 76 ms at 100, and 100 ms just above 120 (sections 5.2 and 5.5):
-    ///   what the three other numbers are fitted to.
+    ///   5.1). Here the median is 4.7 ms and the longest request 56 ms.
+    /// - One lane is busy for 70 to 71 % of the time at 120 RPS (Figures 5.2 and 5.5). Here the
+    ///   mean is 5.8 ms, which gives 69.6 %.
+    /// - p99 is 60 ms at 70 RPS, 76 ms at 100, and 100 ms just above 120 (sections 5.2 and 5.5).
+    ///   The three other numbers are fitted to these.
     ///
-    /// The last line leaves little choice: in a queue with one worker p99 rises that slowly from 70
-    /// to 120 RPS only if the short requests differ little and the p99 of the demand itself is
-    /// above 50 ms. `elfen lab thesis` prints how well it fits.
+    /// The last item leaves little choice. In a queue with one worker, p99 only rises that slowly
+    /// from 70 to 120 RPS if short requests differ little and the p99 of the demand itself is above
+    /// 50 ms. `elfen lab thesis` prints how well it fits.
     Search,
-    /// Any of these, with equal chance.
+    /// One of these, with equal probability.
     Recorded {
         service_ns: Vec<u64>,
     },
 }
 
-/// Why a text is no demand.
+/// Why a file of service times is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     #[error("{0}")]
     Read(#[from] io::Error),
-    #[error("line {line} is no service time: {text:?}")]
+    #[error("line {line} is not a service time: {text:?}")]
     Line { line: usize, text: String },
     #[error("it has no service times")]
     Empty,
-    #[error("no column of its header is called service_us or service_ns")]
+    #[error("its header has no column service_us or service_ns")]
     NoColumn,
 }
 
@@ -65,13 +65,14 @@ const SHORT_SIGMA: f64 = 0.5;
 const MEAN_NS: f64 = 5.8e6;
 
 impl Demand {
-    /// A lognormal demand by its mean and the deviation of its logarithm.
+    /// A lognormal demand, by its mean and the standard deviation of its logarithm.
     pub fn log_normal(mean_ns: f64, sigma: f64) -> Self {
         Self::LogNormal { mu: mean_ns.ln() - sigma * sigma / 2.0, sigma }
     }
 
-    /// Reads a service time in microseconds a line; or a CSV with a column `service_us` or
-    /// `service_ns`, as `elfen-load` records. Empty fields are requests whose service told nothing.
+    /// Reads one service time in microseconds per line; or a CSV with a column `service_us` or
+    /// `service_ns`, as `elfen-load` writes it. Requests without a reported service time have empty
+    /// fields.
     pub fn recorded(mut lines: impl BufRead) -> Result<Self, RecordError> {
         let mut first = String::new();
         lines.read_line(&mut first)?;
@@ -119,7 +120,7 @@ impl Demand {
         ns.min(DAY)
     }
 
-    /// The longest request; for a distribution without end, its mean.
+    /// The longest request; for an unbounded distribution, its mean.
     pub(super) fn longest_ns(&self) -> u64 {
         match self {
             Self::Recorded { service_ns } => service_ns.iter().copied().max().unwrap_or(0),

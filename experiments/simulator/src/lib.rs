@@ -1,31 +1,32 @@
-//! A model of SMT cores: requests on one lane, batch threads on the other, and between them the
-//! very policies of `elfen-rt`.
+//! A simulator of SMT cores: requests on one lane, batch threads on the other, and the policies of
+//! `elfen-rt` between them.
 //!
 //! | file | what it models |
 //! | --- | --- |
-//! | `model` | everything that a simulation depends on |
-//! | [`load`], [`demand`], [`trace`] | when requests come and how long they run |
+//! | `model` | the parameters of a simulation |
+//! | [`load`], [`demand`], [`trace`] | when requests arrive and how long they run |
+//! | [`source`] | the requests of one queue, drawn or from a trace |
 //! | [`batches`] | the thesis's batch programs and naps |
-//! | [`pair`] | one core: how lanes and naps slow a request, when checks or a guard look |
-//! | `own_queue`, `shared_queue` | which core serves which request, and when |
+//! | [`pair`] | one core: how lanes and naps slow a request, when checks or a guard poll |
+//! | `queue` | which core serves which request, and when |
 //! | [`windows`] | the SLO over time, and the controller of `slo-budget` |
-//! | [`outcome`] | what is counted |
+//! | [`outcome`] | the counts and the histogram of a simulation |
+//! | [`plan`] | the highest safe budget and load |
+//! | [`thesis`] | the thesis's published numbers and the model's |
 //!
-//! What it leaves out: `experiments/README.md` says.
+//! `experiments/README.md` lists what the model leaves out.
 
 #![forbid(unsafe_code)]
 
 pub mod batches;
 pub mod demand;
-pub mod figure;
 pub mod load;
 mod model;
 pub mod outcome;
-mod own_queue;
 pub mod pair;
 pub mod plan;
+mod queue;
 pub mod random;
-mod shared_queue;
 pub mod source;
 pub mod thesis;
 pub mod time;
@@ -43,13 +44,12 @@ use source::{Share, Source};
 use trace::{NoSink, Sink};
 
 impl Model {
-    /// Simulates on as many threads as the machine has; the outcome does not depend on their
-    /// number.
+    /// Simulates on all CPUs. The outcome does not depend on the number of threads.
     pub fn run(&self) -> Outcome {
         self.run_on(thread::available_parallelism().map_or(1, NonZeroUsize::get))
     }
 
-    /// Simulates on so many threads.
+    /// Simulates on this number of threads.
     pub fn run_on(&self, threads: usize) -> Outcome {
         let next = AtomicU64::new(0);
         let work = || {
@@ -73,8 +73,7 @@ impl Model {
         sum
     }
 
-    /// Simulates on this thread and shows every request to `sink`, core by core or machine by
-    /// machine.
+    /// Simulates on this thread and passes every request to `sink`, queue by queue.
     pub fn run_into(&self, sink: &mut impl Sink) -> Outcome {
         let mut sum = Outcome::default();
         for queue in 0..self.queues() {
@@ -88,9 +87,9 @@ impl Model {
         let share = Share { machine: queue / of, queue, index: queue % of, of };
         let source = Source::new(&self.requests, self.until, self.seed, share);
         match self.queue {
-            Queue::PerCore => own_queue::run(self, queue, source, sink),
-            Queue::Shared if self.cores == 1 => own_queue::run(self, queue, source, sink),
-            Queue::Shared => shared_queue::run(self, queue * self.cores, source, sink),
+            Queue::PerCore => queue::run_own(self, queue, source, sink),
+            Queue::Shared if self.cores == 1 => queue::run_own(self, queue, source, sink),
+            Queue::Shared => queue::run_shared(self, queue * self.cores, source, sink),
         }
     }
 }

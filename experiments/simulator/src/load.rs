@@ -1,34 +1,34 @@
-//! When requests arrive: at random, at a rate that may swing with the day and jump in bursts.
+//! When requests arrive: at random, at a rate that may follow the time of day and have bursts.
 //!
-//! A rate is a row of stretches. Each request takes one exponentially distributed unit of pressure,
-//! and a stretch of `r` requests a second gives `r` units a second; so one way of drawing serves
-//! steady rates, days and bursts. The row comes from a stream that all cores of a service share: a
-//! burst hits them together.
+//! A rate is a sequence of intervals with constant rates. The distance to the next request is one
+//! exponentially distributed unit, and an interval of `r` requests per second advances by `r` units
+//! per second. So steady rates, days and bursts are drawn alike. All cores of a service share the
+//! sequence: a burst affects them at the same time.
 
 use rand_distr::{Distribution, Exp1};
 
 use super::random::{Purpose, Random, stream};
 use super::time::{DAY, S, nanoseconds, real};
 
-/// How the rate of a service changes over time.
+/// The rate of a service over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Load {
     /// The rate at midnight, when a simulation begins.
     pub low_rps: f64,
-    /// The rate at noon; between the two it follows a sine. The same as `low_rps` for a steady
+    /// The rate at noon. Between both, the rate follows a sine. Equal to `low_rps` for a steady
     /// rate.
     pub high_rps: f64,
     pub bursts: Option<Bursts>,
 }
 
-/// Times of more requests, of exponentially distributed lengths and distances.
+/// Bursts, with exponentially distributed lengths and pauses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Bursts {
-    /// On top of the rate outside bursts.
+    /// The rate that a burst adds.
     pub extra_rps: f64,
     /// The mean length of a burst.
     pub length_ns: f64,
-    /// The mean time from the end of one to the start of the next.
+    /// The mean time from the end of a burst to the start of the next.
     pub pause_ns: f64,
 }
 
@@ -37,7 +37,7 @@ impl Load {
         Self { low_rps: rps, high_rps: rps, bursts: None }
     }
 
-    /// All rates times `factor`.
+    /// Multiplies all rates by `factor`.
     pub fn scaled(mut self, factor: f64) -> Self {
         self.low_rps *= factor;
         self.high_rps *= factor;
@@ -47,7 +47,7 @@ impl Load {
         self
     }
 
-    /// Whether anything ever arrives, and no rate is less than nothing.
+    /// Whether all rates and lengths are in range and not all rates are 0.
     pub fn is_possible(&self) -> bool {
         let extra = self.bursts.map_or(0.0, |bursts| bursts.extra_rps);
         let rates = [self.low_rps, self.high_rps, extra];
@@ -56,7 +56,7 @@ impl Load {
         sane && rates.iter().sum::<f64>() > 0.0 && self.bursts.is_none_or(lengths)
     }
 
-    /// Over days.
+    /// The mean rate over whole days.
     pub fn mean_rps(&self) -> f64 {
         let part = |b: Bursts| b.extra_rps * b.length_ns / (b.length_ns + b.pause_ns);
         f64::midpoint(self.low_rps, self.high_rps) + self.bursts.map_or(0.0, part)
@@ -68,18 +68,18 @@ impl Load {
     }
 }
 
-/// One request a nanosecond and no more.
+/// The highest rate: one request per nanosecond.
 const MOST_RPS: f64 = 1e9;
-/// A day is cut into stretches of one rate.
+/// The length of an interval of constant rate within a day.
 const DAY_STEP_NS: u64 = 60 * S;
 
-/// The row of stretches.
+/// The sequence of intervals with constant rates.
 #[derive(Clone, Debug)]
 struct Rates {
     load: Load,
     random: Random,
     bursting: bool,
-    /// When a burst begins or ends next.
+    /// When the next burst begins, or the current burst ends.
     turn_ns: u64,
 }
 
@@ -89,7 +89,7 @@ impl Rates {
         Self { load: *load, random, bursting: false, turn_ns: pause.unwrap_or(u64::MAX) }
     }
 
-    /// The rate from `from_ns` on, and until when it holds.
+    /// The rate at `from_ns`, and the end of its interval.
     fn after(&mut self, from_ns: u64) -> (f64, u64) {
         while let Some(bursts) = self.load.bursts.filter(|_| self.turn_ns <= from_ns) {
             self.bursting = !self.bursting;
@@ -104,12 +104,13 @@ impl Rates {
     }
 }
 
-/// The arrivals of one core, or of a queue that several cores share.
+/// The arrivals at one queue.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     rates: Rates,
     random: Random,
-    /// This core's part of the service's rate, in requests a nanosecond for one request a second.
+    /// This queue's part of the rate of the service, in requests per nanosecond for one request per
+    /// second.
     share: f64,
     now_ns: f64,
     until_ns: f64,
@@ -117,7 +118,7 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// `share` of the requests of `machine`, drawn from the stream `queue`.
+    /// The arrivals of `share` of the requests of `machine`, from the random stream `queue`.
     pub fn new(load: &Load, seed: u64, machine: u64, queue: u64, share: f64) -> Self {
         let rates = Rates::new(load, stream(seed, Purpose::Load, machine));
         let random = stream(seed, Purpose::Arrivals, queue);
@@ -142,7 +143,7 @@ impl Arrivals {
     }
 }
 
-/// At least a nanosecond, so that time goes on.
+/// At least a nanosecond, so that time advances.
 fn exponential_ns(random: &mut Random, mean_ns: f64) -> u64 {
     let e: f64 = Exp1.sample(random);
     nanoseconds(e * mean_ns).max(1)

@@ -1,25 +1,25 @@
-//! What a simulation depends on, and what of that is impossible.
+//! The parameters of a simulation, and their limits.
 
 use super::pair::{Batch, Control};
 use super::source::{Requests, Until};
 use super::time;
 use super::windows::Watch;
 
-/// How the cores of a machine get their requests.
+/// How requests are assigned to the cores of a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queue {
-    /// Each core has its own; a request goes to any of them by chance.
+    /// Each core has its own queue; a request goes to a random one.
     PerCore,
-    /// All cores of a machine take from one.
+    /// All cores of a machine share one queue.
     Shared,
 }
 
-/// Everything that a simulation depends on.
+/// All parameters of a simulation.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Machines that differ in nothing but their random numbers.
+    /// The number of machines, which only differ in their random numbers.
     pub machines: u64,
-    /// SMT cores of each.
+    /// SMT cores of each machine.
     pub cores: u64,
     pub queue: Queue,
     /// The requests of one machine.
@@ -31,13 +31,13 @@ pub struct Model {
     pub seed: u64,
 }
 
-/// As many cores as the model is made for.
+/// The most cores of all machines together.
 pub const CORES_MAX: u64 = 10_000;
 
-/// 100 years: far from the end of the clock, even if chance makes it some times as long.
+/// 100 years. The clock in nanoseconds lasts several times as long, so chance cannot exceed it.
 const MOST_NS: f64 = 36_525.0 * 86_400e9;
 
-/// What a model cannot be.
+/// Why a model is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModelError {
     #[error("1 to {CORES_MAX} cores can be simulated, machines times cores")]
@@ -46,7 +46,7 @@ pub enum ModelError {
     Rate,
     #[error("a slowdown is at least 1, and at most 100")]
     Slowdown,
-    #[error("looks are at least 1 ns and at most a minute apart; nap and wake take no longer")]
+    #[error("checks or polls are 1 ns to a minute apart; nap and wake take at most a minute")]
     Latency,
     #[error("windows are at least a millisecond and at most a day long")]
     Window,
@@ -57,7 +57,7 @@ pub enum ModelError {
 }
 
 impl Model {
-    /// Says what is impossible about the model, if anything.
+    /// Returns the first invalid parameter, if any.
     pub fn validate(&self) -> Result<(), ModelError> {
         let cores = self.machines.checked_mul(self.cores).ok_or(ModelError::Cores)?;
         if cores == 0 || cores > CORES_MAX {
@@ -75,7 +75,7 @@ impl Model {
         if slowdowns.iter().any(|milli| !(1000..=100_000).contains(milli)) {
             return Err(ModelError::Slowdown);
         }
-        let every_ns = batch.looks.every_ns();
+        let every_ns = batch.polling.every_ns();
         let latencies = [every_ns, batch.sleep_ns, batch.wake_ns];
         if every_ns == 0 || latencies.iter().any(|&ns| ns > 60 * time::S) {
             return Err(ModelError::Latency);

@@ -1,5 +1,5 @@
-//! What a simulation counts: sums and a histogram, never a list of requests. Two outcomes add up to
-//! one, in any order.
+//! What a simulation counts: sums and a histogram, but no list of requests. Outcomes can be added
+//! in any order.
 
 use elfen_rt::policy::slo::Slo;
 use hdrhistogram::Histogram;
@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::pair::{Batch, Tally};
 use super::time::{milliseconds, real};
 
-/// Latencies from a nanosecond to three hours, to three digits.
+/// The longest latency of the histogram: three hours.
 const HIGHEST_NS: u64 = 3 * 3600 * 1_000_000_000;
 
-/// The sums of a run.
+/// The counts of a simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     latencies: Histogram<u64>,
@@ -19,9 +19,9 @@ pub struct Outcome {
     wait_sum_ns: u128,
     pub requests: u64,
     pub tally: Tally,
-    /// Time of all cores together.
+    /// Simulated time, summed over all cores.
     pub core_ns: u128,
-    /// Windows with at least one request, and those of them in which the SLO held.
+    /// Windows with at least one request, and those of them that met the SLO.
     pub windows: u64,
     pub windows_held: u64,
 }
@@ -70,11 +70,11 @@ impl Outcome {
         self.requests += 1;
         self.latency_sum_ns += u128::from(ended_ns - arrived_ns);
         self.wait_sum_ns += u128::from(started_ns - arrived_ns);
-        // Longer ones count as the longest: an overloaded queue grows without end.
+        // Longer latencies count as the longest: an overloaded queue grows without bound.
         self.latencies.saturating_record(ended_ns - arrived_ns);
     }
 
-    /// Adds what one core did until `end_ns`.
+    /// Adds the counts of one core up to `end_ns`.
     pub fn close_core(&mut self, tally: &Tally, end_ns: u64) {
         self.tally.busy_ns += tally.busy_ns;
         self.tally.borrowed_ns += tally.borrowed_ns;
@@ -95,7 +95,7 @@ impl Outcome {
         self.windows_held += other.windows_held;
     }
 
-    /// The latency that a share of the requests does not exceed; 0 without requests.
+    /// The latency that this share of the requests does not exceed; 0 without requests.
     pub fn quantile_ns(&self, share: f64) -> u64 {
         self.latencies.value_at_quantile(share)
     }
@@ -116,22 +116,22 @@ impl Outcome {
         part(self.wait_sum_ns, u128::from(self.requests))
     }
 
-    /// Simulated time of all cores together.
+    /// Simulated time, summed over all cores.
     pub fn core_seconds(&self) -> f64 {
         part(self.core_ns, 1_000_000_000)
     }
 
-    /// Of the time of the request lanes, the part in which a request runs.
+    /// The part of the time in which a request runs.
     pub fn request_lane_utilisation(&self) -> f64 {
         part(u128::from(self.tally.busy_ns), self.core_ns)
     }
 
-    /// Of the time of a core, the part in which the batch runs beside an idle lane.
+    /// The part of the time in which the batch runs next to an idle lane.
     pub fn borrowed_fraction(&self) -> f64 {
         part(u128::from(self.tally.borrowed_ns), self.core_ns)
     }
 
-    /// Of the time of a core, the part in which both lanes run.
+    /// The part of the time in which both lanes run.
     pub fn overlapped_fraction(&self) -> f64 {
         part(u128::from(self.tally.overlapped_ns), self.core_ns)
     }
@@ -146,7 +146,7 @@ impl Outcome {
         self.request_lane_utilisation() + self.borrowed_fraction() + self.overlapped_fraction()
     }
 
-    /// What the batch gets done, as a part of what it would on cores of its own.
+    /// The work of the batch, relative to cores of its own.
     pub fn batch_work(&self, batch: &Batch) -> f64 {
         let slowdown = real(batch.batch_slowdown_milli) / 1000.0;
         self.borrowed_fraction() + self.overlapped_fraction() / slowdown
@@ -178,7 +178,7 @@ impl Outcome {
     }
 }
 
-/// 0 of nothing.
+/// The quotient; 0 if `of` is 0.
 fn part(some: u128, of: u128) -> f64 {
     if of == 0 { 0.0 } else { some as f64 / of as f64 }
 }

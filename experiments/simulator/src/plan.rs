@@ -1,8 +1,7 @@
-//! What is safe on machines one does not have, and what it is worth.
+//! Plans batch work for machines that are only simulated.
 //!
-//! For each policy the highest budget that keeps the SLO is searched in the simulator. All
-//! candidates meet the same requests (the seed is the same), so that two budgets differ by the
-//! budget and not by chance.
+//! For each policy, the highest budget that meets the SLO is searched. All candidates get the same
+//! requests, from the same seed, so that outcomes differ by the budget and not by chance.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
@@ -14,12 +13,12 @@ use crate::source::Requests;
 use crate::time::{nanoseconds, real};
 use crate::windows::Watch;
 
-/// When an outcome is good enough.
+/// What an outcome has to meet.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Goal {
     /// The SLO holds over the whole simulation.
     Overall(Slo),
-    /// The SLO holds in this part of the windows that the model watches.
+    /// The SLO holds in at least this part of the windows.
     Windows { slo: Slo, part: f64 },
 }
 
@@ -38,7 +37,7 @@ impl Goal {
     }
 }
 
-/// The policies that take a budget from the user.
+/// The policies with a fixed budget from the user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Budgeted {
     Fixed,
@@ -49,7 +48,8 @@ pub enum Budgeted {
 impl Budgeted {
     pub const ALL: [Self; 3] = [Self::Fixed, Self::Refresh, Self::Dynamic];
 
-    /// Whether it does more than borrow-idle where no service publishes requests.
+    /// Whether it can lend more than borrow-idle with this signal. Without a service's page, only
+    /// fixed-budget can.
     pub fn works_by(self, signal: Signal) -> bool {
         signal == Signal::Service || self == Self::Fixed
     }
@@ -71,14 +71,13 @@ impl Budgeted {
     }
 }
 
-/// The search ends when it knows the budget to this part of the SLO's latency.
+/// The search ends once the budget is known to this fraction of the SLO's latency.
 const RESOLUTION: u64 = 128;
 
-/// The highest budget with which `policy` meets the goal, and the outcome; `None` if even a budget
-/// of 0 does not.
+/// The highest budget with which `policy` meets the goal, and its outcome; `None` if even a budget
+/// of 0 does not meet it.
 ///
-/// A budget above the SLO's latency is not tried: a request that has run for that long is late
-/// already.
+/// Budgets above the SLO's latency are not tried: a request that has run that long is late already.
 pub fn highest_safe_budget(model: &Model, policy: Budgeted, goal: &Goal) -> Option<(u64, Outcome)> {
     let outcome_of = |budget_ns| run(model, Control::Policy(policy.with(budget_ns)));
     let most_ns = goal.slo().latency_ns;
@@ -102,17 +101,15 @@ pub fn highest_safe_budget(model: &Model, policy: Budgeted, goal: &Goal) -> Opti
     Some(safe)
 }
 
-/// The model's requests under another hand.
+/// Simulates the model's requests under another control.
 pub fn run(model: &Model, control: Control) -> Outcome {
     let mut model = model.clone();
     model.control = control;
     model.run()
 }
 
-/// The highest factor on the model's rates at which `is_met` still holds, between 0 and `most`; to
-/// a thousandth of that.
-///
-/// `None` for a trace, whose rates are what they are.
+/// The highest factor on the model's rates, up to `most`, with which the outcome meets `is_met`; to
+/// a thousandth of `most`. `None` for a trace, which has fixed arrivals.
 pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool) -> Option<f64> {
     let Requests::Drawn { load, demand } = &model.requests else { return None };
     let met_at = |factor: f64| {
@@ -120,7 +117,7 @@ pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool)
         model.requests = Requests::Drawn { load: load.scaled(factor), demand: demand.clone() };
         is_met(&model.run())
     };
-    // Beyond that the queue grows without end, in the simulator's memory too.
+    // Above this factor the queue grows without bound, also in the simulator's memory.
     let saturated = real(model.cores) * 1e9 / (load.mean_rps() * demand.mean_ns());
     let most = most.min(saturated);
     let (mut low, mut high) = (0.0, most);
@@ -131,17 +128,18 @@ pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool)
     Some(low)
 }
 
-/// Machines of its own that a batch load needs besides what it gets done under `outcome` on the
-/// service's machines.
+/// The machines that a batch load needs in addition to the capacity lent by the service's machines
+/// under `outcome`.
 ///
-/// `load_cores` is the load in cores that it would keep busy all the time, with one lane each.
+/// `load_cores` is the batch load in cores that it would keep busy all the time, with one lane
+/// each.
 pub fn machines_besides(model: &Model, outcome: &Outcome, load_cores: f64) -> u64 {
     let cores = real(model.cores);
     let lent = outcome.batch_work(&model.batch) * cores * real(model.machines);
     nanoseconds(((load_cores - lent) / cores).max(0.0).ceil())
 }
 
-/// The slo-budget controller over the same requests.
+/// Simulates the same requests under the slo-budget controller.
 pub fn steered(model: &Model, watch: Watch) -> Outcome {
     let mut model = model.clone();
     model.watch = Some(watch);

@@ -1,8 +1,8 @@
-//! Random streams that do not depend on which core draws first.
+//! Random streams that do not depend on the order in which cores draw.
 //!
-//! Every core has a stream of its own for each purpose, derived from the seed alone, so that a run
-//! is the same bit for bit with any number of threads, and arrivals stay the same when the demand
-//! or the policy changes.
+//! Every core has a stream for each purpose, derived only from the seed. So a simulation gives the
+//! same bits on any number of threads, and arrivals stay the same when the demand or the policy
+//! changes.
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -12,20 +12,20 @@ pub type Random = Xoshiro256PlusPlus;
 /// What a stream is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// The rate of arrivals over time, the same for all cores of a service.
+    /// The rate of arrivals over time, which all cores of a service share.
     Load = 1,
     Arrivals = 2,
     Demand = 3,
-    /// Which core a request of a trace goes to.
+    /// The core of each request of a trace.
     Routing = 4,
 }
 
-/// The stream of `purpose` number `index`.
+/// The stream number `index` for `purpose`.
 pub fn stream(seed: u64, purpose: Purpose, index: u64) -> Random {
     Random::seed_from_u64(mix(mix(seed, purpose as u64), index))
 }
 
-/// One step of splitmix64 over two words: any bit of either changes about half the bits.
+/// One step of splitmix64 over two words: each input bit changes about half of the output bits.
 pub fn mix(one: u64, other: u64) -> u64 {
     let mut z = one.wrapping_add(other.wrapping_mul(0x9e37_79b9_7f4a_7c15)) ^ other.rotate_left(32);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

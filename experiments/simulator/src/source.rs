@@ -1,4 +1,4 @@
-//! The requests of one queue, in the order of arrival: drawn, or from a trace.
+//! The requests of one queue in the order of arrival, drawn at random or from a trace.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ pub enum Requests {
         load: Load,
         demand: Demand,
     },
-    /// Arrival and demand of each.
+    /// Arrival and demand of each request.
     Trace(Arc<[(u64, u64)]>),
 }
 
 impl Requests {
-    /// From the first arrival to the last, and the work of all, as far as can be told before they
-    /// are drawn; per machine.
+    /// The time from the first arrival to the last, and the sum of all demands, per machine, as far
+    /// as they are known before requests are drawn.
     pub(super) fn extent_ns(&self, until: Until) -> (f64, f64) {
         match self {
             Self::Drawn { load, demand } => {
@@ -37,7 +37,7 @@ impl Requests {
         }
     }
 
-    /// The longest request; for a distribution without end, its mean.
+    /// The longest request; for an unbounded distribution, its mean.
     pub(super) fn longest_ns(&self) -> u64 {
         match self {
             Self::Drawn { demand, .. } => demand.longest_ns(),
@@ -46,12 +46,12 @@ impl Requests {
     }
 }
 
-/// When drawing ends.
+/// When the requests end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
-    /// This many requests of a machine.
+    /// After this many requests per machine.
     Requests(u64),
-    /// The last request arrives before this time, and a core is watched at least until then.
+    /// At this time. Cores are simulated at least until then.
     Time { ns: u64 },
 }
 
@@ -59,9 +59,9 @@ pub enum Until {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Share {
     pub(super) machine: u64,
-    /// The queue among all queues of all machines.
+    /// Its number among the queues of all machines.
     pub(super) queue: u64,
-    /// The queue among those of its machine.
+    /// Its number among the queues of its machine.
     pub(super) index: u64,
     pub(super) of: u64,
 }
@@ -96,7 +96,7 @@ impl Source {
         Self { kind, end_ns }
     }
 
-    /// The end of the watch, as far as it does not follow from the last request.
+    /// The earliest end of the simulation; 0 if only requests determine it.
     pub(super) fn end_ns(&self) -> u64 {
         self.end_ns
     }
@@ -132,7 +132,8 @@ impl Iterator for Source {
     }
 }
 
-/// The requests of a machine as evenly over its queues as whole numbers allow.
+/// This queue's number of requests: those of the machine, distributed as evenly as whole numbers
+/// allow.
 fn share_of(count: u64, share: Share) -> u64 {
     count / share.of + u64::from(share.index < count % share.of)
 }

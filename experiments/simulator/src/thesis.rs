@@ -1,10 +1,8 @@
-//! The simulator against the thesis: every number of section 5.2 and 5.5 that is printed, and what
-//! the model gives.
+//! The published numbers of sections 5.2 and 5.5 of the thesis, and those of the model.
 //!
-//! Nothing here is fitted; what is (the demand, two slowdowns) says so where it stands, in
-//! `simulate::demand` and `simulate::batches`, and the rows that it was fitted to are marked; so
-//! are those that any model of this kind would meet. Where model and thesis differ, the row says
-//! why as far as we know.
+//! No parameter is fitted here. The demand and two slowdowns are fitted, in `demand` and `batches`;
+//! the rows that they were fitted to are marked. So are rows that any model of this kind meets.
+//! Where model and thesis differ, the row gives the reason as far as it is known.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
@@ -12,10 +10,9 @@ use serde::Serialize;
 
 use crate::batches::KINDS;
 use crate::demand::Demand;
-use crate::figure;
 use crate::load::Load;
 use crate::outcome::Outcome;
-use crate::pair::Control;
+use crate::pair::{Control, PrintedFixedBudget};
 use crate::plan::{self, Budgeted};
 use crate::source::{Requests, Until};
 use crate::time::{MS, milliseconds, real};
@@ -63,12 +60,12 @@ pub struct Row {
     pub published: f64,
     pub simulated: f64,
     pub basis: Basis,
-    /// Why the two differ, or what has to be known to compare them.
+    /// Why both differ, or what has to be known to compare them.
     pub remark: &'static str,
 }
 
 impl Row {
-    /// The error of the simulation, as a part of the published number; 0 within a published bound.
+    /// The relative error of the simulation; 0 within a published bound.
     pub fn error(&self) -> f64 {
         let error = self.simulated / self.published - 1.0;
         match self.claim {
@@ -124,7 +121,7 @@ impl Row {
     }
 }
 
-/// All rows; each simulation takes `requests` requests.
+/// All rows, from simulations of this many requests each.
 pub fn rows(requests: u64, seed: u64) -> Vec<Row> {
     let lab = Lab { requests, seed };
     let mut rows = lab.service_alone();
@@ -250,7 +247,8 @@ impl Lab {
         ]
     }
 
-    /// Utilisation at the budget that the thesis takes: the SLO less the p99 without a batch.
+    /// Highest and lowest utilisation and highest p99, at the thesis's budget: the SLO minus the
+    /// p99 without a batch.
     fn highest_utilisation(&self, control: impl Fn(u64) -> Control) -> (f64, f64, f64) {
         let at = |rps: f64| {
             let headroom_ns = SLO.latency_ns.saturating_sub(self.alone(rps).tail_ns(&SLO));
@@ -269,7 +267,7 @@ impl Lab {
         let refresh = self.highest_utilisation(policy(Budgeted::Refresh));
         let dynamic = self.highest_utilisation(policy(Budgeted::Dynamic));
         let printed = self
-            .highest_utilisation(|budget_ns| Control::Figure(figure::FixedBudget { budget_ns }));
+            .highest_utilisation(|budget_ns| Control::Printed(PrintedFixedBudget { budget_ns }));
         let least = fixed.1.min(refresh.1).min(dynamic.1);
         let used =
             |what, least, found, remark| row("5.5", what, "", least, found, remark).at_least();
@@ -315,11 +313,11 @@ impl Lab {
     }
 }
 
-// Why rows differ, or say nothing.
+// Remarks of the rows.
 const ANY_DEMAND: &str =
     "at 120 RPS, pauses at random have 1 - 2.8 exp(-1.8) = 0.537, whatever the demand is";
 const NOTHING_ELSE: &str =
-    "\"essentially the same\"; in the model a batch that naps reaches no request";
+    "\"essentially the same\"; in the model a napping batch slows no request";
 const ALWAYS_RUNS: &str = "0.97 to 1.0; the model's batch never idles on its own";
 const NO_IPC: &str = "refresh-budget with 3 times the budget: the model's IPC is exact, constant \
     and known at once";
@@ -327,11 +325,11 @@ const ENDLESS: &str = "over endless requests; the thesis measured runs of 5705, 
 const WON: &str = "0.25 is won where the lane is busy for 0.75; at the wall of 5.2 it is 0.70";
 const BATCH_TIME: &str =
     "half of a core takes twice the time: DaCapo cannot have used all of a core alone";
-const FIRST_ALONE: &str = "lends to the first request of a busy time only, as 5.3.4 says; with \
-    this rule 1.4 takes a slowdown of 3.5. The code of 5.9(b), the next row, goes on with requests \
-    that waited";
+const FIRST_ALONE: &str = "lends only to the first request of a busy period, as in 5.3.4; with \
+    this rule 1.4 requires a slowdown of 3.5. The code of 5.9(b), the next row, also lends to \
+    requests that waited";
 const FREE_QUEUE: &str = "\"as much as 1000\"; the model's queue costs nothing, the thesis's did";
-const LATER: &str = "cores of the model do not disturb each other; the thesis's did at high load";
+const LATER: &str = "cores of the model do not disturb each other; those of the thesis did";
 const TO_ITS_END: &str = "requests of 53 ms are shared to their ends, at 1.5 times their length";
 
 fn row(

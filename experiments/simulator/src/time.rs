@@ -1,6 +1,6 @@
-//! Simulated time: whole nanoseconds, and the few places where a real number becomes one.
+//! Simulated time in whole nanoseconds, and conversions from and to real numbers.
 
-/// Nanoseconds, to the nearest; a duration below 0 or too long for the clock ends at its ends.
+/// Rounds to whole nanoseconds. A value out of range becomes the nearest one in range.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -19,7 +19,7 @@ pub fn real(count: u64) -> f64 {
     count as f64
 }
 
-/// A nanosecond count as milliseconds, for people.
+/// Nanoseconds as milliseconds, for output.
 pub fn milliseconds(ns: u64) -> f64 {
     real(ns) / 1e6
 }

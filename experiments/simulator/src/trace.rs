@@ -1,8 +1,8 @@
-//! Traces: requests read from a file, and every request written to one.
+//! Traces: CSV files of requests, as input and as output.
 
 use std::io::{self, BufRead, Write};
 
-/// One request as it came out.
+/// One served request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Served {
     pub core: u64,
@@ -13,12 +13,12 @@ pub struct Served {
     pub overlapped_ns: u64,
 }
 
-/// Gets every request as it ends.
+/// Receives every request when it ends.
 pub trait Sink {
     fn served(&mut self, served: &Served);
 }
 
-/// Keeps none.
+/// Discards all requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoSink;
 
@@ -33,16 +33,16 @@ impl<F: FnMut(&Served)> Sink for F {
     }
 }
 
-/// The heading of what [`write`] writes.
+/// The first line of the files of [`write`].
 pub const HEADING: &str = "arrival_ns,demand_ns,core,start_ns,end_ns,overlapped_ns";
 
-/// One line; the first two columns are what [`read`] takes.
+/// Writes one line. Its first two columns are the input of [`read`].
 pub fn write(out: &mut dyn Write, served: &Served) -> io::Result<()> {
     let Served { core, arrived_ns, started_ns, ended_ns, demand_ns, overlapped_ns } = served;
     writeln!(out, "{arrived_ns},{demand_ns},{core},{started_ns},{ended_ns},{overlapped_ns}")
 }
 
-/// Why a file is no trace.
+/// Why a trace file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     #[error("{0}")]
@@ -57,8 +57,8 @@ pub enum TraceError {
     Empty,
 }
 
-/// Arrival and demand of each request, in the order of arrival: a CSV with columns `arrival_ns` and
-/// `demand_ns`.
+/// Reads arrival and demand of each request, in the order of arrival: a CSV with columns
+/// `arrival_ns` and `demand_ns`.
 pub fn read(lines: impl BufRead) -> Result<Vec<(u64, u64)>, TraceError> {
     let mut lines = lines.lines();
     let heading = lines.next().transpose()?.unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Windows of time: in each the SLO is judged, and after each the controller of `slo-budget` sets
+//! Time windows: in each, the SLO is met or not; after each, the controller of `slo-budget` sets
 //! the budget.
 //!
-//! The controller gets what it would read from the service's page: the requests that finished in
-//! the window, in the buckets of that page's histogram. A new budget counts from the next request
-//! on, a moment later than in a batch thread, which may be in the middle of one.
+//! The controller gets the same input as from the service's page: the requests that finished in the
+//! window, in the buckets of that page's histogram. A new budget applies from the next request on.
+//! A batch thread would apply it at once, possibly in the middle of a request.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::{Controller, Slo, Window};
@@ -15,16 +15,17 @@ use super::outcome::Outcome;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Watch {
     pub slo: Slo,
-    /// In each window this long the SLO holds or not.
+    /// The length of the windows in which the SLO is judged.
     pub judge_ns: u64,
-    /// Whether a controller sets the budget, and how often.
+    /// The length of the controller's windows; `None` without a controller.
     pub control_ns: Option<u64>,
 }
 
-/// After so many windows without a request the controller remembers nothing: more change nothing.
+/// After this many windows without a request the controller has forgotten everything, so further
+/// windows change nothing.
 const SILENT_WINDOWS: u64 = 64;
 
-/// A budget is taken back if the controller is silent for this many windows.
+/// A budget expires if the controller does not update it for this many windows.
 const BUDGET_WINDOWS: u64 = 3;
 
 #[derive(Debug)]
@@ -55,11 +56,11 @@ impl Windows {
         Self { watch, judged_until_ns: watch.judge_ns, finished: 0, late: 0, control }
     }
 
-    /// A request has finished. Requests come in the order in which they end.
+    /// Counts a finished request. Requests are passed in the order in which they end.
     #[inline]
     pub(super) fn finished(&mut self, ended_ns: u64, latency_ns: u64, outcome: &mut Outcome) {
         if ended_ns >= self.judged_until_ns {
-            // Windows without a request between the two are not judged.
+            // Windows without a request in between are not judged.
             self.judge(outcome);
             self.judged_until_ns = (ended_ns / self.watch.judge_ns + 1) * self.watch.judge_ns;
         }
@@ -80,7 +81,7 @@ impl Windows {
         (self.finished, self.late) = (0, 0);
     }
 
-    /// The policy from now on, if a window has ended since the last call.
+    /// The new policy, if a window has ended since the last call.
     #[inline]
     pub(super) fn policy_at(&mut self, now_ns: u64) -> Option<Policy> {
         let control = self.control.as_mut().filter(|control| now_ns >= control.until_ns)?;

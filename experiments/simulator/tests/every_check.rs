@@ -1,24 +1,23 @@
-//! The simulator leaps from one thing that can change a decision to the next. These tests make
-//! every single look.
+//! The simulator skips polls that cannot change a decision. These tests compare it with a slow
+//! model that makes every poll.
 //!
-//! Goal: leaping changes nothing. Method: the same requests go through a second, slow model that
-//! steps through all arrivals, ends, checks or looks of a guard, naps and wakes one by one and asks
-//! the policy at each look; every end of a request, every shared nanosecond and every nap must be
-//! the same. Short times of one core meet every tie between two of these; long ones of several
-//! cores at one queue meet none.
+//! Goal: skipping changes nothing. Method: the slow model steps through all arrivals, ends, polls,
+//! naps and wakes one by one, and evaluates the policy at each poll. Every end of a request, every
+//! shared nanosecond and every nap must be the same. Short times on one core produce all ties
+//! between two events; long times on several cores with one queue produce none.
 
 use std::collections::VecDeque;
 
 use elfen_rt::policy::{Policy, Sample, Service, State, Verdict};
 use proptest::prelude::*;
-use simulator::pair::{Batch, Control, Looks, REF_IPC_MILLI, Signal};
+use simulator::pair::{Batch, Control, Polling, REF_IPC_MILLI, Signal};
 use simulator::source::{Requests, Until};
 use simulator::trace::Served;
 use simulator::{Model, Queue};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Thread {
-    /// Until the next look.
+    /// Until the next poll.
     Runs(u64),
     Leaves(u64),
     Naps,
@@ -43,7 +42,7 @@ struct Core {
     finished: u64,
     thread: Thread,
     state: State,
-    /// As the last look saw it.
+    /// As computed at the last poll.
     budget_ends_ns: Option<u64>,
     naps: u64,
     borrowed_ns: u64,
@@ -71,13 +70,13 @@ impl Core {
         matches!(self.thread, Thread::Runs(_) | Thread::Leaves(_))
     }
 
-    /// A request has both slowdowns as its denominator.
+    /// Progress per nanosecond, in units of one over the product of both slowdowns.
     fn speed(&self) -> u128 {
-        let Batch { request_slowdown_milli: beside, nap_slowdown_milli: napping, .. } = self.batch;
+        let Batch { request_slowdown_milli: running, nap_slowdown_milli: napping, .. } = self.batch;
         u128::from(match self.thread {
             Thread::Runs(_) | Thread::Leaves(_) => 1000 * napping,
-            Thread::Naps => beside * 1000,
-            Thread::Wakes(_) => beside * napping,
+            Thread::Naps => running * 1000,
+            Thread::Wakes(_) => running * napping,
         })
     }
 
@@ -109,7 +108,7 @@ impl Core {
         }
     }
 
-    fn look(&mut self, queue_len: u64, now_ns: u64) {
+    fn poll(&mut self, queue_len: u64, now_ns: u64) {
         let service = Service {
             queue_len,
             running_request: self.running.map_or(0, |request| request.id),
@@ -129,7 +128,7 @@ impl Core {
             Verdict::Run => {
                 let ends_ns = self.policy.deadline_ns(self.state, &lane, now_ns);
                 self.budget_ends_ns = ends_ns.filter(|_| busy);
-                Thread::Runs(self.next_look_ns(now_ns))
+                Thread::Runs(self.next_poll_ns(now_ns))
             }
             Verdict::Nap => {
                 self.naps += 1;
@@ -138,18 +137,18 @@ impl Core {
         };
     }
 
-    /// As a check comes, and as a guard sleeps.
-    fn next_look_ns(&self, now_ns: u64) -> u64 {
-        match self.batch.looks {
-            Looks::Checks { every_ns } => (now_ns / every_ns + 1) * every_ns,
-            Looks::Guard { every_ns } => {
+    /// The time of the next check, or of the guard's timer.
+    fn next_poll_ns(&self, now_ns: u64) -> u64 {
+        match self.batch.polling {
+            Polling::Checks { every_ns } => (now_ns / every_ns + 1) * every_ns,
+            Polling::Guard { every_ns } => {
                 let ends_ns = self.budget_ends_ns.filter(|&ends_ns| ends_ns > now_ns);
                 ends_ns.unwrap_or(u64::MAX).min(now_ns + every_ns)
             }
         }
     }
 
-    /// What the thread does at this moment, after the requests did what they do.
+    /// The action of the thread at this time, after starts and ends of requests.
     fn follow(&mut self, began_or_ended: bool, queue_len: u64, now_ns: u64) {
         if self.running.is_none() {
             self.busy_since_ns = None;
@@ -161,7 +160,7 @@ impl Core {
                 Thread::Naps => self.thread = Thread::Wakes(now_ns + self.batch.wake_ns),
                 Thread::Leaves(at_ns) => self.thread = Thread::Wakes(at_ns + self.batch.wake_ns),
                 Thread::Runs(at_ns) if at_ns == now_ns => {
-                    self.thread = Thread::Runs(self.next_look_ns(now_ns));
+                    self.thread = Thread::Runs(self.next_poll_ns(now_ns));
                 }
                 Thread::Runs(_) | Thread::Wakes(_) => {}
             }
@@ -169,24 +168,24 @@ impl Core {
         }
         match self.thread {
             Thread::Leaves(at_ns) if at_ns <= now_ns => self.thread = Thread::Naps,
-            // A look in the very moment of a start or an end has not seen it.
+            // A poll at the very time of a start or an end has not seen it.
             Thread::Runs(at_ns) if at_ns == now_ns && began_or_ended => {
-                self.thread = Thread::Runs(self.next_look_ns(now_ns));
+                self.thread = Thread::Runs(self.next_poll_ns(now_ns));
             }
-            Thread::Runs(at_ns) if at_ns == now_ns => self.look(queue_len, now_ns),
-            Thread::Wakes(at_ns) if at_ns <= now_ns => self.look(queue_len, now_ns),
+            Thread::Runs(at_ns) if at_ns == now_ns => self.poll(queue_len, now_ns),
+            Thread::Wakes(at_ns) if at_ns <= now_ns => self.poll(queue_len, now_ns),
             _ => {}
         }
     }
 }
 
-/// One event after the other.
+/// The slow model.
 struct Slow<'a> {
     trace: &'a [(u64, u64)],
     arrived: usize,
     begun: usize,
     cores: Vec<Core>,
-    /// The one that has idled longest first.
+    /// The core that has idled longest is first.
     idle: VecDeque<usize>,
     now_ns: u64,
     ends: Vec<End>,
@@ -196,7 +195,7 @@ struct Slow<'a> {
 type End = (u64, u64, u64);
 
 impl Slow<'_> {
-    /// Everything that happens at this moment: first requests, then threads.
+    /// Performs all events of the next time: first requests, then threads.
     fn step(&mut self) {
         let arrives_ns = self.trace.get(self.arrived).map(|request| request.0);
         let nexts = self.cores.iter().map(|core| core.next_ns(self.now_ns));
@@ -221,9 +220,9 @@ impl Slow<'_> {
         {
             let (arrived_ns, demand_ns) = self.trace[self.begun];
             self.begun += 1;
-            let Batch { request_slowdown_milli: beside, nap_slowdown_milli: napping, .. } =
+            let Batch { request_slowdown_milli: running, nap_slowdown_milli: napping, .. } =
                 self.cores[index].batch;
-            let left = u128::from(demand_ns) * u128::from(beside * napping);
+            let left = u128::from(demand_ns) * u128::from(running * napping);
             let (id, started_ns) = (self.begun as u64, now_ns);
             self.cores[index].running =
                 Some(Request { id, arrived_ns, started_ns, left, overlapped_ns: 0 });
@@ -236,7 +235,7 @@ impl Slow<'_> {
     }
 }
 
-/// Both models agree on these requests; pauses between arrivals and demands.
+/// Asserts that both models agree on requests, given as pauses between arrivals, and demands.
 #[track_caller]
 fn agree(
     cores: u64,
@@ -282,14 +281,14 @@ fn agree(
     prop_assert_eq!(&ends, &slow.ends);
     prop_assert_eq!(outcome.tally.naps, sum(|core| core.naps));
     prop_assert_eq!(outcome.tally.overlapped_ns, sum(|core| core.overlapped_ns));
-    // Cores that idle at the end go on to borrow, until the simulator closes them all.
+    // Idle cores go on lending until the simulator closes them all.
     if cores == 1 {
         prop_assert_eq!(outcome.tally.borrowed_ns, sum(|core| core.borrowed_ns));
     }
     Ok(())
 }
 
-/// `scale_ns` is how long most things take.
+/// Batches whose times are up to about `scale_ns`.
 fn batches(scale_ns: u64) -> impl Strategy<Value = Batch> {
     let short = 0..scale_ns;
     let slowdowns = (1000u64..3000, prop_oneof![Just(1000u64), 1000u64..2000]);
@@ -301,7 +300,7 @@ fn batches(scale_ns: u64) -> impl Strategy<Value = Batch> {
             request_slowdown_milli: slowdowns.0,
             batch_slowdown_milli: 1000,
             nap_slowdown_milli: slowdowns.1,
-            looks: if guard { Looks::Guard { every_ns } } else { Looks::Checks { every_ns } },
+            polling: if guard { Polling::Guard { every_ns } } else { Polling::Checks { every_ns } },
             signal,
             sleep_ns,
             wake_ns,
@@ -320,10 +319,10 @@ fn policies(most_ns: u64) -> impl Strategy<Value = Policy> {
     })
 }
 
-/// So long that no two things happen in the same nanosecond by chance.
+/// So long that no two events happen in the same nanosecond by chance.
 const LONG_NS: u64 = 1_000_000_000_000;
 
-/// What differed once stands below in words, not in a file of seeds.
+/// Found differences are tests below, and not seeds in a file.
 fn config() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) }
 }
@@ -332,7 +331,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn leaping_over_looks_changes_nothing(
+    fn skipping_polls_changes_nothing(
         batch in batches(32), policy in policies(200),
         requests in prop::collection::vec((1u64..200, 1u64..150), 1..40),
     ) {
@@ -340,28 +339,28 @@ proptest! {
     }
 
     #[test]
-    fn nor_with_several_cores_at_one_queue(
+    fn skipping_polls_changes_nothing_on_several_cores(
         cores in 2u64..5, batch in batches(LONG_NS / 8), policy in policies(2 * LONG_NS),
         requests in prop::collection::vec((1..LONG_NS / 2, 1..LONG_NS), 1..40),
     ) {
-        // Looks more often than that take long to make one by one.
-        let every_ns = batch.looks.every_ns().max(LONG_NS / 1000);
-        let looks = match batch.looks {
-            Looks::Checks { .. } => Looks::Checks { every_ns },
-            Looks::Guard { .. } => Looks::Guard { every_ns },
+        // More frequent polls take too long to make one by one.
+        let every_ns = batch.polling.every_ns().max(LONG_NS / 1000);
+        let polling = match batch.polling {
+            Polling::Checks { .. } => Polling::Checks { every_ns },
+            Polling::Guard { .. } => Polling::Guard { every_ns },
         };
-        agree(cores, Batch { looks, ..batch }, policy, &requests)?;
+        agree(cores, Batch { polling, ..batch }, policy, &requests)?;
     }
 }
 
-/// Two that the models once differed in.
+/// Two cases in which the models once differed.
 #[test]
 fn a_nap_of_no_time_and_a_budget_that_ends_between_two_checks() {
     let batch = |request_slowdown_milli, every_ns| Batch {
         request_slowdown_milli,
         batch_slowdown_milli: 1000,
         nap_slowdown_milli: 1000,
-        looks: Looks::Checks { every_ns },
+        polling: Polling::Checks { every_ns },
         signal: Signal::Service,
         sleep_ns: 0,
         wake_ns: 0,

@@ -1,7 +1,7 @@
 //! Two cores at one queue, request by request.
 
 use elfen_rt::policy::Policy;
-use simulator::pair::{Batch, Control, Looks, Signal};
+use simulator::pair::{Batch, Control, Polling, Signal};
 use simulator::source::{Requests, Until};
 use simulator::time::MS;
 use simulator::trace::Served;
@@ -9,12 +9,12 @@ use simulator::{Model, Queue};
 
 const CHECK_NS: u64 = 100;
 
-/// A batch that slows nobody and checks often, so that times are those of the trace.
+/// A batch that slows no request and checks often, so that times are those of the trace.
 const BATCH: Batch = Batch {
     request_slowdown_milli: 1000,
     batch_slowdown_milli: 1000,
     nap_slowdown_milli: 1000,
-    looks: Looks::Checks { every_ns: CHECK_NS },
+    polling: Polling::Checks { every_ns: CHECK_NS },
     signal: Signal::Service,
     sleep_ns: 0,
     wake_ns: 0,
@@ -39,9 +39,10 @@ fn serve(trace: &[(u64, u64)], policy: Policy) -> Vec<Served> {
     all
 }
 
-/// Goal: with several workers the queue can drain while a request runs on what another one left;
-/// `refresh-budget` then lends it its own budget, counted from its start. Method: the third request
-/// starts at 10 ms with the fourth behind it, which the other core takes half a millisecond later.
+/// Goal: with several workers, another worker can drain the queue while a request runs on the rest
+/// of an earlier budget; then `refresh-budget` lends the request its own budget, counted from its
+/// start. Method: the third request starts at 10 ms with the fourth behind it, which the other core
+/// takes half a millisecond later.
 #[test]
 fn a_queue_that_another_core_drains() {
     let trace = [(MS, 10 * MS), (MS + 1, 10 * MS + MS / 2), (2 * MS, 100 * MS), (3 * MS, MS)];
@@ -54,7 +55,8 @@ fn a_queue_that_another_core_drains() {
     assert!(third(Policy::FixedBudget { budget_ns }).overlapped_ns < CHECK_NS + 1);
     let shared_ns = third(Policy::RefreshBudget { budget_ns }).overlapped_ns;
     assert!((budget_ns..budget_ns + 2 * CHECK_NS).contains(&shared_ns), "{shared_ns}");
-    // With a fifth request the queue never drains: what is left of the first one's budget, 2 ms.
+    // With a fifth request the queue never drains: only the rest of the first request's budget is
+    // left, 2 ms.
     let fifth = [&trace[..], &[(3 * MS, MS)]].concat();
     let served = serve(&fifth, Policy::RefreshBudget { budget_ns });
     assert!(served[2].overlapped_ns > budget_ns - MS, "drained by the fourth's end");

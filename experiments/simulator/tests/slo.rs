@@ -1,8 +1,9 @@
 //! `slo-budget` in simulated time: load steps, bursts, a service that stops publishing, and a day
-//! of all of it.
+//! with bursts.
 //!
 //! Method: the pair and the requests of the simulator, the controller and the policy of the
-//! runtime, and five seeds for each: one says little about a controller that waits for rare events.
+//! runtime, and five seeds each: one seed says little about a controller that waits for rare
+//! events.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::{Controller, Slo};
@@ -23,23 +24,23 @@ const SLO: Slo = Slo { per_million: 990_000, latency_ns: 100 * MS };
 const WINDOW_NS: u64 = S;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=5;
 
-/// What one window of a loop brought.
+/// The results of one window.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct WindowResult {
     budget_ns: u64,
     overlapped_ns: u64,
     requests: u64,
     late: u64,
 }
 
-/// One pair under the controller, window by window, while `rps` gives the rate in each and
-/// `publishes` whether the service publishes.
+/// Simulates one pair under the controller, window by window. `rps` gives the rate of each window,
+/// and `publishes` whether the service publishes in it.
 fn steer(
     seed: u64,
     windows: u64,
     rps: impl Fn(u64) -> f64,
     publishes: impl Fn(u64) -> bool,
-) -> Vec<Seen> {
+) -> Vec<WindowResult> {
     let mut pair = Pair::new(KINDS[0].batch(), Control::Policy(Policy::BorrowIdle));
     let mut controller = Controller::new(SLO);
     let mut random = stream(seed, Purpose::Demand, 0);
@@ -72,7 +73,7 @@ fn steer(
         let budget_ns = controller.window(publishes(window).then_some(&counts));
         let policy = Policy::SloBudget { budget_ns, until_ns: until_ns + 3 * WINDOW_NS };
         pair.control = Control::Policy(policy);
-        all.push(Seen {
+        all.push(WindowResult {
             budget_ns,
             overlapped_ns: pair.tally.overlapped_ns - before_ns,
             requests: latencies.len() as u64,
@@ -83,13 +84,14 @@ fn steer(
     all
 }
 
-fn late_part(seen: &[Seen]) -> f64 {
-    let sum = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>() as f64;
+fn late_part(seen: &[WindowResult]) -> f64 {
+    let sum = |of: fn(&WindowResult) -> u64| seen.iter().map(of).sum::<u64>() as f64;
     sum(|one| one.late) / sum(|one| one.requests)
 }
 
-/// Goal: the budget is there when it can be, gone when it must, and back afterwards. Method: half
-/// an hour each of 40, 112 and 40 requests a second; at 112 the service alone barely keeps the SLO.
+/// Goal: the budget rises at low load, disappears at high load, and rises again afterwards. Method:
+/// half an hour each of 40, 112 and 40 requests per second; at 112 the service alone barely meets
+/// the SLO.
 #[test]
 fn a_load_step() {
     SEEDS.for_each(a_load_step_of);
@@ -103,7 +105,7 @@ fn a_load_step_of(seed: u64) {
         let from = usize::try_from(part * third).expect("small");
         &seen[from..from + usize::try_from(third).expect("small")]
     });
-    let most = |part: &[Seen]| part.iter().map(|one| one.budget_ns).max();
+    let most = |part: &[WindowResult]| part.iter().map(|one| one.budget_ns).max();
     assert!(most(low) >= Some(80 * MS), "{:?}, seed {seed}", most(low));
     let zero = high.iter().position(|one| one.budget_ns == 0);
     assert!(zero.is_some_and(|windows| windows < 120), "gone after {zero:?} windows, seed {seed}");
@@ -114,9 +116,9 @@ fn a_load_step_of(seed: u64) {
     assert!(late.iter().all(|&part| part < 0.01), "{late:?}, seed {seed}");
 }
 
-/// Goal: without news there is no sharing. Method: the service publishes nothing from the 1000th
-/// second on, and the requests go on; what the lanes share from then on is what borrow-idle shares
-/// in reactions.
+/// Goal: without a publishing service there is no budget. Method: the service stops publishing
+/// after 1000 seconds while requests go on; from then on, lanes only overlap during reactions, as
+/// under borrow-idle.
 #[test]
 fn a_service_that_stops_publishing() {
     SEEDS.for_each(a_service_that_stops_publishing_of);
@@ -124,7 +126,7 @@ fn a_service_that_stops_publishing() {
 
 fn a_service_that_stops_publishing_of(seed: u64) {
     let seen = steer(seed, 1500, |_| 60.0, |window| window < 1000);
-    let shared = |seen: &[Seen]| seen.iter().map(|one| one.overlapped_ns).sum::<u64>();
+    let shared = |seen: &[WindowResult]| seen.iter().map(|one| one.overlapped_ns).sum::<u64>();
     assert!(seen[900..1000].iter().any(|one| one.budget_ns > 0));
     assert!(seen[1000..].iter().all(|one| one.budget_ns == 0));
     let (before_ns, after_ns) = (shared(&seen[500..1000]), shared(&seen[1001..]));
@@ -154,8 +156,8 @@ fn steered(model: &Model) -> Outcome {
     plan::steered(model, watch)
 }
 
-/// Goal: over five days with bursts the SLO holds in 99.9 % of all minutes. Not on every single
-/// day: the controller keeps the tail of some thousand requests, and knows nothing of minutes.
+/// Goal: over five days with bursts, the SLO is met in 99.9 % of all minutes. It need not be on
+/// each day: the controller limits the tail of some thousand requests, and does not know minutes.
 /// Method: a day of two machines for each seed.
 #[test]
 fn days_with_bursts() {
@@ -167,9 +169,9 @@ fn days_with_bursts() {
     assert!(all.held_fraction() >= 0.999, "{} of {held:?}", all.held_fraction());
 }
 
-/// Goal: on a day on which it holds the SLO, slo-budget borrows more than refresh-budget does with
-/// the best budget that holds it as well, known in hindsight. Method: search that budget, over the
-/// same requests.
+/// Goal: on a day on which slo-budget meets the SLO, it lends more than refresh-budget with the
+/// best budget that also meets it, chosen in hindsight. Method: search that budget for the same
+/// requests.
 #[test]
 fn a_day_in_hindsight() {
     let model = day(2);

@@ -1,8 +1,8 @@
-//! The simulator against queueing theory: mean waiting times that are known exactly.
+//! The simulator compared with queueing theory: mean waiting times that are known exactly.
 //!
-//! Method: simulate some million requests with a fixed seed, several cores side by side, and
-//! compare the mean wait with the Pollaczek-Khinchine formula, and with Erlang's for a shared
-//! queue. One percent is about two standard errors.
+//! Method: simulate some million requests with a fixed seed on several independent cores, and
+//! compare the mean wait with the Pollaczek-Khinchine formula, or with Erlang's for a shared queue.
+//! One percent is about two standard errors.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use elfen_rt::policy::Policy;
 use simulator::demand::Demand;
 use simulator::load::{Bursts, Load};
 use simulator::outcome::Outcome;
-use simulator::pair::{Batch, Control, Looks, Signal, Tally};
+use simulator::pair::{Batch, Control, Polling, Signal, Tally};
 use simulator::source::{Requests, Until};
 use simulator::time::{MS, S};
 use simulator::trace::Served;
@@ -19,12 +19,12 @@ use simulator::{Model, Queue};
 const SEED: u64 = 20_161;
 const SERVICE_NS: f64 = 5e6;
 
-/// A batch that nobody notices.
+/// A batch whose naps cost nothing.
 const BATCH: Batch = Batch {
     request_slowdown_milli: 1500,
     batch_slowdown_milli: 1500,
     nap_slowdown_milli: 1000,
-    looks: Looks::Checks { every_ns: 1000 },
+    polling: Polling::Checks { every_ns: 1000 },
     signal: Signal::Service,
     sleep_ns: 1600,
     wake_ns: 700,
@@ -52,7 +52,7 @@ fn assert_within(part: f64, found: f64, expected: f64) {
     assert!(error <= part, "{found} instead of {expected}, off by {error:.4}; seed {SEED}");
 }
 
-/// Waiting times of a queue with one worker, by the first two moments of its service times.
+/// The mean wait in a queue with one worker, from the first two moments of its service times.
 fn pollaczek_khinchine_ns(utilisation: f64, mean_ns: f64, second_moment: f64) -> f64 {
     utilisation / mean_ns * second_moment / (2.0 * (1.0 - utilisation))
 }
@@ -88,7 +88,7 @@ fn service_of_high_variance() {
     }
 }
 
-/// Erlang's C: the chance to wait with `workers` that share a queue.
+/// Erlang's C: the probability to wait with `workers` that share a queue.
 fn erlang_c(workers: u32, offered: f64) -> f64 {
     let mut blocked = 1.0;
     for worker in 1..=workers {
@@ -109,7 +109,7 @@ fn a_shared_queue() {
     }
 }
 
-/// Unrestrained, every request is slowed from its first to its last nanosecond: the same queue with
+/// Next to an unrestrained batch every request is slowed from start to end: the same queue with
 /// longer service.
 #[test]
 fn an_unrestrained_batch_is_a_slower_machine() {
@@ -123,13 +123,13 @@ fn an_unrestrained_batch_is_a_slower_machine() {
     assert_within(0.005, outcome.utilisation(), 1.6);
 }
 
-/// Under `borrow-idle` a request is slowed for half a check interval and the way into the nap, on
-/// average, whenever it finds the lane idle. With checks of a millisecond that can be counted.
+/// Under `borrow-idle`, a request that finds the lane idle is slowed for half a check interval on
+/// average, and for the time to enter the nap. Checks of a millisecond make this measurable.
 #[test]
 fn borrow_idle_costs_one_reaction() {
     let mut model = model(Demand::Fixed { ns: 5 * MS }, 0.2, 400_000);
     model.batch =
-        Batch { looks: Looks::Checks { every_ns: MS }, sleep_ns: MS / 10, wake_ns: 0, ..BATCH };
+        Batch { polling: Polling::Checks { every_ns: MS }, sleep_ns: MS / 10, wake_ns: 0, ..BATCH };
     model.control = Control::Policy(Policy::BorrowIdle);
     let outcome = model.run();
     let reactions = outcome.tally.naps as f64 * (0.5 + 0.1) * 1e6;
@@ -138,31 +138,31 @@ fn borrow_idle_costs_one_reaction() {
     assert_within(0.001, outcome.utilisation(), 1.0 + outcome.overlapped_fraction());
 }
 
-/// A guard's timer runs on from when it last woke, as the lane went idle, and knows nothing of the
-/// next request: that is shared for the rest of a period, of which an exponential idle time leaves
-/// a little more than half.
+/// A guard's timer starts when it last woke, as the lane became idle, and is independent of the
+/// next request. So the request is shared for the rest of a period, of which an exponential idle
+/// time leaves slightly more than half.
 #[test]
 fn borrow_idle_by_a_guard_costs_the_rest_of_its_period() {
     let mut model = model(Demand::Fixed { ns: 5 * MS }, 0.2, 400_000);
-    let looks = Looks::Guard { every_ns: MS };
-    model.batch = Batch { looks, sleep_ns: 0, wake_ns: 0, ..BATCH };
+    let polling = Polling::Guard { every_ns: MS };
+    model.batch = Batch { polling, sleep_ns: 0, wake_ns: 0, ..BATCH };
     model.control = Control::Policy(Policy::BorrowIdle);
     let outcome = model.run();
-    let looks_an_idle_time = MS as f64 / (SERVICE_NS / 0.2);
-    let rest = 1.0 - (1.0 / looks_an_idle_time - 1.0 / looks_an_idle_time.exp_m1());
+    let polls_per_idle_time = MS as f64 / (SERVICE_NS / 0.2);
+    let rest = 1.0 - (1.0 / polls_per_idle_time - 1.0 / polls_per_idle_time.exp_m1());
     assert!((0.5..0.51).contains(&rest), "{rest}");
     let reactions = outcome.tally.naps as f64 * rest * 1e6;
     assert_within(0.005, outcome.tally.overlapped_ns as f64, reactions);
 }
 
-/// Beside a lane that naps by PAUSE, every request is slowed to its end: the same queue with longer
-/// service, as slow as if the batch ran and took that much.
+/// Next to a lane that naps by PAUSE every request is slowed from start to end: the same queue with
+/// longer service, as if the batch ran with that slowdown.
 #[test]
 fn a_nap_that_interferes_is_a_slower_machine() {
     let demand = Demand::Exponential { mean_ns: SERVICE_NS };
     let mut model = model(demand, 0.4, 4_000_000);
-    let looks = Looks::Checks { every_ns: 1 };
-    model.batch = Batch { nap_slowdown_milli: 1370, looks, sleep_ns: 0, wake_ns: 0, ..BATCH };
+    let polling = Polling::Checks { every_ns: 1 };
+    model.batch = Batch { nap_slowdown_milli: 1370, polling, sleep_ns: 0, wake_ns: 0, ..BATCH };
     model.control = Control::Policy(Policy::BorrowIdle);
     let outcome = model.run();
     let slowed_ns = SERVICE_NS * 1.37;
@@ -172,8 +172,8 @@ fn a_nap_that_interferes_is_a_slower_machine() {
     assert_within(0.001, outcome.utilisation(), 1.0);
 }
 
-/// fixed-budget by the task map alone: of a busy period one budget is shared, whichever requests it
-/// has, so that none of them ends later than alone by more than what that costs.
+/// fixed-budget with only the task map lends one budget per busy period, whichever requests it has.
+/// So no request ends later than alone by more than the cost of one budget.
 #[test]
 fn a_busy_period_is_delayed_by_one_budget_at_most() {
     let mut model = model(Demand::Exponential { mean_ns: SERVICE_NS }, 0.6, 80_000);
@@ -187,18 +187,18 @@ fn a_busy_period_is_delayed_by_one_budget_at_most() {
     model.control = Control::Policy(Policy::FixedBudget { budget_ns });
     let (_, by_requests) = ends(&model);
     model.batch.signal = Signal::Tasks;
-    let (beside, by_tasks) = ends(&model);
-    // Half of what is shared, at 1.5; and one reaction.
+    let (shared, by_tasks) = ends(&model);
+    // A third of the shared time, at a slowdown of 1.5; and one reaction.
     let most_ns = (budget_ns + 1000 + BATCH.sleep_ns) / 3 + 1;
     let late_ns = |(end, alone): (&u64, &u64)| end - alone;
-    let latest_ns = beside.iter().zip(&alone).map(late_ns).max().expect("requests");
+    let latest_ns = shared.iter().zip(&alone).map(late_ns).max().expect("requests");
     assert!(latest_ns <= most_ns, "{latest_ns} of {most_ns}; seed {SEED}");
     assert!(latest_ns > most_ns * 99 / 100, "{latest_ns} of {most_ns}; seed {SEED}");
-    // Requests that waited use what is left of it.
+    // Requests that waited use the rest of the budget.
     assert!(by_tasks.overlapped_fraction() > by_requests.overlapped_fraction());
 }
 
-/// Bursts and days bring as many requests as their rates say.
+/// Bursts and days have as many requests as their rates give.
 #[test]
 fn rates_that_change() {
     let demand = Demand::Fixed { ns: 1000 };
@@ -214,8 +214,8 @@ fn rates_that_change() {
     }
 }
 
-/// All that an outcome tells, bit for bit. (The histogram's own notes on its smallest value depend
-/// on the order in which parts are added, and are told to nobody.)
+/// All numbers of an outcome, bit for bit. (The histogram's internal minimum depends on the order
+/// of addition, and is not part of any number.)
 fn figures(outcome: &Outcome) -> (Vec<u64>, Vec<u64>, Tally) {
     let quantile = |rank| outcome.quantile_ns(f64::from(rank) / 1000.0);
     let quantiles = (1..=1000).map(quantile).collect();
@@ -225,8 +225,8 @@ fn figures(outcome: &Outcome) -> (Vec<u64>, Vec<u64>, Tally) {
     (quantiles, means.chain(counts).collect(), outcome.tally)
 }
 
-/// Goal: nothing depends on the number of threads or on the run. Method: the same model on 1, 2 and
-/// 5 threads, for both kinds of queue and all that is random.
+/// Goal: outcomes do not depend on the number of threads. Method: the same model on 1, 2 and 5
+/// threads, for both kinds of queue and everything random.
 #[test]
 fn the_same_seed_gives_the_same_outcome() {
     let bursts = Bursts { extra_rps: 300.0, length_ns: 1e8, pause_ns: 1e9 };
@@ -245,7 +245,7 @@ fn the_same_seed_gives_the_same_outcome() {
     }
 }
 
-/// A trace that a simulation wrote, put in again, gives the same requests.
+/// A trace that a simulation wrote gives the same requests again.
 #[test]
 fn a_trace_is_its_simulation() {
     let mut drawn = model(Demand::Search, 0.5, 8000);

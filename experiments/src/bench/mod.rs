@@ -40,7 +40,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::Value;
 
-use crate::live::{LiveError, go_on};
+use crate::live::{LiveError, check_interrupted};
 
 /// The form of the JSON that every benchmark prints. A key that changes its meaning changes this.
 const SCHEMA: u32 = 1;
@@ -125,7 +125,7 @@ pub(crate) fn play_round<S: Scenario + ?Sized>(
     let cases = scenario.cases();
     let mut all = vec![Values::default(); cases.len()];
     for case in (0..cases.len()).map(|turn| (turn + round) % cases.len()) {
-        go_on()?;
+        check_interrupted()?;
         let labels = cases[case].iter().map(|(_, label)| cell(label, 0, 1.0));
         let labels = labels.collect::<Vec<_>>().join(" ");
         hear(&format!("round {} of {runs}: {labels}", round + 1));

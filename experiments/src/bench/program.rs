@@ -19,11 +19,11 @@ use elfen_run::report::Report;
 use tempfile::TempDir;
 
 use super::BenchError;
-use crate::live::os::{self, Place, Rank};
+use crate::live::os::{self, ChildSetup, Rank};
+use crate::live::own_program::read_report;
 use crate::live::process::Process;
-use crate::live::reported::read_report;
-use crate::live::usage::Members;
-use crate::live::{LiveError, go_on};
+use crate::live::usage::Descendants;
+use crate::live::{LiveError, check_interrupted};
 
 /// We wake up on a CPU that may be the request lane, where that is a moment of overlap.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -159,7 +159,7 @@ impl Starts<'_> {
         let program = words.first().map_or_else(|| OsStr::new(""), OsString::as_os_str);
         let mut command = Command::new(program);
         command.args(words.iter().skip(1));
-        let place = Place::on(cpu, Rank::Normal);
+        let place = ChildSetup::on(cpu, Rank::Normal);
         self.start(&program.to_string_lossy(), command, &place, output, None)
     }
 
@@ -169,7 +169,7 @@ impl Starts<'_> {
         command.arg("--report").arg(&report).arg("--").args(words);
         // The front passes it on; killed, it would leave its batch behind.
         let rank = Rank::Nice(self.nice);
-        let place = Place { last_word: libc::SIGTERM, ..Place::anywhere(rank) };
+        let place = ChildSetup { death_signal: libc::SIGTERM, ..ChildSetup::anywhere(rank) };
         self.start(ELFEN_RUN, command, &place, "output", Some(report))
     }
 
@@ -177,7 +177,7 @@ impl Starts<'_> {
     pub(super) fn check(&self, inject: &str, words: &[OsString]) -> Result<(), LiveError> {
         let mut command = self.elfen_run(inject)?;
         command.args(["--dry-run", "--"]).args(words);
-        let place = Place::anywhere(Rank::Normal);
+        let place = ChildSetup::anywhere(Rank::Normal);
         let mut running = self.start(ELFEN_RUN, command, &place, "output", None)?;
         let status = running.wait_until(|| false)?;
         match status {
@@ -198,7 +198,7 @@ impl Starts<'_> {
         &self,
         name: &str,
         command: Command,
-        place: &Place,
+        place: &ChildSetup,
         output: &str,
         report: Option<PathBuf>,
     ) -> Result<Running, LiveError> {
@@ -225,12 +225,12 @@ impl Running {
         mut enough: impl FnMut() -> bool,
     ) -> Result<Option<ExitStatus>, LiveError> {
         loop {
-            if let Some(status) = self.process.ended()? {
+            if let Some(status) = self.process.try_wait()? {
                 return Ok(Some(status));
             }
-            go_on()?;
+            check_interrupted()?;
             self.refuse_much_output()?;
-            self.process.forget_much()?;
+            self.process.truncate_stderr()?;
             if enough() {
                 return Ok(None);
             }
@@ -254,7 +254,7 @@ impl Running {
     pub(super) fn stop(&mut self, patience: Duration) {
         self.stopped = true;
         let pid = self.process.id();
-        let family = Members::of(pid);
+        let family = Descendants::of(pid);
         os::send(pid, libc::SIGTERM);
         self.process.wait(patience);
         // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run next to
@@ -268,7 +268,7 @@ impl Running {
     pub(super) fn report(&mut self) -> Result<Option<Report>, LiveError> {
         let Some(file) = &self.report else { return Ok(None) };
         let written = fs::metadata(file).is_ok_and(|data| data.len() > 0);
-        match self.process.ended()? {
+        match self.process.try_wait()? {
             Some(status) if !written && self.stopped && status.signal().is_some() => Ok(None),
             Some(status) if !written => Err(self.refusal(status)),
             _ => read_report(file).map(Some),
@@ -277,7 +277,7 @@ impl Running {
 
     /// Of an `elfen run`; a screen may stand below its line.
     pub(super) fn refusal(&self, status: ExitStatus) -> LiveError {
-        let said = self.process.said();
+        let said = self.process.stderr_text();
         let line = said.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
         let said = line.unwrap_or("it said nothing").to_owned();
         LiveError::Failed { name: ELFEN_RUN.to_owned(), status, said }
@@ -332,14 +332,14 @@ fn first_difference(one: &Path, other: &Path) -> io::Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::process::TO_END;
+    use crate::live::process::STOP_TIMEOUT;
     use elfen_machine::process::below;
     use std::time::Instant;
 
     fn started<'a>(starts: &Starts<'a>, script: &str) -> Running {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let place = Place::anywhere(Rank::Normal);
+        let place = ChildSetup::anywhere(Rank::Normal);
         let report = starts.folder.join("report.json");
         starts.start(ELFEN_RUN, command, &place, "output", Some(report)).unwrap()
     }
@@ -360,7 +360,7 @@ mod tests {
         let pid = shell.process.id();
         shell.wait_until(|| !below(pid).is_empty()).unwrap();
         let left = below(pid);
-        shell.stop(TO_END);
+        shell.stop(STOP_TIMEOUT);
         let lives = |pid: &u32| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
             stat.is_ok_and(|stat| stat.contains("(sleep)") && !stat.contains(") Z"))
@@ -380,7 +380,7 @@ mod tests {
         let (options, folder) = (&[], folder.path());
         let starts = Starts { lanes: (0, 1), nice: 0, options, folder, keeps_output: false };
         let mut stopped = started(&starts, "exec sleep 60");
-        stopped.stop(TO_END);
+        stopped.stop(STOP_TIMEOUT);
         assert!(stopped.report().unwrap().is_none());
         let mut killed = started(&starts, "kill -TERM $$");
         killed.wait_until(|| false).unwrap();

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::model_file::ModelFile;
 use simulator::batches::{self, CHECKS, GUARD, KINDS, Kind, NAPS};
-use simulator::pair::{Batch, Looks, Signal};
+use simulator::pair::{Batch, Polling, Signal};
 use simulator::time::{nanoseconds, real};
 
 /// What a command models unless it is told otherwise.
@@ -115,8 +115,8 @@ impl BatchArgs {
         };
         let looks = self.looks(usual)?;
         let (check_ns, poll_interval_ns) = match looks {
-            Looks::Checks { every_ns } => (Some(every_ns), None),
-            Looks::Guard { every_ns } => (None, Some(every_ns)),
+            Polling::Checks { every_ns } => (Some(every_ns), None),
+            Polling::Guard { every_ns } => (None, Some(every_ns)),
         };
         let Origin { nap, .. } = origin;
         Ok(Parameters {
@@ -152,14 +152,14 @@ impl BatchArgs {
         })
     }
 
-    fn looks(&self, usual: Usual) -> Result<Looks, Failure> {
+    fn looks(&self, usual: Usual) -> Result<Polling, Failure> {
         let by_default = match usual {
             _ if self.check.is_some() => BatchChecks::Source,
             _ if self.poll_interval.is_some() => BatchChecks::Guard,
             Usual::Thesis => BatchChecks::Source,
             Usual::Run => BatchChecks::Guard,
         };
-        let every = |time: Option<Duration>, usual: Looks| time.map_or(usual.every_ns(), nanos);
+        let every = |time: Option<Duration>, usual: Polling| time.map_or(usual.every_ns(), nanos);
         match self.batch_checks.unwrap_or(by_default) {
             BatchChecks::Source if self.poll_interval.is_some() => {
                 Err(no_use("source", "--poll-interval", "a guard's", "--check 1us"))
@@ -167,8 +167,8 @@ impl BatchArgs {
             BatchChecks::Guard if self.check.is_some() => {
                 Err(no_use("guard", "--check", "a program's own", "--poll-interval 500us"))
             }
-            BatchChecks::Source => Ok(Looks::Checks { every_ns: every(self.check, CHECKS) }),
-            BatchChecks::Guard => Ok(Looks::Guard { every_ns: every(self.poll_interval, GUARD) }),
+            BatchChecks::Source => Ok(Polling::Checks { every_ns: every(self.check, CHECKS) }),
+            BatchChecks::Guard => Ok(Polling::Guard { every_ns: every(self.poll_interval, GUARD) }),
         }
     }
 
@@ -261,7 +261,7 @@ impl Parameters {
             request_slowdown_milli: milli(self.request_slowdown),
             batch_slowdown_milli: milli(self.batch_slowdown),
             nap_slowdown_milli: milli(self.nap_slowdown),
-            looks: self.looks(),
+            polling: self.looks(),
             signal: if self.signal == "tasks" { Signal::Tasks } else { Signal::Service },
             sleep_ns: self.sleep_ns,
             wake_ns: self.wake_ns,
@@ -273,11 +273,11 @@ impl Parameters {
         self.poll_interval_ns.is_some()
     }
 
-    fn looks(&self) -> Looks {
+    fn looks(&self) -> Polling {
         match (self.check_ns, self.poll_interval_ns) {
-            (_, Some(every_ns)) => Looks::Guard { every_ns },
+            (_, Some(every_ns)) => Polling::Guard { every_ns },
             (check_ns, None) => {
-                Looks::Checks { every_ns: check_ns.unwrap_or_else(|| CHECKS.every_ns()) }
+                Polling::Checks { every_ns: check_ns.unwrap_or_else(|| CHECKS.every_ns()) }
             }
         }
     }
@@ -295,11 +295,11 @@ impl Parameters {
         };
         let every = duration::show(self.looks().every_ns());
         let looks = match self.looks() {
-            Looks::Checks { .. } => format!(
+            Polling::Checks { .. } => format!(
                 "by checks in the batch's source, every {every}; --batch-checks guard for programs \
                  without"
             ),
-            Looks::Guard { .. } => format!(
+            Polling::Guard { .. } => format!(
                 "by a guard, every {every}, as `elfen run` does for programs without checks; \
                  --batch-checks source for programs with"
             ),

@@ -63,7 +63,7 @@ enum Benchmark {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     if let Benchmark::Batch(batch) = &args.benchmark {
         usage::check_program("bench batch", &batch.program)?;
-        batch.program.first().map_or(Ok(()), |program| own_args::refuse_no_program(program))?;
+        batch.program.first().map_or(Ok(()), |program| own_args::check_program(program))?;
     }
     if let Some(file) = &args.output {
         live_args::writable(file)?;

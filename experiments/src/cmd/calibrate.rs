@@ -1,5 +1,5 @@
-//! `elfen lab calibrate`: what programs that share a core do to each other, how fast a lane naps
-//! and what that does to a request, as the model's parameters.
+//! `elfen lab calibrate`: measures how programs that share a core slow each other down, how fast
+//! each nap is, and how much it slows a request. It writes them as parameters of the model.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -27,12 +27,11 @@ use crate::live::{self, Machine, experiment, plan};
 const EXAMPLES: &str = "\
 Examples:
   elfen lab calibrate            the first pair of lanes, into elfen-model.toml
-  elfen lab calibrate --lanes 2:6 --batch loop,spin --rounds 10
+  elfen lab calibrate --lanes 2:6 --batch loop,spin --runs 10
   elfen lab simulate --rps 80 --policy borrow-idle --model elfen-model.toml
 
-Every two programs run alone and then beside each other, round by round; the service is one worker \
-that searches without a pause, and runs beside every nap of the machine, too. On a machine without \
-SMT there is nothing to measure, and it says so.";
+Every two programs run alone and then next to each other. The service is one worker that searches \
+without a pause; it also runs next to every nap of the machine. A machine without SMT is refused.";
 
 const WHAT: &str = "calibrating";
 const DEFAULT_BATCHES: [&str; 4] = ["loop", "matrix", "flush", "compress"];
@@ -50,14 +49,15 @@ pub(super) struct Args {
         value_parser = clap::builder::PossibleValuesParser::new(plan::BATCHES))]
     batch: Vec<String>,
 
-    /// How long two programs run beside each other
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "500ms")]
+    /// How long two programs run next to each other
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse,
+        default_value = "500ms")]
     duration: Duration,
 
     /// How often each pair is measured
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
+    runs: u32,
 
     /// Documents of the service's index
     #[arg(long, value_name = "N", default_value_t = 20_000,
@@ -69,8 +69,8 @@ pub(super) struct Args {
     index: Option<PathBuf>,
 
     /// Where to write the parameters
-    #[arg(long, value_name = "FILE", default_value = "elfen-model.toml")]
-    out: PathBuf,
+    #[arg(short, long, value_name = "FILE", default_value = "elfen-model.toml")]
+    output: PathBuf,
 
     /// Print one JSON object
     #[arg(long)]
@@ -87,9 +87,9 @@ struct Report {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     refuse_without_smt(args)?;
     let machine = live_args::machine(&args.lanes, WHAT)?;
-    live_args::writable(&args.out)?;
+    live_args::writable(&args.output)?;
     let failed = |error| live_args::failure(WHAT, &error);
-    live::heed_signals().map_err(failed)?;
+    live::install_signal_handlers().map_err(failed)?;
     let pair = machine.pairs.first().cloned();
     let pair = pair.unwrap_or_else(|| unreachable!("a machine has a pair, or is refused"));
     let lanes = Lanes { request: pair.request, batch: pair.batch[0] };
@@ -98,37 +98,37 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         batches: args.batch.clone(),
         documents: args.docs,
         index: args.index.clone(),
-        lasting: args.duration,
-        rounds: args.rounds,
+        duration: args.duration,
+        runs: args.runs,
     };
-    let naps = Kind::ALL.into_iter().filter_map(|kind| nap::open(kind, lanes).ok());
-    let naps: Vec<Nap> = naps.collect();
+    let naps: Vec<Nap> =
+        Kind::ALL.into_iter().filter_map(|kind| nap::open(kind, lanes).ok()).collect();
     let times = nap_times(lanes);
     let mut meter = Meter::new();
     let measured = calibrate::measure(order, &naps, &mut |done, all| meter.step(done, all));
     drop(meter);
     let measured = measured.map_err(failed)?;
     let model = model(&machine, times, &measured);
-    let written = fs::write(&args.out, model.text());
-    written.map_err(|error| Failure::unwritable("model", &args.out, error))?;
-    let report = Report { file: args.out.clone(), model, slowdowns: measured.slowdowns };
+    let written = fs::write(&args.output, model.text());
+    written.map_err(|error| Failure::unwritable("model", &args.output, error))?;
+    let report = Report { file: args.output.clone(), model, slowdowns: measured.slowdowns };
     print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lanes given by hand are the user's word: there the file says what is known of them.
+/// Refuses a machine without SMT. Lanes given by hand are accepted; the file then records whether
+/// they share a core.
 fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
     let topology = topology(&Source::live())?;
     if args.lanes.by_hand() || !lanes::default_pairs(&topology).is_empty() {
         return Ok(());
     }
-    let why = "no two CPUs here share a core as far as the kernel says, so there is no slowdown to \
-               measure";
+    let why = "by the kernel's topology no two CPUs share a core, so there is no slowdown";
     Err(Failure::new(Status::Unsupported, WHAT, why, lanes::remedy(&topology)))
 }
 
-/// How long each nap takes, in nanoseconds; none where they cannot be measured, which is said.
-/// Measuring pins its thread, so it has one of its own.
+/// How long each nap takes, in nanoseconds. If the measurement fails, the list is empty and a
+/// warning is printed. The measurement pins its thread, so it has a thread of its own.
 fn nap_times(lanes: Lanes) -> Vec<NapTimes> {
     let measured = thread::scope(|scope| {
         let measuring = scope.spawn(|| nap::times(lanes, NAPS));
@@ -136,7 +136,7 @@ fn nap_times(lanes: Lanes) -> Vec<NapTimes> {
     });
     let times = measured.unwrap_or_else(|error| {
         warn(&format!(
-            "times of naps could not be measured: {error}; the file leaves them to the thesis"
+            "measuring the times of naps failed: {error}; the model uses those of the thesis"
         ));
         Vec::new()
     });
@@ -150,18 +150,9 @@ fn nap_times(lanes: Lanes) -> Vec<NapTimes> {
     times.collect()
 }
 
-/// Naps in the order of `measured`, of which `--nap auto` takes the first.
+/// The parameters of the model. Naps keep the order of `measured`: `--nap auto` takes the first.
 fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured) -> ModelFile {
-    let order = live::testbed::Order {
-        machine: machine.clone(),
-        documents: 0,
-        index: None,
-        signal: String::new(),
-        own: Default::default(),
-        standing: None,
-        service_times: None,
-        shim: None,
-    };
+    let order = live::testbed::Order { machine: machine.clone(), ..Default::default() };
     let known = experiment::setup(&order, &Default::default(), shell::command_line("elfen lab"));
     let with_service = |slowdown: &&Slowdown| slowdown.first == SERVICE;
     let interference = |slowdown: &Slowdown| Interference {
@@ -171,15 +162,15 @@ fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured
         batch_slowdown: slowdown.of_second.median,
         batch_slowdown_ci95: slowdown.of_second.ci95,
     };
-    let nap = |beside: &NapSlowdown| {
-        let known = times.iter().find(|times| times.name == beside.nap);
+    let nap = |slowdown: &NapSlowdown| {
+        let known = times.iter().find(|times| times.name == slowdown.nap);
         let (sleep_ns, wake_ns) = known.map_or((None, None), |nap| (nap.sleep_ns, nap.wake_ns));
         NapTimes {
-            name: beside.nap.to_owned(),
+            name: slowdown.nap.to_owned(),
             sleep_ns,
             wake_ns,
-            nap_slowdown: Some(beside.of_request.median),
-            nap_slowdown_ci95: beside.of_request.ci95,
+            nap_slowdown: Some(slowdown.of_request.median),
+            nap_slowdown_ci95: slowdown.of_request.ci95,
         }
     };
     ModelFile {
@@ -199,10 +190,9 @@ fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured
 impl Report {
     fn text(&self) -> String {
         let row = |slowdown: &Slowdown| {
-            let (first, second) = (slowdown.first.clone(), slowdown.second.clone());
             vec![
-                first,
-                second,
+                slowdown.first.clone(),
+                slowdown.second.clone(),
                 live_rows::interval(&slowdown.of_first),
                 live_rows::interval(&slowdown.of_second),
             ]
@@ -212,7 +202,7 @@ impl Report {
         let mut text = table::lines(&heading, &rows);
         let time = |ns: Option<f64>| {
             ns.map_or_else(
-                || "not measured here, the thesis's".to_owned(),
+                || "that of the thesis (not measured)".to_owned(),
                 |ns| format!("{ns:.0} ns"),
             )
         };
@@ -222,13 +212,13 @@ impl Report {
             });
             let (name, sleep, wake) = (&nap.name, time(nap.sleep_ns), time(nap.wake_ns));
             text += &format!(
-                "nap {name}: a search beside it takes {slower} times as long; to sleep {sleep}; \
+                "nap {name}: a search next to it takes {slower} times as long; to sleep {sleep}; \
                  to wake {wake}\n"
             );
         }
         if !self.model.machine.siblings {
-            text += "nothing says that these lanes share a core: this is no model of SMT, and the \
-                     file says so\n";
+            text += "by the kernel's topology these lanes do not share a core: this is no model \
+                     of SMT, and the file records that\n";
         }
         text + &format!("parameters: {}\n", self.file.display())
     }

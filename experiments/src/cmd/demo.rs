@@ -1,5 +1,5 @@
-//! `elfen demo`: a service with no batch beside it, with one unrestrained, and with one under
-//! Elfen, in under a minute.
+//! `elfen demo`: measures a search service alone, next to an unrestrained batch, and next to a
+//! batch under Elfen, in under a minute.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::live::experiment::{Experiment, Results};
 use crate::live::summary::{self, Row};
 use crate::live::testbed::Order;
 use crate::live::{self, plan};
-use crate::record::{Line, Plan};
+use crate::record::{Line, Plan, Schema};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,13 +27,14 @@ Examples:
   elfen demo --lanes 2:6 --batch matrix on this pair, with another program
   elfen demo --html /tmp/demo.html --report /tmp/demo.json
 
-It needs no root; with it, the eBPF task map says who runs on a lane, and not the service alone. \
-It needs elfen-search, elfen-load and elfen-batch, which `cargo build --release` puts beside it.";
+It needs no root. With root, the eBPF task map reports all tasks on a lane; without, only the \
+service reports its requests. It needs elfen-search, elfen-load and elfen-batch, which \
+`cargo build --release` puts next to it.";
 
 const WHAT: &str = "the demo";
 
-/// Show what Elfen does on this machine: a search service under load, alone, disturbed, and
-/// protected
+/// Show what Elfen does on this machine: a search service under load, alone, next to an
+/// unrestrained batch, and next to a batch under Elfen
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -51,20 +52,20 @@ pub(super) struct Args {
     batch: String,
 
     /// How long each run lasts
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
     duration: Duration,
 
-    /// How often each kind is run
+    /// How often each scenario is run
     #[arg(long, value_name = "N", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
-    invocations: u32,
+    runs: u32,
 
     /// Documents of the index
     #[arg(long, value_name = "N", default_value_t = 20_000,
         value_parser = clap::value_parser!(u64).range(100..))]
     docs: u64,
 
-    /// Where to learn what the request lane does, as in `elfen run`
+    /// The source of the request lane's state, as in `elfen run`
     #[arg(long, value_enum, default_value = "auto")]
     signal: SourceChoice,
 
@@ -72,7 +73,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", default_value = "elfen-demo.html")]
     html: PathBuf,
 
-    /// Write what was measured to a file, as one JSON object
+    /// Write the JSON object of --json to this file, too
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 
@@ -83,6 +84,7 @@ pub(super) struct Args {
 
 #[derive(Serialize)]
 struct Report {
+    schema: Schema,
     lanes: String,
     /// Whether the lanes share a core.
     smt: bool,
@@ -93,7 +95,7 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    live::heed_signals().map_err(|error| live_args::failure(WHAT, &error))?;
+    live::install_signal_handlers().map_err(|error| live_args::failure(WHAT, &error))?;
     let experiment = experiment(args)?;
     live_args::writable(&args.html)?;
     args.report.as_deref().map_or(Ok(()), live_args::writable)?;
@@ -101,6 +103,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let mut rows = summary::rows(&lines);
     summary::over_all_requests(&mut rows, &lines);
     let report = Report {
+        schema: Schema,
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
         capacity_rps: capacity(&lines),
@@ -120,9 +123,9 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
     let plan = Plan {
         loads: vec![f64::from(args.load) / 100.0],
         rates: Vec::new(),
-        companies: ["none", "unrestrained", "borrow-idle"].map(str::to_owned).to_vec(),
+        scenarios: ["none", "unrestrained", "borrow-idle"].map(str::to_owned).to_vec(),
         batches: vec![args.batch.clone()],
-        invocations: args.invocations,
+        runs: args.runs,
         duration_s: args.duration.as_secs_f64(),
         warmup_s: 0.3,
         seed: 1,
@@ -138,25 +141,19 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
     let emulate_smt = machine.emulated;
     let limits: Vec<String> = machine.emulation().into_iter().collect();
     let plan = Plan { emulate_smt, ..plan };
-    let order = Order {
-        machine,
-        documents: args.docs,
-        index: None,
-        signal: plan.signal.clone(),
-        own: Default::default(),
-        standing: None,
-        service_times: None,
-        shim: None,
-    };
+    let signal = plan.signal.clone();
+    let order = Order { machine, documents: args.docs, signal, ..Order::default() };
     let command = shell::command_line("elfen lab");
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })
 }
 
-/// On CPUs that share no core a batch costs the service nothing, and there is nothing to be
-/// protected from. So the programs of the demo take each other's core, as far as the kernel says
-/// who ran beside whom.
+/// The factor of the emulated core, or `None` where it cannot be emulated.
+///
+/// On CPUs that share no core, a batch takes no resources from the service, so there would be
+/// nothing to show. The programs of the demo therefore slow each other down, by the kernel's record
+/// of the tasks that ran at the same time.
 fn emulated(signal: SourceChoice) -> Option<f64> {
-    /// What a batch does to a request in the thesis's model.
+    /// The slowdown of a request next to a batch in the thesis's model.
     const SLOWDOWN: f64 = 1.5;
     if matches!(signal, SourceChoice::Service | SourceChoice::Module) {
         return None;
@@ -164,9 +161,7 @@ fn emulated(signal: SourceChoice) -> Option<f64> {
     match elfen_kernel::task_map::open() {
         Ok(_) => Some(SLOWDOWN),
         Err(why) => {
-            warn(&format!(
-                "no core is emulated, so that a batch costs a request nothing here: {why}"
-            ));
+            warn(&format!("no shared core is emulated, so a batch slows no request here: {why}"));
             None
         }
     }
@@ -176,9 +171,8 @@ fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
     let failed = |error| live_args::failure(WHAT, &error);
     let mut results = Results::default();
     let mut meter = Meter::new();
-    let minute = "a service, its load and a batch program: this takes about a minute";
-    to_stderr(minute);
-    experiment.run(&mut results, &mut |progress| meter.hear(progress)).map_err(failed)?;
+    to_stderr("measuring a service with and without a batch: this takes about a minute");
+    experiment.run(&mut results, &mut |progress| meter.show_progress(progress)).map_err(failed)?;
     Ok(results.lines)
 }
 
@@ -197,9 +191,9 @@ impl Report {
         let mut text = live_rows::text(&self.rows);
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
         text += &format!(
-            "\nlanes {}: {rps:.0} of {:.0} searches a second; tails are of all requests of all \
-             runs, which took turns; batch work is a share of what the batch does with nothing \
-             beside it\n",
+            "\nlanes {}: {rps:.0} of {:.0} searches per second; percentiles are over all \
+             requests of all runs, which are interleaved; batch work is relative to the batch \
+             alone\n",
             self.lanes, self.capacity_rps
         );
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));

@@ -1,4 +1,4 @@
-//! `elfen lab experiment`: loads, companies, batch programs and invocations, measured on this
+//! `elfen lab experiment`: measures every combination of load, scenario and batch program on this
 //! machine.
 
 use std::fs;
@@ -19,10 +19,11 @@ use crate::live::experiment::{self as live_experiment, Experiment, Results};
 use crate::live::plan::{self, Job};
 use crate::live::summary::{self, Row};
 use crate::live::{self, LiveError};
-use crate::record::Setup;
+use crate::record::{Schema, Setup};
 
 #[derive(Serialize)]
 struct Report<'a> {
+    schema: Schema,
     results: &'a Path,
     setup: Option<&'a Setup>,
     rows: Vec<Row>,
@@ -34,20 +35,20 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     if args.dry_run {
         return dry_run(&experiment, out);
     }
-    live::heed_signals().map_err(|error| args.failure(&error))?;
+    live::install_signal_handlers().map_err(|error| args.failure(&error))?;
     for file in [&args.html, &args.report].into_iter().flatten() {
         live_args::writable(file)?;
     }
-    live_args::writable(&args.out)?;
+    live_args::writable(&args.output)?;
     args.service_times.as_deref().map_or(Ok(()), live_args::writable)?;
-    let mut results = Results::open(&args.out).map_err(|error| args.failure(&error))?;
-    args.refuse_other(&experiment, &results)?;
+    let mut results = Results::open(&args.output).map_err(|error| args.failure(&error))?;
+    args.check_same_experiment(&experiment, &results)?;
     if let (true, Some(file)) = (results.lines.is_empty(), &args.service_times) {
-        // Times of another experiment are none of this one's.
+        // Service times of an earlier experiment do not belong to this one.
         fs::write(file, "").map_err(|error| Failure::unwritable("file", file, error))?;
     }
     let mut meter = Meter::new();
-    let done = experiment.run(&mut results, &mut |progress| meter.hear(progress));
+    let done = experiment.run(&mut results, &mut |progress| meter.show_progress(progress));
     drop(meter);
     done.map_err(|error| args.failure(&error))?;
     if let Some(file) = &args.html {
@@ -57,7 +58,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     expected::foresee(&mut rows, &results.lines);
     let right = live_rows::all_right(&rows);
     let remarks = live_rows::remarks(&results.lines, &rows);
-    let report = Report { results: &args.out, setup: results.setup(), rows, remarks };
+    let report =
+        Report { schema: Schema, results: &args.output, setup: results.setup(), rows, remarks };
     if let Some(file) = &args.report {
         live_args::write_report(file, &report)?;
     }
@@ -67,42 +69,46 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 impl Args {
     fn failure(&self, error: &LiveError) -> Failure {
-        let file = self.out.display();
+        let file = self.output.display();
         match error {
             LiveError::Interrupted(signal) => {
-                let fix = format!("the same command goes on with what is missing in {file}");
+                let fix = format!("the same command makes the runs that are missing in {file}");
                 Failure::new(Status::of_signal(*signal), WHAT, error, fix)
             }
             LiveError::Locked | LiveError::NoResults(_) => {
-                live_args::failure(&named("results", &self.out), error)
+                live_args::failure(&named("results", &self.output), error)
             }
             _ => live_args::failure(WHAT, error),
         }
     }
 
-    /// A file of another plan or machine keeps its runs to itself.
-    fn refuse_other(&self, experiment: &Experiment, results: &Results) -> Result<(), Failure> {
-        let name = named("results", &self.out);
+    /// Refuses a results file of another plan or machine.
+    fn check_same_experiment(
+        &self,
+        experiment: &Experiment,
+        results: &Results,
+    ) -> Result<(), Failure> {
+        let name = named("results", &self.output);
         let refuse = |why: &str| {
-            let fix = "name another file with --out, or give the command that it names";
+            let fix = "name another file with --output, or repeat the command in its first line";
             Failure::new(Status::Usage, name.clone(), why, fix)
         };
         let Some(begun) = results.setup() else {
-            let strange = !results.lines.is_empty();
-            return if strange { Err(refuse("its first line is no setup")) } else { Ok(()) };
+            let has_no_setup = !results.lines.is_empty();
+            return if has_no_setup { Err(refuse("its first line is no setup")) } else { Ok(()) };
         };
-        let mut asked = live_experiment::setup(&experiment.order, &experiment.plan, String::new());
+        let mut wanted = live_experiment::setup(&experiment.order, &experiment.plan, String::new());
         if experiment.order.index.is_some() {
-            // How many an index has is seen when it is opened.
-            asked.documents = begun.documents;
+            // The number of documents of an existing index is known once it is opened.
+            wanted.documents = begun.documents;
         }
-        live_experiment::other_than(begun, &asked).map_or(Ok(()), |why| Err(refuse(&why)))
+        live_experiment::first_difference(begun, &wanted).map_or(Ok(()), |why| Err(refuse(&why)))
     }
 }
 
 fn dry_run(experiment: &Experiment, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let Experiment { plan, specs, order, .. } = experiment;
-    // Rates follow from the capacity, which no run has measured yet.
+    // Rates depend on the capacity, which is not measured in a dry run.
     let jobs = plan::jobs(plan, specs, experiment.capacity_rps.unwrap_or(1.0));
     let each = Duration::from_secs_f64(plan.warmup_s + plan.duration_s);
     let count = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
@@ -130,10 +136,10 @@ impl Report<'_> {
         if let Some(Setup { capacity_rps, documents, plan, .. }) = self.setup {
             let service = plan.as_ref().and_then(|plan| plan.service.as_ref());
             let of = match service {
-                None => format!("searches a second in {documents} documents"),
-                Some(service) => format!("requests a second to {}", service.url),
+                None => format!("searches per second in {documents} documents"),
+                Some(service) => format!("requests per second to {}", service.url),
             };
-            text += &format!("100 % are {capacity_rps:.0} {of}\n");
+            text += &format!("100 % load is {capacity_rps:.0} {of}\n");
         }
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
         text + &format!("results: {}\n", self.results.display())

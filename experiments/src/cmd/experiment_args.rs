@@ -1,5 +1,5 @@
-//! What `elfen lab experiment` is asked for: its options, a plan's file, and the experiment they
-//! mean.
+//! The options of `elfen lab experiment`, the TOML file of a plan, and the [`Experiment`] that
+//! follows from both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,41 +13,40 @@ use elfen_run::channels::SourceChoice;
 use serde::Deserialize;
 
 use super::live_args;
-use super::own_args::{AUTO, injects, refuse_no_program};
-use super::service_args::{self, ServiceArgs};
+use super::own_args::{self, AUTO, ServiceArgs, check_program, injects};
 use crate::live::experiment::Experiment;
-use crate::live::own::Own;
+use crate::live::own_program::OwnProgram;
 use crate::live::plan;
+use crate::live::recording::ShimOptions;
 use crate::live::testbed::{self, Order};
-use crate::live::watched::Shim;
 use crate::record::Plan;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen lab experiment --load 50 --company none,borrow-idle --batch loop
-  elfen lab experiment --load 20,50,70 --invocations 20 --out night.jsonl
-  elfen lab experiment --company none,fixed-budget:2ms,slo-budget:p99=20ms
-  elfen lab experiment --plan plan.toml --out results.jsonl
+  elfen lab experiment --load 50 --scenario none,borrow-idle --batch loop
+  elfen lab experiment --load 20,50,70 --runs 20 -o night.jsonl
+  elfen lab experiment --scenario none,fixed-budget:2ms,slo-budget:p99=20ms
+  elfen lab experiment --plan plan.toml -o results.jsonl
   elfen lab experiment --inject guard -- xz -9 -k -c backup.tar
   elfen lab experiment --service-url http://127.0.0.1/ --service-pid 47 --rps 9
-  sudo elfen lab experiment --shim runs --company borrow-idle --batch loop
+  sudo elfen lab experiment --shim runs --scenario borrow-idle --batch loop
 
-A plan in TOML has the options' names as keys: load = [20, 50], company = [\"none\", \
-\"borrow-idle\"], duration = \"10s\"; an option on the command line goes before the file's.
+A plan in TOML has the options' names as keys: load = [20, 50], scenario = [\"none\", \
+\"borrow-idle\"], duration = \"10s\". Options on the command line override those of the file.
 
-Companies: none, unrestrained, nice19, sched-idle, core-scheduling, borrow-idle, \
+Scenarios: none, unrestrained, nice19, sched-idle, core-scheduling, borrow-idle, \
 fixed-budget:TIME, refresh-budget:TIME, dynamic-budget:TIME:IPC, slo-budget:SLO.
 
-Ctrl-C ends it; the same command goes on with what is missing.";
+Ctrl-C ends it; the same command then makes the runs that are missing.";
 
 pub(super) const WHAT: &str = "the experiment";
 const DEFAULT_LOADS: [f64; 3] = [20.0, 50.0, 70.0];
 const DEFAULT_BATCH: &str = "compress";
-const DEFAULT_COMPANIES: [&str; 5] =
+const DEFAULT_SCENARIOS: [&str; 5] =
     ["none", "unrestrained", "nice19", "sched-idle", "borrow-idle"];
 const CORE_SCHEDULING: &str = "core-scheduling";
 
-/// Measure a service with batch programs beside it, at many loads and under many policies
+/// Measure a service next to batch programs, at many loads and under many policies
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -65,31 +64,31 @@ pub(super) struct Args {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
     load: Option<Vec<f64>>,
 
-    /// Loads in requests a second, besides
+    /// More loads, in requests per second
     #[arg(long, value_name = "RATE", value_delimiter = ',')]
     rps: Option<Vec<f64>>,
 
-    /// What shares the core with the service [default: all baselines and borrow-idle]
+    /// What runs next to the service [default: all baselines and borrow-idle]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    company: Option<Vec<String>>,
+    scenario: Option<Vec<String>>,
 
     /// Batch programs of elfen-batch [default: compress]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     batch: Option<Vec<String>>,
 
-    /// How often everything is run [default: 5]
+    /// How often each combination of load, scenario and batch is run [default: 5]
     #[arg(long, value_name = "N")]
-    invocations: Option<u32>,
+    runs: Option<u32>,
 
     /// How long each run lasts [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
 
-    /// How long each run is under load before that [default: 1s]
+    /// How long each run is under load before it is measured [default: 1s]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     warmup: Option<Duration>,
 
-    /// Decides the requests and the order of the runs [default: 1]
+    /// Seed of the requests and of the order of the runs [default: 1]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
@@ -97,12 +96,13 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     docs: Option<u64>,
 
-    /// Emulate a core that the lanes share: what runs beside something else takes so many times as
-    /// long, as in 1.5
+    /// Emulate a core that the lanes share: a program takes this many times as long while the other
+    /// lane runs, as in 1.5
     ///
-    /// For machines without SMT, where a batch takes no resources from a request. By the kernel's
-    /// account of who ran beside whom, so it takes root; how the batch naps costs nothing. Beside
-    /// what is measured stands what the model of `elfen lab simulate` foresees.
+    /// For machines without SMT, where a batch takes no resources from a request. The emulation
+    /// uses the kernel's record of the tasks that ran at the same time, so it requires root. Naps
+    /// of the batch cost a request nothing. The table then has the predictions of `elfen lab
+    /// simulate`, too.
     #[arg(long, value_name = "FACTOR")]
     emulate_smt: Option<f64>,
 
@@ -110,45 +110,45 @@ pub(super) struct Args {
     #[arg(long, value_name = "FOLDER")]
     index: Option<PathBuf>,
 
-    /// How batch programs are checked under Elfen, as in `elfen run` [default: auto]
+    /// How the checks get into batch programs, as in `elfen run` [default: auto]
     #[arg(long, value_name = "HOW")]
     inject: Option<String>,
 
-    /// Where to learn what the request lane does, as in `elfen run` [default: auto]
+    /// The source of the request lane's state, as in `elfen run` [default: auto]
     #[arg(long, value_enum)]
     signal: Option<SourceChoice>,
 
-    /// What the service can serve, in requests a second, instead of measuring it
+    /// The capacity of the service in requests per second, instead of measuring it
     #[arg(long, value_name = "RATE")]
     capacity: Option<f64>,
 
-    /// The results, as JSON lines; a file that is there already is gone on with
-    #[arg(long, value_name = "FILE", default_value = "elfen-experiment.jsonl")]
-    pub(super) out: PathBuf,
+    /// The results, as JSON lines; runs that are missing are added to an existing file
+    #[arg(short, long, value_name = "FILE", default_value = "elfen-experiment.jsonl")]
+    pub(super) output: PathBuf,
 
     /// Write a page with figures at the end
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
 
-    /// Write what was measured to a file at the end, as one JSON object
+    /// Write the JSON object of --json to this file at the end, too
     #[arg(long, value_name = "FILE")]
     pub(super) report: Option<PathBuf>,
 
-    /// Write how long requests ran without company, in microseconds: for `elfen lab simulate
-    /// --demand file:FILE`, which says what the other companies should have found
+    /// Write the service times of the runs without a batch, in microseconds. `elfen lab simulate
+    /// --demand file:FILE` reads them, and predicts the other scenarios
     #[arg(long, value_name = "FILE")]
     pub(super) service_times: Option<PathBuf>,
 
-    /// Record each run by `elfen shim` into this folder: who was on the first pair's lanes, and
-    /// what the service had to do
+    /// Record each run with `elfen shim` into this folder: the tasks on the first pair's lanes, and
+    /// the requests of the service
     ///
-    /// As root, or in group elfen where elfend runs; the observer takes a lane of its own. The
-    /// results name the recording of each run, for `elfen lab report FILE.shim` and `elfen shim
+    /// It requires root, or group elfen where elfend runs. The observer takes a lane of its own.
+    /// The results name the recording of each run, for `elfen lab report FILE.shim` and `elfen shim
     /// show`.
     #[arg(long, value_name = "FOLDER")]
     shim: Option<PathBuf>,
 
-    /// Say which runs there would be, and make none
+    /// Print the runs and make none
     #[arg(long)]
     pub(super) dry_run: bool,
 
@@ -156,22 +156,22 @@ pub(super) struct Args {
     #[arg(long)]
     pub(super) json: bool,
 
-    /// A batch program of your own with its arguments, instead of elfen-batch's or besides
+    /// A batch program of your own with its arguments, instead of elfen-batch or in addition
     ///
     /// It is started again whenever it ends with status 0. Its work is the CPU time that it gets.
     #[arg(last = true, value_name = "PROGRAM")]
     command: Vec<String>,
 }
 
-/// The plan's file.
+/// The TOML file of a plan.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlanFile {
     load: Option<Vec<f64>>,
     rps: Option<Vec<f64>>,
-    company: Option<Vec<String>>,
+    scenario: Option<Vec<String>>,
     batch: Option<Vec<String>>,
-    invocations: Option<u32>,
+    runs: Option<u32>,
     duration: Option<String>,
     warmup: Option<String>,
     seed: Option<u64>,
@@ -185,7 +185,8 @@ struct PlanFile {
 }
 
 impl Args {
-    /// Command line, file and defaults, in this order.
+    /// The experiment by the command line; then, for what is missing there, by the file and the
+    /// defaults.
     pub(super) fn experiment(&self) -> Result<Experiment, Failure> {
         let file = self.plan.as_deref().map(read_plan).transpose()?.unwrap_or_default();
         let time =
@@ -200,34 +201,33 @@ impl Args {
         let loads = self.load.clone().or(file.load);
         let mut capacity_rps = self.capacity.or(file.capacity);
         let mut limits = Vec::new();
-        if self.service.is_there() && capacity_rps.is_none() {
-            capacity_rps = Some(service_args::capacity(loads.as_deref(), &rates, &mut limits)?);
+        if self.service.is_given() && capacity_rps.is_none() {
+            capacity_rps = Some(own_args::capacity(loads.as_deref(), &rates, &mut limits)?);
         }
         let loads = loads
             .unwrap_or_else(|| if rates.is_empty() { DEFAULT_LOADS.to_vec() } else { Vec::new() });
-        let asked = self.company.clone().or(file.company);
-        let companies = companies(asked, &mut limits)?;
-        let standing = self.service.standing()?;
+        let scenarios = scenarios(self.scenario.clone().or(file.scenario), &mut limits)?;
+        let own_service = self.service.own_service()?;
         let signal = match (self.signal, &file.signal) {
             (Some(signal), _) => signal,
             (None, Some(name)) => {
                 SourceChoice::from_str(name, false).map_err(|why| wrong_plan(&why))?
             }
-            (None, None) => standing.as_ref().map_or(SourceChoice::Auto, service_args::signal),
+            (None, None) => own_service.as_ref().map_or(SourceChoice::Auto, own_args::signal),
         };
         let command = match self.command.as_slice() {
             [] => file.command.unwrap_or_default(),
-            typed => typed.to_vec(),
+            given => given.to_vec(),
         };
-        command.first().map_or(Ok(()), |program| refuse_no_program(program.as_ref()))?;
+        command.first().map_or(Ok(()), |program| check_program(program.as_ref()))?;
         let batches = self.batch.clone().or(file.batch);
         let batches = batches.or_else(|| (!command.is_empty()).then(Vec::new));
         let plan = Plan {
             loads: loads.iter().map(|percent| percent / 100.0).collect(),
             rates,
-            companies,
+            scenarios,
             batches: batches.unwrap_or_else(|| vec![DEFAULT_BATCH.to_owned()]),
-            invocations: self.invocations.or(file.invocations).unwrap_or(5),
+            runs: self.runs.or(file.runs).unwrap_or(5),
             duration_s: time(self.duration, &file.duration, 10)?.as_secs_f64(),
             warmup_s: time(self.warmup, &file.warmup, 1)?.as_secs_f64(),
             seed: self.seed.or(file.seed).unwrap_or(1),
@@ -235,65 +235,68 @@ impl Args {
             emulate_smt: self.emulate_smt.or(file.emulate_smt),
             command,
             inject: inject(self.inject.clone().or(file.inject))?,
-            service: standing.as_ref().map(|standing| standing.service.clone()),
+            service: own_service.as_ref().map(|own| own.service.clone()),
         };
         let specs = plan::check(&plan).map_err(|why| wrong_plan(&why))?;
-        let beside_batch = specs.iter().any(plan::Spec::has_batch);
+        let any_batch = specs.iter().any(plan::Spec::has_batch);
         if capacity_rps.is_some_and(|rps| !(rps > 0.0 && rps.is_finite())) {
-            return Err(wrong_plan("a capacity is a number of requests a second above 0"));
+            return Err(wrong_plan("a capacity is above 0 requests per second"));
         }
         let mut machine = live_args::machine(&self.lanes, WHAT)?;
         machine.emulated = plan.emulate_smt;
         limits.extend(machine.emulation());
         if plan.emulate_smt.is_some_and(|factor| !(1.0..=10.0).contains(&factor)) {
-            return Err(wrong_plan("--emulate-smt takes a factor from 1 to 10"));
+            return Err(wrong_plan("the factor of --emulate-smt is from 1 to 10"));
         }
         let order = Order {
             machine,
-            documents: match standing {
+            documents: match own_service {
                 Some(_) => 0,
                 None => self.docs.or(file.docs).unwrap_or(100_000).max(100),
             },
             index: self.index.clone().or(file.index),
             signal: plan.signal.clone(),
-            own: Own { command: plan.command.clone(), inject: plan.inject.clone() },
-            standing,
+            own: OwnProgram { command: plan.command.clone(), inject: plan.inject.clone() },
+            own_service,
             service_times: self.service_times.clone(),
-            shim: self.shim.clone().map(|folder| Shim { folder, beside_batch }),
+            shim: self.shim.clone().map(|folder| ShimOptions { folder, any_batch }),
         };
         let command = shell::command_line("elfen lab");
         Ok(Experiment { order, plan, specs, capacity_rps, limits, command })
     }
 }
 
-/// The companies that were asked for; by default all that this kernel can do.
-fn companies(asked: Option<Vec<String>>, limits: &mut Vec<String>) -> Result<Vec<String>, Failure> {
-    let scheduled = testbed::core_scheduling();
-    let Some(asked) = asked else {
-        let mut companies = DEFAULT_COMPANIES.map(str::to_owned).to_vec();
-        match scheduled {
-            Ok(()) => companies.insert(4, CORE_SCHEDULING.to_owned()),
-            Err(why) => limits.push(format!("not shown: core scheduling as a baseline; {why}")),
+/// The requested scenarios; by default all that this kernel supports.
+fn scenarios(
+    requested: Option<Vec<String>>,
+    limits: &mut Vec<String>,
+) -> Result<Vec<String>, Failure> {
+    let supported = testbed::core_scheduling();
+    let Some(requested) = requested else {
+        let mut scenarios = DEFAULT_SCENARIOS.map(str::to_owned).to_vec();
+        match supported {
+            Ok(()) => scenarios.insert(4, CORE_SCHEDULING.to_owned()),
+            Err(why) => limits.push(format!("not measured: core scheduling as a baseline; {why}")),
         }
-        return Ok(companies);
+        return Ok(scenarios);
     };
-    match scheduled {
-        Err(why) if asked.iter().any(|company| company == CORE_SCHEDULING) => {
+    match supported {
+        Err(why) if requested.iter().any(|scenario| scenario == CORE_SCHEDULING) => {
             let fix = "leave core-scheduling out";
-            Err(Failure::new(Status::Unsupported, "company core-scheduling", why, fix))
+            Err(Failure::new(Status::Unsupported, "scenario core-scheduling", why, fix))
         }
-        _ => Ok(asked),
+        _ => Ok(requested),
     }
 }
 
-/// Nothing for the default, which is not written down.
-fn inject(asked: Option<String>) -> Result<Option<String>, Failure> {
-    match asked {
-        Some(asked) if !injects().any(|way| way == asked) => {
-            let ways = injects().collect::<Vec<_>>().join(", ");
-            Err(wrong_plan(&format!("--inject {asked:?} is none of {ways}")))
+/// The value of `--inject`, or `None` for the default, which results do not name.
+fn inject(requested: Option<String>) -> Result<Option<String>, Failure> {
+    match requested {
+        Some(name) if !injects().any(|known| known == name) => {
+            let known = injects().collect::<Vec<_>>().join(", ");
+            Err(wrong_plan(&format!("--inject {name:?} is none of {known}")))
         }
-        asked => Ok(asked.filter(|asked| asked != AUTO)),
+        requested => Ok(requested.filter(|name| name != AUTO)),
     }
 }
 

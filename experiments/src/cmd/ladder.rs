@@ -1,4 +1,5 @@
-//! `elfen lab ladder`: the thesis's causes of slow requests, taken away one by one.
+//! `elfen lab ladder`: removes the thesis's causes of slow requests one by one, and measures what
+//! is left.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,59 +12,58 @@ use serde::Serialize;
 
 use super::live_args;
 use super::meter::Meter;
-use crate::live::ladder::{self, Climbed, Iteration, Plan};
-use crate::live::rungs::{CauseRow, Phase, ROWS, Rung};
-use crate::live::{LiveError, heed_signals};
+use crate::live::ladder::{self, CauseRow, Iteration, LadderResults, Phase, Plan, ROWS, Rung};
+use crate::live::{LiveError, install_signal_handlers};
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab ladder                                 as in the thesis
-  sudo elfen lab ladder --iterations 2 --queries 200    a short one
+  sudo elfen lab ladder --runs 2 --queries 200          a short one
 
-It takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java), elfen-load and \
-elfen-hedge. Without root nothing is recorded, so no causes are named, and the proxy looks at its \
-servers instead of being told of collections. Ctrl-C ends it, and nothing stays.";
+It requires javac and Lucene (Debian: default-jdk-headless, liblucene8-java), elfen-load and \
+elfen-hedge. Without root nothing is recorded, so no causes are named, and the proxy polls its \
+servers instead of receiving events of collections. Ctrl-C ends it and removes all its files.";
 
 const WHAT: &str = "the ladder";
-/// More are of no weight.
+/// How many causes of a rung and phase the table has.
 const CAUSES: usize = 3;
 
-/// Take the causes of slow requests away from a search service in Java, one after the other
+/// Remove the causes of slow requests from a search service in Java, one after the other
 ///
-/// The thesis's service and cures (section 4.4): as is; with TCP_NODELAY; with its heap touched at
-/// the start; behind `elfen-hedge` with a backup. Each rung has a new virtual machine in its first
-/// iteration, of whose memory nobody has touched much in the next ones, and which collects each
-/// second in the rest; rungs take turns, and `elfen tailor` says of each why its slowest requests
-/// were slow.
+/// The service and the cures are those of the thesis (section 4.4): as is; with TCP_NODELAY; with
+/// its heap touched at the start; behind `elfen-hedge` with a backup. In the first iteration, each
+/// rung has a new virtual machine; in the next iterations, the service takes fresh memory; in the
+/// rest, it collects each second. Rungs are interleaved. `elfen tailor` explains the slowest
+/// requests of each.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// How often each rung is asked all queries
+    /// How often each rung answers all queries
     #[arg(long, value_name = "N", default_value_t = 20,
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    iterations: u32,
+    runs: u32,
 
     /// Queries of an iteration
     #[arg(long, value_name = "N", default_value_t = 1_000,
         value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     queries: u32,
 
-    /// Queries a second, at random times
+    /// Queries per second, at random times
     #[arg(long, value_name = "N", default_value_t = 300,
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rps: u32,
 
-    /// Connections that they come on
+    /// Connections of the load generator
     #[arg(long, value_name = "N", default_value_t = 16,
         value_parser = clap::value_parser!(u32).range(1..=1_000))]
     connections: u32,
 
-    /// Articles that are searched
+    /// Articles in the index
     #[arg(long, value_name = "N", default_value_t = 10_000,
         value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     articles: u32,
 
-    /// Decides the times at which queries come
+    /// Seed of the times at which queries are sent
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
@@ -75,29 +75,29 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Report<'a> {
     plan: &'a Plan,
-    /// Of the proxy.
+    /// The policy of the proxy.
     policy: &'static str,
-    rungs: Vec<Stood>,
-    /// Why the slowest were slow, of each rung in each phase.
+    rungs: Vec<RungRow>,
+    /// The causes of the slowest requests, for each rung and phase.
     charged: Vec<Charged>,
     /// The thesis's causes.
-    rows: Vec<Looked>,
-    /// How many times less the last rung's p99.9 is than the first's.
+    rows: Vec<CauseResult>,
+    /// The p99.9 of the first rung, divided by that of the last rung.
     fold_p999: f64,
-    /// Why no causes are named; null if they are.
+    /// Why nothing was recorded; null if it was.
     not_recorded: Option<&'a str>,
     iterations: &'a [Iteration],
 }
 
 #[derive(Serialize)]
-struct Stood {
+struct RungRow {
     rung: Rung,
     cure: &'static str,
     java: Vec<String>,
-    /// Of all its requests.
+    /// Over all requests of the rung.
     p999_ms: f64,
     first_max_ms: f64,
-    /// Of the iterations after the first, if there are any.
+    /// Over the iterations after the first, if there are any.
     max_ms: Option<Spread>,
     page_faults: Option<Spread>,
     thesis_max_ms: (f64, f64),
@@ -114,7 +114,7 @@ struct Spread {
 struct Charged {
     rung: Rung,
     phase: Phase,
-    /// What its slowest requests were charged for, the most first.
+    /// The causes of its slowest requests, the largest first.
     causes: Vec<Cause>,
 }
 
@@ -125,74 +125,75 @@ struct Cause {
     share: f64,
 }
 
-/// A cause of the thesis, where it is looked for.
+/// A cause of the thesis, in the rung and the phase where it is expected.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-struct Looked {
+struct CauseResult {
     name: &'static str,
     cause: &'static str,
     rung: Rung,
     phase: Phase,
-    /// Among causes, from 1; null if nothing was charged for it.
+    /// Its rank among the causes, from 1; null if no time is attributed to it.
     place: Option<usize>,
     share: f64,
     ms: f64,
     next_rung: Rung,
-    /// Of this cause; of a proxy, whose recording names none of its servers' causes, of all.
+    /// The time of this cause in the next rung. The recording of a proxy names no causes of its
+    /// servers, so behind the proxy it is the time of all causes.
     next_ms: f64,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let failed = |error: LiveError| live_args::failure(WHAT, &error);
-    heed_signals().map_err(failed)?;
-    let Args { iterations, queries, rps, connections, articles, seed, json } = *args;
+    install_signal_handlers().map_err(failed)?;
+    let Args { runs: iterations, queries, rps, connections, articles, seed, json } = *args;
     let plan = Plan { iterations, queries, rps, connections, articles, seed };
     let mut meter = Meter::new();
     let all = iterations as usize * Rung::ALL.len();
     let mut done = 0;
     meter.show("compiling the service");
-    let climbed = ladder::climb(&plan, |_| {
+    let results = ladder::run_ladder(&plan, |_| {
         done += 1;
         meter.step(done, all);
     });
     drop(meter);
-    let climbed = climbed.map_err(failed)?;
-    if let Some(why) = &climbed.not_recorded {
+    let results = results.map_err(failed)?;
+    if let Some(why) = &results.not_recorded {
         warn(&format!("no causes are named: {why}"));
     }
-    let report = report(&plan, &climbed);
+    let report = report(&plan, &results);
     print(out, json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn report<'a>(plan: &'a Plan, climbed: &'a Climbed) -> Report<'a> {
-    let rungs = Rung::ALL.map(|rung| stood(rung, climbed)).into();
+fn report<'a>(plan: &'a Plan, results: &'a LadderResults) -> Report<'a> {
+    let rungs = Rung::ALL.map(|rung| rung_row(rung, results)).into();
     let each = Phase::ALL.into_iter().flat_map(|phase| Rung::ALL.map(|rung| (rung, phase)));
-    let charged = each.map(|(rung, phase)| charged(rung, phase, &climbed.iterations));
+    let charged = each.map(|(rung, phase)| rank_causes(rung, phase, &results.iterations));
     let charged: Vec<Charged> = charged.filter(|charged| !charged.causes.is_empty()).collect();
-    let rows = ROWS.iter().map(|row| looked(row, &charged)).collect();
-    let p999_ms = |rung| climbed.p999_ms.get(&rung).copied().unwrap_or(0.0);
+    let rows = ROWS.iter().map(|row| cause_result(row, &charged)).collect();
+    let p999_ms = |rung| results.p999_ms.get(&rung).copied().unwrap_or(0.0);
     Report {
         plan,
-        policy: climbed.policy,
+        policy: results.policy,
         rungs,
         charged,
         rows,
         fold_p999: p999_ms(Rung::AsIs) / p999_ms(Rung::Hedge),
-        not_recorded: climbed.not_recorded.as_deref(),
-        iterations: &climbed.iterations,
+        not_recorded: results.not_recorded.as_deref(),
+        iterations: &results.iterations,
     }
 }
 
-fn stood(rung: Rung, climbed: &Climbed) -> Stood {
-    let own = || climbed.iterations.iter().filter(move |iteration| iteration.rung == rung);
+fn rung_row(rung: Rung, results: &LadderResults) -> RungRow {
+    let own = || results.iterations.iter().filter(move |iteration| iteration.rung == rung);
     let later = || own().filter(|iteration| iteration.number > 1);
     let faults = later().filter_map(|iteration| iteration.page_faults);
     let faults = faults.map(elfen_console::duration::number).collect();
-    Stood {
+    RungRow {
         rung,
         cure: rung.cure(),
         java: rung.options(),
-        p999_ms: climbed.p999_ms.get(&rung).copied().unwrap_or(0.0),
+        p999_ms: results.p999_ms.get(&rung).copied().unwrap_or(0.0),
         first_max_ms: own().next().map_or(0.0, |iteration| iteration.max_ms),
         max_ms: spread(later().map(|iteration| iteration.max_ms).collect()),
         page_faults: spread(faults),
@@ -206,7 +207,7 @@ fn spread(mut values: Vec<f64>) -> Option<Spread> {
     Some(Spread { median: values[values.len() / 2], lowest, highest })
 }
 
-fn charged(rung: Rung, phase: Phase, iterations: &[Iteration]) -> Charged {
+fn rank_causes(rung: Rung, phase: Phase, iterations: &[Iteration]) -> Charged {
     let own = iterations.iter().filter(|of| (of.rung, of.phase) == (rung, phase));
     let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
     for (cause, ms) in own.flat_map(|iteration| &iteration.causes_ms) {
@@ -219,7 +220,7 @@ fn charged(rung: Rung, phase: Phase, iterations: &[Iteration]) -> Charged {
     Charged { rung, phase, causes }
 }
 
-fn looked(row: &CauseRow, all: &[Charged]) -> Looked {
+fn cause_result(row: &CauseRow, all: &[Charged]) -> CauseResult {
     let CauseRow { name, cause, rung, next, phase } = *row;
     let causes = |rung: Rung| {
         let of = all.iter().find(|charged| (charged.rung, charged.phase) == (rung, phase));
@@ -234,7 +235,7 @@ fn looked(row: &CauseRow, all: &[Charged]) -> Looked {
         _ => of(next).map_or(0.0, |(_, cause)| cause.ms),
     };
     let found = of(rung);
-    Looked {
+    CauseResult {
         name,
         cause,
         rung,
@@ -255,21 +256,21 @@ impl Report<'_> {
     fn text(&self) -> String {
         let mut text = "maximum and p99.9 of each iteration, in ms\n".to_owned();
         text += &self.by_iteration();
-        text += "\nin ms; faults: the most pages that an iteration after the first was given\n";
+        text += "\nin ms; faults: the most page faults of an iteration after the first\n";
         text += &self.by_rung();
         if self.not_recorded.is_none() {
             let percent = self.plan.slow_percent();
-            text += &format!("\nwhy the slowest {percent} % of each iteration were slow\n");
+            text += &format!("\ncauses of the slowest {percent} % of each iteration\n");
             text += &self.by_cause();
             text += "\nthe thesis's causes, and what is left of each in the next rung (behind the \
-                     proxy, of all),\nin ms of all slow requests\n";
+                     proxy: all causes),\nin ms over all slow requests\n";
             text += &self.by_row();
         }
         let [first, last] = [Rung::AsIs, Rung::Hedge].map(|rung| self.rungs[rung as usize].p999_ms);
         text += &format!(
-            "\np99.9 of all: {first:.1} to {last:.1} ms, {:.1} times less; in the thesis the \
-             maximum went from 41-46 to\n3-5 ms, 9 times less, on six workers with 1000 queries \
-             a second. Hedged by `{}`.\n",
+            "\np99.9 of all: {first:.1} to {last:.1} ms, {:.1} times lower; in the thesis the \
+             maximum went from 41-46 to\n3-5 ms, 9 times lower, on six workers at 1000 queries \
+             per second. Policy of the proxy: `{}`.\n",
             self.fold_p999, self.policy
         );
         text
@@ -288,18 +289,19 @@ impl Report<'_> {
     }
 
     fn by_rung(&self) -> String {
-        let row = |stood: &Stood| {
-            let later = stood.max_ms.map_or("-".to_owned(), |spread| {
+        let row = |rung_row: &RungRow| {
+            let later = rung_row.max_ms.map_or("-".to_owned(), |spread| {
                 let Spread { median, lowest, highest } = spread;
                 format!("{} ({}-{})", ms(median), ms(lowest), ms(highest))
             });
-            let faults = stood.page_faults.map_or("-".to_owned(), |f| format!("{:.0}", f.highest));
-            let (lowest, highest) = stood.thesis_max_ms;
+            let faults =
+                rung_row.page_faults.map_or("-".to_owned(), |f| format!("{:.0}", f.highest));
+            let (lowest, highest) = rung_row.thesis_max_ms;
             vec![
-                stood.rung.name().to_owned(),
-                ms(stood.first_max_ms),
+                rung_row.rung.name().to_owned(),
+                ms(rung_row.first_max_ms),
                 later,
-                ms(stood.p999_ms),
+                ms(rung_row.p999_ms),
                 faults,
                 format!("{lowest}-{highest}"),
             ]
@@ -323,18 +325,18 @@ impl Report<'_> {
     }
 
     fn by_row(&self) -> String {
-        let row = |looked: &Looked| {
+        let row = |cause: &CauseResult| {
             vec![
-                looked.name.to_owned(),
-                format!("{}, {}", looked.rung.name(), looked.phase.name()),
-                looked.place.map_or("-".to_owned(), |place| place.to_string()),
-                format!("{:.0} %", looked.share * 100.0),
-                ms(looked.ms),
-                format!("{} {}", looked.next_rung.name(), ms(looked.next_ms)),
+                cause.name.to_owned(),
+                format!("{}, {}", cause.rung.name(), cause.phase.name()),
+                cause.place.map_or("-".to_owned(), |place| place.to_string()),
+                format!("{:.0} %", cause.share * 100.0),
+                ms(cause.ms),
+                format!("{} {}", cause.next_rung.name(), ms(cause.next_ms)),
             ]
         };
         let rows: Vec<Vec<String>> = self.rows.iter().map(row).collect();
-        table::lines(&["cause", "looked for in", "place", "share", "ms", "next rung: ms"], &rows)
+        table::lines(&["cause", "expected in", "rank", "share", "ms", "next rung: ms"], &rows)
     }
 }
 
@@ -342,10 +344,10 @@ impl Report<'_> {
 mod tests {
     use super::*;
 
-    /// Goal: the iteration with the new virtual machine is told apart, and causes are looked for in
-    /// their phases. Method: two iterations by hand.
+    /// Goal: the first iteration is reported separately, and causes are searched in their phases.
+    /// Method: two iterations by hand.
     #[test]
-    fn a_ladder_is_summed_up() {
+    fn a_ladder_is_summarised() {
         let iteration = |rung, number, max_ms, causes: &[(&str, f64)]| Iteration {
             rung,
             number,
@@ -363,17 +365,17 @@ mod tests {
                 iteration(rung, 2, 45.0, &[("tcp-out", 5.0), ("burst", 0.0), ("gc", 15.0)]),
             ]
         };
-        let climbed = Climbed {
+        let results = LadderResults {
             iterations: Rung::ALL.into_iter().flat_map(all).collect(),
             p999_ms: BTreeMap::from([(Rung::AsIs, 90.0), (Rung::Hedge, 10.0)]),
             policy: "look",
             not_recorded: None,
         };
-        let as_is = stood(Rung::AsIs, &climbed);
+        let as_is = rung_row(Rung::AsIs, &results);
         assert_eq!((as_is.first_max_ms, as_is.max_ms.unwrap().highest), (90.0, 45.0));
         assert_eq!(as_is.page_faults.unwrap().median, 2.0);
         let plan = Plan { iterations: 3, queries: 1, rps: 1, connections: 1, articles: 1, seed: 1 };
-        let report = report(&plan, &climbed);
+        let report = report(&plan, &results);
         assert_eq!(report.fold_p999, 9.0);
         assert_eq!(report.charged.len(), 8, "two phases of four rungs");
         let causes = &report.charged[0].causes;
@@ -383,6 +385,6 @@ mod tests {
         assert_eq!((nagle.place, nagle.share, nagle.next_ms), (Some(2), 0.25, 5.0));
         assert_eq!((report.rows[1].place, report.rows[1].ms), (None, 0.0));
         let loading = &report.rows[2];
-        assert_eq!((loading.place, loading.next_ms), (None, 5.0), "all that the proxy's had");
+        assert_eq!((loading.place, loading.next_ms), (None, 5.0), "all causes behind the proxy");
     }
 }

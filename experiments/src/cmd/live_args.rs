@@ -1,5 +1,5 @@
-//! What `demo`, `experiment` and `calibrate` share: the machine as they see it, how they fail, and
-//! the files they write.
+//! What `demo`, `experiment`, `calibrate` and `ladder` share: the machine, the texts of failures,
+//! and the files they write.
 
 use std::path::Path;
 use std::process::ExitStatus;
@@ -20,7 +20,7 @@ use crate::live::{LiveError, Machine, Pair};
 use crate::record::Line;
 use crate::report::live;
 
-/// The pairs given by hand, all of them; or the machine's first; or two CPUs, where it has no pair.
+/// The machine to measure on: all pairs given by hand; else its first pair; else two CPUs.
 pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
     let topology = topology(&Source::live())?;
     let chosen = if args.by_hand() {
@@ -38,7 +38,7 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
     let smt = chosen.iter().all(shares);
     if !smt && !args.by_hand() {
         let pair = &chosen[0];
-        warn(&format!("no pair of lanes here: CPUs {pair} are taken, which are not hyperthreads"));
+        warn(&format!("no pair of lanes here: using CPUs {pair}, which are not hyperthreads"));
     }
     let in_a_pair = |cpu: &u32| chosen.iter().any(|pair| pair.lanes().any(|lane| lane == *cpu));
     let spare = topology.usable.iter().filter(|cpu| !in_a_pair(cpu)).collect();
@@ -52,15 +52,14 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
 
 fn one_cpu(topology: &Topology, what: &str) -> Failure {
     let why = format!(
-        "a service and a batch beside it take two CPUs, and this process may use CPU {} alone",
+        "a service and a batch take two CPUs, and this process may use only CPU {}",
         topology.usable
     );
-    let fix =
-        "give it a second one; `elfen lab simulate --rps 100 --policy borrow-idle` needs none";
+    let fix = "allow a second CPU; `elfen lab simulate --rps 100 --policy borrow-idle` needs none";
     Failure::new(Status::Unsupported, what, why, fix)
 }
 
-/// In the words of every other failure.
+/// The failure that the command reports, with a fix for each kind of error.
 pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
     let fix = match error {
         LiveError::Program(_) => {
@@ -71,26 +70,26 @@ pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
                 "make room, or name another folder in TMPDIR"
             }
             io::ErrorKind::PermissionDenied => "use files and folders that this user may write",
-            _ => "see what the system says of it, and try again",
+            _ => "see the error of the system, and try again",
         },
         LiveError::Failed { status, .. } if is_unsupported(*status) => {
-            let fix = "see `elfen doctor`, or leave out what asks for it";
+            let fix = "see `elfen doctor`, or leave out the option that requires it";
             return Failure::new(Status::Unsupported, what, error, fix);
         }
         LiveError::Failed { .. } | LiveError::Stuck { .. } | LiveError::NotReady { .. } => {
-            "see what it says, and whether the machine is busy with other things; then try again"
+            "see its message, and whether the machine is busy with other programs; then try again"
         }
         LiveError::OwnFailed { .. } => {
-            "give one that ends with status 0: it is started again then, where it stands"
+            "give a program that ends with status 0: then it is started again"
         }
         LiveError::Garbled { .. } => "use programs of the same version as this command",
         LiveError::Refused { fix, .. } => fix,
         LiveError::Misplaced { fix, .. } => fix,
         LiveError::NoResults(_) => {
-            let fix = "name another file with --out, or take that line out of it";
+            let fix = "name another file with --output, or remove that line";
             return Failure::new(Status::Usage, what, error, fix);
         }
-        LiveError::Locked => "wait for it, or name another file with --out",
+        LiveError::Locked => "wait for its end, or name another file with --output",
         LiveError::Interrupted(signal) => {
             return Failure::new(Status::of_signal(*signal), what, error, "nothing is left behind");
         }
@@ -98,17 +97,17 @@ pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
     Failure::new(Status::Failed, what, error, fix)
 }
 
-/// Programs of ours say so by their status.
+/// Elfen's own programs report a missing feature of the machine by their exit status.
 fn is_unsupported(status: ExitStatus) -> bool {
     status.code() == Some(Status::Unsupported as i32)
 }
 
-/// As `elfen run --signal` takes it.
+/// The value of `elfen run --signal`.
 pub(crate) fn signal_word(signal: SourceChoice) -> String {
     signal.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Refuses a file that could not be written after minutes of measuring.
+/// Refuses a file that cannot be written, before minutes of measuring.
 pub(crate) fn writable(path: &Path) -> Result<(), Failure> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -116,14 +115,14 @@ pub(crate) fn writable(path: &Path) -> Result<(), Failure> {
     };
     let existing = path.exists();
     let flags = if existing { AccessFlags::W_OK } else { AccessFlags::W_OK | AccessFlags::X_OK };
-    let asked = if existing { path } else { folder };
+    let checked = if existing { path } else { folder };
     if path.is_dir() {
         return Err(Failure::unwritable("file", path, "it is a folder"));
     }
-    access(asked, flags).map_err(|errno| Failure::unwritable("file", path, errno.desc()))
+    access(checked, flags).map_err(|errno| Failure::unwritable("file", path, errno.desc()))
 }
 
-/// Writes what `--json` prints to the file that `--report` names.
+/// Writes the JSON object of `--json` to the file of `--report`.
 pub(crate) fn write_report(path: &Path, report: &impl Serialize) -> Result<(), Failure> {
     let unwritable = |why: String| Failure::unwritable("report", path, why);
     let mut json = serde_json::to_vec(report).map_err(|error| unwritable(error.to_string()))?;
@@ -131,7 +130,7 @@ pub(crate) fn write_report(path: &Path, report: &impl Serialize) -> Result<(), F
     fs::write(path, json).map_err(|error| unwritable(error.to_string()))
 }
 
-/// Draws these lines on the page that `--html` names.
+/// Draws the results on the page of `--html`.
 pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(), Failure> {
     let unusable = |error: String| {
         Failure::new(Status::Failed, named("page", path), error, "see the results themselves")
@@ -146,10 +145,10 @@ pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(),
 mod tests {
     use super::*;
 
-    /// Goal: minutes of measuring are not lost to a wrong name. Method: a folder, a folder that
-    /// does not exist, one where a file could be made.
+    /// Goal: a wrong file name costs no minutes of measuring. Method: a folder, a missing folder,
+    /// and a file that can be made.
     #[test]
-    fn files_that_cannot_be_written_are_refused_at_once() {
+    fn unwritable_files_are_refused_before_measuring() {
         assert!(writable(Path::new("/")).is_err());
         assert!(writable(Path::new("/no/such/folder/x.html")).is_err());
         assert!(writable(&std::env::temp_dir().join("not-there.html")).is_ok());

@@ -1,15 +1,15 @@
-//! The rows of live runs as people read them, and what has to be known of them.
+//! The table of a live experiment, and the remarks below it.
 
 use std::path::Path;
 
 use elfen_console::table;
 
 use crate::live::summary::{Figure, Foreseen, Row};
-use crate::record::Line;
+use crate::record::{Line, runs};
 
 const HEADING: [&str; 11] = [
     "load",
-    "company",
+    "scenario",
     "batch",
     "p50 ms",
     "p99 ms",
@@ -21,7 +21,7 @@ const HEADING: [&str; 11] = [
     "reaction",
 ];
 
-/// A median with its interval, if it has one.
+/// A median with its interval, if it has an interval.
 pub(crate) fn interval(figure: &Figure) -> String {
     match figure.ci95 {
         Some([low, high]) => format!("{:.3} [{low:.3}, {high:.3}]", figure.median),
@@ -29,32 +29,34 @@ pub(crate) fn interval(figure: &Figure) -> String {
     }
 }
 
-/// The rows as columns for people.
+/// The table of these rows.
 pub(crate) fn text(rows: &[Row]) -> String {
     let mut heading = HEADING.to_vec();
     let mut cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
     if rows.iter().any(|row| row.expected.is_some()) {
-        heading.extend(["p99 foreseen", "both lanes", "foreseen"]);
-        cells.iter_mut().zip(rows).for_each(|(cells, row)| cells.extend(foreseen(row)));
+        heading.extend(["p99 predicted", "both lanes", "predicted"]);
+        cells.iter_mut().zip(rows).for_each(|(cells, row)| cells.extend(predicted(row)));
     }
     table::lines(&heading, &cells)
 }
 
-/// What the model makes of the row, and how far the row is from that.
-fn foreseen(row: &Row) -> [String; 3] {
+/// Three cells: the predicted p99 ratio, the measured use of both lanes, and its prediction. Behind
+/// each prediction is the deviation of the measurement.
+fn predicted(row: &Row) -> [String; 3] {
     let percent = |off: f64| format!("{:+.1}", off * 100.0);
-    let beside = |of: fn(&Foreseen) -> (Figure, Figure)| match row.expected.as_ref().map(of) {
-        Some((Figure { median: foreseen, .. }, Figure { median: off, ci95 })) => {
+    let with_deviation = |of: fn(&Foreseen) -> (Figure, Figure)| match row.expected.as_ref().map(of)
+    {
+        Some((Figure { median: predicted, .. }, Figure { median: off, ci95 })) => {
             let interval = ci95.map(|ends| ends.map(percent).join(", "));
             let interval = interval.map_or_else(String::new, |ends| format!(" [{ends}]"));
-            format!("{foreseen:.3}: {} %{interval}", percent(off))
+            format!("{predicted:.3}: {} %{interval}", percent(off))
         }
         None => "-".to_owned(),
     };
     [
-        beside(|expected| (expected.p99_ratio, expected.p99_ratio_off)),
+        with_deviation(|expected| (expected.p99_ratio, expected.p99_ratio_off)),
         format!("{:.3}", row.utilisation.median),
-        beside(|expected| (expected.utilisation, expected.utilisation_off)),
+        with_deviation(|expected| (expected.utilisation, expected.utilisation_off)),
     ]
 }
 
@@ -84,7 +86,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// The remarks that a reader of these rows needs, a sentence each.
+/// What a reader of these rows has to know, a sentence each.
 pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     let mut remarks = Vec::new();
     let mechanisms: Vec<&str> = rows.iter().filter_map(|row| row.mechanisms.as_deref()).collect();
@@ -96,9 +98,9 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     }
     if mechanisms.iter().any(|mechanism| mechanism.contains("service alone")) {
         remarks.push(
-            "not shown: the overlap, and what others do on the request lane; that takes the task \
-             map (root, or group elfen beside elfend), while the service's page says no more than \
-             when its requests run"
+            "not shown: the overlap, and other programs on the request lane. Both require the \
+             task map (root, or group elfen where elfend runs); the service's page only reports \
+             its requests"
                 .to_owned(),
         );
     }
@@ -107,63 +109,50 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
         Line::Run(_) => None,
     });
     remarks.extend(limits.flatten().cloned());
-    let starved = |line: &&Line| match line {
-        Line::Run(run) => run.batch.is_some() && run.batch_per_second.is_none(),
-        Line::Setup(_) => false,
-    };
-    let starved = lines.iter().filter(starved).count();
+    let starved = runs(lines).filter(|run| run.batch.is_some() && run.batch_per_second.is_none());
+    let starved = starved.count();
     if starved > 0 {
         remarks.push(format!(
-            "in {starved} runs the batch got so little that it could not even end: others kept the \
-             request lane busy, and it naps for them as well; with --signal service it naps for \
-             the service alone"
+            "in {starved} runs the batch got too little time to end: other programs kept the \
+             request lane busy, and the batch naps for them, too; with --signal service it naps \
+             only for the service"
         ));
     }
     if rows.iter().any(|row| row.expected.is_some()) {
         remarks.push(
-            "foreseen: by the model of `elfen lab simulate`, for the very requests of each run, as \
-             long as they worked there without what was emulated; behind the colon, how much more \
-             was measured, invocation by invocation"
+            "predicted: by the model of `elfen lab simulate`, from the requests of each run and \
+             their service times without the emulated slowdown; behind the colon, how far the \
+             measurement is above the prediction, run by run"
                 .to_owned(),
         );
     }
-    remarks.extend(ends(lines));
+    remarks.extend(restarts(lines));
     remarks.extend(recordings(lines));
     remarks.extend(rows.iter().filter(|row| row.errors > 0).map(|row| {
         let Row { errors, requests, asked, load, .. } = row;
         let percent = load * 100.0;
         format!(
-            "{errors} of {requests} requests failed beside {asked} at {percent:.0} %: they count \
-             as 10 s"
+            "{errors} of {requests} requests failed in {asked} at {percent:.0} %: each counts as \
+             10 s"
         )
     }));
     if rows.iter().any(|row| row.batch_verified == Some(false)) {
-        remarks.push("a batch found a result wrong, or not the one that it has alone".to_owned());
+        remarks.push("a result of a batch was wrong, or differs from its result alone".to_owned());
     }
     remarks
 }
 
-/// How often a program of the user's own came to its end within a run, if it did.
-fn ends(lines: &[Line]) -> Option<String> {
-    let runs = lines.iter().filter_map(|line| match line {
-        Line::Run(run) if run.batch_ends > 0 => Some(run),
-        _ => None,
-    });
-    let (runs, ends) = runs.fold((0, 0), |(runs, ends), run| (runs + 1, ends + run.batch_ends));
-    (runs > 0).then(|| {
-        format!(
-            "runs in which the batch came to its end and was started again: {runs}, {ends} times"
-        )
-    })
+/// How often a program of the user's own ended within a run and was started again.
+fn restarts(lines: &[Line]) -> Option<String> {
+    let ends: Vec<u32> = runs(lines).map(|run| run.batch_ends).filter(|ends| *ends > 0).collect();
+    let (count, sum) = (ends.len(), ends.iter().sum::<u32>());
+    (count > 0)
+        .then(|| format!("the batch ended and was started again {sum} times in {count} runs"))
 }
 
-/// Where the recordings of runs are, if there are any.
+/// The number and the folder of the recordings, if there are any.
 fn recordings(lines: &[Line]) -> Option<String> {
-    let runs = lines.iter().filter_map(|line| match line {
-        Line::Run(run) => run.shim.as_deref(),
-        Line::Setup(_) => None,
-    });
-    let files: Vec<&Path> = runs.collect();
+    let files: Vec<&Path> = runs(lines).filter_map(|run| run.shim.as_deref()).collect();
     let folder = files.last()?.parent()?.display();
     let count = files.len();
     Some(format!(
@@ -172,7 +161,7 @@ fn recordings(lines: &[Line]) -> Option<String> {
     ))
 }
 
-/// Whether every batch found its results right.
+/// Whether the results of every batch are correct.
 pub(crate) fn all_right(rows: &[Row]) -> bool {
     rows.iter().all(|row| row.batch_verified != Some(false))
 }

@@ -1,12 +1,13 @@
-//! How far a measurement is, for the user who watches it.
+//! The progress line of a measurement.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::live::experiment::Progress;
-use crate::live::plan::name_of;
+use crate::live::plan::scenario_name;
 
-/// One line on a terminal's stderr, written over; nothing elsewhere.
+/// One line on the stderr of a terminal, overwritten at each step. Without a terminal nothing is
+/// printed.
 #[derive(Debug)]
 pub(crate) struct Meter {
     shown: bool,
@@ -21,26 +22,28 @@ impl Meter {
         Self { shown, all: 0, missing: 0, begin: Instant::now() }
     }
 
-    pub(crate) fn hear(&mut self, progress: &Progress<'_>) {
+    pub(crate) fn show_progress(&mut self, progress: &Progress<'_>) {
         match progress {
             Progress::Preparing(what) => self.show(what),
             Progress::Begin { missing, all } => {
-                (self.all, self.missing, self.begin) = (*all, *missing, Instant::now());
+                self.all = *all;
+                self.missing = *missing;
+                self.begin = Instant::now();
             }
             Progress::Made { run, left } => {
                 let made = self.all - left;
-                let (company, load) = (name_of(run.company), run.load * 100.0);
+                let (scenario, load) = (scenario_name(run.scenario), run.load * 100.0);
                 let p99 = run.p99_ms;
                 let rest = self.time_left(self.missing - left, *left);
                 self.show(&format!(
-                    "{made}/{}: {company} at {load:.0} %: p99 {p99:.2} ms; {rest}",
+                    "{made}/{}: {scenario} at {load:.0} %: p99 {p99:.2} ms; {rest}",
                     self.all
                 ));
             }
         }
     }
 
-    /// Steps of equal length.
+    /// Shows that `done` of `all` steps of equal length are done.
     pub(crate) fn step(&mut self, done: usize, all: usize) {
         let rest = self.time_left(done, all - done);
         self.show(&format!("{done}/{all}; {rest}"));
@@ -54,7 +57,7 @@ impl Meter {
 
     pub(crate) fn show(&self, text: &str) {
         if self.shown {
-            // With stderr closed there is no reader to tell.
+            // A closed stderr has no reader, so a failure is ignored.
             write!(io::stderr(), "\r\x1b[K{text}").ok();
         }
     }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_left_are_short() {
+    fn remaining_times_are_short() {
         let shown = [7, 99, 100, 4000, 7260].map(|s| show_time(Duration::from_secs(s)));
         assert_eq!(shown, ["7 s", "99 s", "1 min 40 s", "66 min 40 s", "2 h 01 min"]);
     }

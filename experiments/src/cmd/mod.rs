@@ -17,7 +17,6 @@ mod model_file;
 mod own_args;
 mod plan;
 mod report;
-mod service_args;
 mod simulate;
 mod thesis;
 
@@ -32,7 +31,7 @@ use elfen_console::generate;
 /// `elfen lab COMMAND` and `elfen-lab COMMAND` are the same.
 #[derive(clap::Parser, Debug)]
 #[command(name = "elfen-lab", bin_name = "elfen lab", version)]
-#[command(after_help = "Example:\n  elfen lab experiment --load 50 --company none,borrow-idle")]
+#[command(after_help = "Example:\n  elfen lab experiment --load 50 --scenario none,borrow-idle")]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,

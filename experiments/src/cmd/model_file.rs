@@ -222,7 +222,7 @@ mod tests {
         let batch = model.batch(model.interference(None).unwrap());
         assert_eq!((batch.request_slowdown_milli, batch.batch_slowdown_milli), (1250, 1000));
         let thesis = batches::nap("mwaitx").unwrap();
-        assert_eq!((batch.sleep_ns, batch.looks), (thesis.sleep_ns, CHECKS));
+        assert_eq!((batch.sleep_ns, batch.polling), (thesis.sleep_ns, CHECKS));
         assert_eq!((batch.wake_ns, batch.nap_slowdown_milli), (nanoseconds(512.5), 1000));
         let spin = model.nap(Some("spin")).unwrap();
         assert_eq!((spin.nap().slowdown_milli, spin.lacking()), (1250, vec!["wake"]));

@@ -1,25 +1,126 @@
-//! A program of the user's own, and how `elfen run` checks it, as commands that measure take them.
+//! Options for a batch program or a service of the user's own.
+//!
+//! A program may have checks like any program of `elfen run`. A service is given by its URL and by
+//! the processes whose CPU time is measured.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::path::PathBuf;
 
-use elfen_console::failure::{Failure, Status};
+use elfen_console::failure::{Failure, Status, named};
 use elfen_instrument::{Inject, Reason, inspect};
+use elfen_run::channels::SourceChoice;
+
+use crate::live::own_service::{OwnService, PLACEHOLDER, ServiceProcesses};
+use crate::record::Service;
 
 pub(super) const AUTO: &str = "auto";
 
-/// As `elfen run --inject` takes it.
+/// The values of `elfen run --inject`.
 pub(super) fn injects() -> impl Iterator<Item = &'static str> {
     [AUTO].into_iter().chain(Inject::BEST_FIRST.map(Inject::name))
 }
 
-/// Said before minutes go by. A file that says nothing of itself may still be one that runs.
-pub(super) fn refuse_no_program(program: &OsStr) -> Result<(), Failure> {
+/// Refuses a file that cannot be executed, before minutes of measuring.
+///
+/// A file that cannot be inspected for another reason may still be executable.
+pub(super) fn check_program(program: &OsStr) -> Result<(), Failure> {
     let why = match inspect(program) {
         Err(reason @ Reason::NotFound) => reason.to_string(),
         Err(reason @ (Reason::NotExecutable | Reason::Unreadable(_))) => format!("it {reason}"),
         _ => return Ok(()),
     };
-    let fix = "name one that PATH has, or its file";
     let what = format!("program {:?}", program.to_string_lossy());
-    Err(Failure::new(Status::Usage, what, why, fix))
+    Err(Failure::new(Status::Usage, what, why, "name a program in PATH, or its file"))
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct ServiceArgs {
+    /// Measure the service at this URL instead of elfen-search; it is neither started nor ended
+    ///
+    /// Each request is the same GET, or has a line of --queries where the URL has {}.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["docs", "index"])]
+    service_url: Option<String>,
+
+    /// Its process; this and all descendants must be limited to the request lanes
+    #[arg(long, value_name = "PID", requires = "service_url")]
+    service_pid: Option<u32>,
+
+    /// Its cgroup instead, as in /sys/fs/cgroup/system.slice/nginx.service
+    #[arg(long, value_name = "FOLDER", requires = "service_url", conflicts_with = "service_pid")]
+    service_cgroup: Option<PathBuf>,
+
+    /// The name under which it publishes its requests; without a name only the task map is used
+    #[arg(long, value_name = "NAME", requires = "service_url")]
+    service: Option<String>,
+
+    /// Its requests, one per line: the text for {} in the URL, or a target as in /search?q=a
+    #[arg(long, value_name = "FILE", requires = "service_url")]
+    queries: Option<PathBuf>,
+}
+
+fn wrong(why: impl std::fmt::Display, fix: &str) -> Failure {
+    Failure::new(Status::Usage, "the service", why, fix)
+}
+
+impl ServiceArgs {
+    pub(super) fn is_given(&self) -> bool {
+        self.service_url.is_some()
+    }
+
+    /// The service, checked as far as possible without sending requests.
+    pub(super) fn own_service(&self) -> Result<Option<OwnService>, Failure> {
+        let Some(url) = &self.service_url else { return Ok(None) };
+        if !["http://", "redis://"].iter().any(|protocol| url.starts_with(protocol)) {
+            let why = format!("{url:?} begins with neither http:// nor redis://");
+            return Err(wrong(why, "write it as http://127.0.0.1:8080/path"));
+        }
+        let processes = match (self.service_pid, &self.service_cgroup) {
+            (Some(pid), _) => ServiceProcesses::Pid(pid),
+            (None, Some(folder)) => ServiceProcesses::Cgroup(folder.clone()),
+            (None, None) => {
+                let fix = "give them with --service-pid or --service-cgroup";
+                return Err(wrong("the processes of the service are not given", fix));
+            }
+        };
+        match &self.queries {
+            None if url.contains(PLACEHOLDER) => {
+                let why = format!("{url:?} has {PLACEHOLDER}, and there are no queries for it");
+                return Err(wrong(why, "give a file of lines with --queries"));
+            }
+            None => {}
+            Some(file) => {
+                File::open(file).map_err(|error| {
+                    let fix = "name a file that can be read";
+                    Failure::new(Status::Usage, named("queries", file), error, fix)
+                })?;
+            }
+        }
+        let (url, name, queries) = (url.clone(), self.service.clone(), self.queries.clone());
+        Ok(Some(OwnService { service: Service { url, name, queries }, processes }))
+    }
+}
+
+/// The default of `--signal`: the task map alone, unless the user names the service's page. A page
+/// of another name may belong to another service.
+pub(super) fn signal(own: &OwnService) -> SourceChoice {
+    if own.service.name.is_some() { SourceChoice::Auto } else { SourceChoice::Tasks }
+}
+
+/// The rate that counts as 100 % where the user gives no capacity: the highest rate. Loads in
+/// percent need a capacity.
+pub(super) fn capacity(
+    loads: Option<&[f64]>,
+    rates: &[f64],
+    limits: &mut Vec<String>,
+) -> Result<f64, Failure> {
+    let highest = rates.iter().copied().max_by(f64::total_cmp);
+    let Some(highest) = highest.filter(|_| loads.is_none_or(<[f64]>::is_empty)) else {
+        let why = "loads in percent need a capacity, and the capacity of your service is not \
+                   measured";
+        return Err(wrong(why, "give --capacity in requests per second, or only --rps"));
+    };
+    limits
+        .push("the capacity of the service was not measured: 100 % is the highest rate".to_owned());
+    Ok(highest)
 }

@@ -19,11 +19,11 @@ use super::model_args::{self, ModelArgs};
 use crate::expected::{Expected, expected};
 use crate::live::plan::Spec;
 use simulator::outcome::{Outcome, Summary};
-use simulator::pair::{Control, Signal};
+use simulator::pair::{Control, PrintedFixedBudget, Signal};
 use simulator::plan::Budgeted;
 use simulator::time::{milliseconds, real};
 use simulator::windows::Watch;
-use simulator::{Model, figure, trace};
+use simulator::{Model, trace};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,7 +33,7 @@ Examples:
   elfen lab simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
       --policy slo-budget --slo p99=100ms           a day of it, with bursts
   elfen lab simulate --rps 1200 --demand file:alone.csv --nap spin \\
-      --nap-slowdown 1 --company none,borrow-idle  what an experiment finds
+      --nap-slowdown 1 --scenario none,borrow-idle  what an experiment finds
 
 Every fraction is one of a core's time, so that utilisation, which is 2.0 when both lanes are \
 always busy, is their sum: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
@@ -93,12 +93,12 @@ pub(super) struct Args {
         conflicts_with = "trace_out")]
     threads: Option<u16>,
 
-    /// What `elfen lab experiment` should find, a row for each of these companies, in its words:
+    /// What `elfen lab experiment` should find, a row for each of these scenarios, in its words:
     /// none, unrestrained, borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9,
     /// slo-budget:p99=20ms
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = company,
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scenario,
         conflicts_with_all = ["policy", "budget", "slo", "trace_out", "threads"])]
-    company: Vec<Spec>,
+    scenario: Vec<Spec>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -108,7 +108,7 @@ pub(super) struct Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let parameters = args.model.parameters(Usual::Thesis)?;
     let mut model = args.model.model(Usual::Thesis)?;
-    if !args.company.is_empty() {
+    if !args.scenario.is_empty() {
         model_args::validate(&model)?;
         return compare(&model, args, parameters, out);
     }
@@ -151,7 +151,7 @@ impl Args {
             (Name::RefreshBudget, Some(budget_ns)) => Budgeted::Refresh.with(budget_ns),
             (Name::DynamicBudget, Some(budget_ns)) => Budgeted::Dynamic.with(budget_ns),
             (Name::FixedBudgetAsPrinted, Some(budget_ns)) => {
-                return Ok(Control::Figure(figure::FixedBudget { budget_ns }));
+                return Ok(Control::Printed(PrintedFixedBudget { budget_ns }));
             }
             (_, None) => return wrong("it needs --budget", "add --budget 20ms"),
             (_, Some(_)) => return wrong("it has no use for --budget", "leave that out"),
@@ -167,7 +167,7 @@ impl Args {
 }
 
 /// For clap: as in `elfen lab experiment`.
-fn company(text: &str) -> Result<Spec, String> {
+fn scenario(text: &str) -> Result<Spec, String> {
     text.parse()
 }
 
@@ -269,19 +269,19 @@ fn times(ms: &[f64]) -> String {
     times.join(", ") + " ms"
 }
 
-/// What `--company --json` prints; the table shows the same. Columns are those of `elfen lab
+/// What `--scenario --json` prints; the table shows the same. Columns are those of `elfen lab
 /// experiment`.
 #[derive(Serialize)]
 struct Comparison {
     seed: u64,
-    companies: Vec<Expected>,
+    scenarios: Vec<Expected>,
     parameters: Parameters,
 }
 
 type Cell = fn(&Expected) -> String;
 
 const COLUMNS: [(&str, Cell); 9] = [
-    ("company", |row| row.company.clone()),
+    ("scenario", |row| row.scenario.clone()),
     ("p50 ms", |row| format!("{:.3}", row.summary.p50_ms)),
     ("p99 ms", |row| format!("{:.3}", row.summary.p99_ms)),
     ("p99 to none", |row| format!("{:.3}", row.p99_to_none)),
@@ -292,21 +292,21 @@ const COLUMNS: [(&str, Cell); 9] = [
     ("overlap", |row| format!("{:.2} %", row.summary.overlapped * 100.0)),
 ];
 
-/// The same requests in each company.
+/// The same requests in each scenario.
 fn compare(
     service: &Model,
     args: &Args,
     parameters: Parameters,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let companies = expected(service, &args.company).ok_or_else(|| {
+    let scenarios = expected(service, &args.scenario).ok_or_else(|| {
         let why = "the model has no rule for core scheduling";
-        Failure::new(Status::Usage, "the companies", why, "leave core-scheduling out")
+        Failure::new(Status::Usage, "the scenarios", why, "leave core-scheduling out")
     })?;
-    let report = Comparison { seed: service.seed, companies, parameters };
+    let report = Comparison { seed: service.seed, scenarios, parameters };
     elfen_console::output::print(out, args.json, &report, || {
         let cells = |row: &Expected| COLUMNS.map(|(_, cell)| cell(row)).to_vec();
-        let rows: Vec<Vec<String>> = report.companies.iter().map(cells).collect();
+        let rows: Vec<Vec<String>> = report.scenarios.iter().map(cells).collect();
         table::lines(&COLUMNS.map(|(name, _)| name), &rows) + &report.parameters.text()
     })?;
     Ok(ExitCode::SUCCESS)

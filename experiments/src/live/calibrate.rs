@@ -1,9 +1,8 @@
-//! Slowdowns of programs that share a core, measured, for the model.
+//! Measures how programs that share a core slow each other down, for the model.
 //!
-//! Each program runs alone on its lane and beside each other one; the ratio of what it gets done is
-//! its slowdown. So does the service beside a lane that naps, for each nap of the machine. The
-//! service is one worker that searches without a pause: then a lane is busy all the time, and no
-//! generator disturbs.
+//! Each program runs alone on its lane, and next to each other program. Its slowdown is the ratio
+//! of its work in both. The service also runs next to each nap of the machine. It is one worker
+//! that searches without a pause: then a lane is always busy, and no load generator interferes.
 
 use std::panic;
 use std::process::Command;
@@ -18,16 +17,16 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::TaskSlot;
 use serde::Serialize;
 
-use super::company::Worked;
-use super::os::{Place, Rank};
+use super::batches::BatchOutput;
+use super::os::{ChildSetup, Rank};
 use super::process::{Process, wait_for};
 use super::scratch::Scratch;
-use super::service::{Corpus, Searching};
+use super::service::{Corpus, SearchBench};
 use super::summary::{Figure, figure};
 use super::{LiveError, Pair, Programs, sleep_until, usage};
 
-/// For an iteration to end that began before the time was over.
-const TO_END: Duration = Duration::from_secs(30);
+/// Time for an iteration of `elfen-batch` to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The pair and the programs to measure.
 #[derive(Clone, Debug)]
@@ -36,26 +35,26 @@ pub struct Order {
     pub batches: Vec<String>,
     pub documents: u64,
     pub index: Option<std::path::PathBuf>,
-    /// How long two programs run beside each other.
-    pub lasting: Duration,
-    pub rounds: u32,
+    /// How long two programs run next to each other.
+    pub duration: Duration,
+    pub runs: u32,
 }
 
-/// The slowdowns that calibration found.
+/// The measured slowdowns.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     pub slowdowns: Vec<Slowdown>,
     pub naps: Vec<NapSlowdown>,
 }
 
-/// How much longer a search takes beside a lane that naps.
+/// How much longer a search takes next to a lane that naps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NapSlowdown {
     pub nap: &'static str,
     pub of_request: Figure,
 }
 
-/// How much longer two programs take while both run; 1 is not at all.
+/// How much longer two programs take while both run; 1 is no slowdown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Slowdown {
     /// On the request lane: `search`, or a batch program.
@@ -69,15 +68,15 @@ pub struct Slowdown {
 /// The name of the service in a [`Slowdown`].
 pub const SERVICE: &str = "search";
 
-struct Lab {
+struct Bench {
     programs: Programs,
     corpus: Corpus,
     order: Order,
     scratch: Scratch,
 }
 
-/// Measures all pairs, and the service beside each of `naps`; `progress` hears how many of how many
-/// are done. Rounds are interleaved.
+/// Measures all pairs of programs, and the service next to each of `naps`. Runs are interleaved.
+/// `progress` gets the number of finished steps and of all steps.
 pub fn measure(
     order: Order,
     naps: &[Nap],
@@ -86,24 +85,24 @@ pub fn measure(
     let programs = Programs::find()?;
     let scratch = Scratch::new(1).map_err(LiveError::io("making a folder for temporary files"))?;
     let corpus = Corpus::open(&programs, &scratch, order.index.as_deref(), order.documents)?;
-    let lab = Lab { programs, corpus, order, scratch };
-    let pairs = pairs(&lab.order.batches);
-    let rounds = lab.order.rounds;
-    let a_round = pairs.len() + naps.len();
-    let steps = usize::try_from(rounds).unwrap_or(usize::MAX).saturating_mul(a_round);
+    let bench = Bench { programs, corpus, order, scratch };
+    let pairs = pairs(&bench.order.batches);
+    let runs = bench.order.runs;
+    let per_run = pairs.len() + naps.len();
+    let steps = usize::try_from(runs).unwrap_or(usize::MAX).saturating_mul(per_run);
     let mut ratios: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); pairs.len()];
-    let mut beside_naps: Vec<Vec<f64>> = vec![Vec::new(); naps.len()];
+    let mut nap_ratios: Vec<Vec<f64>> = vec![Vec::new(); naps.len()];
     let mut done = 0;
-    for _ in 0..rounds {
+    for _ in 0..runs {
         for ((first, second), (of_first, of_second)) in pairs.iter().zip(&mut ratios) {
-            let (one, other) = lab.beside(first, second)?;
+            let (one, other) = bench.measure_pair(first, second)?;
             of_first.push(one);
             of_second.push(other);
             done += 1;
             progress(done, steps);
         }
-        for (nap, ratios) in naps.iter().zip(&mut beside_naps) {
-            ratios.push(lab.beside_nap(nap)?);
+        for (nap, ratios) in naps.iter().zip(&mut nap_ratios) {
+            ratios.push(bench.measure_next_to_nap(nap)?);
             done += 1;
             progress(done, steps);
         }
@@ -112,17 +111,17 @@ pub fn measure(
         let of_second: Vec<f64> = of_second;
         Slowdown { first, second, of_first: figure(&of_first), of_second: figure(&of_second) }
     };
-    let beside = |(nap, ratios): (&Nap, Vec<f64>)| NapSlowdown {
+    let nap_slowdown = |(nap, ratios): (&Nap, Vec<f64>)| NapSlowdown {
         nap: nap.kind().name(),
         of_request: figure(&ratios),
     };
     Ok(Measured {
         slowdowns: pairs.into_iter().zip(ratios).map(slowdown).collect(),
-        naps: naps.iter().zip(beside_naps).map(beside).collect(),
+        naps: naps.iter().zip(nap_ratios).map(nap_slowdown).collect(),
     })
 }
 
-/// The service with each batch program, and each two of these.
+/// The service with each batch program, and every two batch programs.
 fn pairs(batches: &[String]) -> Vec<(String, String)> {
     let firsts = std::iter::once(SERVICE.to_owned()).chain(batches.iter().cloned());
     let mut pairs = Vec::new();
@@ -134,14 +133,14 @@ fn pairs(batches: &[String]) -> Vec<(String, String)> {
     pairs
 }
 
-impl Lab {
-    /// Slowdowns of both, each beside the other, against the same lane alone just before.
-    fn beside(&self, first: &str, second: &str) -> Result<(f64, f64), LiveError> {
+impl Bench {
+    /// The slowdowns of two programs, relative to each alone just before.
+    fn measure_pair(&self, first: &str, second: &str) -> Result<(f64, f64), LiveError> {
         let [lane, sibling] = self.lanes();
-        let first_alone = self.alone(first, lane)?;
-        let second_alone = self.alone(second, sibling)?;
+        let first_alone = self.measure_alone(first, lane)?;
+        let second_alone = self.measure_alone(second, sibling)?;
         if first == SERVICE {
-            return self.beside_service(second, first_alone, second_alone);
+            return self.measure_next_to_service(second, first_alone, second_alone);
         }
         let one = self.batch(first, lane)?;
         let other = self.batch(second, sibling)?;
@@ -150,8 +149,8 @@ impl Lab {
         Ok((first_alone / one, second_alone / other))
     }
 
-    /// A search lasts as long as its queries do, so the batch is ended after it.
-    fn beside_service(
+    /// A search runs until its queries are done, so the batch is ended after it.
+    fn measure_next_to_service(
         &self,
         second: &str,
         first_alone: f64,
@@ -164,15 +163,15 @@ impl Lab {
         Ok((first_alone / found, second_alone / done))
     }
 
-    /// The slowdown of a search beside a lane on which a thread naps, again and again.
-    fn beside_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
+    /// The slowdown of a search while a thread naps on the other lane, again and again.
+    fn measure_next_to_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
         let [lane, sibling] = self.lanes();
         let alone = self.search(lane)?.finish()?;
         let stop = AtomicBool::new(false);
         let (found, napped) = thread::scope(|scope| {
             let napping = scope.spawn(|| nap_until(&stop, nap, lane, sibling));
-            let found = self.search(lane).and_then(Searching::finish);
-            // Relaxed: the join orders everything else.
+            let found = self.search(lane).and_then(SearchBench::finish);
+            // Relaxed: a flag that is polled; the join orders everything else.
             stop.store(true, Relaxed);
             let napped = napping.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
             (found, napped)
@@ -186,8 +185,8 @@ impl Lab {
         [*request, batch.first().copied().unwrap_or(*request)]
     }
 
-    /// Work per second of a program with nothing beside it.
-    fn alone(&self, program: &str, cpu: u32) -> Result<f64, LiveError> {
+    /// The work per second of a program alone.
+    fn measure_alone(&self, program: &str, cpu: u32) -> Result<f64, LiveError> {
         if program == SERVICE {
             return self.search(cpu)?.finish();
         }
@@ -197,41 +196,43 @@ impl Lab {
     }
 
     fn wait(&self) -> Result<(), LiveError> {
-        sleep_until(Instant::now() + self.order.lasting, || Ok(()))
+        sleep_until(Instant::now() + self.order.duration, || Ok(()))
     }
 
-    fn search(&self, cpu: u32) -> Result<Searching, LiveError> {
+    fn search(&self, cpu: u32) -> Result<SearchBench, LiveError> {
         self.corpus.searching(&self.programs, &self.scratch, cpu, Rank::Normal)
     }
 
     fn batch(&self, program: &str, cpu: u32) -> Result<Process, LiveError> {
         let mut command = Command::new(&self.programs.batch);
         command.args([program, "--json", "--duration", "600s"]);
-        let place = Place::on(cpu, Rank::Normal);
-        let mut batch = Process::start("elfen-batch", command, &place, &self.scratch)?;
+        let setup = ChildSetup::on(cpu, Rank::Normal);
+        let mut batch = Process::start("elfen-batch", command, &setup, &self.scratch)?;
         let id = batch.id();
-        wait_for(&mut batch, TO_END, |_| usage::catches(id, libc::SIGTERM).then_some(()))?;
+        wait_for(&mut batch, STOP_TIMEOUT, |_| {
+            usage::has_handler(id, libc::SIGTERM).then_some(())
+        })?;
         Ok(batch)
     }
 }
 
-/// As long as a guard naps before it looks after its run.
+/// The bound of a nap: a guard naps this long before it checks that its run is alive.
 const NAP_BOUND_NS: u64 = 20_000_000;
 
-/// Naps on the batch lane as a guard does while a request runs.
+/// Naps on the batch lane like a guard while a request runs.
 fn nap_until(stop: &AtomicBool, nap: &Nap, lane: u32, sibling: u32) -> Result<(), LiveError> {
     affinity::pin(sibling).map_err(LiveError::io(format!("napping on CPU {sibling}")))?;
     let page = busy_lane().map_err(|error| {
         LiveError::io("a page for naps")(std::io::Error::other(error.to_string()))
     })?;
-    let nobody_blocks = AtomicU32::new(0);
+    let never_blocked = AtomicU32::new(0);
     while !stop.load(Relaxed) {
-        page.slot(0).map(|slot| nap.nap(lane, slot, &nobody_blocks, NAP_BOUND_NS));
+        page.slot(0).map(|slot| nap.nap(lane, slot, &never_blocked, NAP_BOUND_NS));
     }
     Ok(())
 }
 
-/// A task map of one request lane, which is never idle. (The device looks at its own.)
+/// A task map with one request lane that is always busy. (The nap device has its own.)
 fn busy_lane() -> Result<Page<TaskSlot>, MemoryError> {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<TaskSlot>::bytes(1), 0o600)?;
     memory.remove_name()?;
@@ -244,7 +245,7 @@ fn busy_lane() -> Result<Page<TaskSlot>, MemoryError> {
 }
 
 fn end(batch: Process) -> Result<f64, LiveError> {
-    let worked: Worked = batch.finish_json(Some(libc::SIGTERM), TO_END)?;
+    let worked: BatchOutput = batch.finish_json(Some(libc::SIGTERM), STOP_TIMEOUT)?;
     Some(worked.per_second).filter(|rate| *rate > 0.0).ok_or_else(|| LiveError::Garbled {
         name: "elfen-batch".to_owned(),
         why: "it did nothing".to_owned(),

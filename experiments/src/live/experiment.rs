@@ -1,19 +1,20 @@
-//! A plan from its beginning to its end, or on from where it was.
+//! Makes the runs of a plan, or those that are missing in a results file.
 //!
 //! The results file is all the state there is: a line for the setup, then a line for each run as it
-//! ends. Whatever interrupts an experiment, the file holds the runs that were finished, and the
-//! same command makes those that are missing.
+//! ends. After any interruption the file has the finished runs, and the same command makes the
+//! others.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use super::plan::{Job, Spec, batches, jobs};
+use super::plan::{Job, Spec, batch_labels, jobs};
 use super::testbed::{Order, Testbed, now_s};
 use super::{LiveError, Machine};
 use crate::record::{self, Alone, Line, Plan, Run, Setup, Written};
 
-/// A results file that is ours until this drops; or results that the user did not ask to keep.
+/// A results file that is locked until this value is dropped; or results that are only kept in
+/// memory.
 #[derive(Debug, Default)]
 pub struct Results {
     file: Option<File>,
@@ -21,7 +22,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Opens the file or makes it; a last line that was cut off is cut away.
+    /// Opens or creates the file, and removes a last line that is cut off.
     pub fn open(path: &Path) -> Result<Self, LiveError> {
         let failed = || format!("opening {}", path.display());
         let mut options = OpenOptions::new();
@@ -40,7 +41,7 @@ impl Results {
         Ok(Self { file: Some(file), lines })
     }
 
-    /// The setup of a file that was begun.
+    /// The setup in the first line, if there is one.
     pub fn setup(&self) -> Option<&Setup> {
         self.lines.first().and_then(|line| match line {
             Line::Setup(setup) => Some(setup),
@@ -48,16 +49,11 @@ impl Results {
         })
     }
 
-    fn runs(&self) -> impl Iterator<Item = &Run> {
-        self.lines.iter().filter_map(|line| match line {
-            Line::Run(run) => Some(run),
-            Line::Setup(_) => None,
-        })
-    }
-
-    /// Of all runs of a plan, those that are missing.
+    /// Those of `jobs` that have no run here.
     pub fn missing(&self, jobs: Vec<Job>) -> Vec<Job> {
-        jobs.into_iter().filter(|job| !self.runs().any(|run| job.is(run))).collect()
+        jobs.into_iter()
+            .filter(|job| !record::runs(&self.lines).any(|run| job.matches(run)))
+            .collect()
     }
 
     fn add(&mut self, line: Line) -> Result<(), LiveError> {
@@ -70,16 +66,16 @@ impl Results {
         text.push('\n');
         file.write_all(text.as_bytes()).map_err(failed())?;
         file.sync_data().map_err(failed())?;
-        // As it will be read again: JSON may lose the last bit of a number.
+        // Kept as it will be read again: JSON may lose the last bit of a number.
         let read = serde_json::from_str(&text).map_err(|error| failed()(error.into()))?;
         self.lines.push(read);
         Ok(())
     }
 }
 
-/// Why an experiment does not go on with a file that was begun: what its setup has that is another
-/// than the user asked for.
-pub fn other_than(begun: &Setup, asked: &Setup) -> Option<String> {
+/// The first difference between the setup of a file and the requested setup, as a reason not to add
+/// runs.
+pub fn first_difference(begun: &Setup, asked: &Setup) -> Option<String> {
     let other = |what: &str, begun: &str, asked: &str| {
         (begun != asked).then(|| format!("its {what} is {begun:?} and not {asked:?}"))
     };
@@ -89,7 +85,7 @@ pub fn other_than(begun: &Setup, asked: &Setup) -> Option<String> {
             plan.unwrap_or_default()
         };
         let (begun, asked) = (text(begun), text(asked));
-        // A key that is not asked for is not written.
+        // A key without a value is not written, so the keys of both are compared.
         let keys = [&asked, &begun].map(|plan| plan.as_object());
         let mut keys = keys.into_iter().flatten().flat_map(|plan| plan.keys());
         let differs = keys.find(|key| begun[*key] != asked[*key]);
@@ -106,7 +102,7 @@ pub fn other_than(begun: &Setup, asked: &Setup) -> Option<String> {
         })
 }
 
-/// What is known of a machine and an order before anything is measured.
+/// The setup as far as it is known before anything is measured.
 pub fn setup(order: &Order, plan: &Plan, command: String) -> Setup {
     Setup {
         elfen: env!("CARGO_PKG_VERSION").to_owned(),
@@ -139,12 +135,12 @@ fn processor() -> String {
     text.lines().find_map(value).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// How far an experiment is.
+/// The progress of an experiment.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// The index is built, the service started.
+    /// The index is built, or the service is started.
     Preparing(&'static str),
-    /// These runs are still to be made.
+    /// `missing` of `all` runs are to be made.
     Begin {
         missing: usize,
         all: usize,
@@ -155,21 +151,21 @@ pub enum Progress<'a> {
     },
 }
 
-/// What an experiment is to measure.
+/// An experiment: what to measure, and on what.
 #[derive(Clone, Debug)]
 pub struct Experiment {
     pub order: Order,
     pub plan: Plan,
     pub specs: Vec<Spec>,
-    /// Instead of measuring what the service can serve.
+    /// The capacity of the service, if it is not to be measured.
     pub capacity_rps: Option<f64>,
-    /// What the caller knows that this machine cannot show.
+    /// Limits of this machine that the caller knows, a sentence each.
     pub limits: Vec<String>,
     pub command: String,
 }
 
 impl Experiment {
-    /// Makes the runs that are missing in `results`.
+    /// Makes the runs that `results` lack.
     pub fn run(
         &self,
         results: &mut Results,
@@ -186,7 +182,7 @@ impl Experiment {
         let mut testbed = Testbed::start(self.order.clone())?;
         let setup = match begun {
             Some(begun) => {
-                refuse_other_testbed(&begun, &testbed)?;
+                check_same_testbed(&begun, &testbed)?;
                 begun
             }
             None => {
@@ -211,9 +207,9 @@ impl Experiment {
     }
 
     fn measure_setup(&self, testbed: &mut Testbed) -> Result<Setup, LiveError> {
-        let alone: Vec<Alone> = batches(&self.plan)
+        let alone: Vec<Alone> = batch_labels(&self.plan)
             .filter(|_| self.specs.iter().any(Spec::has_batch))
-            .map(|batch| testbed.alone(&batch))
+            .map(|batch| testbed.measure_alone(&batch))
             .collect::<Result<_, _>>()?;
         let capacity_rps = match self.capacity_rps {
             Some(given) => given,
@@ -231,18 +227,20 @@ impl Experiment {
     }
 }
 
-/// What shows only when the service stands.
-fn refuse_other_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveError> {
+/// Refuses to add runs if the index or the helpers changed. Both are only known once the service
+/// runs.
+fn check_same_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveError> {
     let (was, is) = (begun.documents, testbed.documents());
     if was != is {
         let why = format!("its index had {was} documents, and this one has {is}");
-        let fix = "use the index that it was begun with, or name another file with --out";
+        let fix = "use the same index, or name another file with --output";
         return Err(LiveError::Refused { why, fix });
     }
     let (was, is) = (&begun.helpers, testbed.helpers());
     if *was != is {
-        let why = format!("it was begun where {was}, and now {is}");
-        let fix = "give this process the same CPUs and privileges, or name another file with --out";
+        let why = format!("its first runs were made where {was}, and now {is}");
+        let fix =
+            "give this process the same CPUs and privileges, or name another file with --output";
         return Err(LiveError::Refused { why, fix });
     }
     Ok(())
@@ -251,14 +249,14 @@ fn refuse_other_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Company;
+    use crate::record::Scenario;
 
     fn file(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("elfen-results-{}-{name}", std::process::id()))
     }
 
-    /// Other tests start children meanwhile, which have our files open until they are the program
-    /// that they start.
+    /// Opens the file. Other tests of this process fork meanwhile; until exec, their children hold
+    /// our locks.
     fn open(path: &Path) -> Results {
         let begin = std::time::Instant::now();
         loop {
@@ -274,9 +272,9 @@ mod tests {
     fn plan() -> Plan {
         Plan {
             loads: vec![0.3],
-            companies: vec!["none".to_owned(), "borrow-idle".to_owned()],
+            scenarios: vec!["none".to_owned(), "borrow-idle".to_owned()],
             batches: vec!["loop".to_owned()],
-            invocations: 2,
+            runs: 2,
             duration_s: 1.0,
             ..Plan::default()
         }
@@ -292,11 +290,11 @@ mod tests {
         }
     }
 
-    /// Goal: an experiment that was cut off anywhere goes on with the very runs that are missing.
-    /// Method: a file of a setup and three of four runs, cut at every byte; opened, its runs are
-    /// whole, and what is added stands on a line of its own.
+    /// Goal: after an interruption at any byte, exactly the missing runs are made. Method: a file
+    /// of a setup and three of four runs, cut at every byte; opened, its runs are whole, and a new
+    /// run is a line of its own.
     #[test]
-    fn a_file_cut_off_anywhere_is_gone_on_with() {
+    fn a_file_cut_off_anywhere_is_completed() {
         let path = file("cut");
         let plan = plan();
         let specs = super::super::plan::check(&plan).unwrap();
@@ -336,38 +334,38 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    /// Goal: results of two plans or two machines don't get mixed. Method: setups that differ in
-    /// one thing each.
+    /// Goal: results of two plans or two machines do not mix. Method: setups that differ in one
+    /// point each.
     #[test]
-    fn another_plan_or_machine_is_named() {
+    fn a_different_plan_or_machine_is_named() {
         let setup = Setup { plan: Some(plan()), lanes: "0:1".to_owned(), ..Setup::default() };
-        assert_eq!(other_than(&setup, &setup), None);
-        // What is measured, and when, may differ.
+        assert_eq!(first_difference(&setup, &setup), None);
+        // Measured values and times may differ.
         let later = Setup { started_s: 7, capacity_rps: 3.0, ..setup.clone() };
-        assert_eq!(other_than(&setup, &later), None);
+        assert_eq!(first_difference(&setup, &later), None);
         let longer = Plan { duration_s: 2.0, ..plan() };
         let asked = Setup { plan: Some(longer), ..setup.clone() };
         let says = "duration_s of its plan is 1.0 and not 2.0";
-        assert_eq!(other_than(&setup, &asked).as_deref(), Some(says));
+        assert_eq!(first_difference(&setup, &asked).as_deref(), Some(says));
         let command = ["xz", "-k"].map(str::to_owned).to_vec();
         let own = Setup { plan: Some(Plan { command, ..plan() }), ..setup.clone() };
         let says = "command of its plan is null and not [\"xz\",\"-k\"]";
-        assert_eq!(other_than(&setup, &own).as_deref(), Some(says));
+        assert_eq!(first_difference(&setup, &own).as_deref(), Some(says));
         let says = "command of its plan is [\"xz\",\"-k\"] and not null";
-        assert_eq!(other_than(&own, &setup).as_deref(), Some(says));
+        assert_eq!(first_difference(&own, &setup).as_deref(), Some(says));
         let asked = Setup { lanes: "2:3".to_owned(), ..setup.clone() };
         let says = "its choice of lanes is \"0:1\" and not \"2:3\"";
-        assert_eq!(other_than(&setup, &asked).as_deref(), Some(says));
+        assert_eq!(first_difference(&setup, &asked).as_deref(), Some(says));
     }
 
     #[test]
-    fn runs_of_other_companies_are_other_runs() {
+    fn a_job_matches_only_its_own_run() {
         let plan = plan();
         let specs = super::super::plan::check(&plan).unwrap();
         let all = jobs(&plan, &specs, 100.0);
-        let idle = all.iter().find(|job| job.spec.company == Company::BorrowIdle).unwrap();
-        assert!(idle.is(&run(idle)));
-        assert!(!idle.is(&Run { asked: "fixed-budget:2ms".to_owned(), ..run(idle) }));
-        assert!(!idle.is(&Run { invocation: 7, ..run(idle) }));
+        let idle = all.iter().find(|job| job.spec.scenario == Scenario::BorrowIdle).unwrap();
+        assert!(idle.matches(&run(idle)));
+        assert!(!idle.matches(&Run { asked: "fixed-budget:2ms".to_owned(), ..run(idle) }));
+        assert!(!idle.matches(&Run { invocation: 7, ..run(idle) }));
     }
 }

@@ -1,10 +1,14 @@
 //! The thesis's ladder (section 4.4): a search service in Java whose causes of slow requests are
-//! taken away one after the other, each rung with the cures of those before it.
+//! removed one after the other. Each rung has the cures of the rungs below it.
 //!
-//! Every rung has a virtual machine of its own, which is new in its first iteration and is told to
-//! collect in the last ones, and rungs take turns iteration by iteration: what the machine does
-//! meanwhile befalls all of them. `elfen tailor` records each iteration, where it may, and says why
-//! its slowest requests were slow.
+//! A new virtual machine loads classes. Then it uses memory for the first time. Once the memory is
+//! used up, it collects. So the iterations of a rung have three [`Phase`]s, and each of the
+//! thesis's causes ([`ROWS`]) is expected in one of them.
+//!
+//! Every rung has its own virtual machine, which is new in the first iteration and collects in the
+//! last ones. Rungs are interleaved iteration by iteration, so that a disturbance of the machine
+//! affects all of them. Where it is permitted, `elfen tailor` records each iteration and reports
+//! the causes of its slowest requests.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -17,19 +21,156 @@ use serde::{Deserialize, Serialize};
 
 use super::latencies::{Latencies, TIMEOUT};
 use super::lucene::{Java, Lucene, TEMPLATE};
-use super::os::Place;
-use super::os::Rank::Normal;
-use super::process::{Process, TO_END, TO_START, wait_for};
-use super::rungs::{Phase, Rung};
+use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT, wait_for};
 use super::scratch::Scratch;
-use super::{LiveError, go_on};
+use super::{LiveError, check_interrupted};
 
-/// In the last phase, a server collects so often.
+/// The interval of collections in the last phase.
 const COLLECT_EVERY: Duration = Duration::from_secs(1);
-/// A report of an iteration takes its time where there are many events.
-const TO_REPORT: Duration = Duration::from_secs(60);
-/// Requests by which the proxy warms a restarted server, and by which the backup is warmed.
+/// Time for the report of an iteration with many events.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Requests that warm up the backup, and a restarted server.
 const WARM_UP: u32 = 1_000;
+
+/// As in the thesis, there is only one compiler: a second would work in the background of any
+/// iteration. The thesis's JDK 9 had no archive of loaded classes, and its Linux used huge pages.
+/// The heap has room for all new objects until the last phase.
+const OPTIONS: [&str; 7] = [
+    "-Xms1152m",
+    "-Xmx1152m",
+    "-Xmn1g",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseTransparentHugePages",
+    "-Xshare:off",
+];
+/// The last iteration of the second phase. In the fourth iteration new objects are collected for
+/// the first time, and that takes longer than all page faults.
+const MOST_FILLING: u32 = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Rung {
+    AsIs,
+    Nodelay,
+    PreTouch,
+    Hedge,
+}
+
+impl Rung {
+    pub(crate) const ALL: [Self; 4] = [Self::AsIs, Self::Nodelay, Self::PreTouch, Self::Hedge];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AsIs => "as is",
+            Self::Nodelay => "nodelay",
+            Self::PreTouch => "pre-touch",
+            Self::Hedge => "hedge",
+        }
+    }
+
+    /// Its cure, in addition to those of the rungs below.
+    pub(crate) fn cure(self) -> &'static str {
+        match self {
+            Self::AsIs => "nothing",
+            Self::Nodelay => "answers do not wait for acknowledgements",
+            Self::PreTouch => "the heap is touched before it serves",
+            Self::Hedge => "a backup answers while the first restarts or collects",
+        }
+    }
+
+    /// The maximum of an iteration at the client in the thesis, lowest and highest of 20, in
+    /// milliseconds (section 4.4, Figures 4.11 to 4.14).
+    pub(crate) fn thesis_max_ms(self) -> (f64, f64) {
+        match self {
+            Self::AsIs => (40.0, 46.0),
+            Self::Nodelay => (3.0, 40.0),
+            Self::PreTouch => (2.5, 41.0),
+            Self::Hedge => (3.0, 5.0),
+        }
+    }
+
+    pub(crate) fn options(self) -> Vec<String> {
+        let nodelay = (self >= Self::Nodelay).then_some("-Dsun.net.httpserver.nodelay=true");
+        let touched = (self >= Self::PreTouch).then_some("-XX:+AlwaysPreTouch");
+        OPTIONS.into_iter().chain(nodelay).chain(touched).map(str::to_owned).collect()
+    }
+}
+
+/// The state of a virtual machine's memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Phase {
+    /// It has just started.
+    New,
+    /// New objects use memory for the first time.
+    Filling,
+    /// The heap is collected from time to time.
+    Collecting,
+}
+
+impl Phase {
+    pub(crate) const ALL: [Self; 3] = [Self::New, Self::Filling, Self::Collecting];
+
+    /// The phase of iteration number `iteration`, from 1, of `iterations`.
+    pub(crate) fn of(iteration: u32, iterations: u32) -> Self {
+        match iteration {
+            ..=1 => Self::New,
+            number if number <= MOST_FILLING.min(iterations.div_ceil(2)) => Self::Filling,
+            _ => Self::Collecting,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Filling => "filling",
+            Self::Collecting => "collecting",
+        }
+    }
+}
+
+/// A cause of the thesis, and the rung and phase where it is expected. The next rung has its cure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CauseRow {
+    pub(crate) name: &'static str,
+    /// Its name in `elfen tailor`.
+    pub(crate) cause: &'static str,
+    pub(crate) rung: Rung,
+    pub(crate) next: Rung,
+    pub(crate) phase: Phase,
+}
+
+pub(crate) const ROWS: [CauseRow; 4] = [
+    CauseRow {
+        name: "Nagle and delayed ACK",
+        cause: "tcp-out",
+        rung: Rung::AsIs,
+        next: Rung::Nodelay,
+        phase: Phase::Filling,
+    },
+    CauseRow {
+        name: "page faults",
+        cause: "fault",
+        rung: Rung::Nodelay,
+        next: Rung::PreTouch,
+        phase: Phase::Filling,
+    },
+    CauseRow {
+        name: "class loading",
+        cause: "classload",
+        rung: Rung::PreTouch,
+        next: Rung::Hedge,
+        phase: Phase::New,
+    },
+    CauseRow {
+        name: "garbage collection",
+        cause: "gc",
+        rung: Rung::PreTouch,
+        next: Rung::Hedge,
+        phase: Phase::Collecting,
+    },
+];
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Plan {
@@ -42,7 +183,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Which part of the requests of an iteration is slow: of few, the slowest hundredth is none.
+    /// The percentage of requests that count as slow. A hundredth of fewer than 200 requests would
+    /// be one or none.
     pub(crate) fn slow_percent(&self) -> u32 {
         if self.queries < 200 { 10 } else { 1 }
     }
@@ -59,29 +201,29 @@ pub(crate) struct Iteration {
     pub(crate) p99_ms: f64,
     pub(crate) p999_ms: f64,
     pub(crate) max_ms: f64,
-    /// Of the first server.
+    /// Page faults of the first server.
     pub(crate) page_faults: Option<u64>,
-    /// What its slowest were charged for, in milliseconds; nothing where nothing was recorded.
+    /// The time of each cause in the slowest requests, in milliseconds; empty without a recording.
     pub(crate) causes_ms: BTreeMap<String, f64>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Climbed {
+pub(crate) struct LadderResults {
     pub(crate) iterations: Vec<Iteration>,
-    /// All requests of a rung.
+    /// Over all requests of a rung.
     pub(crate) p999_ms: BTreeMap<Rung, f64>,
-    /// How the proxy chose: it takes a privilege to be told of collections.
+    /// The policy of the proxy: events of collections require root.
     pub(crate) policy: &'static str,
     pub(crate) not_recorded: Option<String>,
 }
 
-/// What serves a rung; servers end before the proxy that would miss them.
+/// The servers of a rung. Fields are dropped in this order: servers end before the proxy.
 #[derive(Debug)]
-struct Served {
+struct RungServers {
     first: Java,
     backup: Option<Java>,
     proxy: Option<Process>,
-    /// Where clients ask.
+    /// The port for clients.
     port: u16,
 }
 
@@ -93,53 +235,57 @@ struct Ladder<'a> {
     policy: &'static str,
 }
 
-/// Climbs it so many times; `made` hears of each iteration.
-pub(crate) fn climb(plan: &Plan, mut made: impl FnMut(&Iteration)) -> Result<Climbed, LiveError> {
+/// Measures all rungs in each iteration of the plan. `on_iteration` is called after each.
+pub(crate) fn run_ladder(
+    plan: &Plan,
+    mut on_iteration: impl FnMut(&Iteration),
+) -> Result<LadderResults, LiveError> {
     let scratch = Scratch::new(1).map_err(LiveError::io("making a folder"))?;
     let lucene = Lucene::build(&scratch, plan.queries.max(WARM_UP))?;
     let policy = if nix::unistd::geteuid().is_root() { "hazard" } else { "look" };
     let mut ladder = Ladder { plan, scratch, lucene, not_recorded: None, policy };
-    let mut served = BTreeMap::new();
+    let mut servers = BTreeMap::new();
     let mut latencies: BTreeMap<Rung, Latencies> = BTreeMap::new();
     let mut iterations = Vec::new();
     for number in 1..=plan.iterations {
         for rung in Rung::ALL {
-            go_on()?;
+            check_interrupted()?;
             if number == 1 {
-                served.insert(rung, ladder.serve(rung)?);
+                servers.insert(rung, ladder.start_servers(rung)?);
             }
-            let serves = served.get_mut(&rung).expect("it was started in the first iteration");
-            let (iteration, took) = ladder.iteration(rung, number, serves)?;
-            made(&iteration);
+            let servers_of_rung =
+                servers.get_mut(&rung).expect("it was started in the first iteration");
+            let (iteration, took) = ladder.iteration(rung, number, servers_of_rung)?;
+            on_iteration(&iteration);
             iterations.push(iteration);
             latencies.entry(rung).or_default().add(took);
         }
     }
     let p999_ms = latencies.iter().map(|(rung, all)| (*rung, all.at(999))).collect();
     let Ladder { not_recorded, policy, .. } = ladder;
-    Ok(Climbed { iterations, p999_ms, policy, not_recorded })
+    Ok(LadderResults { iterations, p999_ms, policy, not_recorded })
 }
 
 impl Ladder<'_> {
-    fn serve(&self, rung: Rung) -> Result<Served, LiveError> {
+    fn start_servers(&self, rung: Rung) -> Result<RungServers, LiveError> {
         let serve =
             |port| self.lucene.serve(&rung.options(), self.plan.articles, port, &self.scratch);
         if rung != Rung::Hedge {
             let first = serve(None)?;
             let port = first.port;
-            return Ok(Served { first, backup: None, proxy: None, port });
+            return Ok(RungServers { first, backup: None, proxy: None, port });
         }
         let (first, backup) = (serve(None)?, serve(None)?);
         let (proxy, port) = self.proxy([first.port, backup.port])?;
-        // The backup has served for a while, and the proxy has seen requests.
+        // The backup and the proxy get requests to warm up.
         for port in [backup.port, port] {
             self.load(port, WARM_UP, self.plan.seed)?;
         }
-        // The first begins anew, as that of every other rung does.
+        // The first server is restarted: it is new in the first iteration, as on every other rung.
         let at = first.port;
         drop(first);
         let first = serve(Some(at))?;
-        Ok(Served { first, backup: Some(backup), proxy: Some(proxy), port })
+        Ok(RungServers { first, backup: Some(backup), proxy: Some(proxy), port })
     }
 
     fn proxy(&self, servers: [u16; 2]) -> Result<(Process, u16), LiveError> {
@@ -147,10 +293,9 @@ impl Ladder<'_> {
         let mut command = Command::new(find_program("elfen-hedge")?);
         command.args(["--listen", "127.0.0.1:0", "--to", &to, "--backup", &backup]);
         command.args(["--policy", self.policy, "--replay", &WARM_UP.to_string()]);
-        let place = Place::anywhere(Normal);
-        let mut proxy = Process::start("elfen-hedge", command, &place, &self.scratch)?;
-        let port = wait_for(&mut proxy, TO_START, |proxy| {
-            proxy.said().split_once('\n')?.0.rsplit_once(':')?.1.parse().ok()
+        let mut proxy = Process::start_anywhere("elfen-hedge", command, &self.scratch)?;
+        let port = wait_for(&mut proxy, START_TIMEOUT, |proxy| {
+            proxy.stderr_text().split_once('\n')?.0.rsplit_once(':')?.1.parse().ok()
         })?;
         Ok((proxy, port))
     }
@@ -159,21 +304,21 @@ impl Ladder<'_> {
         &mut self,
         rung: Rung,
         number: u32,
-        served: &mut Served,
+        servers: &mut RungServers,
     ) -> Result<(Iteration, Latencies), LiveError> {
-        let faults_before = served.first.page_faults();
+        let faults_before = servers.first.page_faults();
         let phase = Phase::of(number, self.plan.iterations);
-        let recorder = self.record(served.port, phase)?;
+        let recorder = self.record(servers.port, phase)?;
         let seed = self.plan.seed + u64::from(number);
         let latencies = match phase {
-            Phase::Collecting => self.load_beside_collections(served, seed)?,
-            _ => self.load(served.port, self.plan.queries, seed),
+            Phase::Collecting => self.load_during_collections(servers, seed)?,
+            _ => self.load(servers.port, self.plan.queries, seed),
         };
         let causes_ms = recorder.map_or(Ok(BTreeMap::new()), |recorder| self.causes(recorder))?;
-        // Who has died is the reason for what requests met.
-        served.lives()?;
+        // A server that died is the cause of failed requests, so it is checked before their result.
+        servers.check_alive()?;
         let latencies = latencies?;
-        let faults = served.first.page_faults().zip(faults_before);
+        let faults = servers.first.page_faults().zip(faults_before);
         let [p50_ms, p99_ms, p999_ms, max_ms] = [500, 990, 999, 1000].map(|at| latencies.at(at));
         let iteration = Iteration {
             rung,
@@ -189,15 +334,15 @@ impl Ladder<'_> {
         Ok((iteration, latencies))
     }
 
-    /// Collections come by the clock, the backup's between those of the first: two servers that
-    /// collect in step are no help to each other.
-    fn load_beside_collections(
+    /// Sends the load while the servers collect by the clock. The backup collects between two
+    /// collections of the first: servers that collect at the same time could not help each other.
+    fn load_during_collections(
         &self,
-        served: &Served,
+        servers: &RungServers,
         seed: u64,
     ) -> Result<Result<Latencies, LiveError>, LiveError> {
-        let Served { first, backup, port, .. } = served;
-        // Its end is the end of collections; nothing is sent.
+        let RungServers { first, backup, port, .. } = servers;
+        // Dropping the sender ends the collections; no value is sent.
         let (over, ends) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
             let collects = scope.spawn(move || -> Result<(), LiveError> {
@@ -238,15 +383,14 @@ impl Ladder<'_> {
         command.args(["--allow-late", "--json", "--template", TEMPLATE]);
         command.arg("--queries").arg(&self.lucene.questions).arg("--csv").arg(&csv);
         command.arg(format!("http://127.0.0.1:{port}"));
-        let place = Place::anywhere(Normal);
-        let load = Process::start("elfen-load", command, &place, &self.scratch)?;
+        let load = Process::start_anywhere("elfen-load", command, &self.scratch)?;
         let takes = Duration::from_secs_f64(f64::from(requests) / f64::from(*rps));
-        load.finish(None, takes * 2 + TIMEOUT + TO_REPORT)?;
+        load.finish(None, takes * 2 + TIMEOUT + REPORT_TIMEOUT)?;
         Latencies::read(&csv)
     }
 
-    /// Where it may not, once is enough to try. Page faults are seen in full detail alone, which
-    /// would slow a new virtual machine for nothing.
+    /// Starts a recording. If recording is not permitted, it is not tried again. Page faults need
+    /// full detail, which would slow down a new virtual machine for nothing.
     fn record(&mut self, port: u16, phase: Phase) -> Result<Option<Process>, LiveError> {
         if self.not_recorded.is_some() {
             return Ok(None);
@@ -254,11 +398,10 @@ impl Ladder<'_> {
         let mut command = Command::new(find_program("elfen")?);
         let detail = if phase == Phase::Filling { "full" } else { "sched" };
         command.args(["tailor", "record", "--port", &port.to_string(), "--detail", detail]);
-        command.arg("-o").arg(self.scratch.path("tale"));
-        let place = Place::anywhere(Normal);
-        let mut recorder = Process::start("elfen tailor", command, &place, &self.scratch)?;
-        let begun = |recorder: &Process| is_recording(&recorder.said(), port).then_some(());
-        match wait_for(&mut recorder, TO_START, begun) {
+        command.arg("-o").arg(self.scratch.path("trace"));
+        let mut recorder = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
+        let begun = |recorder: &Process| is_recording(&recorder.stderr_text(), port).then_some(());
+        match wait_for(&mut recorder, START_TIMEOUT, begun) {
             Ok(()) => Ok(Some(recorder)),
             Err(LiveError::Failed { said, .. }) => {
                 self.not_recorded = Some(said.trim_start_matches("elfen: ").to_owned());
@@ -269,7 +412,7 @@ impl Ladder<'_> {
     }
 
     fn causes(&self, recorder: Process) -> Result<BTreeMap<String, f64>, LiveError> {
-        /// Of `elfen tailor report --json`, as far as it is needed.
+        /// The part of `elfen tailor report --json` that is used here.
         #[derive(Deserialize)]
         struct Report {
             slow_requests: u32,
@@ -280,32 +423,31 @@ impl Ladder<'_> {
             cause: String,
             tail_ns: u64,
         }
-        recorder.finish(Some(libc::SIGINT), TO_END)?;
+        recorder.finish(Some(libc::SIGINT), STOP_TIMEOUT)?;
         let mut command = Command::new(find_program("elfen")?);
         let slow = format!("p{}", 100 - self.plan.slow_percent());
         command
             .args(["tailor", "report", "--json", "-k", "0", "--slow", &slow])
-            .arg(self.scratch.path("tale"));
-        let place = Place::anywhere(Normal);
-        let report = Process::start("elfen tailor", command, &place, &self.scratch)?;
-        let Report { slow_requests, causes } = report.finish_json(None, TO_REPORT)?;
+            .arg(self.scratch.path("trace"));
+        let report = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
+        let Report { slow_requests, causes } = report.finish_json(None, REPORT_TIMEOUT)?;
         let ms =
             |cause: Cause| (cause.cause, number(cause.tail_ns) / 1e6 * f64::from(slow_requests));
         Ok(causes.into_iter().map(ms).collect())
     }
 }
 
-/// Its failures speak of recording as well.
+/// Whether the recorder has begun. Its failures contain the word recording, too.
 fn is_recording(said: &str, port: u16) -> bool {
     let end = format!(", port {port}");
     said.lines().any(|line| line.starts_with("elfen: recording ") && line.ends_with(&end))
 }
 
-impl Served {
-    fn lives(&mut self) -> Result<(), LiveError> {
-        self.first.lives()?;
-        self.backup.as_mut().map_or(Ok(()), Java::lives)?;
-        self.proxy.as_mut().map_or(Ok(()), Process::lives)
+impl RungServers {
+    fn check_alive(&mut self) -> Result<(), LiveError> {
+        self.first.check_alive()?;
+        self.backup.as_mut().map_or(Ok(()), Java::check_alive)?;
+        self.proxy.as_mut().map_or(Ok(()), Process::check_alive)
     }
 }
 
@@ -314,10 +456,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recorder_that_may_not_is_none_that_began() {
+    fn a_refused_recorder_has_not_begun() {
         let begins = "elfen: process 7 is a JVM: by its probes\nelfen: recording java, port 80\n";
         assert!(is_recording(begins, 80) && !is_recording(begins, 8));
         let fails = "elfen: recording events of the kernel: not permitted; run it as root\n";
         assert!(!is_recording(fails, 80) && !is_recording("", 80));
+    }
+
+    #[test]
+    fn each_rung_has_the_options_of_those_below() {
+        for pair in Rung::ALL.windows(2) {
+            let [below, above] = [pair[0], pair[1]].map(Rung::options);
+            assert!(above.starts_with(&below), "{below:?}, {above:?}");
+        }
+        assert_eq!(Rung::Hedge.options().len(), OPTIONS.len() + 2);
+    }
+
+    #[test]
+    fn phases_depend_on_the_number_of_iterations() {
+        let phases = |iterations| {
+            let all: Vec<_> = (1..=iterations).map(|at| Phase::of(at, iterations)).collect();
+            Phase::ALL.map(|phase| all.iter().filter(|of| **of == phase).count())
+        };
+        let expected = [[1, 0, 0], [1, 0, 1], [1, 1, 1], [1, 1, 2], [1, 2, 17]];
+        assert_eq!([1, 2, 3, 4, 20].map(phases), expected);
     }
 }

@@ -1,7 +1,7 @@
 //! The latencies of all requests of a run, from the generator's CSV.
 //!
-//! The generator's own percentiles leave out requests that failed, and a service that answers none
-//! would look fast: here they count as the time that the generator waits.
+//! The generator's own percentiles leave out failed requests, so a service that answers nothing
+//! would look fast. Here a failed request counts as the generator's timeout.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -11,15 +11,15 @@ use std::time::Duration;
 use super::LiveError;
 use crate::record::Served;
 
-/// After that a request has failed, and counts as having taken so long.
+/// The timeout of a request, which is the latency of a failed one.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// In milliseconds and in order.
+/// In milliseconds, ascending.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Latencies(Vec<f64>);
 
 impl Latencies {
-    /// Those of another run as well.
+    /// Adds the latencies of another run.
     pub(super) fn add(&mut self, other: Self) {
         self.0.extend(other.0);
         self.0.sort_unstable_by(f64::total_cmp);
@@ -35,9 +35,8 @@ impl Latencies {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let mut lines = text.lines();
-        let heading: Vec<&str> = lines.next()?.split(',').collect();
-        let column = |name: &str| heading.iter().position(|column| *column == name);
+        let (heading, lines) = text.split_once('\n')?;
+        let column = |name: &str| column_of(heading, name);
         let (latency, outcome) = column("latency_us").zip(column("outcome"))?;
         let waited_ms = TIMEOUT.as_secs_f64() * 1e3;
         let read = |line: &str| {
@@ -47,12 +46,12 @@ impl Latencies {
                 _ => Some(waited_ms),
             }
         };
-        let mut latencies: Vec<f64> = lines.map(read).collect::<Option<_>>()?;
+        let mut latencies: Vec<f64> = lines.lines().map(read).collect::<Option<_>>()?;
         latencies.sort_unstable_by(f64::total_cmp);
         (!latencies.is_empty()).then_some(Self(latencies))
     }
 
-    /// The lowest that so many of a thousand do not exceed.
+    /// The lowest latency that at least `per_thousand` of 1000 requests do not exceed.
     pub(super) fn at(&self, per_thousand: usize) -> f64 {
         let rank = (self.0.len() * per_thousand).div_ceil(1000);
         self.0[rank.saturating_sub(1)]
@@ -63,20 +62,20 @@ impl Latencies {
     }
 
     pub(super) fn mean(&self) -> f64 {
-        self.0.iter().sum::<f64>() / number_of(self.0.len())
+        self.0.iter().sum::<f64>() / count_as_f64(self.0.len())
     }
 }
 
-/// The requests of a generator's CSV that were answered and said how long they ran, in the order in
-/// which they were due.
-pub(super) fn served(csv: &Path) -> Result<Vec<Served>, LiveError> {
+/// The answered requests of a generator's CSV that have a service time, in the order of their due
+/// times.
+pub(super) fn read_served(csv: &Path) -> Result<Vec<Served>, LiveError> {
     let text =
         fs::read_to_string(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
     Ok(parse_served(&text).unwrap_or_default())
 }
 
-/// Adds how long they ran to a file, a line each.
-pub(super) fn append(served: &[Served], file: &Path) -> Result<(), LiveError> {
+/// Appends the service times to a file, one per line.
+pub(super) fn append_service_times(served: &[Served], file: &Path) -> Result<(), LiveError> {
     let times: String = served.iter().map(|one| format!("{:.3}\n", one.work_us)).collect();
     let opened = OpenOptions::new().create(true).append(true).open(file);
     opened
@@ -85,9 +84,8 @@ pub(super) fn append(served: &[Served], file: &Path) -> Result<(), LiveError> {
 }
 
 fn parse_served(csv: &str) -> Option<Vec<Served>> {
-    let mut lines = csv.lines();
-    let heading: Vec<&str> = lines.next()?.split(',').collect();
-    let column = |name: &str| heading.iter().position(|column| *column == name);
+    let (heading, lines) = csv.split_once('\n')?;
+    let column = |name: &str| column_of(heading, name);
     let (due, ran) = column("intended_us").zip(column("service_us"))?;
     let added = column("added_us");
     let request = |line: &str| {
@@ -96,10 +94,14 @@ fn parse_served(csv: &str) -> Option<Vec<Served>> {
         let added_us = added.and_then(us).unwrap_or(0.0);
         Some(Served { due_us: us(due)?, work_us: us(ran)? - added_us })
     };
-    Some(lines.filter_map(request).collect())
+    Some(lines.lines().filter_map(request).collect())
 }
 
-pub(super) fn number_of(count: usize) -> f64 {
+fn column_of(heading: &str, name: &str) -> Option<usize> {
+    heading.trim_end().split(',').position(|column| column == name)
+}
+
+pub(super) fn count_as_f64(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
@@ -107,24 +109,24 @@ pub(super) fn number_of(count: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Goal: a request's time is its work alone, and not what an emulated core made of it. Method:
-    /// lines with and without; one that failed has no time.
+    /// Goal: a service time is without the slowdown of an emulated core. Method: lines with and
+    /// without that column; a failed request has no time.
     #[test]
-    fn service_times_are_those_of_requests_that_have_one() {
+    fn only_answered_requests_have_a_service_time() {
         let csv = "intended_us,service_us,outcome,added_us\n1.5,250.5,ok,\n2,,timeout,\n7,9,ok,2\n";
         let served = [(1.5, 250.5), (7.0, 7.0)].map(|(due_us, work_us)| Served { due_us, work_us });
         assert_eq!(parse_served(csv).unwrap(), served);
         assert_eq!(parse_served("intended_us,outcome\n1,ok\n"), None);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("times");
-        served.iter().for_each(|one| append(&[*one], &file).unwrap());
+        served.iter().for_each(|one| append_service_times(&[*one], &file).unwrap());
         assert_eq!(fs::read_to_string(file).unwrap(), "250.500\n7.000\n");
     }
 
-    /// Goal: percentiles are those of all requests, failed ones included. Method: a CSV of four
-    /// requests, one of which was refused at once, and files that are none.
+    /// Goal: percentiles include failed requests. Method: a CSV of four requests, one of which was
+    /// refused at once, and invalid files.
     #[test]
-    fn who_gets_no_answer_counts_as_slow() {
+    fn failed_requests_count_as_slow() {
         let csv = "seed,latency_us,outcome\n1,3000,ok\n1,1000,ok\n1,10,HTTP 503\n1,2000,ok\n";
         let latencies = Latencies::parse(csv).unwrap();
         assert_eq!(latencies.0, [1.0, 2.0, 3.0, 10_000.0]);

@@ -1,5 +1,5 @@
-//! The search service of `workloads/lucene`, in Java: compiled for one run, from sources that the
-//! command carries, and served by as many virtual machines as are asked for.
+//! The search service of `workloads/lucene`, in Java: compiled from sources in this executable, and
+//! started once per server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::LiveError;
-use super::os::Place;
-use super::os::Rank::Normal;
 use super::process::{Process, wait_for};
 use super::scratch::Scratch;
 
@@ -20,11 +18,11 @@ const SOURCES: [(&str, &str); 4] = [
 ];
 const MAIN: &str = "elfen.Search";
 const WORKERS: &str = "1";
-/// To compile, on a machine that does other things as well.
-const TO_BUILD: Duration = Duration::from_secs(120);
-/// To index the articles.
-const TO_SERVE: Duration = Duration::from_secs(120);
-/// As `elfen-load --template` takes it.
+/// Time to compile on a busy machine.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time to index the articles.
+const SERVE_TIMEOUT: Duration = Duration::from_secs(120);
+/// The value of `elfen-load --template`.
 pub(crate) const TEMPLATE: &str = "/search?q={}";
 
 #[derive(Debug)]
@@ -33,7 +31,7 @@ pub(crate) struct Lucene {
     pub(crate) questions: PathBuf,
 }
 
-/// One virtual machine that serves.
+/// One running virtual machine.
 #[derive(Debug)]
 pub(crate) struct Java {
     process: Process,
@@ -41,7 +39,7 @@ pub(crate) struct Java {
 }
 
 impl Lucene {
-    /// Compiles it into the folder of this run, and has it ask so many questions.
+    /// Compiles the service into the folder of this run, and has it generate questions.
     pub(crate) fn build(scratch: &Scratch, questions: u32) -> Result<Self, LiveError> {
         let (sources, classes) = (scratch.path("lucene"), scratch.path("classes"));
         let write = |path: &Path, text: &str| {
@@ -56,8 +54,8 @@ impl Lucene {
         }
         let mut command = Command::new("bash");
         command.arg(sources.join("build")).arg(&classes);
-        let build = Process::start("workloads/lucene", command, &Place::anywhere(Normal), scratch)?;
-        let said = build.finish(None, TO_BUILD)?;
+        let build = Process::start_anywhere("workloads/lucene", command, scratch)?;
+        let said = build.finish(None, BUILD_TIMEOUT)?;
         let class_path = class_path(&said).ok_or_else(|| LiveError::Garbled {
             name: "workloads/lucene/build".to_owned(),
             why: format!("{said:?} has no class path"),
@@ -65,8 +63,8 @@ impl Lucene {
         let lucene = Self { class_path, questions: scratch.path("questions") };
         let mut command = lucene.java(&[]);
         command.args(["questions", &questions.to_string()]);
-        let asks = Process::start("java", command, &Place::anywhere(Normal), scratch)?;
-        write(&lucene.questions, &asks.finish(None, TO_SERVE)?)?;
+        let asks = Process::start_anywhere("java", command, scratch)?;
+        write(&lucene.questions, &asks.finish(None, SERVE_TIMEOUT)?)?;
         Ok(lucene)
     }
 
@@ -76,7 +74,7 @@ impl Lucene {
         command
     }
 
-    /// Starts it, on a free port or on this one, and waits until it serves.
+    /// Starts a virtual machine on this port or a free one, and waits until it serves.
     pub(crate) fn serve(
         &self,
         options: &[String],
@@ -89,25 +87,25 @@ impl Lucene {
         let options: Vec<String> = options.iter().cloned().chain([told]).chain(chosen).collect();
         let mut command = self.java(&options);
         command.args(["serve", &articles.to_string(), WORKERS]);
-        let mut process = Process::start_told("java", command, &Place::anywhere(Normal), scratch)?;
-        let port = wait_for(&mut process, TO_SERVE, |process| {
-            process.printed().strip_suffix('\n')?.parse().ok()
+        let mut process = Process::start_with_stdin("java", command, scratch)?;
+        let port = wait_for(&mut process, SERVE_TIMEOUT, |process| {
+            process.stdout_text().strip_suffix('\n')?.parse().ok()
         })?;
         Ok(Java { process, port })
     }
 }
 
 impl Java {
-    pub(crate) fn lives(&mut self) -> Result<(), LiveError> {
-        self.process.lives()
+    pub(crate) fn check_alive(&mut self) -> Result<(), LiveError> {
+        self.process.check_alive()
     }
 
-    /// Has it collect its whole heap, which it does soon.
+    /// Asks it to collect its whole heap, which it does soon.
     pub(crate) fn collect(&self) -> Result<(), LiveError> {
-        self.process.tell("collect")
+        self.process.write_line("collect")
     }
 
-    /// Pages that the kernel has given it when it first touched them.
+    /// Minor page faults so far.
     pub(crate) fn page_faults(&self) -> Option<u64> {
         let line = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).ok()?;
         // The name, in parentheses, may hold anything; minflt is the 10th field of proc(5).
@@ -115,7 +113,7 @@ impl Java {
     }
 }
 
-/// The last line of the script says how the service is started.
+/// The class path in the last line of the script, which is the command of the service.
 fn class_path(said: &str) -> Option<String> {
     let line = said.lines().last()?.strip_prefix("java -cp ")?;
     Some(line.rsplit_once(&format!(" {MAIN} "))?.0.to_owned())
@@ -126,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_script_says_where_the_classes_are() {
+    fn the_script_prints_the_class_path() {
         let said = "Note: x\njava -cp /tmp/a b:/usr/c.jar elfen.Search serve 20000 1\n";
         assert_eq!(class_path(said).as_deref(), Some("/tmp/a b:/usr/c.jar"));
         assert_eq!(class_path("javac: no"), None);

@@ -1,50 +1,43 @@
-//! Live runs: a service, a generator and batch programs as real processes, measured.
+//! Live experiments: measures a service, a load generator and batch programs as real processes.
 //!
-//! | file | what it does |
+//! | file | what it has |
 //! | --- | --- |
-//! | [`plan`] | which runs there are, and in which order |
-//! | [`testbed`] | a service that stands ready, and one measurement with it |
-//! | [`experiment`] | a plan from its beginning to its end, or on from where it was |
+//! | [`plan`] | the runs of a plan and their order |
+//! | [`testbed`] | a running service, and the measurement of one run |
+//! | [`experiment`] | a plan from its first run to its last, and its results file |
 //! | [`calibrate`] | slowdowns of programs that share a core, for the model |
-//! | [`summary`] | medians over invocations, and how far they can be trusted |
-//! | [`programs`] | where `elfen-search`, `elfen-load` and `elfen-batch` are |
-//! | `company` | the batch programs beside the service, and what restrains them |
-//! | [`own`] | a batch program of the user's own: started again, and its CPU time |
-//! | `ladder` | the thesis's ladder: a service whose causes are taken away one by one |
-//! | `lucene` | that service, `workloads/lucene` |
-//! | `latencies` | every request of a run, those that failed as well |
-//! | `service` | the index, the queries and the running service |
-//! | [`standing`] | a service of the user's own, which stands already |
-//! | `tested` | either of them |
-//! | [`watched`] | a recording by Shim of each run |
-//! | `process` | a child and its end; `os`: what that takes of the kernel; `usage`: its CPU time |
-//! | `reported` | what `elfen run` reports |
-//! | `scratch` | files and pages that must not stay behind |
+//! | [`summary`] | medians over runs, with intervals |
+//! | `batches` | the batch programs next to the service |
+//! | [`own_program`] | a batch program of the user's own |
+//! | [`own_service`] | a service of the user's own |
+//! | `service` | `elfen-search`: its index, its queries and its process |
+//! | [`recording`] | a recording of each run by `elfen shim` |
+//! | `ladder`, `lucene` | the thesis's ladder, and its service in Java |
+//! | `latencies` | the latencies of all requests of a run |
+//! | `process`, `os`, `usage` | child processes, their system calls, their CPU time |
+//! | `scratch` | temporary files and pages, which do not outlive a run |
 //!
-//! Everything is called as a user would call it: what is measured is what users get. Whatever ends
-//! a run, the children end with it.
+//! Every program is started with the command line that a user would type, so results hold for
+//! users. However a run ends, its children end with it.
 
+mod batches;
 pub mod calibrate;
-mod company;
 pub mod experiment;
 pub(crate) mod ladder;
 mod latencies;
 pub(crate) mod lucene;
-#[expect(unsafe_code, reason = "places, ranks and last words of children are set by system calls")]
+#[expect(unsafe_code, reason = "CPUs, priority and death signal of children take system calls")]
 pub(crate) mod os;
-pub mod own;
+pub mod own_program;
+pub mod own_service;
 pub mod plan;
 pub(crate) mod process;
-pub(crate) mod reported;
-pub(crate) mod rungs;
+pub mod recording;
 pub(crate) mod scratch;
 mod service;
-pub mod standing;
 pub mod summary;
 pub mod testbed;
-mod tested;
 pub(crate) mod usage;
-pub mod watched;
 
 use std::io;
 use std::path::PathBuf;
@@ -55,42 +48,41 @@ use elfen_console::programs::{ProgramError, find_program};
 
 use crate::record::BadLine;
 
-/// Why a live run did not come to its end.
+/// Why a live experiment failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
     #[error(transparent)]
     Program(#[from] ProgramError),
     #[error("{what}: {error}")]
     Io { what: String, error: io::Error },
-    /// In the words of the program that failed.
+    /// With the last line that the program printed on stderr.
     #[error("{name} ended early ({status}): {said}")]
     Failed { name: String, status: ExitStatus, said: String },
-    /// A batch program of the user's own, not `elfen run`.
+    /// A batch program of the user's own failed, not `elfen run`.
     #[error("{name} ended by itself ({status}): {said}")]
     OwnFailed { name: String, status: ExitStatus, said: String },
-    #[error("{name} printed what cannot be read: {why}")]
+    #[error("the output of {name} is invalid: {why}")]
     Garbled { name: String, why: String },
-    #[error("{name} did not end within {seconds} s of being asked to")]
+    #[error("{name} did not end within {seconds} s after the request to end")]
     Stuck { name: String, seconds: u64 },
-    #[error("{name} did not get ready within {seconds} s")]
+    #[error("{name} was not ready within {seconds} s")]
     NotReady { name: String, seconds: u64 },
-    /// Neither a program nor the machine failed: what was asked for cannot be measured, and what
-    /// can.
+    /// What the user requested cannot be measured; `fix` says what can.
     #[error("{why}")]
     Refused { why: String, fix: &'static str },
-    /// A service of the user's own does not keep to its lanes.
+    /// A service of the user's own may leave its lanes.
     #[error("{why}")]
     Misplaced { why: String, fix: String },
-    /// Of the file that the results go to.
+    /// The results file is invalid.
     #[error(transparent)]
     NoResults(#[from] BadLine),
-    #[error("another experiment writes it")]
+    #[error("another experiment is writing to it")]
     Locked,
     #[error("interrupted by signal {0}")]
     Interrupted(i32),
 }
 
-/// The programs that a live run starts.
+/// The programs of Elfen that experiments start.
 #[derive(Clone, Debug)]
 pub struct Programs {
     pub elfen: PathBuf,
@@ -117,17 +109,17 @@ impl LiveError {
     }
 }
 
-/// The lanes to measure on, and the CPUs that the helpers may run on instead.
+/// The lanes to measure on, and the CPUs for the helpers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
     pub pairs: Vec<Pair>,
-    /// CPUs that this process may use and that are in no pair.
+    /// CPUs that this process may use, outside all pairs.
     pub spare: Vec<u32>,
-    /// Whether the lanes of every pair share a core, as far as the kernel says.
+    /// Whether the lanes of every pair share a core, by the kernel's topology.
     pub smt: bool,
     pub cpus: u32,
-    /// The shared core that the programs are told to emulate: how many times as long as alone
-    /// anything takes that runs beside something. `None` leaves that to the machine.
+    /// The factor of an emulated core: how many times as long a program takes while the other lane
+    /// runs. `None` emulates nothing.
     pub emulated: Option<f64>,
 }
 
@@ -138,8 +130,8 @@ pub struct Pair {
 }
 
 impl Machine {
-    /// The options of our own programs for an emulated core; none without one.
-    fn beside(&self) -> Vec<String> {
+    /// The options of Elfen's programs for an emulated core; none without one.
+    fn emulation_options(&self) -> Vec<String> {
         let options = |factor: f64| {
             [
                 "--beside-slowdown".to_owned(),
@@ -151,16 +143,16 @@ impl Machine {
         self.emulated.map(options).into_iter().flatten().collect()
     }
 
-    /// One sentence for the results, where a core is emulated.
+    /// The limit that results on an emulated core have, as a sentence.
     pub fn emulation(&self) -> Option<String> {
         let factor = self.emulated?;
         Some(format!(
-            "the core is emulated: what runs beside something else takes {factor} times as long, \
-             by the kernel's account of the batch; how the batch naps costs nothing"
+            "the core is emulated: a program takes {factor} times as long while the other lane \
+             runs, by the kernel's record of the batch; naps cost nothing"
         ))
     }
 
-    /// As `--lanes` takes them.
+    /// The value of `--lanes`.
     pub fn lanes(&self) -> String {
         let pair = |pair: &Pair| {
             let batch: Vec<String> = pair.batch.iter().map(u32::to_string).collect();
@@ -169,37 +161,37 @@ impl Machine {
         self.pairs.iter().map(pair).collect::<Vec<_>>().join(",")
     }
 
-    /// Every batch lane with its request lane.
+    /// Every batch lane, as (request lane, batch lane).
     fn batch_lanes(&self) -> impl Iterator<Item = (u32, u32)> {
         self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|&batch| (pair.request, batch)))
     }
 }
 
-/// Has Ctrl-C end what runs instead of us; call it once, before anything is started.
-pub fn heed_signals() -> Result<(), LiveError> {
-    os::heed_signals().map_err(LiveError::io("installing the handler of Ctrl-C"))
+/// Lets Ctrl-C end the experiment in an orderly way. Call it once, before anything is started.
+pub fn install_signal_handlers() -> Result<(), LiveError> {
+    os::install_signal_handlers().map_err(LiveError::io("installing the handler of Ctrl-C"))
 }
 
-/// Fails once we have been asked to end.
-pub(crate) fn go_on() -> Result<(), LiveError> {
-    os::asked_to_end().map_or(Ok(()), |signal| Err(LiveError::Interrupted(signal)))
+/// Fails once a signal has asked this process to end.
+pub(crate) fn check_interrupted() -> Result<(), LiveError> {
+    os::termination_signal().map_or(Ok(()), |signal| Err(LiveError::Interrupted(signal)))
 }
 
-/// How often a wait looks whether it should end.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often a wait checks whether it should end.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Sleeps until then, unless `broken` says that there is nothing left to wait for.
+/// Sleeps until `then`. Ends early when `check` fails or a signal arrives.
 fn sleep_until(
     then: Instant,
-    mut broken: impl FnMut() -> Result<(), LiveError>,
+    mut check: impl FnMut() -> Result<(), LiveError>,
 ) -> Result<(), LiveError> {
     loop {
-        go_on()?;
-        broken()?;
+        check_interrupted()?;
+        check()?;
         let left = then.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(());
         }
-        std::thread::sleep(left.min(LOOK_EVERY));
+        std::thread::sleep(left.min(POLL_INTERVAL));
     }
 }

@@ -1,7 +1,7 @@
-//! What the standard library has no call for: how a child starts, what it leaves with us, and
-//! Ctrl-C.
+//! System calls that the standard library lacks: how a child starts, CPU time of reaped children,
+//! and Ctrl-C.
 //!
-//! The only unsafe code of this crate. Between fork and exec a child makes system calls alone.
+//! The only unsafe code of this crate. Between fork and exec, a child only makes system calls.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -13,65 +13,65 @@ use elfen_machine::affinity::Mask;
 /// `prctl` of core scheduling (linux/prctl.h): a new cookie for the calling thread.
 const PR_SCHED_CORE: i32 = 62;
 const PR_SCHED_CORE_CREATE: u64 = 1;
-/// The lowest slice that the kernel grants; a thread with a short one preempts others sooner, since
-/// Linux 6.12.
+/// The shortest slice that the kernel grants. Since Linux 6.12, a thread with a short slice
+/// preempts others sooner.
 const SHORT_SLICE_NS: u64 = 100_000;
 
-/// How the scheduler ranks a thread.
+/// The scheduling class and priority of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rank {
     Normal,
-    /// SCHED_FIFO: before everything else that is not.
+    /// SCHED_FIFO, which runs before all ordinary threads.
     Fifo(i32),
     Nice(i32),
     /// SCHED_OTHER with the shortest slice.
     ShortSlice,
     Idle,
-    /// SCHED_IDLE, and never on a core with another program.
+    /// SCHED_IDLE, and a core-scheduling cookie: never on a core with another program.
     OwnCore,
 }
 
-/// Where and how a child runs, and the signal that it gets when we die.
+/// The CPUs and the priority of a child, and the signal that it gets when this process dies.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    /// Empty leaves it to the kernel.
+pub(crate) struct ChildSetup {
+    /// Empty: all CPUs of this process.
     pub(crate) cpus: Vec<u32>,
     pub(crate) rank: Rank,
-    pub(crate) last_word: i32,
+    pub(crate) death_signal: i32,
 }
 
-impl Place {
+impl ChildSetup {
     pub(crate) fn on(cpu: u32, rank: Rank) -> Self {
         Self { cpus: vec![cpu], ..Self::anywhere(rank) }
     }
 
     pub(crate) fn anywhere(rank: Rank) -> Self {
-        Self { cpus: Vec::new(), rank, last_word: libc::SIGKILL }
+        Self { cpus: Vec::new(), rank, death_signal: libc::SIGKILL }
     }
 }
 
-/// Has the command start in its place, in a process group of its own: the terminal's signals are
-/// for us to act upon.
-pub(super) fn prepare(command: &mut Command, place: &Place) {
-    let mask = Some(&place.cpus).filter(|cpus| !cpus.is_empty());
+/// Applies the setup to the command. The child gets its own process group: only this process
+/// handles the signals of the terminal.
+pub(super) fn configure(command: &mut Command, setup: &ChildSetup) {
+    let mask = Some(&setup.cpus).filter(|cpus| !cpus.is_empty());
     let mask = mask.map(|cpus| Mask::of(&cpus.iter().copied().collect()));
-    let (rank, last_word) = (place.rank, place.last_word);
+    let (rank, death_signal) = (setup.rank, setup.death_signal);
     let parent = std::process::id();
     command.process_group(0);
-    // SAFETY: the closure makes system calls alone, on memory that it owns.
+    // SAFETY: between fork and exec the closure only makes system calls, on memory that it owns.
     unsafe {
         command.pre_exec(move || {
-            leave_with(parent, last_word)?;
+            die_with_parent(parent, death_signal)?;
             if let Some(mask) = &mask {
                 mask.impose_on(0)?;
             }
-            take_rank(0, rank)
+            set_rank(0, rank)
         });
     }
 }
 
-/// Changes the rank of a thread of ours; 0 is the caller.
-pub(super) fn take_rank(thread: i32, rank: Rank) -> io::Result<()> {
+/// Sets the rank of one of our threads; 0 is the caller.
+pub(super) fn set_rank(thread: i32, rank: Rank) -> io::Result<()> {
     match rank {
         Rank::Normal => Ok(()),
         Rank::Fifo(priority) => set_scheduler(thread, libc::SCHED_FIFO, priority),
@@ -83,7 +83,7 @@ pub(super) fn take_rank(thread: i32, rank: Rank) -> io::Result<()> {
         Rank::Nice(nice) => {
             let who = u32::try_from(thread).unwrap_or(0);
             // SAFETY: setpriority takes numbers.
-            done(unsafe { libc::setpriority(libc::PRIO_PROCESS, who, nice) }.into())
+            check_result(unsafe { libc::setpriority(libc::PRIO_PROCESS, who, nice) }.into())
         }
         Rank::ShortSlice => shorten_slice(thread),
     }
@@ -92,11 +92,11 @@ pub(super) fn take_rank(thread: i32, rank: Rank) -> io::Result<()> {
 /// Sends a signal to a process that we started.
 pub(crate) fn send(pid: u32, signal: i32) {
     let Ok(pid) = i32::try_from(pid) else { return };
-    // SAFETY: kill takes numbers. A process that is gone already needs none.
+    // SAFETY: kill takes numbers. A process that is gone needs no signal.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// The same to a process group that one of them leads.
+/// Sends a signal to the process group of a child.
 pub(super) fn send_group(leader: u32, signal: i32) {
     let Ok(leader) = i32::try_from(leader) else { return };
     if leader > 1 {
@@ -105,11 +105,11 @@ pub(super) fn send_group(leader: u32, signal: i32) {
     }
 }
 
-/// CPU time of all children that we have waited for, and of all that they had waited for.
-pub(super) fn waited_for_ns() -> u64 {
+/// CPU time of all children that this process has reaped, and of the descendants that they reaped.
+pub(super) fn reaped_cpu_ns() -> u64 {
     // SAFETY: all zeros is a valid rusage.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one rusage; the call fails on a bad address alone.
+    // SAFETY: the kernel writes one rusage, and the call only fails on a bad address.
     unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
     let us = |time: libc::timeval| {
         let (seconds, us) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec));
@@ -118,67 +118,71 @@ pub(super) fn waited_for_ns() -> u64 {
     (us(usage.ru_utime) + us(usage.ru_stime)) * 1_000
 }
 
-/// How many ticks of /proc make a second.
-pub(super) fn ticks_a_second() -> u64 {
+/// The ticks of /proc per second.
+pub(super) fn ticks_per_second() -> u64 {
     // SAFETY: sysconf takes a number.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     u64::try_from(ticks).ok().filter(|&ticks| ticks > 0).unwrap_or(100)
 }
 
-/// Whether core scheduling can be asked for here; tried in a child, which ends with its cookie.
+/// Tries core scheduling in a child, whose cookie ends with it.
 pub(super) fn core_scheduling() -> io::Result<()> {
     let mut command = Command::new("true");
-    prepare(&mut command, &Place::anywhere(Rank::OwnCore));
+    configure(&mut command, &ChildSetup::anywhere(Rank::OwnCore));
     command.status().map(|_| ())
 }
 
-static ASKED: AtomicI32 = AtomicI32::new(0);
+static TERMINATION_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn note(signal: i32) {
+extern "C" fn note_signal(signal: i32) {
     // Relaxed: a flag that is polled; nothing is published through it.
-    ASKED.store(signal, Relaxed);
+    TERMINATION_SIGNAL.store(signal, Relaxed);
 }
 
-/// From now on Ctrl-C, SIGTERM and SIGHUP set a flag; a second one ends us as usual.
-pub(super) fn heed_signals() -> io::Result<()> {
+/// From now on, the first SIGINT, SIGTERM or SIGHUP sets a flag. The second has its default effect.
+pub(super) fn install_signal_handlers() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: all zeros is a valid sigaction.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = note as *const () as usize;
+        action.sa_sigaction = note_signal as *const () as usize;
         action.sa_flags = libc::SA_RESETHAND;
         // SAFETY: `action` is live, and `note` only stores to an atomic.
-        done(unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) }.into())?;
+        check_result(unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) }.into())?;
     }
     Ok(())
 }
 
-/// The signal that asked us to end, if one did.
-pub(super) fn asked_to_end() -> Option<i32> {
-    Some(ASKED.load(Relaxed)).filter(|&signal| signal != 0)
+/// The signal that asked this process to end, if there was one.
+pub(super) fn termination_signal() -> Option<i32> {
+    Some(TERMINATION_SIGNAL.load(Relaxed)).filter(|&signal| signal != 0)
 }
 
-fn leave_with(parent: u32, last_word: i32) -> io::Result<()> {
-    let signal = u64::from(last_word.unsigned_abs());
+fn die_with_parent(parent: u32, death_signal: i32) -> io::Result<()> {
+    let signal = u64::from(death_signal.unsigned_abs());
     // SAFETY: prctl takes numbers here.
-    done(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) }.into())?;
+    check_result(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) }.into())?;
     // SAFETY: getppid takes nothing.
     let now = unsafe { libc::getppid() };
-    // It died before we asked to be told.
+    // The parent died before prctl: then no signal comes.
     if u32::try_from(now) == Ok(parent) { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
 }
 
 fn set_scheduler(thread: i32, policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: `parameters` is a live sched_param.
-    done(unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &parameters) })
+    check_result(unsafe {
+        libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &parameters)
+    })
 }
 
 fn new_cookie() -> io::Result<()> {
-    // SAFETY: prctl takes numbers here: this thread, and it alone.
-    done(unsafe { libc::prctl(PR_SCHED_CORE, PR_SCHED_CORE_CREATE, 0_u64, 0_u64, 0_u64) }.into())
+    // SAFETY: prctl takes numbers here, and only affects this thread.
+    check_result(
+        unsafe { libc::prctl(PR_SCHED_CORE, PR_SCHED_CORE_CREATE, 0_u64, 0_u64, 0_u64) }.into(),
+    )
 }
 
-/// `struct sched_attr` as far as the slice (linux/sched/types.h, SCHED_ATTR_SIZE_VER0).
+/// The first 48 bytes of `struct sched_attr` (linux/sched/types.h, SCHED_ATTR_SIZE_VER0).
 #[repr(C)]
 struct SchedAttr {
     size: u32,
@@ -202,11 +206,11 @@ fn shorten_slice(thread: i32) -> io::Result<()> {
         deadline_ns: 0,
         period_ns: 0,
     };
-    // SAFETY: `attributes` is live and says its size.
-    done(unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &attributes, 0) })
+    // SAFETY: `attributes` is live, and has its own size in the first field.
+    check_result(unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &attributes, 0) })
 }
 
-fn done(result: i64) -> io::Result<()> {
+fn check_result(result: i64) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -214,26 +218,25 @@ fn done(result: i64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Goal: a child is where it was put, at the rank it was given. Method: /proc of a child on CPU
-    /// 0 at SCHED_IDLE.
+    /// Goal: a child has its CPUs and its rank. Method: /proc of a child on CPU 0 at SCHED_IDLE.
     #[test]
-    fn children_start_in_their_place() {
+    fn children_start_with_their_setup() {
         let mut command = Command::new("sh");
         command
             .args(["-c", "grep Cpus_allowed_list /proc/self/status; cut -d' ' -f41 /proc/$$/stat"]);
-        let place = Place { cpus: vec![0], rank: Rank::Idle, last_word: libc::SIGKILL };
-        prepare(&mut command, &place);
+        let setup = ChildSetup { cpus: vec![0], rank: Rank::Idle, death_signal: libc::SIGKILL };
+        configure(&mut command, &setup);
         let output = command.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "Cpus_allowed_list:\t0\n5\n");
     }
 
-    /// Goal: a program that cannot start in its place does not start at all. Method: a CPU that no
-    /// machine has.
+    /// Goal: a child does not start if its setup fails. Method: a CPU that no machine has.
     #[test]
-    fn a_place_that_does_not_exist_is_an_error() {
+    fn a_missing_cpu_is_an_error() {
         let mut command = Command::new("true");
-        let place = Place { cpus: vec![60_000], rank: Rank::Normal, last_word: libc::SIGKILL };
-        prepare(&mut command, &place);
+        let setup =
+            ChildSetup { cpus: vec![60_000], rank: Rank::Normal, death_signal: libc::SIGKILL };
+        configure(&mut command, &setup);
         assert!(command.status().is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! Which runs there are, and in which order: interleaved, so that drift cancels.
+//! The runs of a plan and their order, which is interleaved so that drift cancels out.
 //!
-//! Companies take turns within one load of one invocation, in an order drawn from the seed, so that
-//! what is compared was measured within a minute. All of them meet the same requests at the same
-//! times.
+//! The scenarios of one load and one invocation run directly after each other, in a random order
+//! that depends on the seed. So runs that are compared were measured within a minute. All of them
+//! get the same requests at the same times.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,23 +14,22 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::own;
-use crate::record::{Company, Plan, Run};
+use super::own_program;
+use crate::record::{Plan, Run, Scenario};
 
 /// The batch programs of `elfen-batch`.
 pub const BATCHES: [&str; 6] = ["loop", "matrix", "flush", "stall", "spin", "compress"];
 
-/// What shares the core with the service, as a user writes it: `none`, `fixed-budget:2ms`,
-/// `slo-budget:p99=20ms`.
+/// A scenario as a user writes it: `none`, `fixed-budget:2ms`, `slo-budget:p99=20ms`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    pub company: Company,
-    /// What its policy takes, in the words of `elfen run`.
-    detail: Detail,
+    pub scenario: Scenario,
+    /// The parameters of its policy, in the words of `elfen run`.
+    parameters: Parameters,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Detail {
+enum Parameters {
     Nothing,
     Budget(String),
     /// A budget, and the IPC of the service alone.
@@ -38,18 +37,18 @@ enum Detail {
     Slo(String),
 }
 
-/// Every company by its name, with an example of what it takes.
-const NAMES: [(&str, Company, Option<&str>); 10] = [
-    ("none", Company::None, None),
-    ("unrestrained", Company::Unrestrained, None),
-    ("nice19", Company::Nice19, None),
-    ("sched-idle", Company::SchedIdle, None),
-    ("core-scheduling", Company::CoreScheduling, None),
-    ("borrow-idle", Company::BorrowIdle, None),
-    ("fixed-budget", Company::FixedBudget, Some("2ms")),
-    ("refresh-budget", Company::RefreshBudget, Some("2ms")),
-    ("dynamic-budget", Company::DynamicBudget, Some("2ms:0.9")),
-    ("slo-budget", Company::SloBudget, Some("p99=20ms")),
+/// Every scenario, its name, and an example of its parameters.
+const NAMES: [(&str, Scenario, Option<&str>); 10] = [
+    ("none", Scenario::None, None),
+    ("unrestrained", Scenario::Unrestrained, None),
+    ("nice19", Scenario::Nice19, None),
+    ("sched-idle", Scenario::SchedIdle, None),
+    ("core-scheduling", Scenario::CoreScheduling, None),
+    ("borrow-idle", Scenario::BorrowIdle, None),
+    ("fixed-budget", Scenario::FixedBudget, Some("2ms")),
+    ("refresh-budget", Scenario::RefreshBudget, Some("2ms")),
+    ("dynamic-budget", Scenario::DynamicBudget, Some("2ms:0.9")),
+    ("slo-budget", Scenario::SloBudget, Some("p99=20ms")),
 ];
 
 impl FromStr for Spec {
@@ -61,29 +60,29 @@ impl FromStr for Spec {
             None => (text, None),
         };
         let known = || NAMES.map(|(name, ..)| name).join(", ");
-        let &(name, company, example) = NAMES
+        let &(name, scenario, example) = NAMES
             .iter()
             .find(|(known, ..)| *known == name)
             .ok_or_else(|| format!("{name:?} is none of {}", known()))?;
-        let detail = Detail::of(company, rest).ok_or_else(|| match example {
-            Some(example) => format!("{name} takes more, as in {name}:{example}"),
-            None => format!("{name} takes nothing after a colon"),
+        let parameters = Parameters::of(scenario, rest).ok_or_else(|| match example {
+            Some(example) => format!("{name} has a parameter, as in {name}:{example}"),
+            None => format!("{name} has no parameter, so nothing after a colon"),
         })?;
-        Ok(Self { company, detail })
+        Ok(Self { scenario, parameters })
     }
 }
 
-impl Detail {
-    fn of(company: Company, text: Option<&str>) -> Option<Self> {
+impl Parameters {
+    fn of(scenario: Scenario, text: Option<&str>) -> Option<Self> {
         let budget = |text: &str| budget_ns(text).map(|_| text.to_owned());
-        Some(match (company, text) {
-            (Company::FixedBudget | Company::RefreshBudget, text) => Self::Budget(budget(text?)?),
-            (Company::DynamicBudget, text) => {
+        Some(match (scenario, text) {
+            (Scenario::FixedBudget | Scenario::RefreshBudget, text) => Self::Budget(budget(text?)?),
+            (Scenario::DynamicBudget, text) => {
                 let (time, ipc) = text?.split_once(':')?;
                 ipc.parse().ok().filter(|ipc: &f64| *ipc > 0.0)?;
                 Self::BudgetAndIpc(budget(time)?, ipc.to_owned())
             }
-            (Company::SloBudget, text) => {
+            (Scenario::SloBudget, text) => {
                 text?.parse::<Slo>().ok()?;
                 Self::Slo(text?.to_owned())
             }
@@ -95,65 +94,65 @@ impl Detail {
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(name_of(self.company))?;
-        match &self.detail {
-            Detail::Nothing => Ok(()),
-            Detail::Budget(text) | Detail::Slo(text) => write!(f, ":{text}"),
-            Detail::BudgetAndIpc(budget, ipc) => write!(f, ":{budget}:{ipc}"),
+        f.write_str(scenario_name(self.scenario))?;
+        match &self.parameters {
+            Parameters::Nothing => Ok(()),
+            Parameters::Budget(text) | Parameters::Slo(text) => write!(f, ":{text}"),
+            Parameters::BudgetAndIpc(budget, ipc) => write!(f, ":{budget}:{ipc}"),
         }
     }
 }
 
 impl Spec {
-    /// One without a budget or an objective.
-    pub fn plain(company: Company) -> Self {
-        Self { company, detail: Detail::Nothing }
+    /// A scenario without parameters.
+    pub fn plain(scenario: Scenario) -> Self {
+        Self { scenario, parameters: Parameters::Nothing }
     }
 
     pub(crate) fn has_batch(&self) -> bool {
-        self.company != Company::None
+        self.scenario != Scenario::None
     }
 
-    /// As `elfen run` takes the policy.
+    /// The options of `elfen run` for this policy.
     pub(super) fn options(&self) -> Vec<&str> {
-        let mut options = vec!["--policy", name_of(self.company)];
-        match &self.detail {
-            Detail::Nothing => {}
-            Detail::Budget(budget) => options.extend(["--budget", budget]),
-            Detail::BudgetAndIpc(budget, ipc) => {
+        let mut options = vec!["--policy", scenario_name(self.scenario)];
+        match &self.parameters {
+            Parameters::Nothing => {}
+            Parameters::Budget(budget) => options.extend(["--budget", budget]),
+            Parameters::BudgetAndIpc(budget, ipc) => {
                 options.extend(["--budget", budget, "--ref-ipc", ipc]);
             }
-            Detail::Slo(slo) => options.extend(["--slo", slo]),
+            Parameters::Slo(slo) => options.extend(["--slo", slo]),
         }
         options
     }
 
     pub(crate) fn budget_ns(&self) -> Option<u64> {
-        match &self.detail {
-            Detail::Budget(budget) | Detail::BudgetAndIpc(budget, _) => budget_ns(budget),
-            Detail::Nothing | Detail::Slo(_) => None,
+        match &self.parameters {
+            Parameters::Budget(budget) | Parameters::BudgetAndIpc(budget, _) => budget_ns(budget),
+            Parameters::Nothing | Parameters::Slo(_) => None,
         }
     }
 
-    /// Of the service alone, as the user takes it to be.
+    /// The IPC of the service alone, as the user gave it.
     pub(crate) fn ref_ipc(&self) -> Option<f64> {
-        match &self.detail {
-            Detail::BudgetAndIpc(_, ipc) => ipc.parse().ok(),
+        match &self.parameters {
+            Parameters::BudgetAndIpc(_, ipc) => ipc.parse().ok(),
             _ => None,
         }
     }
 
     pub(crate) fn slo(&self) -> Option<String> {
-        match &self.detail {
-            Detail::Slo(slo) => Some(slo.clone()),
+        match &self.parameters {
+            Parameters::Slo(slo) => Some(slo.clone()),
             _ => None,
         }
     }
 }
 
-/// The name of a company, as it is written without its budget.
-pub fn name_of(company: Company) -> &'static str {
-    let known = NAMES.iter().find(|(_, known, _)| *known == company);
+/// The name of a scenario without its parameters.
+pub fn scenario_name(scenario: Scenario) -> &'static str {
+    let known = NAMES.iter().find(|(_, known, _)| *known == scenario);
     known.map_or("", |&(name, ..)| name)
 }
 
@@ -161,7 +160,7 @@ fn budget_ns(text: &str) -> Option<u64> {
     duration::parse(text).ok().map(nanos)
 }
 
-/// One run to be made.
+/// A run that is to be made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     pub spec: Spec,
@@ -169,13 +168,13 @@ pub struct Job {
     pub load: f64,
     pub rps: f64,
     pub invocation: u32,
-    /// Of the requests: the same for all companies of an invocation.
+    /// The seed of the requests, which all scenarios of an invocation share.
     pub seed: u64,
 }
 
 impl Job {
-    /// Whether this run has been made already.
-    pub fn is(&self, run: &Run) -> bool {
+    /// Whether `run` is the result of this job.
+    pub fn matches(&self, run: &Run) -> bool {
         run.asked == self.spec.to_string()
             && run.batch == self.batch
             // JSON may lose the last bit of a number.
@@ -184,11 +183,11 @@ impl Job {
     }
 }
 
-/// The companies of a plan, or what is wrong with it.
+/// The scenarios of a plan, or an error that names its first mistake.
 pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
-    let specs: Vec<Spec> = plan.companies.iter().map(|c| c.parse()).collect::<Result<_, _>>()?;
-    if specs.is_empty() || plan.invocations == 0 {
-        return Err("it has no company or no invocation, so nothing to measure".to_owned());
+    let specs: Vec<Spec> = plan.scenarios.iter().map(|c| c.parse()).collect::<Result<_, _>>()?;
+    if specs.is_empty() || plan.runs == 0 {
+        return Err("it has no scenario or no run, so nothing to measure".to_owned());
     }
     if plan.loads.is_empty() && plan.rates.is_empty() {
         return Err("it has neither loads nor rates".to_owned());
@@ -197,14 +196,14 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
         return Err(format!("a load of {} % is outside 1 to 200 % of the capacity", load * 100.0));
     }
     if let Some(rate) = plan.rates.iter().find(|rate| !(0.1..=1e6).contains(*rate)) {
-        return Err(format!("a rate of {rate} requests a second is outside 0.1 to 1,000,000"));
+        return Err(format!("a rate of {rate} requests per second is outside 0.1 to 1,000,000"));
     }
     if let Some(unknown) = plan.batches.iter().find(|batch| !BATCHES.contains(&batch.as_str())) {
         return Err(format!("batch program {unknown:?} is none of {}", BATCHES.join(", ")));
     }
-    let own = own::label(&plan.command);
+    let own = own_program::label(&plan.command);
     if let Some(label) = own.as_ref().filter(|label| plan.batches.contains(label)) {
-        return Err(format!("{label} is a program of elfen-batch as well: leave one of them out"));
+        return Err(format!("{label} is also a program of elfen-batch: leave one of them out"));
     }
     if own.is_some() && plan.emulate_smt.is_some() {
         return Err(
@@ -216,21 +215,21 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     check_service(plan, &specs)?;
     if plan.batches.is_empty() && own.is_none() && specs.iter().any(Spec::has_batch) {
         return Err(
-            "companies need a batch program, as in --batch loop or -- xz -k FILE".to_owned()
+            "scenarios need a batch program, as in --batch loop or -- xz -k FILE".to_owned()
         );
     }
     if !(0.1..=86_400.0).contains(&plan.duration_s) || !(0.0..=3_600.0).contains(&plan.warmup_s) {
-        return Err("a run takes from 100 ms to a day, and its warm-up at most an hour".to_owned());
+        return Err("a run lasts from 100 ms to a day, and its warm-up at most an hour".to_owned());
     }
     let twice =
         |values: &[String]| values.iter().enumerate().any(|(at, v)| values[..at].contains(v));
-    if twice(&plan.companies) || twice(&plan.batches) {
-        return Err("a company or a batch program is named twice".to_owned());
+    if twice(&plan.scenarios) || twice(&plan.batches) {
+        return Err("a scenario or a batch program is named twice".to_owned());
     }
     Ok(specs)
 }
 
-/// Refuses what cannot be had with a service of the user's own.
+/// Refuses what a service of the user's own does not support.
 fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
     let Some(service) = &plan.service else { return Ok(()) };
     if plan.emulate_smt.is_some() {
@@ -238,40 +237,41 @@ fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
                     service out"
             .to_owned());
     }
-    let by_its_page = |spec: &&Spec| {
-        use Company::{DynamicBudget, RefreshBudget, SloBudget};
-        matches!(spec.company, RefreshBudget | DynamicBudget | SloBudget)
+    let needs_page = |spec: &&Spec| {
+        use Scenario::{DynamicBudget, RefreshBudget, SloBudget};
+        matches!(spec.scenario, RefreshBudget | DynamicBudget | SloBudget)
     };
-    match specs.iter().find(by_its_page) {
+    match specs.iter().find(needs_page) {
         Some(spec) if service.name.is_none() => Err(format!(
-            "{spec} goes by the requests that a service publishes: name its page with --service"
+            "{spec} requires the requests that a service publishes: name its page with --service"
         )),
         _ => Ok(()),
     }
 }
 
-/// The batch programs of a plan, as rows name them.
-pub(super) fn batches(plan: &Plan) -> impl Iterator<Item = String> {
-    plan.batches.iter().cloned().chain(own::label(&plan.command))
+/// The batch programs of a plan, by their names in results.
+pub(super) fn batch_labels(plan: &Plan) -> impl Iterator<Item = String> {
+    plan.batches.iter().cloned().chain(own_program::label(&plan.command))
 }
 
-/// All runs of a plan in their order. `capacity_rps` turns shares into rates.
+/// All runs of a plan in order. `capacity_rps` turns shares into rates.
 pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(plan.seed);
     let shares = plan.loads.iter().map(|&load| (load, load * capacity_rps));
     let mut loads: Vec<(f64, f64)> =
         shares.chain(plan.rates.iter().map(|&rps| (rps / capacity_rps, rps))).collect();
-    let batches: Vec<String> = batches(plan).collect();
+    let batches: Vec<String> = batch_labels(plan).collect();
     let mut jobs = Vec::new();
-    for invocation in 0..plan.invocations {
+    for invocation in 0..plan.runs {
         loads.shuffle(&mut rng);
         for &(load, rps) in &loads {
             let seed = rng.random::<u64>() >> 16;
             let mut turns: Vec<(&Spec, Option<&String>)> = Vec::new();
             for spec in specs {
-                match spec.has_batch() {
-                    true => turns.extend(batches.iter().map(|batch| (spec, Some(batch)))),
-                    false => turns.push((spec, None)),
+                if spec.has_batch() {
+                    turns.extend(batches.iter().map(|batch| (spec, Some(batch))));
+                } else {
+                    turns.push((spec, None));
                 }
             }
             turns.shuffle(&mut rng);
@@ -289,4 +289,129 @@ pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::record::Service;
+
+    fn plan() -> Plan {
+        Plan {
+            loads: vec![0.2, 0.5],
+            rates: vec![40.0],
+            scenarios: ["none", "borrow-idle", "fixed-budget:2ms"].map(str::to_owned).to_vec(),
+            batches: ["loop", "spin"].map(str::to_owned).to_vec(),
+            runs: 3,
+            duration_s: 1.0,
+            warmup_s: 0.0,
+            seed: 7,
+            signal: "auto".to_owned(),
+            ..Plan::default()
+        }
+    }
+
+    /// Goal: scenarios are parsed and printed alike, and mistakes are named. Method: one example of
+    /// each form.
+    #[test]
+    fn scenarios_are_read_and_written() {
+        for (name, scenario, example) in NAMES {
+            let text = example.map_or(name.to_owned(), |example| format!("{name}:{example}"));
+            let spec: Spec = text.parse().unwrap();
+            assert_eq!((spec.to_string(), spec.scenario), (text, scenario));
+        }
+        for (text, says) in [
+            ("idle", "is none of"),
+            ("none:2ms", "none has no parameter"),
+            ("fixed-budget", "as in fixed-budget:2ms"),
+            ("fixed-budget:2", "as in fixed-budget:2ms"),
+            ("refresh-budget:xs", "as in refresh-budget:2ms"),
+            ("slo-budget:2ms", "as in slo-budget:p99=20ms"),
+            ("dynamic-budget:2ms", "as in dynamic-budget:2ms:0.9"),
+            ("dynamic-budget:2ms:-1", "as in dynamic-budget:2ms:0.9"),
+        ] {
+            let error = text.parse::<Spec>().unwrap_err();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+        let fixed: Spec = "fixed-budget:2ms".parse().unwrap();
+        assert_eq!(fixed.options(), ["--policy", "fixed-budget", "--budget", "2ms"]);
+        assert_eq!((fixed.budget_ns(), fixed.slo()), (Some(2_000_000), None));
+        let dynamic: Spec = "dynamic-budget:2ms:0.9".parse().unwrap();
+        assert_eq!(dynamic.options()[2..], ["--budget", "2ms", "--ref-ipc", "0.9"]);
+        let slo: Spec = "slo-budget:p99=20ms".parse().unwrap();
+        assert_eq!(slo.options()[2..], ["--slo", "p99=20ms"]);
+    }
+
+    /// Goal: every run is made once; the scenarios of one invocation and load are adjacent and
+    /// share a seed; the same seed gives the same order. Method: a plan of 3 loads, 3 invocations,
+    /// and 1 + 2 * 2 scenarios.
+    #[test]
+    fn runs_are_interleaved() {
+        let specs = check(&plan()).unwrap();
+        let jobs = jobs(&plan(), &specs, 100.0);
+        assert_eq!(jobs.len(), 3 * 3 * 5);
+        for block in jobs.chunks(5) {
+            let first = &block[0];
+            for job in block {
+                assert_eq!(
+                    (job.rps, job.seed, job.invocation),
+                    (first.rps, first.seed, first.invocation)
+                );
+            }
+            assert_eq!(block.iter().filter(|job| job.batch.is_none()).count(), 1);
+            for (at, job) in block.iter().enumerate() {
+                assert!(!block[..at].contains(job), "twice: {job:?}");
+            }
+        }
+        assert_eq!(jobs, super::jobs(&plan(), &specs, 100.0));
+        let firsts: Vec<String> = jobs.chunks(5).map(|b| b[0].spec.to_string()).collect();
+        assert!(firsts.iter().any(|first| *first != firsts[0]), "always the same first");
+    }
+
+    /// Goal: a program of the user's own is one more batch, or the only batch, named by the last
+    /// part of its path. Method: the jobs of both plans.
+    #[test]
+    fn a_program_of_the_users_own_is_a_batch() {
+        let command = ["/usr/bin/xz", "-k", "f"].map(str::to_owned).to_vec();
+        for (batches, per_block) in [(vec!["loop".to_owned()], 5), (vec![], 3)] {
+            let plan = Plan { command: command.clone(), batches, ..plan() };
+            let jobs = jobs(&plan, &check(&plan).unwrap(), 100.0);
+            assert_eq!(jobs.len(), 3 * 3 * per_block);
+            let own = jobs.iter().filter(|job| job.batch.as_deref() == Some("xz"));
+            assert_eq!(own.count(), 3 * 3 * 2);
+        }
+    }
+
+    #[test]
+    fn invalid_plans_are_refused() {
+        type Mistake = fn(&mut Plan);
+        let mistakes: [(Mistake, &str); 11] = [
+            (|plan| plan.runs = 0, "nothing to measure"),
+            (|plan| (plan.loads, plan.rates) = (vec![], vec![]), "neither loads nor rates"),
+            (|plan| plan.loads = vec![20.0], "2000 %"),
+            (|plan| plan.batches = vec!["xz".to_owned()], "is none of loop"),
+            (|plan| plan.batches = vec![], "need a batch program"),
+            (|plan| plan.command = vec!["bin/loop".to_owned()], "also a program of elfen-batch"),
+            (
+                |plan| (plan.command, plan.emulate_smt) = (vec!["xz".to_owned()], Some(1.5)),
+                "leave --emulate-smt",
+            ),
+            (
+                |plan| (plan.service, plan.emulate_smt) = (Some(Service::default()), Some(1.5)),
+                "only elfen-search runs on an emulated core",
+            ),
+            (
+                |plan| {
+                    plan.service = Some(Service::default());
+                    plan.scenarios.push("refresh-budget:2ms".to_owned());
+                },
+                "refresh-budget:2ms requires the requests that a service publishes",
+            ),
+            (|plan| plan.duration_s = 0.0, "100 ms to a day"),
+            (|plan| plan.scenarios.push("none".to_owned()), "named twice"),
+        ];
+        for (mistake, says) in mistakes {
+            let mut plan = plan();
+            mistake(&mut plan);
+            let error = check(&plan).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
-//! A child: started in its place, its output kept in files, ended whatever happens.
+//! A child process: started with its CPUs and priority, its output kept in files, and always ended.
 //!
-//! Files and not pipes, because no thread empties a pipe while a measurement runs.
+//! Output goes to files and not to pipes, because no thread empties a pipe during a measurement.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,20 +11,21 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use super::os::{self, Place};
+use super::os::{self, ChildSetup, Rank};
 use super::scratch::Scratch;
-use super::usage::Members;
-use super::{LiveError, go_on};
+use super::usage::Descendants;
+use super::{LiveError, check_interrupted};
 
-/// For a child that is asked to end because we end.
-const LAST_PATIENCE: Duration = Duration::from_secs(2);
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// For `elfen run` to attach, and for its program to start on a lane that others use as well.
-pub(super) const TO_START: Duration = Duration::from_secs(20);
-/// For a batch to end: an iteration of `elfen-batch` takes some ten milliseconds of a lane's time.
-pub(crate) const TO_END: Duration = Duration::from_secs(5);
-/// Of what a program of the user's own says on stderr, no more is kept.
-const SAID_MAX: u64 = 1 << 20;
+/// Time for a child to end after SIGTERM, when its handle is dropped.
+const TERM_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Time for `elfen run` to attach, and for its program to start on a busy lane.
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time for a batch to end: an iteration of `elfen-batch` takes some ten milliseconds of a lane's
+/// time.
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most stderr that is kept of a program of the user's own.
+const STDERR_MAX: u64 = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -33,7 +34,7 @@ pub(crate) struct Process {
     out: PathBuf,
     err: PathBuf,
     status: Option<ExitStatus>,
-    /// CPU time of it and of all that it had waited for, once it has ended.
+    /// CPU time of the child and of the descendants that it reaped, once it has ended.
     spent_ns: u64,
 }
 
@@ -41,10 +42,10 @@ impl Process {
     pub(super) fn start(
         name: &str,
         command: Command,
-        place: &Place,
+        setup: &ChildSetup,
         scratch: &Scratch,
     ) -> Result<Self, LiveError> {
-        Self::spawn(name, command, place, Self::files(scratch))
+        Self::spawn(name, command, setup, Self::files(scratch))
     }
 
     fn files(scratch: &Scratch) -> [PathBuf; 2] {
@@ -53,52 +54,64 @@ impl Process {
         ["out", "err"].map(|kind| scratch.path(&format!("{number}.{kind}")))
     }
 
-    /// As `start`, and it can be told something by its standard input.
-    pub(super) fn start_told(
+    /// Starts a child at normal priority on any CPU.
+    pub(super) fn start_anywhere(
         name: &str,
         command: Command,
-        place: &Place,
         scratch: &Scratch,
     ) -> Result<Self, LiveError> {
-        Self::spawn_with(Stdio::piped(), name, command, place, Self::files(scratch))
+        Self::start(name, command, &ChildSetup::anywhere(Rank::Normal), scratch)
     }
 
-    /// Tells it a line.
-    pub(super) fn tell(&self, line: &str) -> Result<(), LiveError> {
-        let input = self.child.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe);
-        let told = input.map_err(io::Error::from).and_then(|mut input| writeln!(input, "{line}"));
-        told.map_err(LiveError::io(format!("telling {} something", self.name)))
-    }
-
-    /// A program of the user's own: its stdout goes nowhere, and its stderr to this file.
-    pub(super) fn start_quietly(
+    /// Like `start_anywhere`, with a pipe as stdin.
+    pub(super) fn start_with_stdin(
         name: &str,
         command: Command,
-        place: &Place,
-        err: PathBuf,
+        scratch: &Scratch,
     ) -> Result<Self, LiveError> {
-        Self::spawn(name, command, place, [PathBuf::from("/dev/null"), err])
+        let setup = ChildSetup::anywhere(Rank::Normal);
+        Self::spawn_with(Stdio::piped(), name, command, &setup, Self::files(scratch))
     }
 
-    /// Its stdout and its stderr go to these files.
+    /// Writes a line to its stdin.
+    pub(super) fn write_line(&self, line: &str) -> Result<(), LiveError> {
+        let input = self.child.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe);
+        let written =
+            input.map_err(io::Error::from).and_then(|mut input| writeln!(input, "{line}"));
+        written.map_err(LiveError::io(format!("writing to {}", self.name)))
+    }
+
+    /// Starts a program of the user's own: its stdout is discarded, and its stderr goes to this
+    /// file.
+    pub(super) fn start_without_stdout(
+        name: &str,
+        command: Command,
+        setup: &ChildSetup,
+        err: PathBuf,
+    ) -> Result<Self, LiveError> {
+        Self::spawn(name, command, setup, [PathBuf::from("/dev/null"), err])
+    }
+
+    /// Starts a child whose stdout and stderr go to these files.
     pub(crate) fn spawn(
         name: &str,
         command: Command,
-        place: &Place,
+        setup: &ChildSetup,
         files: [PathBuf; 2],
     ) -> Result<Self, LiveError> {
-        Self::spawn_with(Stdio::null(), name, command, place, files)
+        Self::spawn_with(Stdio::null(), name, command, setup, files)
     }
 
     fn spawn_with(
         stdin: Stdio,
         name: &str,
         mut command: Command,
-        place: &Place,
+        setup: &ChildSetup,
         [out, err]: [PathBuf; 2],
     ) -> Result<Self, LiveError> {
         let failed = |error| LiveError::Io { what: format!("starting {name}"), error };
-        // Appended to, so that a file that is cut goes on at its beginning.
+        // Opened for appending, so that output continues at the beginning of a file that was
+        // truncated.
         let file = |path: &PathBuf| {
             let emptied = File::create(path);
             emptied
@@ -106,9 +119,9 @@ impl Process {
                 .map_err(LiveError::io(format!("writing {}", path.display())))
         };
         command.stdin(stdin).stdout(file(&out)?).stderr(file(&err)?);
-        // All that a run compares is one user's, also what it starts by `elfen run`.
+        // All programs that are compared run as the same user, also those that `elfen run` starts.
         command.env_remove("SUDO_UID");
-        os::prepare(&mut command, place);
+        os::configure(&mut command, setup);
         let child = command.spawn().map_err(failed)?;
         Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })
     }
@@ -118,19 +131,19 @@ impl Process {
     }
 
     /// Fails if it has ended.
-    pub(super) fn lives(&mut self) -> Result<(), LiveError> {
-        match self.ended()? {
+    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
+        match self.try_wait()? {
             None => Ok(()),
             Some(status) => Err(self.failure(status)),
         }
     }
 
-    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>, LiveError> {
+    pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>, LiveError> {
         if self.status.is_none() {
-            let before_ns = os::waited_for_ns();
+            let before_ns = os::reaped_cpu_ns();
             let waited = self.child.try_wait();
             self.status = waited.map_err(LiveError::io(format!("waiting for {}", self.name)))?;
-            self.spent_ns = os::waited_for_ns().saturating_sub(before_ns);
+            self.spent_ns = os::reaped_cpu_ns().saturating_sub(before_ns);
         }
         Ok(self.status)
     }
@@ -139,62 +152,63 @@ impl Process {
         self.spent_ns
     }
 
-    /// What it has said on stderr.
-    pub(crate) fn said(&self) -> String {
+    /// Its stderr so far.
+    pub(crate) fn stderr_text(&self) -> String {
         fs::read(&self.err).map_or_else(|_| String::new(), |said| lossy(&said))
     }
 
-    /// A program of the user's own may say more than there is room for.
-    pub(crate) fn forget_much(&self) -> Result<(), LiveError> {
+    /// Empties its stderr file if that is large: a program of the user's own may print more than
+    /// there is room for.
+    pub(crate) fn truncate_stderr(&self) -> Result<(), LiveError> {
         let failed = || LiveError::io(format!("cutting {}", self.err.display()));
-        if fs::metadata(&self.err).map_err(failed())?.len() > SAID_MAX {
+        if fs::metadata(&self.err).map_err(failed())?.len() > STDERR_MAX {
             let file = OpenOptions::new().write(true).open(&self.err).map_err(failed())?;
             file.set_len(0).map_err(failed())?;
         }
         Ok(())
     }
 
-    /// What it has printed so far.
-    pub(super) fn printed(&self) -> String {
+    /// Its stdout so far.
+    pub(super) fn stdout_text(&self) -> String {
         fs::read_to_string(&self.out).unwrap_or_default()
     }
 
-    /// Waits for its end, asks it to end if `asking` says so, and gives what it printed. Any status
-    /// but 0 is a failure.
+    /// Sends a signal if one is given, waits for the end of the child, and returns its stdout. Any
+    /// exit status but 0 is a failure.
     pub(super) fn finish(
         mut self,
-        asking: Option<i32>,
-        patience: Duration,
+        signal: Option<i32>,
+        timeout: Duration,
     ) -> Result<String, LiveError> {
-        if let (Some(signal), None) = (asking, self.ended()?) {
+        if let (Some(signal), None) = (signal, self.try_wait()?) {
             os::send(self.id(), signal);
         }
         let begin = Instant::now();
         loop {
-            if let Some(status) = self.ended()? {
+            if let Some(status) = self.try_wait()? {
                 return if status.success() {
-                    Ok(self.printed())
+                    Ok(self.stdout_text())
                 } else {
                     Err(self.failure(status))
                 };
             }
-            go_on()?;
-            if begin.elapsed() > patience {
-                let (name, seconds) = (self.name.clone(), patience.as_secs());
+            check_interrupted()?;
+            if begin.elapsed() > timeout {
+                let (name, seconds) = (self.name.clone(), timeout.as_secs());
                 return Err(LiveError::Stuck { name, seconds });
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// What it printed, as one JSON value.
+    /// Like `finish`, for stdout with one JSON value.
     pub(super) fn finish_json<T: DeserializeOwned>(
         self,
-        asking: Option<i32>,
-        patience: Duration,
+        signal: Option<i32>,
+        timeout: Duration,
     ) -> Result<T, LiveError> {
         let name = self.name.clone();
-        let text = self.finish(asking, patience)?;
+        let text = self.finish(signal, timeout)?;
         serde_json::from_str(&text)
             .map_err(|error| LiveError::Garbled { name, why: error.to_string() })
     }
@@ -204,37 +218,37 @@ impl Process {
     }
 
     pub(super) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
-        let said = self.said();
+        let said = self.stderr_text();
         let said = said.lines().last().unwrap_or("it said nothing").to_owned();
         let name = name.to_owned();
-        // Its own name begins its line already.
+        // Elfen's programs begin their messages with their own names.
         let said = said.strip_prefix(&format!("{name}: ")).map_or(said.clone(), str::to_owned);
         LiveError::Failed { name, status, said }
     }
 
-    pub(crate) fn wait(&mut self, patience: Duration) -> bool {
+    pub(crate) fn wait(&mut self, timeout: Duration) -> bool {
         let begin = Instant::now();
-        while matches!(self.ended(), Ok(None)) {
-            if begin.elapsed() > patience {
+        while matches!(self.try_wait(), Ok(None)) {
+            if begin.elapsed() > timeout {
                 return false;
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         true
     }
 }
 
-/// Asked first; then killed, with all that it started: `elfen run` alone would leave its batch
-/// behind, and a shell that heeds SIGTERM what it started.
+/// Sends SIGTERM and then SIGKILL, also to the descendants. `elfen run` would leave its batch
+/// behind, and a shell that handles SIGTERM would leave its children.
 impl Drop for Process {
     fn drop(&mut self) {
-        if !matches!(self.ended(), Ok(None)) {
+        if !matches!(self.try_wait(), Ok(None)) {
             return;
         }
-        let family = Members::of(self.id());
+        let family = Descendants::of(self.id());
         os::send(self.id(), libc::SIGTERM);
-        if !self.wait(LAST_PATIENCE) {
-            let late = Members::of(self.id());
+        if !self.wait(TERM_TIMEOUT) {
+            let late = Descendants::of(self.id());
             os::send(self.id(), libc::SIGKILL);
             let _killed = self.child.wait();
             late.kill();
@@ -247,30 +261,29 @@ fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits for something that a child does.
+/// Waits until `done` returns a value. Fails if the child ends before.
 pub(super) fn wait_for<T>(
     process: &mut Process,
-    patience: Duration,
+    timeout: Duration,
     mut done: impl FnMut(&Process) -> Option<T>,
 ) -> Result<T, LiveError> {
     let begin = Instant::now();
     loop {
-        go_on()?;
+        check_interrupted()?;
         if let Some(result) = done(process) {
             return Ok(result);
         }
-        process.lives()?;
-        if begin.elapsed() > patience {
-            let (name, seconds) = (process.name.clone(), patience.as_secs());
+        process.check_alive()?;
+        if begin.elapsed() > timeout {
+            let (name, seconds) = (process.name.clone(), timeout.as_secs());
             return Err(LiveError::NotReady { name, seconds });
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::os::Rank;
     use super::*;
     use crate::live::usage;
     use elfen_machine::process::below;
@@ -279,14 +292,14 @@ mod tests {
     fn start(script: &str, scratch: &Scratch) -> Process {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let place = Place::anywhere(Rank::Normal);
-        Process::start("it", command, &place, scratch).unwrap()
+        let setup = ChildSetup::anywhere(Rank::Normal);
+        Process::start("it", command, &setup, scratch).unwrap()
     }
 
-    /// Goal: output and failures of a child are told as they are. Method: one that prints, one that
-    /// fails, one that prints what is no JSON, one that does not end.
+    /// Goal: output and failures of a child are reported. Method: a child that prints, one that
+    /// fails, one whose output is no JSON, and one that does not end.
     #[test]
-    fn children_are_told_apart() {
+    fn output_and_failures_are_reported() {
         let scratch = Scratch::new(1).unwrap();
         let long = Duration::from_secs(60);
         let printed: Value = start("echo '{\"x\":1}'", &scratch).finish_json(None, long).unwrap();
@@ -302,19 +315,19 @@ mod tests {
         assert!(matches!(asked, Err(LiveError::Failed { .. })), "{asked:?}");
     }
 
-    /// Goal: a child that ignores SIGTERM ends with us all the same, and so does the family of one
-    /// that heeds it. Method: shells with a child, dropped.
+    /// Goal: a child that ignores SIGTERM is ended, and so are the descendants of a child that
+    /// handles it. Method: shells with a child, dropped.
     #[test]
-    fn nobody_outlives_us() {
-        outlived_by_nobody("trap '' TERM; sh -c 'sleep 600; :' & echo ready; wait; wait");
-        outlived_by_nobody("sh -c 'sleep 600; :' & echo ready; wait; wait");
+    fn a_dropped_child_ends_with_all_descendants() {
+        assert_all_end("trap '' TERM; sh -c 'sleep 600; :' & echo ready; wait; wait");
+        assert_all_end("sh -c 'sleep 600; :' & echo ready; wait; wait");
     }
 
-    fn outlived_by_nobody(script: &str) {
+    fn assert_all_end(script: &str) {
         let scratch = Scratch::new(1).unwrap();
         let mut parent = start(script, &scratch);
         wait_for(&mut parent, Duration::from_secs(60), |p| {
-            p.printed().contains("ready").then_some(())
+            p.stdout_text().contains("ready").then_some(())
         })
         .unwrap();
         let family = below(parent.id());
@@ -322,12 +335,12 @@ mod tests {
         let id = parent.id();
         drop(parent);
         let lives =
-            |pid: u32| usage::name_of(pid).is_some_and(|name| name == "sh" || name == "sleep");
-        // The process that adopts the orphans collects them when it comes to it.
+            |pid: u32| usage::process_name(pid).is_some_and(|name| name == "sh" || name == "sleep");
+        // The process that adopts orphans reaps them at some later time.
         let begin = Instant::now();
         while family.iter().chain([&id]).any(|&pid| lives(pid) && !is_over(pid)) {
             assert!(begin.elapsed() < Duration::from_secs(60), "{family:?} live on");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

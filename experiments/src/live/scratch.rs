@@ -1,7 +1,8 @@
-//! The folder and the service's page of one live run, and their end.
+//! The folder for temporary files of one live run, and the name of its service's page.
 //!
-//! Both go when this drops. A run that is killed leaves them: the folder's name says whose it was,
-//! and the next live run removes what dead ones left.
+//! Both are removed when this value is dropped. A run that is killed leaves them behind. The
+//! folder's name identifies its process, and the next live run removes the folders of dead
+//! processes.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -22,15 +23,15 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes the folder in the folder for temporary files; `lanes` are the request lanes of the
-    /// service to come.
+    /// Creates the folder in the system's folder for temporary files. `lanes` is the number of
+    /// request lanes of the service.
     pub(crate) fn new(lanes: u32) -> io::Result<Self> {
         let temporary = std::env::temp_dir();
         let own = Identity::own().ok_or_else(|| io::Error::other("/proc cannot be read"))?;
-        clear_after_the_dead(&temporary);
+        remove_leftovers(&temporary);
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let service = format!("{PREFIX}{:x}-{}", own.word(), NEXT.fetch_add(1, Relaxed));
-        // The page's slots are part of the name, as the run that clears up has to know them.
+        // The name has the number of lanes, because removing the page requires it.
         let dir = temporary.join(format!("{service}.{lanes}"));
         DirBuilder::new()
             .mode(0o700)
@@ -43,7 +44,7 @@ impl Scratch {
         self.dir.join(name)
     }
 
-    /// The name under which the service publishes.
+    /// The name of the service's page.
     pub(super) fn service(&self) -> &str {
         &self.service
     }
@@ -55,7 +56,8 @@ impl Drop for Scratch {
     }
 }
 
-/// A page of the same name that others hold is not removed: opening it fails.
+/// Removes the folder and the page. A page of the same name that another user owns cannot be
+/// opened, so it is not removed.
 fn remove(dir: &Path, service: &str, lanes: u32) {
     if let Ok(page) = Service::open(service, lanes) {
         let _gone = page.remove();
@@ -64,7 +66,7 @@ fn remove(dir: &Path, service: &str, lanes: u32) {
 }
 
 /// Removes what killed live runs of this user left in a folder.
-fn clear_after_the_dead(temporary: &Path) {
+fn remove_leftovers(temporary: &Path) {
     let Ok(own) = fs::metadata("/proc/self").map(|own| own.uid()) else { return };
     let Ok(entries) = fs::read_dir(temporary) else { return };
     for entry in entries.flatten() {
@@ -77,7 +79,7 @@ fn clear_after_the_dead(temporary: &Path) {
     }
 }
 
-/// The service, the process and the lanes that a folder's name names.
+/// The service, the process and the number of lanes in a folder's name.
 fn owner_of(name: &str) -> Option<(&str, Identity, u32)> {
     let (service, lanes) = name.split_once('.')?;
     let (word, _) = service.strip_prefix(PREFIX)?.split_once('-')?;
@@ -91,10 +93,10 @@ mod tests {
     use super::*;
     use elfen_rt::signal::service::ServiceReader;
 
-    /// Goal: nothing stays behind, whether we end or are killed. Method: a folder and a page of our
-    /// own, and those of a process that never was.
+    /// Goal: nothing is left behind, also by killed runs. Method: a folder and a page of this
+    /// process, and of a process that never existed.
     #[test]
-    fn what_the_dead_left_goes_and_so_does_what_is_ours() {
+    fn folders_and_pages_are_removed() {
         let dead = Identity::own().unwrap().word() ^ 1; // our id, another start
         let service = format!("{PREFIX}{dead:x}-0");
         let left = std::env::temp_dir().join(format!("{service}.2"));
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_folders_are_none_of_ours() {
+    fn other_folders_are_left_alone() {
         for name in [
             "elfen-live-",
             "elfen-live-0-0.1",

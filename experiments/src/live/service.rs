@@ -1,4 +1,4 @@
-//! The service of a live run: its index, its queries, and the process that serves them.
+//! `elfen-search` in live runs: its index, its queries, and its process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,41 +8,41 @@ use std::time::Duration;
 use elfen_machine::process::threads_of;
 use serde_json::Value;
 
-use super::os::{self, Place, Rank};
+use super::os::{self, ChildSetup, Rank};
 use super::process::{Process, wait_for};
 use super::scratch::Scratch;
 use super::{LiveError, Machine, Programs, usage};
 
-/// Tasks that match many documents; so many of them make one query of several words. A request has
-/// to take long beside what coordinator and generator take for it: most of a millisecond with the
-/// demo's index, and two with the experiment's.
+/// Tasks that match many documents; several of them make one query. A request has to run long
+/// compared with coordinator and generator: most of a millisecond with the demo's index, and two
+/// with the experiment's.
 const MANY_WORDS: &str = "OrHigh";
 const TASKS_A_QUERY: usize = 12;
-/// Tasks that take their time as they are.
+/// Tasks that are long enough unchanged.
 const AS_THEY_ARE: [&str; 2] = ["AndHighHigh", "Fuzzy2"];
-/// For a large index to be checked, and for its queries to be asked once.
-const TO_OPEN: Duration = Duration::from_secs(120);
-const TO_BUILD: Duration = Duration::from_secs(3600);
-const TO_ANSWER: Duration = Duration::from_secs(60);
+/// Time to check a large index and to answer each query once.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(120);
+const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where the service's coordinator and the generator run, besides the lanes.
+/// The CPUs and the priority of the service's coordinator and of the generator.
 #[derive(Clone, Debug)]
 pub(super) struct Helpers {
     pub(super) coordinator: u32,
     pub(super) generator: u32,
-    /// Whether that is a batch lane.
+    /// Whether they share a batch lane.
     pub(super) share_a_lane: bool,
     rank: Rank,
 }
 
 impl Helpers {
-    /// CPUs outside all pairs if there are any; else the first batch lane, at the best rank that
-    /// may be had.
+    /// Chooses CPUs outside all pairs if there are any, else the first batch lane; and the highest
+    /// priority that is permitted.
     pub(super) fn choose(machine: &Machine, scratch: &Scratch) -> Result<Self, LiveError> {
         let mut batch_lanes = machine.batch_lanes();
         let (_, lane) = batch_lanes.next().ok_or_else(|| {
             let why = "there is no pair of lanes".to_owned();
-            LiveError::Refused { why, fix: "give one by hand, as in --lanes 0:1" }
+            LiveError::Refused { why, fix: "give a pair by hand, as in --lanes 0:1" }
         })?;
         let (coordinator, generator) = match machine.spare.as_slice() {
             [] => (lane, lane),
@@ -51,16 +51,17 @@ impl Helpers {
         };
         let share_a_lane = machine.spare.is_empty();
         let may = |rank: &Rank| {
-            let place = Place::anywhere(*rank);
-            let tried = Process::start("true", Command::new("true"), &place, scratch);
-            tried.and_then(|tried| tried.finish(None, TO_ANSWER)).is_ok()
+            let setup = ChildSetup::anywhere(*rank);
+            let tried = Process::start("true", Command::new("true"), &setup, scratch);
+            tried.and_then(|tried| tried.finish(None, ANSWER_TIMEOUT)).is_ok()
         };
         let ranks = [Rank::Fifo(2), Rank::Nice(-20), Rank::ShortSlice];
         let rank = ranks.into_iter().find(may).unwrap_or(Rank::Normal);
         Ok(Self { coordinator, generator, share_a_lane, rank })
     }
 
-    /// The worker's lane is its own; the coordinator goes before the generator, which may spin.
+    /// The priority of coordinator, generator and workers. The coordinator preempts the generator,
+    /// which may spin; a worker has its own lane.
     fn ranks(&self) -> [Rank; 3] {
         match self.rank {
             Rank::Fifo(_) => [Rank::Fifo(3), Rank::Fifo(2), Rank::Fifo(1)],
@@ -68,61 +69,51 @@ impl Helpers {
         }
     }
 
-    /// Whether an ordinary thread on their lane is none of their business.
-    pub(super) fn goes_first(&self) -> bool {
+    /// Whether an ordinary thread on their lane cannot delay them.
+    pub(super) fn outranks_ordinary_threads(&self) -> bool {
         !self.share_a_lane || matches!(self.rank, Rank::Fifo(_))
     }
 
-    pub(super) fn generator_place(&self) -> Place {
+    pub(super) fn generator_setup(&self) -> ChildSetup {
         let [_, rank, _] = self.ranks();
-        Place::on(self.generator, rank)
+        ChildSetup::on(self.generator, rank)
     }
 
-    /// One sentence for the results.
-    pub(super) fn words(&self) -> String {
+    /// Describes their CPUs and priority, as a sentence for the results. A service of the user's
+    /// own has no coordinator of ours.
+    pub(super) fn describe(&self, has_coordinator: bool) -> String {
         let Self { coordinator, generator, share_a_lane, rank } = self;
-        let place = match share_a_lane {
-            true => format!(
-                "coordinator and generator share CPU {coordinator} with the batch, for want of \
-                 others"
+        let cpus = match (has_coordinator, share_a_lane) {
+            (true, true) => format!(
+                "coordinator and generator share CPU {coordinator} with the batch, because there \
+                 is no other"
             ),
-            false if coordinator == generator => {
+            (true, false) if coordinator == generator => {
                 format!("coordinator and generator run on CPU {coordinator}, outside the lanes")
             }
-            false => format!(
+            (true, false) => format!(
                 "the coordinator runs on CPU {coordinator} and the generator on CPU {generator}, \
                  outside the lanes"
             ),
-        };
-        let rank = match rank {
-            Rank::Fifo(_) => "service and generator go before everything else (SCHED_FIFO)",
-            Rank::Nice(_) => "service and generator go before others (nice -20)",
-            Rank::ShortSlice => {
-                "service and generator have no privilege to go before others, only shorter slices"
+            (false, true) => format!(
+                "the generator shares CPU {generator} with the batch, because there is no other"
+            ),
+            (false, false) => {
+                format!("the generator runs on CPU {generator}, outside the lanes")
             }
-            _ => "service and generator have no privilege to go before others",
         };
-        format!("{place}; {rank}")
+        let programs = if has_coordinator { "service and generator run" } else { "it runs" };
+        let rank = match rank {
+            Rank::Fifo(_) => "before all ordinary threads (SCHED_FIFO)",
+            Rank::Nice(_) => "at nice -20",
+            Rank::ShortSlice => "at normal priority, with a shorter slice",
+            _ => "at normal priority",
+        };
+        format!("{cpus}; {programs} {rank}")
     }
 }
 
-/// The same where there is no coordinator of ours, but a service of the user's own.
-pub(super) fn words_of_generator(helpers: &Helpers) -> String {
-    let Helpers { generator, share_a_lane, rank, .. } = helpers;
-    let place = match share_a_lane {
-        true => format!("the generator shares CPU {generator} with the batch, for want of others"),
-        false => format!("the generator runs on CPU {generator}, outside the lanes"),
-    };
-    let rank = match rank {
-        Rank::Fifo(_) => "it goes before everything else (SCHED_FIFO)",
-        Rank::Nice(_) => "it goes before others (nice -20)",
-        Rank::ShortSlice => "it has no privilege to go before others, only shorter slices",
-        _ => "it has no privilege to go before others",
-    };
-    format!("{place}; {rank}")
-}
-
-/// An index and the queries for it.
+/// An index and its queries.
 #[derive(Clone, Debug)]
 pub(super) struct Corpus {
     pub(super) index: PathBuf,
@@ -131,8 +122,8 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
-    /// Opens the index in a folder of the user's, builds it there if there is none, or builds it
-    /// for this run alone.
+    /// Opens the index in the user's folder, and builds it there if it is missing. Without a
+    /// folder, builds an index for this run only.
     pub(super) fn open(
         programs: &Programs,
         scratch: &Scratch,
@@ -143,22 +134,22 @@ impl Corpus {
         if !index.exists() {
             let mut command = Command::new(&programs.search);
             command.args(["index", "--docs", &documents.to_string()]).arg(&index);
-            let place = Place::anywhere(Rank::Normal);
-            Process::start("elfen-search", command, &place, scratch)?.finish(None, TO_BUILD)?;
+            Process::start_anywhere("elfen-search", command, scratch)?
+                .finish(None, BUILD_TIMEOUT)?;
         }
         let (documents, seed) = manifest(&index)?;
         let mut command = Command::new(&programs.search);
         command.args(["tasks", "--docs", &documents.to_string(), "--seed", &seed.to_string()]);
-        let tasks =
-            Process::start("elfen-search", command, &Place::anywhere(Rank::Normal), scratch)?;
-        let tasks = tasks.finish(None, TO_ANSWER)?;
+        let tasks = Process::start_anywhere("elfen-search", command, scratch)?;
+        let tasks = tasks.finish(None, ANSWER_TIMEOUT)?;
         let queries = scratch.path("tasks");
-        fs::write(&queries, heavy(&tasks))
+        fs::write(&queries, long_queries(&tasks))
             .map_err(LiveError::io(format!("writing {}", queries.display())))?;
         Ok(Self { index, queries, documents })
     }
 
-    /// What the service's workers can serve: each has its lane, and searches without a pause.
+    /// Measures the capacity of the service: the sum over its workers, each of which searches
+    /// without a pause on its lane.
     pub(super) fn capacity_rps(
         &self,
         programs: &Programs,
@@ -174,29 +165,29 @@ impl Corpus {
         Ok(sum)
     }
 
-    /// One worker that searches without a pause, on one CPU.
+    /// Starts one worker that searches without a pause on one CPU.
     pub(super) fn searching(
         &self,
         programs: &Programs,
         scratch: &Scratch,
         cpu: u32,
         rank: Rank,
-    ) -> Result<Searching, LiveError> {
+    ) -> Result<SearchBench, LiveError> {
         let mut command = Command::new(&programs.search);
         command.args(["bench", "--json", "--passes", "1", "--cpu", &cpu.to_string()]);
         command.arg("--tasks").arg(&self.queries).arg(&self.index);
-        let place = Place::on(cpu, rank);
-        Ok(Searching(Process::start("elfen-search", command, &place, scratch)?))
+        let setup = ChildSetup::on(cpu, rank);
+        Ok(SearchBench(Process::start("elfen-search", command, &setup, scratch)?))
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Searching(Process);
+pub(super) struct SearchBench(Process);
 
-impl Searching {
-    /// Queries per second.
+impl SearchBench {
+    /// Waits for its end, and returns queries per second.
     pub(super) fn finish(self) -> Result<f64, LiveError> {
-        let report: Value = self.0.finish_json(None, TO_BUILD)?;
+        let report: Value = self.0.finish_json(None, BUILD_TIMEOUT)?;
         let rate = report["queries_per_second"].as_f64().filter(|rate| *rate > 0.0);
         rate.ok_or_else(|| LiveError::Garbled {
             name: "elfen-search".to_owned(),
@@ -205,8 +196,8 @@ impl Searching {
     }
 }
 
-/// A query set of long requests, from a set of all kinds.
-fn heavy(tasks: &str) -> String {
+/// A set of long queries, made from a set of all kinds.
+fn long_queries(tasks: &str) -> String {
     let of = |kind: &'static str| {
         tasks
             .lines()
@@ -226,11 +217,12 @@ fn heavy(tasks: &str) -> String {
     text
 }
 
-/// Documents and seed of an index; queries can be made for the built-in corpus alone.
+/// The number of documents and the seed of an index. Queries can only be generated for the built-in
+/// corpus.
 fn manifest(index: &Path) -> Result<(u64, u64), LiveError> {
     let refuse = |why: &str| LiveError::Refused {
         why: format!("the index {}: {why}", index.display()),
-        fix: "leave --index out, or name a folder that is not there yet: one is built in it",
+        fix: "leave --index out, or name a new folder, in which an index is built",
     };
     let text = fs::read_to_string(index.join("elfen-search.json"))
         .map_err(|error| refuse(&format!("its manifest cannot be read: {error}")))?;
@@ -243,12 +235,12 @@ fn manifest(index: &Path) -> Result<(u64, u64), LiveError> {
 
 /// The running service.
 #[derive(Debug)]
-pub(super) struct Serving {
+pub(super) struct SearchService {
     process: Process,
     pub(super) address: String,
 }
 
-impl Serving {
+impl SearchService {
     pub(super) fn start(
         programs: &Programs,
         scratch: &Scratch,
@@ -258,34 +250,33 @@ impl Serving {
     ) -> Result<Self, LiveError> {
         let lanes: Vec<String> = machine.pairs.iter().map(|p| p.request.to_string()).collect();
         let mut command = Command::new(&programs.search);
-        // The kernel knows which port is free.
+        // Port 0: the kernel chooses a free port.
         command.args(["serve", "--listen", "127.0.0.1:0", "--drain", "1s"]);
         command.args(["--lanes", &lanes.join(",")]);
         command.args(["--coordinator-cpu", &helpers.coordinator.to_string()]);
-        command.args(["--service-name", scratch.service()]).args(machine.beside());
+        command.args(["--service-name", scratch.service()]).args(machine.emulation_options());
         command.arg("--warmup").arg(&corpus.queries).arg(&corpus.index);
-        let place = Place::anywhere(Rank::Normal);
-        let mut process = Process::start("elfen-search", command, &place, scratch)?;
-        let address = wait_for(&mut process, TO_OPEN, |process| {
-            let line = process.printed();
+        let mut process = Process::start_anywhere("elfen-search", command, scratch)?;
+        let address = wait_for(&mut process, OPEN_TIMEOUT, |process| {
+            let line = process.stdout_text();
             line.strip_prefix("serving on ")?.strip_suffix('\n').map(str::to_owned)
         })?;
         let [first, _, others] = helpers.ranks();
         for thread in threads_of(process.id()) {
             let rank = if thread == process.id() { first } else { others };
             let thread = i32::try_from(thread).unwrap_or(0);
-            os::take_rank(thread, rank).map_err(LiveError::io("ranking the service's threads"))?;
+            os::set_rank(thread, rank).map_err(LiveError::io("ranking the service's threads"))?;
         }
         Ok(Self { process, address })
     }
 
-    pub(super) fn lives(&mut self) -> Result<(), LiveError> {
-        self.process.lives()
+    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
+        self.process.check_alive()
     }
 
     /// CPU time of the coordinator, and of all workers together, in nanoseconds.
     pub(super) fn used_ns(&self) -> (u64, u64) {
-        usage::first_and_others(self.process.id())
+        usage::main_and_other_threads_ns(self.process.id())
     }
 }
 
@@ -293,11 +284,11 @@ impl Serving {
 mod tests {
     use super::*;
 
-    /// Goal: long queries, each another. Method: three tasks of two words and others.
+    /// Goal: queries are long, and no two are alike. Method: three tasks of two words and others.
     #[test]
     fn queries_are_long() {
         let tasks = "OrHighLow: a b\nLowTerm: x\nOrHighHigh: c d\nFuzzy2: f~2\nOrHighMed: e g\n";
-        let lines = heavy(tasks);
+        let lines = long_queries(tasks);
         let lines: Vec<&str> = lines.lines().collect();
         assert_eq!(lines.len(), 4);
         assert!(

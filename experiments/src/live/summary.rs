@@ -1,9 +1,8 @@
-//! What many runs say together: medians over invocations, and how far they can be trusted.
+//! The rows of a results file: medians over runs, with 95 % intervals.
 //!
-//! Runs of one invocation met the same requests, so companies are compared with no batch invocation
-//! by invocation: the ratio of two runs a minute apart, and the median of these ratios. Intervals
-//! are by bootstrap over invocations, as requests within one wait behind each other and are no
-//! independent sample.
+//! Runs of one invocation got the same requests, so scenarios are compared within an invocation:
+//! the figure is the median of the ratios of two runs a minute apart. Intervals are by bootstrap
+//! over invocations. Requests of one run wait for each other, so they are no independent sample.
 
 use std::collections::BTreeMap;
 
@@ -14,66 +13,65 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 
-use crate::record::{Alone, Company, Line, Run, Setup};
+use crate::record::{Alone, Line, Run, Scenario, Setup, runs};
 
 const RESAMPLES: usize = 10_000;
-/// Where each has to look at thousands of latencies.
+/// Fewer where each sample ranks thousands of latencies.
 const FEW_RESAMPLES: usize = 1_000;
 const SEED: u64 = 1;
 
-/// A median with its 95 % interval, which takes three values or more.
+/// A median, and its 95 % interval if there are three values or more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
     pub median: f64,
     pub ci95: Option<[f64; 2]>,
 }
 
-/// One load with one company.
+/// One load in one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub load: f64,
     pub rps: f64,
-    pub company: Company,
-    /// In the words of the plan.
+    pub scenario: Scenario,
+    /// The scenario in the words of the plan.
     pub asked: String,
     pub batch: Option<String>,
-    pub invocations: usize,
+    pub runs: usize,
     pub requests: u64,
     pub errors: u64,
     pub p50_ms: Figure,
     pub p95_ms: Figure,
     pub p99_ms: Figure,
-    /// To no batch, invocation by invocation.
+    /// p99 relative to the service alone, within an invocation.
     pub p99_ratio: Option<Figure>,
     pub mean_ms: Figure,
     pub request_lane_utilisation: Figure,
     pub batch_lane_utilisation: Figure,
-    /// The part of the time that Elfen left the batch lanes to the batch, whichever tasks ran there
-    /// then.
+    /// The part of the time in which Elfen lent the batch lanes, whichever tasks ran there.
     pub lent: Option<Figure>,
-    /// Of both lanes, where 1 is one lane that is always busy.
+    /// Of both lanes; 1 is one lane that is always busy.
     pub utilisation: Figure,
-    /// The same, with coordinator and generator where they share the batch lane.
+    /// `utilisation` plus coordinator and generator, for machines where they share the batch lane.
     pub utilisation_with_helpers: Figure,
     pub helper_utilisation: Figure,
     pub batch_per_second: Option<Figure>,
     pub batch_unit: Option<String>,
-    /// Of what the batch does with nothing beside it.
+    /// Work of the batch, relative to the batch alone.
     pub batch_relative: Option<Figure>,
-    /// Whether the batch found every result right, with the checksum that it has alone.
+    /// Whether every result of the batch is correct, and its checksum is that of the batch alone.
     pub batch_verified: Option<bool>,
-    /// Of the request lane's busy time, the part with the batch beside it.
+    /// The part of the request lane's busy time in which the batch ran.
     pub overlapped: Option<Figure>,
     pub reaction_us: Option<Figure>,
     pub reaction_p99_us: Option<Figure>,
     pub mechanisms: Option<String>,
-    /// What the model makes of the same requests, on an emulated core.
+    /// The predictions of the model for the same requests, on an emulated core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<Foreseen>,
 }
 
-/// What the model makes of the requests that a row's runs met, and how far the runs are from that,
-/// invocation by invocation: 0.1 for a tenth more.
+/// The predictions of the model for the requests of a row's runs, and the deviation of each run
+/// from its prediction: 0.1 is a tenth more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Foreseen {
     pub p99_ratio: Figure,
@@ -83,13 +81,14 @@ pub struct Foreseen {
 }
 
 impl Row {
+    /// Whether this row includes the run.
     pub fn is_of(&self, run: &Run) -> bool {
-        (self.company, &self.asked, &self.batch) == (run.company, &run.asked, &run.batch)
+        (self.scenario, &self.asked, &self.batch) == (run.scenario, &run.asked, &run.batch)
             && (self.rps - run.rps).abs() <= run.rps * 1e-9
     }
 }
 
-/// The rows of a results file, in the order of load, batch and company.
+/// The rows of a results file, in the order of load, batch and scenario.
 pub fn rows(lines: &[Line]) -> Vec<Row> {
     let mut alone: &[Alone] = &[];
     let mut groups: BTreeMap<Key, Vec<&Run>> = BTreeMap::new();
@@ -99,22 +98,17 @@ pub fn rows(lines: &[Line]) -> Vec<Row> {
             Line::Run(run) => groups.entry(Key::of(run)).or_default().push(run),
         }
     }
-    let without: Vec<&Run> = lines
-        .iter()
-        .filter_map(|line| match line {
-            Line::Run(run) if run.company == Company::None => Some(run),
-            _ => None,
-        })
-        .collect();
+    let without: Vec<&Run> = runs(lines).filter(|run| run.scenario == Scenario::None).collect();
     groups.values().map(|runs| row(runs, &without, alone)).collect()
 }
 
-/// Rates in millionths of a request a second, as numbers with a point have no order of their own.
+/// The order of the rows. Rates are in millionths of a request per second, because floating-point
+/// numbers have no total order.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     micro_rps: u128,
     batch: Option<String>,
-    company: Company,
+    scenario: Scenario,
     asked: String,
 }
 
@@ -123,7 +117,7 @@ impl Key {
         Self {
             micro_rps: std::time::Duration::from_secs_f64(run.rps.clamp(0.0, 1e9)).as_micros(),
             batch: run.batch.clone(),
-            company: run.company,
+            scenario: run.scenario,
             asked: run.asked.clone(),
         }
     }
@@ -137,7 +131,7 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
         (!values.is_empty()).then(|| figure(&values))
     };
     let partner = |run: &Run| {
-        let alone = without.iter().find(|other| run.met_the_requests_of(other))?;
+        let alone = without.iter().find(|other| run.met_the_same_requests(other))?;
         Some(run.p99_ms / alone.p99_ms)
     };
     let known = alone.iter().find(|alone| Some(&alone.batch) == first.batch.as_ref());
@@ -152,16 +146,16 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
     Row {
         load: first.load,
         rps: first.rps,
-        company: first.company,
+        scenario: first.scenario,
         asked: first.asked.clone(),
         batch: first.batch.clone(),
-        invocations: runs.len(),
+        runs: runs.len(),
         requests: runs.iter().map(|run| run.requests).sum(),
         errors: runs.iter().map(|run| run.errors).sum(),
         p50_ms: over(|run| run.p50_ms),
         p95_ms: over(|run| run.p95_ms),
         p99_ms: over(|run| run.p99_ms),
-        p99_ratio: (first.company != Company::None).then(|| some(&partner)).flatten(),
+        p99_ratio: (first.scenario != Scenario::None).then(|| some(&partner)).flatten(),
         mean_ms: over(|run| run.mean_ms),
         request_lane_utilisation: over(|run| run.request_lane_utilisation),
         batch_lane_utilisation: over(|run| run.batch_lane_utilisation),
@@ -183,13 +177,13 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
     }
 }
 
-/// Of the request lane's busy time; without a task map that is not counted.
+/// The part of the request lane's busy time. Without a task map it is not counted.
 fn overlapped(report: &Report) -> Option<f64> {
     let busy_ns = report.request_busy_ns.filter(|busy_ns| *busy_ns > 0)?;
     Some(number(report.figures.overlapped_ns?) / number(busy_ns))
 }
 
-/// Of the time of one run.
+/// The part of the time of one run.
 fn lent(report: &Report) -> Option<f64> {
     let ran_ns = report.figures.ran_ns()?;
     (report.wall_ns > 0).then(|| number(ran_ns) / number(report.wall_ns))
@@ -199,7 +193,7 @@ fn mechanisms(report: &Report) -> String {
     format!("signal {}, nap {}, inject {}", report.signal, report.nap, report.inject)
 }
 
-/// `values` must not be empty.
+/// The median of `values`, which must not be empty.
 pub fn figure(values: &[f64]) -> Figure {
     let of = |drawn: &[usize]| median(&drawn.iter().map(|at| values[*at]).collect::<Vec<_>>());
     Figure { median: median(values), ci95: bootstrap(values.len(), RESAMPLES, of) }
@@ -212,8 +206,8 @@ fn median(values: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[middle] } else { sorted[middle - 1].midpoint(sorted[middle]) }
 }
 
-/// The 95 % interval of what `of` makes of so many invocations, by percentile bootstrap: it is
-/// given those that were drawn.
+/// The 95 % interval of a statistic over `count` invocations, by percentile bootstrap. `of`
+/// computes the statistic from the indices of the sample.
 fn bootstrap(count: usize, resamples: usize, of: impl Fn(&[usize]) -> f64) -> Option<[f64; 2]> {
     if count < 3 {
         return None;
@@ -230,21 +224,17 @@ fn bootstrap(count: usize, resamples: usize, of: impl Fn(&[usize]) -> f64) -> Op
     Some([found[resamples / 40], found[resamples - 1 - resamples / 40]])
 }
 
-/// Takes tails over all requests of all invocations together, where the runs still have them: one
-/// short run has ten requests beyond its p99, and which ones is chance. What is compared was
-/// measured in turns all the same, and an interval draws invocations, as their requests wait for
-/// each other.
+/// Replaces percentiles by those over all requests of all invocations, where the runs still have
+/// their latencies.
+///
+/// One short run has ten requests above its p99, and which ones is chance. Scenarios are
+/// interleaved, so such percentiles are comparable, too. An interval samples invocations, because
+/// requests of one run wait for each other.
 pub fn over_all_requests(rows: &mut [Row], lines: &[Line]) {
-    let runs: Vec<&Run> = lines
-        .iter()
-        .filter_map(|line| match line {
-            Line::Run(run) if !run.latencies_ms.is_empty() => Some(run),
-            _ => None,
-        })
-        .collect();
+    let runs: Vec<&Run> = runs(lines).filter(|run| !run.latencies_ms.is_empty()).collect();
     for row in rows {
         let own: Vec<&Run> = runs.iter().copied().filter(|run| row.is_of(run)).collect();
-        if own.len() != row.invocations {
+        if own.len() != row.runs {
             continue;
         }
         let tail = |per_thousand| {
@@ -253,8 +243,9 @@ pub fn over_all_requests(rows: &mut [Row], lines: &[Line]) {
         };
         (row.p50_ms, row.p95_ms, row.p99_ms) = (tail(500), tail(950), tail(990));
         let alone = |run: &&Run| {
-            let is_it =
-                |other: &&&Run| other.company == Company::None && run.met_the_requests_of(other);
+            let is_it = |other: &&&Run| {
+                other.scenario == Scenario::None && run.met_the_same_requests(other)
+            };
             runs.iter().find(is_it).copied()
         };
         let alone: Vec<&Run> = own.iter().filter_map(alone).collect();
@@ -270,7 +261,7 @@ fn over_all(count: usize, of: impl Fn(&[usize]) -> f64) -> Figure {
     Figure { median: of(&each), ci95: bootstrap(count, FEW_RESAMPLES, of) }
 }
 
-/// Of all requests of these runs, the lowest latency that so many of a thousand do not exceed.
+/// The lowest latency that at least `per_thousand` of 1000 requests of these runs do not exceed.
 fn quantile(runs: &[&Run], drawn: &[usize], per_thousand: usize) -> f64 {
     let mut all: Vec<f64> = drawn.iter().flat_map(|at| &runs[*at].latencies_ms).copied().collect();
     let rank = (all.len() * per_thousand).div_ceil(1000).max(1);
@@ -295,10 +286,10 @@ mod tests {
         Box::new(Report { figures, wall_ns: 200, request_busy_ns, ..Report::default() })
     }
 
-    fn run(company: Company, invocation: u32, p99_ms: f64) -> Line {
+    fn run(scenario: Scenario, invocation: u32, p99_ms: f64) -> Line {
         Line::Run(Run {
-            company,
-            batch: (company != Company::None).then(|| "loop".to_owned()),
+            scenario,
+            batch: (scenario != Scenario::None).then(|| "loop".to_owned()),
             rps: 50.0,
             load: 0.5,
             invocation,
@@ -307,26 +298,29 @@ mod tests {
             request_lane_utilisation: 0.5,
             batch_lane_utilisation: 0.4,
             helper_utilisation: 0.1,
-            batch_per_second: (company != Company::None).then_some(40.0),
-            batch_verified: (company != Company::None).then_some(invocation != 3),
-            report: (company == Company::BorrowIdle).then(report),
+            batch_per_second: (scenario != Scenario::None).then_some(40.0),
+            batch_verified: (scenario != Scenario::None).then_some(invocation != 3),
+            report: (scenario == Scenario::BorrowIdle).then(report),
             ..Run::default()
         })
     }
 
-    /// Goal: companies are compared within an invocation. Method: invocations that drift by more
-    /// than what the companies differ in; by hand, 1.1, 1.2 and 1.3 times no batch.
+    /// Goal: scenarios are compared within an invocation. Method: invocations that drift by more
+    /// than the scenarios differ; by hand, 1.1, 1.2 and 1.3 times the service alone.
     #[test]
-    fn drift_cancels() {
+    fn drift_cancels_out() {
         let alone = Alone { batch: "loop".to_owned(), per_second: 100.0, ..Alone::default() };
         let mut lines = vec![Line::Setup(Setup { alone: vec![alone], ..Setup::default() })];
         for (invocation, (base, factor)) in (1..).zip([(1.0, 1.2), (10.0, 1.1), (100.0, 1.3)]) {
-            lines.push(run(Company::BorrowIdle, invocation, base * factor));
-            lines.push(run(Company::None, invocation, base));
+            lines.push(run(Scenario::BorrowIdle, invocation, base * factor));
+            lines.push(run(Scenario::None, invocation, base));
         }
         let rows = rows(&lines);
         let [none, idle] = rows.as_slice() else { panic!("{rows:?}") };
-        assert_eq!((none.company, none.p99_ratio, none.p99_ms.median), (Company::None, None, 10.0));
+        assert_eq!(
+            (none.scenario, none.p99_ratio, none.p99_ms.median),
+            (Scenario::None, None, 10.0)
+        );
         let ratio = idle.p99_ratio.unwrap();
         assert!((ratio.median - 1.2).abs() < 1e-12, "{ratio:?}");
         let [low, high] = ratio.ci95.unwrap();
@@ -338,20 +332,21 @@ mod tests {
         assert_eq!((idle.reaction_us.unwrap().median, idle.batch_verified), (2.0, Some(false)));
     }
 
-    /// Goal: a tail is that of all requests, and its ratio that of two such tails. Method: three
-    /// invocations of a hundred requests, of which one has all the slow ones: its own p99 is 100
-    /// times as high, and beside none its slow ones are half as slow; by hand, rank 297 of 300.
+    /// Goal: a percentile is over all requests, and its ratio that of two such percentiles. Method:
+    /// three invocations of a hundred requests; only one has slow requests. Its own p99 is 100
+    /// times as high. In the service alone, its slow requests are half as slow. By hand, the rank
+    /// is 297 of 300.
     #[test]
-    fn a_tail_is_over_all_invocations() {
-        let with = |company, invocation, slow_ms: f64| {
-            let Line::Run(run) = run(company, invocation, 0.0) else { unreachable!() };
+    fn a_percentile_is_over_all_invocations() {
+        let with = |scenario, invocation, slow_ms: f64| {
+            let Line::Run(run) = run(scenario, invocation, 0.0) else { unreachable!() };
             let latencies_ms = (0..100).map(|at| if at < 96 { 1.0 } else { slow_ms }).collect();
             Line::Run(Run { latencies_ms, ..run })
         };
         let mut lines = Vec::new();
         for (invocation, slow_ms) in [(1, 1.0), (2, 100.0), (3, 1.0)] {
-            lines.push(with(Company::BorrowIdle, invocation, slow_ms));
-            lines.push(with(Company::None, invocation, 1f64.max(slow_ms / 2.0)));
+            lines.push(with(Scenario::BorrowIdle, invocation, slow_ms));
+            lines.push(with(Scenario::None, invocation, 1f64.max(slow_ms / 2.0)));
         }
         let mut rows = rows(&lines);
         over_all_requests(&mut rows, &lines);
@@ -375,10 +370,10 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: an interval is ordered, lies within the values, and is the same each time. Method:
-        /// any values.
+        /// Goal: an interval is ordered, lies within the values, and is reproducible. Method: any
+        /// values.
         #[test]
-        fn intervals_are_sane(values in proptest::collection::vec(-1e9f64..1e9, 3..12)) {
+        fn intervals_are_ordered(values in proptest::collection::vec(-1e9f64..1e9, 3..12)) {
             let Figure { median, ci95 } = figure(&values);
             let [low, high] = ci95.expect("three values or more");
             prop_assert!(low <= median && median <= high);

@@ -1,8 +1,11 @@
-//! A service that stands ready, and one measurement with it.
+//! A running service, and the measurement of one run with it.
 //!
-//! The service stays up from run to run: what changes between two runs is the company and nothing
-//! else. CPU time is read at the beginning and at the end of the time that the generator measures.
+//! The service is `elfen-search`, which is started and ended here, or one of the user's own, which
+//! is only asked and observed. It stays up between runs, so that two runs differ only in the
+//! scenario. CPU time is read at the beginning and at the end of the time that the generator
+//! measures.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,119 +13,214 @@ use elfen_console::duration::number;
 use elfen_run::report::Report;
 use serde::Deserialize;
 
-use super::company::{Batches, Done, Start};
-use super::latencies::{self, Latencies, TIMEOUT, append, number_of};
-use super::own;
+use super::batches::{BatchResults, BatchStarter, Batches};
+use super::latencies::{self, Latencies, TIMEOUT, append_service_times, count_as_f64};
+use super::own_program::{self, OwnProgram};
+use super::own_service::OwnService;
 use super::plan::{Job, Spec};
 use super::process::Process;
+use super::recording::{Observer, Recording, ShimOptions};
 use super::scratch::Scratch;
-use super::service::{self, Helpers};
-pub use super::tested::Order;
-use super::tested::Tested;
-use super::watched::{Watched, Watching};
-use super::{LOOK_EVERY, LiveError, Programs, go_on, sleep_until, usage};
-use crate::record::{Alone, Company, Plan, Run};
+use super::service::{Corpus, Helpers, SearchService};
+use super::{LiveError, Machine, POLL_INTERVAL, Programs, check_interrupted, sleep_until, usage};
+use crate::record::{Alone, Plan, Run, Scenario};
 
-/// Every request of a run, for what the generator's summary leaves out.
+/// The generator's CSV of all requests of a run.
 const REQUESTS: &str = "requests.csv";
 const CONNECTIONS: &str = "64";
-/// For the generator to connect: nothing is due before.
+/// Time for the generator to connect, before the first request is due.
 const LEAD: Duration = Duration::from_millis(30);
-/// For the last answers, at a load beyond the capacity.
-const TO_ANSWER: Duration = Duration::from_secs(30);
+/// Time for the last answers, at a load above the capacity.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a batch program runs alone.
 const ALONE: Duration = Duration::from_millis(1000);
 
-/// The work of a batch program of the user's own.
+/// The unit of the work of a batch program of the user's own.
 const CPU_TIME: &str = "seconds of CPU time";
-/// One that takes less of a lane alone has nothing that could be compared.
+/// A program that uses less of a lane alone has no work to compare.
 const LEAST_CPUS: f64 = 0.001;
 
-/// Fields go in this order: the service before its page and its files.
+/// What a testbed measures, and on what.
+#[derive(Clone, Debug, Default)]
+pub struct Order {
+    pub machine: Machine,
+    /// The size of the index that is built, unless the folder `index` has one.
+    pub documents: u64,
+    pub index: Option<PathBuf>,
+    pub signal: String,
+    pub own: OwnProgram,
+    /// A service of the user's own, instead of `elfen-search`.
+    pub own_service: Option<OwnService>,
+    /// The file for the service times of the runs without a batch.
+    pub service_times: Option<PathBuf>,
+    /// The recordings of the runs, if they are requested.
+    pub shim: Option<ShimOptions>,
+}
+
+#[derive(Debug)]
+pub(super) enum ServiceUnderTest {
+    Search { search: SearchService, corpus: Corpus },
+    Own(OwnService),
+}
+
+impl ServiceUnderTest {
+    /// Builds the index and starts `elfen-search`, or probes the user's service.
+    pub(super) fn start(
+        order: &Order,
+        programs: &Programs,
+        scratch: &Scratch,
+        helpers: &Helpers,
+    ) -> Result<Self, LiveError> {
+        let machine = &order.machine;
+        if let Some(own) = &order.own_service {
+            own.check_ready(programs, scratch, machine, helpers)?;
+            return Ok(Self::Own(own.clone()));
+        }
+        let corpus = Corpus::open(programs, scratch, order.index.as_deref(), order.documents)?;
+        let search = SearchService::start(programs, scratch, machine, helpers, &corpus)?;
+        Ok(Self::Search { search, corpus })
+    }
+
+    /// The number of documents; 0 for a service of the user's own.
+    pub(super) fn documents(&self) -> u64 {
+        match self {
+            Self::Search { corpus, .. } => corpus.documents,
+            Self::Own(_) => 0,
+        }
+    }
+
+    pub(super) fn capacity_rps(
+        &self,
+        programs: &Programs,
+        scratch: &Scratch,
+        machine: &Machine,
+        helpers: &Helpers,
+    ) -> Result<f64, LiveError> {
+        match self {
+            Self::Search { corpus, .. } => corpus.capacity_rps(programs, scratch, machine, helpers),
+            Self::Own(_) => unreachable!("the user gives the capacity of such a service"),
+        }
+    }
+
+    /// Adds the service and its requests to the arguments of the generator.
+    pub(super) fn add_load_args(&self, command: &mut Command) {
+        match self {
+            Self::Search { search, corpus } => {
+                command.arg("--queries").arg(&corpus.queries).arg("--tasks");
+                command.args(["--template", "/search?q={}"]);
+                command.arg(format!("http://{}", search.address));
+            }
+            Self::Own(own) => own.add_load_args(command),
+        }
+    }
+
+    /// The name under which it publishes its requests, if it publishes them.
+    pub(super) fn published_name<'a>(&'a self, scratch: &'a Scratch) -> Option<&'a str> {
+        match self {
+            Self::Search { .. } => Some(scratch.service()),
+            Self::Own(own) => own.service.name.as_deref(),
+        }
+    }
+
+    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
+        match self {
+            Self::Search { search, .. } => search.check_alive(),
+            Self::Own(own) => own.check_alive(),
+        }
+    }
+
+    /// CPU time in nanoseconds: of its coordinator, which runs outside the request lanes, and of
+    /// its workers.
+    pub(super) fn used_ns(&self) -> (u64, u64) {
+        match self {
+            Self::Search { search, .. } => search.used_ns(),
+            Self::Own(own) => (0, own.used_ns()),
+        }
+    }
+}
+
+/// Fields are dropped in this order: the service before its page and its files.
 #[derive(Debug)]
 pub struct Testbed {
-    tested: Tested,
+    service: ServiceUnderTest,
     programs: Programs,
     helpers: Helpers,
     order: Order,
-    watched: Option<Watched>,
+    observer: Option<Observer>,
     scratch: Scratch,
 }
 
 impl Testbed {
-    /// Builds what there is to build and starts the service.
+    /// Builds the index and starts the service.
     pub fn start(order: Order) -> Result<Self, LiveError> {
         let programs = Programs::find()?;
         let lanes = u32::try_from(order.machine.pairs.len()).unwrap_or(u32::MAX);
         let scratch =
             Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
         let helpers = Helpers::choose(&order.machine, &scratch)?;
-        let watched = order.shim.as_ref();
-        let watched = watched.map(|shim| Watched::choose(shim, &order.machine, &helpers));
-        let watched = watched.transpose()?;
-        watched.as_ref().map_or(Ok(()), |watched| watched.try_out(&programs, &scratch))?;
-        let tested = Tested::start(&order, &programs, &scratch, &helpers)?;
-        Ok(Self { tested, programs, helpers, order, watched, scratch })
+        let observer = order.shim.as_ref();
+        let observer = observer.map(|shim| Observer::choose(shim, &order.machine, &helpers));
+        let observer = observer.transpose()?;
+        observer.as_ref().map_or(Ok(()), |observer| observer.probe(&programs, &scratch))?;
+        let service = ServiceUnderTest::start(&order, &programs, &scratch, &helpers)?;
+        Ok(Self { service, programs, helpers, order, observer, scratch })
     }
 
     pub fn documents(&self) -> u64 {
-        self.tested.documents()
+        self.service.documents()
     }
 
     pub fn capacity_rps(&self) -> Result<f64, LiveError> {
         let Self { programs, scratch, helpers, order, .. } = self;
-        self.tested.capacity_rps(programs, scratch, &order.machine, helpers)
+        self.service.capacity_rps(programs, scratch, &order.machine, helpers)
     }
 
-    /// Where coordinator and generator run.
+    /// Where coordinator and generator run, and at which priority.
     pub fn helpers(&self) -> String {
-        match self.tested {
-            Tested::Search { .. } => self.helpers.words(),
-            Tested::Standing(_) => service::words_of_generator(&self.helpers),
-        }
+        self.helpers.describe(matches!(self.service, ServiceUnderTest::Search { .. }))
     }
 
     pub fn helpers_share_a_lane(&self) -> bool {
         self.helpers.share_a_lane
     }
 
-    /// What cannot be shown with these lanes, a sentence each.
+    /// What these lanes cannot show, a sentence each.
     pub fn limits(&self) -> Vec<String> {
         let mut limits = Vec::new();
-        // An emulated core has a price, and says so itself.
+        // On an emulated core there is interference, and a limit of its own describes it.
         if !self.order.machine.smt && self.order.machine.emulated.is_none() {
             limits.push(format!(
-                "not shown: the price of sharing an SMT core; nothing says that lanes {} share \
-                 one, so a batch takes no resources from the service whatever restrains it",
+                "not shown: the cost of sharing an SMT core; by the kernel's topology lanes {} do \
+                 not share a core, so a batch takes no resources from the service in any scenario",
                 self.order.machine.lanes()
             ));
         }
-        limits.extend(own::label(&self.order.own.command).map(|label| {
+        limits.extend(own_program::label(&self.order.own.command).map(|label| {
             format!(
-                "{label}: its work is the CPU time that it got on its lane; what it got done in \
-                 that time cannot be seen from outside"
+                "{label}: its work is the CPU time that it got on its lane; its progress in that \
+                 time is not known"
             )
         }));
         if self.helpers.share_a_lane {
-            limits.push(format!("{}; the batch has what is left of that lane", self.helpers()));
+            limits.push(format!("{}; the batch has the rest of that lane", self.helpers()));
         }
         limits
     }
 
-    /// A batch program with nothing beside it.
-    pub fn alone(&mut self, program: &str) -> Result<Alone, LiveError> {
-        let unrestrained = Spec::plain(Company::Unrestrained);
+    /// Measures a batch program alone.
+    pub fn measure_alone(&mut self, program: &str) -> Result<Alone, LiveError> {
+        let unrestrained = Spec::plain(Scenario::Unrestrained);
         let mut batches = self.start_batches(&unrestrained, program, ALONE)?;
         let (begin, before_ns) = (Instant::now(), batches.used_ns());
-        sleep_until(begin + ALONE, || batches.lives())?;
+        sleep_until(begin + ALONE, || batches.check_alive())?;
         let used_ns = batches.used_ns().saturating_sub(before_ns);
         let cpus = Duration::from_nanos(used_ns).as_secs_f64() / begin.elapsed().as_secs_f64();
         let done = batches.end()?.ok_or_else(|| {
-            let why = format!("{program} alone gets no work done: the machine is too busy");
-            LiveError::Refused { why, fix: "end what else runs on these lanes, and try again" }
+            let why = format!("{program} alone does no work: the machine is too busy");
+            LiveError::Refused { why, fix: "end other programs on these lanes, and try again" }
         })?;
         if done.per_second.is_none() && cpus < LEAST_CPUS {
-            let why = format!("{program} alone takes next to no CPU time, so there is no work");
+            let why = format!("{program} alone uses almost no CPU time, so it has no work");
             return Err(LiveError::Refused { why, fix: "give a program that computes" });
         }
         Ok(Alone {
@@ -137,89 +235,90 @@ impl Testbed {
         &self,
         spec: &Spec,
         program: &str,
-        lasting: Duration,
+        duration: Duration,
     ) -> Result<Batches, LiveError> {
-        let Self { tested, programs, scratch, order, .. } = self;
-        let page = tested.page(scratch);
+        let Self { service, programs, scratch, order, .. } = self;
+        let service_name = service.published_name(scratch);
         let (machine, signal) = (&order.machine, order.signal.as_str());
         let own = &order.own;
-        Start { programs, scratch, machine, signal, own, page, lasting }.batches(spec, program)
+        BatchStarter { programs, scratch, machine, signal, own, service_name, duration }
+            .start_all(spec, program)
     }
 
-    /// One run of a plan.
+    /// Makes one run of a plan.
     pub fn measure(&mut self, job: &Job, plan: &Plan, alone: &[Alone]) -> Result<Run, LiveError> {
         let warmup = Duration::from_secs_f64(plan.warmup_s);
-        let lasting = Duration::from_secs_f64(plan.duration_s);
+        let duration = Duration::from_secs_f64(plan.duration_s);
         let mut batches = match &job.batch {
-            Some(program) => self.start_batches(&job.spec, program, warmup + lasting)?,
+            Some(program) => self.start_batches(&job.spec, program, warmup + duration)?,
             None => Batches::none(),
         };
-        let recording = self.watched.as_ref().map(|watched| {
-            let page = self.tested.page(&self.scratch);
-            watched.record(&self.programs, &self.scratch, job, page, warmup + lasting)
+        let recording = self.observer.as_ref().map(|observer| {
+            let page = self.service.published_name(&self.scratch);
+            observer.record(&self.programs, &self.scratch, job, page, warmup + duration)
         });
         let recording = recording.transpose()?;
-        let mut load = self.load(job, warmup, lasting)?;
+        let mut load = self.load(job, warmup, duration)?;
         let begin = Instant::now() + LEAD + warmup;
         sleep_until(begin, || {
-            self.tested.lives()?;
-            batches.lives()?;
-            load.lives()
+            self.service.check_alive()?;
+            batches.check_alive()?;
+            load.check_alive()
         })?;
         let before = self.sample(&load, &mut batches);
         let mut after = before;
-        // The last reading must find the generator still there, and that of a plan whose last
-        // request is due early ends early.
-        let end = begin + lasting.saturating_sub(LEAD * 2);
-        while load.ended()?.is_none() && Instant::now() < end {
-            go_on()?;
-            self.tested.lives()?;
-            batches.lives()?;
+        // The last sample is taken while the generator still exists. It ends early if its last
+        // request is due early.
+        let end = begin + duration.saturating_sub(LEAD * 2);
+        while load.try_wait()?.is_none() && Instant::now() < end {
+            check_interrupted()?;
+            self.service.check_alive()?;
+            batches.check_alive()?;
             after = self.sample(&load, &mut batches);
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
-        let answered: Answered = load.finish_json(None, TO_ANSWER)?;
+        let output: LoadOutput = load.finish_json(None, ANSWER_TIMEOUT)?;
         if after.at == before.at {
             let why = "a run's last request was due before anything could be measured".to_owned();
             return Err(LiveError::Refused { why, fix: "ask for a longer --duration" });
         }
-        // While the batch is there to be named.
-        let recording = recording.map(Watching::finish).transpose()?;
+        // The recording names the batch, so it finishes while the batch still runs.
+        let recording = recording.map(Recording::finish).transpose()?;
         let done = batches.end()?;
         let requests = self.scratch.path(REQUESTS);
         let latencies = Latencies::read(&requests)?;
         let used = before.until(&after);
-        let mut run = self.run(job, &answered, done.as_ref(), &used, alone, &latencies);
+        let mut run = self.run(job, &output, done.as_ref(), &used, alone, &latencies);
         run.shim = recording;
         run.latencies_ms = latencies.all();
-        let served = latencies::served(&requests)?;
+        let served = latencies::read_served(&requests)?;
         let times = self.order.service_times.as_ref().filter(|_| job.batch.is_none());
-        times.map_or(Ok(()), |file| append(&served, file))?;
+        times.map_or(Ok(()), |file| append_service_times(&served, file))?;
         if self.order.machine.emulated.is_some() {
             run.served = served;
         }
         Ok(run)
     }
 
-    fn load(&self, job: &Job, warmup: Duration, lasting: Duration) -> Result<Process, LiveError> {
+    fn load(&self, job: &Job, warmup: Duration, duration: Duration) -> Result<Process, LiveError> {
         let mut command = Command::new(&self.programs.load);
         command.args(["--rps", &job.rps.to_string(), "--seed", &job.seed.to_string()]);
         let us = |time: Duration| format!("{}us", time.as_micros());
-        command.args(["--duration", &us(lasting), "--warmup", &us(warmup)]);
+        command.args(["--duration", &us(duration), "--warmup", &us(warmup)]);
         command.args(["--connections", CONNECTIONS, "--json", "--allow-late", "--spin", "20us"]);
         command.args(["--timeout", &us(TIMEOUT)]);
         command.args(["--cpu", &self.helpers.generator.to_string()]);
         command.arg("--csv").arg(self.scratch.path(REQUESTS));
-        self.tested.ask(&mut command);
-        Process::start("elfen-load", command, &self.helpers.generator_place(), &self.scratch)
+        self.service.add_load_args(&mut command);
+        Process::start("elfen-load", command, &self.helpers.generator_setup(), &self.scratch)
     }
 
     fn sample(&self, load: &Process, batches: &mut Batches) -> Sample {
-        let (coordinator_ns, workers_ns) = self.tested.used_ns();
+        let (coordinator_ns, workers_ns) = self.service.used_ns();
         Sample {
             at: Instant::now(),
             workers_ns,
-            helpers_ns: coordinator_ns + usage::of_process(load.id()),
+            helpers_ns: coordinator_ns + usage::process_cpu_ns(load.id()),
             batch_ns: batches.used_ns(),
         }
     }
@@ -227,24 +326,24 @@ impl Testbed {
     fn run(
         &self,
         job: &Job,
-        answered: &Answered,
-        done: Option<&Done>,
+        output: &LoadOutput,
+        done: Option<&BatchResults>,
         used: &Used,
         alone: &[Alone],
         latencies: &Latencies,
     ) -> Run {
         let machine = &self.order.machine;
-        let [invocation] = &answered.invocations;
+        let [invocation] = &output.invocations;
         let reports = done.map(|done| done.reports.clone()).unwrap_or_default();
         let known = alone.iter().find(|alone| Some(&alone.batch) == job.batch.as_ref());
-        let right = |done: &Done| {
+        let right = |done: &BatchResults| {
             let sum = known.map(|alone| alone.checksum.as_str());
             done.checksums.iter().all(|checksum| Some(checksum.as_str()) == sum)
         };
-        let lanes = number_of(machine.batch_lanes().count());
-        let ran = on_the_lane(used.batch, &reports);
+        let lanes = count_as_f64(machine.batch_lanes().count());
+        let ran = lanes_used(used.batch, &reports);
         Run {
-            company: job.spec.company,
+            scenario: job.spec.scenario,
             budget_ns: job.spec.budget_ns(),
             slo: job.spec.slo(),
             asked: job.spec.to_string(),
@@ -264,7 +363,7 @@ impl Testbed {
             max_ms: latencies.at(1000),
             mean_ms: latencies.mean(),
             late_p99_ms: invocation.late_us.p99 / 1e3,
-            request_lane_utilisation: used.workers / number_of(machine.pairs.len()),
+            request_lane_utilisation: used.workers / count_as_f64(machine.pairs.len()),
             batch_lane_utilisation: done.map_or(0.0, |_| ran / lanes),
             batch_per_second: done.map(|done| done.per_second.unwrap_or(ran)),
             batch_verified: done.filter(|done| !done.checksums.is_empty()).map(right),
@@ -277,16 +376,17 @@ impl Testbed {
             latencies_ms: Vec::new(),
             served: Vec::new(),
             shim: None,
-            warnings: answered.warnings.clone(),
+            warnings: output.warnings.clone(),
             ended_s: now_s(),
         }
     }
 }
 
-/// How many lanes' worth of time a batch ran. Its CPU time counts naps within its own checks; the
-/// time that Elfen says it was on the lane counts other tasks that had the CPU meanwhile. It cannot
-/// have run longer than either.
-fn on_the_lane(cpu_time: f64, reports: &[Report]) -> f64 {
+/// How long a batch ran, in lanes.
+///
+/// CPU time includes naps in the batch's own checks. The lane time that Elfen reports includes
+/// other tasks that had the CPU meanwhile. The batch ran for at most the smaller of the two.
+fn lanes_used(cpu_time: f64, reports: &[Report]) -> f64 {
     if reports.is_empty() {
         return cpu_time;
     }
@@ -298,10 +398,10 @@ fn on_the_lane(cpu_time: f64, reports: &[Report]) -> f64 {
     counted.map_or(cpu_time, |counted| cpu_time.min(counted))
 }
 
-/// What the generator prints when it ends, as far as it matters here.
+/// The part of the generator's output that is used here.
 #[derive(Debug, Deserialize)]
-struct Answered {
-    /// It is asked for one.
+struct LoadOutput {
+    /// The generator is started for one.
     invocations: [Invocation; 1],
     warnings: Vec<String>,
 }
@@ -328,7 +428,7 @@ struct Sample {
     batch_ns: u64,
 }
 
-/// CPU time in between, in CPUs.
+/// CPU time between two samples, in CPUs.
 #[derive(Clone, Copy, Debug)]
 struct Used {
     seconds: f64,
@@ -340,7 +440,7 @@ struct Used {
 impl Sample {
     fn until(&self, later: &Self) -> Used {
         let seconds = later.at.duration_since(self.at).as_secs_f64();
-        // Of a process that ended meanwhile there is nothing to read any more.
+        // A process that ended meanwhile reads as 0.
         let cpus = |of: fn(&Self) -> u64| {
             Duration::from_nanos(of(later).saturating_sub(of(self))).as_secs_f64() / seconds
         };
@@ -357,7 +457,7 @@ pub(super) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Whether the kernel schedules by core here, or why not.
+/// Returns why core scheduling is not available here, if it is not.
 pub fn core_scheduling() -> Result<(), String> {
     super::os::core_scheduling().map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) => "this kernel has no core scheduling".to_owned(),
@@ -371,15 +471,15 @@ mod tests {
     use super::*;
     use elfen_run::figures::Figures;
 
-    /// Goal: neither naps nor others count as the batch. Method: reports with more and with less
-    /// than its CPU time.
+    /// Goal: neither naps nor other tasks count as the batch. Method: reports with more and with
+    /// less than its CPU time.
     #[test]
-    fn a_batch_ran_no_longer_than_either_clock_says() {
+    fn the_smaller_of_both_times_counts() {
         let figures =
             Figures { borrowed_ns: Some(600), overlapped_ns: Some(100), ..Figures::default() };
         let report = Report { figures, wall_ns: 1000, ..Report::default() };
-        assert_eq!(on_the_lane(0.9, &[]), 0.9);
-        assert_eq!(on_the_lane(0.9, std::slice::from_ref(&report)), 0.7);
-        assert_eq!(on_the_lane(0.5, &[report]), 0.5);
+        assert_eq!(lanes_used(0.9, &[]), 0.9);
+        assert_eq!(lanes_used(0.9, std::slice::from_ref(&report)), 0.7);
+        assert_eq!(lanes_used(0.5, &[report]), 0.5);
     }
 }

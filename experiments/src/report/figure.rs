@@ -5,8 +5,8 @@
 
 use serde::Serialize;
 
-use crate::live::plan::name_of;
-use crate::record::Company;
+use crate::live::plan::scenario_name;
+use crate::record::Scenario;
 
 /// A report, before it is drawn.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -204,7 +204,7 @@ impl Style {
     pub const GREY: Self = Self::ALL[9];
 }
 
-impl Company {
+impl Scenario {
     /// The name in figures and tables.
     pub fn title(self) -> &'static str {
         match self {
@@ -212,7 +212,7 @@ impl Company {
             Self::Nice19 => "nice 19",
             Self::SchedIdle => "SCHED_IDLE",
             Self::CoreScheduling => "core scheduling",
-            _ => name_of(self),
+            _ => scenario_name(self),
         }
     }
 

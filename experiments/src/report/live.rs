@@ -9,7 +9,7 @@ use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scal
 use super::figure::{MOST, Source, Style, Table};
 use super::text::{percent, said, short};
 use crate::live::summary::{self, Row};
-use crate::record::{Company, Line, Run, Setup};
+use crate::record::{Line, Run, Scenario, Setup};
 
 /// Why lines give no report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -204,7 +204,7 @@ fn warnings(runs: &[&Run]) -> Option<Table> {
 }
 
 fn place(run: &Run) -> String {
-    format!("{} at {} load", run.company.title(), percent(run.load))
+    format!("{} at {} load", run.scenario.title(), percent(run.load))
 }
 
 /// Its words, without numbers and their units.
@@ -215,21 +215,21 @@ fn without_numbers(warning: &str) -> String {
     warning.split_whitespace().filter(is_word).collect::<Vec<_>>().join(" ")
 }
 
-/// The company that shared the core, and how.
+/// The scenario that shared the core, and how.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Side {
-    company: Company,
+    scenario: Scenario,
     /// In the words of the plan, `fixed-budget:2ms`; empty in files that do not say.
     asked: String,
 }
 
 impl Side {
     fn of(row: &Row) -> Self {
-        Self { company: row.company, asked: row.asked.clone() }
+        Self { scenario: row.scenario, asked: row.asked.clone() }
     }
 
     fn title(&self) -> String {
-        let name = self.company.title();
+        let name = self.scenario.title();
         match self.asked.split_once(':') {
             Some((_, detail)) => format!("{name} {detail}"),
             None => name.to_owned(),
@@ -238,9 +238,9 @@ impl Side {
 
     /// The same, after a number in a sentence.
     fn clause(&self) -> String {
-        match self.company {
-            Company::None => "without a batch".to_owned(),
-            Company::Unrestrained => self.title(),
+        match self.scenario {
+            Scenario::None => "without a batch".to_owned(),
+            Scenario::Unrestrained => self.title(),
             _ => format!("with {}", self.title()),
         }
     }
@@ -262,7 +262,7 @@ fn finite(figure: summary::Figure) -> Option<summary::Figure> {
 }
 
 fn belongs(row: &Row, batch: Option<&str>) -> bool {
-    row.company == Company::None || row.batch.as_deref() == batch
+    row.scenario == Scenario::None || row.batch.as_deref() == batch
 }
 
 const TABLE_NOTE: &str = "Medians over invocations; in parentheses the 95 % interval (bootstrap), \
@@ -285,7 +285,7 @@ impl Measured<'_> {
     /// The batch programs that ran; one without a name if the service was alone.
     fn batches(&self) -> Vec<Option<&str>> {
         let mut batches: Vec<Option<&str>> = Vec::new();
-        for row in self.rows.iter().filter(|row| row.company != Company::None) {
+        for row in self.rows.iter().filter(|row| row.scenario != Scenario::None) {
             if !batches.contains(&row.batch.as_deref()) {
                 batches.push(row.batch.as_deref());
             }
@@ -321,7 +321,7 @@ impl Measured<'_> {
             ("with helpers", |row| median(Some(row.utilisation_with_helpers), 1.0, "")),
             ("overlap", |row| median(row.overlapped, 100.0, " %")),
             ("reaction, µs", reaction_cell),
-            ("runs", |row| row.invocations.to_string()),
+            ("runs", |row| row.runs.to_string()),
         ];
         let is_shown = |(name, cell): &(&str, Cell)| {
             let wanted = (several || *name != "program") && (helped || *name != "with helpers");
@@ -384,13 +384,13 @@ fn median(figure: Option<summary::Figure>, times: f64, unit: &str) -> String {
     figure.and_then(finite).map_or_else(String::new, |one| short(one.median * times) + unit)
 }
 
-/// A figure with p99 and utilisation of some companies over the loads.
+/// A figure with p99 and utilisation of some scenarios over the loads.
 struct OverLoad {
     id: &'static str,
     title: &'static str,
-    companies: [Company; 6],
+    scenarios: [Scenario; 6],
     /// If only these ran, other figures show them already.
-    known: &'static [Company],
+    known: &'static [Scenario],
 }
 
 const OVER_LOAD: [OverLoad; 2] = [
@@ -398,29 +398,29 @@ const OVER_LOAD: [OverLoad; 2] = [
     OverLoad {
         id: "co-running",
         title: "p99 and utilisation without Elfen",
-        companies: [
-            Company::None,
-            Company::Unrestrained,
-            Company::Nice19,
-            Company::SchedIdle,
-            Company::CoreScheduling,
-            Company::BorrowIdle,
+        scenarios: [
+            Scenario::None,
+            Scenario::Unrestrained,
+            Scenario::Nice19,
+            Scenario::SchedIdle,
+            Scenario::CoreScheduling,
+            Scenario::BorrowIdle,
         ],
-        known: &[Company::None, Company::BorrowIdle],
+        known: &[Scenario::None, Scenario::BorrowIdle],
     },
     // The policies of Figure 5.11, and slo-budget.
     OverLoad {
         id: "policies",
         title: "p99 and utilisation under Elfen's policies",
-        companies: [
-            Company::None,
-            Company::BorrowIdle,
-            Company::FixedBudget,
-            Company::RefreshBudget,
-            Company::DynamicBudget,
-            Company::SloBudget,
+        scenarios: [
+            Scenario::None,
+            Scenario::BorrowIdle,
+            Scenario::FixedBudget,
+            Scenario::RefreshBudget,
+            Scenario::DynamicBudget,
+            Scenario::SloBudget,
         ],
-        known: &[Company::None],
+        known: &[Scenario::None],
     },
 ];
 
@@ -464,16 +464,16 @@ impl Bench<'_> {
         self.measured.rows.iter().filter(|row| row.batch.as_deref() == self.batch)
     }
 
-    /// The companies of the runs with this batch, and the service alone.
+    /// The scenarios of the runs with this batch, and the service alone.
     fn sides(&self) -> Vec<Side> {
         let rows = self.measured.rows.iter().filter(|row| belongs(row, self.batch));
         let sides: BTreeSet<Side> = rows.map(Side::of).collect();
         sides.into_iter().collect()
     }
 
-    /// The companies that shared the core.
+    /// The scenarios that shared the core.
     fn beside(&self) -> Vec<Side> {
-        self.sides().into_iter().filter(|side| side.company != Company::None).collect()
+        self.sides().into_iter().filter(|side| side.scenario != Scenario::None).collect()
     }
 
     fn value(&self, load: f64, side: &Side, value: Value) -> Option<summary::Figure> {
@@ -533,15 +533,15 @@ impl Bench<'_> {
             panel.rules.push(Rule { y: 1.0, name: "no batch".to_owned() });
             panel.y.scale = if near { Scale::Near } else { Scale::Auto };
         }
-        let worst = |company: Company| {
-            let rows = self.rows().filter(|row| row.company == company);
+        let worst = |scenario: Scenario| {
+            let rows = self.rows().filter(|row| row.scenario == scenario);
             let all = rows.filter_map(|row| Some((finite(row.p99_ratio?)?.median, row.load)));
             let (times, load) = all.max_by(|a, b| a.0.total_cmp(&b.0))?;
             let (times, load) = (said(times), percent(load));
-            Some(format!("{} {times} times (at {load} load)", company.title()))
+            Some(format!("{} {times} times (at {load} load)", scenario.title()))
         };
         let worst: Vec<String> =
-            [Company::BorrowIdle, Company::Unrestrained].into_iter().filter_map(worst).collect();
+            [Scenario::BorrowIdle, Scenario::Unrestrained].into_iter().filter_map(worst).collect();
         figure.reading = format!(
             "p99 as a multiple of p99 without a batch, each against the same invocation{}{}.",
             if worst.is_empty() { "" } else { "; at worst: " },
@@ -575,7 +575,7 @@ impl Bench<'_> {
 
     /// Figure 5.2.
     fn percentiles(&self) -> Option<Figure> {
-        let alone = self.sides().into_iter().find(|side| side.company == Company::None)?;
+        let alone = self.sides().into_iter().find(|side| side.scenario == Scenario::None)?;
         let lines = PERCENTILES.map(|(name, style, value)| self.line(name, style, &alone, value));
         let busy =
             self.line("request lane", Style::INK, &alone, |row| Some(row.request_lane_utilisation));
@@ -599,8 +599,8 @@ impl Bench<'_> {
     /// A line for each side; `None` if there is nothing to show that is not known.
     fn over_load(&self, of: &OverLoad) -> Option<Figure> {
         let mut sides = self.sides();
-        sides.retain(|side| of.companies.contains(&side.company));
-        if sides.iter().all(|side| of.known.contains(&side.company)) {
+        sides.retain(|side| of.scenarios.contains(&side.scenario));
+        if sides.iter().all(|side| of.known.contains(&side.scenario)) {
             return None;
         }
         let lines = |value: Value| -> Vec<Series> {
@@ -645,9 +645,9 @@ impl Bench<'_> {
     }
 }
 
-/// A company's style; a second budget of a company takes one that no other company has.
+/// A scenario's style; a second budget of a scenario takes one that no other scenario has.
 fn styles(sides: &[Side]) -> Vec<Style> {
-    let others: Vec<Style> = sides.iter().map(|side| side.company.style()).collect();
+    let others: Vec<Style> = sides.iter().map(|side| side.scenario.style()).collect();
     let mut taken: Vec<Style> = Vec::new();
     for &own in &others {
         let free = Style::ALL.into_iter().find(|s| !taken.contains(s) && !others.contains(s));

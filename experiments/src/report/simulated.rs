@@ -23,7 +23,7 @@ use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scal
 use super::figure::{Source, Style, Table};
 use super::text::{percent, said, short};
 use crate::expected::control;
-use crate::record::Company;
+use crate::record::Scenario;
 
 /// The parameters that the model is fed with.
 #[derive(Clone, Debug)]
@@ -143,7 +143,7 @@ impl<'a> Sweep<'a> {
             sweep.rates.iter().try_for_each(|rps| model(rps).validate())?;
         }
         let (_, batch) = &simulation.parameters.batches[0];
-        sweep.alone = sweep.with(Company::None, batch, slo);
+        sweep.alone = sweep.with(Scenario::None, batch, slo);
         Ok(sweep)
     }
 
@@ -162,18 +162,18 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// The rates next to a batch in this company, on all CPUs.
+    /// The rates next to a batch in this scenario, on all CPUs.
     ///
     /// slo-budget is judged every minute and steered every second, as `elfen lab simulate` does by
     /// default.
-    fn with(&self, company: Company, batch: &Batch, slo: Slo) -> Vec<Outcome> {
-        let is_steered = company == Company::SloBudget;
+    fn with(&self, scenario: Scenario, batch: &Batch, slo: Slo) -> Vec<Outcome> {
+        let is_steered = scenario == Scenario::SloBudget;
         let watch = is_steered.then_some(Watch { slo, judge_ns: 60 * S, control_ns: Some(S) });
         let model = |(index, &rps): (usize, &f64)| {
             // The service alone is simulated first: its tail leaves the others their budgets.
             let alone_ns = self.alone.get(index).map_or(0, |alone| alone.tail_ns(&slo));
             let budget_ns = Some(slo.latency_ns.saturating_sub(alone_ns));
-            let control = control(company, budget_ns, REF_IPC_MILLI);
+            let control = control(scenario, budget_ns, REF_IPC_MILLI);
             let control = control.unwrap_or(Control::Unrestrained);
             Model { watch, ..self.model(rps, batch, control) }
         };
@@ -261,8 +261,8 @@ enum Lines {
     Alone,
     /// Alone, and next to each batch program, which nothing restrains.
     Unrestrained,
-    /// Next to the first batch program, in each of these companies.
-    Companies(&'static [Company]),
+    /// Next to the first batch program, in each of these scenarios.
+    Scenarios(&'static [Scenario]),
 }
 
 const QUANTILES: [(&str, Style, f64); 3] =
@@ -324,7 +324,7 @@ const OVER_LOAD: [OverLoad; 6] = [
         id: "borrow-idle",
         title: "borrow-idle on one core: the idle time, and nothing else",
         seven: false,
-        lines: Lines::Companies(&[Company::None, Company::BorrowIdle]),
+        lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle]),
         rings: [&[], &[]],
         note: "",
         reading: |found| found.sameness(),
@@ -334,7 +334,7 @@ const OVER_LOAD: [OverLoad; 6] = [
         id: "borrow-idle-7",
         title: "borrow-idle on seven cores that share a queue",
         seven: true,
-        lines: Lines::Companies(&[Company::None, Company::BorrowIdle]),
+        lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle]),
         rings: [&[(1000.0, 60.0)], &[]],
         note: "",
         reading: |found| found.sameness(),
@@ -344,7 +344,7 @@ const OVER_LOAD: [OverLoad; 6] = [
         id: "dynamic-7",
         title: "dynamic-budget on seven cores",
         seven: true,
-        lines: Lines::Companies(&[Company::None, Company::BorrowIdle, Company::DynamicBudget]),
+        lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle, Scenario::DynamicBudget]),
         rings: [&[], &[(600.0, 1.75)]],
         note: "",
         reading: |found| {
@@ -367,19 +367,19 @@ const OVER_LOAD: [OverLoad; 6] = [
         id: "policies",
         title: "Policies: what the tail's headroom buys",
         seven: false,
-        lines: Lines::Companies(&[
-            Company::None,
-            Company::BorrowIdle,
-            Company::FixedBudget,
-            Company::RefreshBudget,
-            Company::DynamicBudget,
-            Company::SloBudget,
+        lines: Lines::Scenarios(&[
+            Scenario::None,
+            Scenario::BorrowIdle,
+            Scenario::FixedBudget,
+            Scenario::RefreshBudget,
+            Scenario::DynamicBudget,
+            Scenario::SloBudget,
         ]),
         rings: [&[], &[]],
         note: " Budgets: the SLO less the p99 without a batch at that load, the thesis's rule; \
             slo-budget finds its own.",
         reading: |found| {
-            let most = |company| said(found.best(company).1.utilisation());
+            let most = |scenario| said(found.best(scenario).1.utilisation());
             format!(
                 "Beside {:?} budgets take the core to {} (fixed), {} (refresh) and {} (dynamic) \
                  where borrow-idle stops at 1; slo-budget, which is told the SLO and no budget, \
@@ -505,7 +505,7 @@ impl<'a> Lab<'a> {
             real(batch.batch_slowdown_milli) / 1e3,
             real(batch.sleep_ns) / 1e3,
             real(batch.wake_ns) / 1e3,
-            real(batch.looks.every_ns()) / 1e3,
+            real(batch.polling.every_ns()) / 1e3,
         )
     }
 
@@ -536,7 +536,7 @@ impl<'a> Lab<'a> {
 
     fn lines(&self, lines: Lines, sweep: &Sweep<'_>) -> Vec<Line> {
         let Parameters { batches, .. } = self.parameters();
-        let with = |company, batch| sweep.with(company, batch, self.slo());
+        let with = |scenario, batch| sweep.with(scenario, batch, self.slo());
         match lines {
             Lines::Alone => {
                 let line = |(name, style, share)| {
@@ -546,18 +546,18 @@ impl<'a> Lab<'a> {
                 QUANTILES.map(line).to_vec()
             }
             Lines::Unrestrained => {
-                let alone = Line::p99(Company::None.title(), Style::INK, sweep.alone.clone());
+                let alone = Line::p99(Scenario::None.title(), Style::INK, sweep.alone.clone());
                 // Neither the style of the service alone nor that of borrow-idle.
                 let styles = Style::ALL.into_iter().skip(2).cycle();
                 let beside = batches.iter().zip(styles).map(|((name, batch), style)| {
-                    Line::p99(format!("beside {name}"), style, with(Company::Unrestrained, batch))
+                    Line::p99(format!("beside {name}"), style, with(Scenario::Unrestrained, batch))
                 });
                 std::iter::once(alone).chain(beside).collect()
             }
-            Lines::Companies(companies) => {
+            Lines::Scenarios(scenarios) => {
                 let (_, batch) = self.batch();
-                let line = |&of: &Company| Line::p99(of.title(), of.style(), with(of, batch));
-                companies.iter().map(line).collect()
+                let line = |&of: &Scenario| Line::p99(of.title(), of.style(), with(of, batch));
+                scenarios.iter().map(line).collect()
             }
         }
     }
@@ -601,18 +601,18 @@ impl<'a> Lab<'a> {
     /// What borrowing costs the batch (Figure 5.12): its time, its share of its lane, and what it
     /// gets done in that.
     fn overhead(&self) -> Figure {
-        const ROWS: [Company; 6] = [
-            Company::Unrestrained,
-            Company::BorrowIdle,
-            Company::FixedBudget,
-            Company::RefreshBudget,
-            Company::DynamicBudget,
-            Company::SloBudget,
+        const ROWS: [Scenario; 6] = [
+            Scenario::Unrestrained,
+            Scenario::BorrowIdle,
+            Scenario::FixedBudget,
+            Scenario::RefreshBudget,
+            Scenario::DynamicBudget,
+            Scenario::SloBudget,
         ];
         const BORROW_IDLE: usize = 1;
         let (name, batch) = self.batch();
         let rps = self.one.rates[OVERHEAD_AT];
-        let at = |company| self.one.with(company, batch, self.slo()).swap_remove(OVERHEAD_AT);
+        let at = |scenario| self.one.with(scenario, batch, self.slo()).swap_remove(OVERHEAD_AT);
         let outcomes = ROWS.map(at);
         let share = Outcome::batch_lane_utilisation;
         let work = |outcome: &Outcome| outcome.batch_work(batch);
@@ -620,7 +620,7 @@ impl<'a> Lab<'a> {
         let time = |outcome: &Outcome| (work(outcome) > 0.0).then(|| 1.0 / work(outcome));
         let pace =
             |outcome: &Outcome| (share(outcome) > 0.0).then(|| work(outcome) / share(outcome));
-        let names = ROWS.map(|company| company.title().to_owned()).to_vec();
+        let names = ROWS.map(|scenario| scenario.title().to_owned()).to_vec();
         let x = Across::names("policy", names, false);
         let mut figure = self.figure("overhead", "What borrowing costs the batch", x);
         type Value<'v> = &'v dyn Fn(&Outcome) -> Option<f64>;
@@ -633,7 +633,7 @@ impl<'a> Lab<'a> {
             .map(|(quantity, unit, value, published)| {
                 let points = outcomes.iter().enumerate();
                 let point = |(index, outcome)| Some(Point::at(index as f64, value(outcome)?));
-                let style = Company::BorrowIdle.style();
+                let style = Scenario::BorrowIdle.style();
                 let points = points.filter_map(point).collect();
                 let bars = Series::new("simulated", Mark::Bars, style, points);
                 let rings = self.rings(&[(BORROW_IDLE as f64, published)]);

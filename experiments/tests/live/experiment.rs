@@ -1,24 +1,24 @@
-//! Goal: an experiment is what was asked for, goes on where it was, and its parameters reach the
-//! model. Method: real experiments, made short with a small index; results files cut off and
-//! changed; plans with mistakes. Nothing is asserted about speeds.
+//! Goal: an experiment makes the runs of its plan, completes a results file, and its parameters
+//! reach the model. Method: real experiments with a small index; results files that are cut off or
+//! changed; invalid plans. No speed is asserted.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::place::{Place, text, two_cpus, wait_until};
+use crate::sandbox::{Sandbox, text, two_cpus, wait_until};
 use serde_json::Value;
 
 pub(crate) const SHORT: &str = "experiment --lanes 0:1 --signal service --docs 200 --load 20 \
-     --company none,borrow-idle --batch loop --invocations 2 --duration 300ms \
-     --warmup 0ms --out it.jsonl";
+     --scenario none,borrow-idle --batch loop --runs 2 --duration 300ms \
+     --warmup 0ms --output it.jsonl";
 
 pub(crate) fn lines(file: &Path) -> Vec<Value> {
     let text = fs::read_to_string(file).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What tells runs apart.
+/// Scenario, batch and number of each run.
 fn runs(file: &Path) -> Vec<String> {
     let lines = lines(file);
     let runs = lines.iter().filter(|line| line["kind"] == "run");
@@ -36,29 +36,29 @@ const ALL: [&str; 4] = [
     "\"none\" null 1",
 ];
 
-/// Goal: interrupted, killed in the middle of a line, and finished: every run is there
-/// once, under one setup. Method: end an experiment after its first run, cut its file
-/// within the last line, go on.
+/// Goal: after an interruption and a cut-off line, every run is there once, under one setup.
+/// Method: end an experiment after its first run, cut its file within the last line, repeat the
+/// command.
 #[test]
-fn an_experiment_goes_on_where_it_was() {
-    let place = Place::new("an_experiment_goes_on");
-    let file = place.path("it.jsonl");
-    let running = place.start(SHORT);
+fn an_interrupted_experiment_is_completed() {
+    let sandbox = Sandbox::new("an_experiment_goes_on");
+    let file = sandbox.path("it.jsonl");
+    let running = sandbox.start(SHORT);
     wait_until("the first run", || {
         fs::read_to_string(&file).is_ok_and(|text| text.contains("\"kind\":\"run\""))
     });
     running.signal(libc::SIGINT);
     let output = running.end();
     let said = text(&output.stderr);
-    // It may have been done by then; what counts is the file.
+    // The experiment may have ended by then; only the file matters.
     if !output.status.success() {
         assert_eq!(output.status.code(), Some(130), "{said}");
         assert!(
-            said.contains("the same command goes on with what is missing in it.jsonl"),
+            said.contains("the same command makes the runs that are missing in it.jsonl"),
             "{said}"
         );
     }
-    let scratch = place.scratch();
+    let scratch = sandbox.scratch();
     assert_eq!(scratch, Vec::<String>::new());
     let begun = fs::read_to_string(&file).unwrap();
     let setup = begun.lines().next().unwrap().to_owned();
@@ -66,31 +66,31 @@ fn an_experiment_goes_on_where_it_was() {
     fs::write(&file, &begun[..cut]).unwrap();
 
     let output =
-        place.lab(&format!("{SHORT} --json --html it.html --report it.json")).output().unwrap();
+        sandbox.lab(&format!("{SHORT} --json --html it.html --report it.json")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(runs(&file), ALL);
     assert_eq!(fs::read_to_string(&file).unwrap().lines().next().unwrap(), setup);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let written = fs::read(place.path("it.json")).unwrap();
+    let written = fs::read(sandbox.path("it.json")).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), report);
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     for row in rows {
-        assert_eq!(row["invocations"], 2, "{row}");
+        assert_eq!(row["runs"], 2, "{row}");
     }
     assert_eq!(rows[1]["batch_verified"], true);
     assert!(report["setup"]["capacity_rps"].as_f64().unwrap() > 0.0);
-    assert!(fs::read_to_string(place.path("it.html")).unwrap().contains("<html"));
+    assert!(fs::read_to_string(sandbox.path("it.html")).unwrap().contains("<html"));
 
-    // Nothing is missing any more: nothing is run, and the same is said.
+    // No run is missing, so none is made, and the output is the same.
     let whole = fs::read(&file).unwrap();
-    let again = place.lab(&format!("{SHORT} --json")).output().unwrap();
+    let again = sandbox.lab(&format!("{SHORT} --json")).output().unwrap();
     let again: Value = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!(again["rows"], report["rows"]);
     assert!(fs::read(&file).unwrap() == whole);
 
-    // Another plan is not added to it.
-    let other = place.lab(&SHORT.replace("--load 20", "--load 30")).output().unwrap();
+    // Runs of another plan are not added.
+    let other = sandbox.lab(&SHORT.replace("--load 20", "--load 30")).output().unwrap();
     let said = text(&other.stderr);
     assert_eq!(other.status.code(), Some(2), "{said}");
     assert!(said.contains("loads of its plan is [0.2] and not [0.3]; name another file"), "{said}");
@@ -112,12 +112,12 @@ fn folder(test: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_plan_is_read_from_a_file_and_options_go_before_it() {
+fn options_override_the_plan_of_a_file() {
     two_cpus();
     let folder = folder("plan");
-    let plan = "load = [20, 50]\ncompany = [\"none\", \"fixed-budget:2ms\"]\n\
+    let plan = "load = [20, 50]\nscenario = [\"none\", \"fixed-budget:2ms\"]\n\
                 batch = [\"loop\", \"spin\"]\n\
-                invocations = 2\nduration = \"3s\"\nwarmup = \"1s\"\nseed = 4\n";
+                runs = 2\nduration = \"3s\"\nwarmup = \"1s\"\nseed = 4\n";
     fs::write(folder.join("plan.toml"), plan).unwrap();
     let run = |more: &str| {
         let words = format!("experiment --lanes 0:1 --plan plan.toml --dry-run {more}");
@@ -130,19 +130,19 @@ fn a_plan_is_read_from_a_file_and_options_go_before_it() {
     assert_eq!(out.matches("20 %, fixed-budget:2ms with spin").count(), 2, "{out}");
     assert_eq!(run(""), out, "the same seed, the same order");
     assert_ne!(run("--seed 5"), out);
-    let out = run("--load 70 --invocations 1");
+    let out = run("--load 70 --runs 1");
     assert_eq!(out.matches("70 %").count(), 3, "{out}");
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Goal: a program of one's own is the batch of the runs, or one of them; what is typed goes before
-/// the file. Method: plans of both kinds, not run.
+/// Goal: a program of the user's own is the batch, or one of the batches; the command line
+/// overrides the file. Method: dry runs of both kinds.
 #[test]
-fn a_program_of_ones_own_is_planned() {
+fn a_program_of_the_users_own_is_planned() {
     two_cpus();
     let folder = folder("own");
-    let plan = "load = [20]\ncompany = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
-                inject = \"guard\"\ninvocations = 1\n";
+    let plan = "load = [20]\nscenario = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
+                inject = \"guard\"\nruns = 1\n";
     fs::write(folder.join("plan.toml"), plan).unwrap();
     for (words, batches) in [
         ("", &["sleep"][..]),
@@ -166,21 +166,25 @@ fn mistakes_are_named_before_anything_runs() {
     two_cpus();
     let folder = folder("mistakes");
     fs::write(folder.join("key.toml"), "load = [20]\nloads = [20]\n").unwrap();
-    fs::write(folder.join("type.toml"), "\ninvocations = \"two\"\n").unwrap();
+    fs::write(folder.join("type.toml"), "\nruns = \"two\"\n").unwrap();
     fs::write(folder.join("strange.jsonl"), "{\"kind\":\"walk\"}\n").unwrap();
     let cases = [
         ("--plan key.toml", 2, "line 2: unknown field `loads`"),
         ("--plan type.toml", 2, "line 2: "),
         ("--plan none.toml", 2, "name a file that can be read"),
-        ("--company all", 2, "\"all\" is none of none, unrestrained"),
-        ("--company fixed-budget", 2, "as in fixed-budget:2ms"),
+        ("--scenario all", 2, "\"all\" is none of none, unrestrained"),
+        ("--scenario fixed-budget", 2, "as in fixed-budget:2ms"),
         ("--batch xz", 2, "\"xz\" is none of loop"),
         ("--load 0", 2, "a load of 0 %"),
-        ("--load 20 --invocations 0", 2, "nothing to measure"),
+        ("--load 20 --runs 0", 2, "nothing to measure"),
         ("--duration 5ms", 2, "100 ms to a day"),
         ("--capacity -1", 2, "'-1'"),
         ("--lanes 0:0", 2, "named twice"),
-        ("--service-url http://a/ --rps 9", 2, "whose CPU time is the service's; say it with"),
+        (
+            "--service-url http://a/ --rps 9",
+            2,
+            "the processes of the service are not given; give them with",
+        ),
         ("--service-url http://a/ --service-pid 1", 2, "need a capacity"),
         ("--service-url http://a/ --service-pid 1 --load 20 --rps 9", 2, "need a capacity"),
         ("--service-url http://a/{} --service-pid 1 --rps 9", 2, "give a file of lines with --q"),
@@ -194,7 +198,7 @@ fn mistakes_are_named_before_anything_runs() {
         ("--service-pid 1", 2, "--service-url <URL>"),
         ("--service-url http://a/ --docs 300 --service-pid 1", 2, "cannot be used with"),
         (
-            "--service-url http://a/ --service-pid 1 --rps 9 --company none,slo-budget:p99=20ms",
+            "--service-url http://a/ --service-pid 1 --rps 9 --scenario none,slo-budget:p99=20ms",
             2,
             "name its page with --service",
         ),
@@ -203,8 +207,8 @@ fn mistakes_are_named_before_anything_runs() {
         ("--inject needle -- true", 2, "\"needle\" is none of auto, inline"),
         ("--emulate-smt 1.5 -- true", 2, "leave --emulate-smt or the program out"),
         ("--batch loop -- /no/such/loop", 2, "program \"/no/such/loop\": "),
-        ("--out /no/such/folder/it.jsonl", 1, "name a file that can be written"),
-        ("--out strange.jsonl", 2, "results \"strange.jsonl\": line 1: "),
+        ("--output /no/such/folder/it.jsonl", 1, "name a file that can be written"),
+        ("--output strange.jsonl", 2, "results \"strange.jsonl\": line 1: "),
     ];
     for (words, status, says) in cases {
         let lanes = if words.contains("--lanes") { "" } else { "--lanes 0:1" };
@@ -216,26 +220,26 @@ fn mistakes_are_named_before_anything_runs() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Goal: what is measured reaches the simulator, which says so. Method: calibrate two CPUs,
-/// and simulate with the file.
+/// Goal: measured parameters reach the simulator, which names their file. Method: calibrate two
+/// CPUs, and simulate with the file.
 #[test]
 fn parameters_reach_the_model() {
-    let place = Place::new("parameters_reach_the_model");
+    let sandbox = Sandbox::new("parameters_reach_the_model");
     let words =
-        "calibrate --lanes 0:1 --batch loop,spin --rounds 1 --duration 50ms --docs 200 --json";
-    let output = place.lab(words).output().unwrap();
+        "calibrate --lanes 0:1 --batch loop,spin --runs 1 --duration 50ms --docs 200 --json";
+    let output = sandbox.lab(words).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let slowdowns = report["slowdowns"].as_array().unwrap();
     assert_eq!(slowdowns.len(), 2 + 3);
-    place.assert_nothing_left(&[]);
-    let file = fs::read_to_string(place.path("elfen-model.toml")).unwrap();
+    sandbox.assert_nothing_left(&[]);
+    let file = fs::read_to_string(sandbox.path("elfen-model.toml")).unwrap();
     let siblings = report["model"]["machine"]["siblings"].as_bool().unwrap();
     assert_eq!(file.contains("NOT MEASURED ON SMT"), !siblings);
 
     let simulate =
         "simulate --rps 80 --policy borrow-idle --requests 1000 --model elfen-model.toml";
-    let (status, out, said) = elfen(&place.path(""), &format!("{simulate} --batch spin --json"));
+    let (status, out, said) = elfen(&sandbox.path(""), &format!("{simulate} --batch spin --json"));
     assert_eq!(status, Some(0), "{said}");
     let parameters: Value = serde_json::from_str::<Value>(&out).unwrap()["parameters"].take();
     assert!(parameters["source"].as_str().unwrap().contains("elfen-model.toml"), "{parameters}");
@@ -249,34 +253,34 @@ fn parameters_reach_the_model() {
     let slowdown = nap["nap_slowdown"].as_f64().unwrap().max(1.0);
     let used = parameters["nap_slowdown"].as_f64().unwrap();
     assert!((used - slowdown).abs() < 0.001, "{used}, {slowdown}");
-    let (_, out, _) = elfen(&place.path(""), &format!("{simulate} --slowdown 1.25"));
+    let (_, out, _) = elfen(&sandbox.path(""), &format!("{simulate} --slowdown 1.25"));
     assert!(
         out.contains("elfen-model.toml") && out.contains("and --slowdown: batch loop"),
         "{out}"
     );
 
-    let (status, _, said) = elfen(&place.path(""), &format!("{simulate} --batch typical"));
+    let (status, _, said) = elfen(&sandbox.path(""), &format!("{simulate} --batch typical"));
     assert_eq!(status, Some(2), "{said}");
     assert!(said.contains("use one of loop, spin"), "{said}");
 }
 
 #[test]
-fn an_interrupted_calibration_says_so_and_leaves_nothing() {
-    let place = Place::new("an_interrupted_calibration");
-    let running = place.start("calibrate --lanes 0:1 --batch loop --duration 600s --docs 200");
+fn an_interrupted_calibration_reports_the_signal_and_leaves_nothing() {
+    let sandbox = Sandbox::new("an_interrupted_calibration");
+    let running = sandbox.start("calibrate --lanes 0:1 --batch loop --duration 600s --docs 200");
     running.await_child("elfen-batch");
-    let scratch = place.scratch();
+    let scratch = sandbox.scratch();
     running.signal(libc::SIGINT);
     let output = running.end();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(said.contains("calibrating: interrupted by signal 2; nothing is left"), "{said}");
-    assert!(!place.path("elfen-model.toml").exists());
-    place.assert_nothing_left(&scratch);
+    assert!(!sandbox.path("elfen-model.toml").exists());
+    sandbox.assert_nothing_left(&scratch);
 }
 
 #[test]
-fn models_and_batches_that_are_none_are_refused() {
+fn invalid_models_and_batches_are_refused() {
     let folder = folder("models");
     fs::write(folder.join("key.toml"), "[machine]\nelfen = \"0\"\nlanes = 3\n").unwrap();
     for (words, says) in [

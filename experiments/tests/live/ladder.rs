@@ -1,18 +1,18 @@
-//! Goal: `elfen lab ladder` climbs every rung, says why its slow requests were slow, and
-//! leaves nothing behind however it ends. Method: a short ladder on few articles, whole and
-//! interrupted. Nothing is asserted about times.
+//! Goal: `elfen lab ladder` measures every rung, reports the causes of its slow requests, and
+//! leaves nothing behind, however it ends. Method: a short ladder on few articles, whole and
+//! interrupted. No time is asserted.
 
-use crate::place::{Place, descendants, lives, text, wait_until};
+use crate::sandbox::{Sandbox, descendants, lives, text, wait_until};
 use serde_json::Value;
 
-const SHORT: &str = "ladder --iterations 2 --queries 50 --rps 100 --articles 300";
+const SHORT: &str = "ladder --runs 2 --queries 50 --rps 100 --articles 300";
 const FAMILY: [&str; 6] = ["elfen-lab", "elfen", "elfen-hedge", "elfen-load", "java", "bash"];
 
 #[test]
 #[ignore = "needs a JDK and Lucene"]
 fn a_short_ladder_has_all_its_rungs() {
-    let place = Place::new("a_short_ladder");
-    let output = place.lab(&format!("{SHORT} --json")).output().unwrap();
+    let sandbox = Sandbox::new("a_short_ladder");
+    let output = sandbox.lab(&format!("{SHORT} --json")).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -43,16 +43,17 @@ fn a_short_ladder_has_all_its_rungs() {
     assert_eq!(report["rows"].as_array().unwrap().len(), 4, "the thesis's causes: {report:#}");
     let fold = number(&rungs[0]["p999_ms"]) / number(&rungs[3]["p999_ms"]);
     assert!((number(&report["fold_p999"]) - fold).abs() < 1e-6, "{report:#}");
-    place.assert_nothing_left(&[]);
+    sandbox.assert_nothing_left(&[]);
 }
 
 #[test]
 #[ignore = "needs a JDK and Lucene"]
 fn an_interrupted_ladder_leaves_nothing() {
-    let place = Place::new("an_interrupted_ladder");
-    let running = place.start("ladder --articles 300");
+    let sandbox = Sandbox::new("an_interrupted_ladder");
+    let running = sandbox.start("ladder --articles 300");
     let mut family = Vec::new();
-    // A generator runs once the first machine serves; one that lacks Java ends before.
+    // The generator runs once the first virtual machine serves. Without Java the ladder ends
+    // before.
     wait_until("a generator, or the end", || {
         family = descendants(running.id());
         let loads = family.iter().any(|&pid| lives(pid, &["elfen-load"]));
@@ -64,21 +65,21 @@ fn an_interrupted_ladder_leaves_nothing() {
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(said.contains("interrupted by signal 2; nothing is left behind"), "{said}");
     wait_until("the end of all", || family.iter().all(|&pid| !lives(pid, &FAMILY)));
-    place.assert_nothing_left(&[]);
+    sandbox.assert_nothing_left(&[]);
 }
 
 #[test]
-fn what_a_ladder_takes() {
-    let place = Place::new("what_a_ladder_takes");
+fn invalid_options_are_refused() {
+    let sandbox = Sandbox::new("what_a_ladder_takes");
     let cases = [
-        ("ladder --iterations 0", "invalid value '0'"),
+        ("ladder --runs 0", "invalid value '0'"),
         ("ladder --queries 5", "invalid value '5'"),
         ("ladder --rps 0", "invalid value '0'"),
         ("ladder -- xz", "unexpected argument"),
-        ("experiment --invocations 2 ladder", "unexpected argument"),
+        ("experiment --runs 2 ladder", "unexpected argument"),
     ];
     for (words, why) in cases {
-        let output = place.lab(words).output().unwrap();
+        let output = sandbox.lab(words).output().unwrap();
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{words}: {said}");
         assert!(said.lines().count() == 1 && said.contains(why), "{words}: {said}");

@@ -1,7 +1,7 @@
-//! `elfen demo`, `elfen lab experiment` and `elfen lab calibrate`, with real children.
+//! Tests of `elfen demo`, `elfen lab experiment`, `calibrate` and `ladder` with real processes.
 
 mod demo;
 mod experiment;
 mod ladder;
 mod own;
-mod place;
+mod sandbox;

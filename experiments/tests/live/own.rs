@@ -1,5 +1,5 @@
-//! Goal: programs and services of the user's own are measured, and told when they fail. Method:
-//! scripts, and a service whose times are known. Nothing is asserted about speeds.
+//! Goal: programs and services of the user's own are measured, and their failures are reported.
+//! Method: scripts, and a service with known times. No speed is asserted.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,57 +8,56 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::experiment::{SHORT, lines};
-use crate::place::{Place, lives, text, wait_until};
+use crate::sandbox::{Sandbox, lives, text, wait_until};
 use serde_json::Value;
 
-/// A script that works for a moment and ends; one with a child that works.
+/// A script that works for a moment, starts a child, and ends.
 const OWN: &str = "i=0\nwhile [ $i -lt 100000 ]; do i=$((i+1)); done\nsh -c :\nexit ${1-0}\n";
 
-fn own_program(place: &Place, name: &str) {
-    let file = place.path(name);
+fn own_program(sandbox: &Sandbox, name: &str) {
+    let file = sandbox.path(name);
     fs::write(&file, format!("#!/bin/sh\n{OWN}")).unwrap();
     fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Goal: a program of one's own is measured by its CPU time, started again when it ends well, and
-/// the results name it; a file of another program isn't gone on with. Method: a script that ends
-/// within a run, unrestrained and under Elfen.
+/// Goal: a program of the user's own is measured by its CPU time, started again when it ends with
+/// status 0, and named in the results; a results file of another program is refused. Method: a
+/// script that ends within a run, unrestrained and under Elfen.
 #[test]
-fn a_program_of_ones_own_is_measured() {
-    let place = Place::new("a_program_of_ones_own_is_measured");
-    own_program(&place, "worker");
+fn a_program_of_the_users_own_is_measured() {
+    let sandbox = Sandbox::new("a_program_of_ones_own_is_measured");
+    own_program(&sandbox, "worker");
     let words = SHORT.replace("none,borrow-idle", "none,unrestrained,borrow-idle");
-    let words = words
-        .replace("--batch loop --invocations 2 --duration 300ms", "--invocations 1 --duration 1s");
-    let output = place.lab(&format!("{words} --json -- ./worker")).output().unwrap();
+    let words = words.replace("--batch loop --runs 2 --duration 300ms", "--runs 1 --duration 1s");
+    let output = sandbox.lab(&format!("{words} --json -- ./worker")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let remarks = report["remarks"].to_string();
     assert!(remarks.contains("worker: its work is the CPU time"), "{remarks}");
-    assert!(remarks.contains("the batch came to its end and was started again"), "{remarks}");
+    assert!(remarks.contains("the batch ended and was started again"), "{remarks}");
     assert_eq!(report["setup"]["plan"]["command"], serde_json::json!(["./worker"]));
     let alone = &report["setup"]["alone"][0];
     assert_eq!(
         (&alone["batch"], &alone["unit"]),
         (&"worker".into(), &"seconds of CPU time".into())
     );
-    let lines = lines(&place.path("it.jsonl"));
+    let lines = lines(&sandbox.path("it.jsonl"));
     let with_batch: Vec<&Value> = lines.iter().filter(|line| line["batch"] == "worker").collect();
     assert_eq!(with_batch.len(), 2);
     for run in with_batch {
         assert!(run["batch_per_second"].as_f64().unwrap() > 0.0, "{run}");
         assert_eq!(run["batch_verified"], Value::Null, "{run}");
-        assert_eq!(run["report"].is_null(), run["company"] == "unrestrained", "{run}");
+        assert_eq!(run["report"].is_null(), run["scenario"] == "unrestrained", "{run}");
     }
-    place.assert_nothing_left(&[]);
+    sandbox.assert_nothing_left(&[]);
 
-    let other = place.lab(&format!("{words} -- ./worker 0")).output().unwrap();
+    let other = sandbox.lab(&format!("{words} -- ./worker 0")).output().unwrap();
     let said = text(&other.stderr);
     assert_eq!(other.status.code(), Some(2), "{said}");
     assert!(said.contains("command of its plan is [\"./worker\"] and not"), "{said}");
 }
 
-/// A service whose response times are known, on CPUs as taskset takes them; and its address.
+/// Starts a service with known response times on these CPUs. Returns it and its address.
 fn reference_server(cpus: &str) -> (Child, String) {
     let load = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen-load");
     let mut command = Command::new("taskset");
@@ -71,25 +70,25 @@ fn reference_server(cpus: &str) -> (Child, String) {
     (server, address)
 }
 
-/// Goal: a service of one's own is measured where it stands and lives on; one that may leave its
-/// lane, does not answer or is not there is refused. Method: a service whose times are known, on
-/// the request lane and on both.
+/// Goal: a service of the user's own is measured and keeps running; a service that may leave its
+/// lane, does not answer or does not exist is refused. Method: a service with known times, on the
+/// request lane and on both lanes.
 #[test]
-fn a_service_of_ones_own_is_measured_and_left_alone() {
-    let place = Place::new("a_service_of_ones_own_is_measured");
-    let words = "experiment --lanes 0:1 --signal service --batch loop --company none,unrestrained \
-                 --rps 40 --invocations 1 --duration 300ms --warmup 0ms --out it.jsonl --json";
+fn a_service_of_the_users_own_is_measured_and_keeps_running() {
+    let sandbox = Sandbox::new("a_service_of_ones_own_is_measured");
+    let words = "experiment --lanes 0:1 --signal service --batch loop --scenario none,unrestrained \
+                 --rps 40 --runs 1 --duration 300ms --warmup 0ms --output it.jsonl --json";
     let fails = |more: &str, says: &str| {
-        let output = place.lab(&format!("{words} {more}")).output().unwrap();
+        let output = sandbox.lab(&format!("{words} {more}")).output().unwrap();
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains(says), "{more}: {said}");
-        place.assert_nothing_left(&[]);
+        sandbox.assert_nothing_left(&[]);
     };
     let (mut server, address) = reference_server("0");
     let pid = server.id();
     let command = format!("{words} --service-url http://{address}/x --service-pid {pid}");
-    let output = place.lab(&command).output().unwrap();
+    let output = sandbox.lab(&command).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["setup"]["plan"]["service"]["url"], format!("http://{address}/x"));
@@ -98,13 +97,13 @@ fn a_service_of_ones_own_is_measured_and_left_alone() {
         assert!(row["p50_ms"]["median"].as_f64().unwrap() >= 1.0, "{row}");
         assert!(row["request_lane_utilisation"]["median"].as_f64().unwrap() > 0.0, "{row}");
     }
-    place.assert_nothing_left(&[]);
+    sandbox.assert_nothing_left(&[]);
     assert!(server.try_wait().unwrap().is_none(), "it lives on");
 
-    fs::remove_file(place.path("it.jsonl")).unwrap();
+    fs::remove_file(sandbox.path("it.jsonl")).unwrap();
     let url = format!("--service-url http://{address}/x");
     fails(&format!("{url} --service-pid 4194303"), "there is no process 4194303");
-    fails(&format!("{url} --service-cgroup {}", place.path("").display()), "has no cpu.stat");
+    fails(&format!("{url} --service-cgroup {}", sandbox.path("").display()), "has no cpu.stat");
     server.kill().unwrap();
     server.wait().unwrap();
     let own = std::process::id();
@@ -118,44 +117,44 @@ fn a_service_of_ones_own_is_measured_and_left_alone() {
     stray.wait().unwrap();
 }
 
-/// Goal: a user who ends an experiment ends the program's family as well. Method: a shell whose
-/// child sleeps, interrupted while it is measured alone.
+/// Goal: an interrupted experiment also ends the descendants of the program. Method: a shell with a
+/// sleeping child, interrupted while it is measured alone.
 #[test]
 fn an_interrupted_experiment_leaves_no_program_behind() {
-    let place = Place::new("an_interrupted_experiment_leaves_no_program");
+    let sandbox = Sandbox::new("an_interrupted_experiment_leaves_no_program");
     let script = "#!/bin/sh\nsleep 599 &\nwhile :; do :; done\n";
-    fs::write(place.path("worker"), script).unwrap();
+    fs::write(sandbox.path("worker"), script).unwrap();
     let all = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(place.path("worker"), all).unwrap();
+    fs::set_permissions(sandbox.path("worker"), all).unwrap();
     let words = SHORT.replace("--duration 300ms", "--duration 600s");
     let words = words.replace("none,borrow-idle", "unrestrained").replace("--batch loop ", "");
-    let running = place.start(&format!("{words} -- ./worker"));
+    let running = sandbox.start(&format!("{words} -- ./worker"));
     running.await_child("elfen-load");
     let sleeper = running.await_child("sleep");
     running.signal(libc::SIGINT);
     let output = running.end();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     wait_until("the end of the program's child", || !lives(sleeper, &["sleep"]));
-    place.assert_nothing_left(&[]);
+    sandbox.assert_nothing_left(&[]);
 }
 
-/// Goal: a program that fails ends the experiment, and is told by its status and its last line.
-/// Method: one that fails alone already, and one that fails under Elfen.
+/// Goal: a program that fails ends the experiment, with its status and its last line. Method: a
+/// program that fails alone, and one that only fails under Elfen.
 #[test]
-fn a_program_of_ones_own_that_fails_is_told() {
-    let place = Place::new("a_program_of_ones_own_that_fails");
-    own_program(&place, "worker");
-    let output = place.lab(&format!("{SHORT} -- ./worker 7")).output().unwrap();
+fn a_failing_program_is_reported() {
+    let sandbox = Sandbox::new("a_program_of_ones_own_that_fails");
+    own_program(&sandbox, "worker");
+    let output = sandbox.lab(&format!("{SHORT} -- ./worker 7")).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("worker ended by itself (exit status: 7): it said nothing"), "{said}");
 
-    // Only a batch that Elfen runs has its channels.
+    // ELFEN_RUN is only set for a batch under Elfen.
     let script = "#!/bin/sh\n[ -z \"$ELFEN_RUN\" ] || { echo no luck >&2; exit 9; }\n";
-    fs::write(place.path("worker"), format!("{script}{OWN}")).unwrap();
-    let output = place.lab(&format!("{SHORT} --inject guard -- ./worker")).output().unwrap();
+    fs::write(sandbox.path("worker"), format!("{script}{OWN}")).unwrap();
+    let output = sandbox.lab(&format!("{SHORT} --inject guard -- ./worker")).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("worker ended by itself (exit status: 9): no luck; "), "{said}");
-    place.assert_nothing_left(&[]);
+    sandbox.assert_nothing_left(&[]);
 }

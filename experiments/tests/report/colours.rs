@@ -10,7 +10,7 @@ const CSS: &str = include_str!("../../../elfen-console/src/page.css");
 type Rgb = [f64; 3];
 type Matrix = [[f64; 3]; 3];
 
-/// Companies that are drawn in one figure: without Elfen, and under its policies.
+/// Scenarios that are drawn in one figure: without Elfen, and under its policies.
 const TOGETHER: [[&str; 6]; 2] = [
     ["ink", "red", "orange", "green", "grey", "blue"],
     ["ink", "blue", "aqua", "ochre", "violet", "pink"],

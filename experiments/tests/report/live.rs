@@ -7,7 +7,7 @@ use std::path::Path;
 use elfen_run as run;
 use elfen_run::figures::Figures;
 use elfen_run::latency::Latency;
-use experiments::record::{Alone, BadLine, Company, Line, Run, Setup, read};
+use experiments::record::{Alone, BadLine, Line, Run, Scenario, Setup, read};
 use experiments::report::Report;
 use experiments::report::figure::{Across, Figure, Point, Series};
 use experiments::report::live::{Unusable, report};
@@ -35,10 +35,10 @@ fn setup() -> Line {
 }
 
 /// A run whose p99 is given; the rest follows from it.
-fn run(company: Company, load: f64, invocation: u32, p99_ms: f64) -> Run {
-    let alone = company == Company::None;
+fn run(scenario: Scenario, load: f64, invocation: u32, p99_ms: f64) -> Run {
+    let alone = scenario == Scenario::None;
     Run {
-        company,
+        scenario,
         batch: (!alone).then(|| "xz".to_owned()),
         load,
         rps: load * 1000.0,
@@ -62,20 +62,20 @@ fn run(company: Company, load: f64, invocation: u32, p99_ms: f64) -> Run {
 }
 
 /// Three invocations at each load; p99 of the service alone is 10, 20 and 60 ms at every load.
-fn lines(loads: &[f64], companies: &[(Company, f64)]) -> Vec<Line> {
+fn lines(loads: &[f64], scenarios: &[(Scenario, f64)]) -> Vec<Line> {
     let mut lines = vec![setup()];
     for (invocation, p99_ms) in [(0, 10.0), (1, 20.0), (2, 60.0)] {
         for &load in loads {
-            for &(company, times) in companies {
-                lines.push(Line::Run(run(company, load, invocation, p99_ms * times)));
+            for &(scenario, times) in scenarios {
+                lines.push(Line::Run(run(scenario, load, invocation, p99_ms * times)));
             }
         }
     }
     lines
 }
 
-const THREE: [(Company, f64); 3] =
-    [(Company::None, 1.0), (Company::Unrestrained, 4.0), (Company::BorrowIdle, 1.25)];
+const THREE: [(Scenario, f64); 3] =
+    [(Scenario::None, 1.0), (Scenario::Unrestrained, 4.0), (Scenario::BorrowIdle, 1.25)];
 
 #[track_caller]
 fn figure<'a>(report: &'a Report, id: &str) -> &'a Figure {
@@ -138,11 +138,11 @@ fn digest(name: &str, lines: &[Line]) -> String {
     digest
 }
 
-/// The runs of a company, changed.
-fn change(mut lines: Vec<Line>, company: Company, change: impl Fn(&mut Run)) -> Vec<Line> {
+/// The runs of a scenario, changed.
+fn change(mut lines: Vec<Line>, scenario: Scenario, change: impl Fn(&mut Run)) -> Vec<Line> {
     for line in &mut lines {
         if let Line::Run(run) = line
-            && run.company == company
+            && run.scenario == scenario
         {
             change(run);
         }
@@ -156,7 +156,7 @@ fn change(mut lines: Vec<Line>, company: Company, change: impl Fn(&mut Run)) -> 
 fn what_reports_say() {
     let one = lines(&[0.5], &THREE);
     let two = lines(&[0.2, 0.5], &THREE);
-    let with_figures = change(one.clone(), Company::BorrowIdle, |run| {
+    let with_figures = change(one.clone(), Scenario::BorrowIdle, |run| {
         let reaction_ns =
             Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
         run.report = Some(Box::new(run::report::Report {
@@ -175,10 +175,10 @@ fn what_reports_say() {
     }));
     let mut budgets = lines(&[0.2, 0.5], &THREE[..1]);
     for (budget, load) in [("1ms", 0.2), ("1ms", 0.5), ("2500us", 0.2), ("2500us", 0.5)] {
-        let run = run(Company::FixedBudget, load, 0, 30.0);
+        let run = run(Scenario::FixedBudget, load, 0, 30.0);
         budgets.push(Line::Run(Run { asked: format!("fixed-budget:{budget}"), ..run }));
     }
-    let mut doubtful = change(one.clone(), Company::Unrestrained, |run| {
+    let mut doubtful = change(one.clone(), Scenario::Unrestrained, |run| {
         run.warnings.push(format!("the generator took {} us to wake", run.invocation));
     });
     let Some(Line::Run(run)) = doubtful.last_mut() else { panic!("the last line is a run") };
@@ -277,9 +277,9 @@ proptest! {
     ) {
         let mut all = vec![setup()];
         for (index, value) in values.iter().enumerate() {
-            let (company, _) = THREE[index % 3];
+            let (scenario, _) = THREE[index % 3];
             let invocation = u32::try_from(index / 3).expect("few");
-            let mut run = run(company, loads[index % loads.len()], invocation, *value);
+            let mut run = run(scenario, loads[index % loads.len()], invocation, *value);
             run.max_ms = 0.0;
             run.p999_ms = 0.0;
             run.request_lane_utilisation = *value;

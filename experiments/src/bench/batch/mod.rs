@@ -31,8 +31,8 @@ use super::{
     BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, lanes, looked,
     metric, number, percent, rounded, row,
 };
-use crate::live::process::TO_END;
-use crate::live::{LiveError, heed_signals};
+use crate::live::process::STOP_TIMEOUT;
+use crate::live::{LiveError, install_signal_handlers};
 
 const AUTO: &str = "auto";
 /// The baseline.
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let looks = args.next_to.looks.timing()?;
     let options = args.next_to.options();
     let (request, batch) = lanes(&args.next_to.lanes)?;
-    heed_signals()?;
+    install_signal_handlers()?;
     let folder = tempfile::tempdir()?;
     // Refused before minutes go by.
     drop(Buffer::start(&[request], 1)?);
@@ -451,7 +451,7 @@ impl<'a> Stage<'a> {
                     self.compare(inject, running.ended(status))?;
                 }
                 None => {
-                    running.stop(TO_END);
+                    running.stop(STOP_TIMEOUT);
                     reports.extend(running.report()?);
                 }
             }

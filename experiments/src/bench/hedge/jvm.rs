@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use super::load::{Asked, Done, Load, Plan, Proxy, connect, due, load};
 use crate::bench::joined;
+use crate::live::ladder::Rung;
 use crate::live::lucene::{Java, Lucene};
-use crate::live::rungs::Rung;
 use crate::live::scratch::Scratch;
-use crate::live::{LiveError, go_on};
+use crate::live::{LiveError, check_interrupted};
 
 const ARTICLES: u32 = 10_000;
 const QUESTIONS: u32 = 1_000;
@@ -69,9 +69,9 @@ impl Servers {
         goes_on: &(impl Fn() -> bool + Sync),
     ) -> Result<Vec<Asked>, LiveError> {
         let load_of = Load { due, at, began: Instant::now() };
-        let goes_on = || goes_on() && go_on().is_ok();
+        let goes_on = || goes_on() && check_interrupted().is_ok();
         let asked = load(&load_of, &goes_on, &|stream, number| self.ask(stream, number));
-        go_on()?;
+        check_interrupted()?;
         asked.map_err(LiveError::io(format!("asking {at}")))
     }
 
@@ -100,7 +100,7 @@ impl Servers {
         let half = plan.time / (plan.pauses + 1) / 2;
         for turn in 2..2 * (plan.pauses + 1) {
             std::thread::sleep((half * turn).saturating_sub(began.elapsed()));
-            go_on()?;
+            check_interrupted()?;
             let server = if turn % 2 == 0 { self.first.as_ref() } else { Some(&self.backup) };
             server.map_or(Ok(()), Java::collect)?;
         }

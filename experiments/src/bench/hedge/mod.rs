@@ -21,7 +21,7 @@ use super::{
     BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Stats, Values, joined, label,
     metric, number, percent, play, row, runs,
 };
-use crate::live::heed_signals;
+use crate::live::install_signal_handlers;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         let table = fared.table("policies", args.runs, hear)?;
         return Ok(Report { tables: vec![table], ..Report::default() });
     }
-    heed_signals()?;
+    install_signal_handlers()?;
     fared.servers = Some(jvm::Servers::start(&plan)?);
     let mut all = play(&mut fared, args.runs, hear)?;
     fared.restarts = true;

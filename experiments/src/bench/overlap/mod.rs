@@ -24,7 +24,7 @@ use super::{
     BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, lanes, looked,
     metric, number, percent, row, runs,
 };
-use crate::live::process::TO_END;
+use crate::live::process::STOP_TIMEOUT;
 use notes::Stretch;
 
 const EXAMPLE: &str = "\
@@ -174,7 +174,7 @@ impl Scenario for Overlaps<'_> {
         thread::sleep(Duration::from_millis(50));
         let reported_ns = overlapped_ns(&found)?.saturating_sub(before_ns);
         if let Some(stranger) = &mut stranger {
-            stranger.stop(TO_END);
+            stranger.stop(STOP_TIMEOUT);
         }
         front.stop(TO_NOTE);
         let pauses = notes::joined(notes::read(&notes)?);

@@ -111,7 +111,7 @@ impl Served {
     fn so_far(&mut self) -> Result<Window, BenchError> {
         let count = self.counted.finished().explain("asking it for its count", "try again");
         Ok(Window {
-            cpu_ns: self.processes.iter().map(|process| usage::of_process(*process)).sum(),
+            cpu_ns: self.processes.iter().map(|process| usage::process_cpu_ns(*process)).sum(),
             requests: count?,
             events: 0,
         })
@@ -183,9 +183,9 @@ pub(super) fn recorder(service: &[String]) -> Result<Table, BenchError> {
         }
     }
     thread::sleep(SETTLED);
-    let (spent_ns, began) = (usage::of_process(recorder.id()), Instant::now());
+    let (spent_ns, began) = (usage::process_cpu_ns(recorder.id()), Instant::now());
     thread::sleep(RECORDER_FOR);
-    let spent_ns = usage::of_process(recorder.id()).saturating_sub(spent_ns);
+    let spent_ns = usage::process_cpu_ns(recorder.id()).saturating_sub(spent_ns);
     let took = began.elapsed();
     let status = recorder.wait()?;
     let text = fs::read_to_string(scratch.path("told"))?;

@@ -1,9 +1,9 @@
-//! A service of the user's own, which stands already: where it is asked, the processes whose CPU
-//! time is its, and whether it keeps to the request lanes.
+//! A service of the user's own that already runs: its URL, its processes, and a check that it stays
+//! on the request lanes.
 //!
-//! It is never ended, ranked or moved by us. So what could run beside it unseen is refused: a
-//! thread that works and may leave the request lanes. Threads that did nothing while the service
-//! was asked are let be, as runtimes have many that only sleep.
+//! Elfen never ends it, moves it or changes its priority. So a service with a thread that works and
+//! may leave the request lanes is refused: its work elsewhere would not be measured. Threads that
+//! did nothing during the probe are accepted, because many runtimes have threads that only sleep.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,28 +22,28 @@ use super::service::Helpers;
 use super::{LiveError, Machine, Programs, usage};
 use crate::record::Service;
 
-/// For its working threads to show.
+/// The load of the probe, which shows the working threads.
 const PROBE: [&str; 6] = ["--rps", "50", "--duration", "1s", "--connections", "4"];
-const TO_ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The processes whose CPU time is the service's.
+/// The processes of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Members {
-    /// A process, and those that it started.
+pub enum ServiceProcesses {
+    /// A process and its descendants.
     Pid(u32),
-    /// A cgroup of version 2, and those below it.
+    /// A cgroup of version 2 and its descendants.
     Cgroup(PathBuf),
 }
 
-/// A service that we did not start.
+/// A service that the user has started.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct OwnService {
     pub service: Service,
-    pub members: Members,
+    pub processes: ServiceProcesses,
 }
 
-impl Members {
-    /// How its threads are brought to their lanes.
+impl ServiceProcesses {
+    /// How the user can move its threads to the request lanes.
     fn remedy(&self, lanes: &CpuSet) -> String {
         match self {
             Self::Pid(pid) => format!("bring it there, as in `sudo taskset -acp {lanes} {pid}`"),
@@ -55,21 +55,21 @@ impl Members {
         }
     }
 
-    fn processes(&self) -> Vec<u32> {
+    fn ids(&self) -> Vec<u32> {
         match self {
             Self::Pid(pid) => below(*pid).into_iter().chain([*pid]).collect(),
             Self::Cgroup(folder) => processes_below(folder),
         }
     }
 
-    /// Says what is wrong with it, if something is.
+    /// Refuses processes that do not exist or whose CPU time cannot be read.
     fn check(&self) -> Result<(), LiveError> {
         let refuse = |why: String, fix: &'static str| Err(LiveError::Refused { why, fix });
         match self {
             Self::Pid(pid) if threads_of(*pid).is_empty() => {
-                refuse(format!("there is no process {pid}"), "give the id of one that runs")
+                refuse(format!("there is no process {pid}"), "give the id of a running process")
             }
-            Self::Cgroup(folder) if used_by(folder).is_none() => refuse(
+            Self::Cgroup(folder) if cgroup_cpu_ns(folder).is_none() => refuse(
                 format!("{} has no cpu.stat that counts CPU time", folder.display()),
                 "give the folder of a cgroup of version 2, as under /sys/fs/cgroup/system.slice",
             ),
@@ -83,18 +83,18 @@ impl Members {
 
     fn used_ns(&self) -> u64 {
         match self {
-            Self::Pid(pid) => usage::of_family(*pid),
-            Self::Cgroup(folder) => used_by(folder).unwrap_or(0),
+            Self::Pid(pid) => usage::family_cpu_ns(*pid),
+            Self::Cgroup(folder) => cgroup_cpu_ns(folder).unwrap_or(0),
         }
     }
 
-    /// CPU time of every thread, and the CPUs that it may use.
+    /// All threads by their ids.
     fn threads(&self) -> BTreeMap<u32, Thread> {
         let of_process = |process: u32| {
             let thread = move |id| Some((id, Thread::of(process, id)?));
             threads_of(process).into_iter().filter_map(thread)
         };
-        self.processes().into_iter().flat_map(of_process).collect()
+        self.ids().into_iter().flat_map(of_process).collect()
     }
 }
 
@@ -106,15 +106,15 @@ struct Thread {
 }
 
 impl Thread {
-    /// Nothing of one that is gone.
+    /// `None` if the thread has ended.
     fn of(process: u32, id: u32) -> Option<Self> {
         let may_use = affinity::of(id).ok()?;
-        Some(Self { process, used_ns: usage::of_thread(process, id)?, may_use })
+        Some(Self { process, used_ns: usage::thread_cpu_ns(process, id)?, may_use })
     }
 }
 
-/// Of all threads that worked in between, the first that may run elsewhere.
-fn strays(
+/// Describes the first thread that worked between both samples and may leave the lanes.
+fn find_stray(
     before: &BTreeMap<u32, Thread>,
     after: &BTreeMap<u32, Thread>,
     lanes: &CpuSet,
@@ -148,16 +148,16 @@ fn processes_below(folder: &Path) -> Vec<u32> {
     processes
 }
 
-/// CPU time of a cgroup in nanoseconds; only version 2 counts it so.
-fn used_by(folder: &Path) -> Option<u64> {
+/// The CPU time of a cgroup in nanoseconds. Only version 2 has this file.
+fn cgroup_cpu_ns(folder: &Path) -> Option<u64> {
     let stat = fs::read_to_string(folder.join("cpu.stat")).ok()?;
     let us = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
     Some(us.trim().parse::<u64>().ok()? * 1_000)
 }
 
-/// What the generator says of the probe.
+/// The generator's output of the probe.
 #[derive(Deserialize)]
-struct Probed {
+struct ProbeOutput {
     invocations: [Counts; 1],
 }
 
@@ -167,32 +167,32 @@ struct Counts {
     errors: u64,
 }
 
-impl Standing {
-    /// Asks the service for a second, and refuses one that does not answer or does not keep to its
+impl OwnService {
+    /// Sends requests for a second. Refuses a service that does not answer or that may leave its
     /// lanes.
-    pub(super) fn begin(
+    pub(super) fn check_ready(
         &self,
         programs: &Programs,
         scratch: &Scratch,
         machine: &Machine,
         helpers: &Helpers,
     ) -> Result<(), LiveError> {
-        self.members.check()?;
-        let before = self.members.threads();
+        self.processes.check()?;
+        let before = self.processes.threads();
         let mut command = Command::new(&programs.load);
         command.args(PROBE).args(["--json", "--allow-late", "--timeout", "5s"]);
-        self.ask(&mut command);
+        self.add_load_args(&mut command);
         let name = "elfen-load";
-        let probe = Process::start(name, command, &helpers.generator_place(), scratch)?;
+        let probe = Process::start(name, command, &helpers.generator_setup(), scratch)?;
         let url = &self.service.url;
-        let probed = probe.finish_json(None, TO_ANSWER).map_err(|error| match error {
+        let probed = probe.finish_json(None, ANSWER_TIMEOUT).map_err(|error| match error {
             LiveError::Failed { said, .. } => {
                 let why = format!("{url} does not answer: {said}");
                 LiveError::Refused { why, fix: "start the service, or correct --service-url" }
             }
             other => other,
         });
-        let Probed { invocations: [counts] } = probed?;
+        let ProbeOutput { invocations: [counts] } = probed?;
         let Counts { requests, errors } = counts;
         if errors > 0 || requests == 0 {
             let why = format!("{errors} of {requests} requests to {url} failed");
@@ -200,39 +200,39 @@ impl Standing {
             return Err(LiveError::Refused { why, fix });
         }
         let lanes: CpuSet = machine.pairs.iter().map(|pair| pair.request).collect();
-        strays(&before, &self.members.threads(), &lanes).map_or(Ok(()), |why| {
-            Err(LiveError::Misplaced { why, fix: self.members.remedy(&lanes) })
+        find_stray(&before, &self.processes.threads(), &lanes).map_or(Ok(()), |why| {
+            Err(LiveError::Misplaced { why, fix: self.processes.remedy(&lanes) })
         })
     }
 
-    /// Tells the generator what to ask.
-    pub(super) fn ask(&self, command: &mut Command) {
+    /// Adds the URL and the queries to the arguments of the generator.
+    pub(super) fn add_load_args(&self, command: &mut Command) {
         let Service { url, queries, .. } = &self.service;
         if let Some(queries) = queries {
             command.arg("--queries").arg(queries);
         }
-        if !url.contains(HOLE) {
+        if !url.contains(PLACEHOLDER) {
             command.arg(url);
             return;
         }
-        let (host, path) = split(url);
+        let (host, path) = split_host(url);
         command.args(["--template", path]).arg(host);
     }
 
-    pub(super) fn lives(&self) -> Result<(), LiveError> {
-        self.members.check()
+    pub(super) fn check_alive(&self) -> Result<(), LiveError> {
+        self.processes.check()
     }
 
     pub(super) fn used_ns(&self) -> u64 {
-        self.members.used_ns()
+        self.processes.used_ns()
     }
 }
 
-/// Where a line of the queries goes.
-pub const HOLE: &str = "{}";
+/// The part of a URL that a line of the queries replaces.
+pub const PLACEHOLDER: &str = "{}";
 
-/// A URL as far as its host, and the rest.
-fn split(url: &str) -> (&str, &str) {
+/// Splits a URL behind its host.
+fn split_host(url: &str) -> (&str, &str) {
     let host = url.find("://").map_or(0, |at| at + 3);
     url.split_at(url[host..].find('/').map_or(url.len(), |at| host + at))
 }
@@ -245,34 +245,38 @@ mod tests {
         Thread { process: 7, used_ns, may_use: may_use.parse().unwrap() }
     }
 
-    /// Goal: a thread that works and may leave the lanes is named, one that sleeps is let be.
-    /// Method: threads of each kind, and one that is new.
+    /// Goal: a thread that works and may leave the lanes is named; a thread that sleeps is
+    /// accepted. Method: threads of each kind, and a new thread.
     #[test]
-    fn threads_that_work_elsewhere_are_strays() {
+    fn working_threads_outside_the_lanes_are_named() {
         let lanes: CpuSet = "0,2".parse().unwrap();
         let before =
             BTreeMap::from([(7, thread(100, "0")), (8, thread(100, "0-3")), (9, thread(100, "2"))]);
         let mut after = before.clone();
         after.insert(7, thread(900, "0"));
-        assert_eq!(strays(&before, &after, &lanes), None);
+        assert_eq!(find_stray(&before, &after, &lanes), None);
         after.insert(10, thread(5, "0-1"));
         let said = "thread 10 of process 7 works and may run on CPUs 0,1, outside the request \
                     lanes 0,2";
-        assert_eq!(strays(&before, &after, &lanes).as_deref(), Some(said));
+        assert_eq!(find_stray(&before, &after, &lanes).as_deref(), Some(said));
         after.insert(8, thread(101, "0-3"));
-        let said = strays(&before, &after, &lanes).unwrap();
+        let said = find_stray(&before, &after, &lanes).unwrap();
         assert!(said.starts_with("thread 8 of") && said.ends_with(", and so may 1 more"), "{said}");
     }
 
-    /// Goal: what is no process and no cgroup of version 2 is refused. Method: an id that no
-    /// machine gives out, this process, folders with and without the kernel's files.
+    /// Goal: a missing process and a folder that is no cgroup of version 2 are refused. Method: an
+    /// id that no machine has, this process, folders with and without the kernel's files.
     #[test]
-    fn members_that_are_none_are_refused() {
-        let says = |members: Members| members.check().map_err(|error| error.to_string());
-        assert_eq!(says(Members::Pid(u32::MAX)), Err(format!("there is no process {}", u32::MAX)));
-        assert_eq!(says(Members::Pid(std::process::id())), Ok(()));
+    fn missing_processes_are_refused() {
+        let says =
+            |processes: ServiceProcesses| processes.check().map_err(|error| error.to_string());
+        assert_eq!(
+            says(ServiceProcesses::Pid(u32::MAX)),
+            Err(format!("there is no process {}", u32::MAX))
+        );
+        assert_eq!(says(ServiceProcesses::Pid(std::process::id())), Ok(()));
         let folder = tempfile::tempdir().unwrap();
-        let cgroup = || Members::Cgroup(folder.path().to_owned());
+        let cgroup = || ServiceProcesses::Cgroup(folder.path().to_owned());
         assert!(says(cgroup()).unwrap_err().contains("has no cpu.stat that counts"));
         fs::write(folder.path().join("cpu.stat"), "usage_usec 17\nuser_usec 9\n").unwrap();
         assert!(says(cgroup()).unwrap_err().contains("no process is in cgroup"));
@@ -282,8 +286,8 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_cut_behind_the_host() {
-        assert_eq!(split("http://a:80/x?q={}"), ("http://a:80", "/x?q={}"));
-        assert_eq!(split("http://a"), ("http://a", ""));
+    fn urls_are_split_behind_the_host() {
+        assert_eq!(split_host("http://a:80/x?q={}"), ("http://a:80", "/x?q={}"));
+        assert_eq!(split_host("http://a"), ("http://a", ""));
     }
 }

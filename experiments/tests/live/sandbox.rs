@@ -1,5 +1,5 @@
-//! What the tests of live runs share: an `elfen` with a folder of its own for temporary files, and
-//! a look at what it leaves behind.
+//! Fixtures of the tests of live runs: `elfen-lab` with a folder of its own for temporary files,
+//! and checks of what it leaves behind.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -8,18 +8,19 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub(crate) use elfen_machine::process::below as descendants;
 use elfen_rt::signal::service::ServiceReader;
 
-/// Live runs measure with two CPUs: one at a time.
+/// Live runs use two CPUs, so one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A folder for one test's files, in which temporary ones have a folder of their own.
-pub(crate) struct Place {
+/// A folder for one test's files, with a subfolder for temporary files.
+pub(crate) struct Sandbox {
     folder: PathBuf,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Place {
+impl Sandbox {
     pub(crate) fn new(test: &str) -> Self {
         two_cpus();
         let programs = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).parent().unwrap();
@@ -38,7 +39,7 @@ impl Place {
         self.folder.join(name)
     }
 
-    /// `elfen-lab` in this place.
+    /// `elfen-lab` with this folder.
     pub(crate) fn lab(&self, words: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
         command.args(words.split_whitespace()).current_dir(&self.folder);
@@ -47,21 +48,22 @@ impl Place {
         command
     }
 
-    /// One that runs in the background, its output kept.
+    /// Starts it in the background and keeps its output.
     pub(crate) fn start(&self, words: &str) -> Running {
         let mut command = self.lab(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Running { child: Some(command.spawn().unwrap()) }
     }
 
-    /// The folders of live runs, and the names of their services.
+    /// The temporary folders of live runs, whose names include those of their services.
     pub(crate) fn scratch(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("tmp")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.collect()
     }
 
-    /// Fails if a file or a service's page is left. `scratch` is what was there while it ran.
+    /// Asserts that no temporary file and no service's page is left. `scratch` are the folders
+    /// while it ran.
     #[track_caller]
     pub(crate) fn assert_nothing_left(&self, scratch: &[String]) {
         assert_eq!(self.scratch(), Vec::<String>::new());
@@ -71,8 +73,8 @@ impl Place {
     }
 }
 
-/// Tests that fail leave their files for the developer who looks into it.
-impl Drop for Place {
+/// Failed tests keep their files for inspection.
+impl Drop for Sandbox {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             fs::remove_dir_all(&self.folder).ok();
@@ -86,7 +88,7 @@ pub(crate) fn two_cpus() {
     assert_ne!(online.trim(), "0", "needs two CPUs");
 }
 
-/// An `elfen-lab` that must not outlive its test.
+/// An `elfen-lab` that ends with its test.
 pub(crate) struct Running {
     child: Option<Child>,
 }
@@ -127,12 +129,11 @@ impl Drop for Running {
 }
 
 pub(crate) fn kill(pid: u32, signal: i32) {
-    // SAFETY: takes numbers; the caller started this process.
+    // SAFETY: kill takes numbers; the caller started this process.
     unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
 }
 
-/// Waits for something that other processes do. Two minutes are for a machine that
-/// is busy with other things.
+/// Waits until `done` returns true. Two minutes allow for a busy machine.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -142,30 +143,11 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// All processes below one, by their parents.
-pub(crate) fn descendants(process: u32) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
-    let mut family = vec![process];
-    let mut next = 0;
-    while let Some(&ancestor) = family.get(next) {
-        family.extend(parents.iter().filter(|(_, p)| *p == ancestor).map(|(pid, _)| pid));
-        next += 1;
-    }
-    family.split_off(1)
-}
-
-fn parent_of(process: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-}
-
 fn name_of(process: u32) -> Option<String> {
     Some(fs::read_to_string(format!("/proc/{process}/comm")).ok()?.trim_end().to_owned())
 }
 
-/// Whether a process of this name still runs under this id.
+/// Whether a process with this id and one of these names still runs.
 pub(crate) fn lives(pid: u32, names: &[&str]) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let over = status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX");

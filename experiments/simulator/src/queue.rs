@@ -1,9 +1,5 @@
-//! Several cores that take from one queue: the one place where cores wait for each other.
-//!
-//! Events are arrivals and ends. The end of a request is known when it starts, except that the
-//! queue may fill or drain before a look that asks for it; so a core keeps itself as it was when
-//! the end was computed, and computes a new one from there. Among idle cores the one that has idled
-//! longest takes the next request, as workers that sleep in the order of their arrival do.
+//! The queues of a simulation: one core with a queue of its own, which needs no event list, or
+//! several cores that share a queue, which is the only case where cores wait for each other.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -15,6 +11,51 @@ use super::source::Source;
 use super::trace::{Served, Sink};
 use super::windows::Windows;
 
+/// Simulates core `core` of `model` with a queue of its own.
+///
+/// One worker in the order of arrival: a request starts when it arrives or when the request before
+/// it ends. So each request is complete before the next is read, and a core takes constant memory.
+pub(super) fn run_own(
+    model: &Model,
+    core: u64,
+    mut source: Source,
+    sink: &mut impl Sink,
+) -> Outcome {
+    let mut outcome = Outcome::default();
+    let mut windows = model.watch.map(Windows::new);
+    let mut pair = Pair::new(model.batch, model.control);
+    let mut free_ns = 0;
+    let mut next = source.next();
+    while let Some((arrived_ns, demand_ns)) = next {
+        next = source.next();
+        let started_ns = arrived_ns.max(free_ns);
+        if free_ns < started_ns {
+            pair.idle(free_ns, started_ns);
+        }
+        if let Some(policy) = windows.as_mut().and_then(|windows| windows.policy_at(started_ns)) {
+            pair.control = Control::Policy(policy);
+        }
+        let overlapped_ns = pair.tally.overlapped_ns;
+        pair.begin(outcome.requests + 1, started_ns, demand_ns);
+        let waiting = |now_ns| next.is_some_and(|(arrives_ns, _)| arrives_ns <= now_ns);
+        let ended_ns = pair.finish(waiting).expect("a request has begun");
+        outcome.record(arrived_ns, started_ns, ended_ns);
+        if let Some(windows) = &mut windows {
+            windows.finished(ended_ns, ended_ns - arrived_ns, &mut outcome);
+        }
+        let overlapped_ns = pair.tally.overlapped_ns - overlapped_ns;
+        sink.served(&Served { core, arrived_ns, started_ns, ended_ns, demand_ns, overlapped_ns });
+        free_ns = ended_ns;
+    }
+    let end_ns = source.end_ns().max(free_ns);
+    pair.idle(free_ns, end_ns);
+    if let Some(windows) = &mut windows {
+        windows.judge(&mut outcome);
+    }
+    outcome.close_core(&pair.tally, end_ns);
+    outcome
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Request {
     arrived_ns: u64,
@@ -23,19 +64,19 @@ struct Request {
 
 #[derive(Debug)]
 struct Core {
-    /// Up to the last event that concerned it.
+    /// The state at the core's last event.
     pair: Pair,
-    /// At the end of the running request.
+    /// The state at the end of the running request.
     ended: Pair,
     end_ns: u64,
-    /// Ends with an older number are void.
+    /// The number of the current end; ends with an older number are void.
     plan: u64,
     request: Request,
     started_ns: u64,
     overlapped_ns: u64,
     idle_since_ns: u64,
-    /// Is among those that heed the queue.
-    heeds: bool,
+    /// Whether it is in `queue_dependent`.
+    listed: bool,
 }
 
 struct Cores<'a, S> {
@@ -48,16 +89,21 @@ struct Cores<'a, S> {
     ends: BinaryHeap<Reverse<(u64, usize, u64)>>,
     queue: VecDeque<Request>,
     next: Option<Request>,
-    /// Cores whose next look may ask for the queue.
-    heeding: Vec<usize>,
+    /// Cores whose next poll may depend on the queue.
+    queue_dependent: Vec<usize>,
     started: u64,
     windows: Option<Windows>,
     outcome: Outcome,
     sink: &'a mut S,
 }
 
-/// Simulates one machine, whose cores are numbered from `first_core`.
-pub(super) fn run(
+/// Simulates one machine whose cores share a queue and are numbered from `first_core`.
+///
+/// Events are arrivals and ends of requests. The end of a request is computed when it starts, but
+/// the queue may fill or drain before a poll that depends on it. So each core keeps its state as of
+/// the last event, and the end is computed again from there. The core that has idled longest takes
+/// the next request, like workers that sleep in the order of their arrival.
+pub(super) fn run_shared(
     model: &Model,
     first_core: u64,
     mut source: Source,
@@ -97,7 +143,7 @@ impl<'a, S: Sink> Cores<'a, S> {
             started_ns: 0,
             overlapped_ns: 0,
             idle_since_ns: 0,
-            heeds: false,
+            listed: false,
         };
         let count = model.cores_per_machine();
         Self {
@@ -109,7 +155,7 @@ impl<'a, S: Sink> Cores<'a, S> {
             ends: BinaryHeap::new(),
             queue: VecDeque::new(),
             next: None,
-            heeding: Vec::new(),
+            queue_dependent: Vec::new(),
             started: 0,
             windows: model.watch.map(Windows::new),
             outcome: Outcome::default(),
@@ -117,7 +163,7 @@ impl<'a, S: Sink> Cores<'a, S> {
         }
     }
 
-    /// When the next request ends; drops void ends on the way.
+    /// The next end of a request; removes void ends.
     fn next_end(&mut self) -> Option<u64> {
         while let Some(&Reverse((end_ns, core, plan))) = self.ends.peek() {
             if self.cores[core].plan == plan {
@@ -157,7 +203,7 @@ impl<'a, S: Sink> Cores<'a, S> {
         self.plan(core);
     }
 
-    /// Computes the end of the running request from where the pair stands.
+    /// Computes the end of the running request from the state of the pair.
     fn plan(&mut self, core: usize) {
         let waits = !self.queue.is_empty();
         let at = &mut self.cores[core];
@@ -165,9 +211,9 @@ impl<'a, S: Sink> Cores<'a, S> {
         at.end_ns = at.ended.finish(|_| waits).expect("a request has begun");
         at.plan += 1;
         self.ends.push(Reverse((at.end_ns, core, at.plan)));
-        if at.pair.heeds_queue() && !at.heeds {
-            at.heeds = true;
-            self.heeding.push(core);
+        if at.pair.depends_on_queue() && !at.listed {
+            at.listed = true;
+            self.queue_dependent.push(core);
         }
     }
 
@@ -202,16 +248,16 @@ impl<'a, S: Sink> Cores<'a, S> {
         }
     }
 
-    /// The queue is empty now, or no longer: looks at requests without a budget of their own may
-    /// find otherwise than it was planned.
+    /// The queue became empty or non-empty: polls of requests without a budget of their own may
+    /// decide differently than computed, so these ends are computed again.
     fn queue_changed(&mut self, now_ns: u64) {
         let waited = self.queue.is_empty();
-        for core in std::mem::take(&mut self.heeding) {
+        for core in std::mem::take(&mut self.queue_dependent) {
             let at = &mut self.cores[core];
-            at.heeds = false;
+            at.listed = false;
             let running = at.started_ns <= now_ns && now_ns < at.end_ns;
             let mut pair = at.pair.clone();
-            if !running || pair.advance(now_ns, |_| waited).is_some() || !pair.heeds_queue() {
+            if !running || pair.advance(now_ns, |_| waited).is_some() || !pair.depends_on_queue() {
                 continue;
             }
             pair.queue_changed(now_ns);

@@ -1,0 +1,223 @@
+//! Records runs with `elfen shim`: the tasks on a pair's lanes and the requests of the service,
+//! microsecond by microsecond. It shows what a guard or a check does between two requests.
+//!
+//! The observer spins, so it takes a lane of its own. On a machine without a spare lane it may take
+//! the batch lane of runs without a batch, if that shares no core with the request lane.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use elfen_machine::process::threads_of;
+use elfen_shim::session::OBSERVER;
+
+use super::plan::Job;
+use super::process::{Process, START_TIMEOUT, wait_for};
+use super::scratch::Scratch;
+use super::service::Helpers;
+use super::{LiveError, Machine, Programs, usage};
+
+/// The most pairs for which the service's words are recorded: an observer reads eight words.
+const SERVICE_WORD_PAIRS_MAX: usize = 3;
+/// The length of the recording that probes the privileges.
+const TRY: Duration = Duration::from_millis(1);
+
+/// The recordings that the user requests.
+#[derive(Clone, Debug)]
+pub struct ShimOptions {
+    pub folder: PathBuf,
+    /// Whether any run has a batch.
+    pub any_batch: bool,
+}
+
+/// The CPUs that an observer watches, and the CPU it runs on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Observer {
+    folder: PathBuf,
+    cpus: Vec<u32>,
+    observer_cpu: u32,
+    /// Whether the service's words are recorded, too.
+    with_service_words: bool,
+}
+
+/// A recording in progress.
+#[derive(Debug)]
+pub(super) struct Recording {
+    process: Process,
+    file: PathBuf,
+}
+
+impl Observer {
+    /// The lanes of the first pair, observed from a lane without another use.
+    pub(super) fn choose(
+        shim: &ShimOptions,
+        machine: &Machine,
+        helpers: &Helpers,
+    ) -> Result<Self, LiveError> {
+        let refused = |why: &str, fix| LiveError::Refused { why: why.to_owned(), fix };
+        let pair =
+            machine.pairs.first().ok_or_else(|| refused("there are no lanes", "name some"))?;
+        let batch = pair.batch.first().copied();
+        let taken = [helpers.coordinator, helpers.generator];
+        let left = machine.spare.iter().copied().find(|cpu| !taken.contains(cpu));
+        let idle = batch
+            .filter(|_| !shim.any_batch && !machine.smt && helpers.outranks_ordinary_threads());
+        let (observer_cpu, cpus) = match (left, idle) {
+            (Some(left), _) => (left, [pair.request].into_iter().chain(batch).collect()),
+            (None, Some(idle)) => (idle, vec![pair.request]),
+            (None, None) => {
+                return Err(refused(
+                    "the observer of recordings takes a lane that is in no pair and that neither \
+                     coordinator nor generator uses; there is none",
+                    "allow this process more CPUs, or leave out --shim",
+                ));
+            }
+        };
+        let with_service_words = machine.pairs.len() <= SERVICE_WORD_PAIRS_MAX;
+        Ok(Self { folder: shim.folder.clone(), cpus, observer_cpu, with_service_words })
+    }
+
+    /// Makes a very short recording, so that missing privileges are reported before the first run.
+    pub(super) fn probe(&self, programs: &Programs, scratch: &Scratch) -> Result<(), LiveError> {
+        std::fs::create_dir_all(&self.folder)
+            .map_err(LiveError::io(format!("making {}", self.folder.display())))?;
+        let file = scratch.path("try.shim");
+        self.start(programs, scratch, None, TRY, file)?.finish().map(drop)
+    }
+
+    /// Starts to record a run of this length, and waits until the observer has begun.
+    pub(super) fn record(
+        &self,
+        programs: &Programs,
+        scratch: &Scratch,
+        job: &Job,
+        page: Option<&str>,
+        duration: Duration,
+    ) -> Result<Recording, LiveError> {
+        let (page, file) =
+            (page.filter(|_| self.with_service_words), self.folder.join(file_name(job)));
+        let mut recording = self.start(programs, scratch, page, duration, file)?;
+        // The observer attaches and prepares its memory first.
+        wait_for(&mut recording.process, START_TIMEOUT, |process| {
+            let mut threads = threads_of(process.id()).into_iter();
+            threads.find(|&thread| usage::process_name(thread).as_deref() == Some(OBSERVER))
+        })?;
+        Ok(recording)
+    }
+
+    fn start(
+        &self,
+        programs: &Programs,
+        scratch: &Scratch,
+        page: Option<&str>,
+        duration: Duration,
+        file: PathBuf,
+    ) -> Result<Recording, LiveError> {
+        let mut command = Command::new(&programs.elfen);
+        command.args(self.options(page, duration)).arg("--json").arg("-o").arg(&file);
+        let process = Process::start_anywhere("elfen shim", command, scratch)?;
+        Ok(Recording { process, file })
+    }
+
+    fn options(&self, page: Option<&str>, duration: Duration) -> Vec<String> {
+        let on = self.cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let duration = format!("{}us", duration.as_micros());
+        // Of a run that exceeds its memory, the end is kept.
+        let times = ["--for", &duration, "--last", &duration];
+        let lanes =
+            ["shim", "--on", &on, "--from", &self.observer_cpu.to_string()].map(str::to_owned);
+        let mut words = [&lanes[..], &times.map(str::to_owned)].concat();
+        let of_service = page.into_iter().flat_map(|name| {
+            ["running_request", "queue_len"].map(|word| format!("service:{name}.{word}"))
+        });
+        for signal in ["task".to_owned()].into_iter().chain(of_service) {
+            words.extend(["--watch".to_owned(), signal]);
+        }
+        words
+    }
+}
+
+impl Recording {
+    /// Waits for the end of the recording, and returns its file.
+    pub(super) fn finish(self) -> Result<PathBuf, LiveError> {
+        self.process.finish(None, START_TIMEOUT)?;
+        Ok(self.file)
+    }
+}
+
+/// A file name that is unique among the runs of an experiment.
+fn file_name(job: &Job) -> PathBuf {
+    let Job { spec, batch, rps, invocation, .. } = job;
+    let words = [Some(spec.to_string()), batch.clone(), Some(format!("{rps:.1}rps"))];
+    let name =
+        words.into_iter().flatten().collect::<Vec<_>>().join("-") + &format!("-{invocation}");
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-.=".contains(c) { c } else { '_' };
+    Path::new(&name.chars().map(plain).collect::<String>()).with_added_extension("shim")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Pair;
+    use super::super::plan::{check, jobs};
+    use super::*;
+    use crate::record::Plan;
+    use std::collections::BTreeSet;
+
+    fn machine(spare: &[u32], smt: bool) -> Machine {
+        let pairs = vec![Pair { request: 0, batch: vec![1] }, Pair { request: 2, batch: vec![3] }];
+        Machine { pairs, spare: spare.to_vec(), smt, ..Machine::default() }
+    }
+
+    fn choose(spare: &[u32], smt: bool, any_batch: bool) -> Result<Observer, LiveError> {
+        let machine = machine(spare, smt);
+        let scratch = Scratch::new(1).unwrap();
+        let helpers = Helpers::choose(&machine, &scratch)?;
+        let shim = ShimOptions { folder: PathBuf::from("recordings"), any_batch };
+        Observer::choose(&shim, &machine, &helpers)
+    }
+
+    /// Goal: an observer only spins on a lane that the measurement does not use. Method: machines
+    /// with and without spare lanes.
+    #[test]
+    fn an_observer_has_a_lane_of_its_own() {
+        let chosen = |spare: &[u32], smt, any_batch| {
+            choose(spare, smt, any_batch).map(|observer| (observer.observer_cpu, observer.cpus))
+        };
+        assert_eq!(chosen(&[4, 5, 6], true, true).unwrap(), (6, vec![0, 1]));
+        for (spare, any_batch) in [(&[][..], true), (&[4][..], true), (&[4, 5][..], true)] {
+            let refused = chosen(spare, false, any_batch).unwrap_err().to_string();
+            assert!(refused.contains("in no pair"), "{refused}");
+        }
+        // Coordinator and generator run elsewhere, and the batch lane is unused.
+        assert_eq!(chosen(&[4, 5], false, false).unwrap(), (1, vec![0]));
+        assert!(chosen(&[4, 5], true, false).is_err());
+    }
+
+    /// Goal: no run overwrites the recording of another. Method: the names of a plan's runs.
+    #[test]
+    fn each_run_has_its_own_file() {
+        let plan = Plan {
+            loads: vec![0.3, 0.5],
+            scenarios: ["none", "borrow-idle", "slo-budget:p99=20ms"].map(str::to_owned).to_vec(),
+            batches: ["loop", "compress"].map(str::to_owned).to_vec(),
+            runs: 2,
+            duration_s: 1.0,
+            ..Plan::default()
+        };
+        let all = jobs(&plan, &check(&plan).unwrap(), 100.0);
+        let names: BTreeSet<PathBuf> = all.iter().map(file_name).collect();
+        assert_eq!(names.len(), all.len());
+        assert!(names.contains(Path::new("none-30.0rps-1.shim")), "{names:?}");
+        assert!(names.contains(Path::new("slo-budget_p99=20ms-loop-50.0rps-1.shim")), "{names:?}");
+    }
+
+    #[test]
+    fn options_of_elfen_shim() {
+        let observer = choose(&[4, 5, 6], false, true).unwrap();
+        let words = |page| observer.options(page, Duration::from_millis(1500)).join(" ");
+        let plain = "shim --on 0,1 --from 6 --for 1500000us --last 1500000us --watch task";
+        assert_eq!(words(None), plain);
+        let observer = " --watch service:web.running_request --watch service:web.queue_len";
+        assert_eq!(words(Some("web")), plain.to_owned() + observer);
+    }
+}

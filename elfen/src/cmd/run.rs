@@ -48,8 +48,8 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen run --lanes 0:1 -- xz -9 backup.tar          only while CPU 0 idles
   elfen run --signal service --service shop -- make -j8   without privileges
-  elfen run --policy refresh-budget -- ./batch            next to the only service here
-  sudo elfen run --user build -- make -j8                 as user build
+  elfen run --policy refresh-budget -- ./batch   next to the only service here
+  sudo elfen run --user build -- make -j8        as user build
 
 The exit status is that of the program; 126 if it cannot be run, 127 if it is not found. Before \
 the program starts: 2 for invalid arguments, 3 if this machine lacks a requirement, 1 for other \

@@ -58,7 +58,11 @@ fn usage_errors_are_one_line() {
         (&["lanes", "--json", "--record"], "cannot be used with", "see `elfen lanes --help`"),
         (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
         (&["tailor", "check", "--user"], "unexpected argument", "see `elfen tailor check --help`"),
-        (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "is ./--lane"),
+        (
+            &["run", "--lane", "0:1", "--", "true"],
+            "unexpected argument '--lane'",
+            "write ./--lane for a program of that name",
+        ),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),
     ];
     for (words, why, fix) in cases {
@@ -124,8 +128,8 @@ fn help_lists_every_status() {
     }
 }
 
-/// Goal: a flag takes precedence over its variable, and an error about the value of a variable names
-/// the variable. Method: the lanes of a recorded machine, and an invalid nap.
+/// Goal: a flag takes precedence over its variable, and an error about the value of a variable
+/// names the variable. Method: the lanes of a recorded machine, and an invalid nap.
 #[test]
 fn variables_are_defaults_of_options() {
     let recorded = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-cpus");
@@ -148,8 +152,8 @@ fn variables_are_defaults_of_options() {
     assert!(typed.starts_with("elfen: arguments: invalid value 'doze'"), "{typed}");
 }
 
-/// Goal: help lists every variable that the sources read. Method: every name that begins with ELFEN_
-/// in the sources.
+/// Goal: help lists every variable that the sources read. Method: every name that begins with
+/// ELFEN_ in the sources.
 #[test]
 fn help_lists_every_variable() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -436,8 +436,8 @@ impl Announcement {
     }
 }
 
-/// Refuses `--nap block` without the task map. The kernel wakes blocked threads when it switches the
-/// request lane to idle; a service's page may say something else at that time.
+/// Refuses `--nap block` without the task map. The kernel wakes blocked threads when it switches
+/// the request lane to idle; a service's page may say something else at that time.
 fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Failure> {
     let Some(alarm) = &order.alarm else { return Ok(()) };
     if channels.tasks.is_some() {

@@ -124,8 +124,8 @@ fn help_lists_every_status() {
     }
 }
 
-/// Goal: a flag takes precedence over its variable, and an error about the value of a variable names
-/// the variable. Method: the lanes of a recorded machine, and an invalid nap.
+/// Goal: a flag takes precedence over its variable, and an error about the value of a variable
+/// names the variable. Method: the lanes of a recorded machine, and an invalid nap.
 #[test]
 fn variables_are_defaults_of_options() {
     let recorded = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-cpus");
@@ -148,8 +148,8 @@ fn variables_are_defaults_of_options() {
     assert!(typed.starts_with("elfen: arguments: invalid value 'doze'"), "{typed}");
 }
 
-/// Goal: help lists every variable that the sources read. Method: every name that begins with ELFEN_
-/// in the sources.
+/// Goal: help lists every variable that the sources read. Method: every name that begins with
+/// ELFEN_ in the sources.
 #[test]
 fn help_lists_every_variable() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

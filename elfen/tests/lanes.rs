@@ -1,8 +1,9 @@
 //! `elfen lanes` on recorded machines, compared with files.
 //!
-//! `sysfs/NAME.machine` is a recorded machine; `lanes/NAME.txt` and `lanes/NAME.json` are the output
-//! for it. `lanes/by-hand.txt` and `lanes/refused.txt` are sessions with lanes given by hand. After
-//! an intended change, `SNAPSHOTS=overwrite cargo test -p elfen --test lanes` writes these files.
+//! `sysfs/NAME.machine` is a recorded machine; `lanes/NAME.txt` and `lanes/NAME.json` are the
+//! output for it. `lanes/by-hand.txt` and `lanes/refused.txt` are sessions with lanes given by
+//! hand. After an intended change, `SNAPSHOTS=overwrite cargo test -p elfen --test lanes` writes
+//! these files.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -102,8 +103,8 @@ fn large_machine_file() -> tempfile::NamedTempFile {
     file
 }
 
-/// Goal: 512 CPUs with a hole give 256 pairs, none in the hole. Method: a generated machine, and the
-/// same rule applied to the answer.
+/// Goal: 512 CPUs with a hole give 256 pairs, none in the hole. Method: a generated machine, and
+/// the same rule applied to the answer.
 #[test]
 fn a_large_machine_with_a_hole_has_256_pairs() {
     let machine = large_machine_file();
@@ -221,8 +222,8 @@ fn elfen_lanes_is_the_default_of_the_option() {
     assert_eq!(requests(&["--lanes", "4:5"]), [4]);
 }
 
-/// Goal: a recording contains all that the command reads. Method: the output for this machine is the
-/// same as for its recording.
+/// Goal: a recording contains all that the command reads. Method: the output for this machine is
+/// the same as for its recording.
 #[test]
 fn a_recording_replays_this_machine() {
     let recording = stdout_of(&elfen(&["lanes", "--record"]).output().unwrap());
@@ -235,8 +236,8 @@ fn a_recording_replays_this_machine() {
     }
 }
 
-/// Goal: an invalid or incomplete recording is refused with the reason. Method: files with one fault
-/// each, and their status.
+/// Goal: an invalid or incomplete recording is refused with the reason. Method: files with one
+/// fault each, and their status.
 #[test]
 fn broken_recordings_are_refused() {
     let online = "/sys/devices/system/cpu/online: 0-1\n";

@@ -1,5 +1,5 @@
-//! Goal: programs that get checks while they run do the same work, whatever they are doing then, and
-//! also if the supervisor is killed. Method: a program with many kinds of work
+//! Goal: programs that get checks while they run do the same work, whatever they are doing then,
+//! and also if the supervisor is killed. Method: a program with many kinds of work
 //! (`live_checks/work.c`), dynamic and static, without symbols, next to a request lane that is
 //! alternately busy and idle. Output and status must be those of the program alone.
 
@@ -108,8 +108,8 @@ fn all_positive<const N: usize>(live: &Value, words: [&str; N]) -> bool {
     words.iter().all(|word| live.pointer(word).unwrap().as_u64().unwrap() > 0)
 }
 
-/// Runs a program for more and more rounds, until its live checks are as expected. Asserts each time
-/// that output and status are those of the program alone.
+/// Runs a program for more and more rounds, until its live checks are as expected. Asserts each
+/// time that output and status are those of the program alone.
 fn run_until(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
@@ -299,8 +299,8 @@ fn a_program_gets_checks_after_its_tracer_has_gone() {
 }
 
 /// Goal: whenever the supervisor is killed, above all while it learns, the batch's output is right
-/// or the batch is killed too. Method: rounds with random times. `LIVE_KILLED_ROUNDS=200` sets their
-/// number, `ELFEN_SEED` repeats one.
+/// or the batch is killed too. Method: rounds with random times. `LIVE_KILLED_ROUNDS=200` sets
+/// their number, `ELFEN_SEED` repeats one.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_killed_supervisor_causes_no_wrong_output() {

@@ -1,6 +1,6 @@
 //! Goal: Prometheus can read the output of `elfen metrics`, and no client can delay other clients.
-//! Method: a strict parser of the text format reads the metrics of a service and a run; clients send
-//! nothing or too much, or hang up. The expressions of the dashboard and the alerts use only
+//! Method: a strict parser of the text format reads the metrics of a service and a run; clients
+//! send nothing or too much, or hang up. The expressions of the dashboard and the alerts use only
 //! existing metrics.
 
 mod needs;
@@ -244,8 +244,8 @@ fn descendants(pid: u32) -> Vec<u32> {
     children.flat_map(|pid| [vec![pid], descendants(pid)].concat()).collect()
 }
 
-/// Goal: clients that misbehave do not delay others. Method: more of them than the server accepts at
-/// once, of every kind, and then a regular scrape.
+/// Goal: clients that misbehave do not delay others. Method: more of them than the server accepts
+/// at once, of every kind, and then a regular scrape.
 #[test]
 fn misbehaving_clients_do_not_delay_others() {
     let server = Server::start();

@@ -1,6 +1,7 @@
-//! Goal: `elfen tailor` names the causes of slow requests of real services, reports lost events, and
-//! leaves a readable file however it ends. Method: an unmodified Redis, stopped by the command's own
-//! injector, and an unmodified nginx; recorders that end in every way; invalid files and arguments.
+//! Goal: `elfen tailor` names the causes of slow requests of real services, reports lost events,
+//! and leaves a readable file however it ends. Method: an unmodified Redis, stopped by the
+//! command's own injector, and an unmodified nginx; recorders that end in every way; invalid files
+//! and arguments.
 
 mod process;
 mod served;
@@ -185,8 +186,8 @@ fn check_killed_recorder(port: &str, recording: &str) {
     assert!(text(&report.stdout).contains("the recording was cut off"), "{}", text(&report.stdout));
 }
 
-/// A recorder that cannot read its small rings in time reports how many events it lost, and how many
-/// requests that affected. A recorder that cannot write fails at once.
+/// A recorder that cannot read its small rings in time reports how many events it lost, and how
+/// many requests that affected. A recorder that cannot write fails at once.
 fn check_overwhelmed_recorder(port: &str, recording: &str) {
     let words = ["record", "--for", "2s", "--port", port, "--ring", "16", "-o", recording];
     let mut recorder = KilledOnDrop(elfen(&words).stdout(Stdio::null()).spawn().unwrap());

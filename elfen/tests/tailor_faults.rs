@@ -82,8 +82,8 @@ fn two_recorders_of_one_service_are_independent() {
 
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// Goal: a service does not wait for its recorder, and the recorder reports the events that it lost.
-/// Method: requests while the recorder is stopped.
+/// Goal: a service does not wait for its recorder, and the recorder reports the events that it
+/// lost. Method: requests while the recorder is stopped.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn a_stopped_recorder_does_not_delay_its_service() {

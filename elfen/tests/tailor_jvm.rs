@@ -1,6 +1,6 @@
-//! Goal: garbage collections of a JVM are recognized by its probes and by its counters, and a JVM by
-//! the names of its threads. Method: a small Java server with forced collections, and the JVM's log
-//! of them as ground truth.
+//! Goal: garbage collections of a JVM are recognized by its probes and by its counters, and a JVM
+//! by the names of its threads. Method: a small Java server with forced collections, and the JVM's
+//! log of them as ground truth.
 
 mod process;
 mod served;
@@ -32,7 +32,8 @@ fn start_java(folder: &Path, options: &[&str]) -> (KilledOnDrop, u16) {
     (java, port)
 }
 
-/// The spans of the collections in a log with lines as `[123456789ns] GC(0) Pause Full (System.gc()) 9M->8M(9M) 4.5ms`.
+/// The spans of the collections in a log with lines as `[123456789ns] GC(0) Pause Full
+/// (System.gc()) 9M->8M(9M) 4.5ms`.
 fn collections(log: &Path) -> Vec<(u64, u64)> {
     let text = fs::read_to_string(log).unwrap();
     let span = |line: &str| {

@@ -1,6 +1,6 @@
 //! Goal: the report says of each request how long a batch of `elfen run` overlapped it, with the
-//! batch's name. Method: a live run on a pair of lanes, with a budget longer than any request; and a
-//! recording of the same service after the end of the run.
+//! batch's name. Method: a live run on a pair of lanes, with a budget longer than any request; and
+//! a recording of the same service after the end of the run.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Goal: `elfen top` restores the terminal however it ends, and its keys work. Method: a terminal of
-//! the test (a pty), every way to end, and a run whose policy the keys change.
+//! Goal: `elfen top` restores the terminal however it ends, and its keys work. Method: a terminal
+//! of the test (a pty), every way to end, and a run whose policy the keys change.
 
 mod needs;
 
@@ -34,7 +34,8 @@ impl Terminal {
         // the name and for the flags.
         let made = unsafe { libc::openpty(&mut master, &mut device, name, flags, &size) };
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-        // If programs inherited the keyboard end, the terminal would not hang up when the test ends.
+        // If programs inherited the keyboard end, the terminal would not hang up when the test
+        // ends.
         for end in [master, device] {
             // SAFETY: takes numbers.
             assert_eq!(unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);

@@ -2,10 +2,10 @@
 //! request lane idles. Method: each program runs twice, the second time next to a request lane that
 //! is alternately busy and idle for 10 ms. Output and status must be the same.
 //!
-//! The service's page says when the lane is busy, so that other processes do not slow the test down.
-//! `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` uses the task map, which live
-//! checks require, and prints the overlap of each program. `ZOO_ALL=1` adds programs, `ZOO_ONLY=lua`
-//! selects by name, and `ZOO_ROUNDS=20` sets the number of rounds.
+//! The service's page says when the lane is busy, so that other processes do not slow the test
+//! down. `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` uses the task map, which
+//! live checks require, and prints the overlap of each program. `ZOO_ALL=1` adds programs,
+//! `ZOO_ONLY=lua` selects by name, and `ZOO_ROUNDS=20` sets the number of rounds.
 
 use std::fs;
 use std::path::Path;
@@ -19,8 +19,8 @@ use elfen_rt::service::Service;
 
 mod needs;
 
-/// A program: its name, the commands that it needs (or scripts that must succeed), and a script that
-/// uses it and prints a result.
+/// A program: its name, the commands that it needs (or scripts that must succeed), and a script
+/// that uses it and prints a result.
 type ZooProgram = (&'static str, &'static [&'static str], &'static str);
 
 const ZOO: &[ZooProgram] = &[

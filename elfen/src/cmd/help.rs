@@ -35,7 +35,7 @@ const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_SETTINGS", "default of `elfend --settings`: /etc/elfen/elfend.toml"),
     ("ELFEN_LIB", "another folder with libraries and programs of Elfen"),
     ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
-    ("ELFEN_RUN", "set by `run` for its program: the addresses of its channels"),
+    ("ELFEN_RUN", "set by `run` for its program: addresses of its channels"),
     ("ELFEN_SOCKET", "the socket of elfend: /run/elfen/elfend.sock"),
     ("ELFEN_SHIM", "set by `shim` for its program: the address of its tags"),
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),

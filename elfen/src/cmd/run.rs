@@ -48,8 +48,8 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen run --lanes 0:1 -- xz -9 backup.tar          only while CPU 0 idles
   elfen run --signal service --service shop -- make -j8   without privileges
-  elfen run --policy refresh-budget -- ./batch            next to the only service here
-  sudo elfen run --user build -- make -j8                 as user build
+  elfen run --policy refresh-budget -- ./batch   next to the only service here
+  sudo elfen run --user build -- make -j8        as user build
 
 The exit status is that of the program; 126 if it cannot be run, 127 if it is not found. Before \
 the program starts: 2 for invalid arguments, 3 if this machine lacks a requirement, 1 for other \
@@ -436,8 +436,8 @@ impl Announcement {
     }
 }
 
-/// Refuses `--nap block` without the task map. The kernel wakes blocked threads when it switches the
-/// request lane to idle; a service's page may say something else at that time.
+/// Refuses `--nap block` without the task map. The kernel wakes blocked threads when it switches
+/// the request lane to idle; a service's page may say something else at that time.
 fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Failure> {
     let Some(alarm) = &order.alarm else { return Ok(()) };
     if channels.tasks.is_some() {

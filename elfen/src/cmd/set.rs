@@ -18,10 +18,10 @@ use super::status::batches;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen set --policy borrow-idle                      of the only batch
+  elfen set --policy borrow-idle                      the only batch
   elfen set --budget 3ms                              another budget for it
-  elfen set 4711 --policy fixed-budget --budget 2ms   of the batch of process 4711
-  sudo elfen set --service shop --slo p99=5ms         of the lanes of shop that elfend lends";
+  elfen set 4711 --policy fixed-budget --budget 2ms   the batch of process 4711
+  sudo elfen set --service shop --slo p99=5ms         lanes that elfend lends";
 
 /// Change the policy of a running batch
 #[derive(clap::Args, Debug)]

@@ -68,8 +68,8 @@ fn account(fenced: &Fenced) -> Option<LaneAccount> {
 }
 
 /// The additions to the fence's account until the batch has run for 300 ms: borrowed, overlapped,
-/// and the bounds of its run time by the scheduler. Guards are stopped meanwhile, for less time than
-/// elfend would notice, as other processes of the machine keep the request lane busy.
+/// and the bounds of its run time by the scheduler. Guards are stopped meanwhile, for less time
+/// than elfend would notice, as other processes of the machine keep the request lane busy.
 fn measure_account(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
     let keeper = fenced.status().keeper.unwrap();
     let now = || (ran_ns(batch), account(fenced).unwrap(), ran_ns(batch));

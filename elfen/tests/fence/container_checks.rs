@@ -61,9 +61,9 @@ fn contained_programs_receive_their_pages() {
     drop(hog);
 }
 
-/// How long the program continues next to requests of one millisecond, each after the lane was idle.
-/// The kernel reports when the request arrived. A result is negative if the program took the time
-/// of its last round before the request arrived, and checked the lane afterwards.
+/// How long the program continues next to requests of one millisecond, each after the lane was
+/// idle. The kernel reports when the request arrived. A result is negative if the program took the
+/// time of its last round before the request arrived, and checked the lane afterwards.
 fn measure_reactions(fenced: &Fenced, checked: &Checked) -> String {
     let socket = fenced.run_dir().join("elfend.sock");
     let tasks =

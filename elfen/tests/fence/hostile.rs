@@ -1,5 +1,5 @@
-//! Hostile programs in a fence: attempts to leave it, to gain time by writing into shared pages, and
-//! to crowd out other processes.
+//! Hostile programs in a fence: attempts to leave it, to gain time by writing into shared pages,
+//! and to crowd out other processes.
 //!
 //! `FENCE_ROUNDS=200 cargo test -p elfen --test fence crowd -- --nocapture` prints the times of
 //! logins next to a crowd.
@@ -233,8 +233,8 @@ fn a_paused_fence_that_is_thawed_is_frozen_again() {
 }
 
 const SCRIBBLE: &str = "scribble";
-/// The largest share that a batch may get of a lane next to a long request, per mille. The scheduler
-/// gives a task at SCHED_IDLE up to 4, and critical sections take 2.
+/// The largest share that a batch may get of a lane next to a long request, per mille. The
+/// scheduler gives a task at SCHED_IDLE up to 4, and critical sections take 2.
 const MAX_HELD_SHARE: u64 = 10;
 
 fn build_scribble(folder: &Path) -> PathBuf {
@@ -340,8 +340,8 @@ impl Drop for UnfencedCrowd {
 }
 
 /// Goal: users can log in next to a crowd in the fence; the crowd stays on its lane, and a pause
-/// freezes it. Method: as many processes as the TasksMax of a unit might allow, logins, and the same
-/// without a fence.
+/// freezes it. Method: as many processes as the TasksMax of a unit might allow, logins, and the
+/// same without a fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn users_can_log_in_next_to_a_crowd() {

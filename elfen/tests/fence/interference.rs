@@ -107,8 +107,8 @@ fn a_process_of_an_inner_pid_namespace_enters() {
     assert!(output.status.success() && printed.contains(fenced.fence.name()), "{printed} {why}");
 }
 
-/// Goal: a process without an id in the pid namespace of elfend is refused, with the reason. Method:
-/// a daemon in a new pid namespace, and requests from outside.
+/// Goal: a process without an id in the pid namespace of elfend is refused, with the reason.
+/// Method: a daemon in a new pid namespace, and requests from outside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_process_of_an_outer_pid_namespace_is_refused() {

@@ -99,8 +99,8 @@ fn elfend_must_run_among_the_pods() {
 }
 
 /// Goal: a kubelet can start next to fenced pods; new pods become fences, and fences of pods that
-/// end are forgotten. Method: the test writes the weight of the tier as often as a kubelet does; the
-/// kernel reports the pods' CPUs and run times.
+/// end are forgotten. Method: the test writes the weight of the tier as often as a kubelet does;
+/// the kernel reports the pods' CPUs and run times.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn pods_are_fenced_next_to_a_kubelet() {

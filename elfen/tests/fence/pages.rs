@@ -1,5 +1,6 @@
 //! Programs with checks in a fence: elfend passes them the pages that checks read, and refuses
-//! other processes. Also the settings of lent lanes, and the fence that `elfen run` uses by default.
+//! other processes. Also the settings of lent lanes, and the fence that `elfen run` uses by
+//! default.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -247,9 +248,9 @@ fn each_service_has_separate_settings() {
 }
 
 /// Goal: a run without `--lanes` uses the fence of elfend if its user may enter it, and is refused
-/// otherwise. A run inside a fence stays there. With `--fence none` or `--lanes` a run has guards of
-/// its own, and its program runs as the user that called `sudo`. Method: the first line of dry runs
-/// of users, of root, and in the fence; the user id of the program.
+/// otherwise. A run inside a fence stays there. With `--fence none` or `--lanes` a run has guards
+/// of its own, and its program runs as the user that called `sudo`. Method: the first line of dry
+/// runs of users, of root, and in the fence; the user id of the program.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_run_uses_the_fence_of_elfend_by_default() {

@@ -83,8 +83,8 @@ fn invalid_settings_are_refused() {
 }
 
 /// Goal: on a machine that cannot hold fences, elfend names what is missing, and a run without a
-/// fence still works and prints its level. Method: mount namespaces without any cgroups, and without
-/// cpusets.
+/// fence still works and prints its level. Method: mount namespaces without any cgroups, and
+/// without cpusets.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_machine_without_cgroups_is_refused() {

@@ -98,8 +98,8 @@ impl Units {
         fs::read_to_string(self.folder.join("requests")).unwrap_or_default()
     }
 
-    /// Starts a daemon with a fence of this unit or pattern. It finds the commands of systemd in the
-    /// folder `commands`.
+    /// Starts a daemon with a fence of this unit or pattern. It finds the commands of systemd in
+    /// the folder `commands`.
     fn hold(&mut self, unit: &str, commands: &str) {
         self.start_daemon(&self.settings_of(unit), commands);
     }

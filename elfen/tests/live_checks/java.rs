@@ -68,8 +68,8 @@ fn java_does_the_same_with_checks_in_compiled_methods() {
     }
 }
 
-/// Goal: compiled methods get checks, which answer probes, and the report names the methods. Method:
-/// work on collections, until there are such checks.
+/// Goal: compiled methods get checks, which answer probes, and the report names the methods.
+/// Method: work on collections, until there are such checks.
 #[test]
 #[ignore = "needs root, two idle CPUs, eBPF and a JDK"]
 fn checks_in_compiled_methods_answer_probes() {

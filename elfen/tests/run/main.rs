@@ -264,9 +264,9 @@ fn the_lane_stays_guarded_when_supervisors_are_killed() {
     fs::remove_file(go).unwrap();
 }
 
-/// Goal: a batch cannot redirect signals by writing the id of another process into its page. Method:
-/// the page names a process of the test before the launcher passes on its first signal; also after
-/// both supervisors were killed, when only the launcher knows the batch.
+/// Goal: a batch cannot redirect signals by writing the id of another process into its page.
+/// Method: the page names a process of the test before the launcher passes on its first signal;
+/// also after both supervisors were killed, when only the launcher knows the batch.
 #[test]
 fn a_process_that_a_batch_writes_into_its_page_gets_no_signal() {
     needs::two_cpus();
@@ -402,8 +402,8 @@ fn a_running_batch_is_listed_and_can_be_given_another_policy() {
     wait_until("the end of the listing", || listed().is_none());
 }
 
-/// Goal: the report names the policy and the budget in force at the end, and says whether `elfen set`
-/// changed them. Method: a run with a change of policy, and one without.
+/// Goal: the report names the policy and the budget in force at the end, and says whether `elfen
+/// set` changed them. Method: a run with a change of policy, and one without.
 #[test]
 fn the_report_names_the_policy_at_the_end() {
     needs::two_cpus();
@@ -438,8 +438,8 @@ fn the_report_names_the_policy_at_the_end() {
 }
 
 /// Goal: dynamic-budget uses the current IPC that the service publishes. Method: a service that
-/// counts instructions and cycles, and whose requests slow down; the lane page contains the IPC that
-/// checks use.
+/// counts instructions and cycles, and whose requests slow down; the lane page contains the IPC
+/// that checks use.
 #[test]
 fn dynamic_budget_uses_published_counters() {
     needs::two_cpus();

@@ -138,7 +138,8 @@ fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
         RefreshBudget | DynamicBudget if slo.is_some() => SloBudget,
         RefreshBudget | DynamicBudget | SloBudget => BorrowIdle,
     };
-    // The supervisor sets the budget of every batch with an SLO, so only slo-budget may have an SLO.
+    // The supervisor sets the budget of every batch with an SLO, so only slo-budget may have an
+    // SLO.
     let (slo_latency_ns, slo_per_million) = slo.filter(|_| next == SloBudget).unwrap_or((0, 0));
     let budget_ns = match next {
         BorrowIdle | SloBudget => 0,

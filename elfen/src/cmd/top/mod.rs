@@ -24,7 +24,7 @@ const EXAMPLES: &str = "\
 Examples:
   elfen top              until q or Ctrl-C
   elfen top --once       once, for scripts
-  sudo elfen top         with the batches of all users, and the tasks on their lanes
+  sudo elfen top         batches of all users, and the tasks on their lanes
 
 Keys: up and down select a batch; p takes its next policy; + and - change its budget; q ends. \
 Shares are of the time since the last update, tail latencies those of the last ten seconds.";

@@ -118,16 +118,9 @@ mod tests {
             from,
             clock,
             period_ticks: clock.ticks(1_000),
-            pacing: None,
-            fetch_ticks: u64::MAX,
-            for_ticks: None,
             memory: 1 << 20,
-            keeps_last: false,
-            keeps_samples: false,
             until,
-            cost_meter: None,
-            fold: None,
-            live: None,
+            ..ObserverConfig::default()
         };
         let untils = [None, Some(Until { feed: 0, above: 200, signed: false })];
         let each = names.iter().zip(all).zip(untils);

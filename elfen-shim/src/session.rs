@@ -13,17 +13,17 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
 use crate::clock::Clock;
-use crate::observe::{Period, WORDS_MAX, observe};
+use crate::observe::WORDS_MAX;
 use crate::pacing::Pacing;
 use crate::rates::Rate;
-use crate::reach::{NumberLocation, ProcState};
+use crate::reach::{NumberLocation, ProcState, VmReader};
 use crate::recorder::{
     EndReason, Feed, FollowedLane, ObserverControl, Recorder, ThreadWord, ZERO_WORD,
 };
-use crate::recording::{Kind, Pool, Series, Signal, Source};
+use crate::recording::{Kind, Pool, Signal, Source};
 use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
 
@@ -45,16 +45,19 @@ pub struct TooMany;
 pub struct Words {
     pub signals: Vec<Signal>,
     pub process: u32,
-    /// Whether forked children are observed too.
+    /// Whether forked children are observed too. They have slots of the same page.
     pub children: bool,
-    words: Vec<&'static AtomicU64>,
-    feeds: Vec<Feed>,
-    lanes: Vec<FollowedLane>,
-    fixed_threads: Vec<(usize, ThreadWord, u32)>,
-    page: Option<&'static Page<ThreadSlot>>,
-    rates: Vec<Rate>,
+    pub(crate) words: Vec<&'static AtomicU64>,
+    pub(crate) feeds: Vec<Feed>,
+    pub(crate) lanes: Vec<FollowedLane>,
+    /// Without a task map: index of the word, what it holds, and the slot of the thread on `page`.
+    /// Threads claim slots in order.
+    pub(crate) fixed_threads: Vec<(usize, ThreadWord, u32)>,
+    pub(crate) page: Option<&'static Page<ThreadSlot>>,
+    pub(crate) rates: Vec<Rate>,
     pub state: Option<ProcState>,
-    tag_feed: Option<usize>,
+    /// Index of the first feed of kind tags. Rates have a distribution for each of its values.
+    pub(crate) tag_feed: Option<usize>,
     /// How many lanes (without a task map: threads) the observers before this one have; `None` if
     /// there is only one observer.
     first: Option<usize>,
@@ -244,7 +247,7 @@ impl Words {
 }
 
 /// How an observer is to run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ObserverConfig {
     /// The observer's CPU.
     pub from: u32,
@@ -261,30 +264,15 @@ pub struct ObserverConfig {
     pub keeps_samples: bool,
     pub until: Option<crate::recorder::Until>,
     pub cost_meter: Option<crate::cost::CostMeter>,
+    /// Adds up the runs of a nearly full pool, which is then cleared.
     pub fold: Option<crate::fold::Fold>,
+    /// Totals for `--live`.
     pub live: Option<Arc<crate::live::LiveTotals>>,
 }
 
-/// How long a sample may take per word: a transfer of the word's line from any CPU, and the
-/// processing of the value.
-const WORD_NS: u64 = 1_000;
-/// How long a sample with a system call may take.
-const FETCH_GAP_NS: u64 = 10_000;
-
-/// How often an observer with a long period checks whether to stop.
-const CHECK_INTERVAL_NS: u64 = 1_000_000;
-
-/// The time between two samples up to which no gap is recorded, however short the period is.
-fn min_gap_ns(words: usize, fetches: bool) -> u64 {
-    if fetches { FETCH_GAP_NS } else { WORD_NS * (1 + words as u64) }
-}
-
-/// A running observer: it reads the clock once per sample, or twice if there are rates.
+/// A running observer.
 #[derive(Debug)]
-pub enum Observer {
-    Once(JoinHandle<Recorder<false>>),
-    Twice(JoinHandle<Recorder<true>>),
-}
+pub struct Observer(JoinHandle<ObserverResult>);
 
 /// The result of one observer, or of several that were merged.
 #[derive(Debug)]
@@ -307,129 +295,37 @@ pub struct ObserverResult {
 }
 
 impl Observer {
-    /// Starts a thread that runs the sampling loop on its CPU.
+    /// Starts a thread that runs the sampling loop on its CPU. It reads the clock once per sample,
+    /// or twice if there are rates.
     pub fn start(
         words: Words,
         config: ObserverConfig,
-        reader: crate::reach::VmReader,
+        reader: VmReader,
         control: Arc<ObserverControl>,
     ) -> std::io::Result<Self> {
-        if words.rates.is_empty() {
-            start_one(words, config, reader, control).map(Self::Once)
-        } else {
-            start_one(words, config, reader, control).map(Self::Twice)
-        }
+        let run = if words.rates.is_empty() { run::<false> } else { run::<true> };
+        let thread = thread::Builder::new().name(OBSERVER.to_owned());
+        let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
+        thread.spawn(move || run(words, config, reader, pool, control)).map(Self)
     }
 
     pub fn is_done(&self) -> bool {
-        match self {
-            Self::Once(thread) => thread.is_finished(),
-            Self::Twice(thread) => thread.is_finished(),
-        }
+        self.0.is_finished()
     }
 
     pub fn join(self) -> ObserverResult {
-        match self {
-            Self::Once(thread) => result_of(join_thread(thread)),
-            Self::Twice(thread) => result_of(join_thread(thread)),
-        }
+        self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
-fn join_thread<T>(thread: JoinHandle<T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-fn result_of<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> ObserverResult {
-    recorder.close();
-    ObserverResult {
-        samples: recorder.samples,
-        ended: recorder.ended,
-        missed_switches: recorder.missed_switches(),
-        seen_switches: recorder.seen_switches(),
-        period_ticks: (recorder.period_ticks(50), recorder.period_ticks(99)),
-        cost_ratios: recorder.cost_meter.take().map(|cost_meter| cost_meter.ratios),
-        failed_reads: recorder.reader.failed,
-        tag_signal: recorder.tag_feed,
-        tally: recorder.fold.take().map(|fold| fold.tally),
-        rates: recorder.rates,
-        pool: recorder.pool,
-    }
-}
-
-fn start_one<const BOTH: bool>(
-    mut words: Words,
+fn run<const BOTH: bool>(
+    words: Words,
     config: ObserverConfig,
-    reader: crate::reach::VmReader,
+    reader: VmReader,
+    pool: Pool,
     control: Arc<ObserverControl>,
-) -> std::io::Result<JoinHandle<Recorder<BOTH>>> {
-    let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
-    let thread = thread::Builder::new().name(OBSERVER.to_owned());
-    thread.spawn(move || {
-        let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, control);
-        let placed = use_ordinary_class().and_then(|()| affinity::pin(config.from));
-        let start = crate::clock::before();
-        words.lanes.iter_mut().for_each(FollowedLane::begin_counting);
-        let step = config.clock.unit();
-        let series = words.feeds.iter().enumerate().map(|(index, feed)| {
-            let index = u8::try_from(index).unwrap_or(u8::MAX);
-            let series = Series::new(index, feed.kind, step, start);
-            if config.keeps_samples { series.singly() } else { series }
-        });
-        recorder.series = series.collect();
-        let fetches = words.state.is_some() || !reader.is_empty();
-        recorder.min_gap_ticks = config.clock.ticks(min_gap_ns(words.words.len(), fetches));
-        // With system calls, a sample's waiting time is the kernel's and says nothing about lines.
-        recorder.pacing = config.pacing.filter(|_| !fetches);
-        if let Some(pacing) = &mut recorder.pacing {
-            pacing.measure_clock_cost();
-        }
-        let period = recorder.set_period(Period(config.period_ticks));
-        recorder.check_interval_ticks = config.clock.ticks(CHECK_INTERVAL_NS);
-        recorder.deadline = config.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
-        recorder.cpu = config.from;
-        recorder.process = words.process;
-        recorder.children = words.children;
-        recorder.feeds = words.feeds;
-        recorder.lanes = words.lanes;
-        recorder.fixed_threads = words.fixed_threads;
-        recorder.rates = words.rates;
-        recorder.tag_feed = words.tag_feed;
-        recorder.state = words.state;
-        recorder.reader = reader;
-        recorder.until = config.until;
-        recorder.cost_meter = config.cost_meter;
-        recorder.live = config.live;
-        recorder.fetch_ticks = config.fetch_ticks;
-        recorder.fold = config.fold;
-        if placed.is_err() {
-            recorder.ended = EndReason::Moved;
-            recorder.control.stop.store(true, Relaxed);
-            return recorder;
-        }
-        dispatch(&words.words, period, &mut recorder);
-        recorder.lanes.iter_mut().for_each(FollowedLane::end_counting);
-        recorder
-    })
-}
-
-/// Runs the loop that was compiled for this number of words.
-fn dispatch<const BOTH: bool>(
-    words: &[&'static AtomicU64],
-    period: Period,
-    recorder: &mut Recorder<BOTH>,
-) {
-    macro_rules! of {
-        ($($count:literal)*) => {
-            match words.len() {
-                $($count => {
-                    let mut all = [&ZERO_WORD; $count];
-                    all.copy_from_slice(words);
-                    observe::<$count, _>(period, all, recorder);
-                })*
-                _ => unreachable!("`Words::word` gives out no more than these"),
-            }
-        };
-    }
-    of!(1 2 3 4 5 6 7 8)
+) -> ObserverResult {
+    let placed = use_ordinary_class().and_then(|()| affinity::pin(config.from));
+    let recorder = Recorder::<BOTH>::new(words, config, reader, pool, control);
+    if placed.is_ok() { recorder.run() } else { recorder.end_unplaced() }
 }

@@ -339,10 +339,7 @@ impl Run<'_> {
             },
             keeps_last: self.args.last.is_some(),
             keeps_samples: self.args.keep == Keep::Samples,
-            until: None,
-            cost_meter: None,
-            fold: None,
-            live: None,
+            ..ObserverConfig::default()
         }
     }
 

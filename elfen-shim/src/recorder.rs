@@ -15,7 +15,6 @@ use crate::histogram::IntervalHistogram;
 use crate::observe::{Period, Sample, Sink, WORDS_MAX, observe};
 use crate::pacing::BlockStats;
 use crate::rates::RatePoint;
-use crate::reach::VmReader;
 use crate::recording::{Full, Kind, Pool, Series, State};
 use crate::session::{ObserverConfig, ObserverResult, Words};
 use crate::signal_spec::Width;
@@ -88,7 +87,6 @@ pub struct Recorder<const BOTH: bool> {
     /// What is read, and the threads that are followed.
     words: Words,
     config: ObserverConfig,
-    reader: VmReader,
     control: Arc<ObserverControl>,
     pool: Pool,
     series: Vec<Series>,
@@ -125,7 +123,6 @@ impl<const BOTH: bool> Recorder<BOTH> {
     pub fn new(
         mut words: Words,
         config: ObserverConfig,
-        reader: VmReader,
         pool: Pool,
         control: Arc<ObserverControl>,
     ) -> Self {
@@ -137,7 +134,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             if config.keeps_samples { series.singly() } else { series }
         });
         // The time between two samples up to which no gap is recorded.
-        let fetches = words.state.is_some() || !reader.is_empty();
+        let fetches = words.state.is_some() || !words.reader.is_empty();
         let gap_ns = if fetches { FETCH_GAP_NS } else { WORD_NS * (1 + words.count() as u64) };
         let for_ticks = config.for_ticks.unwrap_or(u64::MAX);
         let mut recorder = Self {
@@ -148,7 +145,6 @@ impl<const BOTH: bool> Recorder<BOTH> {
             deadline: start_ticks.saturating_add(for_ticks),
             words,
             config,
-            reader,
             control,
             ended: EndReason::Stopped,
             samples: 0,
@@ -212,7 +208,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
             seen_switches: self.words.lanes.iter().map(|lane| lane.seen_switches).sum(),
             period_ticks: (self.intervals.quantile(50), self.intervals.quantile(99)),
             cost_ratios: self.config.cost_meter.map(|cost_meter| cost_meter.ratios),
-            failed_reads: self.reader.failed,
+            failed_reads: self.words.reader.failed,
             tag_signal: self.words.tag_feed,
             tally: self.config.fold.map(|fold| fold.tally),
             rates: self.words.rates,
@@ -403,8 +399,8 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         if let Some(state) = &self.words.state {
             state.fetch();
         }
-        if !self.reader.is_empty() {
-            self.reader.fetch();
+        if !self.words.reader.is_empty() {
+            self.words.reader.fetch();
         }
         self.next_fetch = now + self.config.fetch_ticks;
     }

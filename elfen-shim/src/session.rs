@@ -1,7 +1,11 @@
-//! One observer thread: the words that it reads, how it runs, and what it returns.
+//! The observer threads of a run: the words that they read, how they run, and what they return.
 //!
-//! [`Words`] collects the words and signals before the run. [`Observer`] is the running thread.
-//! Which words to read is decided in `cmd/gather.rs`.
+//! [`Words`] collects the words and signals before the run. [`Observers`] are the running
+//! threads. Which words to read is decided in `cmd/gather.rs`.
+//!
+//! Several observers make one recording, each on its own CPU. While they sample, they share nothing
+//! but the flag that ends them: each has its own memory, words and gaps. An observer that ends sets
+//! the flag. The results are merged when all have ended.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -13,7 +17,7 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::Clock;
 use crate::observe::WORDS_MAX;
@@ -41,7 +45,7 @@ pub const OBSERVER: &str = "elfen-observer";
 pub struct TooMany;
 
 /// The words that an observer is to read, and the signals that they contain.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Words {
     pub signals: Vec<Signal>,
     pub process: u32,
@@ -56,6 +60,8 @@ pub struct Words {
     pub(crate) page: Option<&'static Page<ThreadSlot>>,
     pub(crate) rates: Vec<Rate>,
     pub state: Option<ProcState>,
+    /// Words of another process's memory, which need system calls.
+    pub reader: VmReader,
     /// Index of the first feed of kind tags. Rates have a distribution for each of its values.
     pub(crate) tag_feed: Option<usize>,
     /// How many lanes (without a task map: threads) the observers before this one have; `None` if
@@ -65,20 +71,7 @@ pub struct Words {
 
 impl Words {
     pub fn of(process: u32, page: Option<&'static Page<ThreadSlot>>) -> Self {
-        Self {
-            signals: Vec::new(),
-            process,
-            children: false,
-            words: Vec::new(),
-            feeds: Vec::new(),
-            lanes: Vec::new(),
-            fixed_threads: Vec::new(),
-            page,
-            rates: Vec::new(),
-            state: None,
-            tag_feed: None,
-            first: None,
-        }
+        Self { process, page, ..Self::default() }
     }
 
     /// Marks these words as those of one observer among several. The lanes (without a task map: the
@@ -270,10 +263,6 @@ pub struct ObserverConfig {
     pub live: Option<Arc<crate::live::LiveTotals>>,
 }
 
-/// A running observer.
-#[derive(Debug)]
-pub struct Observer(JoinHandle<ObserverResult>);
-
 /// The result of one observer, or of several that were merged.
 #[derive(Debug)]
 pub struct ObserverResult {
@@ -294,38 +283,169 @@ pub struct ObserverResult {
     pub tally: Option<Tally>,
 }
 
-impl Observer {
-    /// Starts a thread that runs the sampling loop on its CPU. It reads the clock once per sample,
-    /// or twice if there are rates.
-    pub fn start(
-        words: Words,
-        config: ObserverConfig,
-        reader: VmReader,
-        control: Arc<ObserverControl>,
-    ) -> std::io::Result<Self> {
-        let run = if words.rates.is_empty() { run::<false> } else { run::<true> };
-        let thread = thread::Builder::new().name(OBSERVER.to_owned());
-        let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
-        thread.spawn(move || run(words, config, reader, pool, control)).map(Self)
-    }
-
-    pub fn is_done(&self) -> bool {
-        self.0.is_finished()
-    }
-
-    pub fn join(self) -> ObserverResult {
-        self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
 fn run<const BOTH: bool>(
     words: Words,
     config: ObserverConfig,
-    reader: VmReader,
     pool: Pool,
     control: Arc<ObserverControl>,
 ) -> ObserverResult {
     let placed = use_ordinary_class().and_then(|()| affinity::pin(config.from));
-    let recorder = Recorder::<BOTH>::new(words, config, reader, pool, control);
+    let recorder = Recorder::<BOTH>::new(words, config, pool, control);
     if placed.is_ok() { recorder.run() } else { recorder.end_unplaced() }
+}
+
+/// The running observers, each on its own CPU.
+#[derive(Debug, Default)]
+pub struct Observers(Vec<JoinHandle<ObserverResult>>);
+
+impl Observers {
+    /// Starts a thread for each observer. If one of them cannot be started, those before it end.
+    pub fn start(
+        each: impl IntoIterator<Item = (Words, ObserverConfig)>,
+        control: &Arc<ObserverControl>,
+    ) -> std::io::Result<Self> {
+        let mut started = Self::default();
+        for (words, config) in each {
+            // An observer reads the clock once per sample, or twice if there are rates.
+            let run = if words.rates.is_empty() { run::<false> } else { run::<true> };
+            let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
+            let its_control = control.clone();
+            let thread = thread::Builder::new().name(OBSERVER.to_owned());
+            match thread.spawn(move || run(words, config, pool, its_control)) {
+                Ok(thread) => started.0.push(thread),
+                Err(error) => {
+                    control.stop.store(true, Relaxed);
+                    started.0.into_iter().for_each(|one| drop(join(one)));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(started)
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.0.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Waits for all observers and merges their results.
+    pub fn join(self) -> ObserverResult {
+        let all = self.0.into_iter().map(join);
+        all.reduce(ObserverResult::merge).expect("a run has an observer")
+    }
+}
+
+fn join(observer: JoinHandle<ObserverResult>) -> ObserverResult {
+    observer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+impl ObserverResult {
+    /// Merges the result of another observer of the same run. Only the first observer has rates.
+    #[must_use]
+    pub fn merge(self, other: Self) -> Self {
+        let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
+            (Some(one), Some(other)) => Some(one + other),
+            (one, other) => one.or(other),
+        };
+        Self {
+            pool: self.pool.with_observer(other.pool),
+            samples: self.samples + other.samples,
+            // One observer ends for a reason of its own and then stops the others.
+            ended: if self.ended == EndReason::Stopped { other.ended } else { self.ended },
+            missed_switches: both(self.missed_switches, other.missed_switches),
+            seen_switches: self.seen_switches + other.seen_switches,
+            // The slowest.
+            period_ticks: self.period_ticks.max(other.period_ticks),
+            rates: self.rates,
+            tag_signal: self.tag_signal,
+            cost_ratios: self.cost_ratios,
+            failed_reads: self.failed_reads + other.failed_reads,
+            tally: match (self.tally, other.tally) {
+                (Some(one), Some(other)) => Some(one.with_observer(other)),
+                (one, other) => one.or(other),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::Until;
+    use crate::recording::{Head, ObserverHead, Recording, write};
+    use std::io::Write;
+    use std::time::{Duration, Instant};
+
+    fn words(name: &str, word: &'static AtomicU64) -> Words {
+        let mut words = Words::of(std::process::id(), None);
+        let (width, source) = (Width::U64, Source::Mapped);
+        let place = NumberLocation { word, offset: 0, width, source, ready: None };
+        words.add_number(name.to_owned(), &place).unwrap();
+        words
+    }
+
+    /// Goal: several observers make one recording, each has its own gaps, and all end when one of
+    /// them ends. Method: two observers on one CPU, where only one can run at a time. Together they
+    /// cannot have observed for longer than the run took.
+    #[test]
+    fn observers_have_separate_gaps_and_end_together() {
+        let clock = match Clock::of_this_machine() {
+            Ok(clock) => clock,
+            Err(why) => {
+                let mut terminal = std::io::stderr();
+                return writeln!(terminal, "skipped: several observers: {why}").unwrap();
+            }
+        };
+        let lanes = affinity::allowed().unwrap();
+        let from = lanes.iter().next().unwrap();
+        let all: [&'static AtomicU64; 2] = [(); 2].map(|()| &*Box::leak(Box::default()));
+        let names = ["first", "second"];
+        let how = |until| ObserverConfig {
+            from,
+            clock,
+            period_ticks: clock.ticks(1_000),
+            memory: 1 << 20,
+            until,
+            ..ObserverConfig::default()
+        };
+        let untils = [None, Some(Until { feed: 0, above: 200, signed: false })];
+        let each = names.iter().zip(all).zip(untils);
+        let each = each.map(|((name, word), until)| (words(name, word), how(until)));
+        let control = Arc::new(ObserverControl::default());
+        let observers = Observers::start(each, &control).unwrap();
+        let start = Instant::now();
+        while !observers.is_done() && start.elapsed() < Duration::from_secs(60) {
+            thread::sleep(Duration::from_millis(1));
+            all.iter().zip(1..).for_each(|(word, by)| _ = word.fetch_add(by, Relaxed));
+        }
+        // Only the second observer has a limit; it ends the first one.
+        let seen = observers.join();
+        assert_eq!((seen.ended, control.stop.load(Relaxed)), (EndReason::Until, true));
+        let signal = |name: &&str| Signal::new(name, Source::Mapped, Kind::Values);
+        let one = || ObserverHead { from, on: "0".to_owned(), signals: 1 };
+        let observers = vec![one(), one()];
+        let signals = names.iter().map(signal).collect();
+        let head = Head { clock, observers, signals, ..Head::default() };
+        let mut file = Vec::new();
+        write(&head, &seen.pool, &mut file).unwrap();
+        let recording = Recording::parse(&file).unwrap();
+        let tally = Tally::of(&recording);
+        let (first, end) = recording.span().unwrap();
+        let [one, other] = tally.coverage[..] else { panic!("{:?}", tally.coverage) };
+        assert!(one.gaps > 0 && other.gaps > 0, "{:?}", tally.coverage);
+        let coverage = one.observed_ticks + other.observed_ticks;
+        assert!(coverage <= (end - first) / 50 * 51, "{coverage} of {}", end - first);
+        let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
+        let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
+        assert!(high > 200 && low < high, "{low} {high}");
+        // A head whose observers have more signals than the head itself.
+        let head = Head {
+            observers: vec![ObserverHead { signals: 2, ..head.observers[0].clone() }; 2],
+            ..head
+        };
+        let mut file = Vec::new();
+        write(&head, &seen.pool, &mut file).unwrap();
+        assert!(
+            Recording::parse(&file).unwrap_err().to_string().contains("do not have all signals")
+        );
+    }
 }

@@ -4,6 +4,7 @@
 use super::*;
 use crate::pacing::Pacing;
 use crate::rates::Rate;
+use crate::recording::{Head, Recording, Signal, Source};
 use elfen_rt::memory::Memory;
 use elfen_rt::signal::task::TaskSlot;
 use elfen_rt::signal::thread::thread_word;
@@ -20,8 +21,7 @@ fn page() -> &'static Page<ThreadSlot> {
 
 fn recorder<const BOTH: bool>(words: Words) -> Recorder<BOTH> {
     let pool = Pool::new(0, words.feeds.len(), false);
-    let mut recorder =
-        Recorder::new(words, ObserverConfig::default(), VmReader::default(), pool, Arc::default());
+    let mut recorder = Recorder::new(words, ObserverConfig::default(), pool, Arc::default());
     // The times of these tests begin at 0.
     let feeds = recorder.words.feeds.iter().zip(0..);
     recorder.series = feeds.map(|(feed, index)| Series::new(index, feed.kind, 1, 0)).collect();
@@ -158,17 +158,10 @@ fn a_gap_is_proven_only_without_a_switch() {
         see(at, task, switches);
     }
     recorder.close();
-    let names = ["task", "calls"].map(|name| crate::recording::Signal {
-        name: name.to_owned(),
-        source: crate::recording::Source::TaskMap,
-        kind: Kind::Tags,
-        signed: false,
-        names: Vec::new(),
-    });
+    let signals = ["task", "calls"].map(|name| Signal::new(name, Source::TaskMap, Kind::Tags));
     let clock = crate::clock::Clock { ticks_per_second: 1, step_ticks: 1, unit_ticks: 0 };
-    let signals = names.to_vec();
-    let head = crate::recording::Head { clock, signals, ..Default::default() };
-    let recording = crate::recording::Recording::of(head, &recorder.pool).unwrap();
+    let head = Head { clock, signals: signals.to_vec(), ..Head::default() };
+    let recording = Recording::of(head, &recorder.pool).unwrap();
     for signal in [0, 1] {
         let runs = &recording.runs[signal];
         let gaps = runs.iter().filter(|run| run.state == State::Gap && run.start_ticks >= 1_000);

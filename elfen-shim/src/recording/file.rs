@@ -195,11 +195,8 @@ impl Recording {
         if version != VERSION {
             return Err(ReadError::Version(version));
         }
-        let head = match json(&mut rest) {
-            Json::Text(text) => serde_json::from_slice(text)?,
-            Json::Cut => return Err(ReadError::CutInHead),
-            Json::Wrong(why) => return Err(ReadError::Head(why)),
-        };
+        let text = json(&mut rest).map_err(ReadError::Head)?.ok_or(ReadError::CutInHead)?;
+        let head = serde_json::from_slice(text)?;
         let mut recording = Self::empty(head)?;
         let mut chunks = 0;
         let mut runs = 0;
@@ -211,15 +208,12 @@ impl Recording {
                 Some(&CHUNK_MARK) => {}
                 Some(&TAIL_MARK) => {
                     rest = &rest[1..];
-                    match json(&mut rest) {
-                        Json::Text(text) => {
-                            let tail: Tail = serde_json::from_slice(text)?;
-                            if tail.chunks != chunks || !rest.is_empty() {
-                                return Err(wrong("the tail has another number of chunks"));
-                            }
-                        }
-                        Json::Cut => recording.cut = true,
-                        Json::Wrong(why) => return Err(wrong(why)),
+                    let Some(text) = json(&mut rest).map_err(wrong)? else {
+                        break recording.cut = true;
+                    };
+                    let tail: Tail = serde_json::from_slice(text)?;
+                    if tail.chunks != chunks || !rest.is_empty() {
+                        return Err(wrong("the tail has another number of chunks"));
                     }
                     break;
                 }
@@ -368,26 +362,20 @@ fn take_some<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*taken)
 }
 
-enum Json<'a> {
-    Text(&'a [u8]),
-    Cut,
-    Wrong(&'static str),
-}
-
-fn json<'a>(rest: &mut &'a [u8]) -> Json<'a> {
+/// Reads a JSON text; returns `None` if the file ends before its end.
+fn json<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, &'static str> {
     let mut after = *rest;
-    let Some([length, sum]) = take_some(&mut after).zip(take_some(&mut after)).map(|(a, b)| [a, b])
-    else {
-        return Json::Cut;
+    let Some((length, sum)) = take_some(&mut after).zip(take_some(&mut after)) else {
+        return Ok(None);
     };
     let bytes = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
     if bytes > JSON_BYTES {
-        return Json::Wrong("it is too long");
+        return Err("it is too long");
     }
-    let Some(text) = after.get(..bytes) else { return Json::Cut };
+    let Some(text) = after.get(..bytes) else { return Ok(None) };
     if checksum(&length, text) != u32::from_le_bytes(sum) {
-        return Json::Wrong("its checksum is wrong");
+        return Err("its checksum is wrong");
     }
     *rest = &after[bytes..];
-    Json::Text(text)
+    Ok(Some(text))
 }

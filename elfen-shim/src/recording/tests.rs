@@ -145,6 +145,23 @@ fn long_runs_take_four_bytes() {
     }
 }
 
+/// Goal: a file is smaller than the runs in memory, also if they have many tags. Method: some sixty
+/// tags, of which some are frequent, for thirty different lengths.
+#[test]
+fn runs_of_many_tags_are_compressed() {
+    let mut random = Random::of(88_172_645_463_325_252);
+    let (mut pool, mut at) = (Pool::new(1 << 20, 1, false), 0);
+    let mut series = Series::new(0, Kind::Tags, 8, 0);
+    for _ in 0..60_000 {
+        let tag = random.below(13) * random.below(13);
+        series.see(at, State::Value(2 * tag), &mut pool).unwrap();
+        at += 161 + random.below(30) * 8;
+    }
+    let before: usize = pool.chunks().iter().map(|(_, runs)| runs.len()).sum();
+    let after: usize = pool.chunks().iter().map(|(_, runs)| file::pack(runs).len()).sum();
+    assert!(after * 100 < before * 85, "{after} of {before} bytes");
+}
+
 /// Goal: recorded times are off by less than a unit, and a moment has the same time in all signals
 /// and chunks. So a part of a recording can be written again without a change. Method: two signals
 /// that change at odd ticks, in many chunks, with different starts.

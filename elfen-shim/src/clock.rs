@@ -63,8 +63,7 @@ pub struct Clock {
     pub ticks_per_second: u64,
     /// The greatest common divisor of differences between readings.
     pub step_ticks: u64,
-    /// Recorded times are multiples of this; 0 in earlier recordings, whose unit is `step_ticks`.
-    #[serde(default)]
+    /// Recorded times are multiples of this; 0 stands for `step_ticks`.
     pub unit_ticks: u64,
 }
 

@@ -61,12 +61,9 @@ mod tests {
     /// Records samples of a length and a value each, as the observer does. A pause follows some of
     /// them. With `fold`, the runs are added up at each pause.
     fn summed(samples: &[(u64, u64, bool)], fold: bool) -> Tally {
-        let signal = |(name, kind): (&str, Kind)| Signal {
-            name: name.to_owned(),
-            source: Source::Proc,
-            kind,
-            signed: false,
+        let signal = |(name, kind)| Signal {
             names: (0..9).map(|value| (value, format!("name {}", value / 2))).collect(),
+            ..Signal::new(name, Source::Proc, kind)
         };
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
         let mut folded = Fold::of(&SIGNALS.map(signal), clock, (0, String::new()));

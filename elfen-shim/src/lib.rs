@@ -18,7 +18,6 @@ pub mod fold;
 pub mod histogram;
 pub mod live;
 pub mod observe;
-pub mod observers;
 pub mod pacing;
 pub mod program;
 pub mod random;

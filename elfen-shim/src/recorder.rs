@@ -11,15 +11,12 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::Running;
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
-use crate::cost::CostMeter;
-use crate::fold::Fold;
 use crate::histogram::IntervalHistogram;
-use crate::live::LiveTotals;
-use crate::observe::{Period, Sample, Sink};
-use crate::pacing::{BlockStats, Pacing};
-use crate::rates::{Rate, RatePoint};
-use crate::reach::{ProcState, VmReader};
+use crate::observe::{Period, Sample, Sink, WORDS_MAX, observe};
+use crate::pacing::BlockStats;
+use crate::rates::RatePoint;
 use crate::recording::{Full, Kind, Pool, Series, State};
+use crate::session::{ObserverConfig, ObserverResult, Words};
 use crate::signal_spec::Width;
 use followed_lane::UNKNOWN_TASK;
 
@@ -87,46 +84,23 @@ impl Until {
 /// Records the samples of one observer. `BOTH`: each sample has two clock readings, as rates need.
 #[derive(Debug)]
 pub struct Recorder<const BOTH: bool> {
-    pub pool: Pool,
-    pub series: Vec<Series>,
-    pub feeds: Vec<Feed>,
-    pub lanes: Vec<FollowedLane>,
-    /// Without a task map: index of the word, what it holds, and the slot of the thread on `page`.
-    /// Threads claim slots in order.
-    pub fixed_threads: Vec<(usize, ThreadWord, u32)>,
-    pub page: Option<&'static Page<ThreadSlot>>,
-    pub process: u32,
-    /// Whether to record forked children too. They have slots of the same page.
-    pub children: bool,
-    pub rates: Vec<Rate>,
-    /// Index of the first feed of kind tags. Rates have a distribution for each of its values.
-    pub tag_feed: Option<usize>,
-    pub reader: VmReader,
-    pub state: Option<ProcState>,
-    pub fetch_ticks: u64,
+    /// What is read, and the threads that are followed.
+    words: Words,
+    config: ObserverConfig,
+    control: Arc<ObserverControl>,
+    pool: Pool,
+    series: Vec<Series>,
     /// Lower bound of `gap_ticks`, however short the period is.
-    pub min_gap_ticks: u64,
+    min_gap_ticks: u64,
     /// Two samples that are farther apart than this have a gap between them.
-    pub gap_ticks: u64,
-    /// Adapts the period, for `--period auto`.
-    pub pacing: Option<Pacing>,
-    pub deadline: u64,
-    /// How long the loop may wait for the next sample without checking `control`.
-    pub check_interval_ticks: u64,
-    pub cpu: u32,
-    pub control: Arc<ObserverControl>,
-    pub until: Option<Until>,
-    pub cost_meter: Option<CostMeter>,
-    /// Adds up the runs of a nearly full pool, which is then cleared.
-    pub fold: Option<Fold>,
-    /// Totals for `--live`.
-    pub live: Option<Arc<LiveTotals>>,
-    pub ended: EndReason,
-    pub samples: u64,
+    gap_ticks: u64,
+    deadline: u64,
+    ended: EndReason,
+    samples: u64,
     claims: u64,
     next_fetch: u64,
     last: Option<(u64, u64)>,
-    last_words: Vec<u64>,
+    last_words: [u64; WORDS_MAX],
     full: bool,
     until_reached: bool,
     /// Since the last sample, words were replaced by those of another thread: the difference of two
@@ -135,59 +109,122 @@ pub struct Recorder<const BOTH: bool> {
     intervals: IntervalHistogram,
 }
 
+/// How long a sample may take per word: a transfer of the word's line from any CPU, and the
+/// processing of the value.
+const WORD_NS: u64 = 1_000;
+/// How long a sample with a system call may take.
+const FETCH_GAP_NS: u64 = 10_000;
+
+/// How often an observer with a long period checks whether to stop.
+const CHECK_INTERVAL_NS: u64 = 1_000_000;
+
 impl<const BOTH: bool> Recorder<BOTH> {
+    /// Prepares a recording that begins now.
     pub fn new(
+        mut words: Words,
+        config: ObserverConfig,
         pool: Pool,
-        page: Option<&'static Page<ThreadSlot>>,
         control: Arc<ObserverControl>,
     ) -> Self {
-        Self {
+        let start_ticks = crate::clock::before();
+        words.lanes.iter_mut().for_each(FollowedLane::begin_counting);
+        let unit = config.clock.unit();
+        let series = words.feeds.iter().zip(0..).map(|(feed, index)| {
+            let series = Series::new(index, feed.kind, unit, start_ticks);
+            if config.keeps_samples { series.singly() } else { series }
+        });
+        // The time between two samples up to which no gap is recorded.
+        let fetches = words.state.is_some() || !words.reader.is_empty();
+        let gap_ns = if fetches { FETCH_GAP_NS } else { WORD_NS * (1 + words.count() as u64) };
+        let for_ticks = config.for_ticks.unwrap_or(u64::MAX);
+        let mut recorder = Self {
             pool,
-            series: Vec::new(),
-            feeds: Vec::new(),
-            lanes: Vec::new(),
-            fixed_threads: Vec::new(),
-            page,
-            process: 0,
-            children: false,
-            rates: Vec::new(),
-            tag_feed: None,
-            reader: VmReader::default(),
-            state: None,
-            fetch_ticks: u64::MAX,
-            min_gap_ticks: u64::MAX,
+            series: series.collect(),
+            min_gap_ticks: config.clock.ticks(gap_ns),
             gap_ticks: u64::MAX,
-            pacing: None,
-            deadline: u64::MAX,
-            check_interval_ticks: u64::MAX,
-            cpu: 0,
+            deadline: start_ticks.saturating_add(for_ticks),
+            words,
+            config,
             control,
-            until: None,
-            cost_meter: None,
-            fold: None,
-            live: None,
             ended: EndReason::Stopped,
             samples: 0,
             claims: 0,
             next_fetch: 0,
             last: None,
-            last_words: vec![0; crate::observe::WORDS_MAX],
+            last_words: [0; WORDS_MAX],
             full: false,
             until_reached: false,
             rebound: false,
             intervals: IntervalHistogram::new(),
+        };
+        if fetches {
+            // A sample's waiting time is the kernel's and says nothing about lines.
+            recorder.config.pacing = None;
+        }
+        recorder
+    }
+
+    /// Samples on CPU `config.from`, the calling thread's, until the run ends.
+    pub fn run(mut self) -> ObserverResult {
+        if let Some(pacing) = &mut self.config.pacing {
+            pacing.measure_clock_cost();
+        }
+        let period = self.set_period(Period(self.config.period_ticks));
+        self.observe_words(period);
+        self.words.lanes.iter_mut().for_each(FollowedLane::end_counting);
+        self.finish()
+    }
+
+    /// Runs the loop that was compiled for this number of words.
+    fn observe_words(&mut self, period: Period) {
+        macro_rules! of {
+            ($($count:literal)*) => {
+                match self.words.words.len() {
+                    $($count => {
+                        let mut all = [&ZERO_WORD; $count];
+                        all.copy_from_slice(&self.words.words);
+                        observe::<$count, _>(period, all, self);
+                    })*
+                    _ => unreachable!("`Words::add_word` gives out no more than these"),
+                }
+            };
+        }
+        of!(1 2 3 4 5 6 7 8)
+    }
+
+    /// Ends the recording of an observer that has no CPU of its own, before its first sample.
+    pub fn end_unplaced(mut self) -> ObserverResult {
+        self.ended = EndReason::Moved;
+        self.control.stop.store(true, Relaxed);
+        self.finish()
+    }
+
+    fn finish(mut self) -> ObserverResult {
+        self.close();
+        ObserverResult {
+            samples: self.samples,
+            ended: self.ended,
+            missed_switches: self.missed_switches(),
+            seen_switches: self.words.lanes.iter().map(|lane| lane.seen_switches).sum(),
+            period_ticks: (self.intervals.quantile(50), self.intervals.quantile(99)),
+            cost_ratios: self.config.cost_meter.map(|cost_meter| cost_meter.ratios),
+            failed_reads: self.words.reader.failed,
+            tag_signal: self.words.tag_feed,
+            tally: self.config.fold.map(|fold| fold.tally),
+            rates: self.words.rates,
+            pool: self.pool,
         }
     }
 
     /// Sets the mean time between two samples. No wait exceeds one and a half periods, so whatever
     /// lasted for two periods was sampled, or a gap is recorded.
-    pub fn set_period(&mut self, period: Period) -> Period {
+    fn set_period(&mut self, period: Period) -> Period {
         self.gap_ticks = period.0.saturating_mul(2).max(self.min_gap_ticks);
         period
     }
 
     /// Ends the open run of each signal.
-    pub fn close(&mut self) {
+    fn close(&mut self) {
         // One tick after the last sample, so that runs which began with it are kept: one of them
         // may have ended the recording.
         let at = self.last.map_or_else(crate::clock::before, |(start, _)| start + 1);
@@ -197,18 +234,9 @@ impl<const BOTH: bool> Recorder<BOTH> {
     }
 
     /// Switches of these lanes that no sample saw; `None` if no lane is followed.
-    pub fn missed_switches(&self) -> Option<u64> {
-        (!self.lanes.is_empty()).then(|| self.lanes.iter().map(FollowedLane::missed).sum())
-    }
-
-    /// Switches of these lanes that samples saw.
-    pub fn seen_switches(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.seen_switches).sum()
-    }
-
-    /// Ticks between samples: the smallest value that `percent` of all do not exceed.
-    pub fn period_ticks(&self, percent: u64) -> u64 {
-        self.intervals.quantile(percent)
+    fn missed_switches(&self) -> Option<u64> {
+        let lanes = &self.words.lanes;
+        (!lanes.is_empty()).then(|| lanes.iter().map(FollowedLane::missed).sum())
     }
 
     /// Follows a lane to the task that it runs now.
@@ -219,7 +247,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         sample: &Sample<N>,
         words: &mut [&'static AtomicU64; N],
     ) {
-        let follow = &mut self.lanes[lane];
+        let follow = &mut self.words.lanes[lane];
         let task = sample.words[follow.task_word];
         follow.count_switches(sample.start);
         follow.seen_switches += u64::from(follow.task != UNKNOWN_TASK);
@@ -231,11 +259,11 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Finds out whether the lane's task is to be observed, and binds the words of its slot.
     fn bind_lane<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
-        let follow = &mut self.lanes[lane];
+        let follow = &mut self.words.lanes[lane];
         let Running::Task(task) = Running::from_word(follow.task) else { return };
-        let is_own = task.process == self.process;
-        if is_own || self.children {
-            let slot = self.page.and_then(|page| slot_of(page, self.claims, follow.task));
+        let is_own = task.process == self.words.process;
+        if is_own || self.words.children {
+            let slot = self.words.page.and_then(|page| slot_of(page, self.claims, follow.task));
             follow.runs = is_own || slot.is_some();
             follow.bind(slot, words);
             self.rebound |= follow.bound;
@@ -244,21 +272,22 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Binds the words of slots that threads claimed since the last call.
     fn bind_new_slots<const N: usize>(&mut self, words: &mut [&'static AtomicU64; N]) {
-        let Some(page) = self.page else { return };
+        let Some(page) = self.words.page else { return };
         let claims = page.slot(0).map_or(0, |slot| slot.claims.load(Relaxed));
         if claims == self.claims {
             return;
         }
         self.claims = claims;
-        for lane in 0..self.lanes.len() {
-            if !self.lanes[lane].bound {
+        for lane in 0..self.words.lanes.len() {
+            if !self.words.lanes[lane].bound {
                 self.bind_lane(lane, words);
             }
         }
-        for (word, part, index) in &self.fixed_threads {
+        for (word, part, index) in &self.words.fixed_threads {
             let slot = page.slot(*index);
-            let ours =
-                |slot: &&ThreadSlot| of_thread_word(slot.thread.load(Relaxed)).0 == self.process;
+            let ours = |slot: &&ThreadSlot| {
+                of_thread_word(slot.thread.load(Relaxed)).0 == self.words.process
+            };
             if let Some(slot) = slot.filter(ours) {
                 words[*word] = part.of(slot);
                 self.rebound = true;
@@ -268,9 +297,10 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     #[inline(always)]
     fn record_states<const N: usize>(&mut self, sample: &Sample<N>) -> Result<(), Full> {
-        let live = self.live.as_deref();
-        for (index, (feed, series)) in self.feeds.iter_mut().zip(&mut self.series).enumerate() {
-            let state = match feed.lane.map(|lane| &self.lanes[lane]) {
+        let live = self.config.live.as_deref();
+        for (index, (feed, series)) in self.words.feeds.iter_mut().zip(&mut self.series).enumerate()
+        {
+            let state = match feed.lane.map(|lane| &self.words.lanes[lane]) {
                 // The word in this sample may be older than the program's own data; the next
                 // sample's word is not. Acquire: pairs with the system call by which the preload
                 // library sets `ready`.
@@ -295,14 +325,14 @@ impl<const BOTH: bool> Recorder<BOTH> {
     #[cold]
     fn fold_pool(&mut self) {
         self.close();
-        if let Some(fold) = &mut self.fold {
+        if let Some(fold) = &mut self.config.fold {
             fold.add(&self.pool);
         }
         self.pool.clear();
         self.series.iter_mut().for_each(Series::restart_chunk);
         self.last = None;
         // Progress during the fold is unobserved, and must not count for an observed phase.
-        if let Some(cost_meter) = &mut self.cost_meter {
+        if let Some(cost_meter) = &mut self.config.cost_meter {
             cost_meter.restart_phase();
         }
     }
@@ -310,11 +340,11 @@ impl<const BOTH: bool> Recorder<BOTH> {
     /// Records that no sample was taken between `last` and `sample`.
     #[cold]
     fn record_gap<const N: usize>(&mut self, last: u64, sample: &Sample<N>) -> Result<(), Full> {
-        let lanes = &self.lanes;
+        let lanes = &self.words.lanes;
         let ran_throughout =
             |lane: &FollowedLane| lane.ran_throughout(last, sample.words[lane.task_word]);
-        for (index, (feed, series)) in self.feeds.iter().zip(&mut self.series).enumerate() {
-            if let Some(live) = &self.live {
+        for (index, (feed, series)) in self.words.feeds.iter().zip(&mut self.series).enumerate() {
+            if let Some(live) = &self.config.live {
                 live.set_state(index, last, State::Gap);
             }
             let proven = match feed.lane {
@@ -331,14 +361,14 @@ impl<const BOTH: bool> Recorder<BOTH> {
     }
 
     fn add_rates<const N: usize>(&mut self, sample: &Sample<N>, last: (u64, u64)) {
-        let tag = self.tag_feed.map_or(State::Value(0), |feed| self.series[feed].state());
+        let tag = self.words.tag_feed.map_or(State::Value(0), |feed| self.series[feed].state());
         let State::Value(tag) = tag else { return };
-        if !self.lanes.is_empty() && !self.lanes.iter().any(|lane| lane.runs) {
+        if !self.words.lanes.is_empty() && !self.words.lanes.iter().any(|lane| lane.runs) {
             // A counter stands still while its thread does not run: that is not a rate of 0.
             return;
         }
         let (words, before) = (&sample.words, &self.last_words);
-        for rate in &mut self.rates {
+        for rate in &mut self.words.rates {
             let point = |start: u64, end: u64, words: &[u64]| RatePoint {
                 start,
                 end,
@@ -363,16 +393,16 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
 
     #[inline(always)]
     fn fetch(&mut self, now: u64) {
-        if now < self.next_fetch || self.fetch_ticks == u64::MAX {
+        if now < self.next_fetch || self.config.fetch_ticks == u64::MAX {
             return;
         }
-        if let Some(state) = &self.state {
+        if let Some(state) = &self.words.state {
             state.fetch();
         }
-        if !self.reader.is_empty() {
-            self.reader.fetch();
+        if !self.words.reader.is_empty() {
+            self.words.reader.fetch();
         }
-        self.next_fetch = now + self.fetch_ticks;
+        self.next_fetch = now + self.config.fetch_ticks;
     }
 
     #[inline(always)]
@@ -390,18 +420,18 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             steady = false;
         }
         let mut switched = false;
-        for lane in 0..self.lanes.len() {
-            let task = sample.words[self.lanes[lane].task_word];
-            if task != self.lanes[lane].task {
+        for lane in 0..self.words.lanes.len() {
+            let task = sample.words[self.words.lanes[lane].task_word];
+            if task != self.words.lanes[lane].task {
                 self.follow_switch(lane, sample, words);
                 switched = true;
             }
         }
         // After a switch, the words of this sample were still those of the thread before.
-        if !switched || !self.lanes.iter().any(|lane| lane.runs) {
+        if !switched || !self.words.lanes.iter().any(|lane| lane.runs) {
             self.full |= self.record_states(sample).is_err();
         }
-        if BOTH && !self.rates.is_empty() {
+        if BOTH && !self.words.rates.is_empty() {
             if let Some(last) = self.last.filter(|_| steady && !switched) {
                 self.add_rates(sample, last);
             }
@@ -409,7 +439,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
                 *last = *word;
             }
         }
-        if let Some(until) = self.until
+        if let Some(until) = self.config.until
             && let State::Value(value) = self.series[until.feed].state()
         {
             self.until_reached |= until.is_passed_by(value);
@@ -419,14 +449,14 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
 
     #[inline(always)]
     fn next_period(&mut self, now: Period, found: &BlockStats) -> Period {
-        match self.pacing.as_mut().and_then(|pacing| pacing.add_block(found)) {
+        match self.config.pacing.as_mut().and_then(|pacing| pacing.add_block(found)) {
             Some(ticks) => self.set_period(Period(ticks)),
             None => now,
         }
     }
 
     fn check_interval_ticks(&self) -> u64 {
-        self.check_interval_ticks
+        self.config.clock.ticks(CHECK_INTERVAL_NS)
     }
 
     fn keep_going(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
@@ -434,16 +464,16 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
         if let Some((last, _)) = self.last {
             // Reads the switch counts again, so that switches which no sample saw do not make the
             // next gap look unproven.
-            self.lanes.iter_mut().for_each(|lane| lane.count_switches(last));
+            self.words.lanes.iter_mut().for_each(|lane| lane.count_switches(last));
         }
-        if let Some(live) = &self.live {
+        if let Some(live) = &self.config.live {
             live.until.store(now, Relaxed);
             live.samples.store(self.samples, Relaxed);
         }
-        if let Some(cost_meter) = &mut self.cost_meter {
+        if let Some(cost_meter) = &mut self.config.cost_meter {
             cost_meter.advance(now);
         }
-        if self.fold.is_some() && self.pool.is_nearly_full() {
+        if self.config.fold.is_some() && self.pool.is_nearly_full() {
             self.fold_pool();
         }
         // SAFETY: sched_getcpu takes no arguments.
@@ -454,7 +484,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             EndReason::Until
         } else if now >= self.deadline {
             EndReason::Deadline
-        } else if u32::try_from(cpu) != Ok(self.cpu) {
+        } else if u32::try_from(cpu) != Ok(self.config.from) {
             EndReason::Moved
         } else {
             EndReason::Stopped

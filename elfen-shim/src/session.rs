@@ -1,7 +1,11 @@
-//! One observer thread: the words that it reads, how it runs, and what it returns.
+//! The observer threads of a run: the words that they read, how they run, and what they return.
 //!
-//! [`Words`] collects the words and signals before the run. [`Observer`] is the running thread.
-//! Which words to read is decided in `cmd/gather.rs`.
+//! [`Words`] collects the words and signals before the run. [`Observers`] are the running
+//! threads. Which words to read is decided in `cmd/gather.rs`.
+//!
+//! Several observers make one recording, each on its own CPU. While they sample, they share nothing
+//! but the flag that ends them: each has its own memory, words and gaps. An observer that ends sets
+//! the flag. The results are merged when all have ended.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -16,14 +20,14 @@ use elfen_rt::signal::thread::ThreadSlot;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::Clock;
-use crate::observe::{Period, WORDS_MAX, observe};
+use crate::observe::WORDS_MAX;
 use crate::pacing::Pacing;
 use crate::rates::Rate;
-use crate::reach::{NumberLocation, ProcState};
+use crate::reach::{NumberLocation, ProcState, VmReader};
 use crate::recorder::{
     EndReason, Feed, FollowedLane, ObserverControl, Recorder, ThreadWord, ZERO_WORD,
 };
-use crate::recording::{Kind, Pool, Series, Signal, Source};
+use crate::recording::{Kind, Pool, Signal, Source};
 use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
 
@@ -41,20 +45,25 @@ pub const OBSERVER: &str = "elfen-observer";
 pub struct TooMany;
 
 /// The words that an observer is to read, and the signals that they contain.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Words {
     pub signals: Vec<Signal>,
     pub process: u32,
-    /// Whether forked children are observed too.
+    /// Whether forked children are observed too. They have slots of the same page.
     pub children: bool,
-    words: Vec<&'static AtomicU64>,
-    feeds: Vec<Feed>,
-    lanes: Vec<FollowedLane>,
-    fixed_threads: Vec<(usize, ThreadWord, u32)>,
-    page: Option<&'static Page<ThreadSlot>>,
-    rates: Vec<Rate>,
+    pub(crate) words: Vec<&'static AtomicU64>,
+    pub(crate) feeds: Vec<Feed>,
+    pub(crate) lanes: Vec<FollowedLane>,
+    /// Without a task map: index of the word, what it holds, and the slot of the thread on `page`.
+    /// Threads claim slots in order.
+    pub(crate) fixed_threads: Vec<(usize, ThreadWord, u32)>,
+    pub(crate) page: Option<&'static Page<ThreadSlot>>,
+    pub(crate) rates: Vec<Rate>,
     pub state: Option<ProcState>,
-    tag_feed: Option<usize>,
+    /// Words of another process's memory, which need system calls.
+    pub reader: VmReader,
+    /// Index of the first feed of kind tags. Rates have a distribution for each of its values.
+    pub(crate) tag_feed: Option<usize>,
     /// How many lanes (without a task map: threads) the observers before this one have; `None` if
     /// there is only one observer.
     first: Option<usize>,
@@ -62,20 +71,7 @@ pub struct Words {
 
 impl Words {
     pub fn of(process: u32, page: Option<&'static Page<ThreadSlot>>) -> Self {
-        Self {
-            signals: Vec::new(),
-            process,
-            children: false,
-            words: Vec::new(),
-            feeds: Vec::new(),
-            lanes: Vec::new(),
-            fixed_threads: Vec::new(),
-            page,
-            rates: Vec::new(),
-            state: None,
-            tag_feed: None,
-            first: None,
-        }
+        Self { process, page, ..Self::default() }
     }
 
     /// Marks these words as those of one observer among several. The lanes (without a task map: the
@@ -244,7 +240,7 @@ impl Words {
 }
 
 /// How an observer is to run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ObserverConfig {
     /// The observer's CPU.
     pub from: u32,
@@ -261,29 +257,10 @@ pub struct ObserverConfig {
     pub keeps_samples: bool,
     pub until: Option<crate::recorder::Until>,
     pub cost_meter: Option<crate::cost::CostMeter>,
+    /// Adds up the runs of a nearly full pool, which is then cleared.
     pub fold: Option<crate::fold::Fold>,
+    /// Totals for `--live`.
     pub live: Option<Arc<crate::live::LiveTotals>>,
-}
-
-/// How long a sample may take per word: a transfer of the word's line from any CPU, and the
-/// processing of the value.
-const WORD_NS: u64 = 1_000;
-/// How long a sample with a system call may take.
-const FETCH_GAP_NS: u64 = 10_000;
-
-/// How often an observer with a long period checks whether to stop.
-const CHECK_INTERVAL_NS: u64 = 1_000_000;
-
-/// The time between two samples up to which no gap is recorded, however short the period is.
-fn min_gap_ns(words: usize, fetches: bool) -> u64 {
-    if fetches { FETCH_GAP_NS } else { WORD_NS * (1 + words as u64) }
-}
-
-/// A running observer: it reads the clock once per sample, or twice if there are rates.
-#[derive(Debug)]
-pub enum Observer {
-    Once(JoinHandle<Recorder<false>>),
-    Twice(JoinHandle<Recorder<true>>),
 }
 
 /// The result of one observer, or of several that were merged.
@@ -306,130 +283,169 @@ pub struct ObserverResult {
     pub tally: Option<Tally>,
 }
 
-impl Observer {
-    /// Starts a thread that runs the sampling loop on its CPU.
+fn run<const BOTH: bool>(
+    words: Words,
+    config: ObserverConfig,
+    pool: Pool,
+    control: Arc<ObserverControl>,
+) -> ObserverResult {
+    let placed = use_ordinary_class().and_then(|()| affinity::pin(config.from));
+    let recorder = Recorder::<BOTH>::new(words, config, pool, control);
+    if placed.is_ok() { recorder.run() } else { recorder.end_unplaced() }
+}
+
+/// The running observers, each on its own CPU.
+#[derive(Debug, Default)]
+pub struct Observers(Vec<JoinHandle<ObserverResult>>);
+
+impl Observers {
+    /// Starts a thread for each observer. If one of them cannot be started, those before it end.
     pub fn start(
-        words: Words,
-        config: ObserverConfig,
-        reader: crate::reach::VmReader,
-        control: Arc<ObserverControl>,
+        each: impl IntoIterator<Item = (Words, ObserverConfig)>,
+        control: &Arc<ObserverControl>,
     ) -> std::io::Result<Self> {
-        if words.rates.is_empty() {
-            start_one(words, config, reader, control).map(Self::Once)
-        } else {
-            start_one(words, config, reader, control).map(Self::Twice)
+        let mut started = Self::default();
+        for (words, config) in each {
+            // An observer reads the clock once per sample, or twice if there are rates.
+            let run = if words.rates.is_empty() { run::<false> } else { run::<true> };
+            let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
+            let its_control = control.clone();
+            let thread = thread::Builder::new().name(OBSERVER.to_owned());
+            match thread.spawn(move || run(words, config, pool, its_control)) {
+                Ok(thread) => started.0.push(thread),
+                Err(error) => {
+                    control.stop.store(true, Relaxed);
+                    started.0.into_iter().for_each(|one| drop(join(one)));
+                    return Err(error);
+                }
+            }
         }
+        Ok(started)
     }
 
     pub fn is_done(&self) -> bool {
-        match self {
-            Self::Once(thread) => thread.is_finished(),
-            Self::Twice(thread) => thread.is_finished(),
-        }
+        self.0.iter().any(JoinHandle::is_finished)
     }
 
+    /// Waits for all observers and merges their results.
     pub fn join(self) -> ObserverResult {
-        match self {
-            Self::Once(thread) => result_of(join_thread(thread)),
-            Self::Twice(thread) => result_of(join_thread(thread)),
+        let all = self.0.into_iter().map(join);
+        all.reduce(ObserverResult::merge).expect("a run has an observer")
+    }
+}
+
+fn join(observer: JoinHandle<ObserverResult>) -> ObserverResult {
+    observer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+impl ObserverResult {
+    /// Merges the result of another observer of the same run. Only the first observer has rates.
+    #[must_use]
+    pub fn merge(self, other: Self) -> Self {
+        let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
+            (Some(one), Some(other)) => Some(one + other),
+            (one, other) => one.or(other),
+        };
+        Self {
+            pool: self.pool.with_observer(other.pool),
+            samples: self.samples + other.samples,
+            // One observer ends for a reason of its own and then stops the others.
+            ended: if self.ended == EndReason::Stopped { other.ended } else { self.ended },
+            missed_switches: both(self.missed_switches, other.missed_switches),
+            seen_switches: self.seen_switches + other.seen_switches,
+            // The slowest.
+            period_ticks: self.period_ticks.max(other.period_ticks),
+            rates: self.rates,
+            tag_signal: self.tag_signal,
+            cost_ratios: self.cost_ratios,
+            failed_reads: self.failed_reads + other.failed_reads,
+            tally: match (self.tally, other.tally) {
+                (Some(one), Some(other)) => Some(one.with_observer(other)),
+                (one, other) => one.or(other),
+            },
         }
     }
 }
 
-fn join_thread<T>(thread: JoinHandle<T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recorder::Until;
+    use crate::recording::{Head, ObserverHead, Recording, write};
+    use std::io::Write;
+    use std::time::{Duration, Instant};
 
-fn result_of<const BOTH: bool>(mut recorder: Recorder<BOTH>) -> ObserverResult {
-    recorder.close();
-    ObserverResult {
-        samples: recorder.samples,
-        ended: recorder.ended,
-        missed_switches: recorder.missed_switches(),
-        seen_switches: recorder.seen_switches(),
-        period_ticks: (recorder.period_ticks(50), recorder.period_ticks(99)),
-        cost_ratios: recorder.cost_meter.take().map(|cost_meter| cost_meter.ratios),
-        failed_reads: recorder.reader.failed,
-        tag_signal: recorder.tag_feed,
-        tally: recorder.fold.take().map(|fold| fold.tally),
-        rates: recorder.rates,
-        pool: recorder.pool,
+    fn words(name: &str, word: &'static AtomicU64) -> Words {
+        let mut words = Words::of(std::process::id(), None);
+        let (width, source) = (Width::U64, Source::Mapped);
+        let place = NumberLocation { word, offset: 0, width, source, ready: None };
+        words.add_number(name.to_owned(), &place).unwrap();
+        words
     }
-}
 
-fn start_one<const BOTH: bool>(
-    mut words: Words,
-    config: ObserverConfig,
-    reader: crate::reach::VmReader,
-    control: Arc<ObserverControl>,
-) -> std::io::Result<JoinHandle<Recorder<BOTH>>> {
-    let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
-    let thread = thread::Builder::new().name(OBSERVER.to_owned());
-    thread.spawn(move || {
-        let mut recorder: Recorder<BOTH> = Recorder::new(pool, words.page, control);
-        let placed = use_ordinary_class().and_then(|()| affinity::pin(config.from));
-        let start = crate::clock::before();
-        words.lanes.iter_mut().for_each(FollowedLane::begin_counting);
-        let step = config.clock.unit();
-        let series = words.feeds.iter().enumerate().map(|(index, feed)| {
-            let index = u8::try_from(index).unwrap_or(u8::MAX);
-            let series = Series::new(index, feed.kind, step, start);
-            if config.keeps_samples { series.singly() } else { series }
-        });
-        recorder.series = series.collect();
-        let fetches = words.state.is_some() || !reader.is_empty();
-        recorder.min_gap_ticks = config.clock.ticks(min_gap_ns(words.words.len(), fetches));
-        // With system calls, a sample's waiting time is the kernel's and says nothing about lines.
-        recorder.pacing = config.pacing.filter(|_| !fetches);
-        if let Some(pacing) = &mut recorder.pacing {
-            pacing.measure_clock_cost();
-        }
-        let period = recorder.set_period(Period(config.period_ticks));
-        recorder.check_interval_ticks = config.clock.ticks(CHECK_INTERVAL_NS);
-        recorder.deadline = config.for_ticks.map_or(u64::MAX, |ticks| start.saturating_add(ticks));
-        recorder.cpu = config.from;
-        recorder.process = words.process;
-        recorder.children = words.children;
-        recorder.feeds = words.feeds;
-        recorder.lanes = words.lanes;
-        recorder.fixed_threads = words.fixed_threads;
-        recorder.rates = words.rates;
-        recorder.tag_feed = words.tag_feed;
-        recorder.state = words.state;
-        recorder.reader = reader;
-        recorder.until = config.until;
-        recorder.cost_meter = config.cost_meter;
-        recorder.live = config.live;
-        recorder.fetch_ticks = config.fetch_ticks;
-        recorder.fold = config.fold;
-        if placed.is_err() {
-            recorder.ended = EndReason::Moved;
-            recorder.control.stop.store(true, Relaxed);
-            return recorder;
-        }
-        dispatch(&words.words, period, &mut recorder);
-        recorder.lanes.iter_mut().for_each(FollowedLane::end_counting);
-        recorder
-    })
-}
-
-/// Runs the loop that was compiled for this number of words.
-fn dispatch<const BOTH: bool>(
-    words: &[&'static AtomicU64],
-    period: Period,
-    recorder: &mut Recorder<BOTH>,
-) {
-    macro_rules! of {
-        ($($count:literal)*) => {
-            match words.len() {
-                $($count => {
-                    let mut all = [&ZERO_WORD; $count];
-                    all.copy_from_slice(words);
-                    observe::<$count, _>(period, all, recorder);
-                })*
-                _ => unreachable!("`Words::word` gives out no more than these"),
+    /// Goal: several observers make one recording, each has its own gaps, and all end when one of
+    /// them ends. Method: two observers on one CPU, where only one can run at a time. Together they
+    /// cannot have observed for longer than the run took.
+    #[test]
+    fn observers_have_separate_gaps_and_end_together() {
+        let clock = match Clock::of_this_machine() {
+            Ok(clock) => clock,
+            Err(why) => {
+                let mut terminal = std::io::stderr();
+                return writeln!(terminal, "skipped: several observers: {why}").unwrap();
             }
         };
+        let lanes = affinity::allowed().unwrap();
+        let from = lanes.iter().next().unwrap();
+        let all: [&'static AtomicU64; 2] = [(); 2].map(|()| &*Box::leak(Box::default()));
+        let names = ["first", "second"];
+        let how = |until| ObserverConfig {
+            from,
+            clock,
+            period_ticks: clock.ticks(1_000),
+            memory: 1 << 20,
+            until,
+            ..ObserverConfig::default()
+        };
+        let untils = [None, Some(Until { feed: 0, above: 200, signed: false })];
+        let each = names.iter().zip(all).zip(untils);
+        let each = each.map(|((name, word), until)| (words(name, word), how(until)));
+        let control = Arc::new(ObserverControl::default());
+        let observers = Observers::start(each, &control).unwrap();
+        let start = Instant::now();
+        while !observers.is_done() && start.elapsed() < Duration::from_secs(60) {
+            thread::sleep(Duration::from_millis(1));
+            all.iter().zip(1..).for_each(|(word, by)| _ = word.fetch_add(by, Relaxed));
+        }
+        // Only the second observer has a limit; it ends the first one.
+        let seen = observers.join();
+        assert_eq!((seen.ended, control.stop.load(Relaxed)), (EndReason::Until, true));
+        let signal = |name: &&str| Signal::new(name, Source::Mapped, Kind::Values);
+        let one = || ObserverHead { from, on: "0".to_owned(), signals: 1 };
+        let observers = vec![one(), one()];
+        let signals = names.iter().map(signal).collect();
+        let head = Head { clock, observers, signals, ..Head::default() };
+        let mut file = Vec::new();
+        write(&head, &seen.pool, &mut file).unwrap();
+        let recording = Recording::parse(&file).unwrap();
+        let tally = Tally::of(&recording);
+        let (first, end) = recording.span().unwrap();
+        let [one, other] = tally.coverage[..] else { panic!("{:?}", tally.coverage) };
+        assert!(one.gaps > 0 && other.gaps > 0, "{:?}", tally.coverage);
+        let coverage = one.observed_ticks + other.observed_ticks;
+        assert!(coverage <= (end - first) / 50 * 51, "{coverage} of {}", end - first);
+        let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
+        let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
+        assert!(high > 200 && low < high, "{low} {high}");
+        // A head whose observers have more signals than the head itself.
+        let head = Head {
+            observers: vec![ObserverHead { signals: 2, ..head.observers[0].clone() }; 2],
+            ..head
+        };
+        let mut file = Vec::new();
+        write(&head, &seen.pool, &mut file).unwrap();
+        assert!(
+            Recording::parse(&file).unwrap_err().to_string().contains("do not have all signals")
+        );
     }
-    of!(1 2 3 4 5 6 7 8)
 }

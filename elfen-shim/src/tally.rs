@@ -229,13 +229,7 @@ mod tests {
     #[test]
     fn gaps_are_not_changes() {
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
-        let signal = |name: &str| Signal {
-            name: name.to_owned(),
-            source: Source::Mapped,
-            kind: Kind::Values,
-            signed: false,
-            names: Vec::new(),
-        };
+        let signal = |name| Signal::new(name, Source::Mapped, Kind::Values);
         let head = Head { clock, signals: vec![signal("7"), signal("n")], ..Head::default() };
         let run = |(start_ticks, state)| Run { start_ticks, state, samples: 1 };
         let part = |from: u64, grows: [u64; 2]| {

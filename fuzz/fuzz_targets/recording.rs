@@ -6,13 +6,10 @@ use elfen_shim::recording::{Head, Kind, MAGIC, Recording, Signal, Source, VERSIO
 use elfen_shim::summary::Summary;
 use libfuzzer_sys::fuzz_target;
 
-// With a version, the bytes are chunks after a valid head; otherwise they are a whole file.
-fuzz_target!(|input: (Option<u8>, &[u8])| {
-    let (version, bytes) = input;
-    let file = match version {
-        Some(version) => [&before_chunks(1 + u32::from(version) % VERSION), bytes].concat(),
-        None => bytes.to_vec(),
-    };
+// The bytes are a whole file, or chunks after a valid head.
+fuzz_target!(|input: (bool, &[u8])| {
+    let (is_whole, bytes) = input;
+    let file = if is_whole { bytes.to_vec() } else { [&before_chunks(), bytes].concat() };
     let Ok(mut recording) = Recording::parse(&file) else { return };
     let _summary = Summary::of(&recording);
     for signal in 0..recording.head.signals.len() {
@@ -24,14 +21,8 @@ fuzz_target!(|input: (Option<u8>, &[u8])| {
     }
 });
 
-fn before_chunks(version: u32) -> Vec<u8> {
-    let signal = |kind| Signal {
-        name: "one".to_owned(),
-        source: Source::SourceTags,
-        kind,
-        signed: false,
-        names: Vec::new(),
-    };
+fn before_chunks() -> Vec<u8> {
+    let signal = |kind| Signal::new("one", Source::SourceTags, kind);
     let head = Head {
         clock: Clock { ticks_per_second: 1 << 31, step_ticks: 26, unit_ticks: 0 },
         signals: vec![signal(Kind::Tags), signal(Kind::Values)],
@@ -39,5 +30,5 @@ fn before_chunks(version: u32) -> Vec<u8> {
     };
     let head = serde_json::to_vec(&head).unwrap();
     let length = u32::try_from(head.len()).unwrap().to_le_bytes();
-    [&MAGIC[..], &version.to_le_bytes(), &length, &[0; 4], &head].concat()
+    [&MAGIC[..], &VERSION.to_le_bytes(), &length, &[0; 4], &head].concat()
 }

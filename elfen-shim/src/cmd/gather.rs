@@ -38,12 +38,6 @@ pub(super) struct Context<'a> {
     pub(super) round_trip: Option<u64>,
 }
 
-/// The words of one observer, and the reader of words that need system calls.
-pub(super) struct ObserverWords {
-    pub(super) words: Words,
-    pub(super) reader: VmReader,
-}
-
 /// The type of functions and tags: the lower half of an address.
 const LOW: Width = Width { bytes: 4, signed: false };
 
@@ -54,7 +48,7 @@ pub(super) fn gather_words(
     specs: &[SignalSpec],
     rates: &[String],
     context: &Context<'_>,
-) -> Result<Vec<ObserverWords>, Failure> {
+) -> Result<Vec<Words>, Failure> {
     let parts = context.chosen.parts();
     let too_many = |error: TooMany| {
         Failure::new(Status::Usage, "--watch", error, "watch less at a time, or fewer lanes")
@@ -88,7 +82,7 @@ pub(super) fn gather_words(
             words.add_tasks(map, on, wants(&SignalSpec::Task)).map_err(too_many)?;
         }
         lanes += on.len();
-        all.push(ObserverWords { words, reader: VmReader::default() });
+        all.push(words);
     }
     if asked_task && !follows {
         let why = "one observer cannot follow so many lanes";
@@ -124,13 +118,13 @@ pub(super) fn gather_words(
             signals.push(("tag", Kind::Tags, 4, LOW, Source::SourceTags));
         }
         if !signals.is_empty() {
-            for ObserverWords { words, .. } in &mut all {
+            for words in &mut all {
                 words.add_thread_word(ThreadWord::FunctionAndTag, &signals).map_err(too_many)?;
             }
         }
         if specs.contains(&SignalSpec::Value) {
             let value = [("value", Kind::Values, 0, Width::U64, Source::SourceTags)];
-            for ObserverWords { words, .. } in &mut all {
+            for words in &mut all {
                 words.add_thread_word(ThreadWord::Value, &value).map_err(too_many)?;
             }
         }
@@ -140,12 +134,12 @@ pub(super) fn gather_words(
         && context.process != 0
         && let Ok(state) = ProcState::open(context.process)
     {
-        all[0].words.add_state(state).map_err(too_many)?;
+        all[0].add_state(state).map_err(too_many)?;
     }
     for spec in specs {
         let name = spec.to_string();
-        let with_fewest = all.iter_mut().min_by_key(|one| one.words.count());
-        let Some(ObserverWords { words, reader }) = with_fewest else { break };
+        let with_fewest = all.iter_mut().min_by_key(|words| words.count());
+        let Some(words) = with_fewest else { break };
         match spec {
             SignalSpec::Task | SignalSpec::Function | SignalSpec::Tag | SignalSpec::Value => {}
             SignalSpec::Service { name, word } => {
@@ -156,19 +150,18 @@ pub(super) fn gather_words(
                 words.add_service(name, *word, page).map_err(too_many)?;
             }
             spec => {
-                let place =
-                    locate_number(spec, context, reader).map_err(|error| refuse(&name, &error))?;
+                let place = locate_number(spec, context, &mut words.reader);
+                let place = place.map_err(|error| refuse(&name, &error))?;
                 words.add_number(name, &place).map_err(too_many)?;
             }
         }
     }
     for rate in rates {
-        let ObserverWords { words, reader } = &mut all[0];
-        add_rate(rate, context, words, reader)?;
+        add_rate(rate, context, &mut all[0])?;
     }
-    let idle = all.iter().position(|one| one.words.is_empty());
+    let idle = all.iter().position(Words::is_empty);
     match idle.map(|index| parts[index].0) {
-        Some(from) if !all[0].words.is_empty() => {
+        Some(from) if !all[0].is_empty() => {
             let why = format!("the observer on lane {from} would have no signal to watch");
             Err(Failure::new(Status::Usage, "--from", why, "name fewer lanes, or watch more"))
         }
@@ -339,12 +332,7 @@ fn thread_word(name: &str) -> Option<ThreadWord> {
     }
 }
 
-fn add_rate(
-    text: &str,
-    context: &Context<'_>,
-    words: &mut Words,
-    reader: &mut VmReader,
-) -> Result<(), Failure> {
+fn add_rate(text: &str, context: &Context<'_>, words: &mut Words) -> Result<(), Failure> {
     let wrong = |why: &dyn std::fmt::Display, fix: &str| {
         Failure::new(Status::Usage, format!("--rate {text:?}"), why, fix)
     };
@@ -358,7 +346,8 @@ fn add_rate(
             return word.map_err(|error| wrong(&error, "watch less at a time"));
         }
         let spec: SignalSpec = name.parse().map_err(|why: String| wrong(&why, "see --help"))?;
-        let place = locate_number(&spec, context, reader).map_err(|error| refuse(name, &error))?;
+        let place = locate_number(&spec, context, &mut words.reader);
+        let place = place.map_err(|error| refuse(name, &error))?;
         if place.width != Width::U64 {
             return Err(wrong(&"the counter of a rate has eight bytes", "name such a counter"));
         }

@@ -3,13 +3,11 @@
 
 mod args;
 mod count;
-mod export;
 mod gather;
 mod lane_choice;
 mod live;
 mod observe;
 mod outcome;
-mod process;
 mod show;
 mod signals;
 mod suggestions;
@@ -58,15 +56,15 @@ pub struct Args {
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     Signals(signals::Args),
-    Show(show::Args),
-    Export(export::Args),
+    Show(show::ShowArgs),
+    Export(show::ExportArgs),
 }
 
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.command {
         None => observe::run(&args.observe, out),
         Some(Command::Signals(args)) => signals::run(args, out),
-        Some(Command::Show(args)) => show::run(args, out),
-        Some(Command::Export(args)) => export::run(args, out),
+        Some(Command::Show(args)) => show::show(args, out),
+        Some(Command::Export(args)) => show::export(args, out),
     }
 }

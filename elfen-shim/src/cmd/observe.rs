@@ -20,27 +20,27 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::args::{Args, Keep, PeriodChoice, check_args};
 use super::count;
-use super::gather::{Context, ObserverWords, gather_words};
+use super::gather::{Context, gather_words};
 use super::lane_choice::{LaneChoice, choose};
 use super::live::LiveView;
 use super::outcome::{self, RecordingFile};
-use super::process::{check_process, open_task_map};
 use super::suggestions::suggestions;
-use super::target::{Target, create_output_file, prepare_target, start_failure};
+use super::target::{
+    Target, check_process, create_output_file, open_task_map, prepare_target, start_failure,
+};
 use super::wait::{End, block_signals, blocked_signals, signal_failure, wait, wait_for_exit};
 
 use crate::clock::{Clock, Moment};
 use crate::cost::CostMeter;
 use crate::fold::Fold;
 use crate::live::LiveTotals;
-use crate::observers::Observers;
 use crate::pacing::{AUTO_NS, Pacing};
 use crate::program;
 use crate::reach::{PageSupervisor, StopTimes};
 use crate::recorder::{EndReason, ObserverControl, Until};
-use crate::recording::{ObserverHead, Signal, Source};
+use crate::recording::{Head, ObserverHead, Signal, Source};
 use crate::round_trip;
-use crate::session::{ObserverConfig, ObserverResult};
+use crate::session::{ObserverConfig, ObserverResult, Observers, Words};
 use crate::summary::Summary;
 use crate::symbols::{FunctionReporting, Layout};
 use crate::tally::Tally;
@@ -147,7 +147,7 @@ impl Run<'_> {
         };
         let gathered = gather_words(&self.args.watch, &self.args.rates(), &context);
         let gathered = gathered.and_then(|gathered| {
-            if gathered[0].words.is_empty() {
+            if gathered[0].is_empty() {
                 let why = no_map.clone().unwrap_or_else(|| "it has no signal to watch".to_owned());
                 let fix = "name a signal with --watch; `elfen shim signals` lists them";
                 return Err(Failure::new(Status::Failed, "elfen shim", why, fix));
@@ -209,7 +209,7 @@ impl Run<'_> {
     fn run_observers(
         &mut self,
         target: &mut Target,
-        gathered: Vec<ObserverWords>,
+        gathered: Vec<Words>,
         out: &mut dyn Write,
     ) -> Result<(outcome::RunFacts, ObserverResult, End), Failure> {
         let (period_ticks, _) = self.period();
@@ -223,21 +223,20 @@ impl Run<'_> {
         let parts = self.chosen.parts();
         let own = (target.process, target.name.clone());
         let of_each = gathered.iter().zip(&parts).enumerate();
-        let configs =
-            of_each.map(|(index, (ObserverWords { words, .. }, (from, _)))| ObserverConfig {
-                until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
-                cost_meter: cost_meter.take(),
-                fold: (self.args.keep == Keep::Histogram).then(|| {
-                    let fold = Fold::of(&words.signals, self.clock, own.clone());
-                    fold.bridging(self.args.bridge.map_or(0, nanos))
-                }),
-                live: self.args.live.then(|| Arc::new(LiveTotals::of(words.signals.len()))),
-                ..self.observer_config(*from, parts.len())
-            });
+        let configs = of_each.map(|(index, (words, (from, _)))| ObserverConfig {
+            until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
+            cost_meter: cost_meter.take(),
+            fold: (self.args.keep == Keep::Histogram).then(|| {
+                let fold = Fold::of(&words.signals, self.clock, own.clone());
+                fold.bridging(self.args.bridge.map_or(0, nanos))
+            }),
+            live: self.args.live.then(|| Arc::new(LiveTotals::of(words.signals.len()))),
+            ..self.observer_config(*from, parts.len())
+        });
         let configs: Vec<ObserverConfig> = configs.collect();
-        let of_all = gathered.iter().flat_map(|one| &one.words.signals);
+        let of_all = gathered.iter().flat_map(|words| &words.signals);
         let mut signals: Vec<Signal> = of_all.cloned().collect();
-        let counts: Vec<usize> = gathered.iter().map(|one| one.words.signals.len()).collect();
+        let counts: Vec<usize> = gathered.iter().map(|words| words.signals.len()).collect();
         let lives: Vec<Arc<LiveTotals>> =
             configs.iter().filter_map(|config| config.live.clone()).collect();
         let mut view = self.args.live.then(|| {
@@ -251,8 +250,7 @@ impl Run<'_> {
         let began = Moment::now();
         let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
         block_signals()?;
-        let each =
-            gathered.into_iter().zip(configs).map(|(one, config)| (one.words, config, one.reader));
+        let each = gathered.into_iter().zip(configs);
         let observer = Observers::start(each, &control).map_err(failed)?;
         if let Some(pending) = target.pending.take() {
             match pending.release() {
@@ -286,7 +284,7 @@ impl Run<'_> {
         let counting = (of_first(|slot| &slot.counting), of_first(|slot| &slot.uncounted));
         count::warn_uncounted(&self.args.count_at, counting);
         correct_sources(&mut signals, target.reporting, of_first(|slot| &slot.returns));
-        let facts = outcome::RunFacts {
+        let head = Head {
             program: target.name.clone(),
             process: target.process,
             children: self.args.follow,
@@ -294,30 +292,35 @@ impl Run<'_> {
             from: self.chosen.first(),
             observers: observer_heads(&parts, &counts),
             clock: self.clock,
-            began,
+            began: Some(began),
             asked_period_ns: match self.args.period {
                 PeriodChoice::Auto => None,
                 PeriodChoice::Max => Some(0),
                 PeriodChoice::Every(every) => Some(nanos(every)),
             },
             line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
+            signals,
             steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),
-            stopped,
+            stopped_ns: stopped.to_share_ns + stopped.at_end_ns,
+            stopped_at_end_ns: stopped.at_end_ns,
             refused_threads: of_first(|slot| &slot.refused),
             entries,
             ambiguous: of_first(|slot| &slot.ambiguous),
-            is_silent: entries == 0
-                && target.reporting.is_some_and(|reporting| reporting != FunctionReporting::Hooks),
+            keeps_samples: self.args.keep == Keep::Samples,
+            bridge_ns: self.args.bridge.map_or(0, nanos),
+            cost_unknown,
             exit_status: match end {
                 End::Program(status) => Some(status),
                 End::Gone | End::Signal(_) | End::Observer | End::Unshared => None,
             },
+            ..Head::default()
+        };
+        let facts = outcome::RunFacts {
+            head,
+            is_silent: entries == 0
+                && target.reporting.is_some_and(|reporting| reporting != FunctionReporting::Hooks),
             not_shared: target.shared_pages.saturating_sub(self.layout.shared_pages),
             layout: std::mem::take(&mut self.layout),
-            signals,
-            keeps_samples: self.args.keep == Keep::Samples,
-            bridge_ns: self.args.bridge.map_or(0, nanos),
-            cost_unknown,
         };
         Ok((facts, result, end))
     }
@@ -339,10 +342,7 @@ impl Run<'_> {
             },
             keeps_last: self.args.last.is_some(),
             keeps_samples: self.args.keep == Keep::Samples,
-            until: None,
-            cost_meter: None,
-            fold: None,
-            live: None,
+            ..ObserverConfig::default()
         }
     }
 
@@ -461,7 +461,7 @@ fn nanos(time: Duration) -> u64 {
 }
 
 /// Parses `--until`. Returns the number of the observer that has the signal, and the limit.
-fn parse_until(text: &str, gathered: &[ObserverWords]) -> Result<(usize, Until), Failure> {
+fn parse_until(text: &str, gathered: &[Words]) -> Result<(usize, Until), Failure> {
     let wrong = |why: String| {
         Failure::new(
             Status::Usage,
@@ -475,7 +475,7 @@ fn parse_until(text: &str, gathered: &[ObserverWords]) -> Result<(usize, Until),
         above.trim().parse().map_err(|_| wrong("there is no number after >".to_owned()))?;
     let name = name.trim();
     let ends = |signal: &str| signal == name || signal.ends_with(&format!(".{name}"));
-    let found = gathered.iter().enumerate().find_map(|(part, ObserverWords { words, .. })| {
+    let found = gathered.iter().enumerate().find_map(|(part, words)| {
         let feed = words.signals.iter().position(|signal| ends(&signal.name))?;
         Some((part, feed, words.signals[feed].signed))
     });

@@ -7,44 +7,21 @@ use std::path::Path;
 
 use elfen_console::failure::Failure;
 
-use crate::clock::{Clock, Moment};
 use crate::cost::cost_of;
-use crate::reach::StopTimes;
 use crate::recorder::EndReason;
-use crate::recording::{self, Dte, Head, ObserverHead, Periods, Pool, Recording, Signal};
+use crate::recording::{self, Dte, Head, Periods, Pool, Recording};
 use crate::session::ObserverResult;
 use crate::symbols::{Layout, Names, name_value, name_values};
 
 /// The facts about a run that the observers do not know.
 pub(super) struct RunFacts {
-    pub(super) program: String,
-    pub(super) process: u32,
-    pub(super) children: bool,
-    pub(super) on: String,
-    pub(super) from: u32,
-    /// Empty if there is only one.
-    pub(super) observers: Vec<ObserverHead>,
-    pub(super) clock: Clock,
-    /// Just before the first sample.
-    pub(super) began: Moment,
-    pub(super) asked_period_ns: Option<u64>,
-    pub(super) line_round_trip_ns: Option<u64>,
-    pub(super) steal_ns: u64,
-    pub(super) stopped: StopTimes,
-    pub(super) refused_threads: u64,
-    pub(super) entries: u64,
-    pub(super) ambiguous: u64,
+    /// The head of the recording, without what the observers find out.
+    pub(super) head: Head,
     /// Whether functions were to report that they run, and none did.
     pub(super) is_silent: bool,
-    pub(super) exit_status: Option<i32>,
     /// Pages of globals that the program was to share, and did not.
     pub(super) not_shared: u64,
     pub(super) layout: Layout,
-    pub(super) signals: Vec<Signal>,
-    pub(super) keeps_samples: bool,
-    pub(super) bridge_ns: u64,
-    /// Why no cost was measured.
-    pub(super) cost_unknown: String,
 }
 
 /// Makes the recording, with the names of all values.
@@ -52,49 +29,23 @@ pub(super) fn make_recording(
     facts: RunFacts,
     result: &ObserverResult,
 ) -> Result<Recording, recording::ReadError> {
-    let clock = facts.clock;
+    let mut head = facts.head;
+    let clock = head.clock;
     let (median, p99) = result.period_ticks;
-    let (median, p99) = (clock.ns(median), clock.ns(p99));
     let mut names = Names::of(facts.layout);
-    let own = (facts.process, facts.program.clone());
-    let (cost, cost_unknown) = match &result.cost_ratios {
-        None => (None, facts.cost_unknown),
-        Some(ratios) => match cost_of(ratios) {
-            Some(cost) => (Some(cost), String::new()),
-            None => (None, "there was too little progress in the unobserved phases".into()),
-        },
-    };
-    let mut head = Head {
-        program: facts.program,
-        process: facts.process,
-        children: facts.children,
-        machine: machine(),
-        on: facts.on,
-        from: facts.from,
-        observers: facts.observers,
-        clock,
-        began: Some(facts.began),
-        asked_period_ns: facts.asked_period_ns,
-        line_round_trip_ns: facts.line_round_trip_ns,
-        signals: facts.signals,
-        samples: result.samples,
-        period_ns: Periods { asked: facts.asked_period_ns, median, p99 },
-        steal_ns: facts.steal_ns,
-        stopped_ns: facts.stopped.to_share_ns + facts.stopped.at_end_ns,
-        stopped_at_end_ns: facts.stopped.at_end_ns,
-        missed_switches: result.missed_switches,
-        refused_threads: facts.refused_threads,
-        entries: facts.entries,
-        ambiguous: facts.ambiguous,
-        keeps_samples: facts.keeps_samples,
-        bridge_ns: facts.bridge_ns,
-        rates: Vec::new(),
-        dte: None,
-        cost,
-        cost_unknown,
-        ended: reason_text(result.ended).to_owned(),
-        exit_status: facts.exit_status,
-    };
+    let own = (head.process, head.program.clone());
+    if let Some(ratios) = &result.cost_ratios {
+        head.cost = cost_of(ratios);
+        if head.cost.is_none() {
+            head.cost_unknown = "there was too little progress in the unobserved phases".to_owned();
+        }
+    }
+    head.machine = machine();
+    head.samples = result.samples;
+    head.period_ns =
+        Periods { asked: head.asked_period_ns, median: clock.ns(median), p99: clock.ns(p99) };
+    head.missed_switches = result.missed_switches;
+    head.ended = reason_text(result.ended).to_owned();
     if crate::reach::saw_truncated_file() {
         head.ended = "a watched file was truncated, and its values have been 0 since".to_owned();
     }
@@ -128,9 +79,9 @@ pub(super) fn make_recording(
     let mut found = Recording::of(head, &result.pool)?;
     // With a tally, earlier runs are no longer in the pool, and the recording began before these.
     if result.tally.is_none()
-        && let Some((first, _)) = found.span()
+        && let (Some(began), Some((first, _))) = (found.head.began, found.span())
     {
-        found.head.began = Some(facts.began.at(first, &clock));
+        found.head.began = Some(began.at(first, &clock));
     }
     name_values(&mut found, &mut names, &own);
     Ok(found)

@@ -206,10 +206,10 @@ fn list_program(name: &std::ffi::OsStr, list: &mut SignalList) -> Result<(), Fai
 }
 
 fn list_process(process: u32, list: &mut SignalList) -> Result<(), Failure> {
-    super::process::check_process(process)?;
+    super::target::check_process(process)?;
     let mut layout = Layout::default();
     layout.update(process);
-    if super::process::find_thread_page(process).is_some() {
+    if super::target::find_thread_page(process).is_some() {
         list.add("tag", "source-tags", "one store per tag");
         list.add("value", "source-tags", "one store per value");
     }

@@ -6,17 +6,19 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use object::elf::PT_INTERP;
 use object::read::elf::{ElfFile64, ProgramHeader};
 
-use super::location::{NumberLocation, ReachError};
 use super::mapped;
+use super::{NumberLocation, ReachError};
 use crate::recording::Source;
 use crate::signal_spec::Width;
 use crate::symbols::{Global, GlobalKind, Symbols};
@@ -27,6 +29,10 @@ const PAGES_MAX: u64 = 16;
 /// A last page has a word for each shared page, which is 0 until that page holds the program's
 /// data.
 const BYTES: u64 = (PAGES_MAX + 1) * PAGE;
+
+/// Seals by which no process can change the size of a memory file.
+pub(super) const SIZE_SEALS: SealFlag =
+    SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 /// Finds a global by its name, and the type to read it as.
 pub fn find<'a>(
@@ -150,20 +156,9 @@ struct Page {
 impl SharedGlobals {
     pub fn new() -> std::io::Result<Self> {
         // Not closed on exec: the preload library in the program uses it and closes it.
-        let flags = libc::MFD_ALLOW_SEALING;
-        // SAFETY: the name is NUL-terminated.
-        let fd = unsafe { libc::memfd_create(c"elfen-globals".as_ptr(), flags) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: memfd_create has just returned this descriptor, which has no other owner.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = File::from(memfd_create(c"elfen-globals", MFdFlags::MFD_ALLOW_SEALING)?);
         file.set_len(BYTES)?;
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: F_ADD_SEALS takes no pointers.
-        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SIZE_SEALS))?;
         Ok(Self { file, pages: Vec::new() })
     }
 

@@ -7,13 +7,14 @@
 //! would write into its parent's memory.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use elfen_instrument::remote::{Event, Group, Mapping, Memory, TouchError, mappings};
 use elfen_machine::process::share_memory;
+use nix::fcntl::{FcntlArg, fcntl};
 
-use super::location::ReachError;
+use super::ReachError;
+use super::globals::SIZE_SEALS;
 
 pub(super) const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;
@@ -212,10 +213,8 @@ fn map(
     let path = format!("/proc/{process}/fd/{fd}");
     let file = File::options().read(true).write(true).open(path).map_err(io("the memory file"))?;
     file.set_len(pages.len() as u64 * PAGE).map_err(io("the memory file"))?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // Without the seals, a process that has the file open could truncate it.
-    // SAFETY: F_ADD_SEALS takes no pointers.
-    let _sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    let _sealed = fcntl(&file, FcntlArg::F_ADD_SEALS(SIZE_SEALS));
     let flags = (libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs();
     for (index, &SharedPage { address, offset }) in pages.iter().enumerate() {
         let bytes = memory.read_vec(address, PAGE_BYTES).map_err(io("its pages"))?;

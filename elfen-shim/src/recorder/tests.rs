@@ -2,6 +2,9 @@
 //! counters of two threads. Method: two threads on one lane, with a task slot and a page made here.
 
 use super::*;
+use crate::pacing::Pacing;
+use crate::rates::Rate;
+use crate::recording::{Head, Recording, Signal, Source};
 use elfen_rt::memory::Memory;
 use elfen_rt::signal::task::TaskSlot;
 use elfen_rt::signal::thread::thread_word;
@@ -14,6 +17,15 @@ fn page() -> &'static Page<ThreadSlot> {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
     memory.remove_name().unwrap();
     Box::leak(Box::new(Page::format(memory, 8, 0, &[0; 32]).unwrap()))
+}
+
+fn recorder<const BOTH: bool>(words: Words) -> Recorder<BOTH> {
+    let pool = Pool::new(0, words.feeds.len(), false);
+    let mut recorder = Recorder::new(words, ObserverConfig::default(), pool, Arc::default());
+    // The times of these tests begin at 0.
+    let feeds = recorder.words.feeds.iter().zip(0..);
+    recorder.series = feeds.map(|(feed, index)| Series::new(index, feed.kind, 1, 0)).collect();
+    recorder
 }
 
 /// Samples a lane that runs these tasks, one per sample. Returns the state of `calls` after each
@@ -29,22 +41,14 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
         thread.thread.store(thread_word(process, process), Relaxed);
         thread.words.calls.store(calls, Relaxed);
     }
-    let mut recorder: Recorder<true> =
-        Recorder::new(Pool::new(0, 1, false), Some(page), Arc::default());
-    recorder.process = OURS;
-    recorder.children = children;
-    recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
-    let feed = Feed {
-        kind: Kind::Values,
-        word: 1,
-        offset: 0,
-        width: Width::U64,
-        lane: Some(0),
-        ready: None,
-    };
-    recorder.feeds.push(feed);
-    recorder.series.push(Series::new(0, Kind::Values, 1, 0));
-    recorder.rates.push(Rate::new("calls".to_owned(), 1, None, 1.0, 1_000));
+    let mut observed = Words::of(OURS, Some(page));
+    observed.children = children;
+    observed.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    let (kind, width) = (Kind::Values, Width::U64);
+    observed.feeds.push(Feed { kind, word: 1, offset: 0, width, lane: Some(0), ready: None });
+    observed.rates.push(Rate::new("calls".to_owned(), 1, None, 1.0, 1_000));
+    let mut recorder: Recorder<true> = recorder(observed);
+    recorder.gap_ticks = u64::MAX;
     let mut words = [&slot.task, &ZERO_WORD];
     let mut states = Vec::new();
     for (at, &task) in (1..).zip(runs) {
@@ -59,10 +63,10 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
         recorder.keep_going(now, &mut words);
         states.push(recorder.series[0].state());
     }
-    let figures = recorder.rates[0].figures(|_| String::new());
+    let figures = recorder.words.rates[0].figures(|_| String::new());
     let fastest = figures.iter().map(|figure| figure.p90).fold(0.0, f64::max);
     assert!(fastest < 1.0, "one call per sample, and no rate between two threads: {fastest}");
-    (states, recorder.rates[0].dte(&crate::clock::Clock::default()).kept)
+    (states, recorder.words.rates[0].dte(&crate::clock::Clock::default()).kept)
 }
 
 #[test]
@@ -83,7 +87,7 @@ fn children_are_observed_only_with_follow() {
 /// the limit is longer, as one line transfer may exceed two periods. It follows an adaptive period.
 #[test]
 fn a_gap_is_longer_than_two_periods() {
-    let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
+    let mut recorder: Recorder<false> = recorder(Words::of(OURS, None));
     recorder.min_gap_ticks = 4_000;
     let mut gap = |period| {
         recorder.set_period(Period(period));
@@ -93,7 +97,7 @@ fn a_gap_is_longer_than_two_periods() {
         [0, 1_000, 2_000, 2_600, 26_000].map(&mut gap),
         [4_000, 4_000, 4_000, 5_200, 52_000]
     );
-    recorder.pacing = Some(Pacing::new(3_000, 100));
+    recorder.config.pacing = Some(Pacing::new(3_000, 100));
     let found = BlockStats { samples: 64, changed: 64, waited: Some(500) };
     let period =
         (0..15).fold(Period(7), |now, _| Sink::<1>::next_period(&mut recorder, now, &found));
@@ -106,13 +110,13 @@ fn a_gap_is_longer_than_two_periods() {
 fn only_switches_during_observation_are_missed() {
     // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-    let mut recorder: Recorder<false> = Recorder::new(Pool::new(0, 1, false), None, Arc::default());
     slot.switches.store(100, Relaxed);
-    recorder.lanes.push(FollowedLane::new(slot, 0, Vec::new()));
+    let mut words = Words::of(OURS, None);
+    words.lanes.push(FollowedLane::new(slot, 0, Vec::new()));
     slot.switches.store(110, Relaxed);
-    recorder.lanes.iter_mut().for_each(FollowedLane::begin_counting);
+    let mut recorder: Recorder<false> = recorder(words);
     slot.switches.store(117, Relaxed);
-    recorder.lanes.iter_mut().for_each(FollowedLane::end_counting);
+    recorder.words.lanes.iter_mut().for_each(FollowedLane::end_counting);
     slot.switches.store(130, Relaxed);
     assert_eq!(recorder.missed_switches(), Some(7));
 }
@@ -123,17 +127,14 @@ fn only_switches_during_observation_are_missed() {
 fn a_gap_is_proven_only_without_a_switch() {
     // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-    let pool = Pool::new(0, 2, false);
-    let mut recorder: Recorder<false> = Recorder::new(pool, None, Arc::default());
-    recorder.gap_ticks = 100;
-    recorder.process = OURS;
-    recorder.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
+    let mut observed = Words::of(OURS, None);
+    observed.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     for (word, lane) in [(0, None), (1, Some(0))] {
         let (kind, width) = (Kind::Tags, Width::U64);
-        recorder.feeds.push(Feed { kind, word, offset: 0, width, lane, ready: None });
-        let index = u8::try_from(word).unwrap();
-        recorder.series.push(Series::new(index, Kind::Tags, 1, 0));
+        observed.feeds.push(Feed { kind, word, offset: 0, width, lane, ready: None });
     }
+    let mut recorder: Recorder<false> = recorder(observed);
+    recorder.gap_ticks = 100;
     let mut words = [&slot.task, &ZERO_WORD];
     let mut see = |at: u64, task: u64, switches: u64| {
         slot.switches_begun.store(switches, Relaxed);
@@ -157,17 +158,10 @@ fn a_gap_is_proven_only_without_a_switch() {
         see(at, task, switches);
     }
     recorder.close();
-    let names = ["task", "calls"].map(|name| crate::recording::Signal {
-        name: name.to_owned(),
-        source: crate::recording::Source::TaskMap,
-        kind: Kind::Tags,
-        signed: false,
-        names: Vec::new(),
-    });
+    let signals = ["task", "calls"].map(|name| Signal::new(name, Source::TaskMap, Kind::Tags));
     let clock = crate::clock::Clock { ticks_per_second: 1, step_ticks: 1, unit_ticks: 0 };
-    let signals = names.to_vec();
-    let head = crate::recording::Head { clock, signals, ..Default::default() };
-    let recording = crate::recording::Recording::of(head, &recorder.pool).unwrap();
+    let head = Head { clock, signals: signals.to_vec(), ..Head::default() };
+    let recording = Recording::of(head, &recorder.pool).unwrap();
     for signal in [0, 1] {
         let runs = &recording.runs[signal];
         let gaps = runs.iter().filter(|run| run.state == State::Gap && run.start_ticks >= 1_000);

@@ -7,36 +7,8 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 
-use super::tests::{file as whole_file, head};
+use super::tests::{file as whole_file, file_of_chunk, head};
 use super::*;
-
-const STEP: u64 = 26;
-
-/// A recording with many runs of few tags, which are packed.
-fn packed_file() -> Vec<u8> {
-    let (mut pool, mut head) = (Pool::new(1 << 20, 1, false), head());
-    let mut series = Series::new(0, Kind::Tags, STEP, 0);
-    for n in 1..=2_000_u64 {
-        let at = n * 40 * STEP + n % 5 * STEP;
-        series.see(at, State::Value(n * n % 7), &mut pool).unwrap();
-    }
-    series.end(2_001 * 40 * STEP, &mut pool).unwrap();
-    head.signals.truncate(1);
-    let mut file = Vec::new();
-    write(&head, &pool, &mut file).unwrap();
-    assert_eq!(file[behind_head(&file)], form::PACKED_MARK);
-    file
-}
-
-/// Goal: a packed chunk in a file of an earlier version is refused.
-#[test]
-fn packed_chunks_need_version_five() {
-    let mut packed = packed_file();
-    assert!(Recording::parse(&packed).is_ok());
-    packed[8] = 4;
-    let refused = Recording::parse(&packed).unwrap_err().to_string();
-    assert!(refused.contains("does not begin with a chunk's mark"), "{refused}");
-}
 
 /// The offset of the first chunk.
 fn behind_head(file: &[u8]) -> usize {
@@ -52,7 +24,7 @@ fn changed(whole: &[u8], changes: &[(usize, u8)], mended: bool) -> Result<(), Te
         bytes[at] = *byte;
     }
     let begin = behind_head(whole);
-    let is_mark = |byte: &u8| [form::CHUNK_MARK, form::PACKED_MARK].contains(byte);
+    let is_mark = |byte: &u8| *byte == form::CHUNK_MARK;
     let mark = bytes[begin..].iter().position(is_mark).filter(|_| mended);
     if let Some(at) = mark {
         let at = begin + at;
@@ -82,15 +54,8 @@ proptest::proptest! {
         changed(FILE.get_or_init(|| whole_file(300)), &changes, mended)?;
     }
 
-    #[test]
-    fn changed_files_of_packed_chunks_are_read_or_refused(
-        changes in proptest::collection::vec((0usize..4000, any::<u8>()), 1..6),
-        mended: bool,
-    ) {
-        static FILE: OnceLock<Vec<u8>> = OnceLock::new();
-        changed(FILE.get_or_init(packed_file), &changes, mended)?;
-    }
-
+    /// Method: runs of any bytes, so that what is behind the decompression is reached; and bytes
+    /// that need not be compressed runs.
     #[test]
     fn any_payload_is_read_or_refused(
         payload: Vec<u8>,
@@ -100,18 +65,8 @@ proptest::proptest! {
     ) {
         let mut head = head();
         head.signals[0].kind = if kind { Kind::Tags } else { Kind::Values };
-        let bytes = u32::try_from(payload.len()).unwrap();
-        let chunk = ChunkHead { series: 0, first_ticks: u64::MAX / 2, runs, bytes };
-        let mut file = Vec::new();
-        write(&head, &Pool::new(0, 2, false), &mut file).unwrap();
-        let tail = file.len() - (1 + 8 + br#"{"chunks":0}"#.len());
-        file.truncate(tail);
-        let mark = if packed { form::PACKED_MARK } else { form::CHUNK_MARK };
-        let fields = file::fields(mark, &chunk);
-        file.extend(&fields);
-        file.extend(file::checksum(&fields, &payload).to_le_bytes());
-        file.extend(&payload);
-        if let Ok(read) = Recording::parse(&file) {
+        let payload = if packed { file::pack(&payload) } else { payload };
+        if let Ok(read) = Recording::parse(&file_of_chunk(&head, runs, &payload)) {
             prop_assert!(read.runs[0].len() <= payload.len() * 4);
         }
     }

@@ -1,12 +1,56 @@
-//! Writes a recording to a file.
+//! Writes recordings to files, and reads them: from memory that was just written, or from a file,
+//! which is untrusted input.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use miniz_oxide::deflate::core::{
+    CompressionStrategy, CompressorOxide, TDEFLFlush, compress_to_output,
+    create_comp_flags_from_zip_params,
+};
+use miniz_oxide::inflate::{TINFLStatus, decompress_to_vec_with_limit};
 
 use super::form::{
-    CHUNK_MARK, ChunkHead, Head, JSON_BYTES, MAGIC, PACKED_MARK, TAIL_MARK, Tail, VERSION,
+    CHUNK_BYTES, CHUNK_HEAD_BYTES, CHUNK_MARK, ChunkHead, EXPANSION_MAX, GAP, Head, JSON_BYTES,
+    Kind, MAGIC, NOT_RUNNING, OTHER, PACKED_BYTES, Pace, RUNS_MAX, Run, SHORT, SHORT_DIFFERENCES,
+    State, TAGS_MAX, TAIL_MARK, Tail, VERSION, take, unzigzag,
 };
-use super::pack::pack;
 use super::pool::Pool;
+use crate::observe::{OBSERVERS_MAX, WORDS_MAX};
+
+/// Bytes of a file, at most, because all of it is read into memory.
+const FILE_BYTES: u64 = 4 << 30;
+
+/// DEFLATE's level. Recordings are written once, and a higher one changes their size by less than
+/// one percent.
+const LEVEL: i32 = 6;
+
+/// Why a recording cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is a {0}, not a file")]
+    NoFile(&'static str),
+    #[error("it is empty")]
+    Empty,
+    #[error("it has {0} bytes, more than {FILE_BYTES}")]
+    TooLong(u64),
+    #[error("it is not a recording: it does not begin with ELFNSHIM")]
+    Magic,
+    #[error("it is of version {0}; this build reads version {VERSION}")]
+    Version(u32),
+    #[error("it ends before its first chunk")]
+    CutInHead,
+    #[error("its head is damaged: {0}")]
+    Head(&'static str),
+    #[error("its head is not the expected JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("its chunk at byte {at} is damaged: {why}")]
+    Chunk { at: usize, why: &'static str },
+}
 
 /// Writes a whole file to `out`, which is empty.
 pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
@@ -15,32 +59,50 @@ pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
     write_json(head, out)?;
     let chunks = pool.chunks();
     for (chunk, bytes) in &chunks {
-        let signal = head.signals.get(usize::from(chunk.series));
-        match signal.and_then(|signal| pack(signal.kind, chunk.runs, bytes)) {
-            Some(packed) => write_chunk(PACKED_MARK, chunk, &packed, out)?,
-            None => write_chunk(CHUNK_MARK, chunk, bytes, out)?,
-        }
+        write_chunk(chunk, &pack(bytes), out)?;
     }
     out.write_all(&[TAIL_MARK])?;
     write_json(&Tail { chunks: chunks.len() as u64 }, out)?;
     out.flush()
 }
 
-fn write_chunk(mark: u8, chunk: &ChunkHead, bytes: &[u8], out: &mut dyn Write) -> io::Result<()> {
-    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-    let fields = fields(mark, &ChunkHead { bytes: length, ..*chunk });
+/// Writes a chunk with these packed bytes.
+pub(super) fn write_chunk(chunk: &ChunkHead, packed: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    let bytes = u32::try_from(packed.len()).map_err(io::Error::other)?;
+    let fields = ChunkHead { bytes, ..*chunk }.fields();
     out.write_all(&fields)?;
-    out.write_all(&checksum(&fields, bytes).to_le_bytes())?;
-    out.write_all(bytes)
+    out.write_all(&checksum(&fields, packed).to_le_bytes())?;
+    out.write_all(packed)
 }
 
-/// The bytes of a chunk's head without its checksum.
-pub(super) fn fields(mark: u8, head: &ChunkHead) -> Vec<u8> {
-    let mut fields = vec![mark, head.series];
-    fields.extend(head.first_ticks.to_le_bytes());
-    fields.extend(head.runs.to_le_bytes());
-    fields.extend(head.bytes.to_le_bytes());
-    fields
+/// Compresses a chunk's runs by DEFLATE.
+pub(super) fn pack(runs: &[u8]) -> Vec<u8> {
+    let packed = deflate(runs, CompressionStrategy::Default);
+    if packed.len() * EXPANSION_MAX >= runs.len() {
+        return packed;
+    }
+    // Without references to earlier bytes, each byte takes at least a bit.
+    deflate(runs, CompressionStrategy::HuffmanOnly)
+}
+
+fn deflate(runs: &[u8], strategy: CompressionStrategy) -> Vec<u8> {
+    let flags = create_comp_flags_from_zip_params(LEVEL, 0, strategy as i32);
+    let mut packed = Vec::new();
+    let mut compressor = CompressorOxide::new(flags);
+    compress_to_output(&mut compressor, runs, TDEFLFlush::Finish, |part| {
+        packed.extend_from_slice(part);
+        true
+    });
+    packed
+}
+
+/// Decompresses the bytes of a chunk in a file.
+fn unpack(packed: &[u8]) -> Result<Vec<u8>, &'static str> {
+    let limit = CHUNK_BYTES.min(packed.len() * EXPANSION_MAX);
+    decompress_to_vec_with_limit(packed, limit).map_err(|error| match error.status {
+        TINFLStatus::HasMoreOutput => "it unpacks to too many bytes",
+        _ => "it cannot be unpacked",
+    })
 }
 
 /// The checksum over a head and its payload. It is 0 for the fuzzer, which cannot compute checksums
@@ -63,4 +125,257 @@ fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> io::Result<
     out.write_all(&length)?;
     out.write_all(&checksum(&length, &text).to_le_bytes())?;
     out.write_all(&text)
+}
+
+/// A whole recording.
+#[derive(Debug)]
+pub struct Recording {
+    pub head: Head,
+    /// Runs of each signal, in order. Each run ends where the next one starts. The last run is a
+    /// gap that only marks the end.
+    pub runs: Vec<Vec<Run>>,
+    /// Whether the file was truncated.
+    pub cut: bool,
+}
+
+/// Opens and reads a file.
+pub fn open(path: &Path) -> Result<Recording, ReadError> {
+    // Opening a FIFO would otherwise wait for a writer.
+    let options = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = File::options().read(true).custom_flags(options).open(path)?;
+    let about = file.metadata()?;
+    match about.len() {
+        _ if about.is_dir() => return Err(ReadError::NoFile("folder")),
+        _ if !about.is_file() => return Err(ReadError::NoFile("device or a pipe")),
+        0 => return Err(ReadError::Empty),
+        bytes if bytes > FILE_BYTES => return Err(ReadError::TooLong(bytes)),
+        _ => {}
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES).read_to_end(&mut bytes)?;
+    Recording::parse(&bytes)
+}
+
+impl Recording {
+    /// Reads the chunks that were just recorded.
+    pub fn of(head: Head, pool: &Pool) -> Result<Self, ReadError> {
+        let mut recording = Self::empty(head)?;
+        for (chunk, bytes) in pool.chunks() {
+            recording.add(&chunk, bytes).map_err(|why| ReadError::Chunk { at: 0, why })?;
+        }
+        Ok(recording)
+    }
+
+    fn empty(head: Head) -> Result<Self, ReadError> {
+        if head.signals.len() > WORDS_MAX * 2 * OBSERVERS_MAX {
+            return Err(ReadError::Head("too many signals"));
+        }
+        let of_all = head.observers.iter().try_fold(0_usize, |sum, one| {
+            (one.signals > 0).then(|| sum.checked_add(one.signals)).flatten()
+        });
+        if !head.observers.is_empty() && of_all != Some(head.signals.len()) {
+            return Err(ReadError::Head("its observers do not have all signals"));
+        }
+        if head.clock.ticks_per_second == 0 || head.clock.step_ticks == 0 {
+            return Err(ReadError::Head("its clock has no rate or no step"));
+        }
+        let runs = head.signals.iter().map(|_| Vec::new()).collect();
+        Ok(Self { head, runs, cut: false })
+    }
+
+    /// Reads the bytes of a file.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ReadError> {
+        let mut rest = bytes;
+        let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
+        if !MAGIC.starts_with(magic) {
+            return Err(ReadError::Magic);
+        }
+        rest = rest.get(MAGIC.len()..).ok_or(ReadError::CutInHead)?;
+        let version = u32::from_le_bytes(take_some(&mut rest).ok_or(ReadError::CutInHead)?);
+        if version != VERSION {
+            return Err(ReadError::Version(version));
+        }
+        let text = json(&mut rest).map_err(ReadError::Head)?.ok_or(ReadError::CutInHead)?;
+        let head = serde_json::from_slice(text)?;
+        let mut recording = Self::empty(head)?;
+        let mut chunks = 0;
+        let mut runs = 0;
+        loop {
+            let at = bytes.len() - rest.len();
+            let wrong = |why| ReadError::Chunk { at, why };
+            match rest.first() {
+                None => break recording.cut = true,
+                Some(&CHUNK_MARK) => {}
+                Some(&TAIL_MARK) => {
+                    rest = &rest[1..];
+                    let Some(text) = json(&mut rest).map_err(wrong)? else {
+                        break recording.cut = true;
+                    };
+                    let tail: Tail = serde_json::from_slice(text)?;
+                    if tail.chunks != chunks || !rest.is_empty() {
+                        return Err(wrong("the tail has another number of chunks"));
+                    }
+                    break;
+                }
+                Some(_) => return Err(wrong("it does not begin with a chunk's mark")),
+            }
+            let Some((chunk, sum)) = chunk_head(&mut rest) else { break recording.cut = true };
+            let length = usize::try_from(chunk.bytes).unwrap_or(usize::MAX);
+            if length > PACKED_BYTES {
+                return Err(wrong("it is too long"));
+            }
+            let Some(payload) = rest.get(..length) else { break recording.cut = true };
+            rest = &rest[length..];
+            if checksum(&chunk.fields(), payload) != sum {
+                return Err(wrong("its checksum is wrong"));
+            }
+            runs += u64::from(chunk.runs);
+            if runs > RUNS_MAX {
+                return Err(wrong("the file has too many runs"));
+            }
+            let unpacked = unpack(payload).map_err(wrong)?;
+            recording.add(&chunk, &unpacked).map_err(wrong)?;
+            chunks += 1;
+        }
+        Ok(recording)
+    }
+
+    /// Adds the runs of one chunk.
+    fn add(&mut self, chunk: &ChunkHead, mut bytes: &[u8]) -> Result<(), &'static str> {
+        let index = usize::from(chunk.series);
+        let signal = self.head.signals.get(index).ok_or("its signal does not exist")?;
+        let (runs, kind, step) = (&mut self.runs[index], signal.kind, self.head.clock.unit());
+        let mut ticks = chunk.first_ticks;
+        if runs.last().is_some_and(|last| last.start_ticks > ticks) {
+            return Err("it begins before the end of the previous chunk");
+        }
+        let mut value = 0_u64;
+        let mut tags = Vec::new();
+        let pace = Pace(take(&mut bytes).ok_or("it ends before its runs")?);
+        for _ in 0..chunk.runs {
+            let mut number = || take(&mut bytes).ok_or("it ends inside of a run");
+            let steps = number()?;
+            let start_ticks = ticks;
+            let end = steps.checked_mul(step).and_then(|far| ticks.checked_add(far));
+            ticks = end.ok_or("its time overflows")?;
+            let mut coded = number()?;
+            let predicted =
+                |off| pace.samples(steps).wrapping_add(unzigzag(off)).min(u64::MAX >> 2);
+            if kind == Kind::Tags {
+                let is_short = coded & SHORT != 0;
+                coded >>= 1;
+                if is_short {
+                    let tag = usize::try_from(coded / SHORT_DIFFERENCES).unwrap_or(usize::MAX);
+                    let tag = *tags.get(tag).ok_or("it refers to a tag that it does not define")?;
+                    let samples = predicted(coded % SHORT_DIFFERENCES);
+                    runs.push(Run { start_ticks, state: State::Value(tag), samples });
+                    continue;
+                }
+            }
+            let samples = match coded & 3 {
+                GAP => coded >> 2,
+                _ => predicted(coded >> 2),
+            };
+            let state = match coded & 3 {
+                GAP => State::Gap,
+                NOT_RUNNING => State::NotRunning,
+                OTHER => State::Other,
+                _ if kind == Kind::Values => {
+                    value = value.wrapping_add(unzigzag(number()?));
+                    State::Value(value)
+                }
+                _ => {
+                    let tag = usize::try_from(number()?).unwrap_or(usize::MAX);
+                    if tag == tags.len() && tag < TAGS_MAX {
+                        tags.push(number()?);
+                    }
+                    State::Value(
+                        *tags.get(tag).ok_or("it refers to a tag that it does not define")?,
+                    )
+                }
+            };
+            runs.push(Run { start_ticks, state, samples });
+        }
+        if bytes.is_empty() { Ok(()) } else { Err("it has bytes after its last run") }
+    }
+
+    /// The start of the first run and the end of the last one, in ticks.
+    pub fn span(&self) -> Option<(u64, u64)> {
+        let first = self.runs.iter().filter_map(|runs| Some(runs.first()?.start_ticks)).min()?;
+        let last = self.runs.iter().filter_map(|runs| Some(runs.last()?.start_ticks)).max()?;
+        Some((first, last))
+    }
+
+    /// A signal's runs with their ends, including all gaps. [`Recording::joined`] joins runs
+    /// through gaps.
+    pub fn runs_with_ends(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
+        let runs = self.runs.get(signal).map_or(&[][..], Vec::as_slice);
+        runs.windows(2).map(|pair| (pair[0], pair[1].start_ticks))
+    }
+
+    /// Cuts the recording to the part between two times, in nanoseconds from its start.
+    pub fn cut_to(&mut self, from_ns: u64, to_ns: u64) {
+        self.cut(from_ns, to_ns);
+        if let (Some(began), Some((first, _))) = (self.head.began, self.span()) {
+            self.head.began = Some(began.at(first, &self.head.clock));
+        }
+    }
+
+    fn cut(&mut self, from_ns: u64, to_ns: u64) {
+        let Some((first, _)) = self.span() else { return };
+        let clock = self.head.clock;
+        // In whole units of the clock, because times are written in such units.
+        let at = |ns| clock.ticks(ns) / clock.unit() * clock.unit();
+        let [from, to] = [from_ns, to_ns].map(|ns| first.saturating_add(at(ns)));
+        for runs in &mut self.runs {
+            let ends: Vec<u64> = runs.iter().skip(1).map(|run| run.start_ticks).collect();
+            let mut kept: Vec<Run> = Vec::new();
+            for (run, end) in runs.iter().zip(&ends) {
+                if *end <= from || run.start_ticks >= to {
+                    continue;
+                }
+                kept.push(Run { start_ticks: run.start_ticks.max(from), ..*run });
+            }
+            if let (Some(_), Some(&end)) = (kept.last(), ends.last()) {
+                let end = end.min(to);
+                kept.push(Run { start_ticks: end, state: State::Gap, samples: 0 });
+            }
+            *runs = kept;
+        }
+    }
+}
+
+/// Reads a chunk's head and its checksum; returns `None` if the file ends before that.
+fn chunk_head(rest: &mut &[u8]) -> Option<(ChunkHead, u32)> {
+    let mut bytes = rest.get(..CHUNK_HEAD_BYTES)?;
+    *rest = &rest[CHUNK_HEAD_BYTES..];
+    let [_, series] = take_some(&mut bytes)?;
+    let first_ticks = u64::from_le_bytes(take_some(&mut bytes)?);
+    let mut number = || take_some(&mut bytes).map(u32::from_le_bytes);
+    let (runs, length, sum) = (number()?, number()?, number()?);
+    Some((ChunkHead { series, first_ticks, runs, bytes: length }, sum))
+}
+
+fn take_some<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, left) = rest.split_first_chunk()?;
+    *rest = left;
+    Some(*taken)
+}
+
+/// Reads a JSON text; returns `None` if the file ends before its end.
+fn json<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, &'static str> {
+    let mut after = *rest;
+    let Some((length, sum)) = take_some(&mut after).zip(take_some(&mut after)) else {
+        return Ok(None);
+    };
+    let bytes = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if bytes > JSON_BYTES {
+        return Err("it is too long");
+    }
+    let Some(text) = after.get(..bytes) else { return Ok(None) };
+    if checksum(&length, text) != u32::from_le_bytes(sum) {
+        return Err("its checksum is wrong");
+    }
+    *rest = &after[bytes..];
+    Ok(Some(text))
 }

@@ -4,25 +4,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Moment};
 
-/// Version of the file format. Earlier versions differ from the version after them:
-///
-/// - version 4 has no packed chunks;
-/// - version 3 has no short form of runs;
-/// - version 2 has times in steps of the clock;
-/// - version 1 has the distance of each run from the run before it, and the plain number of
-///   samples.
-pub const VERSION: u32 = 5;
-pub(super) const VERSION_OF_DISTANCES: u32 = 1;
-pub(super) const VERSION_OF_SHORT_RUNS: u32 = 4;
-pub(super) const VERSION_OF_PACKED_CHUNKS: u32 = 5;
+/// Version of the file format.
+pub const VERSION: u32 = 1;
 /// The first bytes of a file.
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 /// Bytes of a chunk's runs, at most.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
+/// Bytes of a chunk's compressed runs, at most: runs that cannot be compressed take a few more.
+pub(super) const PACKED_BYTES: usize = CHUNK_BYTES + 64;
 /// Bytes of a head or tail, at most.
 pub(super) const JSON_BYTES: usize = 4 << 20;
-/// Runs of a file, at most: as many as the largest file held before chunks were packed. It bounds
-/// the memory that packed chunks can make the reader use.
+/// Bytes of a chunk's runs for each of its bytes in the file, at most. It bounds the memory that a
+/// file can make the reader use.
+pub(super) const EXPANSION_MAX: usize = 8;
+/// Runs of a file, at most.
 pub(super) const RUNS_MAX: u64 = 1 << 31;
 /// Tags of a chunk, at most. Further ones are [`State::Other`].
 pub(super) const TAGS_MAX: usize = 4096;
@@ -82,13 +77,17 @@ pub struct Signal {
     pub source: Source,
     pub kind: Kind,
     /// Whether its numbers can be negative. Values are then 64-bit two's complement.
-    #[serde(default)]
     pub signed: bool,
     /// Names of values that have names.
     pub names: Vec<(u64, String)>,
 }
 
 impl Signal {
+    /// A signal of unsigned numbers, or of values without names.
+    pub fn new(name: &str, source: Source, kind: Kind) -> Self {
+        Self { name: name.to_owned(), source, kind, signed: false, names: Vec::new() }
+    }
+
     /// Interprets a value as a signed or unsigned number.
     pub fn number(&self, value: u64) -> i128 {
         if self.signed { value.cast_signed().into() } else { value.into() }
@@ -101,19 +100,16 @@ pub struct Head {
     pub program: String,
     pub process: u32,
     /// Whether its forked children were observed too.
-    #[serde(default)]
     pub children: bool,
     pub machine: String,
     /// The observed lanes.
     pub on: String,
     /// The CPU of the first observer.
     pub from: u32,
-    /// All observers, if there were several. Earlier recordings had one.
-    #[serde(default)]
+    /// All observers, if there were several.
     pub observers: Vec<ObserverHead>,
     pub clock: Clock,
-    /// When the first run began; missing in earlier recordings.
-    #[serde(default)]
+    /// When the first run began.
     pub began: Option<Moment>,
     /// 0 for `--period max`; `None` for `--period auto`.
     pub asked_period_ns: Option<u64>,
@@ -122,26 +118,20 @@ pub struct Head {
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
-    /// How long the process was stopped to share its pages; missing in earlier recordings.
-    #[serde(default)]
+    /// How long the process was stopped to share its pages.
     pub stopped_ns: u64,
-    /// The part of `stopped_ns` at the end of the run; missing in earlier recordings.
-    #[serde(default)]
+    /// The part of `stopped_ns` at the end of the run.
     pub stopped_at_end_ns: u64,
     pub missed_switches: Option<u64>,
     /// Threads that found no free slot on the page of threads.
     pub refused_threads: u64,
-    /// Functions that report by code at their entries that they run; missing in earlier recordings.
-    #[serde(default)]
+    /// Functions that report by code at their entries that they run.
     pub entries: u64,
     /// Functions that do not report because their address has the lower half of another's.
-    #[serde(default)]
     pub ambiguous: u64,
     /// Whether each sample is a run of its own (`--keep samples`).
-    #[serde(default)]
     pub keeps_samples: bool,
     /// Gaps of at most this length count as without a change (`--bridge`).
-    #[serde(default)]
     pub bridge_ns: u64,
     pub rates: Vec<RateFigure>,
     pub dte: Option<Dte>,
@@ -229,11 +219,20 @@ pub struct ChunkHead {
     pub bytes: u32,
 }
 
+impl ChunkHead {
+    /// The bytes of the head in a file, without its checksum.
+    pub(super) fn fields(&self) -> Vec<u8> {
+        let mut fields = vec![CHUNK_MARK, self.series];
+        fields.extend(self.first_ticks.to_le_bytes());
+        fields.extend(self.runs.to_le_bytes());
+        fields.extend(self.bytes.to_le_bytes());
+        fields
+    }
+}
+
 /// Bytes of a chunk's head in a file: mark, signal, first tick, runs, bytes, checksum.
 pub(super) const CHUNK_HEAD_BYTES: usize = 1 + 1 + 8 + 4 + 4 + 4;
 pub(super) const CHUNK_MARK: u8 = b'R';
-/// The mark of a chunk whose bytes are packed.
-pub(super) const PACKED_MARK: u8 = b'P';
 pub(super) const TAIL_MARK: u8 = b'T';
 
 /// Samples per unit of time, from earlier runs. It predicts the number of samples of a run from the
@@ -259,7 +258,7 @@ impl Pace {
 /// defined, and the predicted number of samples or one more or less. The short form has tag and
 /// difference in one number: one byte for the first tags of a chunk.
 pub(super) const SHORT: u64 = 1;
-/// Differences that the short form can express, as encoded by [`super::varint::zigzag`].
+/// Differences that the short form can express, as encoded by [`zigzag`].
 pub(super) const SHORT_DIFFERENCES: u64 = 3;
 
 /// Codes of states: the two lowest bits of the number that also has the samples.
@@ -267,3 +266,79 @@ pub(super) const GAP: u64 = 0;
 pub(super) const NOT_RUNNING: u64 = 1;
 pub(super) const OTHER: u64 = 2;
 pub(super) const VALUE: u64 = 3;
+
+/// Bytes of an encoded number, at most. Numbers take as few bytes as they need, seven bits each.
+pub(super) const NUMBER_BYTES: usize = 10;
+
+/// Writes a number to the front of `to`, which has at least [`NUMBER_BYTES`] bytes. Returns its length.
+#[inline(always)]
+pub(super) fn put(mut value: u64, to: &mut [u8]) -> usize {
+    for (at, byte) in to.iter_mut().take(NUMBER_BYTES).enumerate() {
+        let low = (value & 0x7f) as u8;
+        value >>= 7;
+        if value == 0 {
+            *byte = low;
+            return at + 1;
+        }
+        *byte = low | 0x80;
+    }
+    NUMBER_BYTES
+}
+
+/// Takes a number from the front; returns `None` if there is none, or it has more than 64 bits.
+pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..70).step_by(7) {
+        let (&byte, rest) = from.split_first()?;
+        *from = rest;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            return None;
+        }
+        value |= bits << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// Encodes small numbers of either sign as small unsigned numbers.
+#[inline(always)]
+pub(super) fn zigzag(difference: u64) -> u64 {
+    let signed = difference.cast_signed();
+    (signed << 1 ^ signed >> 63).cast_unsigned()
+}
+
+pub(super) fn unzigzag(value: u64) -> u64 {
+    (value >> 1) ^ (value & 1).wrapping_neg()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn numbers_come_back(value: u64, cut in 0usize..NUMBER_BYTES) {
+            let mut bytes = [0xff; NUMBER_BYTES + 1];
+            let count = put(value, &mut bytes);
+            let mut from = &bytes[..];
+            proptest::prop_assert_eq!(take(&mut from), Some(value));
+            proptest::prop_assert_eq!(from.len(), bytes.len() - count);
+            let mut short = &bytes[..cut.min(count - 1)];
+            proptest::prop_assert_eq!(take(&mut short), None);
+            proptest::prop_assert_eq!(unzigzag(zigzag(value)), value);
+        }
+    }
+
+    #[test]
+    fn small_numbers_are_one_byte_and_long_ones_are_refused() {
+        let mut bytes = [0; NUMBER_BYTES];
+        assert_eq!((put(127, &mut bytes), put(128, &mut bytes)), (1, 2));
+        assert_eq!((zigzag(0), zigzag(1), zigzag(u64::MAX)), (0, 2, 1));
+        assert_eq!(take(&mut &[0xff; 20][..]), None);
+        let too_much = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2];
+        assert_eq!(take(&mut &too_much[..]), None);
+    }
+}

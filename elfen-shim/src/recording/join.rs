@@ -9,8 +9,8 @@
 //! Equal tags on both sides prove nothing, as another tag may lie between them. With `--bridge`,
 //! the user declares that no change fits into a gap of some length.
 
+use super::file::Recording;
 use super::form::{Head, Kind, Run, Signal, State};
-use super::read::Recording;
 
 /// The `samples` of a gap in which nothing changed, as the observer has proven.
 pub(super) const PROVEN: u64 = 1;
@@ -101,13 +101,7 @@ mod tests {
     use crate::recording::Source;
 
     fn recording(kind: Kind, signed: bool, runs: &[(u64, State, u64)]) -> Recording {
-        let signal = Signal {
-            name: "a".to_owned(),
-            source: Source::Mapped,
-            kind,
-            signed,
-            names: Vec::new(),
-        };
+        let signal = Signal { signed, ..Signal::new("a", Source::Mapped, kind) };
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
         let head = Head { clock, signals: vec![signal], ..Head::default() };
         let run = |&(start_ticks, state, samples)| Run { start_ticks, state, samples };

@@ -5,8 +5,8 @@
 //! has what is known only then. A truncated file is read up to its last complete chunk. Files are
 //! untrusted input: every length is checked against the bytes that are there.
 //!
-//! The observer writes runs in few bytes while it samples (`series.rs`). Packing for the file
-//! shortens frequent ones to less than a byte (`pack.rs`).
+//! The observer writes runs in few bytes while it samples (`series.rs`). The process that writes the
+//! file compresses each chunk by itself (`file.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -14,21 +14,16 @@
 mod damaged;
 mod file;
 mod form;
-mod huffman;
 mod join;
-mod pack;
 mod pool;
-mod read;
 mod series;
 #[cfg(test)]
 mod tests;
-mod varint;
 
-pub use file::write;
+pub use file::{ReadError, Recording, open, write};
 pub use form::{
     ChunkHead, Cost, Dte, Head, Kind, MAGIC, ObserverHead, Periods, RateFigure, Run, Signal,
     Source, State, VERSION,
 };
 pub use pool::{Full, Pool};
-pub use read::{ReadError, Recording, open};
 pub use series::Series;

@@ -4,7 +4,7 @@
 use super::form::{CHUNK_BYTES, ChunkHead};
 
 /// All chunks of a recording in the making.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Pool {
     memory: Vec<u8>,
     chunks: Vec<ChunkHead>,
@@ -41,25 +41,15 @@ impl Pool {
         Self {
             memory,
             chunks: vec![NONE; count],
-            begun: 0,
             keeps_last,
-            grows: false,
             open: vec![None; signals],
-            others: Vec::new(),
+            ..Self::default()
         }
     }
 
     /// A pool that allocates chunks as they are needed.
     pub(super) fn growing(signals: usize) -> Self {
-        Self {
-            memory: Vec::new(),
-            chunks: Vec::new(),
-            begun: 0,
-            keeps_last: false,
-            grows: true,
-            open: vec![None; signals],
-            others: Vec::new(),
-        }
+        Self { grows: true, open: vec![None; signals], ..Self::default() }
     }
 
     /// Adds the pool of another observer. Its signals are numbered after those of this pool.

@@ -1,16 +1,16 @@
 //! Records one signal: joins equal samples to a run, and encodes each run when it ends.
 
+use super::file::Recording;
 use super::form::{
-    GAP, Kind, NOT_RUNNING, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State, TAGS_MAX, VALUE,
+    GAP, Kind, NOT_RUNNING, NUMBER_BYTES, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State,
+    TAGS_MAX, VALUE, put, zigzag,
 };
 use super::join::PROVEN;
 use super::pool::{Full, Pool};
-use super::read::Recording;
-use super::varint::{MOST, put, zigzag};
 
 /// Bytes of an encoded run, at most: its length, its samples with its state, and a new tag's number
 /// and value.
-const RUN_BYTES: usize = 4 * MOST;
+const RUN_BYTES: usize = 4 * NUMBER_BYTES;
 
 /// The encoder of one signal.
 #[derive(Debug)]

@@ -1,5 +1,4 @@
-//! Goal: a recording is read back as it was written, from memory, from a file, and from files of
-//! earlier versions. A truncated file is read up to its last complete chunk. Method: a recording of
+//! Goal: a recording is read back as it was written, from memory and from a file. A truncated file is read up to its last complete chunk. Method: a recording of
 //! two signals with every state, complete and truncated. `damaged.rs` tests other damage.
 
 use super::*;
@@ -9,43 +8,19 @@ use crate::random::Random;
 const STEP: u64 = 26;
 
 pub(super) fn head() -> Head {
-    let signal = |name: &str, kind| Signal {
-        name: name.to_owned(),
-        source: Source::SourceTags,
-        kind,
-        signed: false,
+    let signal = |name, kind| Signal {
         names: vec![(7, "seven".to_owned())],
+        ..Signal::new(name, Source::SourceTags, kind)
     };
     Head {
         program: "program".to_owned(),
         process: 4242,
-        children: false,
-        machine: "a CPU".to_owned(),
-        on: "0".to_owned(),
-        from: 1,
-        observers: Vec::new(),
         clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP, unit_ticks: 0 },
-        began: None,
         asked_period_ns: Some(1000),
-        line_round_trip_ns: Some(100),
         signals: vec![signal("tag", Kind::Tags), signal("value", Kind::Values)],
         samples: 12,
-        period_ns: Periods::default(),
-        steal_ns: 0,
-        stopped_ns: 0,
-        stopped_at_end_ns: 0,
-        missed_switches: None,
-        refused_threads: 0,
-        entries: 0,
-        ambiguous: 0,
-        keeps_samples: false,
-        bridge_ns: 0,
-        rates: Vec::new(),
-        dte: None,
-        cost: None,
-        cost_unknown: String::new(),
-        ended: String::new(),
         exit_status: Some(0),
+        ..Head::default()
     }
 }
 
@@ -170,6 +145,23 @@ fn long_runs_take_four_bytes() {
     }
 }
 
+/// Goal: a file is smaller than the runs in memory, also if they have many tags. Method: some sixty
+/// tags, of which some are frequent, for thirty different lengths.
+#[test]
+fn runs_of_many_tags_are_compressed() {
+    let mut random = Random::of(88_172_645_463_325_252);
+    let (mut pool, mut at) = (Pool::new(1 << 20, 1, false), 0);
+    let mut series = Series::new(0, Kind::Tags, 8, 0);
+    for _ in 0..60_000 {
+        let tag = random.below(13) * random.below(13);
+        series.see(at, State::Value(2 * tag), &mut pool).unwrap();
+        at += 161 + random.below(30) * 8;
+    }
+    let before: usize = pool.chunks().iter().map(|(_, runs)| runs.len()).sum();
+    let after: usize = pool.chunks().iter().map(|(_, runs)| file::pack(runs).len()).sum();
+    assert!(after * 100 < before * 85, "{after} of {before} bytes");
+}
+
 /// Goal: recorded times are off by less than a unit, and a moment has the same time in all signals
 /// and chunks. So a part of a recording can be written again without a change. Method: two signals
 /// that change at odd ticks, in many chunks, with different starts.
@@ -201,45 +193,41 @@ fn times_are_in_whole_units() {
     assert_eq!(written.runs, recording.runs);
 }
 
-/// Makes a file of an earlier version with one chunk of the first signal.
-fn earlier(version: u8, head: &Head, runs: u32, payload: &[u8]) -> Vec<u8> {
+/// Makes a file with one chunk of the first signal.
+pub(super) fn file_of_chunk(head: &Head, runs: u32, packed: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
     write(head, &Pool::new(0, 2, false), &mut file).unwrap();
-    file[8] = version;
     file.truncate(file.len() - (1 + 8 + br#"{"chunks":0}"#.len()));
-    let bytes = u32::try_from(payload.len()).unwrap();
-    let chunk = ChunkHead { series: 0, first_ticks: 1000, runs, bytes };
-    let fields = file::fields(form::CHUNK_MARK, &chunk);
-    file.extend(&fields);
-    file.extend(file::checksum(&fields, payload).to_le_bytes());
-    file.extend(payload);
+    let chunk = ChunkHead { series: 0, first_ticks: 1000, runs, bytes: 0 };
+    file::write_chunk(&chunk, packed, &mut file).unwrap();
     file
 }
 
-/// Goal: recordings of versions 2 and 3 are read. They have no short runs, and version 2 has times
-/// in steps of the clock. Method: a chunk as these versions wrote it. It has a pace; each run has
-/// its length, the difference of its samples with its state, its tag, and the value of a new tag.
+/// Goal: the format stays what version 1 says. Method: chunks as they are in a file. Each has a
+/// pace; each run has its length, and the difference of its samples with its state; then its tag,
+/// and the value of a new tag; or the difference of its value.
 #[test]
-fn versions_two_and_three_are_read() {
-    let payload = [0, 5, 4 << 2 | 3, 0, 7, 3, 2 << 2 | 3, 1, 9, 4, 6 << 2 | 3, 0, 0, 0];
-    let run = |start_ticks, state, samples| Run { start_ticks, state, samples };
-    let runs = [
-        run(1000, State::Value(7), 2),
-        run(1000 + 5 * STEP, State::Value(9), 1),
-        run(1000 + 8 * STEP, State::Value(7), 3),
-        run(1000 + 12 * STEP, State::Gap, 0),
+fn runs_are_read_from_their_bytes() {
+    let run = |step, state, samples| Run { start_ticks: 1000 + step * STEP, state, samples };
+    let (long, value) = (|coded: u8| coded << 1, |off: u8| off << 2 | 3);
+    // The third run is short: tag 0, and one sample more than predicted.
+    let tags =
+        [0, 5, long(value(4)), 0, 7, 3, long(value(2)), 1, 9, 2, 2 << 1 | 1, 4, long(1), 0, 0];
+    let read = Recording::parse(&file_of_chunk(&head(), 5, &file::pack(&tags))).unwrap();
+    let expected = [
+        run(0, State::Value(7), 2),
+        run(5, State::Value(9), 1),
+        run(8, State::Value(7), 1),
+        run(10, State::NotRunning, 0),
+        run(14, State::Gap, 0),
     ];
-    let third = earlier(3, &head(), 4, &payload);
-    assert_eq!(Recording::parse(&third).unwrap().runs[0], runs);
-    let mut second = earlier(2, &head(), 4, &payload);
-    let text = second.windows(15).position(|part| part == b",\"unit_ticks\":0").unwrap();
-    second.drain(text..text + 15);
-    let length = u32::from_le_bytes(second[12..16].try_into().unwrap()) - 15;
-    second[12..16].copy_from_slice(&length.to_le_bytes());
-    let end = 20 + usize::try_from(length).unwrap();
-    let sum = file::checksum(&length.to_le_bytes(), &second[20..end]);
-    second[16..20].copy_from_slice(&sum.to_le_bytes());
-    assert_eq!(Recording::parse(&second).unwrap().runs[0], runs);
+    assert_eq!(read.runs[0], expected);
+    let mut head = head();
+    head.signals[0].kind = Kind::Values;
+    let values = [0, 5, value(6), 14, 35, value(2), 1, 0, 0];
+    let read = Recording::parse(&file_of_chunk(&head, 3, &file::pack(&values))).unwrap();
+    let expected = [run(0, State::Value(7), 3), run(5, State::Value(6), 1), run(40, State::Gap, 0)];
+    assert_eq!(read.runs[0], expected);
 }
 
 /// Goal: a short run of a tag that its chunk does not define is refused.
@@ -247,42 +235,32 @@ fn versions_two_and_three_are_read() {
 fn a_short_run_needs_a_defined_tag() {
     // A run in long form that defines tag 0; then a short run with one sample more than predicted.
     let payload = |tag: u8| [0, 5, (4 << 2 | 3) << 1, 0, 7, 3, (tag * 3 + 2) << 1 | 1, 0, 0];
-    let read = Recording::parse(&earlier(4, &head(), 3, &payload(0))).unwrap();
-    assert_eq!(
-        read.runs[0][1],
-        Run { start_ticks: 1000 + 5 * STEP, state: State::Value(7), samples: 1 }
-    );
-    let wrong = Recording::parse(&earlier(4, &head(), 3, &payload(1))).unwrap_err();
+    let parse = |tag| Recording::parse(&file_of_chunk(&head(), 3, &file::pack(&payload(tag))));
+    assert_eq!(parse(0).unwrap().runs[0][1].state, State::Value(7));
+    let wrong = parse(1).unwrap_err();
     assert!(wrong.to_string().contains("a tag that it does not define"), "{wrong}");
 }
 
-/// Goal: recordings of version 4, which has short runs, are read.
+/// Goal: no chunk in a file unpacks to more than eight times its bytes, and every chunk is written
+/// within that bound. Method: a signal whose runs repeat exactly, and the same bytes compressed
+/// without the bound.
 #[test]
-fn version_four_is_read() {
-    // A run that defines tag 0; then a short run with one sample more than predicted.
-    let payload = [0, 5, (4 << 2 | 3) << 1, 0, 7, 3, 2 << 1 | 1];
-    let fourth = earlier(4, &head(), 2, &payload);
-    let run = |start_ticks, samples| Run { start_ticks, state: State::Value(7), samples };
-    let runs = [run(1000, 2), run(1000 + 5 * STEP, 1)];
-    assert_eq!(Recording::parse(&fourth).unwrap().runs[0], runs);
-}
-
-/// Goal: recordings of version 1 are read. Method: a chunk as that version wrote it: the distance
-/// from the run before, samples and state, and the difference of the value.
-#[test]
-fn version_one_is_read() {
-    let mut head = head();
-    head.signals[0].kind = Kind::Values;
-    let file = earlier(1, &head, 3, &[0, 3 << 2 | 3, 14, 5, 1 << 2 | 3, 1, 40, 0]);
-    let run = |start_ticks, state, samples| Run { start_ticks, state, samples };
-    assert_eq!(
-        Recording::parse(&file).unwrap().runs[0],
-        [
-            run(1000, State::Value(7), 3),
-            run(1000 + 5 * STEP, State::Value(6), 1),
-            run(1000 + 45 * STEP, State::Gap, 0)
-        ]
-    );
+fn a_chunk_expands_at_most_eightfold() {
+    let mut pool = Pool::new(1 << 20, 1, false);
+    let mut series = Series::new(0, Kind::Tags, STEP, 0);
+    for n in 1..=20_000 {
+        series.see(n * 40 * STEP, State::Value(n % 2), &mut pool).unwrap();
+    }
+    let chunks = pool.chunks();
+    let (chunk, runs) = chunks[0];
+    let packed = file::pack(runs);
+    assert!(packed.len() < runs.len() / 4 && packed.len() * form::EXPANSION_MAX >= runs.len());
+    let read = Recording::parse(&file_of_chunk(&head(), chunk.runs, &packed)).unwrap();
+    assert_eq!(read.runs[0].len(), usize::try_from(chunk.runs).unwrap());
+    let bomb = miniz_oxide::deflate::compress_to_vec(runs, 9);
+    assert!(bomb.len() * form::EXPANSION_MAX < runs.len());
+    let refused = Recording::parse(&file_of_chunk(&head(), chunk.runs, &bomb)).unwrap_err();
+    assert!(refused.to_string().contains("too many bytes"), "{refused}");
 }
 
 #[test]

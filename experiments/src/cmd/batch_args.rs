@@ -65,7 +65,8 @@ pub(crate) struct BatchArgs {
     batch_checks: Option<BatchChecks>,
 
     /// From one check of the batch to the next [default: 1us]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with = "poll_interval")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse,
+        conflicts_with = "poll_interval")]
     check: Option<Duration>,
 
     /// How often the guard of a batch without checks looks [default: 500us]

@@ -16,11 +16,11 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock::{self, Clock};
 use elfen_shim::pacing::Pacing;
-use elfen_shim::reach::{NumberLocation, VmReader};
+use elfen_shim::reach::NumberLocation;
 use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::Source;
 use elfen_shim::round_trip;
-use elfen_shim::session::{Observer, ObserverConfig, Words};
+use elfen_shim::session::{ObserverConfig, Observers, Words};
 use elfen_shim::signal_spec::Width;
 
 use crate::bench::{BenchError, Hear, Samples, Scenario, Values, joined, pin, play_round};
@@ -67,16 +67,8 @@ impl Lanes {
             from: self.from,
             clock: self.clock,
             period_ticks,
-            pacing: None,
-            fetch_ticks: u64::MAX,
-            for_ticks: None,
             memory,
-            keeps_last: false,
-            keeps_samples: false,
-            until: None,
-            cost_meter: None,
-            fold: None,
-            live: None,
+            ..ObserverConfig::default()
         }
     }
 }
@@ -121,7 +113,7 @@ pub(super) fn observe(
     (period_ticks, pacing): (u64, Option<Pacing>),
     for_ticks: Option<u64>,
     orders: Arc<ObserverControl>,
-) -> std::io::Result<Observer> {
+) -> std::io::Result<Observers> {
     let page: Option<&'static Page<ThreadSlot>> = None;
     let mut words = Words::of(std::process::id(), page);
     let (width, source) = (Width::U64, Source::Mapped);
@@ -130,7 +122,7 @@ pub(super) fn observe(
     let memory = if for_ticks.is_some() { 64 << 20 } else { 1 << 20 };
     let keeps_last = for_ticks.is_none();
     let how = ObserverConfig { pacing, for_ticks, keeps_last, ..lanes.how(period_ticks, memory) };
-    Observer::start(words, how, VmReader::default(), orders)
+    Observers::start([(words, how)], &orders)
 }
 
 /// One load at a time and nothing besides, in a thread of its own until it is told to stop: what

@@ -12,10 +12,9 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskMap};
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock;
-use elfen_shim::reach::VmReader;
 use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::{Head, Recording, State};
-use elfen_shim::session::{Observer, ObserverResult, Words};
+use elfen_shim::session::{ObserverResult, Observers, Words};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
@@ -98,7 +97,7 @@ fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, BenchError> {
         let head = Head { clock: lanes.clock, signals: words.signals.clone(), ..Head::default() };
         let orders = Arc::new(ObserverControl::default());
         let how = lanes.how(lanes.clock.ticks(PERIOD_NS), MEMORY);
-        let observer = Observer::start(words, how, VmReader::default(), orders.clone())?;
+        let observer = Observers::start([(words, how)], &orders)?;
         thread::sleep(MARGIN);
         baton.hand_over(0);
         for player in players {

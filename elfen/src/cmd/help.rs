@@ -34,7 +34,7 @@ const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, where fences are noted"),
     ("ELFEN_SETTINGS", "default of `elfend --settings`: /etc/elfen/elfend.toml"),
     ("ELFEN_LIB", "a further folder with libraries and programs of Elfen"),
-    ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
+    ("ELFEN_MACHINE", "a file of --dump-machine, for `lanes` and `doctor`"),
     ("ELFEN_RUN", "set by `run` for its program: where its channels are"),
     ("ELFEN_SOCKET", "where elfend hands out channels: /run/elfen/elfend.sock"),
     ("ELFEN_SHIM", "set by `shim` for its program: where its tags are"),

@@ -1,14 +1,13 @@
-//! What `elfen run` says on a machine that lacks something it needs: one screen with what works,
-//! what doesn't and why, and the one next step.
+//! The screen of `elfen run` on a machine that lacks something: what works, what does not and why,
+//! and the next step.
 //!
-//! The findings are `elfen doctor`'s; here they are only held against what this run asked for, and
-//! cut to what fits. A user who named a mechanism, as in `--signal tasks`, gets the one line about
-//! it instead.
+//! The findings are those of `elfen doctor`. Here they are only compared with what this run asked
+//! for, and cut to what fits. A user who named a mechanism, as in `--signal tasks`, gets one line
+//! about the mechanism instead.
 
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
-use elfen_machine::doctor::verdict::Verdict;
-use elfen_machine::doctor::{self, Check, Enough, Group, Machine, Status};
+use elfen_machine::doctor::{self, Check, Enough, Group, Machine, NEEDS, Verdict, alternatives};
 use elfen_machine::lane_args::{LaneArgs, topology};
 use elfen_machine::source::Source;
 
@@ -21,12 +20,8 @@ const MARGIN: usize = 16;
 const LINES_A_MECHANISM: usize = 2;
 const LINES_OF_STEP: usize = 4;
 
-const NEEDS: [(Group, &str); 4] = [
-    (Group::Lanes, "lanes"),
-    (Group::Signals, "signal"),
-    (Group::Naps, "nap"),
-    (Group::Injection, "injection"),
-];
+/// The rows of the screen, one for each of [`NEEDS`].
+const LABELS: [&str; 4] = ["lanes", "signal", "nap", "injection"];
 
 const NEXT: &str = "next: ";
 const LAST: &str = "`elfen doctor` lists every mechanism, and what would bring it\n";
@@ -63,15 +58,11 @@ fn explained(machine: &Machine<'_>, names_a_service: bool) -> Option<Failure> {
     if verdict.ok() {
         return None;
     }
-    let without: Vec<String> = verdict.missing.iter().map(|what| no(what)).collect();
-    let without: Vec<&str> = without.iter().map(String::as_str).collect();
+    // Of `a signal`, `no signal`.
+    let no = |what: &&str| what.split_once(' ').map_or(String::new(), |(_, it)| format!("no {it}"));
+    let without: Vec<String> = verdict.missing.iter().map(no).collect();
     let line = Failure::new(Exit::Unsupported, "run", listed(&without), "see below");
     Some(line.with_screen(screen(&checks, &step)))
-}
-
-/// Of `a signal`, `no signal`.
-fn no(what: &str) -> String {
-    format!("no {}", what.split_once(' ').map_or(what, |(_, noun)| noun))
 }
 
 /// A service's page is enough for the run that names the service.
@@ -84,21 +75,13 @@ fn asked_for(mut checks: Vec<Check>, names_a_service: bool) -> Vec<Check> {
     checks
 }
 
-fn of_use(checks: &[Check], group: Group) -> impl Iterator<Item = &Check> {
-    checks.iter().filter(move |check| check.group == group && check.enough != Enough::No)
-}
-
-fn works(check: &Check) -> bool {
-    check.finding.status != Status::No
-}
-
 fn is_missing(checks: &[Check], group: Group) -> bool {
-    !of_use(checks, group).any(works)
+    !alternatives(checks, group).any(Check::works)
 }
 
 fn screen(checks: &[Check], step: &str) -> String {
     let mut text = String::from("\n");
-    for (group, label) in NEEDS {
+    for ((group, _), label) in NEEDS.into_iter().zip(LABELS) {
         let missing = is_missing(checks, group);
         let paragraphs =
             if missing { why_not(checks, group) } else { vec![what_works(checks, group)] };
@@ -114,7 +97,7 @@ fn screen(checks: &[Check], step: &str) -> String {
 
 /// The one mechanism that works and what its check found, or the names of several.
 fn what_works(checks: &[Check], group: Group) -> String {
-    let working: Vec<&Check> = of_use(checks, group).filter(|check| works(check)).collect();
+    let working: Vec<&Check> = alternatives(checks, group).filter(|check| check.works()).collect();
     if let [only] = working.as_slice() {
         return format!("{}: {}", only.name, only.finding.why);
     }
@@ -126,7 +109,7 @@ fn why_not(checks: &[Check], group: Group) -> Vec<String> {
     let told = |check: &Check| format!("{}: {}", check.name, check.finding.why);
     let kernel = unable(checks).filter(|_| group == Group::Signals);
     let mut paragraphs: Vec<String> =
-        kernel.into_iter().chain(of_use(checks, group)).map(told).collect();
+        kernel.into_iter().chain(alternatives(checks, group)).map(told).collect();
     if group == Group::Signals && page_works(checks) {
         paragraphs.push("service-page: works beside a service that publishes".to_owned());
     }
@@ -138,13 +121,13 @@ fn named<'a>(checks: &'a [Check], name: &str) -> Option<&'a Check> {
 }
 
 fn page_works(checks: &[Check]) -> bool {
-    named(checks, "service-page").is_some_and(works)
+    named(checks, "service-page").is_some_and(Check::works)
 }
 
 /// The check that keeps the kernel itself from telling who runs, whichever user asks.
 fn unable(checks: &[Check]) -> Option<&Check> {
     let of_kernel = ["kernel-version", "kernel-types", "sched-switch"];
-    of_kernel.into_iter().filter_map(|name| named(checks, name)).find(|check| !works(check))
+    of_kernel.into_iter().filter_map(|name| named(checks, name)).find(|check| !check.works())
 }
 
 const PUBLISH: &str = "name a service that publishes its requests, which takes neither root nor \

@@ -17,11 +17,11 @@ const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen lanes                      the pairs of this machine
-  elfen lanes --json               the same for scripts
-  elfen lanes --lanes 0:1,2:3      whether these pairs can be used
-  elfen lanes --slurm >>slurm.conf the node as Slurm is to know it
-  elfen lanes --record > machine   what the kernel says of it, for a report";
+  elfen lanes                            the pairs of this machine
+  elfen lanes --json                     the same for scripts
+  elfen lanes --lanes 0:1,2:3            whether these pairs can be used
+  elfen lanes --slurm >>slurm.conf       the node as Slurm is to know it
+  elfen lanes --dump-machine > machine   what the kernel says, for a report";
 
 /// List this machine's pairs of lanes, and what limits them
 #[derive(clap::Args, Debug)]
@@ -35,14 +35,14 @@ pub(crate) struct Args {
     json: bool,
 
     /// Print the line of slurm.conf that describes this machine as a node of its batch lanes
-    #[arg(long, conflicts_with = "record")]
+    #[arg(long, conflicts_with = "dump_machine")]
     slurm: bool,
 
     /// Print what was read from sysfs and procfs, one `PATH: CONTENT` a line, instead of the pairs
     #[arg(long, conflicts_with = "json")]
-    record: bool,
+    dump_machine: bool,
 
-    /// Look at a machine that --record wrote instead of this one; for tests and reports
+    /// Look at a machine that --dump-machine wrote instead of this one; for tests and reports
     #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE")]
     machine: Option<PathBuf>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let source = source(args.machine.as_deref(), "elfen lanes")?;
     let topology = topology(&source)?;
-    if args.record {
+    if args.dump_machine {
         out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }

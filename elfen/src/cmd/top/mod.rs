@@ -1,5 +1,5 @@
-//! `elfen top`: lanes, who runs on them, what batches borrow, and tails against their
-//! SLOs; and keys to change it.
+//! `elfen top`: lanes, what runs on them, what batches borrow, tails compared with their SLOs, and
+//! keys to change policies and budgets.
 
 mod change;
 mod picture;
@@ -22,7 +22,7 @@ const EXAMPLES: &str = "\
 Examples:
   elfen top              until q or Ctrl-C
   elfen top --once       once, for scripts
-  sudo elfen top         with everybody's batches, and who runs on their lanes
+  sudo elfen top         with the batches of all users, and what their lanes run
 
 Keys: up and down select a batch; p takes its next policy; + and - change its budget; q ends. \
 Shares are of the time since the last picture, tails those of the last ten seconds.";
@@ -90,11 +90,9 @@ fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
 }
 
 fn watch(args: &Args, screen: &Screen) -> io::Result<ExitCode> {
-    let (mut watch, mut changes, colours) = (
-        Watch::new(args.run_dir.folder().socket()),
-        Changes::default(),
-        elfen_console::output::colours(),
-    );
+    let mut watch = Watch::new(args.run_dir.folder().socket());
+    let mut changes = Changes::default();
+    let colours = elfen_console::output::colours();
     let mut view = watch.look()?;
     let mut next = Instant::now() + args.every;
     loop {

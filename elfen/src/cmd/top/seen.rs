@@ -25,7 +25,7 @@ struct Spent {
 }
 
 /// Pages as they were read last, and what is remembered from before.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Watch {
     pub(super) batches: Vec<Batch>,
     pub(super) services: Vec<Published>,
@@ -42,21 +42,13 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn new(socket: PathBuf) -> Self {
-        Self {
-            batches: Vec::new(),
-            services: Vec::new(),
-            socket,
-            tasks: None,
-            tails: Tails::default(),
-            at_ns: 0,
-            spent: BTreeMap::new(),
-            finished: BTreeMap::new(),
-        }
+        Self { socket, ..Self::default() }
     }
 
-    /// Reads everything anew.
+    /// Reads all pages again.
     pub(super) fn look(&mut self) -> io::Result<View> {
-        (self.batches, self.services) = (batches::batches(&self.socket)?, services()?);
+        self.batches = batches::batches(&self.socket)?;
+        self.services = services()?;
         if self.tasks.is_none() && !self.batches.is_empty() {
             // Pinned, or held by a batch already. Without the map no program's name is shown, and
             // all else is.
@@ -84,12 +76,10 @@ impl Watch {
         let key =
             |(pid, slot): (u32, &LaneSlot)| ((pid, slot.batch_cpu.load(Relaxed)), spent(slot));
         self.spent = slots.map(key).collect();
-        let finished = |service: &Published| {
-            let name = service.name.clone();
-            let of = service.slots().map(move |(cpu, slot, _)| {
-                ((name.clone(), cpu), slot.finished_requests.load(Relaxed))
-            });
-            of.collect::<Vec<_>>()
+        let finished = |service: &Published| -> Vec<_> {
+            let key = |cpu| (service.name.clone(), cpu);
+            let slots = service.slots();
+            slots.map(|(cpu, slot, _)| (key(cpu), slot.finished_requests.load(Relaxed))).collect()
         };
         self.finished = self.services.iter().flat_map(finished).collect();
     }

@@ -57,7 +57,9 @@ const BOOT_NEWER: &str = "boot Linux 5.15 or newer";
 pub(super) const MOUNT_PROC: &str = "mount /proc (as root: `mount -t proc proc /proc`)";
 
 /// The kernel's release, and its first two numbers: of `6.1.0-28-amd64`, 6 and 1.
-fn release(source: &Source) -> Result<Option<(String, (u32, u32))>, SourceError> {
+type Release = (String, (u32, u32));
+
+fn release(source: &Source) -> Result<Option<Release>, SourceError> {
     let release = source.text("/proc/sys/kernel/osrelease")?;
     Ok(release.and_then(|release| version(&release).map(|version| (release, version))))
 }

@@ -1,5 +1,4 @@
-//! `elfen doctor`: what of Elfen can run on this machine, why not the rest, and what stands in the
-//! way.
+//! `elfen doctor`: what of Elfen can run on this machine, and why the rest cannot.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -240,7 +239,7 @@ fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
     let warns = |check: &&Check| {
-        // What `elfen shim` lacks is none of a batch's business.
+        // What observers lack does not concern a batch.
         check.finding.status == Status::Warn && !matches!(check.group, Group::Shim | Group::Tailor)
     };
     let warnings = checks.iter().filter(warns).count();

@@ -11,7 +11,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::sys::signal::Signal::{
+    self, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTOU, SIGWINCH,
+};
+use nix::sys::signal::{SigSet, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid, read};
@@ -47,18 +50,8 @@ pub enum Role {
 /// one thread.
 pub fn split() -> io::Result<Role> {
     let before = attributes()?;
-    let mut ours = SigSet::empty();
-    for signal in [
-        Signal::SIGINT,
-        Signal::SIGQUIT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-        Signal::SIGCHLD,
-        Signal::SIGWINCH,
-    ] {
-        ours.add(signal);
-    }
-    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None)?;
+    let ours = SigSet::from_iter([SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGCHLD, SIGWINCH]);
+    ours.thread_block()?;
     let parent = nix::unistd::getpid();
     // SAFETY: the process has only one thread, as `split` requires, so the child may do anything.
     match unsafe { fork() }? {
@@ -93,7 +86,7 @@ fn wait(child: Pid, ours: &SigSet, before: &libc::termios) -> io::Result<Role> {
             _ => {}
         }
         match ours.wait()? {
-            Signal::SIGCHLD | Signal::SIGWINCH => {}
+            SIGCHLD | SIGWINCH => {}
             // The terminal has sent its signals to the child already; receiving one twice does no
             // harm.
             signal => {
@@ -119,9 +112,7 @@ fn set_attributes(to: &libc::termios) {
 
 fn restore(before: &libc::termios) {
     // If the shell has the terminal already, this signal would otherwise stop this process.
-    let mut background = SigSet::empty();
-    background.add(Signal::SIGTTOU);
-    let _unchanged = sigprocmask(SigmaskHow::SIG_BLOCK, Some(&background), None);
+    let _unchanged = SigSet::from(SIGTTOU).thread_block();
     let mut out = io::stdout();
     let _gone = out.write_all(LEAVE).and_then(|()| out.flush());
     set_attributes(before);
@@ -190,8 +181,8 @@ impl Screen {
         while let Ok(Some(signal)) = self.signals.read_signal() {
             let number = i32::try_from(signal.ssi_signo).unwrap_or(0);
             match Signal::try_from(number) {
-                Ok(Signal::SIGWINCH) => inputs.push(Input::Resized),
-                Ok(Signal::SIGCHLD) => {}
+                Ok(SIGWINCH) => inputs.push(Input::Resized),
+                Ok(SIGCHLD) => {}
                 _ => inputs.push(Input::End),
             }
         }

@@ -78,7 +78,7 @@ impl LaneArgs {
     }
 }
 
-/// This machine, or the machine in a recording of `COMMAND --record`.
+/// This machine, or the machine in a recording of `COMMAND --dump-machine`.
 pub fn source(recording: Option<&Path>, command: &str) -> Result<Source, Failure> {
     match recording {
         None => Ok(Source::live()),
@@ -89,7 +89,7 @@ pub fn source(recording: Option<&Path>, command: &str) -> Result<Source, Failure
 }
 
 pub fn not_a_recording(command: &str, error: &dyn Error) -> Failure {
-    let fix = format!("give a file that `{command} --record` wrote");
+    let fix = format!("give a file that `{command} --dump-machine` wrote");
     Failure::new(Status::Usage, "reading a recorded machine", error, fix)
 }
 

@@ -3,8 +3,8 @@
 //!
 //! A recording is text with one `PATH: CONTENT` a line and `#` for comments; a file of several
 //! lines has several lines. Paths are absolute. The affinity mask of the recording process has the
-//! name `affinity`. A live source remembers everything that was read, so `elfen lanes --record`
-//! writes exactly what a replay will read.
+//! name `affinity`. A live source remembers everything that was read, so `elfen lanes
+//! --dump-machine` writes exactly what a replay will read.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

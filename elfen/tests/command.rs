@@ -55,7 +55,7 @@ fn usage_errors_are_one_line() {
             "see `elfen lanes --help`",
         ),
         (&["lanes", "--lanes"], "a value is required for '--lanes <PAIRS>'", "--help`"),
-        (&["lanes", "--json", "--record"], "cannot be used with", "see `elfen lanes --help`"),
+        (&["lanes", "--json", "--dump-machine"], "cannot be used with", "see `elfen lanes --help`"),
         (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
         (&["tailor", "watch", "--user"], "unexpected argument", "see `elfen tailor watch --help`"),
         (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "name"),

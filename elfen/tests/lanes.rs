@@ -226,10 +226,10 @@ fn elfen_lanes_is_the_default_of_the_option() {
 /// the same as for its recording.
 #[test]
 fn a_recording_replays_this_machine() {
-    let recording = stdout_of(&elfen(&["lanes", "--record"]).output().unwrap());
+    let recording = stdout_of(&elfen(&["lanes", "--dump-machine"]).output().unwrap());
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     fs::write(file.path(), &recording).expect("room for it");
-    assert_eq!(stdout_of(&on_machine(file.path(), &["lanes", "--record"])), recording);
+    assert_eq!(stdout_of(&on_machine(file.path(), &["lanes", "--dump-machine"])), recording);
     for words in [&["lanes"][..], &["lanes", "--json"]] {
         let live = stdout_of(&elfen(words).output().unwrap());
         assert_eq!(stdout_of(&on_machine(file.path(), words)), live, "{recording}");

@@ -39,7 +39,7 @@ pub struct Preempted {
 #[derive(Debug)]
 pub struct Notes {
     preempted: OwnedFd,
-    filters: Option<(OwnedFd, u64)>,
+    filters: Result<(OwnedFd, u64), Error>,
     _links: Vec<OwnedFd>,
 }
 
@@ -60,15 +60,15 @@ impl Notes {
             }
             Ok::<_, Error>((filters, u64::from(pages) * PAGE_BYTES))
         };
-        // Some kernels do not support tracing their functions.
-        let filters = entries().ok();
+        // Some kernels do not support tracing their functions: `filters` keeps the reason.
+        let filters = entries();
         Ok(Self { preempted, filters, _links: links })
     }
 
     /// The map that batch processes read, and its length. For each CPU it has a word that is not 0
-    /// while the batch task there has a seccomp filter. `None` where the kernel cannot report this
-    /// in time.
-    pub fn filters(&self) -> Option<(BorrowedFd<'_>, u64)> {
+    /// while the batch task there has a seccomp filter. The error says why the kernel cannot report
+    /// this in time.
+    pub fn filters(&self) -> Result<(BorrowedFd<'_>, u64), &Error> {
         self.filters.as_ref().map(|(map, bytes)| (map.as_fd(), *bytes))
     }
 

@@ -1,4 +1,4 @@
-//! The input and the result of a check.
+//! The input and the result of checks, and the verdict on all of them.
 
 use super::answers::Answers;
 use crate::cpulist::CpuSet;
@@ -58,21 +58,7 @@ pub struct Finding {
     pub fix: String,
 }
 
-impl Finding {
-    pub(super) fn yes(why: impl Into<String>) -> Self {
-        Self { status: Status::Yes, why: why.into(), fix: String::new() }
-    }
-
-    pub(super) fn no(why: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { status: Status::No, why: why.into(), fix: fix.into() }
-    }
-
-    pub(super) fn warn(why: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { status: Status::Warn, why: why.into(), fix: fix.into() }
-    }
-}
-
-/// Whether this mechanism is enough for borrow-idle to have what it needs of its group.
+/// Whether a check that works is enough for borrow-idle to have what it needs of the group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Enough {
     No,
@@ -92,27 +78,149 @@ pub struct Check {
     pub finding: Finding,
 }
 
-/// A line in the table of a group.
-pub(super) struct Mechanism {
-    /// Short and stable, because scripts search for it.
-    pub(super) name: &'static str,
-    pub(super) enough: Enough,
-    pub(super) examine: fn(&Machine<'_>) -> Result<Finding, SourceError>,
-}
-
-impl Mechanism {
-    pub(super) fn check(&self, group: Group, machine: &Machine<'_>) -> Check {
-        let finding = (self.examine)(machine).unwrap_or_else(|error| unreadable(&error));
-        Check { group, name: self.name, enough: self.enough, finding }
+impl Check {
+    pub fn works(&self) -> bool {
+        self.finding.status != Status::No
     }
 }
 
-/// `request lane 0`, `request lanes 0,2`.
-pub(super) fn request(lanes: &CpuSet) -> String {
-    let plural = if lanes.len() == 1 { "" } else { "s" };
-    format!("request lane{plural} {lanes}")
+pub(super) type Found = Result<Finding, SourceError>;
+
+pub(super) fn yes(why: impl Into<String>) -> Found {
+    Ok(Finding { status: Status::Yes, why: why.into(), fix: String::new() })
 }
 
-fn unreadable(error: &SourceError) -> Finding {
-    Finding::warn(error.to_string(), "make it readable for this user, or run this as root")
+pub(super) fn no(why: impl Into<String>, fix: impl Into<String>) -> Found {
+    Ok(Finding { status: Status::No, why: why.into(), fix: fix.into() })
+}
+
+pub(super) fn warn(why: impl Into<String>, fix: impl Into<String>) -> Found {
+    Ok(Finding { status: Status::Warn, why: why.into(), fix: fix.into() })
+}
+
+/// The first names of a list, and how many more there are.
+pub(super) fn first_of<T: ToString>(
+    items: &[T],
+    shown: usize,
+    separator: &str,
+    and: &str,
+) -> String {
+    let first: Vec<String> = items.iter().take(shown).map(T::to_string).collect();
+    match items.len().saturating_sub(shown) {
+        0 => first.join(separator),
+        more => format!("{}{and} {more} more", first.join(separator)),
+    }
+}
+
+/// Whether borrow-idle can run here: whether each group that it needs has a check that works.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Verdict {
+    pub missing: Vec<&'static str>,
+    /// The next step; empty if nothing is missing.
+    pub next: String,
+    /// The only programs or requests that it works for; empty if it works for all.
+    pub only: Vec<&'static str>,
+}
+
+/// In the order in which to solve them.
+pub const NEEDS: [(Group, &str); 4] = [
+    (Group::Lanes, "a pair of lanes"),
+    (Group::Signals, "a signal"),
+    (Group::Naps, "a nap"),
+    (Group::Injection, "an injection"),
+];
+
+/// The checks of a group of which one has to work.
+pub fn alternatives(checks: &[Check], group: Group) -> impl Iterator<Item = &Check> {
+    checks.iter().filter(move |check| check.group == group && check.enough != Enough::No)
+}
+
+impl Verdict {
+    pub fn of(checks: &[Check]) -> Self {
+        let mut verdict = Self { missing: Vec::new(), next: String::new(), only: Vec::new() };
+        for (group, what) in NEEDS {
+            let working = alternatives(checks, group).filter(|check| check.works());
+            let conditions: Vec<_> = working.map(|check| check.enough).collect();
+            match conditions.first() {
+                None => {
+                    let first = alternatives(checks, group).next();
+                    let first = first.filter(|_| verdict.missing.is_empty());
+                    verdict.next.extend(first.map(|check| check.finding.fix.as_str()));
+                    verdict.missing.push(what);
+                }
+                Some(Enough::If(only)) if !conditions.contains(&Enough::Yes) => {
+                    verdict.only.push(only)
+                }
+                Some(_) => {}
+            }
+        }
+        verdict
+    }
+
+    pub fn ok(&self) -> bool {
+        self.missing.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fix(group: Group) -> String {
+        format!("fix {group:?}")
+    }
+
+    fn check(group: Group, enough: Enough, status: Status) -> Check {
+        let fix = if status == Status::Yes { String::new() } else { fix(group) };
+        Check { group, name: "it", enough, finding: Finding { status, why: "so".into(), fix } }
+    }
+
+    /// Goal: borrow-idle runs exactly if each of its needs is met. Method: every combination of the
+    /// four groups' results, among checks that must not count.
+    #[test]
+    fn borrow_idle_needs_one_mechanism_of_each_group() {
+        let statuses = [Status::Yes, Status::No, Status::Warn];
+        for combination in 0..81 {
+            let said = [1, 3, 9, 27].map(|place| statuses[combination / place % 3]);
+            let mut checks = vec![check(Group::Conflicts, Enough::No, Status::Warn)];
+            for ((group, _), status) in NEEDS.into_iter().zip(said) {
+                checks.push(check(group, Enough::No, Status::Yes));
+                checks.push(check(group, Enough::If("no"), Status::No));
+                checks.push(check(group, Enough::Yes, status));
+            }
+            let lacking: Vec<_> =
+                NEEDS.iter().zip(said).filter(|(_, said)| *said == Status::No).collect();
+            let verdict = Verdict::of(&checks);
+            let expected: Vec<&str> = lacking.iter().map(|((_, what), _)| *what).collect();
+            assert_eq!((verdict.ok(), &verdict.missing), (lacking.is_empty(), &expected));
+            let next = lacking.first().map_or(String::new(), |((group, _), _)| fix(*group));
+            assert_eq!(verdict.next, next);
+            assert_eq!(verdict.only, Vec::<&str>::new());
+        }
+    }
+
+    /// Goal: a condition is named if nothing works without it. Method: the two kinds of mechanism,
+    /// each working and not.
+    #[test]
+    fn a_condition_holds_where_nothing_else_works() {
+        for (without, with, only) in [
+            (Status::Yes, Status::Yes, None),
+            (Status::Warn, Status::Yes, None),
+            (Status::Yes, Status::No, None),
+            (Status::No, Status::Yes, Some("for some")),
+            (Status::No, Status::Warn, Some("for some")),
+            (Status::No, Status::No, None),
+        ] {
+            let mut checks: Vec<Check> = NEEDS
+                .into_iter()
+                .filter(|(group, _)| *group != Group::Signals)
+                .map(|(group, _)| check(group, Enough::Yes, Status::Yes))
+                .collect();
+            checks.push(check(Group::Signals, Enough::If("for some"), with));
+            checks.push(check(Group::Signals, Enough::Yes, without));
+            let verdict = Verdict::of(&checks);
+            assert_eq!(verdict.only, Vec::from_iter(only));
+            assert_eq!(verdict.ok(), without != Status::No || with != Status::No);
+        }
+    }
 }

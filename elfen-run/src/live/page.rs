@@ -162,8 +162,9 @@ pub(crate) struct LivePage {
 impl LivePage {
     pub(crate) fn make(notes: &Notes, name: &[u8; NAME_BYTES]) -> Result<Self, PagesError> {
         let filters = match notes.filters() {
-            Some((map, bytes)) => Some((keep_open(map.as_raw_fd())?, bytes)),
-            None => None,
+            Ok((map, bytes)) => Some((keep_open(map.as_raw_fd())?, bytes)),
+            // Code in the C library notes it instead; `elfen doctor` prints the reason.
+            Err(_) => None,
         };
         Ok(Self { words: page(1, name)?, filters })
     }

@@ -1,7 +1,4 @@
-//! `elfen doctor`: reports which parts of Elfen can run on this machine, and why others cannot.
-//!
-//! `elfen_machine::doctor` does the checks; this file prints them, and adds how a named program
-//! would be checked.
+//! `elfen doctor`: what of Elfen can run on this machine, and why the rest cannot.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -11,10 +8,8 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
 use elfen_instrument::{Compiler, Inject, Reason, inspect};
-use elfen_machine::doctor::answers::Answers;
-use elfen_machine::doctor::probe::{self, Trial};
-use elfen_machine::doctor::verdict::Verdict;
-use elfen_machine::doctor::{self, Check, Group, Machine, Status};
+use elfen_machine::doctor::answers::{Answers, Trial, query_kernel};
+use elfen_machine::doctor::{self, Check, Group, Machine, Status, Verdict};
 use elfen_machine::lane_args::{LaneArgs, not_a_recording, source, topology};
 use elfen_machine::lanes::Lanes;
 use elfen_machine::topology::Topology;
@@ -23,20 +18,20 @@ use serde::Serialize;
 
 const COMMAND: &str = "elfen doctor";
 const AFTER: &str = "\
-Each line says yes, no or warn. Under conflicts, yes means that there is no conflict. The last \
-line says whether borrow-idle can run here. Exit status: 0 if it can, 3 if not.
+Each line says yes, no or warn; under conflicts, yes means that there is none. The last line says \
+whether borrow-idle can run here. Exit status: 0 if it can, 3 if not.
 
 Examples:
-  elfen doctor                      what can run here, as this user
-  sudo elfen doctor --lanes 0:1     as root, with a pair given by hand
+  elfen doctor                            what can run here, as this user
+  sudo elfen doctor --lanes 0:1           as root, with a pair given by hand
   elfen doctor --json | jq -r '.checks[] | select(.status == \"no\") | .fix'
-  elfen doctor --record > machine   what was read and tried, for a bug report
-  sudo elfen doctor -- python3      how a program would be checked";
+  elfen doctor --dump-machine > machine   what was read and tried, for a report
+  sudo elfen doctor -- python3            how a program would be checked";
 
-/// Report which parts of Elfen can run on this machine, and how to enable the others
+/// Say what of Elfen can run on this machine, and what would make the rest run
 ///
-/// Where possible it tries the mechanism: it attaches the sched_switch program and detaches it,
-/// makes a segment of shared memory and removes it, opens a hardware counter and closes it.
+/// Tries what can be tried: attaches the sched_switch program and detaches it, makes a segment of
+/// shared memory and removes it, opens a hardware counter and closes it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
@@ -47,18 +42,18 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Instead of the report, print what was read and what the kernel answered, as lines
-    /// `PATH: CONTENT`
+    /// Print what was read and what the kernel answered, one `PATH: CONTENT` a line, instead of the
+    /// report
     #[arg(long, conflicts_with = "json")]
-    record: bool,
+    dump_machine: bool,
 
-    /// Examine a machine that --record wrote instead of this one; for tests and bug reports
+    /// Look at a machine that --dump-machine wrote instead of this one; for tests and reports
     #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE", hide = true)]
     machine: Option<PathBuf>,
 
-    /// Also report how `elfen run` would check this program, why not in a cheaper way, and what
-    /// `elfen shim` could observe of it
-    #[arg(last = true, value_name = "PROGRAM", conflicts_with = "record")]
+    /// A program: how `elfen run` would check it and why not in a cheaper way, and what `elfen
+    /// shim` would see of it
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with = "dump_machine")]
     program: Option<OsString>,
 }
 
@@ -68,83 +63,87 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let lanes = args.lanes.resolve(&topology)?;
     let answers = match args.machine {
         Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(COMMAND, &error))?,
-        None => query_kernel(&lanes, &topology),
+        None => ask(&lanes, &topology),
     };
     let by_hand = args.lanes.by_hand();
     let (source, topology, lanes) = (&source, &topology, &lanes);
     let machine = Machine { source, topology, lanes, by_hand, answers: &answers };
     let checks = doctor::examine(&machine);
     let verdict = Verdict::of(&checks);
-    if args.record {
+    if args.dump_machine {
         let answers = answers.recording().map_err(|error| Failure::output(error.into()))?;
         let read = source.recording();
-        // A recording already contains the answers among its lines.
+        // A recording that is recorded again has the answers among its lines.
         let text = if args.machine.is_some() { read } else { read + &answers };
         out.write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let paint = Paint { on: elfen_console::output::colours() };
-    let program =
-        args.program.as_deref().map(|name| ProgramReport::new(name, &checks)).transpose()?;
+    let colours = elfen_console::output::colours();
+    let program = args.program.as_deref().map(|name| Ways::of(name, &checks)).transpose()?;
     let program = program.as_ref();
-    let report = Report { ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
+    let report =
+        Report { schema: SCHEMA, ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
     elfen_console::output::print(out, args.json, &report, || {
-        text(&checks, &verdict, paint) + &program.map(ProgramReport::text).unwrap_or_default()
+        text(&checks, &verdict, colours) + &program.map(Ways::text).unwrap_or_default()
     })?;
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
 }
 
-/// Tries on this kernel what cannot be read from files.
-pub(super) fn query_kernel(lanes: &Lanes, topology: &Topology) -> Answers {
-    probe::query_kernel(choose_trial(lanes, topology))
+/// Asks the kernel of this machine.
+pub(super) fn ask(lanes: &Lanes, topology: &Topology) -> Answers {
+    query_kernel(trial(lanes, topology))
 }
 
-/// Without a pair, the trial uses any CPU.
-fn choose_trial(lanes: &Lanes, topology: &Topology) -> Trial {
+/// Without a pair, any CPU stands for the lanes.
+fn trial(lanes: &Lanes, topology: &Topology) -> Trial {
     let first = lanes.pairs.first().map(|pair| pair.request);
     let cpu = first.or_else(|| topology.usable.iter().next()).unwrap_or(0);
     let request_lanes = u32::try_from(lanes.pairs.len()).unwrap_or(u32::MAX).max(1);
     Trial { cpu, request_lanes }
 }
 
-/// The content of `--json`, and of the text.
+/// Counts changes of the JSON that break scripts.
+const SCHEMA: u32 = 1;
+
+/// What `--json` prints; the table shows the same.
 #[derive(Serialize)]
 struct Report<'a> {
+    schema: u32,
     ok: bool,
     #[serde(flatten)]
     verdict: &'a Verdict,
     checks: &'a [Check],
-    /// Only if the command line names a program.
+    /// Of a program that was named.
     #[serde(skip_serializing_if = "Option::is_none")]
-    program: Option<&'a ProgramReport>,
+    program: Option<&'a Ways>,
 }
 
 /// How a program would be checked.
 #[derive(Serialize)]
-struct ProgramReport {
+struct Ways {
     program: String,
     inject: &'static str,
-    /// Cheaper injections that the program does not allow.
-    not: Vec<RuledOut>,
-    /// Code without live checks: the code that the program itself generates.
+    /// Ways that would be cheaper, and why it does not allow them.
+    not: Vec<Not>,
+    /// What checks written while it runs leave to the guard: code that it writes by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_to_guard: Option<&'static str>,
-    /// What `elfen shim` could observe of the program.
+    /// What `elfen shim` would see of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     shim: Option<WatchableSignals>,
 }
 
 #[derive(Serialize)]
-struct RuledOut {
+struct Not {
     inject: &'static str,
     why: String,
 }
 
-impl ProgramReport {
-    fn new(name: &OsStr, checks: &[Check]) -> Result<Self, Failure> {
+impl Ways {
+    fn of(name: &OsStr, checks: &[Check]) -> Result<Self, Failure> {
         let program = name.to_string_lossy().into_owned();
         let file = inspect(name).map_err(|reason| {
-            let fix = "name a program in PATH, or its file";
+            let fix = "name one that PATH has, or its file";
             let why = match reason {
                 Reason::NotFound => reason.to_string(),
                 reason => format!("it {reason}"),
@@ -152,63 +151,63 @@ impl ProgramReport {
             Failure::new(Exit::Usage, format!("program {program:?}"), why, fix)
         })?;
         let live = checks.iter().find(|check| check.name == "inject-live");
-        let no_live = live.map(|check| &check.finding).filter(|live| live.status != Status::Yes);
-        let mut not = Vec::new();
+        let live = live.map(|check| &check.finding).filter(|live| live.status != Status::Yes);
+        let mut ways = Self {
+            program,
+            inject: Inject::Guard.name(),
+            not: Vec::new(),
+            left_to_guard: None,
+            shim: watchable_signals(name),
+        };
         for inject in Inject::BEST_FIRST {
-            let why = match file.allows(inject) {
-                Err(reason) => format!("it {reason}"),
-                Ok(_) => match no_live.filter(|_| inject == Inject::Live) {
-                    Some(live) => live.why.clone(),
-                    None => {
-                        let left_to_guard = match (inject, file.compiles()) {
-                            (Inject::Live, Some(compiler)) => Some(left_to_guard(compiler)),
-                            _ => None,
-                        };
-                        let (inject, shim) = (inject.name(), watchable_signals(name));
-                        return Ok(Self { program, inject, not, left_to_guard, shim });
-                    }
-                },
+            let why = match (file.allows(inject), live.filter(|_| inject == Inject::Live)) {
+                (Err(reason), _) => format!("it {reason}"),
+                (Ok(_), Some(live)) => live.why.clone(),
+                (Ok(_), None) => {
+                    ways.inject = inject.name();
+                    let compiler = file.compiles().filter(|_| inject == Inject::Live);
+                    ways.left_to_guard = compiler.map(left_of);
+                    break;
+                }
             };
-            not.push(RuledOut { inject: inject.name(), why });
+            ways.not.push(Not { inject: inject.name(), why });
         }
-        let (inject, shim) = (Inject::Guard.name(), watchable_signals(name));
-        Ok(Self { program, inject, not, left_to_guard: None, shim })
+        Ok(ways)
     }
 
     fn text(&self) -> String {
+        let row = |label: &str, what: &str| {
+            let beside = wrap(what, COLUMNS - 16).join(&format!("\n{:16}", ""));
+            format!("  {label:12}  {beside}\n")
+        };
+        let not = |what: &str, why: &str| row(&format!("not {what}"), why);
         let mut text = format!("\nelfen run -- {}: inject {}\n", self.program, self.inject);
-        let indented = |why: &str| wrap(why, COLUMNS - 16).join(&format!("\n{:16}", ""));
-        for RuledOut { inject, why } in &self.not {
-            text += &format!("  not {inject:8}  {}\n", indented(why));
-        }
-        if let Some(left) = self.left_to_guard {
-            text += &format!("  but           {}\n", indented(left));
-        }
-        let Some(shim) = &self.shim else { return text };
-        let seen = if shim.signals.is_empty() { "-".into() } else { shim.signals.join(", ") };
-        text += &format!("\nelfen shim -- {}: {seen}\n", self.program);
-        for elfen_shim::cmd::Unavailable { what, why } in &shim.not {
-            text += &format!("  not {what:8}  {}\n", indented(why));
+        text.extend(self.not.iter().map(|Not { inject, why }| not(inject, why)));
+        text.extend(self.left_to_guard.map(|left| row("but", left)));
+        if let Some(shim) = &self.shim {
+            let seen = if shim.signals.is_empty() { "-".into() } else { shim.signals.join(", ") };
+            text += &format!("\nelfen shim -- {}: {seen}\n", self.program);
+            text.extend(shim.not.iter().map(|unavailable| not(unavailable.what, &unavailable.why)));
         }
         text
     }
 }
 
-fn left_to_guard(compiler: Compiler) -> &'static str {
+fn left_of(compiler: Compiler) -> &'static str {
     match compiler {
         Compiler::HotSpot => {
-            "methods that HotSpot interprets are left to the guard; methods that it has compiled \
-             get checks as native code does"
+            "what HotSpot interprets is left to the guard; methods that it has compiled get checks \
+             as native code does"
         }
-        Compiler::V8 => "the code that V8 generates from JavaScript is left to the guard",
+        Compiler::V8 => "the code that V8 makes of JavaScript is left to the guard",
     }
 }
 
 const COLUMNS: usize = 100;
 const STATUS_COLUMNS: usize = 4;
 
-/// The report as text: a heading for each group; for each check its name, reason and fix.
-fn text(checks: &[Check], verdict: &Verdict, paint: Paint) -> String {
+/// The report for people: a heading a group, and why and fix beside each name.
+fn text(checks: &[Check], verdict: &Verdict, colours: bool) -> String {
     let names = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     let indent = 2 + STATUS_COLUMNS + 2 + names + 2;
     let mut text = String::new();
@@ -216,38 +215,31 @@ fn text(checks: &[Check], verdict: &Verdict, paint: Paint) -> String {
     for Check { group: own, name, finding, .. } in checks {
         if group != Some(own) {
             let gap = if group.is_some() { "\n" } else { "" };
-            text += &format!("{gap}{}\n", paint.heading(heading(*own)));
+            text +=
+                &format!("{gap}{}\n", painted(colours, "1", &format!("{own:?}").to_uppercase()));
             group = Some(own);
         }
-        let status = paint.status(finding.status);
-        let why = wrap(&finding.why, COLUMNS - indent);
-        let fix = if finding.fix.is_empty() { Vec::new() } else { fix_lines(finding, indent) };
-        let lines = why.into_iter().chain(fix).collect::<Vec<_>>();
+        let status = painted_status(colours, finding.status);
+        let mut beside = wrap(&finding.why, COLUMNS - indent);
+        let fix = wrap(&finding.fix, COLUMNS - indent - 2).into_iter().zip(1..);
+        beside.extend(fix.map(|(line, at)| format!("{} {line}", if at == 1 { ">" } else { " " })));
         let margin = format!("\n{:indent$}", "");
-        text += &format!("  {status}  {name:names$}  {}\n", lines.join(&margin));
+        text += &format!("  {status}  {name:names$}  {}\n", beside.join(&margin));
     }
     text + "\n" + &last_line(verdict, checks)
-}
-
-fn fix_lines(finding: &doctor::Finding, indent: usize) -> Vec<String> {
-    let mut lines = wrap(&finding.fix, COLUMNS - indent - 2);
-    for (number, line) in lines.iter_mut().enumerate() {
-        line.insert_str(0, if number == 0 { "> " } else { "  " });
-    }
-    lines
 }
 
 fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     let Verdict { missing, next, only } = verdict;
     if !verdict.ok() {
         return format!(
-            "borrow-idle cannot run here without {}; next: {next}\n",
-            join_words(missing)
+            "borrow-idle cannot run here, for want of {}; next: {next}\n",
+            listed(missing)
         );
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
     let warns = |check: &&Check| {
-        // A batch needs nothing of `elfen shim` and `elfen tailor`.
+        // What observers lack does not concern a batch.
         check.finding.status == Status::Warn && !matches!(check.group, Group::Shim | Group::Tailor)
     };
     let warnings = checks.iter().filter(warns).count();
@@ -257,62 +249,41 @@ fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     }
 }
 
-/// Joins words as in `a, b and c`.
-pub(super) fn join_words(items: &[&str]) -> String {
-    match items {
-        [] => String::new(),
-        [only] => (*only).to_owned(),
-        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+/// `a, b and c`.
+pub(super) fn listed(items: &[impl AsRef<str>]) -> String {
+    let items: Vec<&str> = items.iter().map(AsRef::as_ref).collect();
+    match items.as_slice() {
+        [first @ .., before, last] => {
+            [first, &[&format!("{before} and {last}")]].concat().join(", ")
+        }
+        items => items.concat(),
     }
 }
 
-fn heading(group: Group) -> &'static str {
-    match group {
-        Group::Lanes => "LANES",
-        Group::Signals => "SIGNALS",
-        Group::Naps => "NAPS",
-        Group::Injection => "INJECTION",
-        Group::Fences => "FENCES",
-        Group::Shim => "SHIM",
-        Group::Tailor => "TAILOR",
-        Group::Conflicts => "CONFLICTS",
-    }
+/// `text` in a colour, where there are colours.
+fn painted(colours: bool, code: &str, text: &str) -> String {
+    if colours { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
 }
 
-#[derive(Clone, Copy)]
-struct Paint {
-    on: bool,
-}
-
-impl Paint {
-    fn heading(self, text: &str) -> String {
-        self.with("1", text)
-    }
-
-    fn status(self, status: Status) -> String {
-        let (code, word) = match status {
-            Status::Yes => ("32", "yes"),
-            Status::No => ("31", "no"),
-            Status::Warn => ("33", "warn"),
-        };
-        self.with(code, &format!("{word:STATUS_COLUMNS$}"))
-    }
-
-    fn with(self, code: &str, text: &str) -> String {
-        if self.on { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
-    }
+fn painted_status(colours: bool, status: Status) -> String {
+    let (code, word) = match status {
+        Status::Yes => ("32", "yes"),
+        Status::No => ("31", "no"),
+        Status::Warn => ("33", "warn"),
+    };
+    painted(colours, code, &format!("{word:STATUS_COLUMNS$}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: colours do not change the text. Method: the same words painted and plain, without the
-    /// escapes.
+    /// Goal: colours change nothing but colours. Method: the same words painted and plain, with the
+    /// escapes taken out.
     #[test]
-    fn colours_leave_the_text_unchanged() {
+    fn colours_leave_the_words_alone() {
         for status in [Status::Yes, Status::No, Status::Warn] {
-            let [painted, plain] = [true, false].map(|on| Paint { on }.status(status));
+            let [painted, plain] = [true, false].map(|colours| painted_status(colours, status));
             let (_, rest) = painted.split_once('m').expect("an escape before");
             assert_eq!(rest.strip_suffix("\u{1b}[0m"), Some(plain.as_str()));
             assert_eq!(plain.len(), STATUS_COLUMNS);

@@ -34,7 +34,7 @@ const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, with the records of fences"),
     ("ELFEN_SETTINGS", "default of `elfend --settings`: /etc/elfen/elfend.toml"),
     ("ELFEN_LIB", "another folder with libraries and programs of Elfen"),
-    ("ELFEN_MACHINE", "a recorded machine for `lanes` and `doctor`; see --record"),
+    ("ELFEN_MACHINE", "a file of --dump-machine, for `lanes` and `doctor`"),
     ("ELFEN_RUN", "set by `run` for its program: addresses of its channels"),
     ("ELFEN_SOCKET", "the socket of elfend: /run/elfen/elfend.sock"),
     ("ELFEN_SHIM", "set by `shim` for its program: the address of its tags"),

@@ -1,4 +1,4 @@
-//! `elfen lanes`: lists the pairs of lanes of this machine, and what limits them.
+//! `elfen lanes`: which pairs of lanes this machine has, and what limits them.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen lanes                      the pairs of this machine
-  elfen lanes --json               the same for scripts
-  elfen lanes --lanes 0:1,2:3      whether these pairs can be used
-  elfen lanes --slurm >>slurm.conf describe this node to Slurm
-  elfen lanes --record > machine   what the kernel reports, for a bug report";
+  elfen lanes                            the pairs of this machine
+  elfen lanes --json                     the same for scripts
+  elfen lanes --lanes 0:1,2:3            whether these pairs can be used
+  elfen lanes --slurm >>slurm.conf       the node as Slurm is to know it
+  elfen lanes --dump-machine > machine   what the kernel says, for a report";
 
 /// List this machine's pairs of lanes, and what limits them
 #[derive(clap::Args, Debug)]
@@ -35,14 +35,14 @@ pub(crate) struct Args {
     json: bool,
 
     /// Print the line of slurm.conf that describes this machine as a node of its batch lanes
-    #[arg(long, conflicts_with = "record")]
+    #[arg(long, conflicts_with = "dump_machine")]
     slurm: bool,
 
-    /// Instead of the pairs, print what was read from sysfs and procfs, as lines `PATH: CONTENT`
+    /// Print what was read from sysfs and procfs, one `PATH: CONTENT` a line, instead of the pairs
     #[arg(long, conflicts_with = "json")]
-    record: bool,
+    dump_machine: bool,
 
-    /// Examine a machine that --record wrote instead of this one; for tests and bug reports
+    /// Look at a machine that --dump-machine wrote instead of this one; for tests and reports
     #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE")]
     machine: Option<PathBuf>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let source = source(args.machine.as_deref(), "elfen lanes")?;
     let topology = topology(&source)?;
-    if args.record {
+    if args.dump_machine {
         out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -68,18 +68,18 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// The content of `--json`, and of the table.
+/// What `--json` prints; the table shows the same.
 #[derive(Serialize)]
 struct Report {
     smt: bool,
     pairs: Vec<PairReport>,
-    /// Online CPUs that no pair of the topology contains, by reason.
+    /// Online CPUs in no pair of the machine's own, by reason.
     unpaired: Vec<UnpairedReport>,
     /// `topology`, or `hand` for lanes given with --lanes or ELFEN_LANES.
     chosen_by: &'static str,
     limits: Vec<String>,
     warnings: Vec<String>,
-    /// What to do if there are no pairs.
+    /// What to do where there are no pairs.
     fix: Option<String>,
     smt_control: Option<String>,
     virtual_machine: bool,
@@ -93,7 +93,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct PairReport {
-    /// In the syntax of --lanes.
+    /// As --lanes takes it.
     lanes: String,
     request: u32,
     batch: CpuSet,
@@ -110,7 +110,7 @@ struct UnpairedReport {
     reason: String,
 }
 
-/// A node of Slurm, with the keys of slurm.conf.
+/// A node of Slurm's, by the keys that slurm.conf has for it.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct SlurmNode {
@@ -124,13 +124,13 @@ impl SlurmNode {
     fn new(lanes: &Lanes) -> Result<Self, Failure> {
         if lanes.pairs.is_empty() {
             let why = "there is no batch lane for jobs";
-            let fix = "name pairs with --lanes; `elfen lanes` lists those of this machine";
+            let fix = "name pairs with --lanes; `elfen lanes` says what this machine has";
             return Err(Failure::new(Status::Unsupported, "a node for Slurm", why, fix));
         }
         let batch: CpuSet = lanes.pairs.iter().flat_map(|pair| pair.batch.iter()).collect();
         let name = std::fs::read_to_string(HOST_NAME)
             .map_err(|error| Failure::new(Status::Failed, HOST_NAME, error, "mount /proc"))?;
-        // By default Slurm names a node by the part of its host name before the first dot.
+        // Slurm names a node by the first part, unless it is told otherwise.
         let name = name.trim().split('.').next().unwrap_or_default();
         Ok(Self { node_name: name.to_owned(), cpus: batch.len(), features: "elfen" })
     }
@@ -185,7 +185,7 @@ impl Report {
         if self.pairs.is_empty() {
             return "no pairs\n".to_owned();
         }
-        // Core numbers repeat in each package. With one package the column is omitted.
+        // Core numbers repeat from package to package; with one package the column says nothing.
         let packages = self.pairs.iter().any(|pair| pair.package != self.pairs[0].package);
         let mut heading = vec!["REQUEST", "BATCH", "PACKAGE", "CORE", "NODE", "REMARKS"];
         let mut rows: Vec<_> = self.pairs.iter().map(PairReport::row).collect();
@@ -231,13 +231,13 @@ fn remarks(pair: &Pair, topology: &Topology) -> Vec<String> {
         Some(CoreKind::Efficient) => Some("E core".to_owned()),
         None => None,
     };
-    let isolated = membership(pair, &topology.isolated, "isolated");
-    let nohz_full = membership(pair, &topology.nohz_full, "nohz_full");
+    let isolated = share(pair, &topology.isolated, "isolated");
+    let nohz_full = share(pair, &topology.nohz_full, "nohz_full");
     [kind, isolated, nohz_full].into_iter().flatten().collect()
 }
 
-/// The remark for the lanes of a pair that are in a set of this name.
-fn membership(pair: &Pair, set: &CpuSet, name: &str) -> Option<String> {
+/// Which lanes of a pair are in a set that has a name.
+fn share(pair: &Pair, set: &CpuSet, name: &str) -> Option<String> {
     let lanes: CpuSet = pair.lanes().filter(|&cpu| set.contains(cpu)).collect();
     if lanes.is_empty() {
         None

@@ -9,6 +9,7 @@ mod help;
 mod inject_args;
 mod isolation;
 mod lab;
+mod lacking;
 mod lanes;
 mod metrics;
 mod pause;
@@ -17,7 +18,6 @@ mod run;
 mod set;
 mod status;
 mod top;
-mod unsupported;
 mod user;
 
 use std::io::Write;

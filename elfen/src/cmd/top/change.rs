@@ -1,5 +1,5 @@
-//! What keys of `elfen top` do: they select a batch, and request another policy or budget for it in
-//! its control page, as `elfen set` does.
+//! What keys do: which batch is selected, and its next policy or budget, by way of its control
+//! page as `elfen set` has it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,30 +9,29 @@ use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_run::batches::Batch;
 
 use super::picture::BatchView;
-use super::watch::Watch;
+use super::seen::Watch;
 
-/// The first budget of a policy whose predecessor had none.
+/// The budget that a policy begins with if there was none.
 const FIRST_BUDGET_NS: u64 = 1_000_000;
 
-/// A supervisor reads requested settings ten times a second. After this time the settings in force
-/// count, and not the requested ones.
+/// A keeper looks ten times a second; afterwards the settings that hold count, and no wish.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_millis(500);
 
-/// The number of updates for which a note stays.
-const NOTE_UPDATES: u32 = 3;
+/// Pictures for which a note stays.
+const NOTE_STAYS: u32 = 3;
 
-/// Latency in nanoseconds and millionths of requests, as in a control page.
+/// Latency and millionths of requests, as a control page has them.
 type SloWords = (u64, u64);
 
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// The pid of the selected batch: it stays selected when other batches start or end.
+    /// The selected batch, by its pid, so that it stays selected when others come and go.
     pid: Option<u32>,
     note: Option<(String, u32)>,
-    /// The pid of a batch, and the settings that keys requested for it last. Keys may come faster
-    /// than supervisors read requests.
-    requested: Option<(u32, Settings, Instant)>,
-    /// The SLOs of batches that had one, for their return to slo-budget.
+    /// The settings that keys wished for last, by the batch's pid: keys come faster than keepers
+    /// look.
+    wished: Option<(u32, Settings, Instant)>,
+    /// SLOs of batches that had one, for the way back.
     slos: BTreeMap<u32, SloWords>,
 }
 
@@ -41,84 +40,80 @@ impl Changes {
         self.note.as_ref().map(|(note, _)| note.clone())
     }
 
-    /// Counts an update; after `NOTE_UPDATES` of them the note goes.
-    pub(super) fn age_note(&mut self) {
+    /// A picture has passed.
+    pub(super) fn forget(&mut self) {
         self.note = self.note.take().and_then(|(note, left)| Some((note, left.checked_sub(1)?)));
     }
 
-    /// The row of the selected batch; the first row if that batch has ended.
-    pub(super) fn selected_row(&self, batches: &[BatchView]) -> usize {
+    /// The row of the selected batch; the first if it is gone.
+    pub(super) fn select(&self, batches: &[BatchView]) -> usize {
         batches.iter().position(|batch| Some(batch.pid) == self.pid).unwrap_or(0)
     }
 
-    pub(super) fn select_previous(&mut self, batches: &[BatchView]) {
-        let row = self.selected_row(batches).saturating_sub(1);
+    pub(super) fn up(&mut self, batches: &[BatchView]) {
+        let row = self.select(batches).saturating_sub(1);
         self.pid = batches.get(row).map(|batch| batch.pid);
     }
 
-    pub(super) fn select_next(&mut self, batches: &[BatchView]) {
-        let row = (self.selected_row(batches) + 1).min(batches.len().saturating_sub(1));
+    pub(super) fn down(&mut self, batches: &[BatchView]) {
+        let row = (self.select(batches) + 1).min(batches.len().saturating_sub(1));
         self.pid = batches.get(row).map(|batch| batch.pid);
     }
 
-    /// Requests the next policy for the selected batch.
-    pub(super) fn change_policy(&mut self, watch: &Watch) {
-        self.request(watch, |changes, batch, now| {
+    pub(super) fn policy(&mut self, watch: &Watch) {
+        self.change(watch, |changes, batch, now| {
             if !watch.is_published(batch) {
-                return Err("no service publishes on its request lanes: only borrow-idle".into());
+                return Err("no service publishes on its request lanes: borrow-idle alone".into());
             }
             Ok(next_policy(now, changes.slos.get(&batch.pid).copied()))
         });
     }
 
-    /// Requests a larger or smaller budget for the selected batch.
-    pub(super) fn change_budget(&mut self, watch: &Watch, more: bool) {
-        self.request(watch, |_, _, now| match now.policy {
+    pub(super) fn budget(&mut self, watch: &Watch, more: bool) {
+        self.change(watch, |_, _, now| match now.policy {
             PolicyKind::BorrowIdle => Err("borrow-idle has no budget".into()),
             PolicyKind::SloBudget => Err("slo-budget sets its budget itself".into()),
-            _ => Ok(Settings { budget_ns: next_budget_ns(now.budget_ns, more), ..*now }),
+            _ => Ok(Settings { budget_ns: step(now.budget_ns, more), ..*now }),
         });
     }
 
-    /// Requests other settings for the selected batch, and notes the outcome.
-    fn request(
+    /// Wishes for other settings of the selected batch, and says so.
+    fn change(
         &mut self,
         watch: &Watch,
-        next_settings: impl FnOnce(&Self, &Batch, &Settings) -> Result<Settings, String>,
+        wanted: impl FnOnce(&Self, &Batch, &Settings) -> Result<Settings, String>,
     ) {
         let selected = watch.batches.iter().find(|batch| Some(batch.pid) == self.pid);
         let Some(batch) = selected.or(watch.batches.first()) else {
-            return self.set_note("no batch runs".to_owned());
+            return self.say("no batch runs".to_owned());
         };
-        let requested = self
-            .requested
+        let wished = self
+            .wished
             .filter(|(pid, _, at)| *pid == batch.pid && at.elapsed() < TAKEN_OVER_WITHIN);
-        let requested = requested.map(|(_, settings, _)| settings);
-        let Some(now) = requested.or_else(|| batch.settings()) else {
-            return self.set_note(format!("{}: its settings are being changed", batch.pid));
+        let Some(now) = wished.map(|(_, wish, _)| wish).or_else(|| batch.settings()) else {
+            return self.say(format!("{}: its settings are being changed", batch.pid));
         };
         if now.slo_latency_ns != 0 {
             self.slos.insert(batch.pid, (now.slo_latency_ns, now.slo_per_million));
         }
-        let outcome = match next_settings(self, batch, &now) {
+        let said = match wanted(self, batch, &now) {
             Ok(settings) => {
-                self.requested = Some((batch.pid, settings, Instant::now()));
-                request_settings(batch, &settings)
+                self.wished = Some((batch.pid, settings, Instant::now()));
+                wish(batch, &settings)
             }
             Err(why) => why,
         };
-        self.set_note(format!("{} {}: {outcome}", batch.pid, batch.program));
+        self.say(format!("{} {}: {said}", batch.pid, batch.program));
     }
 
-    fn set_note(&mut self, note: String) {
-        self.note = Some((note, NOTE_UPDATES));
+    fn say(&mut self, note: String) {
+        self.note = Some((note, NOTE_STAYS));
     }
 }
 
-/// Requests settings for a batch. Returns the text of the note.
-fn request_settings(batch: &Batch, settings: &Settings) -> String {
+fn wish(batch: &Batch, settings: &Settings) -> String {
     if batch.request_settings(settings).is_err() {
-        return "it belongs to another user".to_owned();
+        return "it is another user's".to_owned();
     }
     let policy = settings.policy.name();
     match settings.policy {
@@ -127,8 +122,8 @@ fn request_settings(batch: &Batch, settings: &Settings) -> String {
     }
 }
 
-/// The next policy that this batch can follow. slo-budget needs an earlier SLO; dynamic-budget
-/// needs a reference IPC.
+/// The next policy of those that this batch can have: slo-budget if it had an SLO,
+/// dynamic-budget if its IPC is known.
 fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
     use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};
     let next = match now.policy {
@@ -138,8 +133,7 @@ fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
         RefreshBudget | DynamicBudget if slo.is_some() => SloBudget,
         RefreshBudget | DynamicBudget | SloBudget => BorrowIdle,
     };
-    // The supervisor sets the budget of every batch with an SLO, so only slo-budget may have an
-    // SLO.
+    // The keeper steers the budget of every batch that has an SLO, so only slo-budget may have one.
     let (slo_latency_ns, slo_per_million) = slo.filter(|_| next == SloBudget).unwrap_or((0, 0));
     let budget_ns = match next {
         BorrowIdle | SloBudget => 0,
@@ -150,8 +144,8 @@ fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
     Settings { policy: next, budget_ns, budget_until_ns, slo_latency_ns, slo_per_million, ..*now }
 }
 
-/// The next larger or smaller budget of 1, 2 and 5 times powers of ten, from 1 us to 10 s.
-fn next_budget_ns(budget_ns: u64, more: bool) -> u64 {
+/// The next of 1, 2 and 5 of every power of ten, from 1 us to 10 s.
+fn step(budget_ns: u64, more: bool) -> u64 {
     let decades = (3..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u64.pow(power)));
     let steps: Vec<u64> = decades.chain([10_000_000_000]).collect();
     let next = if more {
@@ -166,10 +160,10 @@ fn next_budget_ns(budget_ns: u64, more: bool) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: key p cycles through all policies that a batch can follow, and only slo-budget has an
-    /// SLO. Method: one cycle, with and without an SLO and an IPC.
+    /// Goal: p goes through all policies that a batch can have and comes back, and an SLO is only
+    /// ever slo-budget's. Method: once around, with and without an SLO and an IPC.
     #[test]
-    fn key_p_cycles_through_the_policies() {
+    fn policies_come_round() {
         use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};
         let slo = Some((100_000_000, 990_000));
         let rounds: [(u64, Option<SloWords>, &[PolicyKind]); 3] = [
@@ -189,10 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn budgets_change_in_steps_within_limits() {
-        let up = [0, 999, 1_000, 1_500_000, 5_000_000, u64::MAX].map(|ns| next_budget_ns(ns, true));
+    fn budgets_go_in_steps_and_end_somewhere() {
+        let up = [0, 999, 1_000, 1_500_000, 5_000_000, u64::MAX].map(|ns| step(ns, true));
         assert_eq!(up, [1_000, 1_000, 2_000, 2_000_000, 10_000_000, 10_000_000_000]);
-        let down = [0, 1_000, 1_500_000, 2_000_000, u64::MAX].map(|ns| next_budget_ns(ns, false));
+        let down = [0, 1_000, 1_500_000, 2_000_000, u64::MAX].map(|ns| step(ns, false));
         assert_eq!(down, [1_000, 1_000, 1_000_000, 1_000_000, 10_000_000_000]);
     }
 }

@@ -1,11 +1,9 @@
-//! `elfen top`: shows lanes and the tasks on them, what batches borrow, and tail latencies with
-//! their SLOs. Keys change policies and budgets.
-//!
-//! `watch` reads shared pages, `picture` lays the figures out, and `change` handles keys.
+//! `elfen top`: lanes, what runs on them, what batches borrow, tails compared with their SLOs, and
+//! keys to change policies and budgets.
 
 mod change;
 mod picture;
-mod watch;
+mod seen;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -18,16 +16,16 @@ use elfen_console::terminal::{self, Input, Role, Screen};
 use super::pause::RunDir;
 use change::Changes;
 use picture::{Line, Style, draw};
-use watch::Watch;
+use seen::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
   elfen top              until q or Ctrl-C
   elfen top --once       once, for scripts
-  sudo elfen top         batches of all users, and the tasks on their lanes
+  sudo elfen top         with the batches of all users, and what their lanes run
 
 Keys: up and down select a batch; p takes its next policy; + and - change its budget; q ends. \
-Shares are of the time since the last update, tail latencies those of the last ten seconds.";
+Shares are of the time since the last picture, tails those of the last ten seconds.";
 
 /// Watch lanes and batches, and change their policies
 #[derive(clap::Args, Debug)]
@@ -36,23 +34,23 @@ pub(crate) struct Args {
     #[command(flatten)]
     run_dir: RunDir,
 
-    /// Print the tables once and end
+    /// Print it once and end
     #[arg(long)]
     once: bool,
 
-    /// The time between two updates
+    /// How long to wait between two pictures
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
     every: Duration,
 }
 
-/// The size of a picture (columns, rows) for an output that is no terminal.
+/// The size of a picture where no terminal says how large it may be.
 const OFF_TERMINAL: (usize, usize) = (120, 200);
 const SHORTEST: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     super::status::batches(&args.run_dir)?;
     if args.every < SHORTEST {
-        let why = "each update takes some time itself";
+        let why = "a picture takes some time itself";
         let fix = format!("give it {} ms or more", SHORTEST.as_millis());
         return Err(Failure::new(Status::Usage, "--every", why, fix));
     }
@@ -64,22 +62,22 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Role::Draw(screen) => watch(args, &screen).map_err(failed),
         Role::Done(code) => Ok(code),
         Role::Died(signal) => {
-            let why = format!("the drawing process was ended by {signal}");
+            let why = format!("what drew was ended by {signal}");
             Err(Failure::new(Status::Failed, "the terminal", why, "use --once, and report this"))
         }
     }
 }
 
-/// Prints text to an output that is no terminal, once or repeatedly.
+/// Off a terminal: text, once or again and again.
 fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut watch = Watch::new(args.run_dir.folder().socket());
     loop {
-        let view = watch
-            .read()
-            .map_err(|error| Failure::new(Status::Failed, "finding batches", error, "try again"))?;
+        let view = watch.look().map_err(|error| {
+            Failure::new(Status::Failed, "looking for batches", error, "try again")
+        })?;
         let (columns, rows) = OFF_TERMINAL;
         let mut lines = draw(&view, columns, rows);
-        // The last line describes keys.
+        // The keys are no use here.
         lines.pop();
         let text: Vec<&str> = lines.iter().map(|line| line.text.trim_end()).collect();
         let text = text.join("\n");
@@ -95,29 +93,29 @@ fn watch(args: &Args, screen: &Screen) -> io::Result<ExitCode> {
     let mut watch = Watch::new(args.run_dir.folder().socket());
     let mut changes = Changes::default();
     let colours = elfen_console::output::colours();
-    let mut view = watch.read()?;
+    let mut view = watch.look()?;
     let mut next = Instant::now() + args.every;
     loop {
         view.note = changes.note();
-        view.selected = changes.selected_row(&view.batches);
+        view.selected = changes.select(&view.batches);
         let (columns, rows) = Screen::size();
         let lines = draw(&view, columns, rows);
         screen.show(&lines.iter().map(|line| painted(line, colours)).collect::<Vec<_>>())?;
         for input in screen.input(next.saturating_duration_since(Instant::now()))? {
             match input {
                 Input::End | Input::Letter('q') => return Ok(ExitCode::SUCCESS),
-                Input::Up | Input::Letter('k') => changes.select_previous(&view.batches),
-                Input::Down | Input::Letter('j') => changes.select_next(&view.batches),
-                Input::Letter('p') => changes.change_policy(&watch),
-                Input::Letter('+' | '=') => changes.change_budget(&watch, true),
-                Input::Letter('-') => changes.change_budget(&watch, false),
+                Input::Up | Input::Letter('k') => changes.up(&view.batches),
+                Input::Down | Input::Letter('j') => changes.down(&view.batches),
+                Input::Letter('p') => changes.policy(&watch),
+                Input::Letter('+' | '=') => changes.budget(&watch, true),
+                Input::Letter('-') => changes.budget(&watch, false),
                 Input::Letter(_) | Input::Resized => {}
             }
         }
         if Instant::now() >= next {
-            view = watch.read()?;
+            view = watch.look()?;
             next = Instant::now() + args.every;
-            changes.age_note();
+            changes.forget();
         }
     }
 }

@@ -1,22 +1,22 @@
-//! The picture of `elfen top`: a pure function from a [`View`] to lines that fit the terminal.
+//! What `elfen top` draws: a pure function from what was seen to lines that fit the terminal.
 
 use elfen_console::duration;
 
-/// The content of a picture.
+/// Everything that a picture shows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct View {
     pub(super) batches: Vec<BatchView>,
     pub(super) lanes: Vec<LaneView>,
     pub(super) services: Vec<ServiceView>,
-    /// Filled while `elfen tailor watch` runs.
+    /// While `elfen tailor watch` runs.
     pub(super) tails: Vec<TailView>,
-    /// The index of the batch that keys change.
+    /// The batch that keys change.
     pub(super) selected: usize,
-    /// What the last key did, or why it did nothing.
+    /// What the last key did, or why not.
     pub(super) note: Option<String>,
 }
 
-/// A share of the time since the last update, in thousandths; `None` in the first picture.
+/// A share of the time since the last picture, in thousandths; `None` in the first one.
 pub(super) type Share = Option<u64>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +35,7 @@ pub(super) struct BatchView {
 pub(super) struct SloView {
     pub(super) per_million: u32,
     pub(super) latency_ns: u64,
-    /// The tail of the last ten seconds; `None` without requests.
+    /// Of the last ten seconds; `None` without requests.
     pub(super) tail_ns: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct ServiceView {
     pub(super) p99_ns: Option<u64>,
 }
 
-/// A cause of a service's tail latency, over the last minute.
+/// A cause of a service's tail, over the last minute.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TailView {
     pub(super) service: String,
@@ -69,7 +69,7 @@ pub(super) struct TailView {
     pub(super) threshold_ns: u64,
     pub(super) cause: String,
     pub(super) share: Share,
-    /// The mean time that this cause takes of a slow request.
+    /// What a slow request has of it, on average.
     pub(super) each_ns: u64,
 }
 
@@ -96,14 +96,14 @@ impl Line {
 
 const KEYS: &str = "q quit   up/down select   p policy   +/- budget";
 
-/// Draws `rows` lines of at most `columns` columns. The last line is the note, or describes keys.
+/// The picture: at most `rows` lines of at most `columns` columns; the last one says what keys do.
 pub(super) fn draw(view: &View, columns: usize, rows: usize) -> Vec<Line> {
     let selected = view.batches.iter().take(view.selected + 1).map(height).sum::<usize>();
     let sections = [
-        Section { heading: BATCHES.heading(), rows: batch_rows(view, columns), keep: selected },
-        Section { heading: LANES.heading(), rows: lane_rows(view, columns), keep: 1 },
-        Section { heading: SERVICES.heading(), rows: service_rows(view), keep: 1 },
-        Section { heading: TAILS.heading(), rows: tail_rows(view), keep: 1 },
+        Section { heading: heading(&BATCHES), rows: batch_rows(view, columns), keep: selected },
+        Section { heading: heading(&LANES), rows: lane_rows(view, columns), keep: 1 },
+        Section { heading: heading(&SERVICES), rows: service_rows(view), keep: 1 },
+        Section { heading: heading(&TAILS), rows: tail_rows(view), keep: 1 },
     ];
     let mut lines = vec![Line::new(Style::Heading, summary(view))];
     let left = rows.saturating_sub(2);
@@ -135,81 +135,76 @@ fn summary(view: &View) -> String {
     )
 }
 
-/// The columns of a table: title, width, and whether cells are aligned to the right.
-struct Table<const N: usize>([(&'static str, usize, bool); N]);
+/// A column of a table: title, width, whether its cells are at the right, and the cell of a row.
+type Column<T> = (&'static str, usize, bool, fn(&T) -> String);
 
-const BATCHES: Table<7> = Table([
-    ("PID", 8, false),
-    ("PROGRAM", 17, false),
-    ("POLICY", 15, false),
-    ("BUDGET", 8, true),
-    ("BORROWED", 8, true),
-    ("OVERLAP", 7, true),
-    ("REACT p99", 9, true),
-]);
+const BATCHES: [Column<BatchView>; 7] = [
+    ("PID", 8, false, |batch| batch.pid.to_string()),
+    ("PROGRAM", 17, false, |batch| batch.program.clone()),
+    ("POLICY", 15, false, |batch| batch.policy.to_owned()),
+    ("BUDGET", 8, true, |batch| time(batch.budget_ns)),
+    ("BORROWED", 8, true, |batch| percent(batch.borrowed)),
+    ("OVERLAP", 7, true, |batch| percent(batch.overlapped)),
+    ("REACT p99", 9, true, |batch| time(batch.reaction_p99_ns)),
+];
 
-const LANES: Table<7> = Table([
-    ("CPU", 4, true),
-    ("RUNS", 17, false),
-    ("BATCH", 5, true),
-    ("RUNS", 17, false),
-    ("STATE", 9, false),
-    ("BORROWED", 8, true),
-    ("OVERLAP", 7, true),
-]);
+const LANES: [Column<LaneView>; 7] = [
+    ("CPU", 4, true, |lane| lane.request.to_string()),
+    ("RUNS", 17, false, |lane| lane.request_runs.clone()),
+    ("BATCH", 5, true, |lane| lane.batch.to_string()),
+    ("RUNS", 17, false, |lane| lane.batch_runs.clone()),
+    ("STATE", 9, false, |lane| lane.state.to_owned()),
+    ("BORROWED", 8, true, |lane| percent(lane.borrowed)),
+    ("OVERLAP", 7, true, |lane| percent(lane.overlapped)),
+];
 
-const SERVICES: Table<7> = Table([
-    ("SERVICE", 30, false),
-    ("CPU", 4, true),
-    ("REQ/S", 8, true),
-    ("QUEUE", 6, true),
-    ("MEDIAN", 8, true),
-    ("P99", 8, true),
-    ("", 4, false),
-]);
+const SERVICES: [Column<ServiceView>; 7] = [
+    ("SERVICE", 30, false, |service| service.name.clone()),
+    ("CPU", 4, true, |service| service.lane.to_string()),
+    ("REQ/S", 8, true, |service| service.per_second.map_or("-".to_owned(), |n| n.to_string())),
+    ("QUEUE", 6, true, |service| service.queue.to_string()),
+    ("MEDIAN", 8, true, |service| time(service.median_ns)),
+    ("P99", 8, true, |service| time(service.p99_ns)),
+    ("", 4, false, |service| if service.alive { String::new() } else { "gone".to_owned() }),
+];
 
-const TAILS: Table<6> = Table([
-    ("TAIL OF", 22, false),
-    ("ABOVE", 8, true),
-    ("SLOW", 6, true),
-    ("BECAUSE OF", 22, false),
-    ("SHARE", 7, true),
-    ("EACH", 8, true),
-]);
+const TAILS: [Column<TailView>; 6] = [
+    ("TAIL OF", 22, false, |tail| tail.service.clone()),
+    ("ABOVE", 8, true, |tail| time(Some(tail.threshold_ns))),
+    ("SLOW", 6, true, |tail| tail.slow.to_string()),
+    ("BECAUSE OF", 22, false, |tail| tail.cause.clone()),
+    ("SHARE", 7, true, |tail| percent(tail.share)),
+    ("EACH", 8, true, |tail| time(Some(tail.each_ns))),
+];
 
-impl<const N: usize> Table<N> {
-    fn heading(&self) -> String {
-        self.row(self.0.map(|(title, ..)| title.to_owned()))
-    }
-
-    fn row(&self, cells: [String; N]) -> String {
-        let cell = |((_, width, right), text): (&(&str, usize, bool), String)| {
-            let (width, text) = (*width, cut(&printable(&text), *width));
-            if *right { format!("{text:>width$}") } else { format!("{text:width$}") }
-        };
-        let cells: Vec<String> = self.0.iter().zip(cells).map(cell).collect();
-        format!("  {}", cells.join(" ").trim_end())
-    }
+fn heading<T>(columns: &[Column<T>]) -> String {
+    line(columns, |(title, ..)| (*title).to_owned())
 }
 
-/// The number of lines of a batch: one, and another for its SLO.
+fn row<T>(columns: &[Column<T>], of: &T) -> String {
+    line(columns, |(.., cell)| cell(of))
+}
+
+fn line<T>(columns: &[Column<T>], text: impl Fn(&Column<T>) -> String) -> String {
+    let cell = |column: &Column<T>| {
+        let (_, width, right, _) = *column;
+        let text = cut(&printable(&text(column)), width);
+        if right { format!("{text:>width$}") } else { format!("{text:width$}") }
+    };
+    let cells: Vec<String> = columns.iter().map(cell).collect();
+    format!("  {}", cells.join(" ").trim_end())
+}
+
+/// Lines of a batch: one, and another for its SLO.
 fn height(batch: &BatchView) -> usize {
     1 + usize::from(batch.slo.is_some())
 }
 
 fn batch_rows(view: &View, columns: usize) -> Vec<Line> {
     let mut rows = Vec::new();
-    for (index, batch) in view.batches.iter().enumerate() {
-        let mut row = BATCHES.row([
-            batch.pid.to_string(),
-            batch.program.clone(),
-            batch.policy.to_owned(),
-            time(batch.budget_ns),
-            percent(batch.borrowed),
-            percent(batch.overlapped),
-            time(batch.reaction_p99_ns),
-        ]);
-        let is_selected = index == view.selected;
+    for (at, batch) in view.batches.iter().enumerate() {
+        let mut row = row(&BATCHES, batch);
+        let is_selected = at == view.selected;
         if is_selected {
             row.replace_range(0..1, ">");
         }
@@ -219,7 +214,7 @@ fn batch_rows(view: &View, columns: usize) -> Vec<Line> {
     rows
 }
 
-/// The tail latency and its SLO. The bar is full when the tail reaches the SLO.
+/// The tail against its SLO, as a bar that is full where the SLO breaks.
 fn slo_row(slo: SloView, columns: usize) -> Line {
     let SloView { per_million, latency_ns, tail_ns } = slo;
     let percentile = format!("{}.{:04}", per_million / 10_000, per_million % 10_000);
@@ -243,23 +238,14 @@ fn slo_row(slo: SloView, columns: usize) -> Line {
     Line::new(if share > 1000 { Style::Alarm } else { Style::Plain }, text)
 }
 
-/// The columns of a lane's row before its bar.
+/// Columns of a lane's row before its bar, and what is the least that a bar can show.
 const LANE_COLUMNS: usize = 78;
-/// The least columns for a readable bar.
 const LEAST_BAR: usize = 12;
 
 fn lane_rows(view: &View, columns: usize) -> Vec<Line> {
     let width = columns.saturating_sub(LANE_COLUMNS).min(100);
-    let row = |lane: &LaneView| {
-        let mut row = LANES.row([
-            lane.request.to_string(),
-            lane.request_runs.clone(),
-            lane.batch.to_string(),
-            lane.batch_runs.clone(),
-            lane.state.to_owned(),
-            percent(lane.borrowed),
-            percent(lane.overlapped),
-        ]);
+    let with_bar = |lane: &LaneView| {
+        let mut row = row(&LANES, lane);
         if let (Some(borrowed), Some(overlapped), true) =
             (lane.borrowed, lane.overlapped, width >= LEAST_BAR)
         {
@@ -268,49 +254,28 @@ fn lane_rows(view: &View, columns: usize) -> Vec<Line> {
         }
         Line::new(Style::Plain, row)
     };
-    view.lanes.iter().map(row).collect()
+    view.lanes.iter().map(with_bar).collect()
 }
 
 fn service_rows(view: &View) -> Vec<Line> {
-    let row = |service: &ServiceView| {
-        let row = SERVICES.row([
-            service.name.clone(),
-            service.lane.to_string(),
-            service.per_second.map_or("-".to_owned(), |n| n.to_string()),
-            service.queue.to_string(),
-            time(service.median_ns),
-            time(service.p99_ns),
-            if service.alive { String::new() } else { "gone".to_owned() },
-        ]);
-        Line::new(if service.alive { Style::Plain } else { Style::Dim }, row)
-    };
-    view.services.iter().map(row).collect()
+    let style = |service: &ServiceView| if service.alive { Style::Plain } else { Style::Dim };
+    let line = |service| Line::new(style(service), row(&SERVICES, service));
+    view.services.iter().map(line).collect()
 }
 
 fn tail_rows(view: &View) -> Vec<Line> {
-    let row = |tail: &TailView| {
-        let row = TAILS.row([
-            tail.service.clone(),
-            time(Some(tail.threshold_ns)),
-            tail.slow.to_string(),
-            tail.cause.clone(),
-            percent(tail.share),
-            time(Some(tail.each_ns)),
-        ]);
-        Line::new(Style::Plain, row)
-    };
-    view.tails.iter().map(row).collect()
+    view.tails.iter().map(|tail| Line::new(Style::Plain, row(&TAILS, tail))).collect()
 }
 
 struct Section {
     heading: String,
     rows: Vec<Line>,
-    /// The number of the row that must be visible, counted from 1.
+    /// So many rows of it must be seen, or the last of them.
     keep: usize,
 }
 
 impl Section {
-    /// A blank line, the heading, and as many rows as fit into the room.
+    /// A blank line, the heading, and as many rows as there is room for.
     fn lines(&self, room: usize) -> Vec<Line> {
         if self.rows.is_empty() || room == 0 {
             return Vec::new();
@@ -329,7 +294,7 @@ impl Section {
     }
 }
 
-/// How many rows of each section fit. The longest section loses rows first.
+/// How many rows of each section fit: the longest gives way first.
 fn rooms(sections: &[Section], left: usize) -> Vec<usize> {
     let mut rooms: Vec<usize> = sections.iter().map(|section| section.rows.len()).collect();
     let taken = |rooms: &[usize]| {
@@ -350,7 +315,7 @@ fn percent(share: Share) -> String {
     share.map_or("-".to_owned(), |share| format!("{}.{} %", share / 10, share % 10))
 }
 
-/// A bar of the shares in this order, filled up with dots.
+/// Shares of a bar one after the other, and dots for the rest.
 fn bar(parts: &[(char, u64)], width: usize) -> String {
     let mut bar = String::with_capacity(width);
     let mut sum = 0;
@@ -364,7 +329,7 @@ fn bar(parts: &[(char, u64)], width: usize) -> String {
     format!("{bar:.<width$}")
 }
 
-/// Replaces control characters: names come from other processes, and must not command the terminal.
+/// Names come from other processes: nothing that a terminal obeys is let through.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! Pictures of made-up machines, compared with files, and general properties of all pictures.
+//! Pictures of made-up machines, held against files; and what must hold for any of them.
 
 use proptest::{prop_assert, prop_assert_eq, proptest};
 use snapbox::assert_data_eq;
@@ -30,8 +30,8 @@ fn lane(request: u64, runs: (&str, &str), state: &'static str, shares: (u64, u64
     }
 }
 
-/// One batch below its SLO, one above it, and one that has just started.
-fn busy_view() -> View {
+/// A service under its SLO, one over it, and a batch that has just begun.
+fn busy() -> View {
     let slo = |tail_ns| Some(SloView { per_million: 990_000, latency_ns: 100_000_000, tail_ns });
     let service = |lane, alive, p99_ns| ServiceView {
         name: "search".to_owned(),
@@ -87,9 +87,10 @@ fn tails() -> [TailView; 2] {
     [tail("preempted:a\u{1b}name of many letters", 871, 9_300_000), tail("io:pread64", 129, 1_000)]
 }
 
+/// While a watch runs, its service's tail by cause.
 #[test]
-fn a_watched_service_has_its_tail_by_cause() {
-    let mut view = busy_view();
+fn the_tail_by_cause() {
+    let mut view = busy();
     view.tails = tails().into();
     let picture = text(&view, 80, 40);
     let expected = "
@@ -106,20 +107,20 @@ fn text(view: &View, columns: usize, rows: usize) -> String {
 }
 
 #[test]
-fn a_picture_fits_80_by_24() {
-    assert_data_eq!(text(&busy_view(), 80, 24), snapbox::file!["80x24.txt"].raw());
+fn an_old_terminal() {
+    assert_data_eq!(text(&busy(), 80, 24), snapbox::file!["80x24.txt"].raw());
 }
 
 #[test]
-fn a_picture_fits_200_by_50() {
-    assert_data_eq!(text(&busy_view(), 200, 50), snapbox::file!["200x50.txt"].raw());
+fn a_wide_terminal() {
+    assert_data_eq!(text(&busy(), 200, 50), snapbox::file!["200x50.txt"].raw());
 }
 
-/// Goal: if not all batches fit, the selected one is visible. Method: many batches on a small
+/// Goal: where not all fits, the selected batch does. Method: many batches on an old
 /// terminal, each selected once.
 #[test]
-fn the_selected_batch_is_always_visible() {
-    let mut view = busy_view();
+fn the_selected_batch_is_always_seen() {
+    let mut view = busy();
     view.batches =
         (0..60).map(|n| BatchView { pid: 1000 + n, ..view.batches[1].clone() }).collect();
     for selected in 0..60 {
@@ -131,8 +132,8 @@ fn the_selected_batch_is_always_visible() {
 }
 
 #[test]
-fn a_broken_slo_stands_out_and_a_note_replaces_the_keys() {
-    let mut view = busy_view();
+fn what_is_broken_stands_out_and_a_note_is_read() {
+    let mut view = busy();
     let broken = |line: &&Line| line.style == Style::Alarm;
     let lines = draw(&view, 80, 24);
     let alarms: Vec<&Line> = lines.iter().filter(broken).collect();
@@ -142,13 +143,13 @@ fn a_broken_slo_stands_out_and_a_note_replaces_the_keys() {
 }
 
 proptest! {
-    /// Goal: every picture fits its terminal, and contains no control characters. Method: random
-    /// sizes, and random numbers of batches, lanes, services and tails.
+    /// Goal: a picture fits its terminal, whatever that is, and holds nothing that a terminal
+    /// obeys. Method: any size, any number of everything.
     #[test]
-    fn every_picture_fits_its_terminal(
+    fn every_picture_fits(
         columns in 0usize..250, rows in 1usize..70, n in 0usize..9, selected in 0usize..9,
     ) {
-        let full = busy_view();
+        let full = busy();
         let some = |n: usize| (0..n).map(|at| at % 3);
         let view = View {
             batches: some(n).map(|at| full.batches[at].clone()).collect(),

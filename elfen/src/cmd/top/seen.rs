@@ -1,5 +1,4 @@
-//! Reads shared pages and turns them into a [`View`]. Shares of time come from the difference
-//! between this reading and the last.
+//! From pages to a view: what was read last time and now, and the shares between.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,54 +17,45 @@ use elfen_run::watches::{Cause, Tail, watches};
 
 use super::picture::{BatchView, LaneView, ServiceView, Share, SloView, TailView, View};
 
-/// The time that a batch has borrowed and overlapped on a lane.
+/// The time that a batch had borrowed and overlapped on a lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
     borrowed_ns: u64,
     overlapped_ns: u64,
 }
 
-/// The pages, and figures of the last reading.
-#[derive(Debug)]
+/// Pages as they were read last, and what is remembered from before.
+#[derive(Debug, Default)]
 pub(super) struct Watch {
     pub(super) batches: Vec<Batch>,
     pub(super) services: Vec<Published>,
-    /// The socket of elfend.
+    /// elfend's.
     socket: PathBuf,
     tasks: Option<TaskMap>,
     tails: Tails,
-    last_ns: u64,
-    /// By process id and batch lane.
-    last_spent: BTreeMap<(u32, u64), Spent>,
-    /// Finished requests, by service and lane.
-    last_finished: BTreeMap<(String, u64), u64>,
+    at_ns: u64,
+    /// By program and batch lane.
+    spent: BTreeMap<(u32, u64), Spent>,
+    /// Finished requests by service and lane.
+    finished: BTreeMap<(String, u64), u64>,
 }
 
 impl Watch {
     pub(super) fn new(socket: PathBuf) -> Self {
-        Self {
-            batches: Vec::new(),
-            services: Vec::new(),
-            socket,
-            tasks: None,
-            tails: Tails::default(),
-            last_ns: 0,
-            last_spent: BTreeMap::new(),
-            last_finished: BTreeMap::new(),
-        }
+        Self { socket, ..Self::default() }
     }
 
     /// Reads all pages again.
-    pub(super) fn read(&mut self) -> io::Result<View> {
+    pub(super) fn look(&mut self) -> io::Result<View> {
         self.batches = batches::batches(&self.socket)?;
         self.services = services()?;
         if self.tasks.is_none() && !self.batches.is_empty() {
-            // The map is pinned, or a batch holds it already. Without the map only the names of
-            // tasks are missing.
+            // Pinned, or held by a batch already. Without the map no program's name is shown, and
+            // all else is.
             self.tasks = task_map::open().ok().map(|(map, _)| map);
         }
         let now_ns = monotonic_ns();
-        let passed_ns = (self.last_ns != 0).then(|| now_ns.saturating_sub(self.last_ns));
+        let passed_ns = (self.at_ns != 0).then(|| now_ns.saturating_sub(self.at_ns));
         let lanes = self.lanes(passed_ns);
         let view = View {
             batches: self.batches.iter().map(|batch| self.batch(batch, passed_ns)).collect(),
@@ -80,25 +70,23 @@ impl Watch {
     }
 
     fn remember(&mut self, now_ns: u64) {
-        self.last_ns = now_ns;
+        self.at_ns = now_ns;
         self.tails.observe(&self.services, now_ns);
         let slots = self.batches.iter().flat_map(|b| b.lanes.slots().map(move |s| (b.pid, s)));
         let key =
             |(pid, slot): (u32, &LaneSlot)| ((pid, slot.batch_cpu.load(Relaxed)), spent(slot));
-        self.last_spent = slots.map(key).collect();
-        let finished = |service: &Published| {
-            let name = service.name.clone();
-            let of = service.slots().map(move |(cpu, slot, _)| {
-                ((name.clone(), cpu), slot.finished_requests.load(Relaxed))
-            });
-            of.collect::<Vec<_>>()
+        self.spent = slots.map(key).collect();
+        let finished = |service: &Published| -> Vec<_> {
+            let key = |cpu| (service.name.clone(), cpu);
+            let slots = service.slots();
+            slots.map(|(cpu, slot, _)| (key(cpu), slot.finished_requests.load(Relaxed))).collect()
         };
-        self.last_finished = self.services.iter().flat_map(finished).collect();
+        self.finished = self.services.iter().flat_map(finished).collect();
     }
 
-    /// The time that a batch borrowed and overlapped on a lane since the last reading.
-    fn spent_since(&self, pid: u32, slot: &LaneSlot) -> Option<Spent> {
-        let before = self.last_spent.get(&(pid, slot.batch_cpu.load(Relaxed)))?;
+    /// The time that a batch borrowed and overlapped on a lane since the last look.
+    fn since(&self, pid: u32, slot: &LaneSlot) -> Option<Spent> {
+        let before = self.spent.get(&(pid, slot.batch_cpu.load(Relaxed)))?;
         if !slot.is_counted() {
             return None;
         }
@@ -112,7 +100,7 @@ impl Watch {
     fn batch(&self, batch: &Batch, passed_ns: Option<u64>) -> BatchView {
         let settings = batch.settings();
         let since: Option<Vec<Spent>> =
-            batch.lanes.slots().map(|slot| self.spent_since(batch.pid, slot)).collect();
+            batch.lanes.slots().map(|slot| self.since(batch.pid, slot)).collect();
         let lanes = u64::from(batch.lanes.slot_count());
         let of_all = |part: fn(&Spent) -> u64| {
             let sum = since.as_ref()?.iter().map(part).fold(0, u64::saturating_add);
@@ -141,12 +129,12 @@ impl Watch {
     fn lanes(&self, passed_ns: Option<u64>) -> Vec<LaneView> {
         let lane = |batch: &Batch, slot: &LaneSlot| {
             let (request, own) = (slot.request_cpu.load(Relaxed), slot.batch_cpu.load(Relaxed));
-            let since = self.spent_since(batch.pid, slot);
+            let since = self.since(batch.pid, slot);
             LaneView {
                 request,
-                request_runs: self.task_name(request),
+                request_runs: self.who_runs_on(request),
                 batch: own,
-                batch_runs: self.task_name(own),
+                batch_runs: self.who_runs_on(own),
                 state: slot.state().map_or("unknown", |(state, _)| state.name()),
                 borrowed: share(since.map(|since| since.borrowed_ns), passed_ns),
                 overlapped: share(since.map(|since| since.overlapped_ns), passed_ns),
@@ -155,15 +143,15 @@ impl Watch {
         self.batches.iter().flat_map(|b| b.lanes.slots().map(move |slot| lane(b, slot))).collect()
     }
 
-    /// The kernel's name of the task on a CPU.
-    fn task_name(&self, cpu: u64) -> String {
+    /// The name of the task on a CPU, as the kernel has it.
+    fn who_runs_on(&self, cpu: u64) -> String {
         let slot = self.tasks.as_ref().zip(u32::try_from(cpu).ok());
         let switch = slot.and_then(|(map, cpu)| map.slot(cpu)?.snapshot());
         match switch.map(|switch| switch.running) {
             None | Some(Running::Unknown) => "?".to_owned(),
             Some(Running::Idle) => "idle".to_owned(),
             Some(Running::Task(task)) => {
-                // The task may have ended, or its ids may be those of another namespace.
+                // It may have ended, or be another namespace's.
                 let comm = fs::read(format!("/proc/{}/task/{}/comm", task.process, task.thread));
                 let name = comm.map(|name| String::from_utf8_lossy(&name).trim_end().to_owned());
                 name.unwrap_or_else(|_| task.thread.to_string())
@@ -175,7 +163,7 @@ impl Watch {
         let view = |service: &Published| {
             let of = service.slots().map(|(lane, slot, alive)| {
                 let finished = slot.finished_requests.load(Relaxed);
-                let before = self.last_finished.get(&(service.name.clone(), lane)).copied();
+                let before = self.finished.get(&(service.name.clone(), lane)).copied();
                 let since = before.map(|before| finished.saturating_sub(before));
                 let tail = |per_million| self.tails.of_service_ns(service, lane, per_million);
                 ServiceView {
@@ -201,8 +189,8 @@ impl Watch {
     }
 }
 
-/// The number of causes shown for each tail.
-const MAX_CAUSES: usize = 5;
+/// Causes of a tail that are shown.
+const MOST_CAUSES: usize = 5;
 
 fn tail_views(service: &str, tail: &Tail) -> Vec<TailView> {
     let all = tail.causes.iter().fold(0, |sum: u64, cause| sum.saturating_add(cause.ns));
@@ -214,7 +202,7 @@ fn tail_views(service: &str, tail: &Tail) -> Vec<TailView> {
         share: share(Some(cause.ns), Some(all)),
         each_ns: cause.ns / tail.slow.max(1),
     };
-    tail.causes.iter().take(MAX_CAUSES).map(view).collect()
+    tail.causes.iter().take(MOST_CAUSES).map(view).collect()
 }
 
 fn spent(slot: &LaneSlot) -> Spent {
@@ -224,7 +212,7 @@ fn spent(slot: &LaneSlot) -> Spent {
     }
 }
 
-/// A share in thousandths. Guards count late, so the part can slightly exceed the whole.
+/// In thousandths; a guard that counts late can find a little more than all.
 fn share(part_ns: Option<u64>, of_ns: Option<u64>) -> Share {
     let (part_ns, of_ns) = part_ns.zip(of_ns).filter(|&(_, of_ns)| of_ns > 0)?;
     let share = u128::from(part_ns) * 1000 / u128::from(of_ns);

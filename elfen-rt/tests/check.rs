@@ -315,11 +315,7 @@ fn a_queue_stops_the_batch_as_well() {
 /// Method: the batch moves to the second pair's lane while only the second request lane is busy.
 #[test]
 fn a_thread_that_moves_checks_for_its_new_lane() {
-    if cpus()[0] == cpus()[1] {
-        let mut terminal = std::io::stderr();
-        std::io::Write::write_all(&mut terminal, b"skipped: moving lanes: one CPU\n").unwrap();
-        return;
-    }
+    assert_ne!(cpus()[0], cpus()[1], "needs two CPUs");
     let (run, [_first, mut second]) = Run::start("float", "float", &Settings::BORROW_IDLE);
     run.assert_runs();
     second.begin(1);

@@ -263,15 +263,11 @@ fn an_unfinished_page_is_waited_for_and_then_replaced() {
 
 /// Goal: a page that another user made is refused. Method: root gives a page to user 65534.
 #[test]
+#[ignore = "needs root"]
 fn another_users_page_is_refused() {
     const OTHER_USER: u32 = 65_534;
     // SAFETY: geteuid takes nothing and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        let mut terminal = std::io::stderr();
-        std::io::Write::write_all(&mut terminal, b"skipped: another user's page: not root\n")
-            .unwrap();
-        return;
-    }
+    assert_eq!(unsafe { libc::geteuid() }, 0, "needs root");
     let name = format!("foreign-{}", std::process::id());
     let service = Service::open(&name, 1).unwrap();
     assert!(ServiceReader::open(&name).is_ok());

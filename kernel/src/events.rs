@@ -384,17 +384,12 @@ mod tests {
 
     use elfen_rt::signal::event::{Event, Kind, Stall};
 
-    fn load() -> Option<Events> {
+    #[track_caller]
+    fn load() -> Events {
         let watched =
             Watched { port: 0, processes: vec![std::process::id()], cpus: (0..64).collect() };
-        match Events::load(65_536, &watched) {
-            Ok(events) => Some(events),
-            Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
-                writeln!(io::stderr(), "skipped: events of the kernel: {error}").unwrap();
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+        Events::load(65_536, &watched)
+            .unwrap_or_else(|error| panic!("needs root and eBPF: {error}"))
     }
 
     fn own_thread() -> u32 {
@@ -406,8 +401,9 @@ mod tests {
     /// missing one is reported. A kernel that lacks a required tracepoint is refused. Method:
     /// tracepoints that no kernel has.
     #[test]
+    #[ignore = "needs root and eBPF"]
     fn missing_tracepoints_are_reported() {
-        let Some(mut events) = load() else { return };
+        let mut events = load();
         let none = "no_kernel_has_this";
         let programs = [
             Program("elfen_ev_compact", none, "99.0", Detail::Full),
@@ -424,15 +420,11 @@ mod tests {
     /// Method: such a wait is noted for this thread. Then this thread waits for a pipe's lock that
     /// another thread takes.
     #[test]
+    #[ignore = "needs root and eBPF of Linux 6.3"]
     fn a_wait_without_a_seen_end_is_forgotten() {
-        let Some(mut events) = load() else { return };
-        match events.attach_to(PROGRAMS.into_iter()) {
-            Err(why @ Error::Lacks { .. }) => {
-                let mut terminal = io::stderr();
-                return writeln!(terminal, "skipped: waits of the kernel: {why}").unwrap();
-            }
-            attached => attached.unwrap(),
-        }
+        let mut events = load();
+        let attached = events.attach_to(PROGRAMS.into_iter());
+        attached.unwrap_or_else(|error| panic!("needs eBPF of Linux 6.3: {error}"));
         let waits = events.object.map("elfen_ev_waits").unwrap();
         let (epoch, since_ns, lock) = (events.epoch, 1, 77);
         let note = [epoch, since_ns, lock, 0, since_ns, since_ns, since_ns, 0];

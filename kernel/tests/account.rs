@@ -3,11 +3,10 @@
 //! some not. The account is compared with the kernel's own run time of each (schedstat). Needs the
 //! same capabilities as `task_map`.
 
-use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use elfen_kernel::task_map::{self, Error};
+use elfen_kernel::task_map;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::account::Claim;
 use elfen_rt::signal::task::TaskMap;
@@ -53,24 +52,10 @@ fn run_time_ns(process: u32) -> u64 {
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-fn map_or_skip(test: &str) -> Option<TaskMap> {
-    let skip = |why: String| {
-        // Not through a macro of std, because the test runner captures its output.
-        let mut terminal = std::io::stderr();
-        writeln!(terminal, "skipped: {test}: {why}").unwrap();
-    };
-    if std::thread::available_parallelism().unwrap().get() < 2 {
-        skip("it needs two CPUs".to_owned());
-        return None;
-    }
-    match task_map::open() {
-        Ok((map, _)) => Some(map),
-        Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
-            skip(error.to_string());
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+#[track_caller]
+fn open() -> TaskMap {
+    assert!(std::thread::available_parallelism().unwrap().get() >= 2, "needs two CPUs");
+    task_map::open().unwrap_or_else(|error| panic!("needs root and eBPF: {error}")).0
 }
 
 /// How much the account and the spinner's own run time grew until the spinner had run for 100 ms.
@@ -140,9 +125,9 @@ fn count(map: &TaskMap, claim: Claim, spinner: u32) -> Counted {
 const TICK_NS: u64 = 10_000_000;
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn only_the_batch_is_counted() {
-    let test = "only_the_batch_is_counted";
-    let Some(map) = map_or_skip(test) else { return };
+    let map = open();
     for below in [SPIN_BELOW, SPIN_TWO_BELOW] {
         let mut keeper = shell("sh", &["-c", below]);
         let spinner = spinner_below(&mut keeper);
@@ -156,8 +141,9 @@ fn only_the_batch_is_counted() {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn time_next_to_a_busy_lane_is_shared() {
-    let Some(map) = map_or_skip("time_next_to_a_busy_lane_is_shared") else { return };
+    let map = open();
     let _request = shell("taskset", &["-c", "0", "sh", "-c", SPIN]);
     let mut keeper = shell("sh", &["-c", SPIN_BELOW]);
     let spinner = spinner_below(&mut keeper);
@@ -167,8 +153,9 @@ fn time_next_to_a_busy_lane_is_shared() {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn the_claimant_is_not_part_of_its_batch() {
-    let Some(map) = map_or_skip("the_claimant_is_not_part_of_its_batch") else { return };
+    let map = open();
     let spinner = shell("taskset", &["-c", "1", "sh", "-c", SPIN]);
     let id = spinner.0.id();
     let counted = count(&map, Claim::of_run(0, id), id);

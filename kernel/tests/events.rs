@@ -7,22 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use elfen_kernel::events::{Detail, Error, Events, Watched};
+use elfen_kernel::events::{Detail, Events, Watched};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
 
-fn attach(detail: Detail, events: u32, port: u16) -> Option<Events> {
+#[track_caller]
+fn attach(detail: Detail, events: u32, port: u16) -> Events {
     let cpus = (0..64).collect();
     let watched = Watched { port, processes: vec![std::process::id()], cpus };
-    match Events::attach(detail, events, &watched) {
-        Ok(events) => Some(events),
-        Err(error @ (Error::NotPermitted | Error::NoKernelTypes | Error::Lacks { .. })) => {
-            let mut terminal = io::stderr();
-            writeln!(terminal, "skipped: events of the kernel: {error}").unwrap();
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+    Events::attach(detail, events, &watched)
+        .unwrap_or_else(|error| panic!("needs root and eBPF of Linux 6.3: {error}"))
 }
 
 fn read(events: &mut Events) -> (Vec<Event>, u64) {
@@ -37,10 +31,11 @@ fn read(events: &mut Events) -> (Vec<Event>, u64) {
 }
 
 #[test]
+#[ignore = "needs root and eBPF of Linux 6.3"]
 fn a_request_leaves_its_events() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let Some(mut events) = attach(Detail::Full, 65_536, address.port()) else { return };
+    let mut events = attach(Detail::Full, 65_536, address.port());
     let began_ns = monotonic_ns();
     let server = std::thread::spawn(move || {
         let (mut connection, _) = listener.accept().unwrap();
@@ -91,9 +86,10 @@ fn a_request_leaves_its_events() {
 /// and lost events lie between the events that were read before and after. Method: threads pass a
 /// byte to each other on every CPU, rings have 64 KiB, and a reader reads every 20 ms.
 #[test]
+#[ignore = "needs root and eBPF of Linux 6.3"]
 fn a_storm_is_read_or_counted() {
     const RING: u32 = 64 * 1024 / 32;
-    let Some(mut events) = attach(Detail::Sched, RING, 0) else { return };
+    let mut events = attach(Detail::Sched, RING, 0);
     let (ends, mut threads) = (Arc::new(AtomicBool::new(false)), Vec::new());
     for cpu in core_affinity::get_core_ids().unwrap() {
         let (mut from, mut to) = (io::pipe().unwrap(), io::pipe().unwrap());
@@ -150,8 +146,9 @@ fn a_storm_is_read_or_counted() {
 /// Goal: every event is read or counted as lost. Method: a ring of 16 events, while this thread
 /// switches all the time.
 #[test]
+#[ignore = "needs root and eBPF of Linux 6.3"]
 fn overwritten_events_are_counted() {
-    let Some(mut events) = attach(Detail::Sched, 16, 0) else { return };
+    let mut events = attach(Detail::Sched, 16, 0);
     let deadline = Instant::now() + Duration::from_secs(60);
     let (mut seen, mut lost) = (0, 0);
     while (seen < 100 || lost < 1_000) && Instant::now() < deadline {

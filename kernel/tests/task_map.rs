@@ -1,15 +1,14 @@
 //! Goal: the task map is correct, lives as long as its last reader, and leaves nothing behind.
 //! Method: the real program in the running kernel, and real processes that are killed. Needs
-//! CAP_BPF, CAP_PERFMON and, to find other processes' programs, CAP_SYS_ADMIN. Without them each
-//! test prints that it was skipped, and why.
+//! CAP_BPF, CAP_PERFMON and, to find other processes' programs, CAP_SYS_ADMIN.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use elfen_kernel::task_map::{self, Error, Loaded, Source};
+use elfen_kernel::task_map::{self, Loaded, Source};
 use elfen_rt::signal::task::{Running, TaskMap};
 
 /// Runs one test at a time, because the tests share the machine's one program.
@@ -18,34 +17,16 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open_or_skip(test: &str) -> Option<(TaskMap, Source)> {
-    match task_map::open() {
-        Ok(opened) => Some(opened),
-        Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
-            skipped(test, &error.to_string());
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+#[track_caller]
+fn open() -> (TaskMap, Source) {
+    task_map::open().unwrap_or_else(|error| panic!("needs root and eBPF: {error}"))
 }
 
-/// Reports a skipped test. Not through a macro of std, because the test runner captures its output.
-fn skipped(test: &str, why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: {test}: {why}").unwrap();
-}
-
-/// Whether no other process on this machine keeps the program attached. Otherwise the test is
-/// skipped.
-fn is_detached_or_skip(test: &str) -> bool {
-    if open_or_skip(test).is_none() {
-        return false;
-    }
-    let detached = is_detached_soon();
-    if !detached {
-        skipped(test, "another process has the program attached");
-    }
-    detached
+/// Fails if another process on this machine keeps the program attached.
+#[track_caller]
+fn require_detached() {
+    drop(open());
+    assert!(is_detached_soon(), "another process has the program attached");
 }
 
 /// The kernel frees a link a moment after its last descriptor is closed.
@@ -107,9 +88,10 @@ fn holder() -> (Child, String) {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn a_reader_finds_itself_on_its_cpu() {
     let _alone = alone();
-    let Some((map, _)) = open_or_skip("a_reader_finds_itself_on_its_cpu") else { return };
+    let (map, _) = open();
     pin_to(own_cpu());
     std::thread::yield_now();
     let slot = map.slot(own_cpu()).unwrap();
@@ -119,21 +101,21 @@ fn a_reader_finds_itself_on_its_cpu() {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn a_cpu_beyond_the_last_has_no_slot() {
     let _alone = alone();
-    let Some((map, _)) = open_or_skip("a_cpu_beyond_the_last_has_no_slot") else { return };
+    let (map, _) = open();
     assert!(map.slot(map.cpus()).is_none() && !map.renew(map.cpus()));
     assert!(map.slot(u32::MAX).is_none() && !map.renew(u32::MAX));
 }
 
 /// Uses a map of its own, so that no other process renews a lease.
 #[test]
+#[ignore = "needs root and eBPF"]
 fn only_watched_cpus_are_timed() {
     let _alone = alone();
-    if open_or_skip("only_watched_cpus_are_timed").is_none() {
-        return;
-    }
-    let map = Loaded::load().unwrap().map().unwrap();
+    let loaded = Loaded::load().unwrap_or_else(|error| panic!("needs root and eBPF: {error}"));
+    let map = loaded.map().unwrap();
     pin_to(own_cpu());
     let slot = map.slot(own_cpu()).unwrap();
     switch_away();
@@ -169,12 +151,10 @@ fn drop_to_two_capabilities() -> std::io::Result<()> {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn two_capabilities_and_no_root_are_enough() {
     let _alone = alone();
-    let name = "two_capabilities_and_no_root_are_enough";
-    if open_or_skip(name).is_none() {
-        return;
-    }
+    drop(open());
     let opened = std::thread::spawn(|| {
         drop_to_two_capabilities().unwrap();
         assert_eq!(task_map::is_attached(), None, "this thread may not search for links");
@@ -187,10 +167,10 @@ fn two_capabilities_and_no_root_are_enough() {
 /// Goal: busy time grows while the CPU runs a thread, and not while it idles. Method: this thread
 /// spins on its CPU between two sleeps.
 #[test]
+#[ignore = "needs root and eBPF"]
 fn busy_time_grows_only_while_the_cpu_is_not_idle() {
     let _alone = alone();
-    let test = "busy_time_grows_only_while_the_cpu_is_not_idle";
-    let Some((map, _)) = open_or_skip(test) else { return };
+    let (map, _) = open();
     pin_to(own_cpu());
     let slot = map.slot(own_cpu()).unwrap();
     let busy_ns = || {
@@ -215,9 +195,10 @@ fn switch_away() {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn the_map_is_read_only_for_good() {
     let _alone = alone();
-    let Some((map, _)) = open_or_skip("the_map_is_read_only_for_good") else { return };
+    let (map, _) = open();
     let slot: *const _ = map.slot(0).unwrap();
     let page = slot.map_addr(|address| address & !4095).cast_mut();
     // SAFETY: mprotect of a mapping of this test. The call must fail and change nothing.
@@ -226,12 +207,10 @@ fn the_map_is_read_only_for_good() {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn the_map_stays_live_when_the_process_that_attached_it_is_killed() {
-    let name = "the_map_stays_live_when_the_process_that_attached_it_is_killed";
     let _alone = alone();
-    if !is_detached_or_skip(name) {
-        return;
-    }
+    require_detached();
     let (mut first, source) = holder();
     assert_eq!(source, "Attached");
     let (map, source) = task_map::open().unwrap();
@@ -246,11 +225,10 @@ fn the_map_stays_live_when_the_process_that_attached_it_is_killed() {
 }
 
 #[test]
+#[ignore = "needs root and eBPF"]
 fn after_the_last_reader_nothing_is_left_in_the_kernel() {
     let _alone = alone();
-    if !is_detached_or_skip("after_the_last_reader_nothing_is_left_in_the_kernel") {
-        return;
-    }
+    require_detached();
     let (map, source) = task_map::open().unwrap();
     assert_eq!((source, task_map::is_attached()), (Source::Attached, Some(true)));
     let (mut other, source) = holder();
@@ -266,11 +244,10 @@ fn after_the_last_reader_nothing_is_left_in_the_kernel() {
 /// repeatedly opens and closes the task map. Another searches meanwhile, without the lock that
 /// openers take, and so finds links that the kernel is still making.
 #[test]
+#[ignore = "needs root and eBPF"]
 fn a_search_during_an_attachment_succeeds() {
     let _alone = alone();
-    if !is_detached_or_skip("a_search_during_an_attachment_succeeds") {
-        return;
-    }
+    require_detached();
     std::thread::scope(|scope| {
         let attaching = scope.spawn(|| (0..100).for_each(|_| drop(task_map::open().unwrap())));
         while !attaching.is_finished() {

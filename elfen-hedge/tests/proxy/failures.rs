@@ -10,18 +10,25 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use nix::sys::signal::Signal;
 
 use crate::rig::{
-    Backend, Client, Hedge, Server, ask, count, free_address, is_root, signal, skipped, wait_until,
+    Backend, Client, Hedge, Server, ask, count, free_address, require_root, signal, wait_until,
 };
 
 /// Goal: every policy may start before its servers, as after a boot. Method: both servers start
 /// later. Then the first is stopped, which policies that observe servers must notice.
 #[test]
 fn servers_that_are_down_at_the_start_are_waited_for() {
-    let policies = ["none", "after=5ms", "look", "hazard"];
-    if !is_root() {
-        skipped("elfen-hedge --policy hazard", "it takes root");
-    }
-    for policy in &policies[..3 + usize::from(is_root())] {
+    assert_waits_for_servers(&["none", "after=5ms", "look"]);
+}
+
+#[test]
+#[ignore = "needs root and eBPF"]
+fn servers_that_are_down_at_the_start_are_waited_for_under_hazard() {
+    require_root();
+    assert_waits_for_servers(&["hazard"]);
+}
+
+fn assert_waits_for_servers(policies: &[&str]) {
+    for policy in policies {
         let (to, backup) = (free_address(), free_address());
         let words = ["--policy", policy, "--max-extra", "100%", "--give-up", "1s"];
         let hedge = Hedge::start(to, backup, &words);
@@ -72,11 +79,18 @@ fn all(at: SocketAddr, name: &str) -> u32 {
 /// says, and none with credentials.
 #[test]
 fn recorded_requests_are_replayed_only_on_request() {
-    let policies = ["look", "none", "hazard"];
-    if !is_root() {
-        skipped("elfen-hedge --policy hazard --replay", "it takes root");
-    }
-    for policy in &policies[..2 + usize::from(is_root())] {
+    assert_replays(&["look", "none"]);
+}
+
+#[test]
+#[ignore = "needs root and eBPF"]
+fn recorded_requests_are_replayed_only_on_request_under_hazard() {
+    require_root();
+    assert_replays(&["hazard"]);
+}
+
+fn assert_replays(policies: &[&str]) {
+    for policy in policies {
         for replay in ["0", "50"] {
             let [mut first, second] = Server::pair();
             let words = ["--policy", policy, "--replay", replay];

@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::rig::{
-    Backend, Client, Hedge, Server, ask, free_address, hedge, is_root, signal, skipped,
-};
+use crate::rig::{Backend, Client, Hedge, Server, ask, free_address, hedge, require_root, signal};
 use nix::sys::signal::Signal;
 
 /// Sends one client's requests, of every method and form. Returns how many of them were POST
@@ -60,11 +58,19 @@ fn requests() -> usize {
 
 #[test]
 fn each_client_gets_its_own_answer_once() {
+    assert_own_answers(&["look", "after=2ms"]);
+}
+
+#[test]
+#[ignore = "needs root and eBPF"]
+fn each_client_gets_its_own_answer_once_under_hazard() {
+    require_root();
+    assert_own_answers(&["hazard"]);
+}
+
+fn assert_own_answers(policies: &[&str]) {
     const CLIENTS: usize = 8;
-    if !is_root() {
-        skipped("elfen-hedge --policy hazard", "it takes root");
-    }
-    for policy in &["look", "after=2ms", "hazard"][..2 + usize::from(is_root())] {
+    for policy in policies {
         let servers = Server::pair();
         let words = ["--policy", policy, "--max-extra", "30%"];
         let hedge = Hedge::start(servers[0].at, servers[1].at, &words);

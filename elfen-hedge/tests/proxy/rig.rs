@@ -24,13 +24,10 @@ pub(crate) fn signal(process: u32, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(process).unwrap()), signal).expect("it runs");
 }
 
-pub(crate) fn is_root() -> bool {
-    nix::unistd::geteuid().is_root()
-}
-
-pub(crate) fn skipped(what: &str, why: &str) {
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: {what}: {why}").unwrap();
+/// `hazard` loads eBPF programs.
+#[track_caller]
+pub(crate) fn require_root() {
+    assert!(nix::unistd::geteuid().is_root(), "needs root");
 }
 
 /// Waits for a condition.

@@ -8,7 +8,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::stage::{compile, skipped};
+use crate::stage::compile;
 use elfen_instrument::{Compiler, Inject, Plan, Reason, best, inspect};
 
 const PATCH: &str = "-fpatchable-function-entry=43";
@@ -22,7 +22,8 @@ fn why_not(program: &Path, inject: Inject) -> String {
     program.allows(inject).unwrap_err().to_string()
 }
 
-fn registers(name: &str, flags: &[&str]) -> Option<PathBuf> {
+#[track_caller]
+fn registers(name: &str, flags: &[&str]) -> PathBuf {
     let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
     compile("registers.c", &format!("inspect-{name}"), &flags)
 }
@@ -37,23 +38,33 @@ fn executable(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
 
 #[test]
 fn each_way_is_recognized_in_compiled_programs() {
-    let cases: [(&str, &[&str], Inject); 7] = [
+    assert_recognized(&[
         ("plain", &[], Inject::Live),
         ("mcount", &["-pg"], Inject::Mcount),
-        ("fentry", &["-pg", "-mfentry"], Inject::Fentry),
         ("cyg", &["-finstrument-functions"], Inject::Cyg),
+    ]);
+    let inline = compile("programs.c", "inspect-inline", &["-DINLINE"]);
+    assert_eq!(plan_of(&inline), Plan { inject: Inject::Inline, preload: true });
+}
+
+#[test]
+#[ignore = "needs GCC"]
+fn each_way_of_gcc_is_recognized_in_compiled_programs() {
+    assert_recognized(&[
+        ("fentry", &["-pg", "-mfentry"], Inject::Fentry),
         ("patch", &[PATCH], Inject::Patch),
         ("patch-fixed", &[PATCH, "-fno-pie", "-no-pie"], Inject::Patch),
         ("patch-over-fentry", &[PATCH, "-pg", "-mfentry"], Inject::Patch),
-    ];
-    for (name, flags, inject) in cases {
-        let Some(program) = registers(name, flags) else { continue };
+    ]);
+}
+
+fn assert_recognized(cases: &[(&str, &[&str], Inject)]) {
+    for &(name, flags, inject) in cases {
+        let program = registers(name, flags);
         let expected = Plan { inject, preload: inject != Inject::Live };
         assert_eq!(plan_of(&program), expected, "{name}");
         assert_eq!(best(program.as_os_str()).unwrap(), inject, "{name}");
     }
-    let inline = compile("programs.c", "inspect-inline", &["-DINLINE"]).unwrap();
-    assert_eq!(plan_of(&inline), Plan { inject: Inject::Inline, preload: true });
 }
 
 /// Goal: a program whose hook the library does not define is not reported as checked. Method: a
@@ -100,7 +111,7 @@ fn programs_that_compile_at_run_time_are_recognized() {
 
 #[test]
 fn a_way_that_the_program_was_not_built_for_names_the_flag() {
-    let Some(plain) = registers("plain-flags", &[]) else { return };
+    let plain = registers("plain-flags", &[]);
     let cases = [
         (Inject::Patch, "-fpatchable-function-entry=43"),
         (Inject::Fentry, "-pg -mfentry"),
@@ -115,30 +126,29 @@ fn a_way_that_the_program_was_not_built_for_names_the_flag() {
 
 /// Method: NOPs that no thread executes, and too few NOPs.
 #[test]
+#[ignore = "needs GCC"]
 fn unusable_nops_give_no_room() {
     for (name, flag) in
         [("prefix", "-fpatchable-function-entry=43,43"), ("short", "-fpatchable-function-entry=4")]
     {
-        let Some(program) = registers(name, &[flag]) else { continue };
+        let program = registers(name, &[flag]);
         assert!(why_not(&program, Inject::Patch).starts_with("leaves "), "{name}");
         assert_eq!(plan_of(&program).inject, Inject::Live, "{name}");
     }
 }
 
 #[test]
+#[ignore = "needs GCC and strip"]
 fn stripped_programs_allow_the_same_ways() {
-    let Some(program) = registers("stripped", &[PATCH]) else { return };
-    let status = Command::new("strip").arg(&program).status();
-    match status {
-        Ok(status) => assert!(status.success()),
-        Err(error) => return skipped("stripped programs", &error.to_string()),
-    }
+    let program = registers("stripped", &[PATCH]);
+    let stripped = Command::new("strip").arg(&program).status().expect("needs strip");
+    assert!(stripped.success());
     assert_eq!(plan_of(&program).inject, Inject::Patch);
 }
 
 #[test]
 fn static_programs_take_no_library() {
-    let program = compile("programs.c", "inspect-static", &["-DINLINE", "-static"]).unwrap();
+    let program = compile("programs.c", "inspect-static", &["-DINLINE", "-static"]);
     for inject in [Inject::Inline, Inject::Mcount, Inject::Patch] {
         let why = why_not(&program, inject);
         assert!(why.starts_with("is statically linked"), "{inject:?}: {why}");
@@ -147,9 +157,9 @@ fn static_programs_take_no_library() {
 }
 
 #[test]
+#[ignore = "needs AddressSanitizer"]
 fn a_sanitized_program_takes_no_library() {
-    let flags = ["-pg", "-fsanitize=address"];
-    let Some(program) = compile("programs.c", "inspect-asan", &flags) else { return };
+    let program = compile("programs.c", "inspect-asan", &["-pg", "-fsanitize=address"]);
     assert!(why_not(&program, Inject::Mcount).starts_with("is built with AddressSanitizer"));
     assert_eq!(plan_of(&program), Plan { inject: Inject::Live, preload: false });
 }
@@ -198,7 +208,16 @@ fn programs_for_other_machines_differ_from_damaged_ones() {
 /// over.
 #[test]
 fn damaged_programs_do_not_panic_the_inspector() {
-    let Some(whole) = registers("damaged", &[PATCH]) else { return };
+    inspect_damaged(&registers("damaged", &["-pg"]));
+}
+
+#[test]
+#[ignore = "needs GCC"]
+fn damaged_programs_of_gcc_do_not_panic_the_inspector() {
+    inspect_damaged(&registers("damaged-patch", &[PATCH]));
+}
+
+fn inspect_damaged(whole: &Path) {
     let whole = fs::read(whole).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for step in 0..400 {
@@ -220,7 +239,7 @@ fn damaged_programs_do_not_panic_the_inspector() {
 #[test]
 fn scripts_allow_what_their_interpreter_allows() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = registers("interpreter", &["-pg"]) else { return };
+    let program = registers("interpreter", &["-pg"]);
     let script = |name: &str, line: &str| executable(folder.path(), name, format!("#!{line}\n"));
     let direct = script("direct", &program.display().to_string());
     let inspected = inspect(direct.as_os_str()).unwrap();
@@ -256,16 +275,20 @@ fn files_that_cannot_be_executed_are_rejected() {
     }
 }
 
-/// Method: copies of a program with set-ID bits or file capabilities, which only root can make.
+#[track_caller]
+fn require_root() {
+    // SAFETY: takes no arguments.
+    assert_eq!(unsafe { libc::geteuid() }, 0, "needs root");
+}
+
+/// Method: copies of a program with set-ID bits, which only root can make.
 #[test]
-fn programs_that_gain_rights_take_no_library() {
-    let Some(program) = registers("rights", &["-pg"]) else { return };
+#[ignore = "needs root"]
+fn programs_of_other_users_with_set_id_bits_take_no_library() {
+    require_root();
+    let program = registers("set-id", &["-pg"]);
     let folder = tempfile::tempdir().unwrap();
     let copy = |name: &str| executable(folder.path(), name, fs::read(&program).unwrap());
-    // SAFETY: takes no arguments.
-    if unsafe { libc::geteuid() } != 0 {
-        return skipped("set-user-ID programs and file capabilities", "only root makes them");
-    }
     for (name, user, group, mode) in [("setuid", 65534, 0, 0o4755), ("setgid", 0, 65534, 0o2755)] {
         let path = copy(name);
         chown(&path, Some(user), Some(group)).unwrap();
@@ -276,15 +299,23 @@ fn programs_that_gain_rights_take_no_library() {
     let ours = copy("setuid-ours");
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o4755)).unwrap();
     assert_eq!(plan_of(&ours).inject, Inject::Mcount, "its owner gains nothing");
-    let capable = copy("capable");
+}
+
+/// Method: a copy of a program with a file capability, which only root can give.
+#[test]
+#[ignore = "needs root and file capabilities"]
+fn programs_with_file_capabilities_take_no_library() {
+    require_root();
+    let program = registers("capable", &["-pg"]);
+    let folder = tempfile::tempdir().unwrap();
+    let capable = executable(folder.path(), "capable", fs::read(&program).unwrap());
     let path = CString::new(capable.as_os_str().as_bytes()).unwrap();
     // Version 2 of linux/capability.h, effective: CAP_NET_RAW.
     let value: [u32; 5] = [0x0200_0001, 1 << 13, 0, 0, 0];
     let name = c"security.capability".as_ptr();
     // SAFETY: both strings are NUL-terminated, and the value is 20 bytes long.
     let set = unsafe { libc::setxattr(path.as_ptr(), name, value.as_ptr().cast(), 20, 0) };
-    if set != 0 {
-        return skipped("file capabilities", &std::io::Error::last_os_error().to_string());
-    }
+    let error = std::io::Error::last_os_error();
+    assert_eq!(set, 0, "needs file capabilities: {error}");
     assert!(why_not(&capable, Inject::Mcount).starts_with("has file capabilities"));
 }

@@ -5,21 +5,27 @@
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::stage::{Batch, Board, Run, Toggle, compile, cpus, idle, library, until};
 use elfen_rt::nap::{Kind, block};
 use elfen_rt::signal::lane::LaneState;
 
-/// The ways and their compiler flags. Patched functions come with and without room for the whole
-/// check, one byte short of it, and at a fixed address.
-const WAYS: [(&str, &[&str]); 10] = [
+type Way = (&'static str, &'static [&'static str]);
+
+/// The ways that every compiler supports, and their flags.
+const COMMON_WAYS: [Way; 4] = [
     ("inline", &["-DINLINE"]),
     ("inline-no-pie", &["-DINLINE", "-fno-pie", "-no-pie"]),
     ("mcount", &["-pg"]),
-    ("fentry", &["-pg", "-mfentry"]),
     ("cyg", &["-finstrument-functions"]),
+];
+
+/// The ways that need GCC, and their flags. Patched functions come with and without room for the
+/// whole check, one byte short of it, and at a fixed address.
+const GCC_WAYS: [Way; 6] = [
+    ("fentry", &["-pg", "-mfentry"]),
     ("patch", &["-fpatchable-function-entry=43"]),
     ("patch-pair", &["-fpatchable-function-entry=19", "-fno-pie", "-no-pie"]),
     ("patch-jump", &["-fpatchable-function-entry=5"]),
@@ -27,30 +33,52 @@ const WAYS: [(&str, &[&str]); 10] = [
     ("patch-cet", &["-fpatchable-function-entry=43", "-fcf-protection=full"]),
 ];
 
-/// The programs are built once for all tests.
-fn programs() -> &'static [(&'static str, PathBuf)] {
-    static BUILT: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let build = |(way, flags): (&'static str, &[&str])| {
-            Some((way, compile("programs.c", &format!("programs-{way}"), flags)?))
-        };
-        WAYS.into_iter().filter_map(build).collect()
-    })
+/// The programs for some ways of checking.
+type Programs = &'static [(&'static str, PathBuf)];
+
+fn build(ways: &[Way]) -> Vec<(&'static str, PathBuf)> {
+    let build =
+        |&(way, flags): &Way| (way, compile("programs.c", &format!("programs-{way}"), flags));
+    ways.iter().map(build).collect()
 }
 
-/// The program for one way of checking, if the compiler supports it.
-pub(crate) fn program(way: &str) -> Option<&'static Path> {
-    programs().iter().find(|(found, _)| *found == way).map(|(_, program)| program.as_path())
+/// The programs are built once for all tests.
+fn common_programs() -> Programs {
+    static BUILT: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
+    BUILT.get_or_init(|| build(&COMMON_WAYS))
+}
+
+fn gcc_programs() -> Programs {
+    static BUILT: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
+    BUILT.get_or_init(|| build(&GCC_WAYS))
+}
+
+/// The program for one way of checking.
+pub(crate) fn program(way: &str) -> &'static Path {
+    let needs_gcc = GCC_WAYS.iter().any(|(found, _)| *found == way);
+    let programs = if needs_gcc { gcc_programs() } else { common_programs() };
+    let (_, program) = programs.iter().find(|(found, _)| *found == way).unwrap();
+    program
 }
 
 pub(crate) fn plain() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| compile("programs.c", "programs-plain", &[]).unwrap())
+    BUILT.get_or_init(|| compile("programs.c", "programs-plain", &[]))
 }
 
 #[test]
 fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
-    for (way, program) in programs() {
+    assert_each_stops_and_goes_on(common_programs());
+}
+
+#[test]
+#[ignore = "needs GCC"]
+fn every_way_of_gcc_stops_a_batch_for_a_request_and_lets_it_go_on() {
+    assert_each_stops_and_goes_on(gcc_programs());
+}
+
+fn assert_each_stops_and_goes_on(programs: Programs) {
+    for (way, program) in programs {
         let (run, mut worker) = Run::new();
         let board = Board::new();
         let mut batch = Batch::start(run.batch(program).args(["loop", &board.id()]));
@@ -77,8 +105,18 @@ fn every_way_stops_a_batch_for_a_request_and_lets_it_go_on() {
 /// plays the waker.
 #[test]
 fn a_thread_that_blocks_sleeps_in_the_kernel() {
-    for way in ["inline", "patch", "mcount"] {
-        let Some(program) = program(way) else { continue };
+    assert_blocked_threads_sleep(&["inline", "mcount"]);
+}
+
+#[test]
+#[ignore = "needs GCC"]
+fn a_thread_that_blocks_in_patched_code_sleeps_in_the_kernel() {
+    assert_blocked_threads_sleep(&["patch"]);
+}
+
+fn assert_blocked_threads_sleep(ways: &[&str]) {
+    for &way in ways {
+        let program = program(way);
         let (run, mut worker) = Run::new();
         run.nap_by(Kind::Block);
         let board = Board::new();
@@ -152,14 +190,20 @@ impl Crowd {
 /// other test uses.
 #[test]
 fn each_of_a_thousand_threads_stops_for_a_request() {
-    let cases = [
-        ("inline", Kind::Block, 1000),
-        ("mcount", Kind::Block, 1000),
-        ("patch", Kind::Block, 1000),
-        ("patch", Kind::Spin, 100),
-    ];
-    for (way, nap, threads) in cases {
-        let Some(program) = program(way) else { continue };
+    assert_crowds_stop(&[("inline", Kind::Block, 1000), ("mcount", Kind::Block, 1000)]);
+}
+
+#[test]
+#[ignore = "needs GCC"]
+fn each_of_a_thousand_patched_threads_stops_for_a_request() {
+    assert_crowds_stop(&[("patch", Kind::Block, 1000), ("patch", Kind::Spin, 100)]);
+}
+
+fn assert_crowds_stop(cases: &[(&'static str, Kind, usize)]) {
+    static LANE: Mutex<()> = Mutex::new(());
+    let _alone = LANE.lock().unwrap_or_else(PoisonError::into_inner);
+    for &(way, nap, threads) in cases {
+        let program = program(way);
         let (run, mut worker) = Run::on_lane(cpus()[1]);
         run.nap_by(nap);
         let mut crowd = Crowd::start(&run, (way, program), threads);
@@ -178,9 +222,10 @@ fn each_of_a_thousand_threads_stops_for_a_request() {
 /// Goal: code is not changed while threads run. Method: a library that starts a thread before the
 /// program does. The lane is busy all the time, so a program with checks would never end.
 #[test]
+#[ignore = "needs GCC"]
 fn a_program_that_has_threads_before_it_starts_is_not_patched() {
-    let early = compile("early.c", "early.so", &["-fPIC", "-shared"]).unwrap();
-    let Some(program) = program("patch") else { return };
+    let early = compile("early.c", "early.so", &["-fPIC", "-shared"]);
+    let program = program("patch");
     let (run, mut worker) = Run::new();
     worker.begin(1);
     let mut batch = run.batch(program);
@@ -197,10 +242,10 @@ pub(crate) fn output_of(command: &mut Command) -> (String, Option<i32>) {
     (String::from_utf8(output.stdout).unwrap(), output.status.code())
 }
 
-fn same_with_and_without_checks(arguments: &[&str]) {
+fn same_with_and_without_checks(programs: Programs, arguments: &[&str]) {
     let expected = output_of(Command::new(plain()).args(arguments));
     assert!(expected.0.starts_with(arguments[0]), "{expected:?}");
-    for (way, program) in programs() {
+    for (way, program) in programs {
         let alone = output_of(Command::new(program).args(arguments));
         assert_eq!(alone, expected, "{way}, started by hand");
         let (run, worker) = Run::new();
@@ -216,51 +261,106 @@ fn same_with_and_without_checks(arguments: &[&str]) {
 
 #[test]
 fn a_thousand_threads_run_as_without_checks() {
-    same_with_and_without_checks(&["threads"]);
+    same_with_and_without_checks(common_programs(), &["threads"]);
 }
 
 #[test]
 fn two_hundred_children_run_as_without_checks() {
-    same_with_and_without_checks(&["forks"]);
+    same_with_and_without_checks(common_programs(), &["forks"]);
 }
 
 /// Method: all descriptors are closed at each step.
 #[test]
 fn a_chain_of_programs_runs_as_without_checks() {
-    same_with_and_without_checks(&["chain", "20", "1"]);
+    same_with_and_without_checks(common_programs(), &["chain", "20", "1"]);
 }
 
 #[test]
 fn signal_handlers_on_their_own_stack_run_as_without_checks() {
-    same_with_and_without_checks(&["signals"]);
+    same_with_and_without_checks(common_programs(), &["signals"]);
 }
 
 #[test]
 fn coroutines_on_small_stacks_run_as_without_checks() {
-    same_with_and_without_checks(&["contexts"]);
+    same_with_and_without_checks(common_programs(), &["contexts"]);
 }
 
 #[test]
 fn blocked_signals_and_a_changed_affinity_stay() {
-    same_with_and_without_checks(&["masked"]);
+    same_with_and_without_checks(common_programs(), &["masked"]);
 }
 
 /// The liveness test of a service makes system calls, and the C library's wrappers of some calls
 /// would end a cancelled thread.
 #[test]
 fn a_cancelled_thread_works_until_its_cancellation_point() {
-    same_with_and_without_checks(&["cancel"]);
+    same_with_and_without_checks(common_programs(), &["cancel"]);
+}
+
+/// The same programs, built in the ways that need GCC.
+mod built_by_gcc {
+    use super::{gcc_programs, same_with_and_without_checks};
+
+    #[test]
+    #[ignore = "needs GCC"]
+    fn a_thousand_threads_run_as_without_checks() {
+        same_with_and_without_checks(gcc_programs(), &["threads"]);
+    }
+
+    #[test]
+    #[ignore = "needs GCC"]
+    fn two_hundred_children_run_as_without_checks() {
+        same_with_and_without_checks(gcc_programs(), &["forks"]);
+    }
+
+    #[test]
+    #[ignore = "needs GCC"]
+    fn a_chain_of_programs_runs_as_without_checks() {
+        same_with_and_without_checks(gcc_programs(), &["chain", "20", "1"]);
+    }
+
+    #[test]
+    #[ignore = "needs GCC"]
+    fn signal_handlers_on_their_own_stack_run_as_without_checks() {
+        same_with_and_without_checks(gcc_programs(), &["signals"]);
+    }
+
+    #[test]
+    #[ignore = "needs GCC"]
+    fn coroutines_on_small_stacks_run_as_without_checks() {
+        same_with_and_without_checks(gcc_programs(), &["contexts"]);
+    }
+
+    #[test]
+    #[ignore = "needs GCC"]
+    fn blocked_signals_and_a_changed_affinity_stay() {
+        same_with_and_without_checks(gcc_programs(), &["masked"]);
+    }
+
+    #[test]
+    #[ignore = "needs GCC"]
+    fn a_cancelled_thread_works_until_its_cancellation_point() {
+        same_with_and_without_checks(gcc_programs(), &["cancel"]);
+    }
 }
 
 /// Goal: a hook changes no register with an argument. Method: arguments in all registers, with
 /// vectors of every width that this CPU has, while the lane alternates between busy and idle.
 #[test]
 fn hooks_preserve_all_arguments() {
-    for (way, flags) in WAYS.into_iter().filter(|(way, _)| !way.starts_with("inline")) {
+    assert_arguments_are_preserved(&COMMON_WAYS);
+}
+
+#[test]
+#[ignore = "needs GCC"]
+fn hooks_of_gcc_preserve_all_arguments() {
+    assert_arguments_are_preserved(&GCC_WAYS);
+}
+
+fn assert_arguments_are_preserved(ways: &[Way]) {
+    for (way, flags) in ways.iter().filter(|(way, _)| !way.starts_with("inline")) {
         let flags: Vec<&str> = flags.iter().copied().chain(["-Wno-psabi"]).collect();
-        let Some(program) = compile("registers.c", &format!("registers-{way}"), &flags) else {
-            continue;
-        };
+        let program = compile("registers.c", &format!("registers-{way}"), &flags);
         let (run, worker) = Run::new();
         let _toggle = Toggle::start(worker);
         let found = output_of(run.batch(&program).arg("0.3"));

@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -29,13 +29,6 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Reports that a requirement is missing on this machine. The test runner hides what the macros of
-/// std print.
-pub(crate) fn skipped(name: &str, why: &str) {
-    let mut terminal = io::stderr();
-    writeln!(terminal, "skipped: {name}: {why}").unwrap();
-}
-
 /// The preload library as shipped. Only release builds cannot panic.
 pub(crate) fn library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -53,9 +46,9 @@ pub(crate) fn build_library(profile: &str, folder: &str) -> PathBuf {
     target.join(folder).join(elfen_instrument::LIBRARY)
 }
 
-/// Compiles a C file of this crate. If the compiler does not support the flags, it prints a line
-/// and returns `None`. Calls of the library's hooks need no linker flag.
-pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<PathBuf> {
+/// Compiles a C file of this crate. Calls of the library's hooks need no linker flag.
+#[track_caller]
+pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (object, output) = (folder.join(format!("{program}.o")), folder.join(program));
     let cc = |arguments: &[&OsStr]| Command::new("cc").args(arguments).output();
@@ -65,11 +58,8 @@ pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<Pat
     arguments.extend(flags.iter().map(OsStr::new));
     arguments.extend([source.as_os_str(), "-o".as_ref(), object.as_os_str()]);
     let compiled = cc(&arguments).expect("building Rust needs a C compiler too");
-    if !compiled.status.success() {
-        let why = String::from_utf8_lossy(&compiled.stderr).into_owned();
-        skipped(program, why.lines().next().unwrap_or("cc failed"));
-        return None;
-    }
+    let why = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "needs a compiler with {flags:?}: {why}");
     let mut arguments: Vec<&OsStr> = vec![object.as_os_str(), "-o".as_ref(), output.as_os_str()];
     arguments.extend(["-pthread", "-lm"].map(OsStr::new));
     let returns = library().with_file_name("libelfen_return.a");
@@ -83,7 +73,7 @@ pub(crate) fn compile(source: &str, program: &str, flags: &[&str]) -> Option<Pat
     arguments.extend(flags.iter().filter(|flag| LINKING.contains(flag)).map(OsStr::new));
     let linked = cc(&arguments).unwrap();
     assert!(linked.status.success(), "{}", String::from_utf8_lossy(&linked.stderr));
-    Some(output)
+    output
 }
 
 /// Makes functions return by the `ret` of `libelfen_return.a`.

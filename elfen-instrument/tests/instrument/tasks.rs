@@ -1,6 +1,5 @@
 //! Goal: a batch obeys the kernel's task map exactly as long as the kernel writes it. Method: the
-//! real eBPF program, and a real request lane with a thread that works and sleeps. Needs CAP_BPF,
-//! CAP_PERFMON and two CPUs, and reports a skip otherwise.
+//! real eBPF program, and a real request lane with a thread that works and sleeps.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -10,29 +9,23 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use elfen_kernel::task_map::{Error, Loaded};
+use elfen_kernel::task_map::Loaded;
 use elfen_rt::inherit::TaskMapSource;
 use elfen_rt::signal::lane::LaneState;
 use elfen_rt::signal::task::TaskMap;
 
 use crate::programs::program;
-use crate::stage::{Batch, Board, Run, cpus, pin, skipped, until};
+use crate::stage::{Batch, Board, Run, cpus, pin, until};
 
 /// The descriptor numbers by which the batch finds the map and its link.
 const DESCRIPTORS: [i32; 2] = [900, 901];
 
 /// Loads and attaches the kernel's program for this test.
-fn attach(test: &str) -> Option<(Loaded, TaskMap)> {
-    let loaded = match Loaded::load() {
-        Ok(loaded) => loaded,
-        Err(error @ (Error::NotPermitted | Error::NoKernelTypes)) => {
-            skipped(test, &error.to_string());
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+#[track_caller]
+fn attach() -> (Loaded, TaskMap) {
+    let loaded = Loaded::load().unwrap_or_else(|error| panic!("needs root and eBPF: {error}"));
     let map = loaded.map().unwrap();
-    Some((loaded, map))
+    (loaded, map)
 }
 
 /// A thread on the request lane that works on demand. It ends when this value drops, also when a
@@ -79,10 +72,11 @@ impl Drop for RequestThread {
     }
 }
 
-/// Whether the CPU idles at least 2 % of a second, as seen from another CPU. Other programs on the
-/// CPU make the batch nap too, which is correct but would disturb the test. Tests that run at the
-/// same time compile, and finish within a minute.
-fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
+/// Fails unless the CPU idles at least 2 % of a second, as seen from another CPU. Other programs on
+/// the CPU make the batch nap too, which is correct but would disturb the test. Tests that run at
+/// the same time compile, and finish within a minute.
+#[track_caller]
+fn require_idle(map: &TaskMap, cpu: u32) {
     const SECONDS: u32 = 60;
     const LOOKS: usize = 1000;
     let slot = map.slot(cpu).unwrap();
@@ -96,10 +90,7 @@ fn idles(test: &str, map: &TaskMap, cpu: u32) -> bool {
         (0..SECONDS).any(|_| (0..LOOKS).filter(|_| idles()).count() >= LOOKS / 50)
     };
     let idle = thread::scope(|scope| scope.spawn(look).join().unwrap());
-    if !idle {
-        skipped(test, &format!("something else keeps CPU {cpu} busy all the time"));
-    }
-    idle
+    assert!(idle, "needs two idle CPUs: others keep CPU {cpu} busy");
 }
 
 fn batch(run: &Run, map: &TaskMap, program: &Path) -> Command {
@@ -121,18 +112,14 @@ fn batch(run: &Run, map: &TaskMap, program: &Path) -> Command {
 }
 
 #[test]
+#[ignore = "needs root, two idle CPUs, eBPF and GCC"]
 fn a_thread_on_the_request_lane_stops_the_batch() {
-    let test = "checks by the task map";
     let [first, second] = cpus();
-    if first == second {
-        return skipped(test, "one CPU");
-    }
-    let Some((_loaded, map)) = attach(test) else { return };
-    if !idles(test, &map, second) {
-        return;
-    }
+    assert_ne!(first, second, "needs two CPUs");
+    let (_loaded, map) = attach();
+    require_idle(&map, second);
     for way in ["inline", "patch", "fentry"] {
-        let Some(program) = program(way) else { continue };
+        let program = program(way);
         let run = Run::on_tasks(first, second);
         let (board, request) = (Board::new(), RequestThread::start(second));
         let mut batch = Batch::start(batch(&run, &map, program).args(["loop", &board.id()]));
@@ -151,17 +138,13 @@ fn a_thread_on_the_request_lane_stops_the_batch() {
 /// Goal: a batch does not nap forever after the eBPF program is gone. Method: the batch closes all
 /// its descriptors, the lane is busy, and the last process that holds the map closes it.
 #[test]
+#[ignore = "needs root, two idle CPUs, eBPF and GCC"]
 fn a_task_map_that_is_no_longer_written_stops_no_batch() {
-    let test = "a task map that froze";
     let [first, second] = cpus();
-    if first == second {
-        return skipped(test, "one CPU");
-    }
-    let Some((loaded, map)) = attach(test) else { return };
-    let Some(program) = program("patch") else { return };
-    if !idles(test, &map, second) {
-        return;
-    }
+    assert_ne!(first, second, "needs two CPUs");
+    let (loaded, map) = attach();
+    let program = program("patch");
+    require_idle(&map, second);
     let run = Run::on_tasks(first, second);
     let (board, request) = (Board::new(), RequestThread::start(second));
     let mut batch = batch(&run, &map, program);
@@ -179,7 +162,7 @@ fn a_task_map_that_is_no_longer_written_stops_no_batch() {
 /// Method: the batch gets descriptors that do not belong to the map.
 #[test]
 fn descriptors_of_other_files_are_ignored() {
-    let Some(program) = program("fentry") else { return };
+    let program = program("mcount");
     let [first, second] = cpus();
     let run = Run::on_tasks(first, second);
     let board = Board::new();

@@ -22,6 +22,7 @@ use crate::fence::status::{self, Answer, Request};
 use crate::hsperf;
 use crate::mapped;
 use crate::placement::may_take_guard_rank;
+use crate::process::{name_of, numbers_in, status_field};
 
 use super::answers::{
     Answers, Attach, Capabilities, CoreScheduling, Counting, Cycles, Handed, Jvm, KernelTypes,
@@ -105,7 +106,7 @@ fn jvms() -> Vec<Jvm> {
         let has_counters = counters.is_ok_and(|(_, counters)| !counters.is_empty());
         Some(Jvm { process, has_probes, has_counters })
     };
-    crate::process::numbers_in("/proc").into_iter().filter_map(jvm).take(MOST_JVMS).collect()
+    numbers_in("/proc").into_iter().filter_map(jvm).take(MOST_JVMS).collect()
 }
 
 /// Opens a mapping of this process, which requires the same right as a mapping of another process.
@@ -148,9 +149,7 @@ fn capabilities() -> Option<Capabilities> {
 }
 
 fn effective_capabilities() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
+    u64::from_str_radix(&status_field("self", "CapEff")?, 16).ok()
 }
 
 /// The name of the type against which a tp_btf program of this tracepoint is checked.
@@ -291,12 +290,14 @@ fn core_scheduling() -> CoreScheduling {
     let mut processes = 0;
     let mut hidden = 0;
     let mut with_cookie = Vec::new();
-    for pid in pids() {
+    for process in numbers_in("/proc") {
+        let pid = process.cast_signed();
         match cookie(pid) {
             Ok(cookie) => {
                 processes += 1;
                 if cookie != 0 {
-                    with_cookie.push(command_of(pid));
+                    let name = name_of(process).unwrap_or_else(|| format!("process {process}"));
+                    with_cookie.push(name);
                 }
             }
             // The process has ended meanwhile.
@@ -320,14 +321,4 @@ fn cookie(pid: libc::pid_t) -> io::Result<u64> {
         )
     };
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
-}
-
-fn pids() -> Vec<libc::pid_t> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
-}
-
-fn command_of(pid: libc::pid_t) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
-    name.map_or_else(|_| format!("process {pid}"), |name| name.trim_end().to_owned())
 }

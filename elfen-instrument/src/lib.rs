@@ -23,6 +23,7 @@ mod file;
 pub mod fuzzed;
 mod library;
 pub mod live;
+pub mod process;
 mod program;
 pub mod remote;
 

@@ -11,6 +11,7 @@ use std::path::Path;
 use elfen_instrument::remote::{Mapping, mappings};
 
 use crate::mapped;
+use crate::process::plain_text;
 
 /// The prefix of the name of the file's folder, before the user's name.
 const FOLDER: &str = "hsperfdata_";
@@ -82,9 +83,7 @@ fn parse(bytes: &[u8]) -> Option<Vec<Counter>> {
         let name = entry.get(name_at..)?.split(|&byte| byte == 0).next()?;
         let offset = at + data_at;
         if kind == LONG && values == 0 && data_at + 8 <= length && offset.is_multiple_of(8) {
-            let name = String::from_utf8_lossy(name);
-            let plain = name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
-            found.push(Counter { name: plain.collect(), offset: offset as u64 });
+            found.push(Counter { name: plain_text(name), offset: offset as u64 });
         }
         at = at.checked_add(length)?;
     }

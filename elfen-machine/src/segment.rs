@@ -3,6 +3,8 @@
 
 use std::{fs, io};
 
+use crate::process::plain_text;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
     pub key: i32,
@@ -24,13 +26,8 @@ fn parse(line: &str) -> Option<Segment> {
 
 /// The name of a page as text, without the padding.
 pub fn text_of(name: &[u8]) -> String {
-    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-    // Any user can make a page, and root may list it on a terminal: no character of a name may
-    // control the terminal.
-    String::from_utf8_lossy(name)
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
+    // Any user can make a page, and root may list it on a terminal.
+    plain_text(name.split(|&byte| byte == 0).next().unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::cgroup::path_in;
 use super::cpulist::CpuSet;
 use super::source::{Source, SourceError};
 
@@ -201,9 +202,13 @@ fn kinds(source: &Source) -> Result<Vec<(CoreKind, CpuSet)>, SourceError> {
     Ok(kinds)
 }
 
-/// Mount points of the unified hierarchy: without version 1, and next to it.
-const UNIFIED: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-const V1: &str = "/sys/fs/cgroup/cpuset";
+/// Controller, mount point and file of each hierarchy that may have cpusets: version 1, and the
+/// unified hierarchy without version 1 and next to it.
+const CPUSETS: [(&str, &str, &str); 3] = [
+    ("cpuset", "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
+    ("", "/sys/fs/cgroup", "cpuset.cpus.effective"),
+    ("", "/sys/fs/cgroup/unified", "cpuset.cpus.effective"),
+];
 
 /// The cpuset of the calling process's cgroup; `None` where no cpuset controller is visible.
 ///
@@ -213,24 +218,11 @@ const V1: &str = "/sys/fs/cgroup/cpuset";
 /// the explanation is less precise.
 fn cpuset_of_this_process(source: &Source) -> Result<Option<CpuSet>, SourceError> {
     let memberships = source.text("/proc/self/cgroup")?.unwrap_or_default();
-    for membership in memberships.lines() {
-        // hierarchy-ID:controllers:path, with no controllers for the unified hierarchy.
-        let mut fields = membership.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let found = if controllers.is_empty() {
-            nearest(source, UNIFIED[0], path, "cpuset.cpus.effective")?.or(nearest(
-                source,
-                UNIFIED[1],
-                path,
-                "cpuset.cpus.effective",
-            )?)
-        } else if controllers.split(',').any(|controller| controller == "cpuset") {
-            nearest(source, V1, path, "cpuset.effective_cpus")?
-        } else {
-            None
-        };
-        if found.is_some() {
-            return Ok(found);
+    for (controller, mount, file) in CPUSETS {
+        if let Some(path) = path_in(&memberships, controller)
+            && let Some(found) = nearest(source, mount, path, file)?
+        {
+            return Ok(Some(found));
         }
     }
     Ok(None)

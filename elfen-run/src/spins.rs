@@ -9,7 +9,6 @@
 //! some milliseconds, it leaves the lane to the exiting thread.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use elfen_rt::clock::monotonic_ns;
 use super::hotplug::online;
 use elfen_machine::affinity;
 use elfen_machine::cpulist::CpuSet;
-use elfen_machine::process::{Spent, descends, spent, threads_of};
+use elfen_machine::process::{Stat, descends, status_field, thread_stat, threads_of};
 
 /// The system time since the last sample that makes a waiting thread a suspect.
 const TICKS: u64 = 5;
@@ -76,7 +75,7 @@ pub(super) struct SpinDetector {
 
 #[derive(Clone, Copy, Debug)]
 struct ThreadSample {
-    spent: Spent,
+    stat: Stat,
     /// Its number of voluntary context switches, once it is suspected.
     sleeps: Option<u64>,
 }
@@ -94,7 +93,8 @@ impl SpinDetector {
             return;
         }
         self.sampled_at_ns = now_ns;
-        let samples = threads().into_iter().filter_map(|thread| Some((thread, spent(thread)?)));
+        let samples =
+            threads().into_iter().filter_map(|thread| Some((thread, thread_stat(thread)?)));
         let spinning = self.spinning(samples, sleeps);
         if spinning.is_empty() {
             return;
@@ -110,36 +110,34 @@ impl SpinDetector {
     /// The threads that have been spinning since the sample before the last one.
     fn spinning(
         &mut self,
-        samples: impl Iterator<Item = (u32, Spent)>,
+        samples: impl Iterator<Item = (u32, Stat)>,
         sleeps: impl Fn(u32) -> Option<u64>,
     ) -> Vec<u32> {
         let mut spinning = Vec::new();
         let mut last_samples = HashMap::new();
-        for (thread, spent) in samples {
+        for (thread, stat) in samples {
             let before = self.last_samples.get(&thread);
-            let waits = spent.sleeps || self.are_own;
-            let suspect = before.is_some_and(|before| waits && is_suspect(before.spent, spent));
+            let waits = stat.state == 'S' || self.are_own;
+            let suspect = before.is_some_and(|before| waits && is_suspect(before.stat, stat));
             let sleeps = if suspect { sleeps(thread) } else { None };
             if sleeps.is_some() && before.is_some_and(|before| before.sleeps == sleeps) {
                 spinning.push(thread);
             }
-            last_samples.insert(thread, ThreadSample { spent, sleeps });
+            last_samples.insert(thread, ThreadSample { stat, sleeps });
         }
         self.last_samples = last_samples;
         spinning
     }
 }
 
-fn is_suspect(before: Spent, now: Spent) -> bool {
+fn is_suspect(before: Stat, now: Stat) -> bool {
     let system = now.system_ticks.saturating_sub(before.system_ticks);
     now.user_ticks == before.user_ticks && system >= TICKS
 }
 
 /// How often a thread gave up its CPU voluntarily.
 fn sleeps(thread: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-    count.trim().parse().ok()
+    status_field(thread, "voluntary_ctxt_switches")?.parse().ok()
 }
 
 /// Moves a thread to a CPU that it is not on, and back. The request lanes are the last choice.
@@ -170,18 +168,19 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    const fn took(sleeps: bool, user_ticks: u64, system_ticks: u64) -> Spent {
-        Spent { sleeps, user_ticks, system_ticks }
+    fn took(sleeps: bool, user_ticks: u64, system_ticks: u64) -> Stat {
+        let state = if sleeps { 'S' } else { 'R' };
+        Stat { state, user_ticks, system_ticks, ..Stat::default() }
     }
 
     /// Goal: only a thread that spins is moved. Method: three samples each, of one that spins and
     /// of some that look similar.
     #[test]
     fn a_waiting_thread_that_uses_cpu_without_sleeping_spins() {
-        let spins_if = |are_own, samples: [Spent; 3], slept: [u64; 3]| {
+        let spins_if = |are_own, samples: [Stat; 3], slept: [u64; 3]| {
             let mut spins = SpinDetector { are_own, ..SpinDetector::default() };
-            let found = samples.into_iter().zip(slept).map(|(spent, slept)| {
-                !spins.spinning([(7, spent)].into_iter(), |_| Some(slept)).is_empty()
+            let found = samples.into_iter().zip(slept).map(|(stat, slept)| {
+                !spins.spinning([(7, stat)].into_iter(), |_| Some(slept)).is_empty()
             });
             found.collect::<Vec<_>>()
         };

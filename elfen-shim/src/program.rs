@@ -150,12 +150,6 @@ pub fn status_of(status: std::process::ExitStatus) -> i32 {
     status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1)
 }
 
-/// The name of a process or thread.
-pub fn name_of(process: u32) -> Option<String> {
-    let name = fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
-    Some(name.trim_end().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
-}
-
 /// Returns whether a process is a kernel thread, which has no memory to observe.
 pub fn is_of_kernel(process: u32) -> bool {
     fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| line.is_empty())
@@ -198,7 +192,9 @@ mod tests {
         assert_eq!(status_of(child.wait().unwrap()), 3);
         let none = StartOptions { words: &["/no/such/program".into()], ..order };
         assert!(matches!(spawn_pending(&none).unwrap().release(), Err(StartError::NotFound)));
-        assert!(is_of_kernel(2) || name_of(2).as_deref() != Some("kthreadd"));
+        assert!(
+            is_of_kernel(2) || elfen_instrument::process::name_of(2).as_deref() != Some("kthreadd")
+        );
         assert!(!is_of_kernel(std::process::id()));
     }
 }

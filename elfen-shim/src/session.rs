@@ -372,7 +372,6 @@ mod tests {
     use super::*;
     use crate::recorder::Until;
     use crate::recording::{Head, ObserverHead, Recording, write};
-    use std::io::Write;
     use std::time::{Duration, Instant};
 
     fn words(name: &str, word: &'static AtomicU64) -> Words {

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use elfen_instrument::process::name_of;
 use elfen_instrument::remote::{Mapping, mappings};
 use elfen_instrument::{ENTRIES_SECTION, RETURN_SECTION};
 use elfen_rt::signal::task::Running;
@@ -14,7 +15,6 @@ use object::elf::{PF_W, PT_GNU_RELRO, PT_LOAD, STT_TLS};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSegment, ObjectSymbol, SymbolFlags};
 
-use crate::program::name_of;
 use crate::recording::{Kind, Recording, Signal, Source, State};
 
 /// The hook that functions built with -finstrument-functions call.

@@ -9,7 +9,7 @@ use crate::segment::RECORDER;
 use crate::trace::{BatchThread, FULL, Gap, Header, KernelFunction, MARKS_ALONE, ThreadName};
 use elfen_console::failure::to_stderr;
 use elfen_kernel::events::{Detail, Error, Events, Lost};
-use elfen_machine::process::{below, threads_of};
+use elfen_machine::process::{below, name_of, threads_of};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, Kind, Words};
 use elfen_run::batches::{self, Batch};
@@ -18,7 +18,7 @@ use crate::duty::{DutyChange, DutyCycle};
 use crate::jvm::Jvms;
 use crate::kernel_functions::FunctionNames;
 use crate::marks::MarkedService;
-use crate::service::{Service, name_of};
+use crate::service::Service;
 
 /// Interval of polls of the rings.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);

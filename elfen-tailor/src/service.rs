@@ -6,7 +6,7 @@ use std::fs;
 
 use elfen_kernel::events::Watched;
 use elfen_machine::affinity;
-use elfen_machine::process::{below, threads_of};
+use elfen_machine::process::{below, name_of, numbers_in, threads_of};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServiceSelector {
@@ -98,7 +98,7 @@ impl Service {
     }
 
     fn find_processes(&mut self, inodes: &BTreeSet<u64>) {
-        let all = processes().into_iter();
+        let all = numbers_in("/proc").into_iter();
         let mut found: Vec<u32> = all.filter(|&process| holds_socket(process, inodes)).collect();
         found.sort_unstable();
         if !found.is_empty() {
@@ -125,12 +125,6 @@ impl Service {
 
 fn holds_socket(process: u32, inodes: &BTreeSet<u64>) -> bool {
     !sockets_of(process).is_disjoint(inodes)
-}
-
-/// The current name of a thread.
-pub fn name_of(thread: u32) -> Option<String> {
-    let name = fs::read_to_string(format!("/proc/{thread}/comm")).ok()?;
-    Some(name.trim_end().to_owned())
 }
 
 fn port_of(process: u32, requested: Option<u16>) -> Result<u16, NotFound> {
@@ -165,11 +159,6 @@ fn parse(line: &str) -> Option<Listening> {
     let (_, port) = fields.get(1)?.rsplit_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
     (*fields.get(3)? == LISTEN).then_some((port, fields.get(9)?.parse().ok()?))
-}
-
-fn processes() -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 fn sockets_of(process: u32) -> BTreeSet<u64> {

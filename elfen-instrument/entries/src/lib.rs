@@ -20,7 +20,7 @@ mod nops;
 pub use code::{
     CHECK_BYTES, Check, Code, Entry, JUMP_BYTES, RETURN, Tag, call_through, jump, lower_half,
 };
-pub use frames::{Frame, frame, frames};
+pub use frames::{Frame, frame, visit_frames};
 pub use functions::FunctionStarts;
 pub use go::GoFunctions;
 pub use nops::{nop_run, padding_nops};

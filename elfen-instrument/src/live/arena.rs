@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use elfen_rewrite::{BLOCK_BYTES, CpuWords, Doorbell, Hooks, LaneDoorbell, Patch, Words};
 
-use super::missed::Missed;
-use super::status::{FILTERED, Status};
+use super::missed::{FILTERED, Missed};
+use crate::process::Status;
 use crate::remote::{Mapping, Memory, Seized, TouchError, mappings};
 
 const PARTS: usize = 5;

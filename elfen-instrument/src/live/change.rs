@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::status::Status;
+use crate::process::Status;
 use crate::remote::Memory;
 
 /// Bytes to write while no thread of the process runs. Writing stops at the first range that does

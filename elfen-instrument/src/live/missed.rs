@@ -6,6 +6,9 @@ use elfen_rewrite::DecodeError;
 
 use crate::remote::TouchError;
 
+/// The reason against processes that may not make the system calls of a check.
+pub const FILTERED: &str = "its system calls are filtered (seccomp)";
+
 /// The reasons. Those of a process hold for all its threads.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Missed {

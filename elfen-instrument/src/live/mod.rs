@@ -28,12 +28,10 @@ mod notices;
 mod object;
 mod patched;
 mod several;
-mod status;
 mod symbols;
 
 pub use arena::{LaneAt, Pages};
 pub use change::Change;
 pub use counts::SiteCounts;
-pub use missed::Missed;
+pub use missed::{FILTERED, Missed};
 pub use patched::{Patched, StoppedAt};
-pub use status::{FILTERED, ProgramId, is_filtered};

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 
-use elfen_entries::{Frame, FunctionStarts, GoFunctions, frame, frames};
+use elfen_entries::{Frame, FunctionStarts, GoFunctions, frame, visit_frames};
 use object::{Object as _, ObjectSection, ReadCache};
 
 use super::missed::Missed;
@@ -208,8 +208,8 @@ fn list_functions(process: u32, memory: &Memory, base: u64, bias: u64) -> Option
     let section = file.section_by_name(".eh_frame")?;
     let address = bias.checked_add(section.address())?;
     let table = Table::read(memory, address.max(base), section.size())?;
-    let frames = frames(&table.bytes, table.address);
-    let mut found: Vec<Bounds> = frames.filter_map(|one| Bounds::of(&one)).collect();
+    let mut found: Vec<Bounds> = Vec::new();
+    visit_frames(&table.bytes, table.address, |frame| found.extend(Bounds::of(&frame)));
     found.sort_by_key(|one| one.range.start);
     Some(found)
 }

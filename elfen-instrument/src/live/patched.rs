@@ -13,10 +13,10 @@ use super::arena::{Arena, Pages, Room};
 use super::change::{Change, Write};
 use super::functions::Functions;
 use super::hotspot::{CompiledMethod, HotSpot};
-use super::missed::Missed;
+use super::missed::{FILTERED, Missed};
 use super::notices::Notices;
 use super::object::Objects;
-use super::status::{FILTERED, Status, is_filtered};
+use crate::process::{Status, is_filtered};
 use crate::remote::{Mapping, Memory, mappings};
 
 /// Where a batch thread was interrupted.

@@ -12,7 +12,7 @@ use elfen_rewrite::{Function, Loop, Permitted};
 
 use super::arena::Pages;
 use super::patched::{Patched, code_at};
-use super::status::Status;
+use crate::process::Status;
 use crate::remote::Mapping;
 
 /// Objects with more code are not searched.

@@ -15,6 +15,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use super::memory::{Memory, mappings};
+use crate::process::stat;
 
 /// Why a process was left untouched.
 #[derive(Debug, thiserror::Error)]
@@ -265,11 +266,8 @@ fn wait(thread: libc::pid_t) -> Option<libc::user_regs_struct> {
 
 /// The parent of a dead thread; 0 if nothing of the thread is left.
 fn parent_if_dead(thread: libc::pid_t) -> Option<libc::pid_t> {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{thread}/stat")) else { return Some(0) };
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_whitespace();
-    let is_dead = matches!(fields.next()?, "Z" | "X");
-    fields.next()?.parse().ok().filter(|_| is_dead)
+    let Some(stat) = stat(thread.unsigned_abs()) else { return Some(0) };
+    matches!(stat.state, 'Z' | 'X').then(|| stat.parent.cast_signed())
 }
 
 /// Reaps a dead thread, because its parent is notified only after its tracer has reaped it. A child

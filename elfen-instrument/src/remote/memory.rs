@@ -1,10 +1,12 @@
 //! The memory of another process: what is mapped (`/proc/PID/maps`), and its bytes
 //! (`/proc/PID/mem`).
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+
+use crate::process::read_text;
 
 /// One line of `/proc/PID/maps`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,9 +24,7 @@ pub struct Mapping {
 
 /// Reads the mappings of a process, in order of their addresses.
 pub fn mappings(process: u32) -> io::Result<Vec<Mapping>> {
-    // The name of a mapped file may contain bytes that are not UTF-8.
-    let text = fs::read(format!("/proc/{process}/maps"))?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse).collect())
+    Ok(read_text(&format!("/proc/{process}/maps"))?.lines().filter_map(parse).collect())
 }
 
 fn parse(line: &str) -> Option<Mapping> {

@@ -127,7 +127,7 @@ impl<'a> Mounted<'a> {
 }
 
 /// The path in /proc/PID/cgroup for a controller; the empty text stands for version 2.
-fn path_in<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
+pub(crate) fn path_in<'a>(text: &'a str, controller: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let controllers = fields.next()?;

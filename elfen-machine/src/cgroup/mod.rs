@@ -16,3 +16,5 @@ pub use freezer::Freezer;
 pub use group::{Group, Rank};
 pub use hierarchies::{Hierarchies, Version};
 pub use path::CgroupPath;
+
+pub(crate) use hierarchies::path_in;

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::live::{
-    Change, FILTERED, Missed, Pages, Patched, ProgramId, SiteCounts, is_filtered,
-};
+use elfen_instrument::live::{Change, FILTERED, Missed, Pages, Patched, SiteCounts};
+use elfen_instrument::process::{ProgramId, is_filtered};
 use elfen_instrument::remote::release_late_threads;
 use elfen_rt::clock::nanos;
 use elfen_rt::process::{Identity, Liveness};

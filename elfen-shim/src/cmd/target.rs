@@ -8,6 +8,7 @@ use std::process::Child;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_instrument::inspect;
+use elfen_instrument::process::name_of;
 use elfen_instrument::remote::mappings;
 use elfen_kernel::task_map;
 use elfen_rt::memory::{Access, Memory};
@@ -73,7 +74,7 @@ pub(super) fn prepare_target(
         }
         let page = find_thread_page(process);
         let name = match args.process {
-            Some(process) => program::name_of(process).unwrap_or_default(),
+            Some(process) => name_of(process).unwrap_or_default(),
             None => "all tasks".to_owned(),
         };
         let (globals, supervisor) = if args.share {

@@ -71,9 +71,9 @@ fn elfen(words: &[&str]) -> Output {
     served::tailor(words).output().unwrap()
 }
 
-fn report(tale: &str) -> Value {
+fn report(recording: &str) -> Value {
     // Of a service that holds each answer back, its usual request is slow.
-    let told = elfen(&["report", tale, "--slow", "20ms", "--json"]);
+    let told = elfen(&["report", recording, "--slow", "20ms", "--json"]);
     serde_json::from_slice(&told.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&told.stderr)))
 }
@@ -87,17 +87,17 @@ fn a_lucene_service_and_its_first_cause() {
     let (java, port) = serve(&words, &library(), &name);
     let ask = b"GET /search?q=w1+w20+w300 HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, is_whole);
-    let tale = folder.path().join("lucene.tale");
-    let (port, tale) = (port.to_string(), tale.to_str().unwrap());
-    let by_port = elfen(&["record", "--for", "3s", "--port", &port, "-o", tale]);
+    let recording = folder.path().join("lucene.trace");
+    let (port, recording) = (port.to_string(), recording.to_str().unwrap());
+    let by_port = elfen(&["record", "-d", "3s", "--port", &port, "-o", recording]);
     assert!(by_port.status.success(), "{}", String::from_utf8_lossy(&by_port.stderr));
-    let told = report(tale);
+    let told = report(recording);
     assert_eq!(told["causes"][0]["cause"], "tcp-out", "{told:#}");
     // As the client's kernel acknowledges late.
     assert!(told["latency_ns"]["p50"].as_u64() > Some(20_000_000), "{told:#}");
-    let by_name = elfen(&["record", "--for", "2s", "--service", &name, "-o", tale]);
+    let by_name = elfen(&["record", "-d", "2s", "--service", &name, "-o", recording]);
     assert!(by_name.status.success(), "{}", String::from_utf8_lossy(&by_name.stderr));
-    let told = report(tale);
+    let told = report(recording);
     load.end();
     // In the background of a shell, the kernel would stop it for that.
     assert!(!listens(java.0.id()), "nobody said that it will be told anything");

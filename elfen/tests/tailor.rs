@@ -58,7 +58,7 @@ fn redis(folder: &Path) -> (Ends, u16) {
 fn stop(pid: u32) -> Ends {
     let pid = pid.to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["lab", "inject", "stop", "--pid", &pid, "--every", "300ms", "--last", "60ms"]);
+    command.args(["lab", "inject", "stop", "--pid", &pid, "--every", "300ms", "--length", "60ms"]);
     Ends(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
@@ -69,12 +69,12 @@ fn a_stopped_redis_is_found_out() {
     let (redis, port) = redis(folder.path());
     let load = Load::start(port, b"PING\r\n", |answer| !answer.is_empty());
     let stopper = stop(redis.0.id());
-    let (port, tale) = (port.to_string(), folder.path().join("redis.tale"));
-    let tale = tale.to_str().unwrap();
-    let words = ["record", "--for", "3s", "--port", &port, "--detail", "full", "-o", tale];
+    let (port, recording) = (port.to_string(), folder.path().join("redis.trace"));
+    let recording = recording.to_str().unwrap();
+    let words = ["record", "-d", "3s", "--port", &port, "--detail", "full", "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let told = elfen(&["report", tale, "--slow", "20ms", "--json"]).output().unwrap();
+    let told = elfen(&["report", recording, "--slow", "20ms", "--json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     // Of any 300 ms, 60 are a stop.
     let first = &told["causes"][0];
@@ -90,23 +90,23 @@ fn a_stopped_redis_is_found_out() {
         }
         assert_eq!(at_ns, number(&slow["arrived_ns"]) + number(&slow["latency_ns"]));
     }
-    let screen = elfen(&["report", tale, "--slow", "20ms"]).output().unwrap();
+    let screen = elfen(&["report", recording, "--slow", "20ms"]).output().unwrap();
     let screen = text(&screen.stdout);
-    without_causes(tale, folder.path());
+    without_causes(recording, folder.path());
     assert!(screen.starts_with("redis-server, port "), "{screen}");
     assert!(screen.contains("the service was stopped by a signal or a debugger"), "{screen}");
     published(&port);
     // While it goes on: lines of a watch, and a whole file after Ctrl-C.
-    let words = ["watch", "--for", "3s", "--port", &port, "--slow", "20ms", "--json"];
+    let words = ["watch", "-d", "3s", "--port", &port, "--slow", "20ms", "--json"];
     let watched = elfen(&words).output().unwrap();
     assert!(watched.status.success(), "{}", text(&watched.stderr));
     let lines: Vec<Value> =
         text(&watched.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines.iter().any(|line| line["charges"][0][0] == "stopped"), "{lines:?}");
-    interrupted(&port, tale);
-    killed(&port, tale);
-    overwhelmed(&port, tale);
-    partly(&port, tale);
+    interrupted(&port, recording);
+    killed(&port, recording);
+    overwhelmed(&port, recording);
+    partly(&port, recording);
     // Killed, it may leave a stop behind.
     drop(stopper);
     signal(&redis, Signal::SIGCONT);
@@ -138,8 +138,8 @@ fn published(port: &str) {
 }
 
 /// What is named is taken away, what is not there is refused with what is; files beside the screen.
-fn without_causes(tale: &str, folder: &Path) {
-    let words = ["report", tale, "--slow", "20ms", "--json", "--without", "stopped"];
+fn without_causes(recording: &str, folder: &Path) {
+    let words = ["report", recording, "--slow", "20ms", "--json", "--without", "stopped"];
     let (page, trace) = (folder.join("page.html"), folder.join("trace"));
     let files = ["--html", page.to_str().unwrap(), "--perfetto", trace.to_str().unwrap()];
     let told = elfen(&[&words[..], &files].concat()).output().unwrap();
@@ -150,16 +150,16 @@ fn without_causes(tale: &str, folder: &Path) {
     assert!(without.is_null() || without.as_u64() < p99.as_u64(), "{told:#}");
     assert!(fs::read_to_string(page).unwrap().contains("stopped by a signal or a debugger"));
     assert!(fs::metadata(trace).unwrap().len() > 10_000);
-    let output = elfen(&["report", tale, "--without", "nagle"]).output().unwrap();
+    let output = elfen(&["report", recording, "--without", "nagle"]).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
     assert!(said.contains("no request had the cause \"nagle\": the causes are "), "{said}");
     assert!(said.contains("stopped"), "{said}");
 }
 
-fn begins(port: &str, tale: &str) -> Ends {
-    drop(fs::remove_file(tale));
-    let words = ["record", "--port", port, "-o", tale];
+fn begins(port: &str, recording: &str) -> Ends {
+    drop(fs::remove_file(recording));
+    let words = ["record", "--port", port, "-o", recording];
     let mut command = elfen(&words);
     let heed = || {
         // SAFETY: the default action needs no handler.
@@ -171,36 +171,36 @@ fn begins(port: &str, tale: &str) -> Ends {
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let recorder = Ends(recorder);
     // A second or two of these clients: many requests are whole by then.
-    until("events", || fs::metadata(tale).is_ok_and(|tale| tale.len() > 300_000));
+    until("events", || fs::metadata(recording).is_ok_and(|recording| recording.len() > 300_000));
     recorder
 }
 
-fn interrupted(port: &str, tale: &str) {
-    let mut recorder = begins(port, tale);
+fn interrupted(port: &str, recording: &str) {
+    let mut recorder = begins(port, recording);
     signal(&recorder, Signal::SIGINT);
     assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is how it ends");
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told = elfen(&["report", recording, "--json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     assert_eq!(told["whole"], true);
 }
 
-fn killed(port: &str, tale: &str) {
-    drop(begins(port, tale));
-    let told = elfen(&["report", tale]).output().unwrap();
+fn killed(port: &str, recording: &str) {
+    drop(begins(port, recording));
+    let told = elfen(&["report", recording]).output().unwrap();
     assert!(text(&told.stdout).contains("the recording was cut off"), "{}", text(&told.stdout));
 }
 
 /// Who is kept from reading small rings says how much he missed, and which requests that touched;
 /// who cannot write says so at once.
-fn overwhelmed(port: &str, tale: &str) {
-    let words = ["record", "--for", "2s", "--port", port, "--ring", "16", "-o", tale];
+fn overwhelmed(port: &str, recording: &str) {
+    let words = ["record", "-d", "2s", "--port", port, "--ring", "16", "-o", recording];
     let mut recorder = Ends(elfen(&words).stdout(Stdio::null()).spawn().unwrap());
     std::thread::sleep(Duration::from_millis(700));
     signal(&recorder, Signal::SIGSTOP);
     std::thread::sleep(Duration::from_millis(700));
     signal(&recorder, Signal::SIGCONT);
     assert!(recorder.0.wait().unwrap().success());
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told = elfen(&["report", recording, "--json"]).output().unwrap();
     let number = |told: &Value, key: &str| told[key].as_u64().expect("a number");
     // All requests may have been touched.
     match serde_json::from_slice::<Value>(&told.stdout) {
@@ -210,7 +210,7 @@ fn overwhelmed(port: &str, tale: &str) {
             assert!(number(&told, "complete") < number(&told, "requests"), "{told:#}");
         }
     }
-    let words = ["record", "--for", "2s", "--port", port, "-o", "/dev/full"];
+    let words = ["record", "-d", "2s", "--port", port, "-o", "/dev/full"];
     let full = elfen(&words).output().unwrap();
     assert_eq!(full.status.code(), Some(1), "{}", text(&full.stderr));
     assert!(text(&full.stderr).contains("No space left on device"), "{}", text(&full.stderr));
@@ -218,17 +218,17 @@ fn overwhelmed(port: &str, tale: &str) {
 
 /// A part of each second is recorded as a part of it: who was there meanwhile is left out, nothing
 /// counts as lost, and the rest is explained.
-fn partly(port: &str, tale: &str) {
-    let words = ["record", "--for", "3s", "--port", port, "--duty", "30%", "-o", tale];
+fn partly(port: &str, recording: &str) {
+    let words = ["record", "-d", "3s", "--port", port, "--duty", "30%", "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told = elfen(&["report", recording, "--json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     let share = told["recorded_share"].as_f64().unwrap();
     assert!((0.05..0.8).contains(&share), "{told:#}");
     assert!(told["complete"].as_u64().unwrap() > 50, "{told:#}");
     assert!(told["unknown_share"].as_f64().unwrap() < 0.05, "{told:#}");
-    let screen = elfen(&["report", tale]).output().unwrap();
+    let screen = elfen(&["report", recording]).output().unwrap();
     assert!(text(&screen.stdout).contains("because of --duty"), "{}", text(&screen.stdout));
     for wrong in ["0%", "100%", "much", "-5%"] {
         let duty = format!("--duty={wrong}");
@@ -256,16 +256,17 @@ fn an_nginx_that_nobody_changed() {
     until("nginx", || listens(port));
     let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, |answer| !answer.is_empty());
-    let tale = folder.path().join("nginx.tale");
-    let (pid, tale) = (nginx.0.id().to_string(), tale.to_str().unwrap().to_owned());
-    let recorded = elfen(&["record", "--for", "2s", "--pid", &pid, "-o", &tale]).output().unwrap();
+    let recording = folder.path().join("nginx.trace");
+    let (pid, recording) = (nginx.0.id().to_string(), recording.to_str().unwrap().to_owned());
+    let recorded =
+        elfen(&["record", "-d", "2s", "--pid", &pid, "-o", &recording]).output().unwrap();
     load.end();
     // Its workers end with their master if it may end itself.
     signal(&nginx, Signal::SIGTERM);
     let mut nginx = nginx;
     nginx.0.wait().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let told = elfen(&["report", &tale, "--json"]).output().unwrap();
+    let told = elfen(&["report", &recording, "--json"]).output().unwrap();
     let said = text(&told.stderr).to_owned();
     let told: Value = serde_json::from_slice(&told.stdout).unwrap_or_else(|_| panic!("{said}"));
     assert_eq!(told["service"], "nginx");
@@ -335,21 +336,21 @@ fn recorded_marks(which: &str, bare: bool) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let service = Marked::start(which);
     until("the service", || !elfen_of(&service.name, "/dev/null", false).stdout.is_empty());
-    let tale = folder.path().join("marked.tale");
-    let tale = tale.to_str().unwrap();
-    let recorded = elfen_of(&service.name, tale, bare);
+    let recording = folder.path().join("marked.trace");
+    let recording = recording.to_str().unwrap();
+    let recorded = elfen_of(&service.name, recording, bare);
     service.end();
     let said = text(&recorded.stderr);
     assert!(recorded.status.success(), "{said}");
     assert_eq!(said.contains("no kernel events"), bare, "{said}");
-    let words = ["report", tale, "--slow", "10ms", "--json"];
+    let words = ["report", recording, "--slow", "10ms", "--json"];
     let told = elfen(&words).output().unwrap();
     serde_json::from_slice(&told.stdout).expect("JSON")
 }
 
 /// Records a service for a second; with no privileges.
-fn elfen_of(name: &str, tale: &str, bare: bool) -> Output {
-    let words = ["record", "--for", "1s", "--service", name, "-o", tale];
+fn elfen_of(name: &str, recording: &str, bare: bool) -> Output {
+    let words = ["record", "-d", "1s", "--service", name, "-o", recording];
     let mut command = match bare && nix::unistd::geteuid().is_root() {
         false => elfen(&[]),
         true => {

@@ -63,13 +63,14 @@ fn batch(name: &str) -> Batch {
 }
 
 /// A report of a second of it.
-fn recorded(name: &str, tale: &str) -> Value {
-    let words = ["record", "--for", "1s", "--service", name, "--lanes", "0:1", "-o", tale];
+fn recorded(name: &str, recording: &str) -> Value {
+    let words = ["record", "-d", "1s", "--service", name, "--lanes", "0:1", "-o", recording];
     let output = tailor(&words).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("no kernel events"), "needs root and eBPF: {said}");
-    let told = tailor(&["report", tale, "--slow", "1ms", "-k", "1000", "--json"]).output().unwrap();
+    let told =
+        tailor(&["report", recording, "--slow", "1ms", "-k", "1000", "--json"]).output().unwrap();
     serde_json::from_slice(&told.stdout).expect("JSON")
 }
 
@@ -91,8 +92,8 @@ fn overlaps(told: &Value) -> Vec<u64> {
 fn each_request_says_how_long_a_batch_was_beside_it() {
     let name = format!("beside-{}", std::process::id());
     let folder = tempfile::tempdir().unwrap();
-    let tale = folder.path().join("beside.tale");
-    let tale = tale.to_str().unwrap();
+    let recording = folder.path().join("beside.trace");
+    let recording = recording.to_str().unwrap();
     let ends = Arc::new(AtomicBool::new(false));
     let (of, until) = (name.clone(), Arc::clone(&ends));
     let serves = std::thread::spawn(move || serve(&of, &until));
@@ -100,7 +101,7 @@ fn each_request_says_how_long_a_batch_was_beside_it() {
     let batch = batch(&name);
     // The batch has what others leave of its lane: at some time it has a request's length of it.
     let told = loop {
-        let told = recorded(&name, tale);
+        let told = recorded(&name, recording);
         let most = overlaps(&told).into_iter().max().unwrap_or(0);
         if most > 1_000_000 {
             break told;
@@ -111,7 +112,7 @@ fn each_request_says_how_long_a_batch_was_beside_it() {
     let rows = told["beside"].as_array().unwrap();
     let row = rows.iter().find(|row| row["name"] == "sh").expect("a row of its own");
     assert!(row["tail_ns"].as_u64() > Some(0), "{row:#}");
-    let alone = recorded(&name, tale);
+    let alone = recorded(&name, recording);
     assert!(!alone["slowest"].as_array().unwrap().is_empty(), "{alone:#}");
     assert_eq!(overlaps(&alone).into_iter().max(), Some(0), "it has ended");
     ends.store(true, Relaxed);

@@ -53,10 +53,10 @@ fn two_recorders_of_one_service() {
     let load = Load::start(port, b"ask\n", |answer| answer.ends_with(b"\n"));
     let port = port.to_string();
     let record = |name: &str, more: &[&str]| {
-        let tale = folder.path().join(name).to_str().unwrap().to_owned();
-        let words = ["record", "--for", "2s", "--port", &port, "-o", &tale];
+        let recording = folder.path().join(name).to_str().unwrap().to_owned();
+        let words = ["record", "-d", "2s", "--port", &port, "-o", &recording];
         let recorder = elfen(&[&words[..], more].concat());
-        (recorder, tale)
+        (recorder, recording)
     };
     let [(mut first, whole), (mut second, small)] =
         [record("whole", &[]), record("small", &["--ring", "16", "--detail", "full"])];
@@ -70,8 +70,8 @@ fn two_recorders_of_one_service() {
     load.end();
     let of_first = String::from_utf8_lossy(&first.stderr);
     assert!(first.status.success() && ended.success(), "{of_first}{said}");
-    let told = |tale: &str| {
-        let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told = |recording: &str| {
+        let told = elfen(&["report", recording, "--json"]).output().unwrap();
         (serde_json::from_slice::<Value>(&told.stdout), told.stderr)
     };
     let whole = told(&whole).0.expect("JSON");
@@ -96,10 +96,10 @@ fn a_recorder_that_is_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let port = echo();
     let load = Load::start(port, b"ask\n", |answer| answer.ends_with(b"\n"));
-    let path = folder.path().join("tale");
-    let (tale, port_text) = (path.to_str().unwrap(), port.to_string());
+    let path = folder.path().join("trace");
+    let (recording, port_text) = (path.to_str().unwrap(), port.to_string());
     // 40 ms of these clients' events.
-    let words = ["record", "--port", &port_text, "--ring", "2048", "-o", tale];
+    let words = ["record", "--port", &port_text, "--ring", "2048", "-o", recording];
     let mut command = elfen(&words);
     let heed = || {
         // SAFETY: the default action needs no handler.
@@ -111,7 +111,7 @@ fn a_recorder_that_is_stopped() {
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut recorder = Ends(recorder);
     let id = Pid::from_raw(i32::try_from(recorder.0.id()).unwrap());
-    let size = || fs::metadata(&path).map_or(0, |tale| tale.len());
+    let size = || fs::metadata(&path).map_or(0, |recording| recording.len());
     until("events", || size() > 200_000 || recorder.0.try_wait().unwrap().is_some());
     if let Some(ended) = recorder.0.try_wait().unwrap() {
         let mut said = String::new();
@@ -136,7 +136,7 @@ fn a_recorder_that_is_stopped() {
     assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is how it ends");
     // All of these were answered as well.
     load.end();
-    let told = elfen(&["report", tale, "--json"]).output().unwrap();
+    let told = elfen(&["report", recording, "--json"]).output().unwrap();
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     let number = |key: &str| told[key].as_u64().expect("a number");
     assert_eq!(told["whole"], true, "{told:#}");

@@ -55,15 +55,15 @@ fn told() -> Told {
     let (java, port) = java(folder.path(), &[]);
     let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, |answer| answer.ends_with(b"hello"));
-    let (port, tale) = (port.to_string(), folder.path().join("java.tale"));
-    let tale = tale.to_str().unwrap();
-    let words = ["record", "--for", "4s", "--port", &port, "-o", tale];
+    let (port, recording) = (port.to_string(), folder.path().join("java.trace"));
+    let recording = recording.to_str().unwrap();
+    let words = ["record", "-d", "4s", "--port", &port, "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     load.end();
     drop(java);
     let said = String::from_utf8(recorded.stderr).unwrap();
     assert!(recorded.status.success(), "{said}");
-    let report = elfen(&["report", tale, "--slow", "p97", "--json"]).output().unwrap();
+    let report = elfen(&["report", recording, "--slow", "p97", "--json"]).output().unwrap();
     let report = serde_json::from_slice(&report.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&report.stderr)));
     Told { said, report, truth: collections(&folder.path().join("gc.log")) }

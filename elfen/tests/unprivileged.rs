@@ -94,7 +94,7 @@ fn two_capabilities_are_enough_to_record() {
     let [elfen, server] =
         [Path::new(ELFEN), server.as_path()].map(|program| copy(program, folder.path()));
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let tale = folder.path().join("nobody.tale");
+    let recording = folder.path().join("nobody.trace");
     let mut server = Command::new(server);
     server.args(["answer", "server"]).uid(NOBODY).gid(NOBODY);
     let mut server =
@@ -106,7 +106,7 @@ fn two_capabilities_are_enough_to_record() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
         command.args(["--inh-caps", capabilities, "--ambient-caps", capabilities]).arg(&elfen);
-        command.args(["tailor", "record", "--for", "1s", "--port", &port, "-o"]).arg(&tale);
+        command.args(["tailor", "record", "-d", "1s", "--port", &port, "-o"]).arg(&recording);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("util-linux")
     };
@@ -124,7 +124,7 @@ fn two_capabilities_are_enough_to_record() {
     let recorded = recorder.wait_with_output().unwrap();
     let said = String::from_utf8(recorded.stderr).unwrap();
     assert!(recorded.status.success(), "{said}");
-    let words = ["tailor", "report", tale.to_str().unwrap(), "--json"];
+    let words = ["tailor", "report", recording.to_str().unwrap(), "--json"];
     let told = Command::new(&elfen).args(words).output().unwrap();
     let told: serde_json::Value = serde_json::from_slice(&told.stdout).expect("JSON");
     assert!(told["complete"].as_u64() > Some(50) && told["detail"] == "sched", "{told:#}");

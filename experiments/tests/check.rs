@@ -26,7 +26,7 @@ fn checks(words: &[&str]) -> Value {
 fn the_check_holds() {
     let (mut told, mut right) = (Vec::new(), BTreeSet::new());
     for _ in 0..6 {
-        let checked = checks(&["--injections", "4"]);
+        let checked = checks(&["--runs", "4"]);
         right.extend(right_ones(&checked));
         told.push(checked);
         let left_out = told[0]["left_out"].as_array().map_or(0, Vec::len);
@@ -63,7 +63,7 @@ fn is_right_in_all(checked: &Value) -> bool {
 #[test]
 #[ignore = "needs root and eBPF"]
 fn what_is_foreseen_is_held_against_what_is_seen() {
-    let words = ["--what-if", "1", "--causes", "stop,long", "--injections", "5"];
+    let words = ["--what-if", "1", "--causes", "stop,long", "--runs", "5"];
     let told = checks(&words);
     let rows = told["rows"].as_array().unwrap();
     let of = |row: &Value| (row["workers"].as_u64(), row["cause"].as_str().map(str::to_owned));
@@ -93,7 +93,7 @@ fn what_was_stolen_is_told_twice() {
 fn wrong_arguments_are_named() {
     let own = std::process::id().to_string();
     for (words, why) in [
-        (&["inject", "stop", "--pid", &own, "--last", "1s"][..], "less than --every"),
+        (&["inject", "stop", "--pid", &own, "--length", "1s"][..], "less than --every"),
         (&["inject", "softirq", "--pid", &own], "--cpu"),
         (&["check", "--user"], "unexpected argument"),
         (&["check", "--causes", "stop,nagel"], "the causes are all, stop, hog"),
@@ -136,7 +136,7 @@ fn a_flood_that_is_killed() {
     let pid = target.0.id().to_string();
     let words = ["inject", "softirq", "--pid", &pid, "--cpu", "1", "--every", "1s"];
     let mut flood = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
-    flood.args(words).args(["--last", "900ms"]).stdin(Stdio::null()).stderr(Stdio::null());
+    flood.args(words).args(["--length", "900ms"]).stdin(Stdio::null()).stderr(Stdio::null());
     let flood = Ends(flood.spawn().unwrap());
     let now = || fs::read_to_string(STEERING).unwrap();
     until("packets to be steered", || now() != before);

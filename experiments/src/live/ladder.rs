@@ -254,7 +254,7 @@ impl Ladder<'_> {
         let mut command = Command::new(find_program("elfen")?);
         let detail = if phase == Phase::Filling { "full" } else { "sched" };
         command.args(["tailor", "record", "--port", &port.to_string(), "--detail", detail]);
-        command.arg("-o").arg(self.scratch.path("tale"));
+        command.arg("-o").arg(self.scratch.path("trace"));
         let place = Place::anywhere(Normal);
         let mut recorder = Process::start("elfen tailor", command, &place, &self.scratch)?;
         let begun = |recorder: &Process| is_recording(&recorder.said(), port).then_some(());
@@ -285,7 +285,7 @@ impl Ladder<'_> {
         let slow = format!("p{}", 100 - self.plan.slow_percent());
         command
             .args(["tailor", "report", "--json", "-k", "0", "--slow", &slow])
-            .arg(self.scratch.path("tale"));
+            .arg(self.scratch.path("trace"));
         let place = Place::anywhere(Normal);
         let report = Process::start("elfen tailor", command, &place, &self.scratch)?;
         let Report { slow_requests, causes } = report.finish_json(None, TO_REPORT)?;

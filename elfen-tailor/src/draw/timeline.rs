@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use elfen_console::duration::{number, show};
 use elfen_rt::signal::event::Kind;
 
-use super::page::{self, WIDTH};
+use super::svg::{self, WIDTH};
 use crate::report::{SegmentRow, SlowRequest};
 use crate::timeline::Timeline;
 use crate::trace::Trace;
@@ -69,13 +69,13 @@ impl Drawer<'_> {
         let threads: BTreeSet<u32> =
             one.segments.iter().map(|segment| segment.tid).take(MOST_THREADS).collect();
         let cpus = self.cpus(one, &threads);
-        let mut body = page::fitted("row-name", (0.0, TOP + 14.0), "request", LEFT);
+        let mut body = svg::fitted("row-name", (0.0, TOP + 14.0), "request", LEFT);
         let own = one.segments.iter().map(|segment| self.segment(segment, &span));
         body += &draw_pieces(TOP, merge_narrow(own));
         for (row, &cpu) in (1_u32..).zip(&cpus) {
             let y = TOP + ROW * f64::from(row);
-            body += &page::fitted("row-name", (0.0, y + 14.0), &format!("CPU {cpu}"), LEFT);
-            body += &page::line("base", (LEFT, y + BAR), (WIDTH - RIGHT, y + BAR));
+            body += &svg::fitted("row-name", (0.0, y + 14.0), &format!("CPU {cpu}"), LEFT);
+            body += &svg::line("base", (LEFT, y + BAR), (WIDTH - RIGHT, y + BAR));
             let runs = self.timeline.runs(cpu, span.from_ns, span.to_ns);
             let ran = runs.filter(|(.., thread, _)| *thread != 0);
             let ran =
@@ -86,7 +86,7 @@ impl Drawer<'_> {
         let bottom = TOP + ROW * (number(cpus.len() as u64) + 1.0) - 6.0;
         body += &ticks(&span, bottom);
         let description = format!("The time of a request of {}", show(one.latency_ns));
-        page::picture(bottom + FOOT, &description, &body)
+        svg::picture(bottom + FOOT, &description, &body)
     }
 
     /// The CPUs that a request ran on, or would have run on.
@@ -213,8 +213,8 @@ fn merge_narrow(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
 
 fn draw_pieces(y: f64, pieces: Vec<Piece>) -> String {
     let draw = |Piece { from, to, colour, name, tooltip }: Piece| {
-        page::bar(colour, (from, y), (to, y + BAR), &tooltip)
-            + &page::fitted("tick", (from, y + BAR + 13.0), &name, to - from)
+        svg::bar(colour, (from, y), (to, y + BAR), &tooltip)
+            + &svg::fitted("tick", (from, y + BAR + 13.0), &name, to - from)
     };
     pieces.into_iter().map(draw).collect()
 }
@@ -227,8 +227,8 @@ fn ticks(span: &Span, y: f64) -> String {
     for count in 0..=all_ns / step_ns {
         let x = span.x(span.from_ns + count * step_ns);
         let label = if count == 0 { "0".to_owned() } else { show(count * step_ns) };
-        ticks += &page::line("tick-line", (x, y), (x, y + 4.0));
-        ticks += &page::fitted("tick middle", (x, y + 18.0), &label, WIDTH);
+        ticks += &svg::line("tick-line", (x, y), (x, y + 4.0));
+        ticks += &svg::fitted("tick middle", (x, y + 18.0), &label, WIDTH);
     }
     ticks
 }

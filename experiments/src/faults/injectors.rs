@@ -125,7 +125,7 @@ impl Hog {
         Self { cpu, name: "elfen-rival", priority: None }
     }
 
-    /// Runs for `length`. Returns when it ran, by its own clock, because it can lose the CPU itself.
+    /// Runs for `length`. Returns when it ran by its own clock, because it can lose the CPU itself.
     pub fn inject(&self, length: Duration) -> io::Result<Vec<Injection>> {
         let Self { cpu, name, priority } = *self;
         let hog = std::thread::Builder::new().name(name.to_owned());

@@ -30,7 +30,7 @@ use elfen_tailor::segment::{BURST, LONG};
 use client::InjectorClient;
 use injectors::{Flood, Hog, Injection, PageOut, Stop};
 use recording::{Load, WORK_US, record_while};
-use score::{Injections, score};
+use score::{Injected, score};
 use service::{ServiceKind, TestService};
 
 pub use recording::{CheckError, Stolen};
@@ -208,16 +208,16 @@ pub fn stolen(time: Duration, requests_a_second: u32) -> Result<Stolen, CheckErr
 
 impl Plan {
     /// Injects each fault in turn, as often as planned.
-    fn inject_all(&self, service: &mut TestService) -> io::Result<Injections> {
+    fn inject_all(&self, service: &mut TestService) -> io::Result<Vec<Injected>> {
         let mut injectors = Vec::new();
-        let mut all = Injections::new();
+        let mut all = Vec::<Injected>::new();
         for &fault in &self.faults {
             injectors.push((fault.start)(service)?);
-            all.push((fault, Vec::new()));
+            all.push((fault.name, fault.cause, Vec::new()));
         }
         std::thread::sleep(SETTLED);
         for _ in 0..self.runs {
-            for (inject, (_, injections)) in injectors.iter_mut().zip(&mut all) {
+            for (inject, (_, _, injections)) in injectors.iter_mut().zip(&mut all) {
                 std::thread::sleep(self.every.saturating_sub(self.length));
                 injections.extend(inject(service, self.length)?);
             }

@@ -6,7 +6,6 @@ use elfen_tailor::segment::{ExplainedRequest, is_named_by};
 use elfen_tailor::trace::Trace;
 use serde::Serialize;
 
-use super::Fault;
 use super::injectors::Injection;
 use super::recording::Stolen;
 
@@ -136,21 +135,21 @@ const TOLERANCE_NS: u64 = 300_000;
 /// Limit of wrong requests that are kept for each cause.
 const MISMATCHES_MAX: usize = 10;
 
-/// Each fault of a recording, with the times when it was injected.
-pub(super) type Injections = Vec<(&'static Fault, Vec<Injection>)>;
+/// A fault of a recording: its name, the cause that it must be charged to, and its injections.
+pub(super) type Injected = (&'static str, &'static str, Vec<Injection>);
 
-pub(super) fn score(trace: &Trace, injections: &Injections, runs: usize) -> CheckReport {
+pub(super) fn score(trace: &Trace, injections: &[Injected], runs: usize) -> CheckReport {
     let account = Account::of(trace);
     let mut latencies: Vec<u64> =
         account.explained.iter().map(ExplainedRequest::latency_ns).collect();
     latencies.sort_unstable();
     let median_ns = quantile(&latencies, 500_000);
-    let score_of = |(fault, all): &(&'static Fault, Vec<Injection>)| {
-        let mut score = Score { cause: fault.name, injections: runs, ..Score::default() };
+    let score_of = |(name, cause, all): &Injected| {
+        let mut score = Score { cause: name, injections: runs, ..Score::default() };
         for one in &account.explained {
             let injected_ns = all.iter().map(|injection| injected_ns(injection, one)).sum();
             if injected_ns >= TOUCHED_MIN_NS {
-                score.add_request(fault.cause, one, injected_ns, median_ns, charges(one, trace));
+                score.add_request(cause, one, injected_ns, median_ns, charges(one, trace));
             }
         }
         score

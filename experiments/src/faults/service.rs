@@ -130,9 +130,9 @@ fn java_source() -> io::Result<File> {
     Ok(source)
 }
 
-/// Starts a service in Java on one CPU, at the highest ordinary priority. At a real-time priority it
-/// could not collect: a spinning thread would keep the other threads of its own process from that
-/// CPU. `java` compiles the source as it starts.
+/// Starts a service in Java on one CPU, at the highest ordinary priority. At a real-time priority
+/// it could not collect: a spinning thread would keep the other threads of its own process from
+/// that CPU. `java` compiles the source as it starts.
 fn start_java(cpu: u32, kind: ServiceKind, source: &File) -> io::Result<Child> {
     let file = format!("/proc/{}/fd/{}", std::process::id(), source.as_raw_fd());
     let mut command = Command::new("java");

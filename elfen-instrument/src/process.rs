@@ -26,7 +26,7 @@ pub struct Stat {
     /// When it started, which distinguishes it from other processes with the same id.
     pub began_ticks: u64,
     /// The start of its stack; 0 if this user may not know.
-    stack: u64,
+    pub stack: u64,
 }
 
 /// In the flags of a task: it exits.

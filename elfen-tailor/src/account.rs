@@ -1,6 +1,7 @@
 //! All requests of a trace, each explained by segments.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use crate::neighbours;
 use crate::request::{Request, Requests};
@@ -21,8 +22,14 @@ pub struct Account {
 
 impl Account {
     pub fn of(trace: &Trace) -> Self {
-        let timeline = Timeline::of(trace);
-        let requests = Requests::of(trace);
+        Self::of_ended_in(trace, 0..=u64::MAX)
+    }
+
+    /// Explains only the requests that ended in a span.
+    pub fn of_ended_in(trace: &Trace, ended_ns: RangeInclusive<u64>) -> Self {
+        let events = trace.events_in_order();
+        let timeline = Timeline::new(trace, &events);
+        let requests = Requests::new(trace, &events);
         let walk = Walk::new(trace, &timeline, &requests);
         let is_over_gap = |request: &Request| {
             request.arrived_ns < trace.head.began_ns
@@ -31,8 +38,9 @@ impl Account {
                     .iter()
                     .any(|gap| gap.from_ns <= request.ended_ns && request.arrived_ns <= gap.to_ns)
         };
+        let wanted = requests.all.iter().filter(|request| ended_ns.contains(&request.ended_ns));
         let (over, complete): (Vec<&Request>, Vec<&Request>) =
-            requests.all.iter().partition(|request| is_over_gap(request));
+            wanted.partition(|request| is_over_gap(request));
         let explain = |request: &Request| {
             let segments = walk.explain(request)?;
             Some(ExplainedRequest {

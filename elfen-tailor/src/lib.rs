@@ -6,7 +6,7 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | [`trace`] | recorded events, in memory or in a `.tale` file |
+//! | [`trace`] | recorded events, in memory or in a `.trace` file |
 //! | [`timeline`] | the state of each thread and the thread on each CPU, over time |
 //! | [`runtime`] | when a JVM halted its threads, as the JVM reports it |
 //! | [`stalls`] | when the kernel made a thread wait for kernel locks or memory |

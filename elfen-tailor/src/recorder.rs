@@ -6,7 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::segment::RECORDER;
-use crate::trace::{BatchThread, FULL, Gap, Header, KernelFunction, MARKS_ALONE, ThreadName};
+use crate::trace::{BatchThread, FULL, Gap, Header, MARKS_ALONE, Note, Sink, ThreadName};
 use elfen_console::failure::to_stderr;
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_machine::process::{below, name_of, threads_of};
@@ -33,16 +33,6 @@ fn name_this_thread() {
     // SAFETY: `name` outlives the call and ends with a zero; the kernel copies at most 16 bytes of
     // it.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
-}
-
-/// Takes the events: a file, or memory.
-pub trait Sink {
-    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()>;
-    fn gap(&mut self, gap: Gap) -> io::Result<()>;
-    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()>;
-    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()>;
-    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()>;
-    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()>;
 }
 
 #[derive(Debug)]
@@ -171,12 +161,12 @@ impl Recorder {
                 self.lose(Some(cpu), lost, sink)?;
             }
             self.taken += self.buffer.len() as u64;
-            sink.events(cpu, &self.buffer)?;
+            sink.add_events(cpu, &self.buffer)?;
             self.note_threads();
         }
         self.buffer.clear();
         self.jvms.poll(&mut self.buffer);
-        sink.events(0, &self.buffer)?;
+        sink.add_events(0, &self.buffer)?;
         let now_ns = monotonic_ns();
         if now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS {
             self.refreshed_ns = now_ns;
@@ -193,7 +183,7 @@ impl Recorder {
             DutyChange::Pause => events.pause(),
             DutyChange::Resume(from_ns) => {
                 events.resume().map_err(io::Error::other)?;
-                sink.gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() })?;
+                sink.add_note(pause(from_ns))?;
             }
         }
         Ok(())
@@ -202,7 +192,7 @@ impl Recorder {
     /// Writes the last pause as a gap, if the recording ends in one.
     pub fn write_last_pause(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         match self.duty_cycle.and_then(|cycle| cycle.paused_ns()) {
-            Some(from_ns) => sink.gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() }),
+            Some(from_ns) => sink.add_note(pause(from_ns)),
             None => Ok(()),
         }
     }
@@ -217,7 +207,7 @@ impl Recorder {
             self.buffer.clear();
             count += marked.take(lane, &mut self.buffer);
             self.taken += self.buffer.len() as u64;
-            sink.marks(lane, &self.buffer)?;
+            sink.add_marks(lane, &self.buffer)?;
         }
         match count {
             0 => Ok(()),
@@ -228,7 +218,7 @@ impl Recorder {
     fn lose(&mut self, cpu: Option<u32>, lost: Lost, sink: &mut impl Sink) -> io::Result<()> {
         let Lost { count, from_ns, to_ns } = lost;
         self.lost += count;
-        sink.gap(Gap { cpu, count, from_ns, to_ns })
+        sink.add_note(Note::Gap(Gap { cpu, count, from_ns, to_ns }))
     }
 
     /// Notes the threads and kernel functions in the buffer. A thread that ends reports its own
@@ -281,12 +271,22 @@ impl Recorder {
             }
         }
         self.seen_before = std::mem::take(&mut self.seen);
-        sink.functions(self.functions.take_new())?;
+        add_all(sink, Note::Functions, self.functions.take_new())?;
         if !self.service.cores.is_empty() {
-            sink.batches(batches())?;
+            add_all(sink, Note::Batches, batches())?;
         }
-        sink.names(std::mem::take(&mut self.names), &self.service.processes)
+        add_all(sink, Note::Names, std::mem::take(&mut self.names))?;
+        sink.add_note(Note::Processes(self.service.processes.clone()))
     }
+}
+
+fn pause(from_ns: u64) -> Note {
+    Note::Gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() })
+}
+
+/// Adds a note, unless it is empty.
+fn add_all<T>(sink: &mut impl Sink, note: fn(Vec<T>) -> Note, all: Vec<T>) -> io::Result<()> {
+    if all.is_empty() { Ok(()) } else { sink.add_note(note(all)) }
 }
 
 /// The threads of all batches of `elfen run` that this user may see.

@@ -7,9 +7,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use elfen_rt::signal::event::Kind;
+use elfen_rt::signal::event::{Event, Kind};
 
-use crate::timeline::in_order;
 use crate::trace::{Gap, Trace};
 
 /// A client's address and port, encoded as in the events of the kernel.
@@ -93,18 +92,19 @@ struct Connection {
 const PUSHED_NS: u64 = 1_000_000_000;
 
 impl Requests {
-    pub fn of(trace: &Trace) -> Self {
+    /// Finds them in a trace and its [`Trace::events_in_order`].
+    pub fn new(trace: &Trace, events: &[(u32, Event)]) -> Self {
         match trace.head.port {
             0 => Self::of_marks(trace),
-            _ => Self::of_sockets(trace),
+            _ => Self::of_sockets(trace, events),
         }
     }
 
-    fn of_sockets(trace: &Trace) -> Self {
+    fn of_sockets(trace: &Trace, events: &[(u32, Event)]) -> Self {
         let mut found = Self::default();
         let mut connections: BTreeMap<u64, Connection> = BTreeMap::new();
         let mut touched: HashMap<u32, Vec<Touch>> = HashMap::new();
-        for (_, event) in in_order(trace) {
+        for (_, event) in events {
             let at_ns = event.at_ns;
             // Not all eBPF programs were attached yet.
             if at_ns < trace.head.began_ns {

@@ -80,7 +80,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    pub fn of(trace: &Trace) -> Self {
+    /// Builds it from a trace and its [`Trace::events_in_order`].
+    pub fn new(trace: &Trace, events: &[(u32, Event)]) -> Self {
         let mut line = Self {
             cpus: vec![Vec::new(); trace.events.len()],
             interrupts: vec![Vec::new(); trace.events.len()],
@@ -90,16 +91,15 @@ impl Timeline {
         let mut gaps: Vec<u64> = trace.gaps.iter().map(|gap| gap.to_ns).collect();
         gaps.sort_unstable();
         let mut gaps = gaps.into_iter().peekable();
-        let events = in_order(trace);
         line.runtime = Intervals::of(events.iter().map(|(_, event)| event));
-        for (cpu, event) in events {
+        for &(cpu, ref event) in events {
             while let Some(gap_ns) = gaps.next_if(|gap_ns| *gap_ns <= event.at_ns) {
                 line.gap_end_ns = gap_ns;
             }
             match event.kind {
-                Kind::Switch(switch) => line.switch(cpu, &event, switch),
+                Kind::Switch(switch) => line.switch(cpu, event, switch),
                 Kind::Waking { waker, waker_process, .. } => {
-                    line.wake(&event, Waker { thread: waker, process: waker_process });
+                    line.wake(event, Waker { thread: waker, process: waker_process });
                 }
                 Kind::Irq { since_ns, number } => {
                     line.interrupt(cpu, since_ns, event.at_ns, false, number);
@@ -110,7 +110,7 @@ impl Timeline {
                 Kind::Blocked { frames, .. } => {
                     line.note_wait_function(event.thread, wait_function(trace, frames))
                 }
-                _ => line.stalls.add(&event),
+                _ => line.stalls.add(event),
             }
         }
         let mut runtime = std::mem::take(&mut line.runtime);
@@ -343,14 +343,4 @@ fn wait_function(trace: &Trace, frames: [u32; 4]) -> u32 {
         name.is_some_and(|name| !GENERIC_WAITS.iter().any(|generic| name.starts_with(generic)))
     };
     frames.into_iter().find(is_specific).unwrap_or(0)
-}
-
-/// All events with their CPU, by time. Events of one moment are in the order of their CPUs.
-pub fn in_order(trace: &Trace) -> Vec<(u32, Event)> {
-    let mut all: Vec<(u32, Event)> = (0..)
-        .zip(&trace.events)
-        .flat_map(|(cpu, events)| events.iter().map(move |event| (cpu, *event)))
-        .collect();
-    all.sort_by_key(|(_, event)| event.at_ns);
-    all
 }

@@ -89,15 +89,15 @@ fn the_first_cause_of_a_lucene_service_is_found() {
     let (java, port) = serve(&words, &build_library(), &name);
     let ask = b"GET /search?q=w1+w20+w300 HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, is_whole);
-    let recording = folder.path().join("lucene.tale");
+    let recording = folder.path().join("lucene.trace");
     let (port, recording) = (port.to_string(), recording.to_str().unwrap());
-    let by_port = elfen(&["record", "--for", "3s", "--port", &port, "-o", recording]);
+    let by_port = elfen(&["record", "-d", "3s", "--port", &port, "-o", recording]);
     assert!(by_port.status.success(), "{}", String::from_utf8_lossy(&by_port.stderr));
     let explained = report(recording);
     assert_eq!(explained["causes"][0]["cause"], "tcp-out", "{explained:#}");
     // The client's kernel acknowledges late.
     assert!(explained["latency_ns"]["p50"].as_u64() > Some(20_000_000), "{explained:#}");
-    let by_name = elfen(&["record", "--for", "2s", "--service", &name, "-o", recording]);
+    let by_name = elfen(&["record", "-d", "2s", "--service", &name, "-o", recording]);
     assert!(by_name.status.success(), "{}", String::from_utf8_lossy(&by_name.stderr));
     let explained = report(recording);
     load.end();

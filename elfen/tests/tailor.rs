@@ -54,7 +54,7 @@ fn start_redis(folder: &Path) -> (KilledOnDrop, u16) {
 fn start_stopper(pid: u32) -> KilledOnDrop {
     let pid = pid.to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["lab", "inject", "stop", "--pid", &pid, "--every", "300ms", "--last", "60ms"]);
+    command.args(["lab", "inject", "stop", "--pid", &pid, "--every", "300ms", "--length", "60ms"]);
     KilledOnDrop(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
@@ -65,9 +65,9 @@ fn stops_of_a_redis_are_the_first_cause() {
     let (redis, port) = start_redis(folder.path());
     let load = Load::start(port, b"PING\r\n", |answer| !answer.is_empty());
     let stopper = start_stopper(redis.0.id());
-    let (port, recording) = (port.to_string(), folder.path().join("redis.tale"));
+    let (port, recording) = (port.to_string(), folder.path().join("redis.trace"));
     let recording = recording.to_str().unwrap();
-    let words = ["record", "--for", "3s", "--port", &port, "--detail", "full", "-o", recording];
+    let words = ["record", "-d", "3s", "--port", &port, "--detail", "full", "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
     let report = elfen(&["report", recording, "--slow", "20ms", "--json"]).output().unwrap();
@@ -92,7 +92,7 @@ fn stops_of_a_redis_are_the_first_cause() {
     assert!(screen.contains("the service was stopped by a signal or a debugger"), "{screen}");
     check_published_causes(&port);
     // The same load, observed by a watch, and by recorders that end in different ways.
-    let words = ["watch", "--for", "3s", "--port", &port, "--slow", "20ms", "--json"];
+    let words = ["watch", "-d", "3s", "--port", &port, "--slow", "20ms", "--json"];
     let watched = elfen(&words).output().unwrap();
     assert!(watched.status.success(), "{}", text(&watched.stderr));
     let lines: Vec<Value> =
@@ -189,7 +189,7 @@ fn check_killed_recorder(port: &str, recording: &str) {
 /// A recorder that cannot read its small rings in time reports how many events it lost, and how
 /// many requests that affected. A recorder that cannot write fails at once.
 fn check_overwhelmed_recorder(port: &str, recording: &str) {
-    let words = ["record", "--for", "2s", "--port", port, "--ring", "16", "-o", recording];
+    let words = ["record", "-d", "2s", "--port", port, "--ring", "16", "-o", recording];
     let mut recorder = KilledOnDrop(elfen(&words).stdout(Stdio::null()).spawn().unwrap());
     std::thread::sleep(Duration::from_millis(700));
     send_signal(&recorder, Signal::SIGSTOP);
@@ -206,7 +206,7 @@ fn check_overwhelmed_recorder(port: &str, recording: &str) {
             assert!(number(&report, "complete") < number(&report, "requests"), "{report:#}");
         }
     }
-    let words = ["record", "--for", "2s", "--port", port, "-o", "/dev/full"];
+    let words = ["record", "-d", "2s", "--port", port, "-o", "/dev/full"];
     let full = elfen(&words).output().unwrap();
     assert_eq!(full.status.code(), Some(1), "{}", text(&full.stderr));
     assert!(text(&full.stderr).contains("No space left on device"), "{}", text(&full.stderr));
@@ -215,7 +215,7 @@ fn check_overwhelmed_recorder(port: &str, recording: &str) {
 /// With `--duty`, only a part of each second is recorded. Requests that cross its limits are left
 /// out, no event counts as lost, and the other requests are explained.
 fn check_partial_recording(port: &str, recording: &str) {
-    let words = ["record", "--for", "3s", "--port", port, "--duty", "30%", "-o", recording];
+    let words = ["record", "-d", "3s", "--port", port, "--duty", "30%", "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     assert!(recorded.status.success(), "{}", text(&recorded.stderr));
     let report = elfen(&["report", recording, "--json"]).output().unwrap();
@@ -253,10 +253,10 @@ fn an_unmodified_nginx_is_recorded() {
     wait_until("nginx", || listens(port));
     let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, |answer| !answer.is_empty());
-    let recording = folder.path().join("nginx.tale");
+    let recording = folder.path().join("nginx.trace");
     let (pid, recording) = (nginx.0.id().to_string(), recording.to_str().unwrap().to_owned());
     let recorded =
-        elfen(&["record", "--for", "2s", "--pid", &pid, "-o", &recording]).output().unwrap();
+        elfen(&["record", "-d", "2s", "--pid", &pid, "-o", &recording]).output().unwrap();
     load.end();
     // After SIGTERM, the master ends its workers; SIGKILL would leave them behind.
     send_signal(&nginx, Signal::SIGTERM);
@@ -339,7 +339,7 @@ fn record_marked_service(which: &str, bare: bool) -> Value {
     wait_until("the service", || {
         !record_service(&service.name, "/dev/null", false).stdout.is_empty()
     });
-    let recording = folder.path().join("marked.tale");
+    let recording = folder.path().join("marked.trace");
     let recording = recording.to_str().unwrap();
     let recorded = record_service(&service.name, recording, bare);
     service.end();
@@ -353,7 +353,7 @@ fn record_marked_service(which: &str, bare: bool) -> Value {
 
 /// Records a service for one second, on request without privileges.
 fn record_service(name: &str, recording: &str, bare: bool) -> Output {
-    let words = ["record", "--for", "1s", "--service", name, "-o", recording];
+    let words = ["record", "-d", "1s", "--service", name, "-o", recording];
     let mut command = elfen(&[]);
     if bare && nix::unistd::geteuid().is_root() {
         command = Command::new("setpriv");

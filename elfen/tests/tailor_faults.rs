@@ -48,7 +48,7 @@ fn two_recorders_of_one_service_are_independent() {
     let port = port.to_string();
     let record = |name: &str, more: &[&str]| {
         let recording = folder.path().join(name).to_str().unwrap().to_owned();
-        let words = ["record", "--for", "2s", "--port", &port, "-o", &recording];
+        let words = ["record", "-d", "2s", "--port", &port, "-o", &recording];
         let recorder = elfen(&[&words[..], more].concat());
         (recorder, recording)
     };

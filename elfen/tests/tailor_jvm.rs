@@ -59,9 +59,9 @@ fn record_jvm() -> Recorded {
     let (java, port) = start_java(folder.path(), &[]);
     let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let load = Load::start(port, ask, |answer| answer.ends_with(b"hello"));
-    let (port, recording) = (port.to_string(), folder.path().join("java.tale"));
+    let (port, recording) = (port.to_string(), folder.path().join("java.trace"));
     let recording = recording.to_str().unwrap();
-    let words = ["record", "--for", "4s", "--port", &port, "-o", recording];
+    let words = ["record", "-d", "4s", "--port", &port, "-o", recording];
     let recorded = elfen(&words).output().unwrap();
     load.end();
     drop(java);

@@ -64,7 +64,7 @@ fn start_batch(name: &str) -> Batch {
 
 /// Records the service for one second. Returns the report.
 fn record(name: &str, recording: &str) -> Value {
-    let words = ["record", "--for", "1s", "--service", name, "--lanes", "0:1", "-o", recording];
+    let words = ["record", "-d", "1s", "--service", name, "--lanes", "0:1", "-o", recording];
     let output = tailor(&words).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{printed}");
@@ -92,7 +92,7 @@ fn overlaps(report: &Value) -> Vec<u64> {
 fn each_request_has_its_overlap_with_a_batch() {
     let name = format!("beside-{}", std::process::id());
     let folder = tempfile::tempdir().unwrap();
-    let recording = folder.path().join("beside.tale");
+    let recording = folder.path().join("beside.trace");
     let recording = recording.to_str().unwrap();
     let ends = Arc::new(AtomicBool::new(false));
     let (of, until) = (name.clone(), Arc::clone(&ends));

@@ -91,7 +91,7 @@ fn two_capabilities_are_enough_to_record() {
     let [elfen, server] =
         [Path::new(ELFEN), server.as_path()].map(|program| copy(program, folder.path()));
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let recording = folder.path().join("nobody.tale");
+    let recording = folder.path().join("nobody.trace");
     let mut server = Command::new(server);
     server.args(["answer", "server"]).uid(NOBODY).gid(NOBODY);
     let mut server = KilledOnDrop(
@@ -104,7 +104,7 @@ fn two_capabilities_are_enough_to_record() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
         command.args(["--inh-caps", capabilities, "--ambient-caps", capabilities]).arg(&elfen);
-        command.args(["tailor", "record", "--for", "1s", "--port", &port, "-o"]).arg(&recording);
+        command.args(["tailor", "record", "-d", "1s", "--port", &port, "-o"]).arg(&recording);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("util-linux")
     };

@@ -27,7 +27,7 @@ fn injected_faults_are_charged_correctly() {
     let mut reports = Vec::new();
     let mut right = BTreeSet::new();
     for _ in 0..6 {
-        let report = run_check(&["--injections", "4"]);
+        let report = run_check(&["--runs", "4"]);
         right.extend(right_causes(&report));
         reports.push(report);
         let left_out = reports[0]["left_out"].as_array().map_or(0, Vec::len);
@@ -65,7 +65,7 @@ fn is_right_overall(checked: &Value) -> bool {
 #[test]
 #[ignore = "needs root and eBPF"]
 fn predictions_are_compared_with_measurements() {
-    let words = ["--what-if", "1", "--causes", "stop,long", "--injections", "5"];
+    let words = ["--what-if", "1", "--causes", "stop,long", "--runs", "5"];
     let report = run_check(&words);
     let rows = report["rows"].as_array().unwrap();
     let of = |row: &Value| (row["workers"].as_u64(), row["cause"].as_str().map(str::to_owned));
@@ -95,7 +95,7 @@ fn stolen_time_is_measured_in_two_ways() {
 fn wrong_arguments_are_named() {
     let own = std::process::id().to_string();
     for (words, why) in [
-        (&["inject", "stop", "--pid", &own, "--last", "1s"][..], "less than --every"),
+        (&["inject", "stop", "--pid", &own, "--length", "1s"][..], "less than --every"),
         (&["inject", "softirq", "--pid", &own], "--cpu"),
         (&["check", "--user"], "unexpected argument"),
         (&["check", "--causes", "stop,nagel"], "the causes are all, stop, hog"),
@@ -138,7 +138,7 @@ fn a_flood_that_is_killed() {
     let pid = target.0.id().to_string();
     let words = ["inject", "softirq", "--pid", &pid, "--cpu", "1", "--every", "1s"];
     let mut flood = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
-    flood.args(words).args(["--last", "900ms"]).stdin(Stdio::null()).stderr(Stdio::null());
+    flood.args(words).args(["--length", "900ms"]).stdin(Stdio::null()).stderr(Stdio::null());
     let flood = Ends(flood.spawn().unwrap());
     let now = || fs::read_to_string(STEERING).unwrap();
     until("packets to be steered", || now() != before);

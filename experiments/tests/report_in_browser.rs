@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use elfen_rt::signal::event::{Event, Kind, Switch};
-use elfen_tailor::trace::{Header, ThreadName, Writer};
+use elfen_tailor::trace::{Header, Note, Sink, ThreadName, Writer};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -56,10 +56,10 @@ impl Stage {
     /// The text of what `elfen tailor report` makes of a service whose CPU somebody else has for
     /// 5 ms, now and then.
     fn tailored(&self) -> String {
-        fs::write(self.path("hog.tale"), hogged().unwrap()).unwrap();
+        fs::write(self.path("hog.trace"), hogged().unwrap()).unwrap();
         let mut command =
             Command::new(Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen"));
-        command.args(["tailor", "report", "hog.tale", "--html", "hog.html"]);
+        command.args(["tailor", "report", "hog.trace", "--html", "hog.html"]);
         let output = command.current_dir(self.folder.path()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         fs::read_to_string(self.path("hog.html")).unwrap()
@@ -161,11 +161,12 @@ fn hogged() -> std::io::Result<Vec<u8>> {
     }
     let head =
         Header { cpus: 1, port: 80, began_ns: 1, service: "web".into(), ..Header::default() };
-    let mut writer = Writer::new(Vec::new(), &head)?;
-    writer.events(0, &events)?;
+    let mut writer = Writer::new(Vec::new(), head)?;
+    writer.add_events(0, &events)?;
     let named =
         |(thread, name): (u32, &str)| ThreadName { thread, at_ns: 1, name: name.to_owned() };
-    writer.names([(service, "web"), (hog, "backup")].map(named).into(), &[service])?;
+    writer.add_note(Note::Names([(service, "web"), (hog, "backup")].map(named).into()))?;
+    writer.add_note(Note::Processes(vec![service]))?;
     writer.end(2_010 * MS)
 }
 

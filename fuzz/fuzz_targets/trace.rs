@@ -4,7 +4,7 @@
 use elfen_tailor::draw::{page, write_perfetto};
 use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::report;
-use elfen_tailor::trace::{Header, ThreadName, Trace};
+use elfen_tailor::trace::{Header, Note, ThreadName, Trace};
 use libfuzzer_sys::fuzz_target;
 
 const CPUS: u32 = 4;
@@ -50,6 +50,7 @@ fn made_of(bytes: &[u8]) -> Trace {
         }
     }
     let named = |thread| ThreadName { thread, at_ns: 0, name: format!("thread {thread}") };
-    trace.add_names((1..8).map(named).collect(), &[1, 2]);
+    trace.add_note(Note::Names((1..8).map(named).collect()));
+    trace.add_note(Note::Processes(vec![1, 2]));
     trace
 }

@@ -13,8 +13,8 @@ use elfen_console::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen tailor record --for 10s --port 6379    a Redis that runs here
-  elfen tailor report elfen.tale                    its slowest 1 %
+  sudo elfen tailor record -d 10s --port 6379       a Redis that runs here
+  elfen tailor report elfen.trace                   its slowest 1 %
   sudo elfen tailor watch --port 6379 --slow 10ms   a line for each slow request
 
 `sudo elfen lab check` injects faults into a service of its own, and says whether the account can \

@@ -6,22 +6,21 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::trace::{BatchThread, Gap, KernelFunction, ThreadName, Writer};
+use crate::trace::Writer;
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::create_private;
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::event::Words;
 
 use super::target::{Target, describe};
-use crate::recorder::{Recorder, Sink};
+use crate::recorder::Recorder;
 use crate::signals::EndSignals;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen tailor record --for 10s --port 6379   then elfen tailor report
+  sudo elfen tailor record -d 10s --port 6379      then elfen tailor report
   sudo elfen tailor record --service search        with the service's own marks
-  sudo elfen tailor record --pid 4711 -o web.tale  until Ctrl-C";
+  sudo elfen tailor record -p 4711 -o web.trace    until Ctrl-C";
 
 /// Record what the kernel does around a service's requests
 #[derive(clap::Args, Debug)]
@@ -31,59 +30,33 @@ pub(super) struct Args {
     target: Target,
 
     /// How long to record; without it, until Ctrl-C
-    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
-    time: Option<Duration>,
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
+    duration: Option<Duration>,
 
     /// The file to write; only its owner can read it
-    #[arg(short, long, value_name = "FILE", default_value = "elfen.tale")]
-    out: PathBuf,
-}
-
-impl Sink for Writer<BufWriter<File>> {
-    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        Self::events(self, cpu, events)
-    }
-
-    fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        Self::gap(self, &gap)
-    }
-
-    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
-        Self::marks(self, lane, marks)
-    }
-
-    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
-        Self::names(self, names, processes)
-    }
-
-    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
-        Self::functions(self, &found)
-    }
-
-    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()> {
-        Self::batches(self, &threads)
-    }
+    #[arg(short, long, value_name = "FILE", default_value = "elfen.trace")]
+    output: PathBuf,
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let unwritable = |error: io::Error| Failure::unwritable("trace", &args.out, error);
+    let unwritable = |error: io::Error| Failure::unwritable("trace", &args.output, error);
     let ending = EndSignals::new().map_err(|error| {
         Failure::new(Status::Failed, "waiting for signals", error, "see `ulimit -n`")
     })?;
     let mut recorder = args.target.attach()?;
-    let file = create_private(&args.out).map_err(unwritable)?;
+    let file = create_private(&args.output).map_err(unwritable)?;
     let head = recorder.head(args.target.detail());
     to_stderr(&format!("recording {}", describe(&head)));
-    let mut writer = Writer::new(BufWriter::new(file), &head).map_err(unwritable)?;
+    let mut writer = Writer::new(BufWriter::new(file), head).map_err(unwritable)?;
     let signal =
-        record_until_end(&mut recorder, &mut writer, &ending, args.time).map_err(unwritable)?;
+        record_until_end(&mut recorder, &mut writer, &ending, args.duration).map_err(unwritable)?;
     writer.end(monotonic_ns()).map_err(unwritable)?;
     let Recorder { taken, lost, .. } = recorder;
-    let path = args.out.display();
+    let path = args.output.display();
     writeln!(out, "{taken} events in {path}, {lost} lost; `elfen tailor report {path}` tells more")
         .map_err(Failure::output)?;
-    // Without --for, Ctrl-C is the regular end of a recording.
-    let is_regular = args.time.is_none() || signal.is_none();
+    // Without --duration, Ctrl-C is the regular end of a recording.
+    let is_regular = args.duration.is_none() || signal.is_none();
     let code = if is_regular { 0 } else { signal.map_or(0, |n| Status::of_signal(n) as u8) };
     Ok(ExitCode::from(code))
 }

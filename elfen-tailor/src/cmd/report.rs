@@ -17,11 +17,11 @@ use super::failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen tailor report elfen.tale               the slowest 1 %
-  elfen tailor report web.tale --slow 10ms     all above 10 ms
-  elfen tailor report web.tale --json | jq '.causes[0]'
-  elfen tailor report web.tale --without preempted --without io:fsync
-  elfen tailor report web.tale --html web.html --perfetto web.perfetto
+  elfen tailor report elfen.trace              the slowest 1 %
+  elfen tailor report web.trace --slow 10ms    all above 10 ms
+  elfen tailor report web.trace --json | jq '.causes[0]'
+  elfen tailor report web.trace --without preempted --without io:fsync
+  elfen tailor report web.trace --html web.html --perfetto web.json
 
 Shares are of the time that slow requests would have saved without their causes. If the service \
 works on several requests at once, shares are of their whole time, and the tail without a cause is \
@@ -32,7 +32,7 @@ not predicted.";
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// A file of `elfen tailor record`
-    #[arg(value_name = "FILE", default_value = "elfen.tale")]
+    #[arg(value_name = "FILE", default_value = "elfen.trace")]
     trace: PathBuf,
 
     /// Which requests are slow: above a quantile such as p99 or p99.9, or above a time
@@ -52,7 +52,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// The file for a trace of threads and of the slowest requests, for ui.perfetto.dev
+    /// The file for threads and the slowest requests as Chrome trace JSON, which ui.perfetto.dev
+    /// opens
     #[arg(long, value_name = "FILE")]
     perfetto: Option<PathBuf>,
 
@@ -81,7 +82,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let unreadable = |error| failure::unreadable(&args.trace, &error);
     let file = File::open(&args.trace).map_err(|error| unreadable(trace::Error::Read(error)))?;
     let trace = Trace::read(file).map_err(unreadable)?;
-    let what = elfen_console::failure::named("tale", &args.trace);
+    let what = elfen_console::failure::named("trace", &args.trace);
     let shown = report(&trace, args.slow, args.slowest, &args.without)
         .map_err(|nothing| failure::nothing(&what, &nothing))?;
     if let Some(path) = &args.html {

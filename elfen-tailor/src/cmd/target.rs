@@ -22,7 +22,7 @@ pub(super) struct Target {
     port: Option<u16>,
 
     /// A process of the service, which may be in a container
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
 
     /// The name under which the service publishes its requests; it then reports them itself

@@ -9,18 +9,17 @@ use crate::account::{Account, charges};
 use crate::rank::SlowThreshold;
 use crate::replay::quantile;
 use crate::segment::ExplainedRequest;
-use crate::trace::{BatchThread, Gap, Header, KernelFunction, ThreadName, Trace};
+use crate::trace::{Header, Trace};
 use elfen_console::duration::{self, show};
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::event::{Event, Words};
 use elfen_run::watches::Publisher;
 use serde::Serialize;
 
 use super::report::slow;
 use super::target::{Target, describe};
 use crate::last_minute::LastMinute;
-use crate::recorder::{POLL_INTERVAL, Sink};
+use crate::recorder::POLL_INTERVAL;
 use crate::signals::EndSignals;
 
 const EXAMPLES: &str = "\
@@ -43,8 +42,8 @@ pub(super) struct Args {
     slow: SlowThreshold,
 
     /// How long to watch; without it, until Ctrl-C
-    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
-    time: Option<Duration>,
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
+    duration: Option<Duration>,
 
     /// Print a JSON object for each request, one a line
     #[arg(long)]
@@ -63,65 +62,27 @@ const LATENCIES_MIN: usize = 100;
 /// Interval of rankings for `elfen top` and `elfen metrics`: shorter than `KEPT_NS`.
 const RANK_EVERY: Duration = Duration::from_secs(4);
 
-/// The events of the last seconds, in memory.
-struct Window {
-    trace: Trace,
-}
-
-impl Sink for Window {
-    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        self.trace.add_events(cpu, events);
-        Ok(())
+/// Removes what ended before a time from the events of the last seconds.
+fn forget(trace: &mut Trace, before_ns: u64) {
+    for events in &mut trace.events {
+        let old = events.partition_point(|event| event.at_ns < before_ns);
+        events.drain(..old);
     }
-
-    fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        self.trace.gaps.push(gap);
-        Ok(())
+    for marks in trace.marks.values_mut() {
+        let old = marks.partition_point(|mark| mark.at_ns < before_ns);
+        marks.drain(..old);
     }
-
-    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
-        self.trace.add_marks(lane, marks);
-        Ok(())
-    }
-
-    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
-        self.trace.add_functions(found);
-        Ok(())
-    }
-
-    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()> {
-        self.trace.add_batch_threads(threads);
-        Ok(())
-    }
-
-    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
-        self.trace.add_names(names, processes);
-        // Drops processes that have ended.
-        self.trace.processes.retain(|process| processes.contains(process));
-        Ok(())
-    }
-}
-
-impl Window {
-    fn forget(&mut self, before_ns: u64) {
-        for events in &mut self.trace.events {
-            let old = events.partition_point(|event: &Event| event.at_ns < before_ns);
-            events.drain(..old);
-        }
-        for marks in self.trace.marks.values_mut() {
-            let old = marks.partition_point(|mark| mark.at_ns < before_ns);
-            marks.drain(..old);
-        }
-        self.trace.gaps.retain(|gap| gap.to_ns >= before_ns);
-        self.trace.names.retain(|_, known| {
-            // The newest entry may be the name of a living thread.
-            let old = known.partition_point(|(until_ns, _)| *until_ns < before_ns);
-            known.drain(..old.min(known.len() - 1));
-            known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
-        });
-        self.trace.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
-        self.trace.head.began_ns = self.trace.head.began_ns.max(before_ns);
-    }
+    trace.gaps.retain(|gap| gap.to_ns >= before_ns);
+    trace.names.retain(|_, known| {
+        // The newest entry may be the name of a living thread.
+        let old = known.partition_point(|(until_ns, _)| *until_ns < before_ns);
+        known.drain(..old.min(known.len() - 1));
+        known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
+    });
+    trace.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
+    // Before the next explanation, the recorder adds those that still live.
+    trace.processes.clear();
+    trace.head.began_ns = trace.head.began_ns.max(before_ns);
 }
 
 #[derive(Serialize)]
@@ -138,32 +99,30 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     };
     let ending = EndSignals::new().map_err(failed)?;
     let mut recorder = args.target.attach()?;
-    let head: Header = recorder.head(args.target.detail());
-    to_stderr(&format!("watching {}", describe(&head)));
-    let mut window = Window { trace: Trace::new(head) };
+    let mut window = Trace::new(recorder.head(args.target.detail()));
+    to_stderr(&format!("watching {}", describe(&window.head)));
     let mut printed = Printed { until_ns: monotonic_ns(), latencies: VecDeque::new(), lost: 0 };
-    let mut tail = TailPublisher::new(&window.trace.head);
+    let mut tail = TailPublisher::new(&window.head);
     let began = Instant::now();
     let mut explained = Instant::now();
     loop {
         let signal = ending.wait(recorder.next_poll_in().min(POLL_INTERVAL));
         recorder.poll(&mut window).map_err(failed)?;
-        let over = args.time.is_some_and(|time| began.elapsed() >= time);
+        let over = args.duration.is_some_and(|time| began.elapsed() >= time);
         if explained.elapsed() >= EXPLAIN_EVERY || over || signal.is_some() {
             explained = Instant::now();
             // Looks up the names of new threads before they are printed.
             recorder.refresh(&mut window).map_err(failed)?;
-            let account = Account::of(&window.trace);
-            printed.print_new(args, &account, &window.trace, out)?;
+            printed.print_new(args, &window, out)?;
             if let Some(threshold_ns) = printed.threshold_ns(args.slow) {
-                tail.publish(&account, &window.trace, threshold_ns);
+                tail.publish(&window, threshold_ns);
             }
             if recorder.lost > printed.lost {
                 let lost = recorder.lost - printed.lost;
                 to_stderr(&format!("{lost} events lost: requests of that time are left out"));
                 printed.lost = recorder.lost;
             }
-            window.forget(monotonic_ns().saturating_sub(KEPT_NS));
+            forget(&mut window, monotonic_ns().saturating_sub(KEPT_NS));
         }
         if over {
             return Ok(ExitCode::SUCCESS);
@@ -196,19 +155,17 @@ impl TailPublisher {
         Self { publisher, minute, ranked, until_ns: monotonic_ns() }
     }
 
-    fn publish(&mut self, account: &Account, trace: &Trace, threshold_ns: u64) {
+    fn publish(&mut self, trace: &Trace, threshold_ns: u64) {
         let Some(publisher) = &self.publisher else { return };
         if self.ranked.elapsed() < RANK_EVERY {
             return;
         }
         let now_ns = monotonic_ns();
         let settled_ns = now_ns.saturating_sub(SETTLED_NS);
-        let is_new =
-            |one: &&ExplainedRequest| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
-        let new: Vec<ExplainedRequest> = account.explained.iter().filter(is_new).cloned().collect();
+        let new = Account::of_ended_in(trace, self.until_ns + 1..=settled_ns);
         self.ranked = Instant::now();
         self.until_ns = settled_ns;
-        self.minute.add(&new, trace, threshold_ns, now_ns);
+        self.minute.add(&new.explained, trace, threshold_ns, now_ns);
         publisher.publish(&self.minute.tail());
     }
 }
@@ -221,24 +178,21 @@ struct Printed {
 }
 
 impl Printed {
+    /// Prints the slow requests among those that ended since the last call. So each request is
+    /// explained once, although the window is longer.
     fn print_new(
         &mut self,
         args: &Args,
-        account: &Account,
         trace: &Trace,
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
         let settled_ns = monotonic_ns().saturating_sub(SETTLED_NS);
-        let new =
-            |one: &&ExplainedRequest| self.until_ns < one.ended_ns && one.ended_ns <= settled_ns;
-        let new: Vec<&ExplainedRequest> = account.explained.iter().filter(new).collect();
-        for one in &new {
-            self.latencies.push_back(one.latency_ns());
-        }
+        let new = Account::of_ended_in(trace, self.until_ns + 1..=settled_ns).explained;
+        self.latencies.extend(new.iter().map(ExplainedRequest::latency_ns));
         self.latencies.drain(..self.latencies.len().saturating_sub(LATENCIES_MAX));
         self.until_ns = settled_ns;
         let Some(threshold_ns) = self.threshold_ns(args.slow) else { return Ok(()) };
-        for one in new.into_iter().filter(|one| one.latency_ns() > threshold_ns) {
+        for one in new.iter().filter(|one| one.latency_ns() > threshold_ns) {
             let line = Line {
                 ended_ns: one.ended_ns,
                 latency_ns: one.latency_ns(),

@@ -5,11 +5,10 @@
 //! | `page` | the page: first the slowest request and its cause, then the ranking and the tail |
 //! | `timeline` | one request's time, and below it what ran on its CPUs |
 //! | `svg` | the elements of both pictures |
-//! | `perfetto`, `protobuf` | threads and requests as tracks |
+//! | `perfetto` | threads and requests as tracks |
 
 mod page;
 mod perfetto;
-mod protobuf;
 mod svg;
 mod timeline;
 

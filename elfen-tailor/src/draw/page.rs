@@ -3,7 +3,7 @@
 use elfen_console::duration::{number, show};
 use elfen_console::page::{document, escape};
 
-use super::svg::{self, WIDTH};
+use super::svg::{WIDTH, bar, fitted, line, picture};
 use super::timeline::{COLOURS, Drawer};
 use crate::report::{CauseRow, Report, SlowRequest};
 use crate::timeline::Timeline;
@@ -29,7 +29,7 @@ const MOST_ROWS: usize = 10;
 
 /// The report as one self-contained HTML file.
 pub fn page(report: &Report, trace: &Trace) -> String {
-    let timeline = Timeline::of(trace);
+    let timeline = Timeline::new(trace, &trace.events_in_order());
     let drawer = Drawer { trace, timeline: &timeline };
     let mut slowest = report.slowest.iter();
     let first = slowest.next().map_or_else(String::new, |one| {
@@ -117,17 +117,17 @@ fn tail_picture(causes: &[CauseRow]) -> String {
     let mut body = String::new();
     let mut y = 4.0;
     for cause in shown {
-        body += &svg::fitted("row-name", (0.0, y + 16.0), &cause.row.cause, NAMES - 10.0);
+        body += &fitted("row-name", (0.0, y + 16.0), &cause.row.cause, NAMES - 10.0);
         let both = [("red", "tail", cause.row.tail_ns), ("blue", "middle", cause.row.middle_ns)];
         for (at, (colour, which, ns)) in (0_u8..).zip(both) {
             let top = y + f64::from(at) * (BAR + 1.0);
             let right = NAMES + (WIDTH - NAMES - NUMBER) * number(ns) / longest;
             let tooltip = format!("{}, {which}: {}", cause.row.cause, show(ns));
-            body += &svg::bar(colour, (NAMES, top), (right, top + BAR), &tooltip);
-            body += &svg::fitted("number", (right + 6.0, top + 10.0), &show(ns), NUMBER);
+            body += &bar(colour, (NAMES, top), (right, top + BAR), &tooltip);
+            body += &fitted("number", (right + 6.0, top + 10.0), &show(ns), NUMBER);
         }
         y += ROW;
     }
-    body += &svg::line("base", (NAMES, 0.0), (NAMES, y));
-    svg::picture(y + 4.0, "What slow requests and those of the middle had of each cause", &body)
+    body += &line("base", (NAMES, 0.0), (NAMES, y));
+    picture(y + 4.0, "What slow requests and those of the middle had of each cause", &body)
 }

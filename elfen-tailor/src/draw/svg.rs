@@ -1,5 +1,6 @@
 //! The elements of both pictures. Colours and fonts are the page's style.
 
+use elfen_console::duration::number;
 use elfen_console::page::escape;
 
 pub(super) const WIDTH: f64 = 760.0;
@@ -52,5 +53,5 @@ pub(super) fn fitted(class: &str, at: (f64, f64), words: &str, width: f64) -> St
 }
 
 fn size(characters: usize) -> f64 {
-    elfen_console::duration::number(characters as u64) * CHARACTER
+    number(characters as u64) * CHARACTER
 }

@@ -1,12 +1,15 @@
 //! Goal: the page and the Perfetto trace show what the report says, whatever the recorded trace
 //! holds. Method: reports of made-up traces, and what is in the files.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use elfen_tailor::draw;
 use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
-use elfen_tailor::trace::{ThreadName, Trace};
+use elfen_tailor::trace::{Note, ThreadName, Trace};
+use serde_json::Value;
 
-use crate::trace_builder::{HOG, MS, SERVICE};
+use crate::trace_builder::{HOG, MS};
 
 /// Whether both files are written, and hold no number that cannot be drawn.
 pub(crate) fn can_be_drawn(result: &Report, trace: &Trace) -> bool {
@@ -14,7 +17,7 @@ pub(crate) fn can_be_drawn(result: &Report, trace: &Trace) -> bool {
     draw::write_perfetto(result, trace, &mut perfetto).unwrap();
     let page = draw::page(result, trace);
     let fine = |text: &str| !text.contains("NaN") && !text.contains("inf\"");
-    !perfetto.is_empty() && page.ends_with("</html>\n") && fine(&page)
+    serde_json::from_slice::<Value>(&perfetto).is_ok() && page.ends_with("</html>\n") && fine(&page)
 }
 
 #[test]
@@ -40,7 +43,8 @@ fn the_first_picture_is_the_slowest_request() {
 fn names_are_escaped() {
     let mut builder = crate::hogged();
     let name = "<script>'\"&\u{1b}".to_owned();
-    builder.trace.add_names(vec![ThreadName { thread: HOG, at_ns: u64::MAX, name }], &[SERVICE]);
+    let name = ThreadName { thread: HOG, at_ns: u64::MAX, name };
+    builder.trace.add_note(Note::Names(vec![name]));
     builder.trace.head.service = "<b>".to_owned();
     let result = report(&builder.trace, SlowThreshold::AboveNs(MS), 3, &[]).unwrap();
     let page = draw::page(&result, &builder.trace);
@@ -48,17 +52,38 @@ fn names_are_escaped() {
     assert!(!page.contains("<script") && !page.contains("<b>") && !page.contains('\u{1b}'));
 }
 
-/// Goal: the Perfetto trace has the report's request, and its threads by name. Method: search for
-/// names, which it holds verbatim. Unit tests check the packets.
+/// Goal: the Perfetto trace has the report's request, and its threads by name. Method: read it as
+/// JSON. Each track is named once, and all slices of a track follow each other.
 #[test]
 fn the_perfetto_trace_has_requests_and_threads() {
     let builder = crate::hogged();
     let result = report(&builder.trace, SlowThreshold::Quantile(980_000), 1, &[]).unwrap();
-    let mut perfetto = Vec::new();
-    draw::write_perfetto(&result, &builder.trace, &mut perfetto).unwrap();
-    let has = |text: &str| perfetto.windows(text.len()).any(|bytes| bytes == text.as_bytes());
-    let request = format!("request {}", result.slowest[0].request);
-    for name in [&request, "preempted hog", "hog 99", "service 10", "runs on CPU 0", "could run"] {
-        assert!(has(name), "{name}");
+    let mut file = Vec::new();
+    draw::write_perfetto(&result, &builder.trace, &mut file).unwrap();
+    let file: Value = serde_json::from_slice(&file).unwrap();
+    assert_eq!(file["otherData"]["start_monotonic_ns"], builder.trace.head.began_ns);
+    let events = file["traceEvents"].as_array().unwrap();
+    let named = |what: &str| -> BTreeSet<String> {
+        let of = events.iter().filter(|event| event["name"] == what);
+        of.map(|event| format!("{} {}", event["args"]["name"].as_str().unwrap(), event["tid"]))
+            .collect()
+    };
+    assert_eq!(named("process_name").len(), 2);
+    let tracks = named("thread_name");
+    for name in [format!("request {} 1", result.slowest[0].request).as_str(), "hog 99"] {
+        assert!(tracks.contains(name), "{name} in {tracks:?}");
     }
+    assert!(tracks.contains("service 10"), "{tracks:?}");
+    for name in ["preempted hog", "runs on CPU 0", "could run"] {
+        assert!(events.iter().any(|event| event["name"] == name), "{name}");
+    }
+    let mut ends: BTreeMap<(u64, u64), f64> = BTreeMap::new();
+    for slice in events.iter().filter(|event| event["ph"] == "X") {
+        let track = (slice["pid"].as_u64().unwrap(), slice["tid"].as_u64().unwrap());
+        let at = ["ts", "dur"].map(|key| slice[key].as_f64().unwrap());
+        let end = ends.entry(track).or_default();
+        assert!(at[0] >= *end - 1e-6 && at[1] > 0.0, "{slice}");
+        *end = at[0] + at[1];
+    }
+    assert_eq!(ends.len(), tracks.len());
 }

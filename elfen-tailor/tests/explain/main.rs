@@ -13,7 +13,7 @@ use elfen_tailor::account::{Account, charges};
 use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{NothingToReport, report};
 use elfen_tailor::segment::describe_cause;
-use elfen_tailor::trace::{FULL, Gap, KernelFunction};
+use elfen_tailor::trace::{FULL, Gap, KernelFunction, Note};
 use proptest::prelude::*;
 use trace_builder::{EPOLL, FSYNC, FUTEX, HOG, MS, SERVICE, TraceBuilder, WORKER};
 
@@ -271,7 +271,7 @@ fn a_wait_for_a_disk_names_the_kernel_function() {
     let mut builder = TraceBuilder::new();
     let names = [(1, "io_schedule"), (2, "folio_wait_bit_common"), (3, "filemap_read"), (4, "cc")];
     let of = |(address, name): (u32, &str)| KernelFunction { address, name: name.to_owned() };
-    builder.trace.add_functions(names.map(of).into());
+    builder.trace.add_note(Note::Functions(names.map(of).into()));
     builder.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
     let mut sleeps = |from_ns: u64, call: Option<u16>, stacks: &[(bool, [u32; 4])]| {
         let (previous, process, preempted, iowait, state) = (SERVICE, SERVICE, false, true, 1);

@@ -5,7 +5,7 @@
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
-use elfen_tailor::trace::{BatchThread, ThreadName};
+use elfen_tailor::trace::{BatchThread, Note, ThreadName};
 
 use crate::trace_builder::{FUTEX, MS, SERVICE, TraceBuilder};
 
@@ -25,9 +25,9 @@ fn builder(cores: u32) -> TraceBuilder {
             |thread, name: &str| ThreadName { thread, at_ns: u64::MAX, name: name.to_owned() };
         // The threads of a batch get the name of its program.
         let named = vec![name(LOOP + core, "a thread"), name(COMPILER + core, "cc1")];
-        builder.trace.add_names(named, &[SERVICE]);
+        builder.trace.add_note(Note::Names(named));
         let lent = BatchThread { thread: LOOP + core, at_ns: u64::MAX, program: "loop".to_owned() };
-        builder.trace.add_batch_threads(vec![lent]);
+        builder.trace.add_note(Note::Batches(vec![lent]));
     }
     builder
 }

@@ -4,7 +4,7 @@
 use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::report;
 use elfen_tailor::segment::RECORDER;
-use elfen_tailor::trace::{Gap, ThreadName};
+use elfen_tailor::trace::{Gap, Note, ThreadName};
 
 use crate::trace_builder::{EPOLL, HOG, MS, SERVICE, TraceBuilder, WORKER};
 use crate::{hogged, named};
@@ -20,7 +20,7 @@ fn a_recorder_that_takes_the_cpu_is_reported() {
     assert!(!text.contains("recorder"), "{text}");
     let name = ThreadName { thread: HOG, at_ns: 2, name: RECORDER.to_owned() };
     builder.trace.names.remove(&HOG);
-    builder.trace.add_names(vec![name], &[SERVICE]);
+    builder.trace.add_note(Note::Names(vec![name]));
     let result = report(&builder.trace, SlowThreshold::Quantile(980_000), 3, &[]).unwrap();
     let text = result.text().replace('\n', " ");
     assert!(text.contains("because   this recording itself ran on the CPU"), "{text}");

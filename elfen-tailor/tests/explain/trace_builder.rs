@@ -4,7 +4,7 @@ use elfen_rt::signal::event::{Event, Kind as What, Switch};
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::account::Account;
 use elfen_tailor::segment::cause_name;
-use elfen_tailor::trace::{Header, ThreadName, Trace};
+use elfen_tailor::trace::{Header, Note, ThreadName, Trace};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SERVICE: u32 = 10;
@@ -25,7 +25,8 @@ impl TraceBuilder {
         let named =
             |(thread, name): (u32, &str)| ThreadName { thread, at_ns: 1, name: name.to_owned() };
         let names = [(SERVICE, "service"), (WORKER, "worker"), (HOG, "hog"), (12, "VM Thread")];
-        trace.add_names(names.map(named).into(), &[SERVICE]);
+        trace.add_note(Note::Names(names.map(named).into()));
+        trace.add_note(Note::Processes(vec![SERVICE]));
         Self { trace }
     }
 

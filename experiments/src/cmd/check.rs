@@ -10,14 +10,14 @@ use elfen_console::{duration, table};
 
 use crate::faults::whatif::{Prediction, WhatIfReport, check_predictions};
 use crate::faults::{
-    self, CheckError, CheckReport, InjectedCause, Mismatch, Plan, Score, Stolen, server,
+    self, CheckError, CheckReport, FAULTS, Fault, Mismatch, Plan, Score, Stolen, server,
 };
 use elfen_tailor::cmd::failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen lab check                     30 injections of each kind
-  sudo elfen lab check --injections 5      sooner, and less certain
+  sudo elfen lab check                     30 faults of each kind
+  sudo elfen lab check --runs 5            sooner, and less certain
   sudo elfen lab check --causes io,nagle   only these causes
   sudo elfen lab check --what-if           the predicted p99 without stops
   sudo elfen lab check --steal 60s      stolen time, compared with the kernel";
@@ -43,7 +43,7 @@ pub(super) struct Args {
     /// How many faults of each kind to inject
     #[arg(long, value_name = "N", default_value = "30",
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    injections: u32,
+    runs: u32,
 
     /// The causes: `all`, or some of them, as in stop,nagle
     #[arg(long, value_name = "CAUSES", default_value = "all", value_parser = causes)]
@@ -55,7 +55,7 @@ pub(super) struct Args {
     what_if: Option<usize>,
 
     /// Check the stolen time of a CPU, by events and by kernel ticks, for this long
-    #[arg(long, value_name = "TIME", conflicts_with_all = ["what_if", "causes", "injections"],
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["what_if", "causes", "runs"],
         value_parser = duration::parse)]
     steal: Option<Duration>,
 
@@ -71,7 +71,7 @@ pub(super) struct Args {
 
 /// Run the service that `check` injects into, until standard input ends
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:\n  elfen tailor serve 0     on CPU 0")]
+#[command(after_help = "Example:\n  elfen-lab serve 0     on CPU 0")]
 pub(super) struct ServeArgs {
     /// The CPU that it runs on
     cpu: u32,
@@ -92,17 +92,21 @@ pub(super) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 #[derive(Clone, Debug)]
-struct Causes(Vec<InjectedCause>);
+struct Causes(Vec<&'static Fault>);
 
 fn causes(text: &str) -> Result<Causes, String> {
     if text == "all" {
-        return Ok(Causes(InjectedCause::ALL.to_vec()));
+        return Ok(Causes(FAULTS.iter().collect()));
     }
-    let kind = |name: &str| InjectedCause::ALL.into_iter().find(|kind| kind.name() == name);
+    let named = |name| FAULTS.iter().find(|fault| fault.name == name);
     let unknown = || {
-        format!("the causes are all, {}", InjectedCause::ALL.map(InjectedCause::name).join(", "))
+        let names: Vec<&str> = FAULTS.iter().map(|fault| fault.name).collect();
+        format!("the causes are all, {}", names.join(", "))
     };
-    text.split(',').map(|name| kind(name).ok_or_else(unknown)).collect::<Result<_, _>>().map(Causes)
+    text.split(',')
+        .map(|name| named(name).ok_or_else(unknown))
+        .collect::<Result<_, _>>()
+        .map(Causes)
 }
 
 fn failed(error: &std::io::Error) -> Failure {
@@ -111,10 +115,10 @@ fn failed(error: &std::io::Error) -> Failure {
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut plan = Plan {
-        kinds: args.causes.0.clone(),
-        injections: args.injections,
+        faults: args.causes.0.clone(),
+        runs: args.runs,
         requests_a_second: args.rps,
-        last: Duration::from_millis(15),
+        length: Duration::from_millis(15),
         every: Duration::from_millis(150),
     };
     let holds = if let Some(time) = args.steal {
@@ -122,11 +126,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         print(out, args.json, &stolen, || steal_text(stolen))?;
         stolen.agrees()
     } else if let Some(pairs) = args.what_if {
-        if plan.kinds.len() == InjectedCause::ALL.len() {
-            plan.kinds = vec![InjectedCause::Stop, InjectedCause::Hog, InjectedCause::Long];
+        if plan.faults.len() == FAULTS.len() {
+            plan.faults.retain(|fault| ["stop", "hog", "long"].contains(&fault.name));
         }
-        if let Some(kind) = plan.kinds.iter().find(|kind| !kind.works_on_any_service()) {
-            let why = format!("{} needs a service of its own", kind.name());
+        if let Some(fault) = plan.faults.iter().find(|fault| !fault.is_predictable()) {
+            let why = format!("{} needs a service of its own", fault.name);
             let fix = "leave it out of --causes, or leave out --what-if";
             return Err(Failure::new(Status::Usage, "arguments", why, fix));
         }
@@ -172,7 +176,7 @@ fn what_if_text(WhatIfReport { rows: all, holds }: &WhatIfReport) -> String {
         let none = || "invalid replay".to_owned();
         vec![
             row.workers.to_string(),
-            row.cause.name().to_owned(),
+            row.cause.to_owned(),
             duration::show(row.with_p99_ns),
             row.foreseen_p99_ns.map_or_else(none, duration::show),
             duration::show(row.seen_p99_ns),
@@ -183,7 +187,7 @@ fn what_if_text(WhatIfReport { rows: all, holds }: &WhatIfReport) -> String {
     let rows: Vec<Vec<String>> = all.iter().map(row).collect();
     let heading = ["threads", "cause", "p99", "predicted without", "measured", "error", "pairs"];
     let verdict = if *holds { "holds" } else { "does not hold" };
-    let of = |row: &&Prediction| format!("{} with {}", row.cause.name(), row.workers);
+    let of = |row: &&Prediction| format!("{} with {}", row.cause, row.workers);
     let none: Vec<String> =
         all.iter().filter(|row| !row.is_predicted()).map(|row| of(&row)).collect();
     let none = if none.is_empty() {
@@ -197,7 +201,7 @@ fn what_if_text(WhatIfReport { rows: all, holds }: &WhatIfReport) -> String {
 fn text(checked: &CheckReport) -> String {
     let row = |score: &Score| {
         vec![
-            score.cause.name().to_owned(),
+            score.cause.to_owned(),
             score.injections.to_string(),
             score.touched.to_string(),
             score.within.to_string(),
@@ -234,5 +238,5 @@ fn missed(Score { cause, missed, .. }: &Score) -> Option<String> {
     let injected = duration::show(*injected_ns);
     let latency = duration::show(*latency_ns);
     let charged = charged.collect::<Vec<String>>().join(", ");
-    Some(format!("  {}: {injected} of {latency}; charged: {charged}", cause.name()))
+    Some(format!("  {cause}: {injected} of {latency}; charged: {charged}"))
 }

@@ -9,17 +9,15 @@ use std::time::{Duration, Instant};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 
-use crate::faults::flood::{Flood, unsteer};
-use crate::faults::inject::{Hog, Injection, Stop};
-use crate::faults::page_out::PageOut;
+use crate::faults::injectors::{Flood, Hog, PageOut, Stop, unsteer};
 use elfen_tailor::signals::EndSignals;
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo elfen lab inject stop --pid 4711 --every 300ms --last 15ms
-  sudo elfen lab inject hog --pid 4711 --cpu 0 --for 10s --truth hog.json
-  sudo elfen lab inject io --pid 4711          its files leave memory
-  sudo elfen lab inject softirq --pid 4711 --cpu 0  packets on its CPU";
+  sudo elfen lab inject stop -p 4711 --every 300ms --length 15ms
+  sudo elfen lab inject hog -p 4711 --cpu 0 -d 10s --truth hog.json
+  sudo elfen lab inject io -p 4711               its files leave memory
+  sudo elfen lab inject softirq -p 4711 --cpu 0  packets on its CPU";
 
 /// Inject faults into a process, and record when
 #[derive(clap::Args, Debug)]
@@ -31,22 +29,24 @@ pub(super) struct Args {
     kind: Kind,
 
     /// The process to inject into
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
     pid: u32,
 
     /// The CPU of the hog, or of the packets
     #[arg(long, value_name = "CPU", required_if_eq_any([("kind", "hog"), ("kind", "softirq")]))]
     cpu: Option<u32>,
 
+    /// The time from one fault to the next
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = duration::parse)]
     every: Duration,
 
+    /// How long each fault lasts
     #[arg(long, value_name = "TIME", default_value = "15ms", value_parser = duration::parse)]
-    last: Duration,
+    length: Duration,
 
     /// How long to inject; without it, until Ctrl-C
-    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
-    time: Option<Duration>,
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
+    duration: Option<Duration>,
 
     /// The file for the times of injections, a line of JSON each
     #[arg(long, value_name = "FILE")]
@@ -63,7 +63,7 @@ enum Kind {
 
 /// Restore the steering of loopback's packets once standard input ends
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Example:\n  elfen tailor unsteer 0 </dev/null     turn steering off")]
+#[command(after_help = "Example:\n  elfen-lab unsteer 0 </dev/null     turn steering off")]
 pub(super) struct UnsteerArgs {
     /// The set of CPUs, in the kernel's format
     cpus: String,
@@ -79,8 +79,8 @@ pub(super) fn restore(args: &UnsteerArgs) -> Result<ExitCode, Failure> {
 const LONGEST: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    if args.last > LONGEST || args.last.is_zero() || args.every <= args.last {
-        let why = "--last must be more than 0, at most 1s, and less than --every";
+    if args.length > LONGEST || args.length.is_zero() || args.every <= args.length {
+        let why = "--length must be more than 0, at most 1s, and less than --every";
         return Err(Failure::new(Status::Usage, "arguments", why, "choose other times"));
     }
     let what = format!("injecting into process {}", args.pid);
@@ -96,20 +96,20 @@ pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure
     let began = Instant::now();
     let mut count = 0_u32;
     loop {
-        let signal = ending.wait(args.every.saturating_sub(args.last));
-        if signal.is_some() || args.time.is_some_and(|time| began.elapsed() >= time) {
+        let signal = ending.wait(args.every.saturating_sub(args.length));
+        if signal.is_some() || args.duration.is_some_and(|time| began.elapsed() >= time) {
             to_stderr(&format!("injected {count} times into process {}", args.pid));
             let code = signal.map_or(0, |signal| Status::of_signal(signal) as u8);
             return Ok(ExitCode::from(code));
         }
+        let cpu = args.cpu.unwrap_or(0);
         let injections = match args.kind {
-            Kind::Stop => Stop::new(args.pid).and_then(|stop| Ok(vec![stop.inject(args.last)?])),
-            Kind::Hog => Hog::new(args.cpu.unwrap_or(0)).inject(args.last),
-            Kind::Io => PageOut::new(args.pid).and_then(|all| Ok(vec![all.inject()?])),
-            Kind::Softirq => Flood::new(args.cpu.unwrap_or(0))
-                .and_then(|flood| Ok(vec![flood.inject(args.last)?])),
+            Kind::Stop => Stop::new(args.pid).and_then(|stop| stop.inject(args.length)),
+            Kind::Hog => Hog::new(cpu).inject(args.length),
+            Kind::Io => PageOut::new(args.pid).and_then(|files| files.inject()),
+            Kind::Softirq => Flood::new(cpu).and_then(|flood| flood.inject(args.length)),
         };
-        let injections: Vec<Injection> = injections.map_err(failed)?;
+        let injections = injections.map_err(failed)?;
         count += 1;
         let Some(truth) = &mut truth else { continue };
         for injection in injections {

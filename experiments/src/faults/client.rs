@@ -7,7 +7,7 @@ use std::time::Duration;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_tailor::request::connection;
 
-use super::inject::Injection;
+use super::injectors::Injection;
 use super::server::{NUMBER_BYTES, PIECES, READ, SPIN, START};
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,16 +1,22 @@
 //! Tests whether the explanation can be trusted on this machine. Injectors put known faults into a
 //! service of our own under load; the time charged is compared with the injectors' own clocks.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | this one | the table of faults, and the check |
+//! | `injectors` | faults in any process |
+//! | `client` | requests that are faults |
+//! | `service`, `server` | the services, and the program that most of them run |
+//! | `recording` | records a service under load |
+//! | `score` | compares charged time with injected time |
+//! | `whatif` | compares predictions without a cause with recordings without it |
 
 mod client;
-pub mod flood;
-pub mod inject;
-mod jvm;
-mod load;
-pub mod page_out;
+pub mod injectors;
 mod recording;
 mod score;
 pub mod server;
-mod steal;
+mod service;
 pub mod whatif;
 
 use std::io;
@@ -19,29 +25,121 @@ use std::time::Duration;
 
 use elfen_kernel::events::Detail;
 use elfen_machine::affinity;
+use elfen_tailor::segment::{BURST, LONG};
 
 use client::InjectorClient;
-use flood::Flood;
-use inject::{Hog, Injection, Stop};
-use jvm::Java;
-use load::{Load, WORK_US};
-use page_out::PageOut;
-use recording::{Recording, Subject, record_while};
-use score::{Injections, score};
-use server::ServiceProcess;
+use injectors::{Flood, Hog, Injection, PageOut, Stop};
+use recording::{Load, WORK_US, record_while};
+use score::{Injected, score};
+use service::{ServiceKind, TestService};
 
-pub use recording::CheckError;
-pub use score::{CheckReport, InjectedCause, Mismatch, Score};
-pub use steal::Stolen;
+pub use recording::{CheckError, Stolen};
+pub use score::{CheckReport, Mismatch, Score};
+
+/// Puts a fault of a length into a service, and returns when the fault had effect.
+type Injector = Box<dyn FnMut(&mut TestService, Duration) -> io::Result<Vec<Injection>>>;
+
+/// A fault that is injected into a service of our own.
+#[derive(Debug)]
+pub struct Fault {
+    pub name: &'static str,
+    /// What the explanation has to charge it to.
+    cause: &'static str,
+    /// The cause to take out for a prediction without the fault.
+    removed: &'static str,
+    service: ServiceKind,
+    start: fn(&TestService) -> io::Result<Injector>,
+}
+
+impl Fault {
+    /// Faults of other services are not predicted.
+    pub fn is_predictable(&self) -> bool {
+        self.service == ServiceKind::Realtime
+    }
+
+    const fn new(
+        name: &'static str,
+        cause: &'static str,
+        service: ServiceKind,
+        start: fn(&TestService) -> io::Result<Injector>,
+    ) -> Self {
+        Self { name, cause, removed: cause, service, start }
+    }
+}
+
+/// All faults, in the order in which they are injected.
+pub static FAULTS: [Fault; 11] = [
+    Fault::new("stop", "stopped", ServiceKind::Realtime, |service| {
+        let stop = Stop::new(service.id())?;
+        Ok(Box::new(move |_, length| stop.inject(length)))
+    }),
+    Fault::new("hog", "preempted:elfen-hog", ServiceKind::Realtime, |_| {
+        Ok(Box::new(|service, length| Hog::new(service.cpu).inject(length)))
+    }),
+    Fault::new("rival", "preempted:elfen-rival", ServiceKind::Ordinary, |_| {
+        Ok(Box::new(|service, length| Hog::rival(service.cpu).inject(length)))
+    }),
+    Fault::new("lock", "lock:elfen-holder", ServiceKind::Realtime, |_| {
+        Ok(Box::new(|service, length| Ok(vec![service.hold_lock(length)?])))
+    }),
+    Fault {
+        removed: LONG,
+        ..Fault::new("long", "work", ServiceKind::Realtime, |service| {
+            let mut client = InjectorClient::connect(service.port)?;
+            Ok(Box::new(move |_, length| Ok(vec![client.long(length)?])))
+        })
+    },
+    Fault::new("io", "io:page-fault", ServiceKind::Realtime, |service| {
+        let page_out = PageOut::new(service.id())?;
+        let mut client = InjectorClient::connect(service.port)?;
+        Ok(Box::new(move |_, _| {
+            page_out.inject()?;
+            Ok(vec![client.read()?])
+        }))
+    }),
+    Fault {
+        removed: BURST,
+        ..Fault::new("burst", "queue", ServiceKind::Realtime, |service| {
+            let clients = (0..BURST_CLIENTS).map(|_| InjectorClient::connect(service.port));
+            let mut clients = clients.collect::<io::Result<Vec<_>>>()?;
+            Ok(Box::new(move |_, _| client::send_burst(&mut clients, WORK_US)))
+        })
+    },
+    Fault::new("nagle", "tcp-out", ServiceKind::Realtime, |_| {
+        // A new connection each time: once a client has answered at once, TCP does not delay on its
+        // connection any more.
+        Ok(Box::new(|service, _| Ok(vec![InjectorClient::connect(service.port)?.pieces()?])))
+    }),
+    Fault::new("softirq", "softirq:NET_RX", ServiceKind::WithPackets, |service| {
+        let mut client = InjectorClient::connect(service.port)?;
+        Ok(Box::new(move |service, length| {
+            Ok(vec![flood_while(service.cpu, || client.spin(length))?])
+        }))
+    }),
+    Fault::new("gc", "gc", ServiceKind::Java, |service| {
+        let mut client = InjectorClient::connect(service.port)?;
+        let mut other = InjectorClient::connect(service.port)?;
+        Ok(Box::new(move |service, length| {
+            collect_garbage(&mut client, &mut other, length)?;
+            // Until its log is read.
+            std::thread::sleep(LOGGED);
+            Ok(service.collections())
+        }))
+    }),
+    Fault::new("fresh", "classload", ServiceKind::FreshJava, |service| {
+        let mut client = InjectorClient::connect(service.port)?;
+        Ok(Box::new(move |_, _| Ok(vec![client.load(CLASSES)?])))
+    }),
+];
 
 /// How a check runs.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
-    pub kinds: Vec<InjectedCause>,
-    /// For each kind.
-    pub injections: u32,
+    pub faults: Vec<&'static Fault>,
+    /// For each fault.
+    pub runs: u32,
     pub requests_a_second: u32,
-    pub last: Duration,
+    pub length: Duration,
     pub every: Duration,
 }
 
@@ -49,6 +147,8 @@ pub struct Plan {
 const BURST_CLIENTS: usize = 60;
 /// How many classes a new service in Java loads; that takes some tens of milliseconds.
 const CLASSES: u32 = 150;
+/// Time until a JVM's log has its collection.
+const LOGGED: Duration = Duration::from_millis(50);
 /// Time until the load is steady, and the trace has ordinary requests.
 const SETTLED: Duration = Duration::from_millis(500);
 /// Time until all affected requests are answered.
@@ -66,38 +166,30 @@ fn reserve_cpu() -> Result<u32, CheckError> {
 pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
     let cpu = reserve_cpu()?;
     let mut all = CheckReport::default();
-    let of = |wanted: &dyn Fn(InjectedCause) -> bool| -> Vec<InjectedCause> {
-        plan.kinds.iter().copied().filter(|kind| wanted(*kind)).collect()
-    };
-    // Packets show only in full detail, in which each request has some. A service at a real-time
-    // priority shares its CPU with no rival.
-    let runs = [
-        (of(&|kind| kind.works_on_any_service()), Detail::Sched, false),
-        (of(&|kind| kind == InjectedCause::Rival), Detail::Sched, true),
-        (of(&|kind| kind == InjectedCause::Softirq), Detail::Full, false),
-    ];
-    for (kinds, detail, ordinary) in runs.into_iter().filter(|(kinds, ..)| !kinds.is_empty()) {
-        let service = ServiceProcess::start(cpu, ordinary, 1)?;
-        let times = Plan { kinds, ..plan.clone() };
-        let port = service.port;
-        let act = move |service: &mut ServiceProcess| inject_all(&times, service, port, cpu);
-        all.add(score_recording(Subject { service, port, cpu }, detail, plan, act)?);
-    }
-    for kind in of(&|kind| matches!(kind, InjectedCause::Gc | InjectedCause::Fresh)) {
-        // A service is new only for a single request.
-        let (machines, injections) = match kind {
-            InjectedCause::Fresh => (plan.injections, 1),
-            _ => (1, plan.injections),
+    for kind in ServiceKind::ALL {
+        let faults = plan.faults.iter().copied().filter(|fault| fault.service == kind);
+        let faults: Vec<&'static Fault> = faults.collect();
+        let (services, runs) = match kind {
+            _ if faults.is_empty() => (0, 0),
+            ServiceKind::FreshJava => (plan.runs, 1),
+            _ => (1, plan.runs),
         };
-        let times = Plan { injections, ..plan.clone() };
-        for _ in 0..machines {
-            match Java::start(cpu, kind == InjectedCause::Fresh) {
-                Ok(java) => all.add(in_java(java, cpu, kind, &times)?),
-                Err(error) => {
-                    all.left_out.push(format!("{}: starting java: {error}", kind.name()));
+        let plan = Plan { faults, runs, ..plan.clone() };
+        for _ in 0..services {
+            let service = match TestService::start(kind, cpu, 1) {
+                Err(error) if kind.is_java() => {
+                    let why = |fault: &&Fault| format!("{}: starting java: {error}", fault.name);
+                    all.left_out.extend(plan.faults.iter().map(why));
                     break;
                 }
-            }
+                started => started?,
+            };
+            let times = plan.clone();
+            let act = move |service: &mut TestService| times.inject_all(service);
+            let load = Load::even(plan.requests_a_second);
+            let recorded = record_while(service, kind.detail(), load, act)?;
+            let scored = score(&recorded.trace, &recorded.done, runs as usize);
+            all.add(CheckReport { stolen: recorded.stolen, ..scored });
         }
     }
     all.judge();
@@ -106,113 +198,47 @@ pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
 
 /// Records a service under load without faults: returns the time stolen meanwhile.
 pub fn stolen(time: Duration, requests_a_second: u32) -> Result<Stolen, CheckError> {
-    let cpu = reserve_cpu()?;
-    let service = ServiceProcess::start(cpu, false, 1)?;
-    let port = service.port;
-    let wait = move |_: &mut ServiceProcess| {
+    let service = TestService::start(ServiceKind::Realtime, reserve_cpu()?, 1)?;
+    let wait = move |_: &mut TestService| {
         std::thread::sleep(time);
         Ok(())
     };
-    let subject = Subject { service, port, cpu };
-    Ok(record_while(subject, Detail::Sched, Load::even(requests_a_second), wait)?.stolen)
+    Ok(record_while(service, Detail::Sched, Load::even(requests_a_second), wait)?.stolen)
 }
 
-/// Records a service with faults, and scores the explanation.
-fn score_recording<S: Send + 'static>(
-    subject: Subject<S>,
-    detail: Detail,
-    plan: &Plan,
-    act: impl FnOnce(&mut S) -> io::Result<Injections> + Send + 'static,
-) -> Result<CheckReport, CheckError> {
-    let Recording { trace, stolen, done, .. } =
-        record_while(subject, detail, Load::even(plan.requests_a_second), act)?;
-    Ok(CheckReport { stolen, ..score(&trace, &done, plan.injections as usize) })
-}
-
-fn in_java(
-    java: Java,
-    cpu: u32,
-    kind: InjectedCause,
-    plan: &Plan,
-) -> Result<CheckReport, CheckError> {
-    let port = java.port;
-    let times = plan.clone();
-    let act = move |java: &mut Java| match kind {
-        InjectedCause::Fresh => load_classes(port),
-        _ => collect_garbage(&times, java, port),
-    };
-    score_recording(Subject { service: java, port, cpu }, Detail::Sched, plan, act)
-}
-
-/// Sends a new service in Java a request that loads classes for the first time.
-fn load_classes(port: u16) -> io::Result<Injections> {
-    let mut client = InjectorClient::connect(port)?;
-    std::thread::sleep(SETTLED);
-    let loaded = client.load(CLASSES)?;
-    std::thread::sleep(ANSWERED);
-    Ok([(InjectedCause::Fresh, vec![loaded])].into())
+impl Plan {
+    /// Injects each fault in turn, as often as planned.
+    fn inject_all(&self, service: &mut TestService) -> io::Result<Vec<Injected>> {
+        let mut injectors = Vec::new();
+        let mut all = Vec::<Injected>::new();
+        for &fault in &self.faults {
+            injectors.push((fault.start)(service)?);
+            all.push((fault.name, fault.cause, Vec::new()));
+        }
+        std::thread::sleep(SETTLED);
+        for _ in 0..self.runs {
+            for (inject, (_, _, injections)) in injectors.iter_mut().zip(&mut all) {
+                std::thread::sleep(self.every.saturating_sub(self.length));
+                injections.extend(inject(service, self.length)?);
+            }
+        }
+        std::thread::sleep(ANSWERED);
+        Ok(all)
+    }
 }
 
 /// Has a service in Java collect its heap while it works for a request.
-fn collect_garbage(plan: &Plan, java: &mut Java, port: u16) -> io::Result<Injections> {
-    let mut client = InjectorClient::connect(port)?;
-    let mut other = InjectorClient::connect(port)?;
-    std::thread::sleep(SETTLED);
-    for _ in 0..plan.injections {
-        std::thread::sleep(plan.every.saturating_sub(plan.last));
-        std::thread::scope(|scope| {
-            let spinning = scope.spawn(|| client.spin(plan.last));
-            std::thread::sleep(plan.last / 5);
-            other.collect()?;
-            spinning.join().map_err(|_| io::Error::other("a client failed"))?
-        })?;
-    }
-    std::thread::sleep(ANSWERED);
-    Ok([(InjectedCause::Gc, java.collections())].into())
-}
-
-fn inject_all(
-    plan: &Plan,
-    service: &mut ServiceProcess,
-    port: u16,
-    cpu: u32,
-) -> io::Result<Injections> {
-    let stop = Stop::new(service.id())?;
-    let page_out = PageOut::new(service.id())?;
-    let mut client = InjectorClient::connect(port)?;
-    let mut crowd = Vec::new();
-    if plan.kinds.contains(&InjectedCause::Burst) {
-        crowd =
-            (0..BURST_CLIENTS).map(|_| InjectorClient::connect(port)).collect::<io::Result<_>>()?;
-    }
-    let mut all = Injections::new();
-    std::thread::sleep(SETTLED);
-    for _ in 0..plan.injections {
-        for &kind in &plan.kinds {
-            std::thread::sleep(plan.every.saturating_sub(plan.last));
-            let injections = match kind {
-                InjectedCause::Stop => vec![stop.inject(plan.last)?],
-                InjectedCause::Hog => Hog::new(cpu).inject(plan.last)?,
-                InjectedCause::Rival => Hog::rival(cpu).inject(plan.last)?,
-                InjectedCause::Lock => vec![service.hold_lock(plan.last)?],
-                InjectedCause::Long => vec![client.long(plan.last)?],
-                InjectedCause::Io => {
-                    page_out.inject()?;
-                    vec![client.read()?]
-                }
-                InjectedCause::Burst => client::send_burst(&mut crowd, WORK_US)?,
-                InjectedCause::Softirq => vec![flood_while(cpu, || client.spin(plan.last))?],
-                // These have services of their own.
-                InjectedCause::Gc | InjectedCause::Fresh => Vec::new(),
-                // A new connection each time: once a client has answered at once, TCP does not
-                // delay on its connection any more.
-                InjectedCause::Nagle => vec![InjectorClient::connect(port)?.pieces()?],
-            };
-            all.entry(kind).or_default().extend(injections);
-        }
-    }
-    std::thread::sleep(ANSWERED);
-    Ok(all)
+fn collect_garbage(
+    client: &mut InjectorClient,
+    other: &mut InjectorClient,
+    length: Duration,
+) -> io::Result<()> {
+    std::thread::scope(|scope| {
+        let spinning = scope.spawn(|| client.spin(length));
+        std::thread::sleep(length / 5);
+        other.collect()?;
+        spinning.join().map_err(|_| io::Error::other("a client failed"))?.map(drop)
+    })
 }
 
 /// Floods a CPU with packets while `ask` sends a request.
@@ -220,7 +246,8 @@ fn flood_while(cpu: u32, ask: impl FnOnce() -> io::Result<Injection>) -> io::Res
     let flood = Flood::new(cpu)?;
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let flooding = scope.spawn(|| flood.send_until(&ends));
+        // Relaxed: a flag that is polled; nothing is published through it.
+        let flooding = scope.spawn(|| flood.send_while(|| !ends.load(Relaxed)));
         let sent = ask();
         ends.store(true, Relaxed);
         flooding.join().map_err(|_| io::Error::other("the flood failed"))??;

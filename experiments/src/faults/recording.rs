@@ -1,17 +1,22 @@
-//! Records a service under load while faults are injected.
+//! Records a service under load while faults are injected, with the time that the hypervisor stole
+//! meanwhile.
 
-use std::io;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use elfen_kernel::events::{Detail, Error};
-use elfen_rt::signal::event::Words;
-use elfen_tailor::trace::{BatchThread, Gap, KernelFunction, ThreadName, Trace};
-
-use super::load::Load;
-use super::steal::{self, Stolen};
-use elfen_tailor::recorder::{POLL_INTERVAL, Recorder, Sink};
+use elfen_rt::signal::event::Kind;
+use elfen_tailor::recorder::{POLL_INTERVAL, Recorder};
 use elfen_tailor::service::{Service, ServiceSelector};
+use elfen_tailor::trace::Trace;
+use serde::Serialize;
+
+use super::service::TestService;
 
 #[derive(Debug)]
 pub enum CheckError {
@@ -27,71 +32,30 @@ impl From<io::Error> for CheckError {
     }
 }
 
-/// A service, its port, and the CPU that it runs on.
-#[derive(Debug)]
-pub(super) struct Subject<S> {
-    pub(super) service: S,
-    pub(super) port: u16,
-    pub(super) cpu: u32,
-}
-
 /// The result of a recording, and the service, which continues.
-pub(super) struct Recording<S, T> {
+pub(super) struct Recording<T> {
     pub(super) trace: Trace,
     pub(super) stolen: Stolen,
     /// What `act` returned.
     pub(super) done: T,
-    pub(super) subject: Subject<S>,
-}
-
-struct MemorySink(Trace);
-
-impl Sink for MemorySink {
-    fn events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()> {
-        self.0.add_events(cpu, events);
-        Ok(())
-    }
-
-    fn gap(&mut self, gap: Gap) -> io::Result<()> {
-        self.0.gaps.push(gap);
-        Ok(())
-    }
-
-    fn marks(&mut self, lane: u32, marks: &[Words]) -> io::Result<()> {
-        self.0.add_marks(lane, marks);
-        Ok(())
-    }
-
-    fn functions(&mut self, found: Vec<KernelFunction>) -> io::Result<()> {
-        self.0.add_functions(found);
-        Ok(())
-    }
-
-    fn batches(&mut self, threads: Vec<BatchThread>) -> io::Result<()> {
-        self.0.add_batch_threads(threads);
-        Ok(())
-    }
-
-    fn names(&mut self, names: Vec<ThreadName>, processes: &[u32]) -> io::Result<()> {
-        self.0.add_names(names, processes);
-        Ok(())
-    }
+    pub(super) service: TestService,
 }
 
 /// Records a service under load until `act` returns.
-pub(super) fn record_while<S: Send + 'static, T: Send + 'static>(
-    subject: Subject<S>,
+pub(super) fn record_while<T: Send + 'static>(
+    mut service: TestService,
     detail: Detail,
     load: Load,
-    act: impl FnOnce(&mut S) -> io::Result<T> + Send + 'static,
-) -> Result<Recording<S, T>, CheckError> {
-    let Subject { mut service, port, cpu } = subject;
+    act: impl FnOnce(&mut TestService) -> io::Result<T> + Send + 'static,
+) -> Result<Recording<T>, CheckError> {
+    let port = service.port;
+    let cpu = service.cpu;
     let target = Service::find(ServiceSelector::Port(port))
         .map_err(|_| io::Error::other("the service that was started does not listen any more"))?;
     let mut recorder = Recorder::attach(target, detail, 65_536).map_err(CheckError::Events)?;
-    let mut sink = MemorySink(Trace::new(recorder.head(detail)));
-    recorder.refresh(&mut sink)?;
-    let stolen_ns = steal::by_kernel_ns(cpu);
+    let mut trace = Trace::new(recorder.head(detail));
+    recorder.refresh(&mut trace)?;
+    let stolen_ns = by_kernel_ns(cpu);
     let ends = Arc::new(AtomicBool::new(false));
     let clients = load.start(port, &ends)?;
     let over = Arc::clone(&ends);
@@ -102,15 +66,160 @@ pub(super) fn record_while<S: Send + 'static, T: Send + 'static>(
     });
     while !ends.load(Relaxed) {
         std::thread::sleep(POLL_INTERVAL);
-        recorder.poll(&mut sink)?;
+        recorder.poll(&mut trace)?;
     }
     let (done, service) = injector.join().map_err(|_| io::Error::other("the injector failed"))?;
     let done = done?;
     for client in clients {
         client.join().map_err(|_| io::Error::other("a client failed"))??;
     }
-    recorder.poll(&mut sink)?;
-    recorder.refresh(&mut sink)?;
-    let stolen = Stolen::since(stolen_ns, cpu, &sink.0);
-    Ok(Recording { trace: sink.0, stolen, done, subject: Subject { service, port, cpu } })
+    recorder.poll(&mut trace)?;
+    recorder.refresh(&mut trace)?;
+    let stolen = Stolen::since(stolen_ns, cpu, &trace);
+    Ok(Recording { trace, stolen, done, service })
+}
+
+/// Work of a request, in microseconds.
+pub(super) const WORK_US: u64 = 200;
+/// Work of one request in sixteen, with an uneven load.
+const MUCH_WORK_US: u64 = 2_000;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    requests_a_second: u32,
+    clients: u32,
+    work_us: fn(u32) -> u64,
+}
+
+type Client = JoinHandle<io::Result<()>>;
+
+impl Load {
+    /// Equal requests: whatever one has more than others is injected.
+    pub(super) fn even(requests_a_second: u32) -> Self {
+        Self { requests_a_second, clients: 8, work_us: |_| WORK_US }
+    }
+
+    /// A load with a p99 of its own: some requests are ten times the work, which is more than what
+    /// other users of the machine cost one request in a hundred. It has so many clients that hardly
+    /// any is still waiting for an answer when its next request is due. Otherwise a pause would
+    /// have an echo.
+    pub(super) fn uneven(requests_a_second: u32) -> Self {
+        let work_us = |at: u32| match at.wrapping_mul(0x9e37_79b9) >> 28 {
+            0 => MUCH_WORK_US,
+            _ => WORK_US,
+        };
+        Self { requests_a_second, clients: 64, work_us }
+    }
+
+    /// Starts clients that send at fixed times, or, if their answer comes later, as soon as it
+    /// comes.
+    fn start(self, port: u16, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
+        let Self { requests_a_second, clients, work_us } = self;
+        let every = Duration::from_secs(1) * clients / requests_a_second.max(1);
+        let begin = Instant::now();
+        let client = |number: u32| {
+            let ends = Arc::clone(ends);
+            let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+            Ok(std::thread::spawn(move || {
+                let mut next = begin + every * number / clients;
+                let mut numbers = (number..).step_by(clients as usize);
+                while !ends.load(Relaxed) {
+                    std::thread::sleep(next.saturating_duration_since(Instant::now()));
+                    next = (next + every).max(Instant::now());
+                    let work_us = numbers.next().map_or(WORK_US, work_us);
+                    stream.write_all(format!("{work_us}\n").as_bytes())?;
+                    let mut answer = [0; 5];
+                    stream.read_exact(&mut answer)?;
+                }
+                Ok(())
+            }))
+        };
+        (0..clients).map(client).collect()
+    }
+}
+
+const TICK_NS: u64 = 10_000_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Stolen {
+    pub by_events_ns: u64,
+    pub by_kernel_ns: u64,
+}
+
+impl Stolen {
+    /// The stolen time since the kernel's count was `before_ns`.
+    fn since(before_ns: u64, cpu: u32, trace: &Trace) -> Self {
+        let events = trace.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
+        let mut seen = events.iter().filter_map(|event| match event.kind {
+            Kind::Switch(switch) => Some(switch.stolen_ns),
+            _ => None,
+        });
+        let first_ns = seen.next().unwrap_or(0);
+        let by_events_ns = seen.next_back().unwrap_or(first_ns).saturating_sub(first_ns);
+        Self { by_events_ns, by_kernel_ns: by_kernel_ns(cpu).saturating_sub(before_ns) }
+    }
+
+    /// Whether both agree within two of the kernel's ticks.
+    pub fn agrees(self) -> bool {
+        self.by_events_ns.abs_diff(self.by_kernel_ns) <= 2 * TICK_NS
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.by_events_ns += other.by_events_ns;
+        self.by_kernel_ns += other.by_kernel_ns;
+    }
+}
+
+/// The kernel's count for this CPU so far.
+fn by_kernel_ns(cpu: u32) -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().find(|line| line.split(' ').next() == Some(&format!("cpu{cpu}")));
+    line.and_then(ticks).map_or(0, |ticks| ticks * TICK_NS)
+}
+
+/// `cpu0 user nice system idle iowait irq softirq steal ..`
+fn ticks(line: &str) -> Option<u64> {
+    line.split_whitespace().nth(8)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elfen_rt::signal::event::{Event, Switch};
+    use elfen_tailor::trace::Header;
+
+    #[test]
+    fn one_request_in_sixteen_is_much_work() {
+        let Load { work_us, .. } = Load::uneven(400);
+        let much = |from: u32| (from..from + 1_600).filter(|at| work_us(*at) > WORK_US).count();
+        assert!([0, 1_000, 77_777].map(much).iter().all(|much| (98..=102).contains(much)));
+        assert_eq!((Load::even(400).work_us)(0), WORK_US);
+    }
+
+    #[test]
+    fn stolen_time_is_counted_from_the_first_switch_to_the_last() {
+        let mut trace = Trace::new(Header { cpus: 1, ..Header::default() });
+        for stolen_ns in [7_000, 7_000, 90_000] {
+            let switch = Switch {
+                previous: 1,
+                process: 1,
+                preempted: true,
+                iowait: false,
+                state: 0,
+                call: None,
+                stolen_ns,
+            };
+            let kind = Kind::Switch(switch);
+            trace.events[0].push(Event { at_ns: stolen_ns, thread: 2, kind });
+        }
+        assert_eq!(Stolen::since(0, 0, &trace).by_events_ns, 83_000);
+        assert_eq!(Stolen::since(u64::MAX, 9, &trace), Stolen::default());
+        let stolen = |by_events_ns, by_kernel_ns| Stolen { by_events_ns, by_kernel_ns };
+        assert!(stolen(35_000_000, 50_000_000).agrees() && stolen(70_000_000, 50_000_000).agrees());
+        assert!(!stolen(29_000_000, 50_000_000).agrees());
+        assert_eq!(ticks("cpu0 1 2 3 4 5 6 7 88 9 10"), Some(88));
+        assert_eq!(ticks("cpu0 1 2"), None);
+    }
 }

@@ -6,11 +6,11 @@
 //! distributed among them.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use elfen_machine::affinity;
 use elfen_rt::clock::monotonic_ns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::inject::{Injection, use_realtime_priority};
+use super::injectors::{Injection, use_realtime_priority};
 use elfen_machine::process::own_cpu_ns;
 
 /// The name of the thread that holds the lock.
-pub const HOLDER: &str = "elfen-holder";
+const HOLDER: &str = "elfen-holder";
 
 /// Serves on a free port, which it prints, until its standard input ends. A number on standard
 /// input has the lock held for that many microseconds; the times are printed.
@@ -46,65 +46,34 @@ pub fn serve(cpu: u32, ordinary: bool, workers: usize) -> io::Result<()> {
         std::process::exit(i32::from(ended.is_err()));
     })?;
     let index = Index::new()?;
-    if workers == 1 {
-        return serve_clients(&ClientSource::Listener(listener), &lock, index);
-    }
-    serve_with_workers(&listener, workers, &lock, index)
-}
-
-/// Distributes clients to threads, round robin.
-fn serve_with_workers(
-    listener: &TcpListener,
-    workers: usize,
-    lock: &Arc<Mutex<()>>,
-    index: Index,
-) -> io::Result<()> {
-    let mut all = Vec::new();
-    for number in 0..workers {
-        let ((doorbell, ring), (sender, receiver)) = (io::pipe()?, channel());
-        let source = ClientSource::Distributed(doorbell, receiver);
-        let lock = Arc::clone(lock);
-        let worker = std::thread::Builder::new().name(format!("elfen-worker-{number}"));
-        worker.spawn(move || {
-            let ended = serve_clients(&source, &lock, index);
-            std::process::exit(i32::from(ended.is_err()));
-        })?;
-        all.push((ring, sender));
-    }
+    let workers = (0..workers).map(|number| start_worker(number, &lock, index));
+    let mut workers = workers.collect::<io::Result<Vec<_>>>()?;
+    // Clients are distributed round robin.
     for number in 0.. {
-        let (ring, sender) = &mut all[number % workers];
+        let at = number % workers.len();
+        let (doorbell, sender) = &mut workers[at];
         let (stream, _) = listener.accept()?;
         sender.send(stream).map_err(io::Error::other)?;
-        ring.write_all(&[0])?;
+        doorbell.write_all(&[0])?;
     }
     Ok(())
 }
 
-/// Where a thread's clients come from.
-enum ClientSource {
-    Listener(TcpListener),
-    /// The pipe has a byte for each client in the channel.
-    Distributed(io::PipeReader, Receiver<TcpStream>),
-}
-
-impl ClientSource {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Listener(listener) => listener.as_fd(),
-            Self::Distributed(doorbell, _) => doorbell.as_fd(),
-        }
-    }
-
-    fn next(&self) -> io::Result<TcpStream> {
-        match self {
-            Self::Listener(listener) => Ok(listener.accept()?.0),
-            Self::Distributed(doorbell, receiver) => {
-                let mut doorbell = doorbell;
-                doorbell.read_exact(&mut [0])?;
-                receiver.recv().map_err(io::Error::other)
-            }
-        }
-    }
+/// Starts an answering thread. It gets clients by the channel, with a byte in the pipe for each.
+fn start_worker(
+    number: usize,
+    lock: &Arc<Mutex<()>>,
+    index: Index,
+) -> io::Result<(io::PipeWriter, Sender<TcpStream>)> {
+    let (arrivals, doorbell) = io::pipe()?;
+    let (sender, receiver) = channel();
+    let lock = Arc::clone(lock);
+    let worker = std::thread::Builder::new().name(format!("elfen-worker-{number}"));
+    worker.spawn(move || {
+        let ended = serve_clients(&arrivals, &receiver, &lock, index);
+        std::process::exit(i32::from(ended.is_err()));
+    })?;
+    Ok((doorbell, sender))
 }
 
 fn hold_on_request(lock: &Mutex<()>, output: &mut File) -> io::Result<()> {
@@ -126,10 +95,15 @@ struct Client {
     line: Vec<u8>,
 }
 
-fn serve_clients(source: &ClientSource, lock: &Mutex<()>, index: Index) -> io::Result<()> {
+fn serve_clients(
+    mut arrivals: &io::PipeReader,
+    new: &Receiver<TcpStream>,
+    lock: &Mutex<()>,
+    index: Index,
+) -> io::Result<()> {
     let mut clients: Vec<Client> = Vec::new();
     loop {
-        let mut wanted = vec![PollFd::new(source.as_fd(), PollFlags::POLLIN)];
+        let mut wanted = vec![PollFd::new(arrivals.as_fd(), PollFlags::POLLIN)];
         wanted.extend(clients.iter().map(|c| PollFd::new(c.stream.as_fd(), PollFlags::POLLIN)));
         poll(&mut wanted, PollTimeout::NONE)?;
         let ready: Vec<bool> = wanted.iter().map(|fd| fd.any().unwrap_or(false)).collect();
@@ -140,7 +114,8 @@ fn serve_clients(source: &ClientSource, lock: &Mutex<()>, index: Index) -> io::R
             !ready[at] || client.serve(lock, index).is_ok()
         });
         if ready[0] {
-            let stream = source.next()?;
+            arrivals.read_exact(&mut [0])?;
+            let stream = new.recv().map_err(io::Error::other)?;
             stream.set_nodelay(true)?;
             clients.push(Client { stream, line: Vec::new() });
         }
@@ -194,15 +169,15 @@ impl Client {
 }
 
 /// Asks to read the index; the answer is how long that took beyond its CPU time.
-pub const READ: &[u8] = b"read\n";
+pub(super) const READ: &[u8] = b"read\n";
 /// Asks to spin for this many microseconds; the answer is how long it was kept from spinning.
-pub const SPIN: &str = "spin ";
+pub(super) const SPIN: &str = "spin ";
 /// Asks for this many microseconds of work; the answer is when the work began.
-pub const START: &str = "start ";
+pub(super) const START: &str = "start ";
 /// Length of an answer with a number.
-pub const NUMBER_BYTES: usize = 21;
+pub(super) const NUMBER_BYTES: usize = 21;
 /// Asks for an answer in two pieces, of which Nagle's algorithm holds the second.
-pub const PIECES: &[u8] = b"pieces\n";
+pub(super) const PIECES: &[u8] = b"pieces\n";
 
 /// Data of a file that the service has mapped.
 #[derive(Clone, Copy)]
@@ -266,55 +241,5 @@ fn work(us: u64) {
     let until_ns = own_cpu_ns() + us * 1_000;
     while own_cpu_ns() < until_ns {
         std::hint::spin_loop();
-    }
-}
-
-/// The service in a process of its own, which ends when this drops.
-#[derive(Debug)]
-pub struct ServiceProcess {
-    process: std::process::Child,
-    output: BufReader<std::process::ChildStdout>,
-    pub port: u16,
-}
-
-impl ServiceProcess {
-    /// Starts it at a real-time priority, or an `ordinary` one, with `workers` answering threads.
-    pub fn start(cpu: u32, ordinary: bool, workers: usize) -> io::Result<Self> {
-        let mut process = std::process::Command::new(std::env::current_exe()?)
-            .args(["serve", &cpu.to_string(), "--workers", &workers.to_string()])
-            .args(ordinary.then_some("--ordinary"))
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()?;
-        let output = process.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        let mut service = Self { process, output: BufReader::new(output), port: 0 };
-        service.port = service.line()?.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
-        Ok(service)
-    }
-
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    pub fn hold_lock(&mut self, time: Duration) -> io::Result<Injection> {
-        let input = self.process.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        writeln!(input, "{}", time.as_micros())?;
-        Ok(serde_json::from_str(&self.line()?)?)
-    }
-
-    fn line(&mut self) -> io::Result<String> {
-        let mut line = String::new();
-        match self.output.read_line(&mut line)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(line),
-        }
-    }
-}
-
-impl Drop for ServiceProcess {
-    fn drop(&mut self) {
-        // It may have ended already: then there is nothing to kill, and `wait` reaps it.
-        let _gone = self.process.kill();
-        let _ended = self.process.wait();
     }
 }

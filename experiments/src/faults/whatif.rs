@@ -9,10 +9,9 @@ use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
 use serde::Serialize;
 
-use super::load::Load;
-use super::recording::{Recording, Subject, record_while};
-use super::server::ServiceProcess;
-use super::{CheckError, InjectedCause, Plan, inject_all, reserve_cpu};
+use super::recording::{CheckError, Load, Recording, record_while};
+use super::service::{ServiceKind, TestService};
+use super::{Fault, Plan, reserve_cpu};
 
 /// Numbers of threads of the services.
 const WORKERS: [usize; 2] = [1, 4];
@@ -23,7 +22,7 @@ const TOLERANCE: f64 = 0.15;
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Prediction {
     pub workers: usize,
-    pub cause: InjectedCause,
+    pub cause: &'static str,
     pub pairs: usize,
     /// Pairs without a prediction, because the replay was not valid.
     pub replay_off: usize,
@@ -62,66 +61,59 @@ struct Pair {
     measured_ns: u64,
 }
 
-/// Checks each kind of the plan in `pairs` pairs of recordings, each as long as its injections
+/// Checks each fault of the plan in `pairs` pairs of recordings, each as long as its injections
 /// take.
 pub fn check_predictions(plan: &Plan, pairs: usize) -> Result<WhatIfReport, CheckError> {
     let cpu = reserve_cpu()?;
     let mut rows = Vec::new();
     for workers in WORKERS {
-        let service = ServiceProcess::start(cpu, false, workers)?;
-        let port = service.port;
-        let mut subject = Subject { service, port, cpu };
-        let mut all: Vec<Vec<Pair>> = plan.kinds.iter().map(|_| Vec::new()).collect();
+        let mut service = TestService::start(ServiceKind::Realtime, cpu, workers)?;
+        let mut all: Vec<Vec<Pair>> = plan.faults.iter().map(|_| Vec::new()).collect();
         for _ in 0..pairs {
             let mut predictions = Vec::new();
-            for &kind in &plan.kinds {
-                let times = Plan { kinds: vec![kind], ..plan.clone() };
+            for fault in &plan.faults {
                 let report;
-                (report, subject) = record_and_report(
-                    subject,
-                    plan,
-                    Some(kind),
-                    move |service: &mut ServiceProcess| {
-                        inject_all(&times, service, port, cpu).map(drop)
-                    },
-                )?;
+                (report, service) = record_and_report(service, plan, Some(*fault))?;
                 let without_ns = report.without.as_ref().and_then(|w| w.latency_ns).map(|l| l.p99);
                 predictions.push((report.latency_ns.p99, without_ns));
             }
-            let time = plan.every * plan.injections;
             let report;
-            (report, subject) =
-                record_and_report(subject, plan, None, move |_: &mut ServiceProcess| {
-                    std::thread::sleep(time);
-                    Ok(())
-                })?;
+            (report, service) = record_and_report(service, plan, None)?;
             let measured_ns = report.latency_ns.p99;
             for (of, (with_ns, predicted_ns)) in all.iter_mut().zip(predictions) {
                 of.push(Pair { with_ns, predicted_ns, measured_ns });
             }
         }
-        let rows_of = plan.kinds.iter().zip(all);
-        rows.extend(rows_of.map(|(&cause, of)| row(workers, cause, &of)));
+        let rows_of = plan.faults.iter().zip(all);
+        rows.extend(rows_of.map(|(fault, of)| row(workers, fault.name, &of)));
     }
     let holds = rows.iter().all(Prediction::holds);
     Ok(WhatIfReport { rows, holds })
 }
 
-/// Records a service while `act` runs, and predicts it without a cause.
+/// Records a service with a fault and predicts it without the fault's cause, or records it without
+/// any fault for as long.
 fn record_and_report(
-    subject: Subject<ServiceProcess>,
+    service: TestService,
     plan: &Plan,
-    without: Option<InjectedCause>,
-    act: impl FnOnce(&mut ServiceProcess) -> io::Result<()> + Send + 'static,
-) -> Result<(Report, Subject<ServiceProcess>), CheckError> {
-    let Recording { trace, subject, .. } =
-        record_while(subject, Detail::Sched, Load::uneven(plan.requests_a_second), act)?;
-    let without: Vec<String> = without.iter().map(|kind| kind.removed_cause()).collect();
+    fault: Option<&'static Fault>,
+) -> Result<(Report, TestService), CheckError> {
+    let times = Plan { faults: fault.into_iter().collect(), ..plan.clone() };
+    let act = move |service: &mut TestService| match fault {
+        Some(_) => times.inject_all(service).map(drop),
+        None => {
+            std::thread::sleep(times.every * times.runs);
+            Ok(())
+        }
+    };
+    let load = Load::uneven(plan.requests_a_second);
+    let Recording { trace, service, .. } = record_while(service, Detail::Sched, load, act)?;
+    let without: Vec<String> = fault.iter().map(|fault| fault.removed.to_owned()).collect();
     let shown = report(&trace, SlowThreshold::Quantile(990_000), 0, &without);
-    Ok((shown.map_err(|nothing| io::Error::other(nothing.to_string()))?, subject))
+    Ok((shown.map_err(|nothing| io::Error::other(nothing.to_string()))?, service))
 }
 
-fn row(workers: usize, cause: InjectedCause, pairs: &[Pair]) -> Prediction {
+fn row(workers: usize, cause: &'static str, pairs: &[Pair]) -> Prediction {
     let given = || pairs.iter().filter_map(|pair| Some((pair.predicted_ns?, pair.measured_ns)));
     let ms = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e3;
     let mut ratios: Vec<f64> =
@@ -169,7 +161,7 @@ mod tests {
             pair(None, 500_000),
             pair(Some(1_800_000), 2_000_000),
         ];
-        let row = row(4, InjectedCause::Stop, &pairs);
+        let row = row(4, "stop", &pairs);
         assert_eq!((row.pairs, row.replay_off, row.ratios.len()), (4, 1, 3));
         assert!(row.ratio.is_some_and(|ratio| (ratio - 1.1).abs() < 1e-9) && row.holds());
         assert!(!Prediction { ratio: Some(0.8), ..row.clone() }.holds());

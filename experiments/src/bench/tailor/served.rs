@@ -167,8 +167,8 @@ pub(super) fn recorder(service: &[String]) -> Result<Table, BenchError> {
     let scratch = Scratch::new(1)?;
     let all = RECORDER_FOR + SETTLED * 2;
     let mut command = Command::new(find_program("elfen")?);
-    command.args(["tailor", "record"]).args(service).arg("--for");
-    command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("reader.tale"));
+    command.args(["tailor", "record"]).args(service).arg("-d");
+    command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("reader.trace"));
     let told = File::options().write(true).create_new(true).open(scratch.path("told"))?;
     command.stdin(Stdio::null()).stdout(told).stderr(Stdio::piped());
     let mut recorder = command.spawn()?;
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_recording_says_what_it_took() {
-        let told = "104321 events in /tmp/a, b.tale, 7 lost; `elfen tailor report /tmp/a` tells\n";
+        let told = "104321 events in /tmp/a, b.trace, 7 lost; `elfen tailor report /tmp/a` tells\n";
         assert_eq!(counts(told), Some((104_321, 7)));
         assert_eq!(counts("elfen: no"), None);
     }

@@ -4,8 +4,8 @@
 //! the middle of a character. So every file with a name in it is read as bytes.
 //!
 //! The files are parsed here instead of by the procfs crate. Its parser of `/proc/PID/maps` panics
-//! on names that any user can give to a file. Its other readers of a process take two to eight times
-//! as long.
+//! on names that any user can give to a file. Its other readers of a process take two to eight
+//! times as long.
 
 use std::fmt::Display;
 use std::fs;

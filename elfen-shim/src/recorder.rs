@@ -5,81 +5,21 @@
 //! read the words of the thread that runs now.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed};
 
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::Running;
 use elfen_rt::signal::thread::{ThreadSlot, of_thread_word};
 
+use crate::followed_lane::{FollowedLane, UNKNOWN_TASK};
 use crate::histogram::IntervalHistogram;
 use crate::observe::{Period, Sample, Sink, WORDS_MAX, observe};
 use crate::pacing::BlockStats;
 use crate::rates::RatePoint;
-use crate::recording::{Full, Kind, Pool, Series, State};
-use crate::session::{ObserverConfig, ObserverResult, Words};
-use crate::signal_spec::Width;
-use followed_lane::UNKNOWN_TASK;
-
-pub use followed_lane::{FollowedLane, ThreadWord};
-
-/// A word that is always 0. The loop reads it in place of a thread's word while no thread is known.
-pub static ZERO_WORD: AtomicU64 = AtomicU64::new(0);
-
-/// Where the value of a signal is in the words of a sample.
-#[derive(Clone, Copy, Debug)]
-pub struct Feed {
-    pub kind: Kind,
-    pub word: usize,
-    pub offset: u64,
-    pub width: Width,
-    /// Index of the lane, for a signal of the thread that runs there.
-    pub lane: Option<usize>,
-    /// A word that is 0 until the page of this value holds the program's own data.
-    pub ready: Option<&'static AtomicU64>,
-}
-
-/// Shared by the command and all observers of a run: each of them may end the run.
-#[derive(Debug, Default)]
-pub struct ObserverControl {
-    pub stop: AtomicBool,
-}
-
-/// Why an observer ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum EndReason {
-    /// The command or another observer set `stop`.
-    Stopped,
-    /// The time of `--for` is over.
-    Deadline,
-    /// The pool is full.
-    Full,
-    /// The observer no longer runs on its own CPU.
-    Moved,
-    /// The signal of `--until` exceeded its limit.
-    Until,
-    /// The observed pages are not shared any more.
-    Unshared,
-}
-
-/// Ends a run when a signal exceeds a value (`--until`).
-#[derive(Clone, Copy, Debug)]
-pub struct Until {
-    pub feed: usize,
-    /// The limit, in the representation of recorded values: two's complement if `signed`.
-    pub above: u64,
-    pub signed: bool,
-}
-
-impl Until {
-    #[inline(always)]
-    fn is_passed_by(&self, value: u64) -> bool {
-        if self.signed {
-            value.cast_signed() > self.above.cast_signed()
-        } else {
-            value > self.above
-        }
-    }
-}
+use crate::recording::{Full, Pool, Series, State};
+use crate::session::{
+    EndReason, ObserverConfig, ObserverControl, ObserverResult, Words, ZERO_WORD,
+};
 
 /// Records the samples of one observer. `BOTH`: each sample has two clock readings, as rates need.
 #[derive(Debug)]
@@ -497,6 +437,5 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     }
 }
 
-mod followed_lane;
 #[cfg(test)]
 mod tests;

@@ -1,43 +1,90 @@
-//! The observer threads of a run: the words that they read, how they run, and what they return.
+//! The observers of a run: the words that they read, how they run, and what they return.
 //!
-//! [`Words`] collects the words and signals before the run. [`Observers`] are the running
-//! threads. Which words to read is decided in `cmd/gather.rs`.
-//!
-//! Several observers make one recording, each on its own CPU. While they sample, they share nothing
-//! but the flag that ends them: each has its own memory, words and gaps. An observer that ends sets
-//! the flag. The results are merged when all have ended.
+//! [`Words`] collects the words and signals before the run; `cmd/gather.rs` decides which.
+//! `observers.rs` has the threads.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
-use elfen_machine::affinity;
 use elfen_machine::cpulist::CpuSet;
-use elfen_machine::placement::use_ordinary_class;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceReader;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::clock::Clock;
+use crate::followed_lane::{FollowedLane, ThreadWord};
 use crate::observe::WORDS_MAX;
 use crate::pacing::Pacing;
 use crate::rates::Rate;
 use crate::reach::{NumberLocation, ProcState, VmReader};
-use crate::recorder::{
-    EndReason, Feed, FollowedLane, ObserverControl, Recorder, ThreadWord, ZERO_WORD,
-};
 use crate::recording::{Kind, Pool, Signal, Source};
 use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
+
+/// A word that is always 0. The loop reads it in place of a thread's word while no thread is known.
+pub static ZERO_WORD: AtomicU64 = AtomicU64::new(0);
+
+/// Where the value of a signal is in the words of a sample.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed {
+    pub kind: Kind,
+    pub word: usize,
+    pub offset: u64,
+    pub width: Width,
+    /// Index of the lane, for a signal of the thread that runs there.
+    pub lane: Option<usize>,
+    /// A word that is 0 until the page of this value holds the program's own data.
+    pub ready: Option<&'static AtomicU64>,
+}
+
+/// Shared by the command and all observers of a run: each of them may end the run.
+#[derive(Debug, Default)]
+pub struct ObserverControl {
+    pub stop: AtomicBool,
+}
+
+/// Why an observer ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EndReason {
+    /// The command or another observer set `stop`.
+    Stopped,
+    /// The time of `--for` is over.
+    Deadline,
+    /// The pool is full.
+    Full,
+    /// The observer no longer runs on its own CPU.
+    Moved,
+    /// The signal of `--until` exceeded its limit.
+    Until,
+    /// The observed pages are not shared any more.
+    Unshared,
+}
+
+/// Ends a run when a signal exceeds a value (`--until`).
+#[derive(Clone, Copy, Debug)]
+pub struct Until {
+    pub feed: usize,
+    /// The limit, in the representation of recorded values: two's complement if `signed`.
+    pub above: u64,
+    pub signed: bool,
+}
+
+impl Until {
+    #[inline(always)]
+    pub(crate) fn is_passed_by(&self, value: u64) -> bool {
+        if self.signed {
+            value.cast_signed() > self.above.cast_signed()
+        } else {
+            value > self.above
+        }
+    }
+}
 
 /// Lanes that one observer can follow: each takes at least two of its eight words.
 const LANES_MAX: usize = 3;
 /// Threads that one observer samples without a task map.
 pub const THREADS_MAX: usize = 3;
-
-/// Name of an observer thread in /proc. Tests and `elfen lab bench` find observers by it.
-pub const OBSERVER: &str = "elfen-observer";
 
 /// A signal does not fit into the words of one sample.
 #[derive(Debug, thiserror::Error)]
@@ -255,7 +302,7 @@ pub struct ObserverConfig {
     pub keeps_last: bool,
     /// Whether each sample becomes a run of its own, also if it equals the sample before it.
     pub keeps_samples: bool,
-    pub until: Option<crate::recorder::Until>,
+    pub until: Option<Until>,
     pub cost_meter: Option<crate::cost::CostMeter>,
     /// Adds up the runs of a nearly full pool, which is then cleared.
     pub fold: Option<crate::fold::Fold>,
@@ -281,61 +328,6 @@ pub struct ObserverResult {
     pub failed_reads: u64,
     /// The sum of runs that were added up before those in `pool` (`--keep histogram`).
     pub tally: Option<Tally>,
-}
-
-fn run<const BOTH: bool>(
-    words: Words,
-    config: ObserverConfig,
-    pool: Pool,
-    control: Arc<ObserverControl>,
-) -> ObserverResult {
-    let placed = use_ordinary_class().and_then(|()| affinity::pin(config.from));
-    let recorder = Recorder::<BOTH>::new(words, config, pool, control);
-    if placed.is_ok() { recorder.run() } else { recorder.end_unplaced() }
-}
-
-/// The running observers, each on its own CPU.
-#[derive(Debug, Default)]
-pub struct Observers(Vec<JoinHandle<ObserverResult>>);
-
-impl Observers {
-    /// Starts a thread for each observer. If one of them cannot be started, those before it end.
-    pub fn start(
-        each: impl IntoIterator<Item = (Words, ObserverConfig)>,
-        control: &Arc<ObserverControl>,
-    ) -> std::io::Result<Self> {
-        let mut started = Self::default();
-        for (words, config) in each {
-            // An observer reads the clock once per sample, or twice if there are rates.
-            let run = if words.rates.is_empty() { run::<false> } else { run::<true> };
-            let pool = Pool::new(config.memory, words.feeds.len(), config.keeps_last);
-            let its_control = control.clone();
-            let thread = thread::Builder::new().name(OBSERVER.to_owned());
-            match thread.spawn(move || run(words, config, pool, its_control)) {
-                Ok(thread) => started.0.push(thread),
-                Err(error) => {
-                    control.stop.store(true, Relaxed);
-                    started.0.into_iter().for_each(|one| drop(join(one)));
-                    return Err(error);
-                }
-            }
-        }
-        Ok(started)
-    }
-
-    pub fn is_done(&self) -> bool {
-        self.0.iter().any(JoinHandle::is_finished)
-    }
-
-    /// Waits for all observers and merges their results.
-    pub fn join(self) -> ObserverResult {
-        let all = self.0.into_iter().map(join);
-        all.reduce(ObserverResult::merge).expect("a run has an observer")
-    }
-}
-
-fn join(observer: JoinHandle<ObserverResult>) -> ObserverResult {
-    observer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 impl ObserverResult {
@@ -364,81 +356,5 @@ impl ObserverResult {
                 (one, other) => one.or(other),
             },
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::recorder::Until;
-    use crate::recording::{Head, ObserverHead, Recording, write};
-    use std::time::{Duration, Instant};
-
-    fn words(name: &str, word: &'static AtomicU64) -> Words {
-        let mut words = Words::of(std::process::id(), None);
-        let (width, source) = (Width::U64, Source::Mapped);
-        let place = NumberLocation { word, offset: 0, width, source, ready: None };
-        words.add_number(name.to_owned(), &place).unwrap();
-        words
-    }
-
-    /// Goal: several observers make one recording, each has its own gaps, and all end when one of
-    /// them ends. Method: two observers on one CPU, where only one can run at a time. Together they
-    /// cannot have observed for longer than the run took.
-    #[test]
-    fn observers_have_separate_gaps_and_end_together() {
-        let clock = Clock::of_this_machine().unwrap();
-        let lanes = affinity::allowed().unwrap();
-        let from = lanes.iter().next().unwrap();
-        let all: [&'static AtomicU64; 2] = [(); 2].map(|()| &*Box::leak(Box::default()));
-        let names = ["first", "second"];
-        let how = |until| ObserverConfig {
-            from,
-            clock,
-            period_ticks: clock.ticks(1_000),
-            memory: 1 << 20,
-            until,
-            ..ObserverConfig::default()
-        };
-        let untils = [None, Some(Until { feed: 0, above: 200, signed: false })];
-        let each = names.iter().zip(all).zip(untils);
-        let each = each.map(|((name, word), until)| (words(name, word), how(until)));
-        let control = Arc::new(ObserverControl::default());
-        let observers = Observers::start(each, &control).unwrap();
-        let start = Instant::now();
-        while !observers.is_done() && start.elapsed() < Duration::from_secs(60) {
-            thread::sleep(Duration::from_millis(1));
-            all.iter().zip(1..).for_each(|(word, by)| _ = word.fetch_add(by, Relaxed));
-        }
-        // Only the second observer has a limit; it ends the first one.
-        let seen = observers.join();
-        assert_eq!((seen.ended, control.stop.load(Relaxed)), (EndReason::Until, true));
-        let signal = |name: &&str| Signal::new(name, Source::Mapped, Kind::Values);
-        let one = || ObserverHead { from, on: "0".to_owned(), signals: 1 };
-        let observers = vec![one(), one()];
-        let signals = names.iter().map(signal).collect();
-        let head = Head { clock, observers, signals, ..Head::default() };
-        let mut file = Vec::new();
-        write(&head, &seen.pool, &mut file).unwrap();
-        let recording = Recording::parse(&file).unwrap();
-        let tally = Tally::of(&recording);
-        let (first, end) = recording.span().unwrap();
-        let [one, other] = tally.coverage[..] else { panic!("{:?}", tally.coverage) };
-        assert!(one.gaps > 0 && other.gaps > 0, "{:?}", tally.coverage);
-        let coverage = one.observed_ticks + other.observed_ticks;
-        assert!(coverage <= (end - first) / 50 * 51, "{coverage} of {}", end - first);
-        let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
-        let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
-        assert!(high > 200 && low < high, "{low} {high}");
-        // A head whose observers have more signals than the head itself.
-        let head = Head {
-            observers: vec![ObserverHead { signals: 2, ..head.observers[0].clone() }; 2],
-            ..head
-        };
-        let mut file = Vec::new();
-        write(&head, &seen.pool, &mut file).unwrap();
-        assert!(
-            Recording::parse(&file).unwrap_err().to_string().contains("do not have all signals")
-        );
     }
 }

@@ -11,11 +11,11 @@ use super::lane_choice::LaneChoice;
 use super::wait::block_signals;
 use crate::clock::Clock;
 use crate::filter;
+use crate::followed_lane::ThreadWord;
 use crate::rates::Rate;
 use crate::reach::{
     self, NumberLocation, PageSupervisor, ProcState, ReachError, SharedGlobals, VmReader,
 };
-use crate::recorder::ThreadWord;
 use crate::recording::{Kind, Source};
 use crate::session::{THREADS_MAX, TooMany, Words};
 use crate::signal_spec::{SignalSpec, Width};

@@ -34,13 +34,14 @@ use crate::clock::{Clock, Moment};
 use crate::cost::CostMeter;
 use crate::fold::Fold;
 use crate::live::LiveTotals;
+use crate::observers::Observers;
 use crate::pacing::{AUTO_NS, Pacing};
 use crate::program;
 use crate::reach::{PageSupervisor, StopTimes};
-use crate::recorder::{EndReason, ObserverControl, Until};
 use crate::recording::{Head, ObserverHead, Signal, Source};
 use crate::round_trip;
-use crate::session::{ObserverConfig, ObserverResult, Observers, Words};
+use crate::session::{EndReason, ObserverControl, Until};
+use crate::session::{ObserverConfig, ObserverResult, Words};
 use crate::summary::Summary;
 use crate::symbols::{FunctionReporting, Layout};
 use crate::tally::Tally;
@@ -374,7 +375,7 @@ impl Run<'_> {
             (None, None) => target
                 .page
                 .and_then(|page| page.slot(0))
-                .map(|slot| crate::recorder::ThreadWord::Calls.of(slot)),
+                .map(|slot| crate::followed_lane::ThreadWord::Calls.of(slot)),
             (Some(_), None) => None,
         };
         match progress {

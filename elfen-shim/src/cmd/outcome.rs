@@ -8,8 +8,8 @@ use std::path::Path;
 use elfen_console::failure::Failure;
 
 use crate::cost::cost_of;
-use crate::recorder::EndReason;
 use crate::recording::{self, Dte, Head, Periods, Pool, Recording};
+use crate::session::EndReason;
 use crate::session::ObserverResult;
 use crate::symbols::{Layout, Names, name_value, name_values};
 

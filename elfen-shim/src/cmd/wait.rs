@@ -10,10 +10,10 @@ use elfen_console::failure::{Failure, Status};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 
 use super::live::LiveView;
+use crate::observers::Observers;
 use crate::program::status_of;
 use crate::reach::PageSupervisor;
-use crate::recorder::ObserverControl;
-use crate::session::Observers;
+use crate::session::ObserverControl;
 use crate::symbols::Layout;
 
 /// Returns the signal mask of this process.

@@ -10,7 +10,7 @@ use elfen_console::duration::number;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Row, names, rows, shown};
+use super::rows::{Row, names, rows, shown};
 use crate::recording::{Kind, Recording, State};
 
 const VERSION: u32 = 62;

@@ -2,8 +2,9 @@
 //! folded stacks for flame graphs.
 
 mod firefox;
+mod rows;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use elfen_console::duration::number;
@@ -12,6 +13,7 @@ use serde_json::json;
 use crate::clock::Moment;
 use crate::recording::{Kind, Recording, Signal, State};
 use crate::symbols::NO_NAME;
+use rows::{Row, names, rows, shown};
 
 /// The values of `--as`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -50,48 +52,6 @@ pub fn write(
         ExportFormat::Perfetto => perfetto(recording, out),
         ExportFormat::Firefox => firefox::write(recording, out),
         ExportFormat::Folded => folded(recording, signals, out),
-    }
-}
-
-/// A run of a signal, with times in nanoseconds from the start of the recording.
-struct Row<'a> {
-    signal: &'a Signal,
-    start_ns: u64,
-    end_ns: u64,
-    state: State,
-    samples: u64,
-}
-
-/// All runs of a signal, joined through gaps in which nothing changed.
-fn rows(recording: &Recording, index: usize) -> impl Iterator<Item = Row<'_>> {
-    let (clock, signal) = (recording.head.clock, &recording.head.signals[index]);
-    let first = recording.span().map_or(0, |(first, _)| first);
-    recording.joined(index).map(move |(run, end)| Row {
-        signal,
-        start_ns: clock.ns(run.start_ticks.saturating_sub(first)),
-        end_ns: clock.ns(end.saturating_sub(first)),
-        state: run.state,
-        samples: run.samples,
-    })
-}
-
-/// The names of a signal's values.
-fn names(signal: &Signal) -> HashMap<u64, &str> {
-    signal.names.iter().map(|(value, name)| (*value, name.as_str())).collect()
-}
-
-/// The name of a state, or its number.
-fn shown(signal: &Signal, names: &HashMap<u64, &str>, state: State) -> String {
-    match (state, signal.kind) {
-        (State::Gap, _) => "(gap)".to_owned(),
-        (State::NotRunning, _) => "(not running)".to_owned(),
-        (State::Other, _) => "(others)".to_owned(),
-        (State::Value(value), Kind::Values) => signal.number(value).to_string(),
-        (State::Value(value), Kind::Tags) => match names.get(&value) {
-            Some(name) => (*name).to_owned(),
-            None if value == 0 => NO_NAME.to_owned(),
-            None => format!("{value:#x}"),
-        },
     }
 }
 

@@ -17,8 +17,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use object::elf::PT_INTERP;
 use object::read::elf::{ElfFile64, ProgramHeader};
 
+use super::location::{NumberLocation, ReachError};
 use super::mapped;
-use super::{NumberLocation, ReachError};
 use crate::recording::Source;
 use crate::signal_spec::Width;
 use crate::symbols::{Global, GlobalKind, Symbols};

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use elfen_instrument::remote::Mapping;
 use elfen_rt::memory::{Access, Memory};
 
-use super::ReachError;
+use super::location::ReachError;
 
 const PAGE: u64 = 4096;
 

@@ -5,14 +5,12 @@
 //! sampling loop needs no owner for them.
 
 mod globals;
+mod location;
 mod mapped;
 mod page_supervisor;
 mod proc_state;
 mod shared_pages;
 mod vm_read;
-
-use std::io;
-use std::sync::atomic::AtomicU64;
 
 use elfen_instrument::remote::{Mapping, mappings};
 
@@ -20,36 +18,11 @@ use crate::recording::Source;
 use crate::signal_spec::Width;
 
 pub use globals::{SharedGlobals, find as find_global, of_program as globals_of, program_file};
+pub use location::{NumberLocation, ReachError};
 pub use mapped::saw_truncated_file;
 pub use page_supervisor::{PageSupervisor, StopTimes};
 pub use proc_state::ProcState;
 pub use vm_read::VmReader;
-
-/// Where a number can be read.
-#[derive(Clone, Debug)]
-pub struct NumberLocation {
-    pub word: &'static AtomicU64,
-    /// Byte offset of the number in its word.
-    pub offset: u64,
-    pub width: Width,
-    pub source: Source,
-    /// A word that is 0 until the page of this number holds the program's own data; `None` if the
-    /// page holds it already.
-    pub ready: Option<&'static AtomicU64>,
-}
-
-/// Why a number cannot be watched.
-#[derive(Debug, thiserror::Error)]
-pub enum ReachError {
-    /// The request is invalid.
-    #[error("{0}")]
-    Invalid(String),
-    /// The request is valid, but not possible here.
-    #[error("{0}")]
-    Failed(String),
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
 
 /// Locates the number at an address of a process. It is mapped if the process shares that memory,
 /// and otherwise read with a system call.

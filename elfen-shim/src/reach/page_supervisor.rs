@@ -28,9 +28,9 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, setsid};
 
+use super::location::{NumberLocation, ReachError};
 use super::mapped;
 use super::shared_pages::{PAGE, SharedPages, is_ours, left_shared};
-use super::{NumberLocation, ReachError};
 use crate::recording::Source;
 use crate::signal_spec::Width;
 

@@ -13,8 +13,8 @@ use elfen_instrument::remote::{Event, Group, Mapping, Memory, TouchError, mappin
 use elfen_machine::process::share_memory;
 use nix::fcntl::{FcntlArg, fcntl};
 
-use super::ReachError;
 use super::globals::SIZE_SEALS;
+use super::location::ReachError;
 
 pub(super) const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;

@@ -2,9 +2,13 @@
 //! counters of two threads. Method: two threads on one lane, with a task slot and a page made here.
 
 use super::*;
+use crate::followed_lane::ThreadWord;
 use crate::pacing::Pacing;
 use crate::rates::Rate;
+use crate::recording::Kind;
 use crate::recording::{Head, Recording, Signal, Source};
+use crate::session::Feed;
+use crate::signal_spec::Width;
 use elfen_rt::memory::Memory;
 use elfen_rt::signal::task::TaskSlot;
 use elfen_rt::signal::thread::thread_word;

@@ -270,7 +270,8 @@ pub(super) const VALUE: u64 = 3;
 /// Bytes of an encoded number, at most. Numbers take as few bytes as they need, seven bits each.
 pub(super) const NUMBER_BYTES: usize = 10;
 
-/// Writes a number to the front of `to`, which has at least [`NUMBER_BYTES`] bytes. Returns its length.
+/// Writes a number to the front of `to`, which has at least [`NUMBER_BYTES`] bytes. Returns its
+/// length.
 #[inline(always)]
 pub(super) fn put(mut value: u64, to: &mut [u8]) -> usize {
     for (at, byte) in to.iter_mut().take(NUMBER_BYTES).enumerate() {

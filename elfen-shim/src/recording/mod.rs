@@ -5,8 +5,8 @@
 //! has what is known only then. A truncated file is read up to its last complete chunk. Files are
 //! untrusted input: every length is checked against the bytes that are there.
 //!
-//! The observer writes runs in few bytes while it samples (`series.rs`). The process that writes the
-//! file compresses each chunk by itself (`file.rs`).
+//! The observer writes runs in few bytes while it samples (`series.rs`). The process that writes
+//! the file compresses each chunk by itself (`file.rs`).
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! Goal: a recording is read back as it was written, from memory and from a file. A truncated file is read up to its last complete chunk. Method: a recording of
-//! two signals with every state, complete and truncated. `damaged.rs` tests other damage.
+//! Goal: a recording is read back as it was written, from memory and from a file. A truncated file
+//! is read up to its last complete chunk. Method: a recording of two signals with every state,
+//! complete and truncated. `damaged.rs` tests other damage.
 
 use super::*;
 use crate::clock::Clock;

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use elfen_machine::process::threads_of;
-use elfen_shim::session::OBSERVER;
+use elfen_shim::observers::OBSERVER;
 
 use super::plan::Job;
 use super::process::{Process, START_TIMEOUT, wait_for};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use elfen_console::duration::number;
 use elfen_shim::clock;
 use elfen_shim::pacing::{AUTO_NS, Pacing};
-use elfen_shim::recorder::ObserverControl;
+use elfen_shim::session::ObserverControl;
 
 use super::stage::{Bare, Lanes, NEAR_TICKS, line, observe, play_apart};
 use crate::bench::{

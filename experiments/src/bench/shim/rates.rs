@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use elfen_console::duration::number;
 use elfen_shim::clock;
-use elfen_shim::recorder::ObserverControl;
+use elfen_shim::session::ObserverControl;
 
 use super::stage::{Bare, Lanes, line, observe};
 use crate::bench::{

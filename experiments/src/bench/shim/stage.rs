@@ -15,12 +15,13 @@ use elfen_console::programs::find_program;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock::{self, Clock};
+use elfen_shim::observers::Observers;
 use elfen_shim::pacing::Pacing;
 use elfen_shim::reach::NumberLocation;
-use elfen_shim::recorder::ObserverControl;
 use elfen_shim::recording::Source;
 use elfen_shim::round_trip;
-use elfen_shim::session::{ObserverConfig, Observers, Words};
+use elfen_shim::session::ObserverControl;
+use elfen_shim::session::{ObserverConfig, Words};
 use elfen_shim::signal_spec::Width;
 
 use crate::bench::{BenchError, Hear, Samples, Scenario, Values, joined, pin, play_round};

@@ -12,9 +12,10 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::{Running, TaskMap};
 use elfen_rt::signal::thread::ThreadSlot;
 use elfen_shim::clock;
-use elfen_shim::recorder::ObserverControl;
+use elfen_shim::observers::Observers;
 use elfen_shim::recording::{Head, Recording, State};
-use elfen_shim::session::{ObserverResult, Observers, Words};
+use elfen_shim::session::ObserverControl;
+use elfen_shim::session::{ObserverResult, Words};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use elfen_console::duration::number;
 use elfen_console::programs::find_program;
 use elfen_shim::clock;
+use elfen_shim::observers::OBSERVER;
 use elfen_shim::recording::{self, Recording, State, write};
-use elfen_shim::session::OBSERVER;
 
 use super::stage::Lanes;
 use crate::bench::{

@@ -16,12 +16,12 @@ pub struct FollowedLane {
     pub task_word: usize,
     /// Indices of the words of its thread, and what each holds.
     pub thread_words: Vec<(usize, ThreadWord)>,
-    pub(super) task: u64,
+    pub(crate) task: u64,
     /// Whether the task is one of those to be observed.
-    pub(super) runs: bool,
+    pub(crate) runs: bool,
     /// Whether `thread_words` are those of the task's own slot.
-    pub(super) bound: bool,
-    pub(super) seen_switches: u64,
+    pub(crate) bound: bool,
+    pub(crate) seen_switches: u64,
     /// `switches` of the lane when the observer began, and when it ended.
     switches_at_ends: (u64, u64),
     /// A count of `switches_begun`, and the time of the last sample before it was read.
@@ -29,7 +29,7 @@ pub struct FollowedLane {
 }
 
 /// The task of a lane before the first sample. The task map never has this value.
-pub(super) const UNKNOWN_TASK: u64 = u64::MAX - 1;
+pub(crate) const UNKNOWN_TASK: u64 = u64::MAX - 1;
 
 /// A word of a thread's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,7 +80,7 @@ impl FollowedLane {
     }
 
     /// Reads how many switches the lane has begun, after the sample at `at`.
-    pub(super) fn count_switches(&mut self, at: u64) {
+    pub(crate) fn count_switches(&mut self, at: u64) {
         // The kernel counts a switch before it stores the task. So this count, which is read after
         // the sample's task, includes the switch to that task. Pairs with the kernel's order of
         // stores; x86-64 keeps the order of our loads.
@@ -95,7 +95,7 @@ impl FollowedLane {
     /// Returns whether the lane has run this task without a switch since the sample at `last`. The
     /// count must be from before that sample: if the observer was delayed between a sample and the
     /// count, the count may include switches during the gap.
-    pub(super) fn ran_throughout(&self, last: u64, task: u64) -> bool {
+    pub(crate) fn ran_throughout(&self, last: u64, task: u64) -> bool {
         // Keeps this load after the load of the task: see `count_switches`.
         compiler_fence(SeqCst);
         let now = self.slot.switches_begun.load(Relaxed);
@@ -113,13 +113,13 @@ impl FollowedLane {
     }
 
     /// Switches between `begin_counting` and `end_counting` that no sample saw.
-    pub(super) fn missed(&self) -> u64 {
+    pub(crate) fn missed(&self) -> u64 {
         let all = self.switches_at_ends.1.saturating_sub(self.switches_at_ends.0);
         all.saturating_sub(self.seen_switches)
     }
 
     /// Has the loop read the words of this thread's slot, if it has one.
-    pub(super) fn bind<const N: usize>(
+    pub(crate) fn bind<const N: usize>(
         &mut self,
         slot: Option<&'static ThreadSlot>,
         words: &mut [&'static AtomicU64; N],

@@ -31,7 +31,7 @@ const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_INJECT", "default of `run --inject`"),
     ("ELFEN_POLL_INTERVAL", "default of `run --poll-interval`"),
     ("ELFEN_TIMER_SLACK", "default of `run --timer-slack`"),
-    ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, with the records of fences"),
+    ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, with records of fences"),
     ("ELFEN_SETTINGS", "default of `elfend --settings`: /etc/elfen/elfend.toml"),
     ("ELFEN_LIB", "another folder with libraries and programs of Elfen"),
     ("ELFEN_MACHINE", "a file of --dump-machine, for `lanes` and `doctor`"),

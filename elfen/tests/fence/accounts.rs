@@ -151,7 +151,8 @@ fn the_run_time_of_a_fence_is_counted() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_without_an_account_is_warned() {
-    const WARNING: &str = "CPU 1: what this batch runs there is not counted, as 3 others' there is";
+    const WARNING: &str = "CPU 1: the time of this batch is not counted there, as other batches \
+                           use all 3 accounts";
     require_fences();
     let mut fenced = Fenced::start_by_tasks();
     fenced.wait_until_running();

@@ -40,7 +40,7 @@ fn invalid_settings_are_refused() {
         (settings("s", "a/../b"), 2, "invalid cgroup path"),
         (settings("s", &deep), 2, "guards do not outrank"),
         (fence("a/x/y"), 2, "one is inside of the other"),
-        (fence("b/x"), 2, "no place outranks both /b/x and /a/x"),
+        (fence("b/x"), 2, "no cgroup outranks both /b/x and /a/x"),
         (another("0:3"), 2, "CPU 0 is named twice"),
         (another("1:2"), 2, "CPU 1 is named twice"),
         (settings("s", "x").replace("0:1", ""), 2, "the list of pairs is empty"),

@@ -161,7 +161,7 @@ fn invalid_requests_are_refused() {
     let elfend = env!("CARGO_BIN_EXE_elfend");
     let output = fenced.command("sh", &["-c", &script, elfend]).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && printed.contains("no socket"), "{printed}");
+    assert!(output.status.code() == Some(1) && printed.contains("is not a socket"), "{printed}");
     assert_eq!(fs::read(&socket).unwrap(), b"mine");
 }
 

@@ -1,4 +1,4 @@
-// A JVM service for `elfen tailor check`: lines of text, a thread for each client. "spin N" spins
+// A JVM service for `elfen lab check`: lines of text, a thread for each client. "spin N" spins
 // for N microseconds and answers for how many nanoseconds it was kept from that. "collect" collects
 // the whole heap. "load N" loads N classes for the first time and answers with the CPU time that
 // took, in nanoseconds. A number asks for that many microseconds of work.

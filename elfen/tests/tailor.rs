@@ -372,7 +372,7 @@ fn invalid_arguments_and_files_are_refused() {
         path.to_str().unwrap().to_owned()
     };
     let foreign = file("foreign", b"a text that is not a trace");
-    let newer = file("newer", b"ELFNTALE\x63\0\0\0");
+    let newer = file("newer", b"ELFTRACE\x63\0\0\0");
     let port = free_port().to_string();
     let idle = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
     let own = idle.0.id().to_string();

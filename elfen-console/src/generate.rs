@@ -48,12 +48,31 @@ pub fn run(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
     let mut command = visible(cli);
-    let written = match args.what {
-        What::Man => pages(command, sections, &args.folder),
-        What::Completions => completions(&mut command, &args.folder),
-    };
+    match args.what {
+        What::Man => print(pages(command, sections, &args.folder), &args.folder, out),
+        What::Completions => write_completions(&mut command, &args.folder, out),
+    }
+}
+
+/// Writes completions of `command` for all shells, and prints their paths.
+pub fn write_completions(
+    command: &mut Command,
+    folder: &Path,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let name = command.get_name().to_owned();
+    let shells = [Shell::Bash, Shell::Zsh, Shell::Fish];
+    let write = |shell| clap_complete::generate_to(shell, command, &name, folder);
+    print(shells.into_iter().map(write).collect(), folder, out)
+}
+
+fn print(
+    written: io::Result<Vec<PathBuf>>,
+    folder: &Path,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
     let written = written.map_err(|error| {
-        let what = format!("writing into {:?}", args.folder.display().to_string());
+        let what = format!("writing into {:?}", folder.display().to_string());
         Failure::new(Status::Failed, what, error, "name a folder that can be written")
     })?;
     for path in written {
@@ -72,15 +91,6 @@ fn visible(cli: &Command) -> Command {
         .subcommand_required(true)
         .subcommands(shown)
         .disable_help_subcommand(true)
-}
-
-fn completions(command: &mut Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let name = command.get_name().to_owned();
-    let shells = [Shell::Bash, Shell::Zsh, Shell::Fish];
-    shells
-        .map(|shell| clap_complete::generate_to(shell, command, &name, folder))
-        .into_iter()
-        .collect()
 }
 
 fn pages(mut command: Command, sections: &[Section], folder: &Path) -> io::Result<Vec<PathBuf>> {

@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
-use clap_complete::{Shell, generate_to};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_console::generate;
 use elfen_console::output::print;
 use elfen_console::usage;
 use elfen_hedge_policy::Policy;
@@ -236,15 +236,7 @@ fn answer(args: &Answer) -> Result<ExitCode, Failure> {
 fn completions(args: &Completions, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     // Without hidden subcommands.
     let mut command = Serve::augment_args(clap::Command::new("elfen-hedge"));
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        let written = generate_to(shell, &mut command, "elfen-hedge", &args.folder);
-        let path = written.map_err(|error| {
-            let what = format!("writing into {:?}", args.folder.display().to_string());
-            Failure::new(Status::Failed, what, error, "name a folder that can be written")
-        })?;
-        writeln!(out, "{}", path.display()).map_err(Failure::output)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    generate::write_completions(&mut command, &args.folder, out)
 }
 
 impl Serve {

@@ -36,48 +36,32 @@
 //! | [`signals`] | ends a recording in good order |
 //! | [`cmd`] | the commands of `elfen tailor` |
 
-#[forbid(unsafe_code)]
+#![forbid(unsafe_code)]
+
 pub mod account;
-#[forbid(unsafe_code)]
 pub mod calls;
-#[forbid(unsafe_code)]
 mod causes;
 pub mod cmd;
-#[forbid(unsafe_code)]
 pub mod draw;
 pub mod duty;
 pub mod jvm;
 mod kernel_functions;
 pub mod last_minute;
-#[forbid(unsafe_code)]
 mod marked;
 pub mod marks;
-#[forbid(unsafe_code)]
 pub mod neighbours;
-#[forbid(unsafe_code)]
 mod queues;
-#[forbid(unsafe_code)]
 pub mod rank;
 pub mod recorder;
-#[forbid(unsafe_code)]
 pub mod replay;
-#[forbid(unsafe_code)]
 pub mod report;
-#[forbid(unsafe_code)]
 pub mod request;
-#[forbid(unsafe_code)]
 pub mod runtime;
-#[forbid(unsafe_code)]
 pub mod segment;
 pub mod service;
-#[forbid(unsafe_code)]
 mod service_slots;
 pub mod signals;
-#[forbid(unsafe_code)]
 pub mod stalls;
-#[forbid(unsafe_code)]
 pub mod timeline;
-#[forbid(unsafe_code)]
 pub mod trace;
-#[forbid(unsafe_code)]
 pub mod walk;

@@ -30,9 +30,8 @@ const NAMES_MAX: usize = 4096;
 /// Names this thread, so that requests that wait for the recorder itself show its name.
 fn name_this_thread() {
     let name = std::ffi::CString::new(RECORDER).expect("a name without a zero");
-    // SAFETY: `name` outlives the call and ends with a zero; the kernel copies at most 16 bytes of
-    // it.
-    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    // A thread without this name records as well.
+    let _unnamed = nix::sys::prctl::set_name(&name);
 }
 
 #[derive(Debug)]

@@ -46,7 +46,7 @@ for tool in elfen elfen-load elfen-batch taskset "${services[@]}"; do
 	tool=${program[$tool]:-$tool}
 	command -v "$tool" >/dev/null || fail 3 "$tool is missing: install it, or build it"
 done
-elfen run --lanes "$lanes" --signal tasks --dry-run -- elfen-batch spin >/dev/null ||
+elfen run --lanes "$lanes" --source tasks --dry-run -- elfen-batch spin >/dev/null ||
 	fail 3 "the task map is not available: run this as root"
 
 scratch=$(mktemp -d)
@@ -144,8 +144,8 @@ measure() { # <service> <mode> <round>
 	alone) ;;
 	unrestrained) taskset -c "$request,$batch" "${batch_program[@]}" >"$scratch/batch" & ;;
 	elfen)
-		elfen run --lanes "$lanes" --signal tasks --policy borrow-idle \
-			--report "$scratch/run" -- "${batch_program[@]}" \
+		elfen run --lanes "$lanes" --source tasks --policy borrow-idle \
+			--json-out "$scratch/run" -- "${batch_program[@]}" \
 			>"$scratch/batch" 2>>"$scratch/log" &
 		;;
 	esac

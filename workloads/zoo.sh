@@ -86,7 +86,7 @@ while IFS='|' read -r name class program; do
 	if ((${#names[@]})) && [[ " ${names[*]} " != *" $name "* ]]; then continue; fi
 	command -v "${program%% *}" >/dev/null || { echo "$name: not installed"; continue; }
 	eval "words=($program)"
-	"$lab" bench batch --lanes "$lanes" --inject live --turns "$turns" --duration "$duration" \
+	"$lab" bench batch --lanes "$lanes" --checks live --turns "$turns" --duration "$duration" \
 		--runs "$runs" --json -- "${words[@]}" </dev/null >report.json 2>errors ||
 		[ -s report.json ] || { echo "$name: $(tail -n 1 errors)"; continue; }
 	python3 - "$name" "$class" <<'PYTHON'
@@ -95,7 +95,7 @@ name, kind = sys.argv[1:]
 report = json.load(open("report.json"))
 bars = {"native": (6, 2, 0.4), "reads": (10, 4, 1)}.get(kind)
 bar_of = dict(zip((200_000, 1_000_000, 10_000_000), bars)) if bars else {}
-rows = {how: [row for row in report["rows"] if (row["inject"] == "guard") == (how == "guard")]
+rows = {how: [row for row in report["rows"] if (row["checks"] == "guard") == (how == "guard")]
         for how in ("guard", "live")}
 guards = {row["turn_ns"]: row["percent"] for row in rows["guard"]}
 def mark(value, bar, form):

@@ -21,10 +21,29 @@ pub fn print(
     }
 }
 
-/// Prints one JSON object and a line break, as for `--json`.
+/// Prints one JSON object and a line break, as for `--json`. Its first key is `schema`.
 pub fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<(), Failure> {
-    serde_json::to_writer_pretty(&mut *out, value).map_err(|e| Failure::output(e.into()))?;
+    serde_json::to_writer_pretty(&mut *out, &Versioned::of(value))
+        .map_err(|e| Failure::output(e.into()))?;
     writeln!(out).map_err(Failure::output)
+}
+
+/// The version of all JSON that commands print. It grows when a key changes its meaning or goes;
+/// new keys leave it as it is.
+pub const SCHEMA: u32 = 1;
+
+/// An object with the number of its schema.
+#[derive(serde::Serialize, Debug)]
+pub struct Versioned<'a, T> {
+    schema: u32,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
+impl<'a, T> Versioned<'a, T> {
+    pub fn of(value: &'a T) -> Self {
+        Self { schema: SCHEMA, value }
+    }
 }
 
 /// Prints a warning: one line on stderr. The command continues.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use elfen_console::failure::{Failure, Status};
-use elfen_instrument::Inject;
+use elfen_instrument::CheckMethod;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::Nap;
 use elfen_rt::pages::ENTRIES_MAX;
@@ -118,10 +118,10 @@ fn open_group(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Result<Option<Lan
         None => None,
     };
     let awaits_service = service.is_none() && lent.service.is_some();
-    if service.is_none() && settings.signal == SourceChoice::Service {
+    if service.is_none() && settings.source == SourceChoice::Service {
         return Ok(None);
     }
-    let signals = Signals::open(settings.signal, service).map_err(|error| refuse(&error))?;
+    let signals = Signals::open(settings.source, service).map_err(|error| refuse(&error))?;
     let order = order(lent, settings, nap);
     let channels = Channels::open_shared(&order, signals).map_err(|error| refuse(&error))?;
     let own = Identity::own().map_or(0, Identity::word);
@@ -153,7 +153,7 @@ fn order(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Order {
         pairs: lent.pairs.clone(),
         settings: lent.policy,
         slo: lent.slo,
-        inject: Inject::Guard,
+        checks: CheckMethod::Guard,
         library: None,
         notes: None,
         nap: nap.clone(),

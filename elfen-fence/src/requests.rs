@@ -49,8 +49,8 @@ impl Daemon {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            keeper: self.guards.pid(),
-            keepers_lost: self.guards.lost,
+            guard_process: self.guards.pid(),
+            guard_processes_lost: self.guards.lost,
             home: self.home.clone(),
             paused: self.folder.paused().unwrap_or_else(|error| Some(error.to_string())),
             fences: fences.collect(),

@@ -2,13 +2,13 @@
 //!
 //! | way | what the program needs | what checks |
 //! | --- | --- | --- |
-//! | [`Inject::Inline`] | `elfen_rt::check!()` or `elfen_check()` in its source | its own code |
-//! | [`Inject::Patch`] | NOPs: `-fpatchable-function-entry=43` | code written over the NOPs |
-//! | [`Inject::Fentry`] | `-pg -mfentry` | a hook of the preload library |
-//! | [`Inject::Mcount`] | `-pg` | a hook of the preload library |
-//! | [`Inject::Cyg`] | `-finstrument-functions` | a hook of the preload library |
-//! | [`Inject::Live`] | nothing | code that is written into the running program: [`live`] |
-//! | [`Inject::Guard`] | nothing | no code in the program: a guard thread of `elfen run` |
+//! | [`CheckMethod::Inline`] | `elfen_rt::check!()` or `elfen_check()` in its source | own code |
+//! | [`CheckMethod::Patch`] | NOPs: `-fpatchable-function-entry=43` | code written over the NOPs |
+//! | [`CheckMethod::Fentry`] | `-pg -mfentry` | a hook of the preload library |
+//! | [`CheckMethod::Mcount`] | `-pg` | a hook of the preload library |
+//! | [`CheckMethod::Cyg`] | `-finstrument-functions` | a hook of the preload library |
+//! | [`CheckMethod::Live`] | nothing | code that is written into the running program: [`live`] |
+//! | [`CheckMethod::Guard`] | nothing | no code in the program: a guard thread of `elfen run` |
 //!
 //! This crate inspects files ([`inspect`]) and patches running programs from outside ([`live`] and
 //! [`remote`]). Three sibling crates do the rest:
@@ -29,4 +29,4 @@ pub mod remote;
 
 pub use elfen_entries::{RETURN_SECTION, SECTION as ENTRIES_SECTION};
 pub use library::{LIBRARY, LibraryError, find_library, preload};
-pub use program::{Compiler, Inject, Plan, Program, Reason, best, inspect};
+pub use program::{CheckMethod, Compiler, Plan, Program, Reason, best, inspect};

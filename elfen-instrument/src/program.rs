@@ -13,7 +13,7 @@ use crate::file::{self, Rights};
 
 /// A way to check a batch program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Inject {
+pub enum CheckMethod {
     Guard,
     /// Checks are written into the program while it runs: see [`crate::live`].
     Live,
@@ -24,7 +24,7 @@ pub enum Inject {
     Patch,
 }
 
-impl Inject {
+impl CheckMethod {
     /// Ordered from the cheapest check to no check at all.
     pub const BEST_FIRST: [Self; 7] =
         [Self::Inline, Self::Patch, Self::Fentry, Self::Mcount, Self::Cyg, Self::Live, Self::Guard];
@@ -92,15 +92,15 @@ pub struct Program {
 /// How to start a program with one of the ways of checking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
-    pub inject: Inject,
+    pub checks: CheckMethod,
     /// Whether the preload library must be loaded into it.
     pub preload: bool,
 }
 
 /// The best way for the program `name`, which is searched for in PATH. Every program for this
-/// machine allows [`Inject::Live`], and every program allows [`Inject::Guard`].
-pub fn best(name: &OsStr) -> Result<Inject, Reason> {
-    Ok(inspect(name)?.best().inject)
+/// machine allows [`CheckMethod::Live`], and every program allows [`CheckMethod::Guard`].
+pub fn best(name: &OsStr) -> Result<CheckMethod, Reason> {
+    Ok(inspect(name)?.best().checks)
 }
 
 /// Inspects the file that `name` stands for.
@@ -153,14 +153,14 @@ fn program_of_env(
 impl Program {
     /// The cheapest way of checking that this program allows.
     pub fn best(&self) -> Plan {
-        let allowed = Inject::BEST_FIRST.iter().find_map(|&inject| self.allows(inject).ok());
-        allowed.unwrap_or(Plan { inject: Inject::Guard, preload: false })
+        let allowed = CheckMethod::BEST_FIRST.iter().find_map(|&checks| self.allows(checks).ok());
+        allowed.unwrap_or(Plan { checks: CheckMethod::Guard, preload: false })
     }
 
     /// How to start the program with this way of checking, or why that is impossible.
-    pub fn allows(&self, inject: Inject) -> Result<Plan, Reason> {
-        if inject == Inject::Guard {
-            return Ok(Plan { inject, preload: false });
+    pub fn allows(&self, checks: CheckMethod) -> Result<Plan, Reason> {
+        if checks == CheckMethod::Guard {
+            return Ok(Plan { checks, preload: false });
         }
         let program = match &self.elf {
             Elf::X86_64(program) => program,
@@ -168,18 +168,19 @@ impl Program {
             Elf::Foreign(machine) => return Err(Reason::Foreign(*machine)),
             Elf::NotExecutable => return Err(Reason::NotExecutable),
         };
-        if inject == Inject::Live {
-            return Ok(Plan { inject, preload: false });
+        if checks == CheckMethod::Live {
+            return Ok(Plan { checks, preload: false });
         }
-        check_built_for(program, inject)?;
-        let preload = !(inject == Inject::Inline && program.inline == Some(SlowPath::InProgram));
+        check_built_for(program, checks)?;
+        let preload =
+            !(checks == CheckMethod::Inline && program.inline == Some(SlowPath::InProgram));
         // A program finds its run through its environment. Without it, inline checks do nothing
         // either.
         self.check_environment()?;
         if preload {
             check_preloadable(program)?;
         }
-        Ok(Plan { inject, preload })
+        Ok(Plan { checks, preload })
     }
 
     /// The compiler of a virtual machine in this program, if its file shows one. Programs that it
@@ -220,14 +221,14 @@ fn check_preloadable(program: &Executable) -> Result<(), Reason> {
     }
 }
 
-fn check_built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
-    let (has, flag) = match inject {
-        Inject::Guard | Inject::Live => return Ok(()),
-        Inject::Inline => (program.inline.is_some(), "no check in its source"),
-        Inject::Mcount => (program.mcount, "-pg"),
-        Inject::Fentry => (program.fentry, "-pg -mfentry"),
-        Inject::Cyg => (program.cyg, "-finstrument-functions"),
-        Inject::Patch => (program.entries.is_some(), "-fpatchable-function-entry=43"),
+fn check_built_for(program: &Executable, checks: CheckMethod) -> Result<(), Reason> {
+    let (has, flag) = match checks {
+        CheckMethod::Guard | CheckMethod::Live => return Ok(()),
+        CheckMethod::Inline => (program.inline.is_some(), "no check in its source"),
+        CheckMethod::Mcount => (program.mcount, "-pg"),
+        CheckMethod::Fentry => (program.fentry, "-pg -mfentry"),
+        CheckMethod::Cyg => (program.cyg, "-finstrument-functions"),
+        CheckMethod::Patch => (program.entries.is_some(), "-fpatchable-function-entry=43"),
     };
     if !has && !program.dynamic {
         return Err(Reason::Static);
@@ -236,7 +237,7 @@ fn check_built_for(program: &Executable, inject: Inject) -> Result<(), Reason> {
         return Err(Reason::NotBuiltFor(flag));
     }
     match program.entries {
-        Some(entries) if inject == Inject::Patch && entries.room < JUMP_BYTES => {
+        Some(entries) if checks == CheckMethod::Patch && entries.room < JUMP_BYTES => {
             Err(Reason::NoRoom { room: entries.room })
         }
         _ => Ok(()),

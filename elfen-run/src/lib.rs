@@ -41,7 +41,7 @@ use std::ffi::{CString, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elfen_instrument::Inject;
+use elfen_instrument::CheckMethod;
 use elfen_kernel::preempted::Notes;
 use elfen_kernel::sleep::Alarm;
 use elfen_rt::nap::Nap;
@@ -60,7 +60,7 @@ pub struct Order {
     /// For slo-budget: the SLO by which the supervisor steers.
     pub slo: Option<Slo>,
     /// How the program gets checks, next to its guard, and the library to preload for that.
-    pub inject: Inject,
+    pub checks: CheckMethod,
     pub library: Option<PathBuf>,
     /// For live checks: the kernel's notes of where batch threads were interrupted.
     pub notes: Option<Arc<Notes>>,

@@ -1,4 +1,4 @@
-//! The report of `elfen run --report`.
+//! The report of `elfen run --json-out`.
 //!
 //! `experiments` reads it by the same type: a missing key is an error, not a zero.
 
@@ -17,7 +17,7 @@ pub struct Report {
     pub policy_was_set: bool,
     /// As in the argument of `--lanes`.
     pub lanes: String,
-    pub signal: String,
+    pub source: String,
     pub nap: String,
     /// How threads with checks napped; `None` if no thread checked.
     #[serde(deserialize_with = "Option::deserialize")]
@@ -26,7 +26,7 @@ pub struct Report {
     /// policies.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ipc: Option<String>,
-    pub inject: String,
+    pub checks: String,
     /// What keeps the batch on its lanes: always `affinity`, as batches in fences have no run.
     pub level: String,
     /// Batch processes that were in cgroups which do not rank below their guard's.

@@ -49,7 +49,7 @@ pub struct ObserverControl {
 pub enum EndReason {
     /// The command or another observer set `stop`.
     Stopped,
-    /// The time of `--for` is over.
+    /// The time of `-d` is over.
     Deadline,
     /// The pool is full.
     Full,

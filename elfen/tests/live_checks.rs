@@ -65,7 +65,7 @@ impl Drop for BusyTurns {
 }
 
 fn elfen_run_live(options: &[&str], program: &Path) -> Command {
-    let live = ["--signal", "tasks", "--inject", "live"];
+    let live = ["--source", "tasks", "--checks", "live"];
     elfen_run(&[&live, options].concat(), program)
 }
 
@@ -118,7 +118,7 @@ fn run_until(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool)
         let alone = output_and_status(&Command::new(program).arg(rounds).output().unwrap());
         assert_eq!(alone.1, Some(3), "{alone:?}");
         let turns = BusyTurns::start();
-        let mut command = elfen_run_live(&["--report", report.to_str().unwrap()], program);
+        let mut command = elfen_run_live(&["--json-out", report.to_str().unwrap()], program);
         let output = command.arg(rounds).output().unwrap();
         drop(turns);
         assert_eq!(output_and_status(&output), alone, "{output:?}");
@@ -144,7 +144,7 @@ fn programs_do_the_same_work_with_live_checks() {
         let report = folder.path().join("report");
         let turns = BusyTurns::start();
         let output =
-            elfen_run_live(&["--report", report.to_str().unwrap()], &program).output().unwrap();
+            elfen_run_live(&["--json-out", report.to_str().unwrap()], &program).output().unwrap();
         drop(turns);
         assert_eq!(
             output_and_status(&output),
@@ -154,8 +154,10 @@ fn programs_do_the_same_work_with_live_checks() {
         );
         let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         let live = &report["live"];
-        assert_eq!(report["inject"], "live");
-        for word in [&live["places"]["on"], &live["drills"], &live["bells"], &live["processes"]] {
+        assert_eq!(report["checks"], "live");
+        for word in
+            [&live["sites"]["on"], &live["probes"], &live["stopped_by_check"], &live["processes"]]
+        {
             assert!(word.as_u64().unwrap() > 0, "{name}: {live}");
         }
         assert!(live["refused"].is_null(), "{live}");
@@ -204,7 +206,7 @@ fn a_program_without_requests_is_not_changed() {
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
-    let options = ["--report", report.to_str().unwrap()];
+    let options = ["--json-out", report.to_str().unwrap()];
     // Other programs of the machine on CPU 0 count as requests.
     let program = build(folder.path(), "alone", &[]);
     let output = elfen_run_live(&options, &program).output().unwrap();
@@ -234,7 +236,7 @@ fn programs_outside_of_the_batch_are_not_changed() {
     let report = folder.path().join("report");
     let turns = BusyTurns::start();
     let mut command =
-        elfen_run_live(&["--report", report.to_str().unwrap()], Path::new("/bin/sleep"));
+        elfen_run_live(&["--json-out", report.to_str().unwrap()], Path::new("/bin/sleep"));
     let output = command.arg("2").output().unwrap();
     drop(turns);
     let after = mapped();
@@ -259,7 +261,7 @@ fn traced_programs_are_left_to_their_guards() {
     let program = program.to_str().unwrap();
     let (alone, _) = output_and_status(&Command::new(program).arg(WORK).output().unwrap());
     let (report, calls) = (folder.path().join("report"), folder.path().join("calls"));
-    let options = ["--report", report.to_str().unwrap()];
+    let options = ["--json-out", report.to_str().unwrap()];
     let strace = ["-f", "-o", calls.to_str().unwrap(), program, WORK];
     let quietly = "handle all nostop noprint pass";
     let gdb = ["-batch", "-nx", "-ex", quietly, "-ex", "run", "--args", program, WORK];

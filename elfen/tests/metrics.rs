@@ -193,7 +193,7 @@ fn metrics_of_a_service_and_a_run_are_served() {
     let service = Service::open(&name, 1).expect("a page");
     let mut worker = service.claim(0, 0).expect("the lane is free");
     let server = Server::start();
-    let options = ["run", "--lanes", "0:1", "--signal", "service", "--service", &name];
+    let options = ["run", "--lanes", "0:1", "--source", "service", "--service", &name];
     let slo = ["--policy", "slo-budget", "--slo", "p99=100s", "--", "sleep", "60"];
     let mut batch = elfen(&[&options[..], &slo].concat()).stderr(Stdio::null()).spawn().unwrap();
     let (of_service, mut pid) = (format!("service=\"{name}\""), None);

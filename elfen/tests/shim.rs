@@ -281,8 +281,8 @@ fn what_cannot_work_is_refused_in_one_line() {
         (&["--period", "0us"], Path::new("true"), 2),
         (&["--period", "-5us"], Path::new("true"), 2),
         (&["--period", "1ps"], Path::new("true"), 2),
-        (&["--on", "0", "--from", "0"], Path::new("true"), 2),
-        (&["--from", "8000"], Path::new("true"), 2),
+        (&["--cpu", "0", "--observer-cpu", "0"], Path::new("true"), 2),
+        (&["--observer-cpu", "8000"], Path::new("true"), 2),
         (&["--watch", "0x1004:u64"], Path::new("true"), 2),
         (&[], none, 1),
         (&["--watch", "function"], Path::new("true"), 1),
@@ -396,7 +396,7 @@ fn each_second_is_shown_while_it_goes_on() {
     assert_eq!(refused.status.code(), Some(2));
 }
 
-/// Goal: with --last, a file has only the end of the run; with --keep samples, each sample is a
+/// Goal: with --keep-last, a file has only the end of a run; with --keep samples, each sample is a
 /// row. Method: a recording of each kind, read back.
 #[test]
 fn the_end_alone_or_every_sample_is_kept() {
@@ -408,7 +408,7 @@ fn the_end_alone_or_every_sample_is_kept() {
     let elfen = |words: &[&str]| {
         Command::new(env!("CARGO_BIN_EXE_elfen")).arg("shim").args(words).output().unwrap()
     };
-    let output = shim(&["--json", "--watch", "tag", "--last", "5ms", "-o", path], &program);
+    let output = shim(&["--json", "--watch", "tag", "--keep-last", "5ms", "-o", path], &program);
     let printed = json(&output);
     let shown = json(&elfen(&["show", path, "--json"]));
     assert_eq!((&shown["tags"], &shown["gaps"]), (&printed["tags"], &printed["gaps"]));

@@ -1,4 +1,4 @@
-//! Goal: a run ends soon after SIGTERM or SIGINT in every phase, and after the time of `--for`,
+//! Goal: a run ends soon after SIGTERM or SIGINT in every phase, and after the time of `-d`,
 //! however long its period and however large its memory. Method: the real command, which gets
 //! signals at various moments. All timeouts are generous, and a run that does not end fails the
 //! test.
@@ -85,7 +85,7 @@ fn long_periods_end_with_the_program_the_time_and_a_signal() {
     for period in ["10ms", "1s", "3600s"] {
         let (status, said) = Run::start(&["--period", period, "--", "true"]).end();
         assert!(status.success(), "{period}: {said}");
-        let words = ["--period", period, "--for", "100ms"];
+        let words = ["--period", period, "-d", "100ms"];
         let (status, said) = Run::start(&words).end();
         assert!(status.success() && said.contains("samples"), "{period}: {said}");
         for signal in [libc::SIGTERM, libc::SIGINT] {
@@ -106,7 +106,7 @@ fn a_run_ends_though_its_program_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.shim");
     let ignores = ["sh", "-c", "trap '' TERM; while :; do :; done"];
-    for words in [&["--period", "1us"][..], &["--for", "20ms"]] {
+    for words in [&["--period", "1us"][..], &["-d", "20ms"]] {
         fs::write(&file, "").unwrap();
         let own = ["-o", file.to_str().unwrap(), "--"];
         let mut run = Run::start(&[words, &own, &ignores].concat());

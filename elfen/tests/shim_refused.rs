@@ -79,9 +79,13 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
     let other = other.to_str().unwrap();
     refuses(&shim(&["--watch", "table:u64", "--", other]), 2, "not a 64-bit x86 program");
-    let observers = ["--measure-cost", "--from", "0,1", "--", &program];
+    let observers = ["--measure-cost", "--observer-cpu", "0,1", "--", &program];
     refuses(&shim(&observers), 2, "needs a single observer");
-    refuses(&shim(&["--on", "0", "--from", "0,1", "--", &program]), 2, "cannot observe itself");
+    refuses(
+        &shim(&["--cpu", "0", "--observer-cpu", "0,1", "--", &program]),
+        2,
+        "cannot observe itself",
+    );
     refuses(&shim(&["--share", "-p", "999999999"]), 1, "does not exist");
     // The shell executes the command in its own process, whose id it passes.
     let elfen = env!("CARGO_BIN_EXE_elfen");

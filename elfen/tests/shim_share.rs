@@ -182,7 +182,7 @@ fn assert_undisturbed(mut checked: Checked, threads: u32) {
     let process = checked.child.id();
     let (mut stopped, mut seen) = (Stops::default(), 0);
     for _ in 0..5 {
-        let words = ["--watch", &checked.hits, "--for", "200ms", "--period", "1us"];
+        let words = ["--watch", &checked.hits, "-d", "200ms", "--period", "1us"];
         let output = shim(process, &words).output().unwrap();
         let summary = json(&output);
         assert!(output.status.success(), "{output:?}");
@@ -192,7 +192,7 @@ fn assert_undisturbed(mut checked: Checked, threads: u32) {
         assert_eq!((is_shared(process), is_traced(process)), (false, false));
     }
     assert!(seen > 0, "no run observed that it counts");
-    let refused = shim(process, &["--watch", &checked.stack, "--for", "1ms"]).output().unwrap();
+    let refused = shim(process, &["--watch", &checked.stack, "-d", "1ms"]).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(2) && said.contains("stack"), "{said}");
     let said = checked.end();
@@ -324,7 +324,7 @@ fn a_redis_under_load_answers_right() {
         });
         let mut stopped = Stops::default();
         for _ in 0..20 {
-            let mut command = shim(redis.id(), &["--for", "50ms", "--period", "1us"]);
+            let mut command = shim(redis.id(), &["-d", "50ms", "--period", "1us"]);
             let output = command.args(&words).output().unwrap();
             let summary = json(&output);
             assert!(output.status.success(), "{output:?}");
@@ -459,7 +459,7 @@ fn a_later_run_repairs_what_a_killed_front_and_keeper_left() {
     command.wait().unwrap();
     until(|| !is_traced(process));
     assert!(is_shared(process), "no process was left to make them private");
-    let again = shim(process, &["--watch", &checked.hits, "--for", "20ms"]).output().unwrap();
+    let again = shim(process, &["--watch", &checked.hits, "-d", "20ms"]).output().unwrap();
     assert!(again.status.success(), "{again:?}");
     assert!(!is_shared(process));
     // SAFETY: takes numbers; the child has not been waited for.

@@ -86,7 +86,7 @@ fn an_export_agrees_with_the_programs_own_stamps() {
     require_truth();
     let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
-    let turns = ["--for", "2s", "--shortest", "20us", "--longest", "2ms"];
+    let turns = ["-d", "2s", "--shortest", "20us", "--longest", "2ms"];
     let Observation { summary, csv, truth, .. } = observe(folder.path(), "max", &turns);
     let stretches = unbroken(&rows(&csv, "value"));
     let (mut whole, mut seen, mut errors) = (0, 0, Vec::new());
@@ -143,7 +143,7 @@ fn turns_of_milliseconds_have_their_length() {
     let folder = tempfile::tempdir().unwrap();
     let (mut compared, mut right, mut offsets) = (0, 0, Vec::new());
     for _ in 0..ROUNDS {
-        let turns = ["--for", "4s", "--shortest", "1ms", "--longest", "10ms"];
+        let turns = ["-d", "4s", "--shortest", "1ms", "--longest", "10ms"];
         let observation = observe(folder.path(), "1us", &turns);
         let Observation { summary, csv, truth, starts } = observation;
         let began = summary["began_monotonic_ns"].as_u64().unwrap();

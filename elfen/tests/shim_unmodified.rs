@@ -56,7 +56,7 @@ fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
 
 fn shim(process: u32, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["shim", "--json", "--from", "1", "-p", &process.to_string()]).args(words);
+    command.args(["shim", "--json", "--observer-cpu", "1", "-p", &process.to_string()]).args(words);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -175,7 +175,7 @@ fn collections_take_as_long_as_the_machine_says_itself() {
         String::from_utf8_lossy(&signals.stdout).contains(&ended).then_some(())
     });
     let file = at("run.shim");
-    let words = ["--watch", &began, "--watch", &ended, "--for", "3s", "-o", &file];
+    let words = ["--watch", &began, "--watch", &ended, "-d", "3s", "-o", &file];
     let output = shim(process, &words).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     drop(java);

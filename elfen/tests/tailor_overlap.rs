@@ -56,8 +56,8 @@ impl Drop for Batch {
 /// Starts a shell that loops next to the service. Its budget lets it overlap every request.
 fn start_batch(name: &str) -> Batch {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["run", "--lanes", "0:1", "--signal", "service", "--service", name]);
-    command.args(["--policy", "fixed-budget", "--budget", "60s", "--inject", "guard", "--"]);
+    command.args(["run", "--lanes", "0:1", "--source", "service", "--service", name]);
+    command.args(["--policy", "fixed-budget", "--budget", "60s", "--checks", "guard", "--"]);
     command.args(["sh", "-c", "while :; do :; done"]).env_remove("ELFEN_LANES");
     Batch(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }

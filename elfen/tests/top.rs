@@ -187,7 +187,7 @@ fn keys_change_policy_and_budget_of_the_selected_batch() {
     let program = folder.path().join(&name);
     fs::copy("/bin/sleep", &program).unwrap();
     let mut run = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    run.args(["run", "--lanes", "0:1", "--signal", "service", "--service", &name, "--"]);
+    run.args(["run", "--lanes", "0:1", "--source", "service", "--service", &name, "--"]);
     run.env("ELFEN_CONFIG", "/dev/null").arg(&program).arg("60").stderr(Stdio::null());
     let mut run = run.spawn().expect("elfen starts");
     let becomes = |policy: &str, budget_ns| {

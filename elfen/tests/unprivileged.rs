@@ -69,7 +69,7 @@ fn a_run_without_privileges_fails_with_one_screen() {
         let line = above.lines().last().expect("a line");
         assert!(line.starts_with("elfen: run: ") && line.contains("no signal"), "{printed}");
         assert!(screen.lines().all(|line| line.chars().count() <= COLUMNS), "{printed}");
-        for row in ["no   signal     ", "yes  nap        ", "yes  injection  "] {
+        for row in ["no   source     ", "yes  nap        ", "yes  checks     "] {
             assert!(screen.contains(row), "{row}: {printed}");
         }
         assert_eq!(screen.matches("\nnext: ").count(), 1, "{printed}");

@@ -97,8 +97,8 @@ fn unmodified_programs_do_the_same_work() {
         let report = folder.path().join("report");
         let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
         let signal = asked("ZOO_SIGNAL").unwrap_or_else(|| "service".to_owned());
-        elfen.args(["run", "--lanes", "0:1", "--service", &name, "--signal", &signal]);
-        elfen.arg("--report").arg(&report);
+        elfen.args(["run", "--lanes", "0:1", "--service", &name, "--source", &signal]);
+        elfen.arg("--json-out").arg(&report);
         let lent = shell(elfen.args(["--", "sh", "-c", &script]).env_remove("ELFEN_LANES"));
         drop(turns);
         assert_eq!(lent, alone, "{program}");
@@ -115,8 +115,8 @@ fn show(program: &str, report: &[u8]) {
     let share = busy_ns.map(|busy_ns| 100.0 * report["overlapped_ns"].as_f64().unwrap() / busy_ns);
     let share = share.map_or("unknown without the task map".to_owned(), |s| format!("{s:.2} %"));
     println!(
-        "{program}, inject {}: {} ms, borrowed {} ms, overlapped {} ms of a busy lane: {share}",
-        report["inject"].as_str().unwrap_or("unknown"),
+        "{program}, checks {}: {} ms, borrowed {} ms, overlapped {} ms of a busy lane: {share}",
+        report["checks"].as_str().unwrap_or("unknown"),
         ms("wall_ns"),
         ms("borrowed_ns"),
         ms("overlapped_ns"),

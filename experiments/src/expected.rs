@@ -63,7 +63,7 @@ pub fn foresee(rows: &mut [Row], lines: &[Line]) {
     let Some(setup @ Setup { plan: Some(plan), lanes, .. }) = setup else { return };
     let Some(factor) = plan.emulate_smt else { return };
     let is_one_pair = lanes.split(':').count() == 2 && !lanes.contains([',', '-']);
-    if !is_one_pair || plan.inject.is_some() {
+    if !is_one_pair || plan.checks.is_some() {
         return;
     }
     let core = Core { batch: emulated(factor, plan), lent_to_helpers: setup.helpers_share_a_lane };
@@ -95,7 +95,7 @@ fn emulated(factor: f64, plan: &Plan) -> Batch {
         batch_slowdown_milli: milli,
         nap_slowdown_milli: 1000,
         polling: CHECKS,
-        signal: if plan.signal == "tasks" { Signal::Tasks } else { Signal::Service },
+        signal: if plan.source == "tasks" { Signal::Tasks } else { Signal::Service },
         sleep_ns: 0,
         wake_ns: 0,
         ipc_after_ns: GUARD.every_ns() * 3 / 2,

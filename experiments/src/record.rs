@@ -93,17 +93,17 @@ pub struct Plan {
     pub duration_s: f64,
     pub warmup_s: f64,
     pub seed: u64,
-    /// The value of `elfen run --signal`.
-    pub signal: String,
+    /// The value of `elfen run --source`.
+    pub source: String,
     /// The value of `--emulate-smt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emulate_smt: Option<f64>,
     /// A batch program of the user's own, with its arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// The value of `elfen run --inject`; `None` is auto.
+    /// The value of `elfen run --checks`; `None` is auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub inject: Option<String>,
+    pub checks: Option<String>,
     /// A service of the user's own, instead of `elfen-search`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<Service>,

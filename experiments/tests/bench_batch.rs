@@ -55,7 +55,7 @@ fn wrong_arguments_are_told_in_one_line() {
     fails(&plain(&[]), 2, "<PROGRAM>");
     fails(&plain(&["--turns", "1", "--", "true"]), 2, "invalid value '1' for '--turns");
     fails(&plain(&["--turns", "1us", "--", "true"]), 2, "a turn takes between 50us and 1s");
-    fails(&plain(&["--inject", "magic", "--", "true"]), 2, help);
+    fails(&plain(&["--checks", "magic", "--", "true"]), 2, help);
     fails(&plain(&["--duration", "0s", "--", "true"]), 2, "turns are counted for 1s to 60s");
     fails(&plain(&["--turn", "1ms", "--", "true"]), 2, "unexpected argument '--turn'");
     fails(&plain(&["--", "no-such-program"]), 2, "no such program in any folder of PATH");
@@ -63,11 +63,11 @@ fn wrong_arguments_are_told_in_one_line() {
 }
 
 #[test]
-fn the_help_has_an_example_and_inject_is_that_of_run() {
+fn the_help_has_an_example_and_checks_is_that_of_run() {
     let output = plain(&["--help"]);
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(help.contains("sudo elfen lab bench batch --lanes 0:1 -- xz"), "{help}");
-    let refused = plain(&["--inject", "?", "--", "true"]);
+    let refused = plain(&["--checks", "?", "--", "true"]);
     let ways = |text: &[u8]| {
         let text = String::from_utf8_lossy(text).into_owned();
         let (_, listed) = text.split_once("[possible values: ").expect("a list");
@@ -78,7 +78,7 @@ fn the_help_has_an_example_and_inject_is_that_of_run() {
     };
     let elfen = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen");
     let mut run = Command::new(elfen);
-    let run = run.args(["run", "--inject", "?", "--", "true"]).output().unwrap();
+    let run = run.args(["run", "--checks", "?", "--", "true"]).output().unwrap();
     assert_eq!(ways(&refused.stderr), ways(&run.stderr));
 }
 
@@ -109,8 +109,8 @@ fn a_batch_is_measured_and_nothing_stays_behind() {
     assert!(output.status.success() && !stderr.contains("elfen-bench-"), "{stderr}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();
-    let injects: Vec<&str> = rows.iter().map(|row| row["inject"].as_str().unwrap()).collect();
-    assert_eq!(injects, ["guard", "auto"]);
+    let methods: Vec<&str> = rows.iter().map(|row| row["checks"].as_str().unwrap()).collect();
+    assert_eq!(methods, ["guard", "auto"]);
     for (row, used) in rows.iter().zip(["guard", "live"]) {
         assert_eq!((&row["used"], &row["turn_ns"]), (&used.into(), &1_000_000.into()), "{row}");
         assert!(row["busy_ns"].is_u64() && row["reported_ns"].is_u64(), "{row}");
@@ -124,12 +124,12 @@ fn a_batch_is_measured_and_nothing_stays_behind() {
 #[test]
 #[ignore = "needs root and eBPF"]
 fn another_output_than_alone_is_a_failure() {
-    let turns = ["--turns", "1ms", "-d", "1s", "--inject", "guard", "--runs", "1"];
+    let turns = ["--turns", "1ms", "-d", "1s", "--checks", "guard", "--runs", "1"];
     let program = ["--", "sh", "-c", "echo \"$ELFEN_RUN\""];
     let output = traced(&[&turns[..], &program].concat());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    let told = "elfen: comparing with runs alone: --inject guard: ";
+    let told = "elfen: comparing with runs alone: --checks guard: ";
     assert!(stderr.contains(told) && stderr.contains("differs from byte 1 on"), "{stderr}");
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(stdout.contains("the program is too short for it"), "{stdout}");

@@ -138,13 +138,19 @@ fn wrong_arguments() {
         ("simulate --rps 1 --cores 101 --machines 100".to_owned(), "1 to 10000 cores"),
         ("simulate --rps 1 --slowdown 0.5".to_owned(), "a factor between 1 and"),
         ("simulate --rps 1 --slowdown 101".to_owned(), "a slowdown is at least 1"),
-        ("simulate --rps 1 --check 0s".to_owned(), "checks or polls are 1 ns"),
+        ("simulate --rps 1 --check-interval 0s".to_owned(), "checks or polls are 1 ns"),
         ("simulate --rps 1 --poll-interval 0s".to_owned(), "checks or polls are 1 ns"),
-        ("simulate --rps 1 --poll-interval 1ms --check 1us".to_owned(), "cannot be used with"),
-        ("simulate --rps 1 --batch-checks guard --check 1us".to_owned(), "and there are none"),
+        (
+            "simulate --rps 1 --poll-interval 1ms --check-interval 1us".to_owned(),
+            "cannot be used with",
+        ),
+        (
+            "simulate --rps 1 --batch-checks guard --check-interval 1us".to_owned(),
+            "and there are none",
+        ),
         ("plan --slo p99=1ms --rps 1 --batch-checks source --poll-interval 1ms".to_owned(), "none"),
         (
-            "simulate --rps 1 --signal tasks --policy refresh-budget --budget 1ms".to_owned(),
+            "simulate --rps 1 --source tasks --policy refresh-budget --budget 1ms".to_owned(),
             "by the task map alone it does what borrow-idle does",
         ),
         ("simulate --rps 1 --nap doze".to_owned(), "invalid value 'doze'"),
@@ -289,7 +295,7 @@ fn checks_guards_and_naps() {
     assert_eq!(said(&usual, "nap"), "spin");
     let source = plan("--batch-checks source --nap device");
     assert_eq!((said(&source, "check_ns"), said(&source, "nap")), (1000.into(), "device".into()));
-    let tasks = plan("--signal tasks --nap device");
+    let tasks = plan("--source tasks --nap device");
     let names: Vec<&str> = tasks["policies"]
         .as_array()
         .expect("a list")
@@ -303,7 +309,7 @@ fn checks_guards_and_naps() {
     assert!(
         usual.contains("looks: by a guard, every 500 us") && usual.contains("nap spin is PAUSE")
     );
-    let source = text(&[&plan[..], &["--check", "2us", "--nap", "umwait"]].concat());
+    let source = text(&[&plan[..], &["--check-interval", "2us", "--nap", "umwait"]].concat());
     assert!(source.contains("looks: by checks in the batch's source, every 2.00 us"), "{source}");
     assert!(!source.contains("PAUSE"), "{source}");
 }

@@ -10,7 +10,7 @@ const TRUTH: &str = env!("CARGO_BIN_EXE_elfen-truth");
 fn stamps_are_a_whole_account() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("turns.csv");
-    let lengths = ["--for", "50ms", "--shortest", "2us", "--longest", "20us"];
+    let lengths = ["-d", "50ms", "--shortest", "2us", "--longest", "20us"];
     let output = Command::new(TRUTH).args(lengths).arg(&file).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let text = fs::read_to_string(&file).unwrap();
@@ -37,9 +37,9 @@ fn what_cannot_be_is_refused() {
     for (words, status) in [
         (&["--shortest", "0ns", "x"][..], 2),
         (&["--shortest", "2us", "--longest", "1us", "x"], 2),
-        (&["--for", "-1s", "x"], 2),
+        (&["-d", "-1s", "x"], 2),
         (&[], 2),
-        (&["--for", "1ms", "/nonexistent/turns.csv"], 1),
+        (&["-d", "1ms", "/nonexistent/turns.csv"], 1),
     ] {
         let output = Command::new(TRUTH).args(words).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -47,13 +47,13 @@ pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
     if let Some(status) = status {
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         waiting.number(&[], count(status.waiting.len()));
-        lost.number(&[], status.keepers_lost);
+        lost.number(&[], status.guard_processes_lost);
     }
     for fence in status.iter().flat_map(|status| &status.fences) {
         let name = ("fence", fence.name.as_str());
         processes.number(&[name], fence.processes);
         for guarantee in Guarantee::ALL {
-            let labels = [name, ("promise", guarantee.name())];
+            let labels = [name, ("guarantee", guarantee.name())];
             let is_broken = fence.broken.iter().any(|broken| broken.guarantee == guarantee);
             holds.number(&labels, u64::from(!is_broken));
             let times = fence.repaired.iter().find(|one| one.guarantee == guarantee);

@@ -19,7 +19,7 @@ use elfen_run::poll_timing::PollTiming;
 pub struct Settings {
     pub poll_timing: PollTiming,
     pub nap: NapName,
-    pub signal: SourceChoice,
+    pub source: SourceChoice,
     /// The address at which to serve what `elfen metrics` serves.
     pub metrics: Option<SocketAddr>,
     pub lent: Vec<Lent>,

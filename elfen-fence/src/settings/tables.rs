@@ -24,7 +24,7 @@ struct File {
     poll_interval: Option<String>,
     timer_slack: Option<String>,
     nap: Option<String>,
-    signal: Option<String>,
+    source: Option<String>,
     metrics: Option<String>,
     #[serde(default)]
     service: Vec<ServiceTable>,
@@ -91,14 +91,14 @@ struct FenceTable {
 
 pub(super) fn parse(text: &str) -> Result<Settings, String> {
     let file: File = toml::from_str(text).map_err(|error| one_line(&error))?;
-    let signal = word("signal", file.signal.as_deref().unwrap_or("auto"))?;
+    let source = word("source", file.source.as_deref().unwrap_or("auto"))?;
     let mut lent = Vec::new();
     for service in &file.service {
         lent.push(service.read()?);
     }
     for table in &file.lent {
-        if signal == SourceChoice::Service {
-            return Err("[[lent]] requires the task map, but signal is \"service\"".to_owned());
+        if source == SourceChoice::Service {
+            return Err("[[lent]] requires the task map, but source is \"service\"".to_owned());
         }
         lent.push(Lent {
             service: None,
@@ -141,7 +141,7 @@ pub(super) fn parse(text: &str) -> Result<Settings, String> {
         let found = file.metrics.as_deref().unwrap_or_default();
         format!("metrics: {found:?} is not an address with a port, such as \"127.0.0.1:9752\"")
     })?;
-    Ok(Settings { poll_timing: PollTiming { interval, slack }, nap, signal, metrics, lent, fences })
+    Ok(Settings { poll_timing: PollTiming { interval, slack }, nap, source, metrics, lent, fences })
 }
 
 impl ServiceTable {

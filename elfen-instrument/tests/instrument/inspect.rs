@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::stage::compile;
-use elfen_instrument::{Compiler, Inject, Plan, Reason, best, inspect};
+use elfen_instrument::{CheckMethod, Compiler, Plan, Reason, best, inspect};
 
 const PATCH: &str = "-fpatchable-function-entry=43";
 
@@ -17,9 +17,9 @@ fn plan_of(program: &Path) -> Plan {
     inspect(program.as_os_str()).unwrap().best()
 }
 
-fn why_not(program: &Path, inject: Inject) -> String {
+fn why_not(program: &Path, checks: CheckMethod) -> String {
     let program = inspect(program.as_os_str()).unwrap();
-    program.allows(inject).unwrap_err().to_string()
+    program.allows(checks).unwrap_err().to_string()
 }
 
 #[track_caller]
@@ -39,31 +39,31 @@ fn executable(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
 #[test]
 fn each_way_is_recognized_in_compiled_programs() {
     assert_recognized(&[
-        ("plain", &[], Inject::Live),
-        ("mcount", &["-pg"], Inject::Mcount),
-        ("cyg", &["-finstrument-functions"], Inject::Cyg),
+        ("plain", &[], CheckMethod::Live),
+        ("mcount", &["-pg"], CheckMethod::Mcount),
+        ("cyg", &["-finstrument-functions"], CheckMethod::Cyg),
     ]);
     let inline = compile("programs.c", "inspect-inline", &["-DINLINE"]);
-    assert_eq!(plan_of(&inline), Plan { inject: Inject::Inline, preload: true });
+    assert_eq!(plan_of(&inline), Plan { checks: CheckMethod::Inline, preload: true });
 }
 
 #[test]
 #[ignore = "needs GCC"]
 fn each_way_of_gcc_is_recognized_in_compiled_programs() {
     assert_recognized(&[
-        ("fentry", &["-pg", "-mfentry"], Inject::Fentry),
-        ("patch", &[PATCH], Inject::Patch),
-        ("patch-fixed", &[PATCH, "-fno-pie", "-no-pie"], Inject::Patch),
-        ("patch-over-fentry", &[PATCH, "-pg", "-mfentry"], Inject::Patch),
+        ("fentry", &["-pg", "-mfentry"], CheckMethod::Fentry),
+        ("patch", &[PATCH], CheckMethod::Patch),
+        ("patch-fixed", &[PATCH, "-fno-pie", "-no-pie"], CheckMethod::Patch),
+        ("patch-over-fentry", &[PATCH, "-pg", "-mfentry"], CheckMethod::Patch),
     ]);
 }
 
-fn assert_recognized(cases: &[(&str, &[&str], Inject)]) {
-    for &(name, flags, inject) in cases {
+fn assert_recognized(cases: &[(&str, &[&str], CheckMethod)]) {
+    for &(name, flags, checks) in cases {
         let program = registers(name, flags);
-        let expected = Plan { inject, preload: inject != Inject::Live };
+        let expected = Plan { checks, preload: checks != CheckMethod::Live };
         assert_eq!(plan_of(&program), expected, "{name}");
-        assert_eq!(best(program.as_os_str()).unwrap(), inject, "{name}");
+        assert_eq!(best(program.as_os_str()).unwrap(), checks, "{name}");
     }
 }
 
@@ -77,7 +77,7 @@ fn hooks_that_the_library_does_not_define_are_ignored() {
         .unwrap();
     let built = Command::new("cc").arg(&source).arg("-o").arg(&program).status().unwrap();
     assert!(built.success());
-    assert_eq!(plan_of(&program).inject, Inject::Live);
+    assert_eq!(plan_of(&program).checks, CheckMethod::Live);
 }
 
 /// Goal: programs that generate code are recognized. Method: programs that import or define the
@@ -113,14 +113,14 @@ fn programs_that_compile_at_run_time_are_recognized() {
 fn a_way_that_the_program_was_not_built_for_names_the_flag() {
     let plain = registers("plain-flags", &[]);
     let cases = [
-        (Inject::Patch, "-fpatchable-function-entry=43"),
-        (Inject::Fentry, "-pg -mfentry"),
-        (Inject::Mcount, "-pg"),
-        (Inject::Cyg, "-finstrument-functions"),
-        (Inject::Inline, "no check in its source"),
+        (CheckMethod::Patch, "-fpatchable-function-entry=43"),
+        (CheckMethod::Fentry, "-pg -mfentry"),
+        (CheckMethod::Mcount, "-pg"),
+        (CheckMethod::Cyg, "-finstrument-functions"),
+        (CheckMethod::Inline, "no check in its source"),
     ];
-    for (inject, flag) in cases {
-        assert_eq!(why_not(&plain, inject), format!("was not built for it: {flag}"));
+    for (checks, flag) in cases {
+        assert_eq!(why_not(&plain, checks), format!("was not built for it: {flag}"));
     }
 }
 
@@ -132,8 +132,8 @@ fn unusable_nops_give_no_room() {
         [("prefix", "-fpatchable-function-entry=43,43"), ("short", "-fpatchable-function-entry=4")]
     {
         let program = registers(name, &[flag]);
-        assert!(why_not(&program, Inject::Patch).starts_with("leaves "), "{name}");
-        assert_eq!(plan_of(&program).inject, Inject::Live, "{name}");
+        assert!(why_not(&program, CheckMethod::Patch).starts_with("leaves "), "{name}");
+        assert_eq!(plan_of(&program).checks, CheckMethod::Live, "{name}");
     }
 }
 
@@ -143,25 +143,25 @@ fn stripped_programs_allow_the_same_ways() {
     let program = registers("stripped", &[PATCH]);
     let stripped = Command::new("strip").arg(&program).status().expect("needs strip");
     assert!(stripped.success());
-    assert_eq!(plan_of(&program).inject, Inject::Patch);
+    assert_eq!(plan_of(&program).checks, CheckMethod::Patch);
 }
 
 #[test]
 fn static_programs_take_no_library() {
     let program = compile("programs.c", "inspect-static", &["-DINLINE", "-static"]);
-    for inject in [Inject::Inline, Inject::Mcount, Inject::Patch] {
-        let why = why_not(&program, inject);
-        assert!(why.starts_with("is statically linked"), "{inject:?}: {why}");
+    for checks in [CheckMethod::Inline, CheckMethod::Mcount, CheckMethod::Patch] {
+        let why = why_not(&program, checks);
+        assert!(why.starts_with("is statically linked"), "{checks:?}: {why}");
     }
-    assert_eq!(plan_of(&program), Plan { inject: Inject::Live, preload: false });
+    assert_eq!(plan_of(&program), Plan { checks: CheckMethod::Live, preload: false });
 }
 
 #[test]
 #[ignore = "needs AddressSanitizer"]
 fn a_sanitized_program_takes_no_library() {
     let program = compile("programs.c", "inspect-asan", &["-pg", "-fsanitize=address"]);
-    assert!(why_not(&program, Inject::Mcount).starts_with("is built with AddressSanitizer"));
-    assert_eq!(plan_of(&program), Plan { inject: Inject::Live, preload: false });
+    assert!(why_not(&program, CheckMethod::Mcount).starts_with("is built with AddressSanitizer"));
+    assert_eq!(plan_of(&program), Plan { checks: CheckMethod::Live, preload: false });
 }
 
 /// Method: this test program, whose source has a check.
@@ -169,7 +169,7 @@ fn a_sanitized_program_takes_no_library() {
 fn a_rust_program_with_checks_needs_no_library() {
     elfen_rt::check!();
     let own = std::env::current_exe().unwrap();
-    assert_eq!(plan_of(&own), Plan { inject: Inject::Inline, preload: false });
+    assert_eq!(plan_of(&own), Plan { checks: CheckMethod::Inline, preload: false });
 }
 
 /// The start of an ELF header for another class or machine.
@@ -188,12 +188,12 @@ fn programs_for_other_machines_differ_from_damaged_ones() {
     let program = |name: &str, bytes: &[u8]| executable(folder.path(), name, bytes);
     let narrow = program("32-bits", &header(1, 3));
     assert_eq!(
-        why_not(&narrow, Inject::Mcount),
+        why_not(&narrow, CheckMethod::Mcount),
         "is a 32-bit program, and the preload library has 64 bits"
     );
-    assert_eq!(plan_of(&narrow).inject, Inject::Guard);
+    assert_eq!(plan_of(&narrow).checks, CheckMethod::Guard);
     let foreign = program("arm", &header(2, 183));
-    assert_eq!(why_not(&foreign, Inject::Patch), "is for another machine (ELF machine 183)");
+    assert_eq!(why_not(&foreign, CheckMethod::Patch), "is for another machine (ELF machine 183)");
     for (name, bytes) in
         [("cut", &header(2, 62)[..30]), ("start", b"\x7fELF"), ("odd", &header(9, 62))]
     {
@@ -243,11 +243,11 @@ fn scripts_allow_what_their_interpreter_allows() {
     let script = |name: &str, line: &str| executable(folder.path(), name, format!("#!{line}\n"));
     let direct = script("direct", &program.display().to_string());
     let inspected = inspect(direct.as_os_str()).unwrap();
-    assert_eq!((inspected.best().inject, &inspected.file), (Inject::Mcount, &program));
+    assert_eq!((inspected.best().checks, &inspected.file), (CheckMethod::Mcount, &program));
     let through_env = script("env", &format!("/usr/bin/env {}", program.display()));
-    assert_eq!(plan_of(&through_env).inject, Inject::Mcount);
+    assert_eq!(plan_of(&through_env).checks, CheckMethod::Mcount);
     let nested = script("nested", &direct.display().to_string());
-    assert_eq!(plan_of(&nested).inject, Inject::Mcount);
+    assert_eq!(plan_of(&nested).checks, CheckMethod::Mcount);
     let missing = inspect(script("missing", "/no/such/interpreter").as_os_str()).unwrap_err();
     let text = missing.to_string();
     assert!(
@@ -293,12 +293,12 @@ fn programs_of_other_users_with_set_id_bits_take_no_library() {
         let path = copy(name);
         chown(&path, Some(user), Some(group)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        assert!(why_not(&path, Inject::Mcount).starts_with("is set-user-ID"), "{name}");
-        assert_eq!(plan_of(&path), Plan { inject: Inject::Live, preload: false });
+        assert!(why_not(&path, CheckMethod::Mcount).starts_with("is set-user-ID"), "{name}");
+        assert_eq!(plan_of(&path), Plan { checks: CheckMethod::Live, preload: false });
     }
     let ours = copy("setuid-ours");
     fs::set_permissions(&ours, fs::Permissions::from_mode(0o4755)).unwrap();
-    assert_eq!(plan_of(&ours).inject, Inject::Mcount, "its owner gains nothing");
+    assert_eq!(plan_of(&ours).checks, CheckMethod::Mcount, "its owner gains nothing");
 }
 
 /// Method: a copy of a program with a file capability, which only root can give.
@@ -317,5 +317,5 @@ fn programs_with_file_capabilities_take_no_library() {
     let set = unsafe { libc::setxattr(path.as_ptr(), name, value.as_ptr().cast(), 20, 0) };
     let error = std::io::Error::last_os_error();
     assert_eq!(set, 0, "needs file capabilities: {error}");
-    assert!(why_not(&capable, Inject::Mcount).starts_with("has file capabilities"));
+    assert!(why_not(&capable, CheckMethod::Mcount).starts_with("has file capabilities"));
 }

@@ -363,11 +363,11 @@ pub(super) fn nap_spin(_: &Machine<'_>) -> Found {
     )
 }
 
-// Injection: how a batch program is kept off its lane, by checks inside it or by a guard.
+// Checks: how a batch program is kept off its lane, by checks inside it or by a guard.
 
 /// The batch runs at SCHED_IDLE and its guard at nice 0, so that the guard gets the lane as soon as
 /// it wakes.
-pub(super) fn inject_guard(machine: &Machine<'_>) -> Found {
+pub(super) fn checks_guard(machine: &Machine<'_>) -> Found {
     match (&machine.answers.idle_class, &machine.answers.guard_rank) {
         (Ok(()), Ok(())) => yes(
             "any program: a guard, at nice 0 and so above its batch at SCHED_IDLE, holds its lane \
@@ -389,7 +389,7 @@ const NEVER_LOWERED: &str = "boot with another kernel.yama.ptrace_scope; it cann
 
 /// Only root with all capabilities may trace any process. Where Yama restricts it, only an ancestor
 /// or a process with CAP_SYS_PTRACE may.
-pub(super) fn inject_live(machine: &Machine<'_>) -> Found {
+pub(super) fn checks_live(machine: &Machine<'_>) -> Found {
     if machine.answers.attach != Attach::Attached {
         return no(
             "running programs get no checks: checks read the eBPF task map, and another eBPF \
@@ -406,7 +406,7 @@ pub(super) fn inject_live(machine: &Machine<'_>) -> Found {
     let unnoted = machine.answers.filters_refused.as_ref().map_or_else(String::new, |why| {
         format!(
             "; eBPF does not show here when a program begins to filter its system calls ({why}), \
-             so code in the C library notes it: use --inject guard for a program that filters \
+             so code in the C library notes it: use --checks guard for a program that filters \
              without that library, such as Go's"
         )
     });
@@ -422,15 +422,15 @@ const ON_SEVERAL_LANES: &str = "any 64-bit program whose threads register with r
      other programs, such as Go's, get checks on one lane only (--lanes 0:1); for the code of \
      other JITs and for time in the kernel, only the guards react";
 
-pub(super) fn inject_inlined(_: &Machine<'_>) -> Found {
+pub(super) fn checks_inlined(_: &Machine<'_>) -> Found {
     yes("programs with checks in their source: elfen_rt::check!(), elfen_check()")
 }
 
-pub(super) fn inject_hooks(machine: &Machine<'_>) -> Found {
+pub(super) fn checks_hooks(machine: &Machine<'_>) -> Found {
     by_the_library("programs built with -pg, -pg -mfentry or -finstrument-functions", machine)
 }
 
-pub(super) fn inject_patchable(machine: &Machine<'_>) -> Found {
+pub(super) fn checks_patchable(machine: &Machine<'_>) -> Found {
     by_the_library("programs built with -fpatchable-function-entry=43", machine)
 }
 

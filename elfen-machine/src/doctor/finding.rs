@@ -33,7 +33,7 @@ pub enum Group {
     Lanes,
     Signals,
     Naps,
-    Injection,
+    Checks,
     Fences,
     Shim,
     Tailor,
@@ -127,7 +127,7 @@ pub const NEEDS: [(Group, &str); 4] = [
     (Group::Lanes, "a pair of lanes"),
     (Group::Signals, "a signal"),
     (Group::Naps, "a nap"),
-    (Group::Injection, "an injection"),
+    (Group::Checks, "checks"),
 ];
 
 /// The checks of a group of which one has to work.

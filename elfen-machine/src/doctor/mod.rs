@@ -10,7 +10,7 @@ mod conflicts;
 mod finding;
 
 use Enough::{If, No, Yes};
-use Group::{Conflicts, Fences, Injection, Naps, Shim, Signals, Tailor};
+use Group::{Checks, Conflicts, Fences, Naps, Shim, Signals, Tailor};
 pub use finding::{Check, Enough, Finding, Group, Machine, NEEDS, Status, Verdict, alternatives};
 use finding::{Found, warn};
 
@@ -19,7 +19,7 @@ use crate::source::SourceError;
 type Probe = fn(&Machine<'_>) -> Found;
 
 const A_SERVICE: &str =
-    "for requests that a service publishes (`elfen run --signal service --service NAME`)";
+    "for requests that a service publishes (`elfen run --source service --service NAME`)";
 const IN_SOURCE: &str = "for programs with checks in their source";
 const HOOKED: &str = "for programs built with -pg or -finstrument-functions";
 const PATCHABLE: &str = "for programs built with -fpatchable-function-entry";
@@ -42,11 +42,11 @@ const CHECKS: [(Group, &str, Enough, Probe); 45] = [
     (Naps, "nap-mwaitx", Yes, checks::nap_mwaitx),
     (Naps, "nap-block", Yes, checks::nap_block),
     (Naps, "nap-spin", Yes, checks::nap_spin),
-    (Injection, "inject-guard", Yes, checks::inject_guard),
-    (Injection, "inject-live", No, checks::inject_live),
-    (Injection, "inject-inlined", If(IN_SOURCE), checks::inject_inlined),
-    (Injection, "inject-hooks", If(HOOKED), checks::inject_hooks),
-    (Injection, "inject-patchable", If(PATCHABLE), checks::inject_patchable),
+    (Checks, "checks-guard", Yes, checks::checks_guard),
+    (Checks, "checks-live", No, checks::checks_live),
+    (Checks, "checks-inlined", If(IN_SOURCE), checks::checks_inlined),
+    (Checks, "checks-hooks", If(HOOKED), checks::checks_hooks),
+    (Checks, "checks-patchable", If(PATCHABLE), checks::checks_patchable),
     (Fences, "fence-idle", No, checks::fence_idle),
     (Fences, "fence-rank", No, checks::fence_rank),
     (Fences, "fence-cpuset", No, checks::fence_cpuset),

@@ -35,7 +35,7 @@ impl Guarantee {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Broken {
-    #[serde(rename = "promise")]
+    #[serde(rename = "guarantee")]
     pub guarantee: Guarantee,
     pub why: String,
 }

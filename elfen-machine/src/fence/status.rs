@@ -118,9 +118,9 @@ pub struct Status {
     pub version: String,
     pub pid: u32,
     /// The guard process; `None` while there is none.
-    pub keeper: Option<u32>,
+    pub guard_process: Option<u32>,
     /// How many guard processes have ended.
-    pub keepers_lost: u64,
+    pub guard_processes_lost: u64,
     pub home: CgroupPath,
     /// Why all fences are paused, if they are.
     pub paused: Option<String>,
@@ -200,7 +200,7 @@ pub struct ConfinedStatus {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Repaired {
-    #[serde(rename = "promise")]
+    #[serde(rename = "guarantee")]
     pub guarantee: Guarantee,
     pub times: u64,
 }

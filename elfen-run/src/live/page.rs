@@ -123,7 +123,7 @@ impl LiveWords {
         Live {
             processes: load(&self.processes),
             first_touch_ns: load(&self.first_touch_ns),
-            places: LivePlaces {
+            sites: LiveSites {
                 on,
                 too_dense,
                 refused,
@@ -137,14 +137,14 @@ impl LiveWords {
                 dense,
             },
             checks_per_ms: load(&self.checks_per_ms),
-            drills: load(&self.drills),
+            probes: load(&self.drills),
             missed: load(&self.missed),
             missed_by: reasons.map(|(name, count)| ((*name).to_owned(), count)).collect(),
             gap_ns: Latency::of(std::iter::once(&self.gap)),
-            bells: load(&self.bells),
+            stopped_by_check: load(&self.bells),
             stopped_by_guard: load(&self.stopped_by_guard),
-            meetings: load(&self.meetings),
-            unmet: load(&self.unmet),
+            rendezvous: load(&self.meetings),
+            rendezvous_missed: load(&self.unmet),
             refused: self.why.load(),
             methods: self.names.iter().filter_map(Text::load).collect(),
         }
@@ -180,21 +180,21 @@ pub struct Live {
     /// Processes that were patched, and the longest time that the first patch of one took.
     pub processes: u64,
     pub first_touch_ns: u64,
-    pub places: LivePlaces,
+    pub sites: LiveSites,
     /// How often checks ran lately in a millisecond of the lanes' time.
     pub checks_per_ms: u64,
-    pub drills: u64,
+    pub probes: u64,
     pub missed: u64,
     /// Misses of probes and of requests, by why there was no check.
     pub missed_by: std::collections::BTreeMap<String, u64>,
     pub gap_ns: Latency,
     /// Requests that a check noticed, and that a poll of the guard noticed.
-    pub bells: u64,
+    pub stopped_by_check: u64,
     pub stopped_by_guard: u64,
     /// With several lanes: how often all guards came to a rendezvous, and how often one did not
     /// come in time.
-    pub meetings: u64,
-    pub unmet: u64,
+    pub rendezvous: u64,
+    pub rendezvous_missed: u64,
     /// Why a process was refused, if one was.
     #[serde(deserialize_with = "Option::deserialize")]
     pub refused: Option<String>,
@@ -205,7 +205,7 @@ pub struct Live {
 
 /// Patch sites of all processes together; those with a check also by tactic.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct LivePlaces {
+pub struct LiveSites {
     pub on: u64,
     pub too_dense: u64,
     pub refused: u64,

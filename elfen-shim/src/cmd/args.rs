@@ -14,14 +14,14 @@ use crate::signal_spec::SignalSpec;
 #[derive(clap::Args, Debug)]
 #[group(skip)]
 pub(super) struct Args {
-    /// Lanes to observe; a started program runs only on these [default: all but the observer's]
-    #[arg(long, value_name = "LANES")]
-    pub(super) on: Option<CpuSet>,
+    /// CPUs to observe; a started program runs only on these [default: all but the observer's]
+    #[arg(long, value_name = "CPUS")]
+    pub(super) cpu: Option<CpuSet>,
 
     /// The observer's lane; each of several lanes gets an observer, and they divide the lanes of
-    /// --on [default: a lane that shares no core with --on]
-    #[arg(long, value_name = "LANES")]
-    pub(super) from: Option<CpuSet>,
+    /// --cpu [default: a lane that shares no core with --cpu]
+    #[arg(long, value_name = "CPUS")]
+    pub(super) observer_cpu: Option<CpuSet>,
 
     /// Allow the observer a lane that shares a core with an observed lane
     #[arg(long)]
@@ -47,15 +47,15 @@ pub(super) struct Args {
     pub(super) count_at: Vec<String>,
 
     /// End after this time
-    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     pub(super) duration: Option<Duration>,
 
     /// Keep only this much of the end
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    pub(super) last: Option<Duration>,
+    pub(super) keep_last: Option<Duration>,
 
-    /// End when a signal exceeds a number, as in 'queue_len > 20'; with --last, to see what led to
-    /// it
+    /// End when a signal exceeds a number, as in 'queue_len > 20'; with --keep-last, to see
+    /// what led to it
     #[arg(long, value_name = "SIGNAL > N")]
     pub(super) until: Option<String>,
 
@@ -108,7 +108,7 @@ pub(super) struct Args {
 
     /// A running process
     #[arg(short, long, value_name = "PID", conflicts_with = "program")]
-    pub(super) process: Option<u32>,
+    pub(super) pid: Option<u32>,
 
     /// The program to start, and its arguments
     #[arg(last = true, value_name = "PROGRAM")]
@@ -177,15 +177,15 @@ fn parse_size(text: &str) -> Result<usize, String> {
 /// Refuses combinations of arguments that cannot work.
 pub(super) fn check_args(args: &Args) -> Result<(), Failure> {
     let wrong = |what: &str, why: &str, fix: &str| Err(Failure::new(Status::Usage, what, why, fix));
-    if args.keep == Keep::Histogram && (args.output.is_some() || args.last.is_some()) {
-        let why = "it keeps no runs for -o or --last";
-        return wrong("--keep histogram", why, "leave out -o and --last, and use --json");
+    if args.keep == Keep::Histogram && (args.output.is_some() || args.keep_last.is_some()) {
+        let why = "it keeps no runs for -o or --keep-last";
+        return wrong("--keep histogram", why, "leave out -o and --keep-last, and use --json");
     }
-    if args.measure_cost && args.from.as_ref().is_some_and(|from| from.len() > 1) {
+    if args.measure_cost && args.observer_cpu.as_ref().is_some_and(|from| from.len() > 1) {
         let why = "it needs a single observer: another one would observe in the unobserved phases";
-        return wrong("--measure-cost", why, "leave it out, or name one lane with --from");
+        return wrong("--measure-cost", why, "leave it out, or name one lane with --observer-cpu");
     }
-    if args.share && args.process.is_none() {
+    if args.share && args.pid.is_none() {
         let why = "it needs a running process; a started program always shares its globals";
         return wrong("--share", why, "leave it out, or name a process with -p");
     }

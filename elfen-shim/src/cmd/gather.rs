@@ -86,7 +86,7 @@ pub(super) fn gather_words(
     }
     if asked_task && !follows {
         let why = "one observer cannot follow so many lanes";
-        let fix = "name fewer lanes with --on, or more observers with --from";
+        let fix = "name fewer lanes with --cpu, or more observers with --observer-cpu";
         return Err(Failure::new(Status::Usage, "watching \"task\"", why, fix));
     }
     if context.children && !follows {
@@ -163,7 +163,12 @@ pub(super) fn gather_words(
     match idle.map(|index| parts[index].0) {
         Some(from) if !all[0].is_empty() => {
             let why = format!("the observer on lane {from} would have no signal to watch");
-            Err(Failure::new(Status::Usage, "--from", why, "name fewer lanes, or watch more"))
+            Err(Failure::new(
+                Status::Usage,
+                "--observer-cpu",
+                why,
+                "name fewer lanes, or watch more",
+            ))
         }
         _ => Ok(all),
     }

@@ -92,7 +92,8 @@ fn choose_of(
     }
     if let Some(near) = from.iter().find(near).filter(|_| !sibling) {
         let why = format!("CPU {near} shares a core with an observed lane");
-        let fix = "name another lane with --from, or use --sibling: it takes half of the core";
+        let fix =
+            "name another lane with --observer-cpu, or use --sibling: it takes half of the core";
         return Err(Failure::new(Status::Usage, "lanes", why, fix));
     }
     let default = || allowed.and(&topology.usable).without(&from);
@@ -103,7 +104,7 @@ fn choose_of(
     if from.len() > on.len().min(OBSERVERS_MAX) {
         let why = format!("{} observers for {} observed lanes", from.len(), on.len());
         let fix = format!("name at most one lane per observed lane, and at most {OBSERVERS_MAX}");
-        return Err(Failure::new(Status::Usage, "--from", why, fix));
+        return Err(Failure::new(Status::Usage, "--observer-cpu", why, fix));
     }
     Ok(LaneChoice { on, from })
 }

@@ -29,8 +29,8 @@ i8 to i64. `elfen shim signals` lists those that a program has.
 Examples:
   elfen shim -- lua5.4 script.lua           what is visible without privileges
   elfen shim -- ./program                   functions built with room at entries
-  sudo elfen shim -p 4242 --watch hits --for 2s   a global, by its name
-  sudo elfen shim -p 4242 --watch 0x55d0c010a0:u64 --share --for 1s
+  sudo elfen shim -p 4242 --watch hits -d 2s   a global, by its name
+  sudo elfen shim -p 4242 --watch 0x55d0c010a0:u64 --share -d 1s
   elfen shim -o run.shim -- ./service && elfen shim show run.shim
   elfen shim signals redis-server           what can be watched, and how
 

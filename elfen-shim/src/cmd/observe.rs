@@ -57,17 +57,17 @@ const FOLD_BYTES: usize = 4 << 20;
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     elfen_console::usage::check_program("shim", &args.program)?;
-    if let Some(process) = args.process {
+    if let Some(process) = args.pid {
         check_process(process)?;
     }
     check_args(args)?;
-    let allowed = match args.process {
+    let allowed = match args.pid {
         Some(process) => affinity::of(process),
         None => affinity::allowed(),
     };
     let allowed = allowed
         .map_err(|error| Failure::new(Status::Failed, "reading the lanes", error, "try again"))?;
-    let chosen = choose(args.on.as_ref(), args.from.as_ref(), args.sibling, &allowed)?;
+    let chosen = choose(args.cpu.as_ref(), args.observer_cpu.as_ref(), args.sibling, &allowed)?;
     let clock = Clock::of_this_machine().map_err(|error| {
         let fix = "use a machine whose kernel keeps time by the time stamp counter";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
@@ -78,7 +78,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             Status::Failed,
             "moving to the observer's lane",
             error,
-            "name another with --from",
+            "name another with --observer-cpu",
         )
     };
     let screen = if args.live && terminal::is_there() {
@@ -170,12 +170,12 @@ impl Run<'_> {
         };
         let wrong = |error| Failure::new(Status::Failed, "the recording", error, "report this");
         let mut recording = outcome::make_recording(facts, &result).map_err(wrong)?;
-        if let (Some(last), Some((first, end))) = (self.args.last, recording.span()) {
+        if let (Some(last), Some((first, end))) = (self.args.keep_last, recording.span()) {
             let whole = self.clock.ns(end - first);
             let kept = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
             recording.cut_to(whole.saturating_sub(kept), whole);
         }
-        let written = self.file.take().map(|file| match self.args.last {
+        let written = self.file.take().map(|file| match self.args.keep_last {
             Some(_) => file.write(&recording.head, &recording.to_pool()),
             None => file.write(&recording.head, &result.pool),
         });
@@ -341,7 +341,7 @@ impl Run<'_> {
                 Keep::Histogram => memory.min(FOLD_BYTES),
                 Keep::Runs | Keep::Samples => memory,
             },
-            keeps_last: self.args.last.is_some(),
+            keeps_last: self.args.keep_last.is_some(),
             keeps_samples: self.args.keep == Keep::Samples,
             ..ObserverConfig::default()
         }

@@ -90,7 +90,9 @@ pub(super) fn make_recording(
 fn reason_text(ended: EndReason) -> &'static str {
     match ended {
         EndReason::Stopped | EndReason::Deadline | EndReason::Until => "",
-        EndReason::Full => "its memory is full: set --memory, or keep only the end with --last",
+        EndReason::Full => {
+            "its memory is full: set --memory, or keep only the end with --keep-last"
+        }
         EndReason::Moved => "the observer was moved off its lane",
         EndReason::Unshared => {
             "the supervisor of the shared pages was killed; the pages are private again"

@@ -38,10 +38,10 @@ const ROWS: usize = 40;
 pub(super) struct Args {
     /// A running process
     #[arg(short, long, value_name = "PID", conflicts_with = "program")]
-    process: Option<u32>,
+    pid: Option<u32>,
 
     /// A program to start
-    #[arg(required_unless_present = "process")]
+    #[arg(required_unless_present = "pid")]
     program: Option<OsString>,
 
     /// Only signals whose name contains this; prints all of them
@@ -80,7 +80,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Ok(_) => list.add("task", "task-map", "the running task, in every sample"),
         Err(error) => list.add_unavailable("task", &error.to_string()),
     }
-    match (args.process, &args.program) {
+    match (args.pid, &args.program) {
         (Some(process), _) => list_process(process, &mut list)?,
         (None, Some(program)) => list_program(program, &mut list)?,
         (None, None) => unreachable!("clap requires one of them"),

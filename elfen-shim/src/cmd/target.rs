@@ -68,12 +68,12 @@ pub(super) fn prepare_target(
     signals: nix::sys::signal::SigSet,
 ) -> Result<Target, Failure> {
     if args.program.is_empty() {
-        let process = args.process.unwrap_or(0);
+        let process = args.pid.unwrap_or(0);
         if process != 0 {
             layout.update(process);
         }
         let page = find_thread_page(process);
-        let name = match args.process {
+        let name = match args.pid {
             Some(process) => name_of(process).unwrap_or_default(),
             None => "all tasks".to_owned(),
         };

@@ -12,6 +12,7 @@ use crate::segment::ExplainedRequest;
 use crate::trace::{Header, Trace};
 use elfen_console::duration::{self, show};
 use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_console::output::Versioned;
 use elfen_rt::clock::monotonic_ns;
 use elfen_run::watches::Publisher;
 use serde::Serialize;
@@ -219,7 +220,8 @@ impl Printed {
 
 fn write(line: &Line, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     if json {
-        let text = serde_json::to_string(line).map_err(|e| Failure::output(e.into()))?;
+        let text =
+            serde_json::to_string(&Versioned::of(line)).map_err(|e| Failure::output(e.into()))?;
         return writeln!(out, "{text}").map_err(Failure::output);
     }
     let most = line.charges.iter().take(4);

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, Parser, Subcommand};
 use elfen_console::failure::{Failure, Status};
 use elfen_console::usage;
 use elfen_fence::release::{freeze, release};
@@ -31,7 +31,7 @@ Members of group elfen may put programs into a fence. elfend also passes them th
 its socket, so they need no privileges to lend lanes with `elfen run`.
 
 Examples:
-  elfend --check                     check the settings file, and print its effects
+  elfend check                       check the settings file, and print its effects
   sudo elfend                        hold the fences until a signal ends elfend
   sudo elfend --release              after a stop: turn all fences into ordinary cgroups
 
@@ -50,10 +50,6 @@ struct Args {
     #[arg(long, value_name = "FOLDER", default_value = FOLDER, env = "ELFEN_RUN_DIR")]
     run_dir: PathBuf,
 
-    /// Check the settings (or FILE) and print their effects; change nothing
-    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["release", "freeze"])]
-    check: Option<Option<PathBuf>>,
-
     /// Freeze all recorded fences and end: for use after elfend and its guards were killed
     #[arg(long, conflicts_with = "release")]
     freeze: bool,
@@ -61,6 +57,18 @@ struct Args {
     /// Turn all recorded fences into ordinary cgroups, and end
     #[arg(long)]
     release: bool,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Check a settings file and print its effects; change nothing
+    Check {
+        /// The file [default: that of --settings]
+        file: Option<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -74,6 +82,10 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<ExitCode, Failure> {
     let folder = Folder::new(&args.run_dir);
+    if args.command.is_some() && (args.freeze || args.release) {
+        let why = "--freeze and --release change fences, and `check` changes nothing";
+        return Err(Failure::new(Status::Usage, "check", why, "give one of them"));
+    }
     if args.release {
         require_root()?;
         let mut text = String::new();
@@ -102,17 +114,17 @@ fn run(args: &Args) -> Result<ExitCode, Failure> {
         io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let checked = args.check.iter().flatten().next();
-    let file = checked.unwrap_or(&args.settings);
+    let checked = args.command.as_ref().map(|Command::Check { file }| file.as_ref());
+    let file = checked.flatten().unwrap_or(&args.settings);
     let settings = Settings::open(file).map_err(|error| {
         let fix = if file.exists() {
-            "correct the file; `elfend --check` reads it and changes nothing"
+            "correct the file; `elfend check` reads it and changes nothing"
         } else {
             "write it, or name another with --settings"
         };
         Failure::new(Status::Usage, "elfend", error, fix)
     })?;
-    if args.check.is_some() {
+    if checked.is_some() {
         let (_, home) = elfen_fence::require(&settings)?;
         io::stdout()
             .write_all(plan_text(&settings, home.as_str()).as_bytes())

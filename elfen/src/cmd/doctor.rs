@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
-use elfen_instrument::{Compiler, Inject, Reason, inspect};
+use elfen_instrument::{CheckMethod, Compiler, Reason, inspect};
 use elfen_machine::doctor::answers::{Answers, Trial, query_kernel};
 use elfen_machine::doctor::{self, Check, Group, Machine, Status, Verdict};
 use elfen_machine::lane_args::{LaneArgs, not_a_recording, source, topology};
@@ -81,8 +81,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let colours = elfen_console::output::colours();
     let program = args.program.as_deref().map(|name| Ways::of(name, &checks)).transpose()?;
     let program = program.as_ref();
-    let report =
-        Report { schema: SCHEMA, ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
+    let report = Report { ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
     elfen_console::output::print(out, args.json, &report, || {
         text(&checks, &verdict, colours) + &program.map(Ways::text).unwrap_or_default()
     })?;
@@ -102,13 +101,9 @@ fn trial(lanes: &Lanes, topology: &Topology) -> Trial {
     Trial { cpu, request_lanes }
 }
 
-/// Counts changes of the JSON that break scripts.
-const SCHEMA: u32 = 1;
-
 /// What `--json` prints; the table shows the same.
 #[derive(Serialize)]
 struct Report<'a> {
-    schema: u32,
     ok: bool,
     #[serde(flatten)]
     verdict: &'a Verdict,
@@ -122,7 +117,7 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct Ways {
     program: String,
-    inject: &'static str,
+    checks: &'static str,
     /// Ways that would be cheaper, and why it does not allow them.
     not: Vec<Not>,
     /// What checks written while it runs leave to the guard: code that it writes by itself.
@@ -135,7 +130,7 @@ struct Ways {
 
 #[derive(Serialize)]
 struct Not {
-    inject: &'static str,
+    checks: &'static str,
     why: String,
 }
 
@@ -150,27 +145,27 @@ impl Ways {
             };
             Failure::new(Exit::Usage, format!("program {program:?}"), why, fix)
         })?;
-        let live = checks.iter().find(|check| check.name == "inject-live");
+        let live = checks.iter().find(|check| check.name == "checks-live");
         let live = live.map(|check| &check.finding).filter(|live| live.status != Status::Yes);
         let mut ways = Self {
             program,
-            inject: Inject::Guard.name(),
+            checks: CheckMethod::Guard.name(),
             not: Vec::new(),
             left_to_guard: None,
             shim: watchable_signals(name),
         };
-        for inject in Inject::BEST_FIRST {
-            let why = match (file.allows(inject), live.filter(|_| inject == Inject::Live)) {
+        for checks in CheckMethod::BEST_FIRST {
+            let why = match (file.allows(checks), live.filter(|_| checks == CheckMethod::Live)) {
                 (Err(reason), _) => format!("it {reason}"),
                 (Ok(_), Some(live)) => live.why.clone(),
                 (Ok(_), None) => {
-                    ways.inject = inject.name();
-                    let compiler = file.compiles().filter(|_| inject == Inject::Live);
+                    ways.checks = checks.name();
+                    let compiler = file.compiles().filter(|_| checks == CheckMethod::Live);
                     ways.left_to_guard = compiler.map(left_of);
                     break;
                 }
             };
-            ways.not.push(Not { inject: inject.name(), why });
+            ways.not.push(Not { checks: checks.name(), why });
         }
         Ok(ways)
     }
@@ -181,8 +176,8 @@ impl Ways {
             format!("  {label:12}  {beside}\n")
         };
         let not = |what: &str, why: &str| row(&format!("not {what}"), why);
-        let mut text = format!("\nelfen run -- {}: inject {}\n", self.program, self.inject);
-        text.extend(self.not.iter().map(|Not { inject, why }| not(inject, why)));
+        let mut text = format!("\nelfen run -- {}: checks {}\n", self.program, self.checks);
+        text.extend(self.not.iter().map(|Not { checks, why }| not(checks, why)));
         text.extend(self.left_to_guard.map(|left| row("but", left)));
         if let Some(shim) = &self.shim {
             let seen = if shim.signals.is_empty() { "-".into() } else { shim.signals.join(", ") };

@@ -23,7 +23,7 @@ use elfen_run::User;
 use elfen_run::batches::Level;
 use nix::unistd::{setgid, setgroups, setuid};
 
-use super::inject_args::InjectName;
+use super::checks_args::ChecksName;
 use super::isolation::isolate_user;
 use super::user;
 
@@ -39,13 +39,13 @@ const NOT_WITH_FENCE: [&str; 12] = [
     "slo",
     "ref_ipc",
     "lanes",
-    "signal",
+    "source",
     "service",
     "nap",
-    "inject",
+    "checks",
     "poll_interval",
     "timer_slack",
-    "report",
+    "json_out",
 ];
 
 /// Refuses options on the command line that the named fence decides. Variables with the defaults
@@ -200,7 +200,7 @@ impl FenceRun<'_> {
         command.env(variable_name(pages::VARIABLE), socket);
         // A run that started this command set the variable; its lanes may be others.
         command.env_remove(variable_name(inherit::VARIABLE));
-        if let Some(library) = InjectName::Auto.choose(program)?.library {
+        if let Some(library) = ChecksName::Auto.choose(program)?.library {
             let before = std::env::var_os(PRELOAD);
             command.env(PRELOAD, preload(&library, before.as_deref()));
         }

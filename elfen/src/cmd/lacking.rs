@@ -2,7 +2,7 @@
 //! and the next step.
 //!
 //! The findings are those of `elfen doctor`. Here they are only compared with what this run asked
-//! for, and cut to what fits. A user who named a mechanism, as in `--signal tasks`, gets one line
+//! for, and cut to what fits. A user who named a mechanism, as in `--source tasks`, gets one line
 //! about the mechanism instead.
 
 use elfen_console::failure::{Failure, Status as Exit};
@@ -14,14 +14,14 @@ use elfen_machine::source::Source;
 use super::doctor::listed;
 
 const COLUMNS: usize = 80;
-/// `yes  injection  `.
+/// `yes  checks     `.
 const MARGIN: usize = 16;
 /// The verifier's message can fill the screen by itself.
 const LINES_A_MECHANISM: usize = 2;
 const LINES_OF_STEP: usize = 4;
 
 /// The rows of the screen, one for each of [`NEEDS`].
-const LABELS: [&str; 4] = ["lanes", "signal", "nap", "injection"];
+const LABELS: [&str; 4] = ["lanes", "source", "nap", "checks"];
 
 const NEXT: &str = "next: ";
 const LAST: &str = "`elfen doctor` lists every mechanism, and what would bring it\n";
@@ -131,7 +131,7 @@ fn unable(checks: &[Check]) -> Option<&Check> {
 }
 
 const PUBLISH: &str = "name a service that publishes its requests, which takes neither root nor \
-                       eBPF (`elfen run --signal service --service NAME`)";
+                       eBPF (`elfen run --source service --service NAME`)";
 
 /// The step that brings a signal soonest: root's help where the kernel is able, the cure where root
 /// itself is refused, and else the page, which needs no permission.

@@ -3,10 +3,10 @@
 //! The crates `elfen-shim` and `elfen-tailor` contain their subcommands; `lab` starts
 //! `elfen-lab`.
 
+mod checks_args;
 mod doctor;
 mod fence_run;
 mod help;
-mod inject_args;
 mod isolation;
 mod lab;
 mod lacking;

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
 use elfen_console::{duration, usage};
-use elfen_instrument::Inject;
+use elfen_instrument::CheckMethod;
 use elfen_kernel::preempted::Notes;
 use elfen_kernel::task_map::Source;
 use elfen_machine::lane_args::LaneArgs;
@@ -37,8 +37,8 @@ use elfen_run::launcher::{self, Ended, Ending};
 use elfen_run::live::page::{Live, LiveWords};
 use elfen_run::report::Report;
 
+use super::checks_args::{self, ChecksName, ChosenChecks};
 use super::fence_run::{self, DefaultFence, FenceRun, NONE};
-use super::inject_args::{self, ChosenInjection, InjectName};
 use super::lacking;
 use super::pause::RunDir;
 use super::policy_args::PolicyArgs;
@@ -47,7 +47,7 @@ use super::user::{choose_user, find_user};
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen run --lanes 0:1 -- xz -9 backup.tar          only while CPU 0 idles
-  elfen run --signal service --service shop -- make -j8   without privileges
+  elfen run --source service --service shop -- make -j8   without privileges
   elfen run --policy refresh-budget -- ./batch   next to the only service here
   sudo elfen run --user build -- make -j8        as user build
 
@@ -71,8 +71,8 @@ pub(crate) struct Args {
     lanes: LaneArgs,
 
     /// The source that says whether a request lane is busy
-    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_SIGNAL")]
-    signal: SourceChoice,
+    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_SOURCE")]
+    source: SourceChoice,
 
     /// The service whose page to read, by its published name
     #[arg(long, value_name = "NAME", env = "ELFEN_SERVICE")]
@@ -91,8 +91,8 @@ pub(crate) struct Args {
     nap: NapName,
 
     /// Where the program gets its checks; a guard is always there
-    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_INJECT")]
-    inject: InjectName,
+    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_CHECKS")]
+    checks: ChecksName,
 
     #[command(flatten)]
     looks: PollTimingArgs,
@@ -111,7 +111,7 @@ pub(crate) struct Args {
 
     /// Write the measurements to a file, as one JSON object
     #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
+    json_out: Option<PathBuf>,
 
     /// Print what the run would use, and do nothing
     #[arg(long)]
@@ -126,15 +126,15 @@ impl Args {
     /// Whether an option, or its variable, sets something that elfend's settings decide in a fence.
     fn wants_guards(&self) -> bool {
         let names_service = self.service.is_some() || self.service_user.is_some();
-        let is_default = self.signal == SourceChoice::Auto
+        let is_default = self.source == SourceChoice::Auto
             && self.nap == NapName::Auto
-            && self.inject == InjectName::Auto
+            && self.checks == ChecksName::Auto
             && self.looks.is_usual();
         !self.policy.is_empty()
             || self.lanes.by_hand()
             || names_service
             || !is_default
-            || self.report.is_some()
+            || self.json_out.is_some()
     }
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
     let signals = open_signals(args)?;
     let (order, remarks) = plan_run(args, &signals)?;
-    let mut report = args.report.as_ref().map(create_report).transpose()?;
+    let mut report = args.json_out.as_ref().map(create_report).transpose()?;
     let channels = Arc::new(Channels::open(&order, signals).map_err(|error| refuse(&error))?);
     require_tasks_to_block(&order, &channels)?;
     let chosen = Announcement::new(&order, &channels);
@@ -188,7 +188,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             to_stderr(&live_summary(live));
         }
     }
-    if let (Some(file), Some(path)) = (&mut report, &args.report) {
+    if let (Some(file), Some(path)) = (&mut report, &args.json_out) {
         elfen_console::output::print_json(file, &measured)
             .map_err(|_| Failure::unwritable("report", path, "the disk is full"))?;
     }
@@ -226,7 +226,7 @@ fn open_signals(args: &Args) -> Result<Signals, Failure> {
         None => find_only_service(args, trusted)?,
     };
     let published = service.is_some();
-    Signals::open(args.signal, service).map_err(|error| match error {
+    Signals::open(args.source, service).map_err(|error| match error {
         Error::Nothing(_) => lacking::failure(&args.lanes, published, refuse(&error)),
         _ => refuse(&error),
     })
@@ -238,7 +238,7 @@ fn open_signals(args: &Args) -> Result<Signals, Failure> {
 /// `fixed-budget` works without.
 fn find_only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
     let policy = args.policy.policy();
-    let needs_service = args.signal == SourceChoice::Service || policy != PolicyKind::BorrowIdle;
+    let needs_service = args.source == SourceChoice::Service || policy != PolicyKind::BorrowIdle;
     if !needs_service {
         return Ok(None);
     }
@@ -247,11 +247,11 @@ fn find_only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service
         Err(names) => names,
     };
     let what = match policy {
-        PolicyKind::BorrowIdle => "signal service".to_owned(),
+        PolicyKind::BorrowIdle => "source service".to_owned(),
         policy => format!("policy {}", policy.name()),
     };
     match names.as_slice() {
-        [] if policy == PolicyKind::FixedBudget && args.signal != SourceChoice::Service => Ok(None),
+        [] if policy == PolicyKind::FixedBudget && args.source != SourceChoice::Service => Ok(None),
         [] => {
             let why = "no service publishes its requests on this machine";
             let fix = "start it first, or use --policy borrow-idle, or fixed-budget with --budget";
@@ -273,7 +273,7 @@ fn find_only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service
 struct Remarks {
     /// The origin of the budget, if the user gave none.
     budget_origin: Option<String>,
-    /// Why the program gets no live checks, if `--inject` allowed them.
+    /// Why the program gets no live checks, if `--checks` allowed them.
     why_not_live: Option<String>,
 }
 
@@ -294,9 +294,9 @@ fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure>
         Failure::new(Status::Unsupported, "priority", why, fix)
     })?;
     let (nap, alarm) = args.nap.open_for(&pairs)?;
-    let Injection { chosen: ChosenInjection { inject, library }, notes, why_not_live } =
-        choose_injection(args, signals, &pairs, program)?;
-    if alarm.is_some() && matches!(inject, Inject::Guard | Inject::Live) {
+    let Checks { chosen: ChosenChecks { checks, library }, notes, why_not_live } =
+        choose_checks(args, signals, &pairs, program)?;
+    if alarm.is_some() && matches!(checks, CheckMethod::Guard | CheckMethod::Live) {
         warn(
             "nap block: this program has no checks of its own, so its guard will hold the lane \
              instead",
@@ -304,7 +304,7 @@ fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure>
     }
     let user = choose_user(args.user.as_deref())?;
     let order = Order {
-        inject,
+        checks,
         library,
         notes,
         nap: Arc::new(nap),
@@ -321,8 +321,8 @@ fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure>
 }
 
 /// Where the program gets its checks.
-struct Injection {
-    chosen: ChosenInjection,
+struct Checks {
+    chosen: ChosenChecks,
     notes: Option<Arc<Notes>>,
     why_not_live: Option<String>,
 }
@@ -330,25 +330,25 @@ struct Injection {
 /// Chooses the checks of the program.
 ///
 /// Live checks also need notes of the kernel. Without them, `auto` leaves the program to its guard.
-fn choose_injection(
+fn choose_checks(
     args: &Args,
     signals: &Signals,
     pairs: &[Pair],
     program: &OsStr,
-) -> Result<Injection, Failure> {
-    let chosen = args.inject.choose(program)?;
-    if chosen.inject != Inject::Live {
-        return Ok(Injection { chosen, notes: None, why_not_live: None });
+) -> Result<Checks, Failure> {
+    let chosen = args.checks.choose(program)?;
+    if chosen.checks != CheckMethod::Live {
+        return Ok(Checks { chosen, notes: None, why_not_live: None });
     }
-    match inject_args::attach_notes(signals, pairs) {
-        Ok(notes) => Ok(Injection { chosen, notes: Some(notes), why_not_live: None }),
-        Err(why) if args.inject == InjectName::Auto => {
-            let chosen = inject_args::GUARD;
-            Ok(Injection { chosen, notes: None, why_not_live: Some(why) })
+    match checks_args::attach_notes(signals, pairs) {
+        Ok(notes) => Ok(Checks { chosen, notes: Some(notes), why_not_live: None }),
+        Err(why) if args.checks == ChecksName::Auto => {
+            let chosen = checks_args::GUARD;
+            Ok(Checks { chosen, notes: None, why_not_live: Some(why) })
         }
         Err(why) => {
-            let fix = "use --inject guard, or --inject auto";
-            Err(Failure::new(Status::Unsupported, "inject live", why, fix))
+            let fix = "use --checks guard, or --checks auto";
+            Err(Failure::new(Status::Unsupported, "checks live", why, fix))
         }
     }
 }
@@ -368,7 +368,7 @@ fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec
         return Ok([kept, left].concat());
     }
     if kept.is_empty() {
-        let fix = "name the pairs that it will serve with --lanes, or use --signal tasks as root";
+        let fix = "name the pairs that it will serve with --lanes, or use --source tasks as root";
         return Err(Failure::new(Status::Failed, what, why(), fix));
     }
     if !left.is_empty() {
@@ -380,18 +380,18 @@ fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec
 /// The choices of a run, for the first line and the report.
 struct Announcement {
     lanes: String,
-    signal: &'static str,
+    source: &'static str,
     ipc: Option<&'static str>,
 }
 
 impl Announcement {
     fn new(order: &Order, channels: &Channels) -> Self {
         let ipc = channels.counts.as_ref().map(Counts::name);
-        Self { lanes: pair::list(&order.pairs), signal: signal_name(channels), ipc }
+        Self { lanes: pair::list(&order.pairs), source: source_name(channels), ipc }
     }
 
     fn line(&self, order: &Order, remarks: &Remarks) -> String {
-        let Self { lanes, signal, ipc } = self;
+        let Self { lanes, source, ipc } = self;
         let policy = order.settings.policy;
         let budget = match policy {
             PolicyKind::BorrowIdle | PolicyKind::SloBudget => String::new(),
@@ -404,19 +404,19 @@ impl Announcement {
         let ipc = ipc.map(|ipc| format!(", ipc {ipc}")).unwrap_or_default();
         let nap = order.nap.kind();
         let not_live = remarks.why_not_live.as_ref().map(|why| format!(" (not live: {why})"));
-        let not_live = match order.inject {
-            Inject::Live => " (guard until learned)".to_owned(),
+        let not_live = match order.checks {
+            CheckMethod::Live => " (guard until learned)".to_owned(),
             _ => not_live.unwrap_or_default(),
         };
         // Thesis, section 5.2: a loop of PAUSE slows the sibling as a program of IPC 0.01 does.
         let costs =
             if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
         format!(
-            "{}{budget} on lanes {lanes}; signal {signal}{ipc}, nap {}{costs}, \
-             inject {}{not_live}, guards poll every {}, level {}",
+            "{}{budget} on lanes {lanes}; source {source}{ipc}, nap {}{costs}, \
+             checks {}{not_live}, guards poll every {}, level {}",
             policy.name(),
             nap.name(),
-            order.inject.name(),
+            order.checks.name(),
             duration::show(nanos(order.poll_timing.interval)),
             Level::Affinity.name()
         )
@@ -425,10 +425,10 @@ impl Announcement {
     fn report(self, order: &Order) -> Report {
         Report {
             lanes: self.lanes,
-            signal: self.signal.to_owned(),
+            source: self.source.to_owned(),
             nap: order.nap.kind().name().to_owned(),
             ipc: self.ipc.map(str::to_owned),
-            inject: order.inject.name().to_owned(),
+            checks: order.checks.name().to_owned(),
             level: Level::Affinity.name().to_owned(),
             looked: order.poll_timing.into(),
             ..Report::default()
@@ -447,7 +447,7 @@ fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Fail
         return (channels.requests().into_iter().try_for_each(open))
             .map_err(|error| signal_args::failure("nap block", &error));
     }
-    let fix = "use --signal tasks, or another nap";
+    let fix = "use --source tasks, or another nap";
     Err(Failure::new(Status::Usage, "nap block", "it requires the task map", fix))
 }
 
@@ -455,7 +455,7 @@ fn create_report(path: &PathBuf) -> Result<File, Failure> {
     File::create(path).map_err(|error| Failure::unwritable("report", path, error))
 }
 
-fn signal_name(channels: &Channels) -> &'static str {
+fn source_name(channels: &Channels) -> &'static str {
     let writer = channels.tasks.as_ref().map(|(_, writer)| *writer);
     match (writer, &channels.service) {
         (Some(Writer::Program(Source::Handed)), None) => "tasks (elfend)",
@@ -528,17 +528,17 @@ fn live_summary(live: &Live) -> String {
     let by =
         live.missed_by.iter().map(|(name, &count)| format!("{name} {}", percent_of_all(count)));
     let by = by.collect::<Vec<_>>().join(", ");
-    let missed = live.missed * 1000 / live.drills.max(1);
+    let missed = live.missed * 1000 / live.probes.max(1);
     let why = if by.is_empty() { String::new() } else { format!(" ({by} % of these)") };
     let refused = live.refused.as_ref().map(|why| format!("; without checks: {why}"));
     format!(
         "live: checks at {} sites in {} processes{}, {}.{} % missed{why}, {} doorbells rung{}",
-        live.places.on,
+        live.sites.on,
         live.processes,
         p99.unwrap_or_default(),
         missed / 10,
         missed % 10,
-        live.bells,
+        live.stopped_by_check,
         refused.unwrap_or_default()
     )
 }

@@ -60,7 +60,7 @@ struct LeftFence {
 struct BatchReport {
     pid: u32,
     program: String,
-    keeper: u32,
+    supervisor: u32,
     /// What confines it to its lanes.
     level: &'static str,
     policy: Option<&'static str>,
@@ -145,7 +145,7 @@ fn report(batch: &Batch) -> BatchReport {
     BatchReport {
         pid: batch.pid,
         program: batch.program.clone(),
-        keeper: batch.keeper.pid().unsigned_abs(),
+        supervisor: batch.keeper.pid().unsigned_abs(),
         level: batch.level().name(),
         policy: settings.map(|settings| settings.policy.name()),
         budget_ns: settings.map_or(0, |settings| settings.budget_ns),

@@ -41,7 +41,7 @@ impl Drop for Spinner {
 impl Run {
     /// Also returns the lines that the run prints before its program runs.
     fn start(fenced: &Fenced) -> (Self, String) {
-        let words = ["run", "--lanes", "0:1", "--signal", "tasks", "--inject"];
+        let words = ["run", "--lanes", "0:1", "--source", "tasks", "--checks"];
         let mut command = fenced.command(env!("CARGO_BIN_EXE_elfen"), &words);
         command.args(["guard", "--user", "root", "--", "sh", "-c", "echo begun >&2; exec cat"]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -71,7 +71,7 @@ fn account(fenced: &Fenced) -> Option<LaneAccount> {
 /// and the bounds of its run time by the scheduler. Guards are stopped meanwhile, for less time
 /// than elfend would notice, as other processes of the machine keep the request lane busy.
 fn measure_account(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
-    let keeper = fenced.status().keeper.unwrap();
+    let keeper = fenced.status().guard_process.unwrap();
     let now = || (ran_ns(batch), account(fenced).unwrap(), ran_ns(batch));
     let before = now();
     let mut after = now();
@@ -121,8 +121,8 @@ fn the_run_time_of_a_fence_is_counted() {
     let left = account(&fenced).unwrap();
     let status = fenced.status();
     let before = status.requests.iter().find(|request| request.lane == 0).unwrap().busy_ns;
-    kill(status.keeper.unwrap(), libc::SIGKILL);
-    wait_until("a new guard process", || fenced.status().keepers_lost == 1);
+    kill(status.guard_process.unwrap(), libc::SIGKILL);
+    wait_until("a new guard process", || fenced.status().guard_processes_lost == 1);
     fenced.wait_until_running();
     assert_eq!(account(&fenced), Some(left.clone()));
     wait_until("a busy request lane", || {

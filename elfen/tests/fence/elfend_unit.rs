@@ -58,7 +58,7 @@ fn the_command_after_a_kill_freezes_the_fence() {
     let mut fenced = Fenced::start();
     fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
-    let keeper = fenced.status().keeper.unwrap();
+    let keeper = fenced.status().guard_process.unwrap();
     let mut processes = children(fenced.daemon.id()).into_iter();
     let watchdog = processes.find(|&child| comm(child) == "elfend-watchdog").unwrap();
     [keeper, watchdog].iter().for_each(|&process| kill(process, libc::SIGSTOP));

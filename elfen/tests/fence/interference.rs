@@ -80,7 +80,7 @@ fn absent_lanes_are_listed() {
     let text = usual.replacen("lanes = \"0:1\"", "lanes = \"0:1,8000:8001\"", 1);
     fs::write(fenced.settings_file(), text).unwrap();
     let mut check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &[]);
-    let checked = fenced.output_in(&fenced.home, check.arg("--check"));
+    let checked = fenced.output_in(&fenced.home, check.arg("check"));
     assert!(checked.contains("CPUs 8000,8001 are offline"), "{checked}");
     fenced.restart();
     fenced.wait_until_running();

@@ -56,7 +56,7 @@ fn write_tier_weight(tier: &OwnCgroup) -> std::io::Result<()> {
 
 /// Goal: elfend is refused in a cgroup that does not outrank the pods, with both paths; so is the
 /// whole tier as a fence, with the reason. The settings of the manifest are valid. Method: `elfend
-/// --check`, from next to the tier and from inside.
+/// check`, from next to the tier and from inside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn elfend_must_run_among_the_pods() {
@@ -66,7 +66,7 @@ fn elfend_must_run_among_the_pods() {
     let tier = fenced.heavy.child(TIER);
     let outside = fenced.heavy.child("system");
     outside.0.make().unwrap();
-    let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
+    let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["check"]);
     fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
     let printed = fenced.output_in(&outside, &check);
     assert!(printed.contains(&format!("from {}, where elfend is", outside.0.path)), "{printed}");

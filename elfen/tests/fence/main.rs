@@ -123,8 +123,8 @@ fn foreign_changes_of_a_fence_are_repaired_and_counted() {
         assert!(text.lines().any(|has| has == line), "{line}: {text}");
     };
     prints("elfen_elfend_up 1");
-    prints("elfen_fence_repaired_total{fence=\"batch\",promise=\"rank\"} 1");
-    prints("elfen_fence_holds{fence=\"batch\",promise=\"place\"} 1");
+    prints("elfen_fence_repaired_total{fence=\"batch\",guarantee=\"rank\"} 1");
+    prints("elfen_fence_holds{fence=\"batch\",guarantee=\"place\"} 1");
     prints("elfen_fence_frozen{fence=\"batch\",why=\"paused\"} 0");
     assert!(fenced.elfen(&["pause"]).status.success());
     wait_until("the pause", || fenced.fence().frozen.is_some());

@@ -95,10 +95,10 @@ fn members_receive_the_task_map() {
     require_fences();
     let mut fenced = start_with_group();
     let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
-    let guarded = [elfen.as_str(), "run", "--lanes", "0:1", "--signal", "tasks"];
+    let guarded = [elfen.as_str(), "run", "--lanes", "0:1", "--source", "tasks"];
     let dry = [&guarded[..], &["--dry-run", "--", "true"]].concat();
     let (status, printed) = run_as_member(&fenced, &dry);
-    assert!(status == Some(0) && printed.contains("signal tasks (elfend)"), "{status:?} {printed}");
+    assert!(status == Some(0) && printed.contains("source tasks (elfend)"), "{status:?} {printed}");
     let (status, printed) =
         run_as_member(&fenced, &[&guarded[..], &["--", "sh", "-c", "exit 7"]].concat());
     assert_eq!(status, Some(7), "{printed}");

@@ -29,7 +29,7 @@ fn errors_name_a_wrong_folder() {
     let at_home = format!("{} exec {ELFEND} --run-dir {file}", fenced.home.enter_script());
     let cases = [
         (&[ELFEND, "--settings", none][..], 2, "write it, or name another with --settings"),
-        (&[ELFEND, "--check", none], 2, "write it, or name another with --settings"),
+        (&[ELFEND, "check", none], 2, "write it, or name another with --settings"),
         (&["sh", "-c", &at_home], 1, "name another folder with --run-dir"),
         (&[ELFEN, "pause", "--run-dir", file], 1, "with --run-dir"),
         (&[ELFEN, "resume", "--run-dir", file], 1, "with --run-dir"),
@@ -155,8 +155,8 @@ fn processes_that_leave_the_rank_below_their_guard_are_reported() {
     sibling.0.make().unwrap();
     let report = fenced.run_dir().join("report");
     let report = report.to_str().unwrap();
-    let run = [ELFEN, "run", "--lanes", "0:1", "--signal", "service", "--service"];
-    let by = [fenced.heavy.name(), "--report", report, "--", "sh", "-c"];
+    let run = [ELFEN, "run", "--lanes", "0:1", "--source", "service", "--service"];
+    let by = [fenced.heavy.name(), "--json-out", report, "--", "sh", "-c"];
     let runs = |program: &str| {
         let (status, printed) = run_words(&fenced, &[&run[..], &by, &[program]].concat());
         assert_eq!(status, Some(0), "{printed}");

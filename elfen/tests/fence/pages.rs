@@ -107,7 +107,7 @@ pub(crate) fn is_napping(pages: &Pages) -> bool {
 /// Asserts that the program naps: it gets its lane and makes no progress, while no guard holds the
 /// lane. Guards are stopped meanwhile, for less time than elfend would notice.
 pub(crate) fn assert_naps_unguarded(fenced: &Fenced, program: u32, checked: &Checked) {
-    let keeper = fenced.status().keeper.unwrap();
+    let keeper = fenced.status().guard_process.unwrap();
     let (before, ran) = (checked.last_ns(), ran_ns(program));
     wait_until("time on the lane", || {
         kill(keeper, libc::SIGSTOP);

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::stage::{AS_NOBODY, Fenced, NOBODY, OwnCgroup, kill, require_fences, run, settings};
 
-/// Goal: invalid settings are refused before elfend makes anything, by `--check` and at its start.
+/// Goal: invalid settings are refused before elfend makes anything, by `elfend check` and at start.
 /// Method: settings with one mistake each.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
@@ -52,7 +52,7 @@ fn invalid_settings_are_refused() {
         if why == "requires systemd" && elfen_machine::systemd::is_running() {
             continue;
         }
-        for words in [&["--check"][..], &["--run-dir", other.to_str().unwrap()]] {
+        for words in [&["check"][..], &["--run-dir", other.to_str().unwrap()]] {
             let (found, printed) = elfend(&text, words);
             assert!(found == Some(status) && printed.contains(why), "{why}: {found:?} {printed}");
         }
@@ -67,7 +67,7 @@ fn invalid_settings_are_refused() {
         (output.status.code(), printed)
     };
     let check_in = |home: &OwnCgroup| {
-        format!("{} exec {} --check", home.enter_script(), env!("CARGO_BIN_EXE_elfend"))
+        format!("{} exec {} check", home.enter_script(), env!("CARGO_BIN_EXE_elfend"))
     };
     let (status, printed) = check(&["env"], &check_in(&own), &[]);
     assert!(status == Some(2) && printed.contains("holds elfend"), "{printed}");
@@ -101,13 +101,13 @@ fn a_machine_without_cgroups_is_refused() {
             run(&mut fenced.command("unshare", &["--mount", "sh", "-c", &script]))
         };
         let why = format!("no hierarchy here has the {lacks} controller");
-        for option in ["--check", ""] {
+        for option in ["check", ""] {
             let (status, printed) = bare(&format!("{} {option}", env!("CARGO_BIN_EXE_elfend")));
             assert!(status == Some(3) && printed.contains(&why), "{status:?} {printed}");
         }
         let report = fenced.run_dir().join("report");
         let run = format!(
-            "{} run --lanes 0:1 --signal service --service {} --report {} -- sh -c 'exit 7'",
+            "{} run --lanes 0:1 --source service --service {} --json-out {} -- sh -c 'exit 7'",
             env!("CARGO_BIN_EXE_elfen"),
             fenced.heavy.name(),
             report.display()

@@ -18,12 +18,14 @@ fn guards_that_are_killed_are_replaced() {
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     for round in 1..=3 {
         wait_until_borrowing(batch.id());
-        let keeper = fenced.status().keeper.unwrap();
+        let keeper = fenced.status().guard_process.unwrap();
         kill(keeper, libc::SIGKILL);
         wait_until("new guards", || {
             let status = fenced.status();
             let runs = status.fences.iter().all(|fence| fence.frozen.is_none());
-            status.keepers_lost == round && runs && status.keeper.is_some_and(|new| new != keeper)
+            status.guard_processes_lost == round
+                && runs
+                && status.guard_process.is_some_and(|new| new != keeper)
         });
     }
     assert_eq!(fenced.log().matches("no guards run on its lanes").count(), 3);
@@ -47,7 +49,7 @@ fn guards_that_hang_freeze_their_fence() {
     fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     wait_until_borrowing(batch.id());
-    let first = fenced.status().keeper.unwrap();
+    let first = fenced.status().guard_process.unwrap();
     let stop = |keeper| {
         kill(keeper, libc::SIGSTOP);
         wait_until("being frozen", || fenced.fence().frozen == Some(Frozen::Hung));
@@ -60,12 +62,13 @@ fn guards_that_hang_freeze_their_fence() {
     wait_until_borrowing(batch.id());
     // On a slow machine elfend may have replaced the first process meanwhile.
     let status = fenced.status();
-    let (second, lost) = (status.keeper.unwrap(), status.keepers_lost);
+    let (second, lost) = (status.guard_process.unwrap(), status.guard_processes_lost);
     assert_eq!(second == first, lost == 0);
     stop(second);
     wait_until("a new process", || {
         let status = fenced.status();
-        status.keepers_lost == lost + 1 && status.keeper.is_some_and(|new| new != second)
+        status.guard_processes_lost == lost + 1
+            && status.guard_process.is_some_and(|new| new != second)
     });
     fenced.wait_until_running();
     wait_until_borrowing(batch.id());
@@ -110,7 +113,7 @@ fn guards_that_cannot_run_freeze_their_fence() {
     trace(libc::PTRACE_DETACH);
     fenced.wait_until_running();
     wait_until_borrowing(batch.id());
-    assert_eq!(fenced.status().keepers_lost, 0, "{}", fenced.log());
+    assert_eq!(fenced.status().guard_processes_lost, 0, "{}", fenced.log());
     end(&mut batch);
 }
 
@@ -126,7 +129,7 @@ fn a_daemon_that_was_stopped_freezes_nothing() {
     std::thread::sleep(std::time::Duration::from_secs(4));
     kill(fenced.daemon.id(), libc::SIGCONT);
     assert_eq!(fenced.fence().frozen, None);
-    assert_eq!(fenced.status().keepers_lost, 0);
+    assert_eq!(fenced.status().guard_processes_lost, 0);
     assert!(!fenced.log().contains("has not moved"), "{}", fenced.log());
 }
 

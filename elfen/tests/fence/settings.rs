@@ -85,7 +85,7 @@ fn a_service_is_confined_to_its_request_lane() {
             assert!(taskset("1", service.id()));
         }
     }
-    let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
+    let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["check"]);
     let printed = fenced.output_in(&fenced.home, &check);
     assert!(printed.contains(&format!("cgroup /{}: ", place.name())), "{printed}");
     assert!(printed.contains("kept to CPUs 0"), "{printed}");
@@ -116,7 +116,7 @@ fn sighup_reloads_the_settings() {
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     wait_until_borrowing(batch.id());
     let usual = settings(fenced.heavy.name(), fenced.fence.name());
-    let keeper = fenced.status().keeper;
+    let keeper = fenced.status().guard_process;
     let wrong = [
         ("no file", String::new(), "names lanes to lend"),
         ("a lane of two", usual.replace("0:1", "0:1,0:2"), "named twice"),
@@ -126,14 +126,18 @@ fn sighup_reloads_the_settings() {
         fenced.reload(&text);
         let log_has = |text: &str| fenced.log().contains(text);
         wait_until(what, || log_has("stay as they were") && log_has(why));
-        assert_eq!((fenced.status().keeper, fenced.fence().frozen), (keeper, None), "{what}");
+        assert_eq!(
+            (fenced.status().guard_process, fenced.fence().frozen),
+            (keeper, None),
+            "{what}"
+        );
     }
     wait_until_borrowing(batch.id());
 
     fenced.reload(&usual.replace("\"batch\"", "\"night\""));
     wait_until("its new name", || fenced.fence().name == "night");
     fenced.wait_until_running();
-    assert_ne!(fenced.status().keeper, keeper, "other guards");
+    assert_ne!(fenced.status().guard_process, keeper, "other guards");
     assert_eq!(fenced.fence().repaired, []);
     wait_until_borrowing(batch.id());
     assert!(fenced.elfen(&["pause"]).status.success());
@@ -179,7 +183,9 @@ fn metrics_are_served_at_the_address_of_the_settings() {
     fenced.reload(&served);
     let prints = |line: &str| scrape(address).is_some_and(|text| text.contains(line));
     wait_until("a scrape", || prints("elfen_elfend_up 1\n"));
-    wait_until("its fence", || prints("elfen_fence_holds{fence=\"batch\",promise=\"place\"} 1\n"));
+    wait_until("its fence", || {
+        prints("elfen_fence_holds{fence=\"batch\",guarantee=\"place\"} 1\n")
+    });
     assert!(prints("elfen_confinement{level=\"fence\"} 1\n"), "{:?}", scrape(address));
     assert!(prints("elfen_lane_offline{cpu=\"1\"} 0\n"), "{:?}", scrape(address));
     let children = || {
@@ -188,7 +194,7 @@ fn metrics_are_served_at_the_address_of_the_settings() {
         let all = children.split_whitespace().map(|child| child.parse().unwrap());
         all.collect::<Vec<u32>>()
     };
-    let keeper = fenced.status().keeper.unwrap();
+    let keeper = fenced.status().guard_process.unwrap();
     let is_server = |child: &u32| *child != keeper && comm(*child) != "elfend-watchdog";
     let [server] = *children().into_iter().filter(is_server).collect::<Vec<_>>() else {
         panic!("{:?}", children())
@@ -245,7 +251,7 @@ fn a_fence_with_its_service_inside_is_refused() {
         .unwrap();
     fs::write(fenced.settings_file(), settings(&page, own.name())).unwrap();
     let check = || {
-        let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--check"]);
+        let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["check"]);
         fenced.output_in(&fenced.home, &check)
     };
     let why = format!("holds process {} of service", service.id());

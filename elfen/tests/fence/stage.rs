@@ -159,7 +159,7 @@ impl Fenced {
 
     pub(crate) fn settings_by_tasks(&self) -> String {
         let settings = settings(self.heavy.name(), self.fence.name());
-        settings.replacen("signal = \"service\"", "signal = \"tasks\"", 1)
+        settings.replacen("source = \"service\"", "source = \"tasks\"", 1)
     }
 
     fn prepare(lay_out: impl FnOnce(&OwnCgroup) -> (OwnCgroup, OwnCgroup)) -> Self {
@@ -261,7 +261,7 @@ impl Fenced {
 
     /// The thread of the only guard, while it runs.
     pub(crate) fn guard(&self) -> Option<u32> {
-        let threads = threads_of(self.status().keeper?);
+        let threads = threads_of(self.status().guard_process?);
         let is_guard = |thread: &u32| comm(*thread) == "elfen-guard";
         threads.into_iter().find(is_guard)
     }
@@ -324,7 +324,7 @@ impl Drop for Fenced {
 
 pub(crate) fn settings(service: &str, cgroup: &str) -> String {
     format!(
-        "signal = \"service\"\nnap = \"spin\"\n[[service]]\nname = \"{service}\"\nlanes = \"0:1\"\n\
+        "source = \"service\"\nnap = \"spin\"\n[[service]]\nname = \"{service}\"\nlanes = \"0:1\"\n\
          [[fence]]\nname = \"batch\"\ncgroup = \"{cgroup}\"\n"
     )
 }

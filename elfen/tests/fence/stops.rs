@@ -160,7 +160,7 @@ fn a_fence_stops_when_its_guards_die() {
     let freezer = fenced.fence.0.freezer();
     let (mut frozen, mut back) = (Vec::new(), Vec::new());
     for round in 1..=rounds(3) {
-        let keeper = fenced.status().keeper.unwrap();
+        let keeper = fenced.status().guard_process.unwrap();
         let (began, since) = (monotonic_ns(), Instant::now());
         kill(keeper, libc::SIGKILL);
         while !freezer.is_requested().unwrap() {
@@ -169,7 +169,7 @@ fn a_fence_stops_when_its_guards_die() {
         frozen.push(monotonic_ns() - began);
         wait_until("new guards", || {
             let status = fenced.status();
-            let lost = usize::try_from(status.keepers_lost).unwrap();
+            let lost = usize::try_from(status.guard_processes_lost).unwrap();
             lost == round && status.fences.iter().all(|fence| fence.frozen.is_none())
         });
         back.push(monotonic_ns() - began);
@@ -211,7 +211,7 @@ fn a_fence_stops_when_daemon_and_guards_die() {
     for round in 0..rounds(6) {
         fenced.wait_until_running();
         let stamps = Stamps::start(&fenced);
-        let (daemon, keeper) = (fenced.daemon.id(), fenced.status().keeper.unwrap());
+        let (daemon, keeper) = (fenced.daemon.id(), fenced.status().guard_process.unwrap());
         let order = if round % 2 == 0 { [daemon, keeper] } else { [keeper, daemon] };
         if round % 3 == 2 {
             order.iter().for_each(|&process| kill(process, libc::SIGSTOP));

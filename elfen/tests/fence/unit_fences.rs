@@ -236,7 +236,8 @@ fn fences_hold_without_help_of_systemd() {
     let printed = units.fenced.log();
     assert!(printed.contains("refused by a test; writing the cgroup's files instead"), "{printed}");
 
-    let (keeper, freezer) = (units.fenced.status().keeper.unwrap(), units.fences[0].0.freezer());
+    let (keeper, freezer) =
+        (units.fenced.status().guard_process.unwrap(), units.fences[0].0.freezer());
     let hangs = || fs::read_to_string(units.folder.join("hangs")).unwrap_or_default();
     let asleep = || hangs().trim().parse().is_ok_and(|process| comm(process) == "sleep");
     units.set_mode("hang");

@@ -42,7 +42,7 @@ fn checks_are_taken_out_of_a_program_that_filters() {
     let mut live = Value::Null;
     for before in ["400", "1000", "3000"] {
         let turns = BusyTurns::start();
-        let mut command = elfen_run_live(&["--report", report.to_str().unwrap()], &program);
+        let mut command = elfen_run_live(&["--json-out", report.to_str().unwrap()], &program);
         let output = command.args([&reboot, before, "1500"]).output().unwrap();
         drop(turns);
         assert_eq!(output.status.code(), Some(3), "{output:?}");
@@ -53,7 +53,7 @@ fn checks_are_taken_out_of_a_program_that_filters() {
         }
     }
     assert_eq!(live["refused"], "its system calls are filtered (seccomp)", "{live}");
-    assert_eq!(live["places"]["on"], 0, "{live}");
+    assert_eq!(live["sites"]["on"], 0, "{live}");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn run_alone(arguments: &[String]) -> (String, Option<i32>) {
 
 fn run_lent(folder: &Path, arguments: &[String]) -> (Output, Value) {
     let report = folder.join("report");
-    let mut command = elfen_run_live(&["--report", report.to_str().unwrap()], Path::new("java"));
+    let mut command = elfen_run_live(&["--json-out", report.to_str().unwrap()], Path::new("java"));
     let output = command.args(arguments).output().unwrap();
     let report = fs::read(&report).unwrap_or_else(|error| panic!("{error}: {output:?}"));
     (output, serde_json::from_slice(&report).unwrap())
@@ -86,10 +86,13 @@ fn checks_in_compiled_methods_answer_probes() {
         assert_eq!(output.status.code(), Some(7), "{output:?}");
         let live = &report["live"];
         let count = |word: &Value| word.as_u64().unwrap();
-        let answered = count(&live["drills"]) - count(&live["missed"]);
+        let answered = count(&live["probes"]) - count(&live["missed"]);
         let methods = live["methods"].as_array().unwrap();
         let is_named = |name: &Value| name.as_str().is_some_and(|name| name.contains('.'));
-        if count(&live["places"]["compiled"]) > 0 && answered > 0 && count(&live["bells"]) > 0 {
+        if count(&live["sites"]["compiled"]) > 0
+            && answered > 0
+            && count(&live["stopped_by_check"]) > 0
+        {
             assert!(!methods.is_empty() && methods.iter().all(is_named), "{live}");
             return;
         }

@@ -134,7 +134,7 @@ fn a_run_whose_guards_would_be_weak_is_refused() {
     assert!(copied.unwrap().success());
     let mut command = Command::new("nice");
     command.args(["-n", "19"]).arg(&program).args(["run", "--lanes", "0:1"]);
-    command.args(["--signal", "service", "--service", &name, "--", "true"]);
+    command.args(["--source", "service", "--service", &name, "--", "true"]);
     command.env_remove("ELFEN_LANES").uid(65_534).gid(65_534).current_dir("/");
     let output = command.output().unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
@@ -346,7 +346,7 @@ fn a_report_has_the_keys_that_scripts_rely_on() {
     let _worker = serving.service().claim(0, 0).unwrap();
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", serving.name));
     let file_name = file.to_str().unwrap();
-    let options = ["--policy", "fixed-budget", "--budget", "2ms", "--report", file_name];
+    let options = ["--policy", "fixed-budget", "--budget", "2ms", "--json-out", file_name];
     let status = serving.elfen(&options, &["sh", "-c", "sleep 0.05; exit 3"]).status().unwrap();
     assert_eq!(status.code(), Some(3));
     let report: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -365,7 +365,7 @@ fn a_report_has_the_keys_that_scripts_rely_on() {
     assert_eq!(report["policy"], "fixed-budget");
     assert_eq!(report["budget_ns"], 2_000_000);
     assert_eq!((&report["lanes"], &report["exit_status"]), (&"0:1".into(), &3.into()));
-    assert_eq!((&report["signal"], &report["inject"]), (&"service alone".into(), &"guard".into()));
+    assert_eq!((&report["source"], &report["checks"]), (&"service alone".into(), &"guard".into()));
     fs::remove_file(file).unwrap();
 }
 
@@ -412,7 +412,7 @@ fn the_report_names_the_policy_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     for set in [&[][..], &["--policy", "refresh-budget", "--budget", "3ms"]] {
         let file = folder.path().join("report");
-        let options = ["--policy", "fixed-budget", "--budget", "2ms", "--report"];
+        let options = ["--policy", "fixed-budget", "--budget", "2ms", "--json-out"];
         let options = [&options[..], &[file.to_str().unwrap()]].concat();
         let mut command = serving.elfen(&options, &["sh", "-c", "echo $$; read line"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -463,7 +463,7 @@ fn dynamic_budget_uses_published_counters() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
     let mut options = policy.to_vec();
-    options.extend(["--report", report.to_str().unwrap()]);
+    options.extend(["--json-out", report.to_str().unwrap()]);
     let script = "echo $$ $ELFEN_RUN; read line";
     let mut command = elfen(&options, &["sh", "-c", script]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -499,11 +499,11 @@ fn dynamic_budget_uses_published_counters() {
 fn invalid_arguments_start_nothing() {
     let cases: [(&[&str], i32, &str); 11] = [
         (
-            &["--lanes", "0:1", "--inject", "fentry", "--", "/bin/true"],
+            &["--lanes", "0:1", "--checks", "fentry", "--", "/bin/true"],
             3,
-            "it was not built for it: -pg -mfentry; use --inject guard",
+            "it was not built for it: -pg -mfentry; use --checks guard",
         ),
-        (&["--lanes", "0:1", "--inject", "cyg", "--", "/etc/passwd"], 3, "not an executable file"),
+        (&["--lanes", "0:1", "--checks", "cyg", "--", "/etc/passwd"], 3, "not an executable file"),
         (&["--nap", "sleep", "--", "true"], 2, "invalid value 'sleep'"),
         (&["--policy", "never", "--", "true"], 2, "invalid value 'never'"),
         (&["--budget", "2ms", "--", "true"], 2, "it does not use --budget"),

@@ -41,7 +41,7 @@ impl Serving {
 /// `elfen run` next to a service of this name, on pair 0:1.
 fn elfen(service: &str, options: &[&str], program: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["run", "--lanes", "0:1", "--signal", "service", "--service", service]);
+    command.args(["run", "--lanes", "0:1", "--source", "service", "--service", service]);
     command.args(options).arg("--").args(program);
     command.env_remove("ELFEN_LANES");
     command

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use elfen_console::duration::{self, number};
-use elfen_instrument::Inject;
+use elfen_instrument::CheckMethod;
 use elfen_machine::lane_args::LaneArgs;
 use elfen_machine::placement::Placement;
 use elfen_rt::clock::monotonic_ns;
@@ -86,7 +86,7 @@ fn order(args: &Args) -> Result<Order, BenchError> {
         pairs: vec![args.lanes.first_pair()?],
         settings: Settings::BORROW_IDLE,
         slo: None,
-        inject: Inject::Guard,
+        checks: CheckMethod::Guard,
         notes: None,
         library: None,
         nap: Arc::new(nap),

@@ -42,9 +42,6 @@ use serde_json::Value;
 
 use crate::live::{LiveError, check_interrupted};
 
-/// The form of the JSON that every benchmark prints. A key that changes its meaning changes this.
-const SCHEMA: u32 = 1;
-
 /// Receives what is being measured, to show it to the waiting user.
 pub(crate) type Hear<'a> = &'a mut dyn FnMut(&str);
 
@@ -469,7 +466,6 @@ struct Json<'a> {
 impl Serialize for Json<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("schema", &SCHEMA)?;
         map.serialize_entry("benchmark", self.benchmark)?;
         for (key, value) in &self.report.about {
             map.serialize_entry(key, value)?;
@@ -693,7 +689,7 @@ mod tests {
                     cpu: 3\nleft out: the rest: no time\n";
         assert_eq!(report.text(), text);
         let json = serde_json::to_string(&report.json("drift")).unwrap();
-        let begin = r#"{"schema":1,"benchmark":"drift","cpu":3,"times":[{"case":"base","turns":6,"#;
+        let begin = r#"{"benchmark":"drift","cpu":3,"times":[{"case":"base","turns":6,"#;
         assert!(json.starts_with(begin), "{json}");
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["times"][1]["more"]["median"], 10.0);

@@ -163,10 +163,10 @@ impl Starts<'_> {
         self.start(&program.to_string_lossy(), command, &place, output, None)
     }
 
-    pub(super) fn under(&self, inject: &str, words: &[OsString]) -> Result<Running, LiveError> {
+    pub(super) fn under(&self, checks: &str, words: &[OsString]) -> Result<Running, LiveError> {
         let report = self.folder.join("report.json");
-        let mut command = self.elfen_run(inject)?;
-        command.arg("--report").arg(&report).arg("--").args(words);
+        let mut command = self.elfen_run(checks)?;
+        command.arg("--json-out").arg(&report).arg("--").args(words);
         // The front passes it on; killed, it would leave its batch behind.
         let rank = Rank::Nice(self.nice);
         let place = ChildSetup { death_signal: libc::SIGTERM, ..ChildSetup::anywhere(rank) };
@@ -174,8 +174,8 @@ impl Starts<'_> {
     }
 
     /// Fails, in the words of `elfen run`, where it would refuse the program.
-    pub(super) fn check(&self, inject: &str, words: &[OsString]) -> Result<(), LiveError> {
-        let mut command = self.elfen_run(inject)?;
+    pub(super) fn check(&self, checks: &str, words: &[OsString]) -> Result<(), LiveError> {
+        let mut command = self.elfen_run(checks)?;
         command.args(["--dry-run", "--"]).args(words);
         let place = ChildSetup::anywhere(Rank::Normal);
         let mut running = self.start(ELFEN_RUN, command, &place, "output", None)?;
@@ -186,10 +186,10 @@ impl Starts<'_> {
         }
     }
 
-    fn elfen_run(&self, inject: &str) -> Result<Command, LiveError> {
+    fn elfen_run(&self, checks: &str) -> Result<Command, LiveError> {
         let (request, batch) = self.lanes;
         let mut command = Command::new(find_program("elfen")?);
-        command.args(["run", "--policy", "borrow-idle", "--signal", "tasks", "--inject", inject]);
+        command.args(["run", "--policy", "borrow-idle", "--source", "tasks", "--checks", checks]);
         command.args(["--lanes", &format!("{request}:{batch}")]).args(self.options);
         Ok(command)
     }

@@ -67,7 +67,7 @@ pub(crate) struct BatchArgs {
     /// From one check of the batch to the next [default: 1us]
     #[arg(long, value_name = "TIME", value_parser = duration::parse,
         conflicts_with = "poll_interval")]
-    check: Option<Duration>,
+    check_interval: Option<Duration>,
 
     /// How often the guard of a batch without checks looks [default: 500us]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
@@ -75,7 +75,7 @@ pub(crate) struct BatchArgs {
 
     /// What can be seen of the request lane
     #[arg(long, value_enum, default_value = "service")]
-    signal: SignalName,
+    source: SignalName,
 
     /// How the batch lane naps while requests run [default: the first of the --model file; device,
     /// the thesis's nanonap, in simulate; spin, which every machine has, in plan]
@@ -125,7 +125,7 @@ impl BatchArgs {
                 ("slowdown", self.slowdown.is_some()),
                 ("batch-slowdown", self.batch_slowdown.is_some()),
                 ("batch-checks", self.batch_checks.is_some()),
-                ("check", self.check.is_some()),
+                ("check-interval", self.check_interval.is_some()),
                 ("poll-interval", self.poll_interval.is_some()),
                 ("nap", self.nap.is_some()),
                 ("nap-slowdown", self.nap_slowdown.is_some()),
@@ -142,7 +142,7 @@ impl BatchArgs {
             batch_slowdown: factor(self.batch_slowdown.unwrap_or(origin.batch_slowdown)),
             check_ns,
             poll_interval_ns,
-            signal: match self.signal {
+            signal: match self.source {
                 SignalName::Service => "service",
                 SignalName::Tasks => "tasks",
             },
@@ -155,7 +155,7 @@ impl BatchArgs {
 
     fn looks(&self, usual: Usual) -> Result<Polling, Failure> {
         let by_default = match usual {
-            _ if self.check.is_some() => BatchChecks::Source,
+            _ if self.check_interval.is_some() => BatchChecks::Source,
             _ if self.poll_interval.is_some() => BatchChecks::Guard,
             Usual::Thesis => BatchChecks::Source,
             Usual::Run => BatchChecks::Guard,
@@ -163,12 +163,14 @@ impl BatchArgs {
         let every = |time: Option<Duration>, usual: Polling| time.map_or(usual.every_ns(), nanos);
         match self.batch_checks.unwrap_or(by_default) {
             BatchChecks::Source if self.poll_interval.is_some() => {
-                Err(no_use("source", "--poll-interval", "a guard's", "--check 1us"))
+                Err(no_use("source", "--poll-interval", "a guard's", "--check-interval 1us"))
             }
-            BatchChecks::Guard if self.check.is_some() => {
-                Err(no_use("guard", "--check", "a program's own", "--poll-interval 500us"))
+            BatchChecks::Guard if self.check_interval.is_some() => {
+                Err(no_use("guard", "--check-interval", "a program's own", "--poll-interval 500us"))
             }
-            BatchChecks::Source => Ok(Polling::Checks { every_ns: every(self.check, CHECKS) }),
+            BatchChecks::Source => {
+                Ok(Polling::Checks { every_ns: every(self.check_interval, CHECKS) })
+            }
             BatchChecks::Guard => Ok(Polling::Guard { every_ns: every(self.poll_interval, GUARD) }),
         }
     }
@@ -263,7 +265,7 @@ impl Parameters {
             batch_slowdown_milli: milli(self.batch_slowdown),
             nap_slowdown_milli: milli(self.nap_slowdown),
             polling: self.looks(),
-            signal: if self.signal == "tasks" { Signal::Tasks } else { Signal::Service },
+            signal: if self.source == "tasks" { Signal::Tasks } else { Signal::Service },
             sleep_ns: self.sleep_ns,
             wake_ns: self.wake_ns,
             ipc_after_ns: 0,
@@ -305,7 +307,7 @@ impl Parameters {
                  --batch-checks source for programs with"
             ),
         };
-        let signal = if self.signal == "tasks" { " at the task map alone" } else { "" };
+        let signal = if self.source == "tasks" { " at the task map alone" } else { "" };
         format!(
             "parameters: {source}{given}: batch {batch}, requests slowed {request_slowdown} x, \
              batch {batch_slowdown} x; nap {nap}, requests slowed {nap_slowdown} x, to sleep \

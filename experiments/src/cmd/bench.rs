@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         }
     }
     report.wrong.map_or(Ok(ExitCode::SUCCESS), |why| {
-        let fix = "use --inject guard for it, and report this";
+        let fix = "use --checks guard for it, and report this";
         Err(Failure::new(Status::Failed, "comparing with runs alone", why, fix))
     })
 }

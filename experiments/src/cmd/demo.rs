@@ -19,13 +19,13 @@ use crate::live::experiment::{Experiment, Results};
 use crate::live::summary::{self, Row};
 use crate::live::testbed::Order;
 use crate::live::{self, plan};
-use crate::record::{Line, Plan, Schema};
+use crate::record::{Line, Plan};
 
 const EXAMPLES: &str = "\
 Examples:
   elfen demo                            on the first pair of lanes, or two CPUs
   elfen demo --lanes 2:6 --batch matrix on this pair, with another program
-  elfen demo --html /tmp/demo.html --report /tmp/demo.json
+  elfen demo --html /tmp/demo.html --json-out /tmp/demo.json
 
 It needs no root. With root, the eBPF task map reports all tasks on a lane; without, only the \
 service reports its requests. It needs elfen-search, elfen-load and elfen-batch, which \
@@ -67,7 +67,7 @@ pub(super) struct Args {
 
     /// The source of the request lane's state, as in `elfen run`
     #[arg(long, value_enum, default_value = "auto")]
-    signal: SourceChoice,
+    source: SourceChoice,
 
     /// Where to write a page with figures
     #[arg(long, value_name = "FILE", default_value = "elfen-demo.html")]
@@ -75,7 +75,7 @@ pub(super) struct Args {
 
     /// Write the JSON object of --json to this file, too
     #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
+    json_out: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -84,7 +84,6 @@ pub(super) struct Args {
 
 #[derive(Serialize)]
 struct Report {
-    schema: Schema,
     lanes: String,
     /// Whether the lanes share a core.
     smt: bool,
@@ -98,12 +97,11 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     live::install_signal_handlers().map_err(|error| live_args::failure(WHAT, &error))?;
     let experiment = experiment(args)?;
     live_args::writable(&args.html)?;
-    args.report.as_deref().map_or(Ok(()), live_args::writable)?;
+    args.json_out.as_deref().map_or(Ok(()), live_args::writable)?;
     let lines = measure(&experiment)?;
     let mut rows = summary::rows(&lines);
     summary::over_all_requests(&mut rows, &lines);
     let report = Report {
-        schema: Schema,
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
         capacity_rps: capacity(&lines),
@@ -112,7 +110,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         html: args.html.clone(),
     };
     live_args::write_page(&args.html, "Elfen: demo", &lines)?;
-    if let Some(file) = &args.report {
+    if let Some(file) = &args.json_out {
         live_args::write_report(file, &report)?;
     }
     print(out, args.json, &report, || report.text())?;
@@ -129,20 +127,20 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
         duration_s: args.duration.as_secs_f64(),
         warmup_s: 0.3,
         seed: 1,
-        signal: live_args::signal_word(args.signal),
+        source: live_args::signal_word(args.source),
         ..Plan::default()
     };
     let specs = plan::check(&plan)
         .map_err(|why| Failure::new(Status::Usage, WHAT, why, "change the options"))?;
     let mut machine = live_args::machine(&args.lanes, WHAT)?;
     if !machine.smt {
-        machine.emulated = emulated(args.signal);
+        machine.emulated = emulated(args.source);
     }
     let emulate_smt = machine.emulated;
     let limits: Vec<String> = machine.emulation().into_iter().collect();
     let plan = Plan { emulate_smt, ..plan };
-    let signal = plan.signal.clone();
-    let order = Order { machine, documents: args.docs, signal, ..Order::default() };
+    let source = plan.source.clone();
+    let order = Order { machine, documents: args.docs, source, ..Order::default() };
     let command = shell::command_line("elfen lab");
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })
 }
@@ -152,10 +150,10 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
 /// On CPUs that share no core, a batch takes no resources from the service, so there would be
 /// nothing to show. The programs of the demo therefore slow each other down, by the kernel's record
 /// of the tasks that ran at the same time.
-fn emulated(signal: SourceChoice) -> Option<f64> {
+fn emulated(source: SourceChoice) -> Option<f64> {
     /// The slowdown of a request next to a batch in the thesis's model.
     const SLOWDOWN: f64 = 1.5;
-    if matches!(signal, SourceChoice::Service | SourceChoice::Module) {
+    if matches!(source, SourceChoice::Service | SourceChoice::Module) {
         return None;
     }
     match elfen_kernel::task_map::open() {

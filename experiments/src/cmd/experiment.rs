@@ -19,11 +19,10 @@ use crate::live::experiment::{self as live_experiment, Experiment, Results};
 use crate::live::plan::{self, Job};
 use crate::live::summary::{self, Row};
 use crate::live::{self, LiveError};
-use crate::record::{Schema, Setup};
+use crate::record::Setup;
 
 #[derive(Serialize)]
 struct Report<'a> {
-    schema: Schema,
     results: &'a Path,
     setup: Option<&'a Setup>,
     rows: Vec<Row>,
@@ -36,7 +35,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         return dry_run(&experiment, out);
     }
     live::install_signal_handlers().map_err(|error| args.failure(&error))?;
-    for file in [&args.html, &args.report].into_iter().flatten() {
+    for file in [&args.html, &args.json_out].into_iter().flatten() {
         live_args::writable(file)?;
     }
     live_args::writable(&args.output)?;
@@ -58,9 +57,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     expected::foresee(&mut rows, &results.lines);
     let right = live_rows::all_right(&rows);
     let remarks = live_rows::remarks(&results.lines, &rows);
-    let report =
-        Report { schema: Schema, results: &args.output, setup: results.setup(), rows, remarks };
-    if let Some(file) = &args.report {
+    let report = Report { results: &args.output, setup: results.setup(), rows, remarks };
+    if let Some(file) = &args.json_out {
         live_args::write_report(file, &report)?;
     }
     print(out, args.json, &report, || report.text())?;

@@ -13,7 +13,7 @@ use elfen_run::channels::SourceChoice;
 use serde::Deserialize;
 
 use super::live_args;
-use super::own_args::{self, AUTO, ServiceArgs, check_program, injects};
+use super::own_args::{self, AUTO, ServiceArgs, check_program, methods};
 use crate::live::experiment::Experiment;
 use crate::live::own_program::OwnProgram;
 use crate::live::plan;
@@ -27,7 +27,7 @@ Examples:
   elfen lab experiment --load 20,50,70 --runs 20 -o night.jsonl
   elfen lab experiment --scenario none,fixed-budget:2ms,slo-budget:p99=20ms
   elfen lab experiment --plan plan.toml -o results.jsonl
-  elfen lab experiment --inject guard -- xz -9 -k -c backup.tar
+  elfen lab experiment --checks guard -- xz -9 -k -c backup.tar
   elfen lab experiment --service-url http://127.0.0.1/ --service-pid 47 --rps 9
   sudo elfen lab experiment --shim runs --scenario borrow-idle --batch loop
 
@@ -112,11 +112,11 @@ pub(super) struct Args {
 
     /// How the checks get into batch programs, as in `elfen run` [default: auto]
     #[arg(long, value_name = "HOW")]
-    inject: Option<String>,
+    checks: Option<String>,
 
     /// The source of the request lane's state, as in `elfen run` [default: auto]
     #[arg(long, value_enum)]
-    signal: Option<SourceChoice>,
+    source: Option<SourceChoice>,
 
     /// The capacity of the service in requests per second, instead of measuring it
     #[arg(long, value_name = "RATE")]
@@ -132,7 +132,7 @@ pub(super) struct Args {
 
     /// Write the JSON object of --json to this file at the end, too
     #[arg(long, value_name = "FILE")]
-    pub(super) report: Option<PathBuf>,
+    pub(super) json_out: Option<PathBuf>,
 
     /// Write the service times of the runs without a batch, in microseconds. `elfen lab simulate
     /// --demand file:FILE` reads them, and predicts the other scenarios
@@ -181,7 +181,7 @@ struct PlanFile {
     signal: Option<String>,
     capacity: Option<f64>,
     command: Option<Vec<String>>,
-    inject: Option<String>,
+    checks: Option<String>,
 }
 
 impl Args {
@@ -208,7 +208,7 @@ impl Args {
             .unwrap_or_else(|| if rates.is_empty() { DEFAULT_LOADS.to_vec() } else { Vec::new() });
         let scenarios = scenarios(self.scenario.clone().or(file.scenario), &mut limits)?;
         let own_service = self.service.own_service()?;
-        let signal = match (self.signal, &file.signal) {
+        let signal = match (self.source, &file.signal) {
             (Some(signal), _) => signal,
             (None, Some(name)) => {
                 SourceChoice::from_str(name, false).map_err(|why| wrong_plan(&why))?
@@ -231,10 +231,10 @@ impl Args {
             duration_s: time(self.duration, &file.duration, 10)?.as_secs_f64(),
             warmup_s: time(self.warmup, &file.warmup, 1)?.as_secs_f64(),
             seed: self.seed.or(file.seed).unwrap_or(1),
-            signal: live_args::signal_word(signal),
+            source: live_args::signal_word(signal),
             emulate_smt: self.emulate_smt.or(file.emulate_smt),
             command,
-            inject: inject(self.inject.clone().or(file.inject))?,
+            checks: checks(self.checks.clone().or(file.checks))?,
             service: own_service.as_ref().map(|own| own.service.clone()),
         };
         let specs = plan::check(&plan).map_err(|why| wrong_plan(&why))?;
@@ -255,8 +255,8 @@ impl Args {
                 None => self.docs.or(file.docs).unwrap_or(100_000).max(100),
             },
             index: self.index.clone().or(file.index),
-            signal: plan.signal.clone(),
-            own: OwnProgram { command: plan.command.clone(), inject: plan.inject.clone() },
+            source: plan.source.clone(),
+            own: OwnProgram { command: plan.command.clone(), checks: plan.checks.clone() },
             own_service,
             service_times: self.service_times.clone(),
             shim: self.shim.clone().map(|folder| ShimOptions { folder, any_batch }),
@@ -290,11 +290,11 @@ fn scenarios(
 }
 
 /// The value of `--inject`, or `None` for the default, which results do not name.
-fn inject(requested: Option<String>) -> Result<Option<String>, Failure> {
+fn checks(requested: Option<String>) -> Result<Option<String>, Failure> {
     match requested {
-        Some(name) if !injects().any(|known| known == name) => {
-            let known = injects().collect::<Vec<_>>().join(", ");
-            Err(wrong_plan(&format!("--inject {name:?} is none of {known}")))
+        Some(name) if !methods().any(|known| known == name) => {
+            let known = methods().collect::<Vec<_>>().join(", ");
+            Err(wrong_plan(&format!("--checks {name:?} is none of {known}")))
         }
         requested => Ok(requested.filter(|name| name != AUTO)),
     }

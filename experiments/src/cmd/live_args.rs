@@ -7,7 +7,7 @@ use std::{fs, io};
 
 use clap::ValueEnum;
 use elfen_console::failure::{Failure, Status, named};
-use elfen_console::output::warn;
+use elfen_console::output::{Versioned, warn};
 use elfen_machine::lane_args::{LaneArgs, topology};
 use elfen_machine::lanes;
 use elfen_machine::source::Source;
@@ -102,7 +102,7 @@ fn is_unsupported(status: ExitStatus) -> bool {
     status.code() == Some(Status::Unsupported as i32)
 }
 
-/// The value of `elfen run --signal`.
+/// The value of `elfen run --source`.
 pub(crate) fn signal_word(signal: SourceChoice) -> String {
     signal.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -122,10 +122,11 @@ pub(crate) fn writable(path: &Path) -> Result<(), Failure> {
     access(checked, flags).map_err(|errno| Failure::unwritable("file", path, errno.desc()))
 }
 
-/// Writes the JSON object of `--json` to the file of `--report`.
+/// Writes the JSON object of `--json` to the file of `--json-out`.
 pub(crate) fn write_report(path: &Path, report: &impl Serialize) -> Result<(), Failure> {
     let unwritable = |why: String| Failure::unwritable("report", path, why);
-    let mut json = serde_json::to_vec(report).map_err(|error| unwritable(error.to_string()))?;
+    let mut json = serde_json::to_vec(&Versioned::of(report))
+        .map_err(|error| unwritable(error.to_string()))?;
     json.push(b'\n');
     fs::write(path, json).map_err(|error| unwritable(error.to_string()))
 }

@@ -114,7 +114,7 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     if starved > 0 {
         remarks.push(format!(
             "in {starved} runs the batch got too little time to end: other programs kept the \
-             request lane busy, and the batch naps for them, too; with --signal service it naps \
+             request lane busy, and the batch naps for them, too; with --source service it naps \
              only for the service"
         ));
     }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use elfen_console::failure::{Failure, Status, named};
-use elfen_instrument::{Inject, Reason, inspect};
+use elfen_instrument::{CheckMethod, Reason, inspect};
 use elfen_run::channels::SourceChoice;
 
 use crate::live::own_service::{OwnService, PLACEHOLDER, ServiceProcesses};
@@ -16,9 +16,9 @@ use crate::record::Service;
 
 pub(super) const AUTO: &str = "auto";
 
-/// The values of `elfen run --inject`.
-pub(super) fn injects() -> impl Iterator<Item = &'static str> {
-    [AUTO].into_iter().chain(Inject::BEST_FIRST.map(Inject::name))
+/// The values of `elfen run --checks`.
+pub(super) fn methods() -> impl Iterator<Item = &'static str> {
+    [AUTO].into_iter().chain(CheckMethod::BEST_FIRST.map(CheckMethod::name))
 }
 
 /// Refuses a file that cannot be executed, before minutes of measuring.
@@ -101,7 +101,7 @@ impl ServiceArgs {
     }
 }
 
-/// The default of `--signal`: the task map alone, unless the user names the service's page. A page
+/// The default of `--source`: the task map alone, unless the user names the service's page. A page
 /// of another name may belong to another service.
 pub(super) fn signal(own: &OwnService) -> SourceChoice {
     if own.service.name.is_some() { SourceChoice::Auto } else { SourceChoice::Tasks }

@@ -68,8 +68,8 @@ pub(super) struct BatchStarter<'a> {
     pub(super) programs: &'a Programs,
     pub(super) scratch: &'a Scratch,
     pub(super) machine: &'a Machine,
-    /// As in `elfen run --signal`.
-    pub(super) signal: &'a str,
+    /// As in `elfen run --source`.
+    pub(super) source: &'a str,
     pub(super) own: &'a OwnProgram,
     /// The name under which the service publishes its requests, if it does.
     pub(super) service_name: Option<&'a str>,
@@ -172,16 +172,16 @@ impl BatchStarter<'_> {
     /// The arguments of `elfen run` before the program.
     fn options(&self, spec: &Spec, lane: BatchLane, report: &Path) -> Vec<OsString> {
         let lanes = format!("{}:{}", lane.request, lane.batch);
-        let mut words = vec!["run", "--lanes", &lanes, "--signal", self.signal];
+        let mut words = vec!["run", "--lanes", &lanes, "--source", self.source];
         if let Some(service_name) = self.service_name {
             words.extend(["--service", service_name]);
         }
         words.extend(spec.options());
-        if let Some(inject) = &self.own.inject {
-            words.extend(["--inject", inject]);
+        if let Some(checks) = &self.own.checks {
+            words.extend(["--checks", checks]);
         }
         let mut words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-        words.extend(["--report".into(), report.into(), "--".into()]);
+        words.extend(["--json-out".into(), report.into(), "--".into()]);
         words
     }
 

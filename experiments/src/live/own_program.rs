@@ -25,8 +25,8 @@ use super::{LiveError, POLL_INTERVAL, check_interrupted, usage};
 #[derive(Clone, Debug, Default)]
 pub struct OwnProgram {
     pub command: Vec<String>,
-    /// The value of `elfen run --inject`.
-    pub inject: Option<String>,
+    /// The value of `elfen run --checks`.
+    pub checks: Option<String>,
 }
 
 impl OwnProgram {

@@ -303,7 +303,7 @@ mod tests {
             duration_s: 1.0,
             warmup_s: 0.0,
             seed: 7,
-            signal: "auto".to_owned(),
+            source: "auto".to_owned(),
             ..Plan::default()
         }
     }

@@ -123,9 +123,9 @@ impl Observer {
         let on = self.cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let duration = format!("{}us", duration.as_micros());
         // Of a run that exceeds its memory, the end is kept.
-        let times = ["--for", &duration, "--last", &duration];
-        let lanes =
-            ["shim", "--on", &on, "--from", &self.observer_cpu.to_string()].map(str::to_owned);
+        let times = ["-d", &duration, "--keep-last", &duration];
+        let lanes = ["shim", "--cpu", &on, "--observer-cpu", &self.observer_cpu.to_string()]
+            .map(str::to_owned);
         let mut words = [&lanes[..], &times.map(str::to_owned)].concat();
         let of_service = page.into_iter().flat_map(|name| {
             ["running_request", "queue_len"].map(|word| format!("service:{name}.{word}"))
@@ -215,7 +215,8 @@ mod tests {
     fn options_of_elfen_shim() {
         let observer = choose(&[4, 5, 6], false, true).unwrap();
         let words = |page| observer.options(page, Duration::from_millis(1500)).join(" ");
-        let plain = "shim --on 0,1 --from 6 --for 1500000us --last 1500000us --watch task";
+        let plain =
+            "shim --cpu 0,1 --observer-cpu 6 -d 1500000us --keep-last 1500000us --watch task";
         assert_eq!(words(None), plain);
         let observer = " --watch service:web.running_request --watch service:web.queue_len";
         assert_eq!(words(Some("web")), plain.to_owned() + observer);

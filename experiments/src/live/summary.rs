@@ -190,7 +190,7 @@ fn lent(report: &Report) -> Option<f64> {
 }
 
 fn mechanisms(report: &Report) -> String {
-    format!("signal {}, nap {}, inject {}", report.signal, report.nap, report.inject)
+    format!("source {}, nap {}, checks {}", report.source, report.nap, report.checks)
 }
 
 /// The median of `values`, which must not be empty.

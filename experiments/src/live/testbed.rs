@@ -47,7 +47,7 @@ pub struct Order {
     /// The size of the index that is built, unless the folder `index` has one.
     pub documents: u64,
     pub index: Option<PathBuf>,
-    pub signal: String,
+    pub source: String,
     pub own: OwnProgram,
     /// A service of the user's own, instead of `elfen-search`.
     pub own_service: Option<OwnService>,
@@ -239,9 +239,9 @@ impl Testbed {
     ) -> Result<Batches, LiveError> {
         let Self { service, programs, scratch, order, .. } = self;
         let service_name = service.published_name(scratch);
-        let (machine, signal) = (&order.machine, order.signal.as_str());
+        let (machine, source) = (&order.machine, order.source.as_str());
         let own = &order.own;
-        BatchStarter { programs, scratch, machine, signal, own, service_name, duration }
+        BatchStarter { programs, scratch, machine, source, own, service_name, duration }
             .start_all(spec, program)
     }
 

@@ -11,16 +11,16 @@ use crate::sandbox::{Running, Sandbox, descendants, kill, lives, text, wait_unti
 use serde_json::Value;
 
 const SHORT: &str =
-    "demo --lanes 0:1 --signal service --docs 200 --batch loop --runs 1 --duration 300ms";
+    "demo --lanes 0:1 --source service --docs 200 --batch loop --runs 1 --duration 300ms";
 /// A demo that has to be ended by a signal.
-const ENDLESS: &str = "demo --lanes 0:1 --signal service --docs 200 --batch loop --duration 600s";
+const ENDLESS: &str = "demo --lanes 0:1 --source service --docs 200 --batch loop --duration 600s";
 const FAMILY: [&str; 5] = ["elfen-lab", "elfen", "elfen-search", "elfen-load", "elfen-batch"];
 
 #[test]
 fn a_demo_measures_three_scenarios_and_writes_a_report() {
     let sandbox = Sandbox::new("a_demo_shows_three_kinds_of_runs");
     let output =
-        sandbox.lab(&format!("{SHORT} --html it.html --report it.json --json")).output().unwrap();
+        sandbox.lab(&format!("{SHORT} --html it.html --json-out it.json --json")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let written = fs::read(sandbox.path("it.json")).unwrap();
@@ -38,7 +38,7 @@ fn a_demo_measures_three_scenarios_and_writes_a_report() {
         assert!(row["p99_ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
     }
     let mechanisms = rows[2]["mechanisms"].as_str().unwrap();
-    assert!(mechanisms.contains("signal service alone"), "{mechanisms}");
+    assert!(mechanisms.contains("source service alone"), "{mechanisms}");
     let remarks = report["remarks"].to_string();
     assert!(remarks.contains("not shown: the overlap"), "{remarks}");
     assert_eq!(remarks.contains("SMT"), report["smt"] == false, "{remarks}");

@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::sandbox::{Sandbox, text, two_cpus, wait_until};
 use serde_json::Value;
 
-pub(crate) const SHORT: &str = "experiment --lanes 0:1 --signal service --docs 200 --load 20 \
+pub(crate) const SHORT: &str = "experiment --lanes 0:1 --source service --docs 200 --load 20 \
      --scenario none,borrow-idle --batch loop --runs 2 --duration 300ms \
      --warmup 0ms --output it.jsonl";
 
@@ -66,7 +66,7 @@ fn an_interrupted_experiment_is_completed() {
     fs::write(&file, &begun[..cut]).unwrap();
 
     let output =
-        sandbox.lab(&format!("{SHORT} --json --html it.html --report it.json")).output().unwrap();
+        sandbox.lab(&format!("{SHORT} --json --html it.html --json-out it.json")).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(runs(&file), ALL);
     assert_eq!(fs::read_to_string(&file).unwrap().lines().next().unwrap(), setup);
@@ -142,7 +142,7 @@ fn a_program_of_the_users_own_is_planned() {
     two_cpus();
     let folder = folder("own");
     let plan = "load = [20]\nscenario = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
-                inject = \"guard\"\nruns = 1\n";
+                checks = \"guard\"\nruns = 1\n";
     fs::write(folder.join("plan.toml"), plan).unwrap();
     for (words, batches) in [
         ("", &["sleep"][..]),
@@ -204,7 +204,7 @@ fn mistakes_are_named_before_anything_runs() {
         ),
         ("-- no-such-program -k", 2, "program \"no-such-program\": no such program in any folder"),
         ("-- /etc/passwd", 2, "is not an executable file"),
-        ("--inject needle -- true", 2, "\"needle\" is none of auto, inline"),
+        ("--checks needle -- true", 2, "\"needle\" is none of auto, inline"),
         ("--emulate-smt 1.5 -- true", 2, "leave --emulate-smt or the program out"),
         ("--batch loop -- /no/such/loop", 2, "program \"/no/such/loop\": "),
         ("--output /no/such/folder/it.jsonl", 1, "name a file that can be written"),

@@ -76,7 +76,7 @@ fn reference_server(cpus: &str) -> (Child, String) {
 #[test]
 fn a_service_of_the_users_own_is_measured_and_keeps_running() {
     let sandbox = Sandbox::new("a_service_of_ones_own_is_measured");
-    let words = "experiment --lanes 0:1 --signal service --batch loop --scenario none,unrestrained \
+    let words = "experiment --lanes 0:1 --source service --batch loop --scenario none,unrestrained \
                  --rps 40 --runs 1 --duration 300ms --warmup 0ms --output it.jsonl --json";
     let fails = |more: &str, says: &str| {
         let output = sandbox.lab(&format!("{words} {more}")).output().unwrap();
@@ -152,7 +152,7 @@ fn a_failing_program_is_reported() {
     // ELFEN_RUN is only set for a batch under Elfen.
     let script = "#!/bin/sh\n[ -z \"$ELFEN_RUN\" ] || { echo no luck >&2; exit 9; }\n";
     fs::write(sandbox.path("worker"), format!("{script}{OWN}")).unwrap();
-    let output = sandbox.lab(&format!("{SHORT} --inject guard -- ./worker")).output().unwrap();
+    let output = sandbox.lab(&format!("{SHORT} --checks guard -- ./worker")).output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("worker ended by itself (exit status: 9): no luck; "), "{said}");

@@ -160,9 +160,9 @@ fn what_reports_say() {
         let reaction_ns =
             Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
         run.report = Some(Box::new(run::report::Report {
-            signal: "tasks (elfend)".to_owned(),
+            source: "tasks (elfend)".to_owned(),
             nap: "mwaitx".to_owned(),
-            inject: "guard".to_owned(),
+            checks: "guard".to_owned(),
             request_busy_ns: Some(4000),
             figures: Figures { overlapped_ns: Some(100), reaction_ns, ..Figures::default() },
             ..run::report::Report::default()

@@ -108,8 +108,8 @@ long number_of(const char *json, const char *key)
 static verdict run_by_module(void)
 {
 	char *const words[] = {
-		"/elfen", "run", "--lanes", "0:1", "--signal", "module", "--nap", "device",
-		"--report", "/tmp/report", "--", "/bin/busybox", "sh", "-c",
+		"/elfen", "run", "--lanes", "0:1", "--source", "module", "--nap", "device",
+		"--json-out", "/tmp/report", "--", "/bin/busybox", "sh", "-c",
 		"i=0; while [ $i -lt 60000 ]; do i=$((i + 1)); done; echo $i", NULL
 	};
 	static char text[65536], report[65536];
@@ -139,7 +139,7 @@ static verdict run_by_module(void)
  */
 static verdict run_untied(void)
 {
-	char *words[] = { "/elfen", "run",    "--lanes", "0:1", "--signal", "module",
+	char *words[] = { "/elfen", "run",    "--lanes", "0:1", "--source", "module",
 			  "--nap",  "device", "--",	 "/bin/busybox", "true", NULL };
 	static char text[65536];
 	int status = output_of(words, text, sizeof(text));

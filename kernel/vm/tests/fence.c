@@ -250,7 +250,7 @@ static verdict promises(void)
 			return because("%s stays %s", changed[at][0], fence_file(changed[at][0]));
 	}
 	CHECK(becomes("cpuset.cpus.effective", "1,3") && says(RUNS));
-	CHECK(strstr(said, "\"promise\": \"rank\"") && strstr(said, "\"promise\": \"place\""));
+	CHECK(strstr(said, "\"guarantee\": \"rank\"") && strstr(said, "\"guarantee\": \"place\""));
 
 	/* A sleeping task, because the kernel would warn about a running one of this class. */
 	sleeper = fork();
@@ -318,7 +318,7 @@ static verdict memory(void)
 	batch = spin_in("fence");
 	CHECK(runs_on(batch));
 	write_text(FENCE "/cpuset.mems", "0-1");
-	CHECK(becomes("cpuset.mems", "1") && says("\"promise\": \"place\"") && says(RUNS));
+	CHECK(becomes("cpuset.mems", "1") && says("\"guarantee\": \"place\"") && says(RUNS));
 	if ((why = set_online(3, false)))
 		return why;
 	CHECK(says("no-lane") && becomes("cgroup.freeze", "1"));

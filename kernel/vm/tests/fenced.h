@@ -12,7 +12,7 @@
 #define RUNS "\"frozen\": null"
 
 #define USUAL                                                                                      \
-	"signal = \"tasks\"\n"                                                                    \
+	"source = \"tasks\"\n"                                                                    \
 	"nap = \"spin\"\n"                                                                        \
 	"[[lent]]\n"                                                                               \
 	"lanes = \"0:1,2:3\"\n"                                                                   \

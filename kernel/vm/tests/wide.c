@@ -157,8 +157,8 @@ static const char *sums_in(const char *text)
 
 static int run_batch(char *text, size_t bytes, const char *rounds)
 {
-	char *const words[] = { "/elfen", "run", "--lanes", "0:1,2:3", "--inject", "live",
-				"--report", "/tmp/report", "--", "/nanonap-tests", "batch",
+	char *const words[] = { "/elfen", "run", "--lanes", "0:1,2:3", "--checks", "live",
+				"--json-out", "/tmp/report", "--", "/nanonap-tests", "batch",
 				(char *)rounds, NULL };
 
 	return output_of(words, text, bytes);
@@ -243,7 +243,7 @@ static verdict filter_while_checked(void)
 	int status, at, maps = 0;
 
 	for (at = 0; rounds[at] && maps < 2; at++) {
-		char *const words[] = { "/elfen", "run", "--lanes", "0:1", "--inject", "live", "--",
+		char *const words[] = { "/elfen", "run", "--lanes", "0:1", "--checks", "live", "--",
 					"/nanonap-tests", "confined", (char *)rounds[at], NULL };
 		struct turns turns = { .cpu = 0 };
 

@@ -38,7 +38,7 @@ struct Args {
     stamps: PathBuf,
 
     /// End after this time
-    #[arg(long = "for", value_name = "TIME", default_value = "1s", value_parser = parse_nanos)]
+    #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_nanos)]
     duration: Nanos,
 
     /// No turn is shorter

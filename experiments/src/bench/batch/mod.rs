@@ -1,6 +1,6 @@
 //! `elfen lab bench batch`: what any program of the user's is like as a batch. Measured are what it
 //! overlaps of requests that come at random, how fast it is off its lane, what `elfen run` costs it
-//! while the lane idles, and whether it does the same as alone. Baseline: `--inject guard`.
+//! while the lane idles, and whether it does the same as alone. Baseline: `--checks guard`.
 //!
 //! The scheduler's own trace says which task ran when; nothing here asks Elfen but for the report
 //! that stands next to it.
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::builder::PossibleValuesParser;
 use elfen_console::duration;
-use elfen_instrument::Inject;
+use elfen_instrument::CheckMethod;
 use elfen_machine::affinity;
 use elfen_rt::clock::nanos;
 use elfen_run::report::Report as RunReport;
@@ -49,7 +49,7 @@ const KB_A_SECOND: u64 = 2048;
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab bench batch --lanes 0:1 -- xz -6 -k -c big.tar
-  sudo elfen lab bench batch --inject patch --turns 200us -- ./batch
+  sudo elfen lab bench batch --checks patch --turns 200us -- ./batch
   sudo elfen lab bench batch --runs 0 -- ./does-not-end     turns alone
 
 Overlap and reaction are the scheduler's own account, in its trace. Overlap is the time in which a \
@@ -65,7 +65,7 @@ A program that prints something else than alone, or ends otherwise, is a failure
 ///
 /// A thread plays requests: busy for a turn, then asleep for a time drawn at random. Meanwhile the
 /// program runs under `elfen run`, again and again. Then it runs on an idle lane, by turns with
-/// `--inject guard`; naps next to others that come by there are left out. Needs root, and tracefs.
+/// `--checks guard`; naps next to others that come by there are left out. Needs root, and tracefs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -73,9 +73,9 @@ pub(crate) struct Args {
     next_to: NextToArgs,
 
     /// How the program is checked, besides by its guard; `guard` is always measured as well
-    #[arg(long, value_name = "HOW", default_value = AUTO, env = "ELFEN_INJECT",
-        value_parser = inject_parser())]
-    inject: String,
+    #[arg(long, value_name = "HOW", default_value = AUTO, env = "ELFEN_CHECKS",
+        value_parser = checks_parser())]
+    checks: String,
 
     /// How much of each run is not counted, as the program is learned meanwhile
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
@@ -91,9 +91,9 @@ pub(crate) struct Args {
     pub(crate) program: Vec<OsString>,
 }
 
-/// As `elfen run --inject` takes it.
-fn inject_parser() -> PossibleValuesParser {
-    let names = Inject::BEST_FIRST.map(Inject::name);
+/// As `elfen run --checks` takes it.
+fn checks_parser() -> PossibleValuesParser {
+    let names = CheckMethod::BEST_FIRST.map(CheckMethod::name);
     PossibleValuesParser::new([AUTO].into_iter().chain(names))
 }
 
@@ -113,16 +113,16 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         keeps_output: args.runs > 0,
     };
     let mut stage = Stage { args, starts, alone: None, patience: A_DAY, compared: Vec::new() };
-    for inject in stage.injects() {
-        stage.starts.check(inject, &args.program)?;
+    for checks in stage.methods() {
+        stage.starts.check(checks, &args.program)?;
     }
     hear("alone, twice");
     let alone = stage.alone()?;
     let mut next_to = NextTo::new(&mut stage);
     let rows = next_to.table("rows", 1, hear)?;
-    for inject in stage.injects() {
-        hear(&format!("under {inject}, to its end"));
-        stage.once_next_to_requests(inject)?;
+    for checks in stage.methods() {
+        hear(&format!("under {checks}, to its end"));
+        stage.once_next_to_requests(checks)?;
     }
     let mut left_out = Vec::new();
     if rows.rows.iter().any(|row| super::value_of(row, "busy_ns") == 0) {
@@ -173,8 +173,8 @@ fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
             let wall = duration::show(nanos(alone.wall));
             Some(format!("not measured, as the program is too short for it: {wall} alone"))
         }
-        Some(_) if args.inject == GUARD => {
-            Some("not measured, as there is only the guard: give another --inject".to_owned())
+        Some(_) if args.checks == GUARD => {
+            Some("not measured, as there is only the guard: give another --checks".to_owned())
         }
         Some(_) => None,
     }
@@ -182,9 +182,9 @@ fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
 
 /// Runs that did not do the same as alone.
 fn different(compared: &[Compared]) -> Option<String> {
-    let say = |Compared { inject, runs, different, first_difference }: &Compared| {
+    let say = |Compared { checks, runs, different, first_difference }: &Compared| {
         let first = first_difference.as_deref().unwrap_or_default();
-        format!("--inject {inject}: {different} of {runs} runs differ ({first})")
+        format!("--checks {checks}: {different} of {runs} runs differ ({first})")
     };
     let wrong = compared.iter().filter(|compared| compared.different > 0);
     let all: Vec<String> = wrong.map(say).collect();
@@ -194,14 +194,14 @@ fn different(compared: &[Compared]) -> Option<String> {
 /// Runs that were compared with the run alone.
 #[derive(Debug)]
 struct Compared {
-    inject: String,
+    checks: String,
     runs: usize,
     different: usize,
     first_difference: Option<String>,
 }
 
 const COMPARED: &[Column] = &[
-    label("inject", "output and exit status"),
+    label("checks", "output and exit status"),
     number("runs", "runs", "", 0),
     number("different", "NOT as alone", "", 0).lower(),
     label("first_difference", "the first difference"),
@@ -210,7 +210,7 @@ const COMPARED: &[Column] = &[
 impl Compared {
     fn row(&self) -> Row {
         row![
-            "inject" => self.inject,
+            "checks" => self.checks,
             "runs" => self.runs,
             "different" => self.different,
             "first_difference" => self.first_difference,
@@ -231,7 +231,7 @@ struct Alone {
 /// Turns of one length, next to the program under one kind of checks.
 #[derive(Debug)]
 struct Case {
-    inject: String,
+    checks: String,
     turn: Duration,
     seen: Seen,
     /// How the program was checked indeed.
@@ -250,7 +250,7 @@ impl Case {
             apart_ns <= (whole.overlapped_ns / 10).max(whole.busy_ns / 1000)
         };
         row![
-            "inject" => self.inject,
+            "checks" => self.checks,
             "used" => self.used,
             "turn_ns" => nanos(self.turn),
             "turns" => self.seen.turns,
@@ -279,25 +279,25 @@ struct NextTo<'a, 'b> {
 
 impl<'a, 'b> NextTo<'a, 'b> {
     fn new(stage: &'a mut Stage<'b>) -> Self {
-        let case = |inject: &str, turn: Duration| Case {
-            inject: inject.to_owned(),
+        let case = |checks: &str, turn: Duration| Case {
+            checks: checks.to_owned(),
             turn,
             seen: Seen::default(),
             used: String::new(),
             reported_ns: None,
             runs: 0,
         };
-        let of_inject = |inject| {
-            stage.args.next_to.turns.iter().map(move |&turn| case(inject, turn)).collect::<Vec<_>>()
+        let of_method = |checks| {
+            stage.args.next_to.turns.iter().map(move |&turn| case(checks, turn)).collect::<Vec<_>>()
         };
-        let cases = stage.injects().into_iter().flat_map(of_inject).collect();
+        let cases = stage.methods().into_iter().flat_map(of_method).collect();
         Self { stage, cases }
     }
 }
 
 impl Scenario for NextTo<'_, '_> {
     const COLUMNS: &'static [Column] = &[
-        label("inject", "inject"),
+        label("checks", "checks"),
         label("used", "used"),
         number("turn_ns", "turn", "us", 0).scaled(1e-3),
         number("turns", "turns", "", 0),
@@ -320,8 +320,8 @@ impl Scenario for NextTo<'_, '_> {
     }
 
     fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let Case { inject, turn, .. } = &self.cases[case];
-        let mut found = self.stage.case(inject, *turn)?;
+        let Case { checks, turn, .. } = &self.cases[case];
+        let mut found = self.stage.case(checks, *turn)?;
         let reactions_ns = std::mem::take(&mut found.seen.reactions_ns);
         values.extend("reaction_ns", reactions_ns.into_iter().map(duration::number));
         self.cases[case] = found;
@@ -334,14 +334,14 @@ struct Whole<'a, 'b>(&'a mut Stage<'b>);
 
 impl Scenario for Whole<'_, '_> {
     const COLUMNS: &'static [Column] = &[
-        label("inject", "whole runs on an idle lane"),
+        label("checks", "whole runs on an idle lane"),
         metric("wall_ns", "time", "ms", 1).scaled(1e-6).lower().show(&[Part::Median]),
         metric("slowdown", "slowdown", "", 3).ratio_of("wall_ns").lower().show(RATIO),
         metric("own_slowdown", "its own time", "", 3).ratio_of("ran_ns").lower().show(RATIO),
     ];
 
     fn cases(&self) -> Vec<Row> {
-        self.0.injects().iter().map(|inject| row!["inject" => inject]).collect()
+        self.0.methods().iter().map(|checks| row!["checks" => checks]).collect()
     }
 
     fn baseline(&self, case: usize) -> Option<usize> {
@@ -349,8 +349,8 @@ impl Scenario for Whole<'_, '_> {
     }
 
     fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let inject = self.0.injects()[case];
-        let Some(RunReport { wall_ns, figures, .. }) = self.0.whole_under(inject)? else {
+        let checks = self.0.methods()[case];
+        let Some(RunReport { wall_ns, figures, .. }) = self.0.whole_under(checks)? else {
             return Ok(());
         };
         // A nap next to another task on the request lane is no cost of what was chosen.
@@ -377,8 +377,8 @@ struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     /// The baseline first.
-    fn injects(&self) -> Vec<&'a str> {
-        let chosen = (self.args.inject != GUARD).then_some(self.args.inject.as_str());
+    fn methods(&self) -> Vec<&'a str> {
+        let chosen = (self.args.checks != GUARD).then_some(self.args.checks.as_str());
         [GUARD].into_iter().chain(chosen).collect()
     }
 
@@ -398,13 +398,13 @@ impl<'a> Stage<'a> {
         Ok(Some(Alone { wall: first_wall.min(second_wall), status, unlike }))
     }
 
-    fn case(&mut self, inject: &str, turn: Duration) -> Result<Case, BenchError> {
+    fn case(&mut self, checks: &str, turn: Duration) -> Result<Case, BenchError> {
         let (request_cpu, batch_cpu) = self.starts.lanes;
         let limit = 3 * self.args.next_to.duration + Duration::from_secs(5) + self.args.learn;
         let trace = Buffer::start(&[request_cpu, batch_cpu], KB_A_SECOND * limit.as_secs())?;
         let player = Player::start(request_cpu, turn)?;
         let request = player.thread;
-        let (fronts, reports) = self.run_next_to(player, inject, limit)?;
+        let (fronts, reports) = self.run_next_to(player, checks, limit)?;
         let learn_ns = nanos(self.args.learn);
         let runs = fronts.len();
         let cast = Cast { request_cpu, batch_cpu, request, fronts, learn_ns };
@@ -412,11 +412,11 @@ impl<'a> Stage<'a> {
         if !seen.any_request {
             return Err(TraceError::Strangers.into());
         }
-        let Some(last) = reports.last() else { return Err(unreported(inject).into()) };
-        let used = last.inject.clone();
+        let Some(last) = reports.last() else { return Err(unreported(checks).into()) };
+        let used = last.checks.clone();
         let reported = reports.iter().map(|report| report.figures.overlapped_ns);
         let reported_ns = reported.sum();
-        Ok(Case { inject: inject.to_owned(), turn, seen, used, reported_ns, runs })
+        Ok(Case { checks: checks.to_owned(), turn, seen, used, reported_ns, runs })
     }
 
     /// Runs the program again and again while requests are played, until they have been counted
@@ -424,7 +424,7 @@ impl<'a> Stage<'a> {
     fn run_next_to(
         &mut self,
         player: Player,
-        inject: &str,
+        checks: &str,
         limit: Duration,
     ) -> Result<(Vec<i32>, Vec<RunReport>), BenchError> {
         let begin = Instant::now();
@@ -433,7 +433,7 @@ impl<'a> Stage<'a> {
         let mut player = Some(player);
         while player.is_some() {
             let start = Instant::now();
-            let mut running = self.starts.under(inject, &self.args.program)?;
+            let mut running = self.starts.under(checks, &self.args.program)?;
             fronts.push(running.id());
             let is_enough = |counted: Duration| {
                 let counts = start.elapsed().saturating_sub(self.args.learn + TO_START);
@@ -448,7 +448,7 @@ impl<'a> Stage<'a> {
             match ended {
                 Some(status) => {
                     reports.extend(running.report()?);
-                    self.compare(inject, running.ended(status))?;
+                    self.compare(checks, running.ended(status))?;
                 }
                 None => {
                     running.stop(STOP_TIMEOUT);
@@ -461,33 +461,33 @@ impl<'a> Stage<'a> {
 
     /// A program that came to no end while turns were counted is compared with itself alone
     /// all the same.
-    fn once_next_to_requests(&mut self, inject: &str) -> Result<(), BenchError> {
-        let ran = self.compared.iter().any(|compared| compared.inject == inject);
+    fn once_next_to_requests(&mut self, checks: &str) -> Result<(), BenchError> {
+        let ran = self.compared.iter().any(|compared| compared.checks == checks);
         let (Some(_), false, Some(&turn)) = (&self.alone, ran, self.args.next_to.turns.first())
         else {
             return Ok(());
         };
         let player = Player::start(self.starts.lanes.0, turn)?;
-        self.whole_under(inject)?;
+        self.whole_under(checks)?;
         drop(player);
         Ok(())
     }
 
-    fn whole_under(&mut self, inject: &str) -> Result<Option<RunReport>, BenchError> {
-        let mut running = self.starts.under(inject, &self.args.program)?;
+    fn whole_under(&mut self, checks: &str) -> Result<Option<RunReport>, BenchError> {
+        let mut running = self.starts.under(checks, &self.args.program)?;
         let (ended, _) = whole(&mut running, self.patience)?;
         let report = running.report()?;
-        self.compare(inject, ended)?;
+        self.compare(checks, ended)?;
         Ok(report)
     }
 
-    fn compare(&mut self, inject: &str, ended: Option<Ended>) -> Result<(), BenchError> {
+    fn compare(&mut self, checks: &str, ended: Option<Ended>) -> Result<(), BenchError> {
         let (Some(alone), Some(ended)) = (&self.alone, ended) else { return Ok(()) };
         let unlike = alone.unlike(&ended)?;
-        let at = self.compared.iter().position(|compared| compared.inject == inject);
+        let at = self.compared.iter().position(|compared| compared.checks == checks);
         let at = at.unwrap_or_else(|| {
-            let inject = inject.to_owned();
-            let none = Compared { inject, runs: 0, different: 0, first_difference: None };
+            let checks = checks.to_owned();
+            let none = Compared { checks, runs: 0, different: 0, first_difference: None };
             self.compared.push(none);
             self.compared.len() - 1
         });
@@ -499,9 +499,9 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn unreported(inject: &str) -> LiveError {
+fn unreported(checks: &str) -> LiveError {
     LiveError::Refused {
-        why: format!("no run under {inject} came as far as its report"),
+        why: format!("no run under {checks} came as far as its report"),
         fix: "give a longer --duration; see whether the machine is busy with other things",
     }
 }
@@ -585,7 +585,7 @@ mod tests {
     #[test]
     fn figures_are_shares_of_the_busy_time() {
         let case = |reported_ns, seen| Case {
-            inject: "auto".to_owned(),
+            checks: "auto".to_owned(),
             turn: Duration::from_micros(200),
             seen,
             used: "patch".to_owned(),
@@ -611,18 +611,18 @@ mod tests {
         assert!(shares.iter().chain([&agrees]).all(Value::is_null), "{shares:?}");
     }
 
-    /// Goal: a run that does something else than alone is named. Method: one of two injections
+    /// Goal: a run that does something else than alone is named. Method: one of two check methods
     /// that did.
     #[test]
     fn differences_are_named() {
-        let compared = |inject: &str, different| Compared {
-            inject: inject.to_owned(),
+        let compared = |checks: &str, different| Compared {
+            checks: checks.to_owned(),
             runs: 7,
             different,
             first_difference: (different > 0).then(|| "exit status 2 instead of 0".to_owned()),
         };
         assert_eq!(different(&[compared("guard", 0), compared("auto", 0)]), None);
-        let why = "--inject auto: 2 of 7 runs differ (exit status 2 instead of 0)";
+        let why = "--checks auto: 2 of 7 runs differ (exit status 2 instead of 0)";
         let found = different(&[compared("guard", 0), compared("auto", 2)]);
         assert_eq!(found.as_deref(), Some(why));
     }

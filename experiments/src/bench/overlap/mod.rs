@@ -66,14 +66,14 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let looks = args.next_to.looks.timing()?;
-    let of_inject = |inject| args.next_to.turns.iter().map(move |&turn| Case::new(inject, turn));
+    let of_method = |checks| args.next_to.turns.iter().map(move |&turn| Case::new(checks, turn));
     let mut overlaps = Overlaps {
         lanes: lanes(&args.next_to.lanes)?,
         sources: build()?,
         folder: tempfile::tempdir()?,
         args,
         options: args.next_to.options(),
-        cases: ["inline", "guard", "auto"].into_iter().flat_map(of_inject).collect(),
+        cases: ["inline", "guard", "auto"].into_iter().flat_map(of_method).collect(),
     };
     let table = overlaps.table("overlaps", args.runs, hear)?;
     let mut about = looked(looks);
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
 struct Case {
     /// `inline`: by checks in its source. `auto`: by what `elfen run` chooses for a program as it
     /// is, whose work is a loop without a call.
-    inject: &'static str,
+    checks: &'static str,
     turn: Duration,
     turns: usize,
     busy_ns: u64,
@@ -95,8 +95,8 @@ struct Case {
 }
 
 impl Case {
-    fn new(inject: &'static str, turn: Duration) -> Self {
-        Self { inject, turn, turns: 0, busy_ns: 0, seen_ns: 0, reported_ns: 0 }
+    fn new(checks: &'static str, turn: Duration) -> Self {
+        Self { checks, turn, turns: 0, busy_ns: 0, seen_ns: 0, reported_ns: 0 }
     }
 }
 
@@ -113,7 +113,7 @@ struct Overlaps<'a> {
 
 impl Scenario for Overlaps<'_> {
     const COLUMNS: &'static [Column] = &[
-        label("inject", "inject"),
+        label("checks", "checks"),
         number("turn_ns", "turn", "us", 0).scaled(1e-3),
         number("turns", "turns", "", 0),
         number("seen_percent", "seen", "%", 3).lower(),
@@ -127,7 +127,7 @@ impl Scenario for Overlaps<'_> {
         let row = |case: &Case| {
             let apart_ns = case.reported_ns.abs_diff(case.seen_ns);
             row![
-                "inject" => case.inject,
+                "checks" => case.checks,
                 "turn_ns" => nanos(case.turn),
                 "turns" => case.turns,
                 "busy_ns" => case.busy_ns,
@@ -143,7 +143,7 @@ impl Scenario for Overlaps<'_> {
 
     fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
         let (request, batch) = self.lanes;
-        let Case { inject, turn, .. } = self.cases[case];
+        let Case { checks, turn, .. } = self.cases[case];
         let notes = self.sources.path("pauses");
         let starts = Starts {
             lanes: self.lanes,
@@ -153,8 +153,8 @@ impl Scenario for Overlaps<'_> {
             keeps_output: true,
         };
         let program = |name: &str, notes: &Path| [self.sources.path(name), notes.to_owned()];
-        let words = program(inject, &notes).map(PathBuf::into_os_string);
-        let mut front = starts.under(inject, &words)?;
+        let words = program(checks, &notes).map(PathBuf::into_os_string);
+        let mut front = starts.under(checks, &words)?;
         let found = run_of(&mut front, self.folder.path())?;
         // A stranger: the batch program without a run of its own.
         let words = program("guard", &self.sources.path("strangers-pauses"));
@@ -165,7 +165,7 @@ impl Scenario for Overlaps<'_> {
         };
         // The first looks of the run, and the lane's first lease.
         thread::sleep(Duration::from_millis(300));
-        if inject == "auto" {
+        if checks == "auto" {
             self.play(&starts, request, turn, LEARN)?;
         }
         let before_ns = overlapped_ns(&found)?;

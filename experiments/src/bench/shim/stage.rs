@@ -50,7 +50,7 @@ impl Lanes {
     pub(super) fn shim(self) -> Result<Command, BenchError> {
         let mut command = Command::new(find_program("elfen")?);
         let [on, from] = [self.on, self.from].map(|lane| lane.to_string());
-        command.args(["shim", "--on", &on, "--from", &from]);
+        command.args(["shim", "--cpu", &on, "--observer-cpu", &from]);
         Ok(command)
     }
 

@@ -99,7 +99,7 @@ impl Run {
         let mut command = lanes.shim()?;
         command.args(["--json", "--period", period, "--watch", "tag", "--watch", "value", "-o"]);
         command.arg(self.recording());
-        command.arg("--").arg(&self.truth).args(["--for", RUN]).arg(self.turns());
+        command.arg("--").arg(&self.truth).args(["-d", RUN]).arg(self.turns());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(command.spawn()?)
     }

@@ -1,4 +1,4 @@
-//! `--inject`: chooses where a batch program gets its checks, from the option and from what the
+//! `--checks`: chooses where a batch program gets its checks, from the option and from what the
 //! file of the program allows.
 //!
 //! Every batch has a guard. A program with checks reacts earlier, before the guard polls.
@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
-use elfen_instrument::{Inject, Plan, Reason, find_library, inspect};
+use elfen_instrument::{CheckMethod, Plan, Reason, find_library, inspect};
 use elfen_kernel::preempted::Notes;
 use elfen_machine::pair::Pair;
 use elfen_machine::placement::may_take_realtime_rank;
 use elfen_run::channels::{Signals, Writer};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub(crate) enum InjectName {
+pub(crate) enum ChecksName {
     /// The cheapest checks that the program allows
     Auto,
     /// No checks in the program: only its guard
@@ -36,13 +36,13 @@ pub(crate) enum InjectName {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct ChosenInjection {
-    pub(crate) inject: Inject,
-    /// The library to preload, if the injection needs it.
+pub(crate) struct ChosenChecks {
+    pub(crate) checks: CheckMethod,
+    /// The library to preload, if the checks need it.
     pub(crate) library: Option<PathBuf>,
 }
 
-pub(crate) const GUARD: ChosenInjection = ChosenInjection { inject: Inject::Guard, library: None };
+pub(crate) const GUARD: ChosenChecks = ChosenChecks { checks: CheckMethod::Guard, library: None };
 
 /// Attaches the kernel's notes of preempted batches, which live checks need. `Err` says what is
 /// missing.
@@ -59,50 +59,51 @@ pub(crate) fn attach_notes(signals: &Signals, pairs: &[Pair]) -> Result<Arc<Note
     Notes::attach().map(Arc::new).map_err(|error| error.to_string())
 }
 
-impl InjectName {
-    pub(crate) fn choose(self, program: &OsStr) -> Result<ChosenInjection, Failure> {
-        let inject = match self {
+impl ChecksName {
+    pub(crate) fn choose(self, program: &OsStr) -> Result<ChosenChecks, Failure> {
+        let checks = match self {
             Self::Guard => return Ok(GUARD),
             Self::Auto => return choose_best(program),
-            Self::Live => Inject::Live,
-            Self::Inline => Inject::Inline,
-            Self::Patch => Inject::Patch,
-            Self::Fentry => Inject::Fentry,
-            Self::Mcount => Inject::Mcount,
-            Self::Cyg => Inject::Cyg,
+            Self::Live => CheckMethod::Live,
+            Self::Inline => CheckMethod::Inline,
+            Self::Patch => CheckMethod::Patch,
+            Self::Fentry => CheckMethod::Fentry,
+            Self::Mcount => CheckMethod::Mcount,
+            Self::Cyg => CheckMethod::Cyg,
         };
-        let file = inspect(program).map_err(|reason| refuse(program, &reason, Inject::Guard))?;
-        let plan = file.allows(inject);
-        with_library(plan.map_err(|reason| refuse(program, &reason, file.best().inject))?)
+        let file =
+            inspect(program).map_err(|reason| refuse(program, &reason, CheckMethod::Guard))?;
+        let plan = file.allows(checks);
+        with_library(plan.map_err(|reason| refuse(program, &reason, file.best().checks))?)
     }
 }
 
 /// The cheapest checks that the file allows. A file that cannot be inspected gets only its guard;
 /// if it cannot run at all, the kernel reports that at its start.
-fn choose_best(program: &OsStr) -> Result<ChosenInjection, Failure> {
+fn choose_best(program: &OsStr) -> Result<ChosenChecks, Failure> {
     let Ok(file) = inspect(program) else { return Ok(GUARD) };
     let plan = file.best();
     with_library(plan).or_else(|_| {
         warn(&format!(
             "checks by {} require the preload library, which was not found: using only the guard",
-            plan.inject.name()
+            plan.checks.name()
         ));
         Ok(GUARD)
     })
 }
 
-fn with_library(plan: Plan) -> Result<ChosenInjection, Failure> {
+fn with_library(plan: Plan) -> Result<ChosenChecks, Failure> {
     let library = plan.preload.then(find_library).transpose().map_err(|error| {
         let fix = "build all of Elfen (`cargo build --release`), or name its folder in ELFEN_LIB";
         Failure::new(Status::Failed, "finding the preload library", error, fix)
     })?;
-    Ok(ChosenInjection { inject: plan.inject, library })
+    Ok(ChosenChecks { checks: plan.checks, library })
 }
 
-fn refuse(program: &OsStr, reason: &Reason, best: Inject) -> Failure {
+fn refuse(program: &OsStr, reason: &Reason, best: CheckMethod) -> Failure {
     // Live checks also need kernel features; guards work on every machine.
-    let best = if best == Inject::Live { Inject::Guard } else { best };
-    let fix = format!("use --inject {}, or --inject auto", best.name());
+    let best = if best == CheckMethod::Live { CheckMethod::Guard } else { best };
+    let fix = format!("use --checks {}, or --checks auto", best.name());
     let what = format!("program {:?}", program.to_string_lossy());
     Failure::new(Status::Unsupported, what, format!("it {reason}"), fix)
 }

@@ -6,17 +6,16 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
 use super::guard_process::{self, GuardInputs, GuardProcess};
-use super::heartbeat::Pulse;
 use super::log::{Level, report};
 use super::release::freeze;
 use elfen_machine::fence::state::Folder;
 use elfen_machine::fence::status::Frozen;
 use elfen_machine::pidfd::PidFd;
+use elfen_run::liveness::Pulse;
 
 /// The shortest time between two starts of guard processes.
 const LEAST_LIFE: Duration = Duration::from_secs(1);
@@ -33,28 +32,25 @@ pub(super) struct GuardMonitor {
     /// Whether it has been silent for too long.
     is_hung: bool,
     started_at: Instant,
-    checked_at: Instant,
     /// How many guard processes have ended.
     pub(super) lost: u64,
 }
 
 impl GuardMonitor {
     pub(super) fn new() -> Self {
-        let now = Instant::now();
         Self {
             process: None,
             freeze_on_exit: None,
             is_ready: false,
             lacks_guard: false,
             is_hung: false,
-            started_at: now,
-            checked_at: now,
+            started_at: Instant::now(),
             lost: 0,
         }
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(|process| process.pid.as_raw().unsigned_abs())
+        self.process.as_ref().map(|process| process.child.pid.as_raw().unsigned_abs())
     }
 
     /// A descriptor that becomes readable when the guards have started.
@@ -84,7 +80,7 @@ impl GuardMonitor {
         self.started_at = Instant::now();
         match guard_process::start(inputs) {
             Ok(process) => {
-                let freeze_on_exit = FreezeOnExit::start(process.pid, inputs.folder);
+                let freeze_on_exit = FreezeOnExit::start(process.child.pid, inputs.folder);
                 let late = "when guards end, fences are frozen only in the next round";
                 self.freeze_on_exit = freeze_on_exit
                     .inspect_err(|error| report(Level::Warning, format_args!("{late}: {error}")))
@@ -100,11 +96,11 @@ impl GuardMonitor {
     /// Checks the guard process. Freezes the fences first when the guards no longer enforce
     /// anything.
     pub(super) fn check(&mut self, mut freeze: impl FnMut(Frozen)) {
-        let since = std::mem::replace(&mut self.checked_at, Instant::now()).elapsed();
         let Some(process) = &mut self.process else { return };
-        let ended = waitpid(process.pid, Some(WaitPidFlag::WNOHANG));
-        if !matches!(ended, Ok(WaitStatus::StillAlive)) {
+        let pulse = process.child.observe();
+        if pulse == Pulse::Ended {
             freeze(Frozen::Unguarded);
+            let ended = waitpid(process.child.pid, None);
             if let Some(freeze_on_exit) = self.freeze_on_exit.take() {
                 freeze_on_exit.join();
             }
@@ -116,19 +112,18 @@ impl GuardMonitor {
             report(Level::Error, format_args!("the guards' process has ended: {ended:?}"));
             return;
         }
-        let pulse = process.silence.observe(process.heartbeat.count(), since);
         if pulse != Pulse::Alive && !self.is_hung {
             freeze(Frozen::Hung);
         }
         if pulse == Pulse::Lost {
             // Not waited for: the process may be stuck in the kernel for some time.
-            let _ended = kill(process.pid, Signal::SIGKILL);
+            process.child.kill();
         }
         self.is_hung = pulse != Pulse::Alive;
-        if process.heartbeat.lacks_guard() && !self.lacks_guard {
+        if process.child.lacks_guard() && !self.lacks_guard {
             freeze(Frozen::Unguarded);
         }
-        self.lacks_guard = process.heartbeat.lacks_guard();
+        self.lacks_guard = process.child.lacks_guard();
         if !self.is_ready {
             let mut waits = [PollFd::new(process.ready.as_fd(), PollFlags::POLLIN)];
             let readable = poll(&mut waits, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
@@ -143,9 +138,9 @@ impl GuardMonitor {
         self.lacks_guard = false;
         self.is_hung = false;
         let Some(process) = self.process.take() else { return };
-        // The process is our child. Both calls fail only if it has ended and was reaped.
-        let _ended = kill(process.pid, Signal::SIGKILL);
-        let _reaped = waitpid(process.pid, None);
+        process.child.kill();
+        // Fails only if it has ended and was reaped.
+        let _reaped = waitpid(process.child.pid, None);
         if let Some(freeze_on_exit) = self.freeze_on_exit.take() {
             freeze_on_exit.join();
         }

@@ -13,13 +13,13 @@ use elfen_rt::nap::Nap;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{ForkResult, Pid, fork, getppid, pipe2};
 
-use super::heartbeat::{Heartbeat, Pulse, Silence};
 use super::lent_lanes::LaneGroup;
 use super::log::{Level, report};
 use elfen_machine::cgroup::{Group, Hierarchies};
 use elfen_machine::fence::state::Folder;
 use elfen_run::guard::Guards;
 use elfen_run::hotplug::{Online, online};
+use elfen_run::liveness::{Heartbeat, ObservedChild, Pulse, Silence};
 use elfen_run::poll_timing::PollTiming;
 use elfen_run::upkeep::LaneUpkeep;
 
@@ -31,12 +31,9 @@ const TICKS_OF_UPKEEP: u32 = 5;
 /// The daemon's handle of the process.
 #[derive(Debug)]
 pub(super) struct GuardProcess {
-    pub(super) pid: Pid,
+    pub(super) child: ObservedChild,
     /// Readable once the guards have started.
     pub(super) ready: File,
-    /// Shared with the process, which increments it.
-    pub(super) heartbeat: Heartbeat,
-    pub(super) silence: Silence,
 }
 
 /// What the process works with. It has its own copy after the fork.
@@ -57,8 +54,8 @@ pub(super) fn start(inputs: &GuardInputs<'_>) -> io::Result<GuardProcess> {
     // of an earlier guard process has ended with it.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
-            let ready = File::from(ready);
-            Ok(GuardProcess { pid: child, ready, heartbeat, silence: Silence::default() })
+            let child = ObservedChild::new(child, heartbeat);
+            Ok(GuardProcess { child, ready: File::from(ready) })
         }
         ForkResult::Child => {
             drop(ready);

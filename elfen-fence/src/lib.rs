@@ -14,7 +14,6 @@ mod fence_accounts;
 mod file_watch;
 mod guard_monitor;
 mod guard_process;
-mod heartbeat;
 mod lent_lanes;
 mod log;
 mod managed_fence;

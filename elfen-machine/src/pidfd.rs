@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -50,6 +51,14 @@ impl PidFd {
     pub fn await_end(&self) {
         let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
         while let Err(Errno::EINTR) = poll(&mut ended, PollTimeout::NONE) {}
+    }
+
+    /// Waits for the end of the process, at most for `time`.
+    pub fn await_end_for(&self, time: Duration) {
+        let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
+        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        // An interrupted wait is a short one.
+        let _ended = poll(&mut ended, time);
     }
 
     pub fn has_ended(&self) -> bool {

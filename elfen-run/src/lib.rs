@@ -5,8 +5,8 @@
 //!   status through, and reports.
 //! - The *supervisor* is the parent of the batch and of the processes that the batch leaves behind.
 //!   It holds the guards, and goes on when the launcher is killed.
-//! - The *spare*, between the two, takes over when the supervisor is killed, and the launcher when
-//!   both are killed. The kernel makes each the parent of the orphans.
+//! - The *spare*, between the two, takes over when the supervisor is killed or hangs, and the
+//!   launcher when both are killed. The kernel makes each the parent of the orphans.
 //! - The *batch* is the program with all its descendants.
 //!
 //! A guard is one thread for each batch lane. The batch runs at SCHED_IDLE, below everything else,
@@ -25,6 +25,7 @@ pub mod ipc;
 pub mod latency;
 pub mod launcher;
 pub mod live;
+pub mod liveness;
 mod pacer;
 mod pages;
 pub mod poll_timing;

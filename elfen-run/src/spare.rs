@@ -1,6 +1,6 @@
-//! The spare: a process between launcher and supervisor that only waits for the supervisor's end.
+//! The spare: a process between launcher and supervisor that only watches the supervisor.
 //!
-//! If the supervisor is killed, its orphans become the spare's children, and the spare becomes the
+//! If the supervisor is stopped or hangs, the spare kills it. If the supervisor is killed, its orphans become the spare's children, and the spare becomes the
 //! supervisor, whether or not the launcher still runs. Without it, a batch whose launcher and
 //! supervisor were killed together would run unguarded next to requests. The spare has another
 //! name, so that `killall elfen` does not kill it.
@@ -15,11 +15,12 @@ use elfen_rt::inherit::Inherited;
 use elfen_rt::signal::account::Claim;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::{ForkResult, Pid, fork, getppid};
+use nix::unistd::{ForkResult, fork, getppid};
 
 use super::Order;
 use super::channels::Channels;
 use super::event::{Event, LauncherLink};
+use super::liveness::{Heartbeat, ObservedChild, Pulse, ROUND};
 use super::supervisor::{self, Supervision};
 use elfen_machine::pidfd::PidFd;
 
@@ -41,13 +42,21 @@ pub(super) fn stand_by(
     let socket = File::from(to_launcher);
     let mut launcher = LauncherLink { socket, spare: None, pid: launcher, process };
     let (mut started, to_spare) = UnixStream::pair()?;
+    let heartbeat = Heartbeat::new()?;
     // SAFETY: this process has no other thread.
     let child = match unsafe { fork() }? {
         ForkResult::Child => {
             drop(started);
             become_subreaper()?;
             launcher.spare = Some(to_spare.into());
-            return supervisor::supervise(order, channels, inheritance, found, launcher);
+            return supervisor::supervise(
+                order,
+                channels,
+                inheritance,
+                found,
+                launcher,
+                &heartbeat,
+            );
         }
         ForkResult::Parent { child } => child,
     };
@@ -55,7 +64,7 @@ pub(super) fn stand_by(
     supervisor::detach_from_terminal();
     // SAFETY: this prctl takes a name that ends in NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
-    if !was_killed(child)? {
+    if !was_killed(&mut ObservedChild::new(child, heartbeat))? {
         return Ok(());
     }
     // The batch sends its identity before its exec. Without that event nothing was started.
@@ -64,14 +73,28 @@ pub(super) fn stand_by(
     let claim = Claim::of_run(launcher.pid, std::process::id());
     let mut supervision = Supervision::start(order, channels, inheritance, claim)?;
     supervision.set_root(batch.pid());
-    supervisor::run_until_end(supervision, &mut launcher)
+    supervisor::run_until_end(supervision, &mut launcher, None)
 }
 
-/// Waits for a child's end without reaping it. Reaping may take long (see [`super::spins`]), and
-/// the lane is unguarded meanwhile.
-fn was_killed(child: Pid) -> io::Result<bool> {
-    let ended = waitid(Id::Pid(child), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
-    Ok(!matches!(ended, WaitStatus::Exited(..)))
+/// Waits for the end of the supervisor, and kills it if it is silent: its guards enforce nothing
+/// then. Does not reap it: that may take long (see [`super::spins`]), and the lane is unguarded
+/// meanwhile.
+fn was_killed(supervisor: &mut ObservedChild) -> io::Result<bool> {
+    let process = PidFd::open(supervisor.pid.as_raw().unsigned_abs(), || true);
+    loop {
+        match supervisor.observe() {
+            Pulse::Ended => break,
+            // Before its first round the supervisor starts the program, which may take long.
+            Pulse::Silent | Pulse::Lost if supervisor.has_begun() => supervisor.kill(),
+            _ => {}
+        }
+        match &process {
+            Some(process) => process.await_end_for(ROUND),
+            None => std::thread::sleep(ROUND),
+        }
+    }
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+    Ok(!matches!(waitid(Id::Pid(supervisor.pid), flags)?, WaitStatus::Exited(..)))
 }
 
 pub(super) fn become_subreaper() -> io::Result<()> {

@@ -27,6 +27,7 @@ use super::event::{Event, LauncherLink};
 use super::guard::Guards;
 use super::hotplug::{Hotplug, online};
 use super::live::Planner;
+use super::liveness::Heartbeat;
 use super::spins::{OwnSpinWatch, SpinDetector};
 use super::upkeep::LaneUpkeep;
 use super::waker::Wakers;
@@ -218,6 +219,7 @@ pub(super) fn supervise(
     inheritance: &Inherited,
     signals: SigSet,
     mut launcher: LauncherLink,
+    heartbeat: &Heartbeat,
 ) -> io::Result<()> {
     let claim = Claim::of_run(launcher.pid, std::process::id());
     let mut supervision = Supervision::start(order, channels, inheritance, claim)?;
@@ -230,18 +232,21 @@ pub(super) fn supervise(
         }
     }
     detach_from_terminal();
-    run_until_end(supervision, &mut launcher)
+    run_until_end(supervision, &mut launcher, Some(heartbeat))
 }
 
-/// Supervises a batch until none of its processes is left.
+/// Supervises a batch until none of its processes is left. `heartbeat` is for the spare, if there
+/// is one.
 pub(super) fn run_until_end(
     mut supervision: Supervision,
     launcher: &mut LauncherLink,
+    heartbeat: Option<&Heartbeat>,
 ) -> io::Result<()> {
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let children = SignalFd::with_flags(&SigSet::all(), flags)?;
     launcher.report(Event::Supervised { by: std::process::id() });
     while let Some(events) = supervision.reap() {
+        heartbeat.into_iter().for_each(Heartbeat::beat);
         events.into_iter().for_each(|event| launcher.report(event));
         supervision.tick().for_each(|event| launcher.report(event));
         let mut wait = [PollFd::new(children.as_fd(), PollFlags::POLLIN)];

@@ -167,6 +167,29 @@ fn play_round(seed: &mut u64) {
     pages.into_iter().for_each(wait_until_gone);
 }
 
+/// Goal: a batch runs no longer than some seconds beside a supervisor that is stopped, and so guards
+/// nothing. Method: a supervisor that gets SIGSTOP; the spare kills it, and guards the lane.
+#[test]
+fn a_stopped_supervisor_is_replaced() {
+    needs::two_cpus();
+    let name = format!("stopped-{}", std::process::id());
+    let serving = ServiceProcess::start(&name);
+    let running = Running::start_next_to(&name, "while :; do :; done");
+    let supervisor = running.supervisor();
+    let naps = || running.lanes().slot(0).unwrap().naps.load(Relaxed);
+    wait_until("naps for requests", || naps() > 3);
+    kill(supervisor, libc::SIGSTOP);
+    wait_until("the end of the stopped supervisor", || !exists(supervisor));
+    let before = naps();
+    wait_until("naps for requests", || naps() > before + 3);
+    assert!(exists(running.batch), "the batch continues");
+    kill(running.batch, libc::SIGKILL);
+    let ended = running.end();
+    assert_eq!(ended.signal(), Some(libc::SIGKILL), "{ended}");
+    drop(serving);
+    Service::open(&name, 1).unwrap().remove().unwrap();
+}
+
 fn children_of(parent: u32) -> Vec<u32> {
     let mut found = Vec::new();
     wait_until("a child", || {

@@ -1,27 +1,33 @@
-//! The heartbeat of the guard process, in memory that it shares with the daemon: a counter that it
-//! increments in each round, and a word for a guard that is missing.
+//! Whether a process still does its work: the guard process of elfend, which the daemon observes,
+//! and the supervisor of a run, which the spare observes.
 //!
-//! A process that is stopped or hangs still looks alive to the kernel, but its guards enforce
-//! nothing. Silence is measured in time during which the observer ran itself: the suspension of the
-//! machine, or a stop of the daemon, says nothing about the guard process.
+//! The process increments a counter in shared memory in each round, its heartbeat. A process that
+//! is stopped or hangs still looks alive to the kernel, but its guards enforce nothing. Silence is
+//! measured in time during which the observer ran itself: the suspension of the machine, or a stop
+//! of the observer, says nothing about the process.
 
 use std::io;
 use std::mem::size_of;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
 
 /// Longer than the delays of a few rounds on a busy machine.
-pub(super) const SILENT_AFTER: Duration = Duration::from_secs(3);
-/// After this much silence the process is killed and replaced.
+const SILENT_AFTER: Duration = Duration::from_secs(3);
+/// After this much silence the process is to be killed and replaced.
 const LOST_AFTER: Duration = Duration::from_secs(10);
-/// The observer's rounds are a tenth of a second apart. If more time has passed, the observer
-/// itself did not run.
+/// How often to observe.
+pub const ROUND: Duration = Duration::from_millis(100);
+/// If more time has passed between two rounds, the observer itself did not run.
 const LONGEST_STEP: Duration = Duration::from_millis(200);
 
-/// Both words. A forked child shares them.
+/// The heartbeat, and a word for a guard that is missing. A forked child shares them.
 #[derive(Debug)]
-pub(super) struct Heartbeat(NonNull<Words>);
+pub struct Heartbeat(NonNull<Words>);
 
 #[derive(Debug)]
 struct Words {
@@ -31,7 +37,7 @@ struct Words {
 }
 
 impl Heartbeat {
-    pub(super) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         let (rights, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         let anywhere = std::ptr::null_mut();
@@ -48,21 +54,21 @@ impl Heartbeat {
         unsafe { self.0.as_ref() }
     }
 
-    pub(super) fn beat(&self) {
+    pub fn beat(&self) {
         // Relaxed: the reader only wants to see that the counter changes.
         self.words().beats.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn count(&self) -> u64 {
+    fn count(&self) -> u64 {
         self.words().beats.load(Relaxed)
     }
 
     /// Reports that the guard of this lane is missing, or that none is.
-    pub(super) fn report_missing_guard(&self, lane: Option<u32>) {
+    pub fn report_missing_guard(&self, lane: Option<u32>) {
         self.words().missing_guard.store(lane.map_or(0, |lane| u64::from(lane) + 1), Relaxed);
     }
 
-    pub(super) fn lacks_guard(&self) -> bool {
+    fn lacks_guard(&self) -> bool {
         self.words().missing_guard.load(Relaxed) != 0
     }
 }
@@ -75,24 +81,65 @@ impl Drop for Heartbeat {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pulse {
+pub enum Pulse {
     Alive,
     /// Its guards may no longer enforce anything.
     Silent,
     /// It has to be killed.
     Lost,
+    Ended,
+}
+
+/// A child process and its heartbeat.
+#[derive(Debug)]
+pub struct ObservedChild {
+    pub pid: Pid,
+    heartbeat: Heartbeat,
+    silence: Silence,
+    observed_at: Instant,
+}
+
+impl ObservedChild {
+    pub fn new(pid: Pid, heartbeat: Heartbeat) -> Self {
+        Self { pid, heartbeat, silence: Silence::default(), observed_at: Instant::now() }
+    }
+
+    /// To be called once a [`ROUND`]. Reaps nothing: reaping may take long, and whoever takes over
+    /// from an ended process must not wait for it.
+    pub fn observe(&mut self) -> Pulse {
+        let since = std::mem::replace(&mut self.observed_at, Instant::now()).elapsed();
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        if !matches!(waitid(Id::Pid(self.pid), flags), Ok(WaitStatus::StillAlive)) {
+            return Pulse::Ended;
+        }
+        self.silence.observe(self.heartbeat.count(), since)
+    }
+
+    /// Whether the process has begun its rounds.
+    pub fn has_begun(&self) -> bool {
+        self.heartbeat.count() != 0
+    }
+
+    pub fn lacks_guard(&self) -> bool {
+        self.heartbeat.lacks_guard()
+    }
+
+    pub fn kill(&self) {
+        // Fails only if it has ended. It is our child and not reaped, so its id is its own.
+        let _ended = kill(self.pid, Signal::SIGKILL);
+    }
 }
 
 /// How long a counter has not changed.
 #[derive(Debug, Default)]
-pub(super) struct Silence {
+pub struct Silence {
     beats: u64,
     lasts: Duration,
 }
 
 impl Silence {
     /// `since`: the time since the observer's last round.
-    pub(super) fn observe(&mut self, beats: u64, since: Duration) -> Pulse {
+    pub fn observe(&mut self, beats: u64, since: Duration) -> Pulse {
         if beats == self.beats {
             self.lasts += since.min(LONGEST_STEP);
         } else {
@@ -109,8 +156,6 @@ impl Silence {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ROUND: Duration = Duration::from_millis(100);
 
     /// Goal: silence is noticed, becomes final, and ends with the next heartbeat. Method: rounds of
     /// an observer.

@@ -70,7 +70,7 @@ impl GuardMonitor {
         }
     }
 
-    /// Whether there is no guard process, and it is time to start one.
+    /// Whether the guard process is missing, and it is time to start one.
     pub(super) fn may_start(&self) -> bool {
         let lived = self.started_at.elapsed() >= LEAST_LIFE || self.lost <= 1;
         self.process.is_none() && lived

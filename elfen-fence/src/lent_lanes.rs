@@ -103,7 +103,7 @@ pub(super) fn open_all(settings: &File, nap: &Arc<Nap>) -> Result<LentLanes, Fai
     Ok(all)
 }
 
-/// `None` while there is no source of signals: the service does not publish yet, and there is no
+/// `None` without a source of signals: the service does not publish yet, and the kernel has no
 /// task map.
 fn open_group(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Result<Option<LaneGroup>, Failure> {
     let service = match service_page(lent)? {

@@ -16,7 +16,7 @@ pub(super) fn report(level: Level, line: impl fmt::Display) {
     let journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let prefix = if journal { format!("<{}>", level as u8) } else { "elfend: ".to_owned() };
     let line = line.to_string().replace(|c: char| c.is_control(), " ");
-    // If stderr is gone there is no other place for the line, and fences matter more.
+    // If stderr is gone, the line is lost: fences matter more.
     writeln!(io::stderr(), "{prefix}{line}").ok();
 }
 

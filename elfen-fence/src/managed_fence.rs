@@ -1,6 +1,6 @@
 //! One fence of the daemon: decides whether it may run, and freezes or thaws it.
 //!
-//! A fence runs while there is no reason to freeze it: its guarantees hold, its guards run, one of
+//! A fence runs while nothing requires it to freeze: its guarantees hold, its guards run, one of
 //! its lanes is online, and it is not paused. A reason freezes it at once. It is thawed after 60 ms
 //! without a reason, so that the guards have started.
 
@@ -103,7 +103,7 @@ impl ManagedFence {
     pub(super) fn apply_settings(&mut self, fence: &Fence, folder: &Folder) -> Result<(), Error> {
         self.lanes = fence.lanes.clone();
         self.nodes = nodes_of(&fence.lanes);
-        // The next check sets the new lanes, which is no repair.
+        // The next check sets the new lanes, which does not count as a repair.
         self.was_checked = false;
         let before = match &self.label {
             Some(label) => self.name.strip_suffix(&format!(":{label}")).unwrap_or(&self.name),

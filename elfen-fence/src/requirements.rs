@@ -63,7 +63,7 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
     Ok((hierarchies, home))
 }
 
-/// A message about lanes that are offline now, which is no mistake.
+/// A message about lanes that are offline now, which is not a mistake.
 pub fn offline(settings: &Settings) -> Option<String> {
     let lanes = settings.lent.iter().flat_map(|lent| &lent.pairs);
     let gone = lanes.flat_map(Pair::lanes).collect::<CpuSet>().without(&online()?.0);

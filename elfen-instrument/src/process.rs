@@ -21,7 +21,7 @@ pub struct Stat {
     pub dying: bool,
     pub user_ticks: u64,
     pub system_ticks: u64,
-    /// CPU time of the children that it has waited for, and of those that these had waited for.
+    /// CPU time of the children that it has waited for, and of their own such children.
     pub waited_for_ticks: u64,
     /// When it started, which distinguishes it from other processes with the same id.
     pub began_ticks: u64,

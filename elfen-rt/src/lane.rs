@@ -392,7 +392,7 @@ impl Wait<'_, '_> {
         let goes_on = || self.is_busy() && !is_over();
         let line = self.line();
         match nap {
-            // Without a task map there is no word that the module could monitor.
+            // Without a task map the module has no word to monitor.
             Nap::Device(_) if self.lane.tasks.is_none() => protocol::nap(&Pause, goes_on, left_ns),
             Nap::Device(device) => match self.actor {
                 Actor::Guard => device.nap(self.lane.request_cpu, bound_ns),

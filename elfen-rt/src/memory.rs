@@ -83,7 +83,7 @@ pub struct SegmentOwner {
 }
 
 impl SegmentOwner {
-    /// Whether the segment belongs to this process's user or to root, who have power over this
+    /// Whether the segment belongs to this process's user or to root, which have power over this
     /// process anyway. Names of pages can be guessed, so any other user could have made the page.
     pub fn is_ours_or_roots(self) -> bool {
         // SAFETY: takes nothing and cannot fail.

@@ -121,7 +121,7 @@ mod tests {
         }
     }
 
-    /// Goal: a file that could shrink is not mapped, and a file that is too short is no page.
+    /// Goal: a file that could shrink is not mapped, and neither is a file that is too short.
     /// Method: a file without seals, with one of two seals, a pipe, and files that are shorter than
     /// a header or than their slots.
     #[test]

@@ -136,7 +136,7 @@ pub fn page() -> Option<&'static Page<ThreadSlot>> {
     }
 }
 
-/// The calling thread's slot; `None` if the page has none left, or there is no page.
+/// The calling thread's slot; `None` if the page has none left, or without a page.
 pub fn own_slot() -> Option<&'static ThreadSlot> {
     let page = page()?;
     // SAFETY: both calls take nothing and cannot fail.

@@ -1,6 +1,6 @@
 //! The batches that run on this machine, found by their control pages.
 //!
-//! There is no registry that could become stale. The kernel lists its segments; a segment that this
+//! No registry could become stale. The kernel lists its segments; a segment that this
 //! user may map and that holds a control page is a run. Other users' runs are not visible. Each set
 //! of lanes that elfend lends counts as one more batch; it gives their pages to root and to group
 //! elfen.

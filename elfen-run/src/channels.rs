@@ -479,7 +479,7 @@ fn claim_by_elfend(pairs: &[(u32, u32)], claim: Claim) -> Option<(Claim, Vec<Opt
     Some((Claim::from_word(claim)?, accounts.collect()))
 }
 
-/// The settings in force, and those that `elfen set` requests.
+/// The settings in force, and the settings that `elfen set` requests.
 pub(super) const CONTROL_SLOTS: u32 = 2;
 
 /// What writes the task map.
@@ -494,7 +494,7 @@ fn open_program() -> Result<(TaskMap, Writer), task_map::Error> {
     task_map::open().map(|(map, source)| (map, Writer::Program(source)))
 }
 
-/// The eBPF program's map, or the module's. It is no error to have neither if there is a service's
+/// The eBPF program's map, or the module's. Neither is needed if there is a service's
 /// page instead.
 fn open_any(has_service: bool) -> Result<Option<(TaskMap, Writer)>, Error> {
     let error = match open_program() {

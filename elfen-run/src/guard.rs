@@ -118,7 +118,8 @@ fn run_guard(
         } else if guard.is_on_its_lane() {
             guard.poll();
         } else {
-            // On another CPU it must not act as if it occupied its lane, so this is no poll.
+            // On another CPU it must not act as if it occupied its lane, so this does not count as
+            // a poll.
             guard.leave_lane_for(OFFLINE_SLEEP);
             continue;
         }

@@ -91,7 +91,7 @@ pub struct User {
 }
 
 impl User {
-    /// Finds a user by name or number; `None` if there is no such user.
+    /// Finds a user by name or number; `None` if the user does not exist.
     pub fn find(name: &str) -> std::io::Result<Option<Self>> {
         use nix::unistd::{User as Entry, getgrouplist};
         let entry = match name.parse() {

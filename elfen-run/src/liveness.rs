@@ -104,8 +104,8 @@ impl ObservedChild {
         Self { pid, heartbeat, silence: Silence::default(), observed_at: Instant::now() }
     }
 
-    /// To be called once a [`ROUND`]. Reaps nothing: reaping may take long, and whoever takes over
-    /// from an ended process must not wait for it.
+    /// To be called once a [`ROUND`]. Reaps nothing: reaping may take long, and the process that
+    /// takes over must not wait for it.
     pub fn observe(&mut self) -> Pulse {
         let since = std::mem::replace(&mut self.observed_at, Instant::now()).elapsed();
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
@@ -171,8 +171,8 @@ mod tests {
         assert_eq!(rounds(2, Pulse::Lost), 69);
     }
 
-    /// Goal: time during which the observer did not run is no silence. Method: an observer that was
-    /// stopped for an hour.
+    /// Goal: time during which the observer did not run is not silence. Method: an observer that
+    /// was stopped for an hour.
     #[test]
     fn time_without_the_observer_is_no_silence() {
         let mut silence = Silence::default();

@@ -1,7 +1,7 @@
 //! The services that publish on this machine, found by the keys of their pages, and the tails of
 //! their latencies.
 //!
-//! As with batches, there is no registry. The kernel lists its segments; a segment whose key
+//! As with batches, no registry exists. The kernel lists its segments; a segment whose key
 //! matches the name in it is a service's page. Pages that this user may not map are not visible.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -87,7 +87,7 @@ impl Tails {
     }
 
     /// The latency that `per_million` of a million requests on these lanes did not exceed. Counts
-    /// since the services began if there is no earlier sample. `None` without requests.
+    /// since the services began without an earlier sample. `None` without requests.
     pub fn of_lanes_ns(
         &self,
         services: &[Published],

@@ -1,9 +1,10 @@
 //! The spare: a process between launcher and supervisor that only watches the supervisor.
 //!
-//! If the supervisor is stopped or hangs, the spare kills it. If the supervisor is killed, its orphans become the spare's children, and the spare becomes the
-//! supervisor, whether or not the launcher still runs. Without it, a batch whose launcher and
-//! supervisor were killed together would run unguarded next to requests. The spare has another
-//! name, so that `killall elfen` does not kill it.
+//! If the supervisor is stopped or hangs, the spare kills it. If the supervisor is killed, its
+//! orphans become the spare's children, and the spare becomes the supervisor, whether or not the
+//! launcher still runs. Without it, a batch whose launcher and supervisor were killed together
+//! would run unguarded next to requests. The spare has another name, so that `killall elfen` does
+//! not kill it.
 
 use std::fs::File;
 use std::io;

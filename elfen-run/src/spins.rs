@@ -81,7 +81,7 @@ struct ThreadSample {
 }
 
 impl SpinDetector {
-    /// Samples these threads, if the last samples are a second old, and moves those that spin to
+    /// Samples these threads, if the last samples are a second old, and moves threads that spin to
     /// another CPU and back.
     pub(super) fn move_spinning(
         &mut self,

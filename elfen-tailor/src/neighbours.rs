@@ -20,12 +20,12 @@ use crate::trace::Trace;
 /// Limit of neighbours that are compared, those with the most time first.
 const NEIGHBOURS_MAX: usize = 16;
 /// With fewer requests, a class has no meaningful mean. With fewer requests in total
-/// (`REQUESTS_MIN`), there is no trend.
+/// (`REQUESTS_MIN`), no trend shows.
 const CLASS_MIN: usize = 10;
 const REQUESTS_MIN: usize = 50;
 /// More requests do not make the trend more certain, because of other noise on the machine.
 const SAMPLES_MAX: usize = 20_000;
-/// Losses in thousandths of the time next to a neighbour: a smaller one is no loss, and no core
+/// Losses in thousandths of the time next to a neighbour: a smaller one does not count, and no core
 /// loses more.
 const LOSS_MIN: u16 = 20;
 const LOSS_MAX: u16 = 900;

@@ -1,4 +1,4 @@
-//! Finds the processes behind a port: those that hold the socket that listens on it, and the CPUs
+//! Finds the processes behind a port, which hold the socket that listens on it, and the CPUs
 //! that they may run on.
 
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ pub enum NotFound {
     SeveralPorts(u32, Vec<u16>),
     /// A process listens, but this user may not see which.
     Hidden(u16),
-    /// There is no page of this name.
+    /// No page has this name.
     NotPublished(String),
     /// There is a page, but no living process that writes it.
     NoWriter(String),

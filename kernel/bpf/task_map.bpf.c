@@ -297,7 +297,7 @@ INLINE void count_batches(elfen_u32 cpu, struct lane_switch *lane)
 	struct elfen_claim_slot *asked = map_lookup_elem(&elfen_claims, &cpu);
 	/*
 	 * The request lane's CPU plus 1, which is also its entry in the task map. 0, the header's
-	 * entry, means that this CPU is no batch lane.
+	 * entry, means that this CPU is not a batch lane.
 	 */
 	elfen_u32 entry = asked ? (elfen_u32)LOAD(asked->request) : 0;
 	struct elfen_page_header *header;

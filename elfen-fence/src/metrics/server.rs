@@ -47,7 +47,7 @@ pub fn serve(listener: &TcpListener, scraped: &Arc<impl Scraped>) -> io::Error {
         match listener.accept() {
             Ok((client, _)) => admit(client, &mut clients, scraped),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // The client has left already, or there are no descriptors: try again.
+            // The client has left already, or this process is out of descriptors: try again.
             Err(_) => {
                 clients.pop_front();
                 thread::sleep(Duration::from_millis(10));

@@ -58,8 +58,8 @@ pub enum Claim {
         /// 0 for none.
         launcher: u32,
         supervisor: u32,
-        /// Whether those two processes are counted as well. `elfen run` is no part of its batch; a
-        /// program that runs without `elfen run` is.
+        /// Whether those two processes are counted as well. `elfen run` does not belong to its
+        /// batch; a program that runs without `elfen run` is.
         themselves: bool,
     },
     /// A cgroup of the cpu controller, by the inode of its folder, and all cgroups below it.
@@ -91,7 +91,7 @@ impl Claim {
         }
     }
 
-    /// `None` for 0, which is no claim.
+    /// `None` for 0, which claims nothing.
     pub fn from_word(word: u64) -> Option<Self> {
         if word & CGROUP != 0 {
             return Some(Self::Cgroup(word & !CGROUP));

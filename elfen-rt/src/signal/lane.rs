@@ -161,7 +161,7 @@ pub const REQUEST_OFFLINE: u64 = 1;
 /// A bit of [`LaneInputs::hotplug`]: the batch lane's CPU is offline, so no batch runs there.
 pub const BATCH_OFFLINE: u64 = 2;
 
-/// A value of [`LaneSlot::doorbell`]: the guard polls by itself, or there is no guard.
+/// A value of [`LaneSlot::doorbell`]: the guard polls by itself, or is missing.
 pub const AWAKE: u64 = 0;
 /// A value of [`LaneSlot::doorbell`]: the guard sleeps, and a check may wake it.
 pub const ASLEEP: u64 = 1;

@@ -8,8 +8,8 @@
 //! | [`control`] | `elfen run`, or elfend | checks |
 //! | [`thread`] | threads that publish what they do | `elfen shim` |
 //!
-//! [`event`] is no page: while a recording runs, the kernel writes events into rings, and readers
-//! copy them. [`mark`] holds the events of a service, in a ring that is part of its slot.
+//! [`event`] is not a page: while a recording runs, the kernel writes events into rings, and
+//! readers copy them. [`mark`] holds the events of a service, in a ring that is part of its slot.
 //!
 //! Every page is a [`page::PageHeader`] followed by slots of one type. All fields are atomic,
 //! because other processes write them. A value from a page is never used as an index, a length or a

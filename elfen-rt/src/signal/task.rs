@@ -334,7 +334,7 @@ impl TaskMap {
         self.page.slot(cpu)
     }
 
-    /// Has a CPU's switches timed for another lease; `false` if there is no such CPU. The module
+    /// Has a CPU's switches timed for another lease; `false` if this CPU does not exist. The module
     /// times the CPU as long as this map exists.
     pub fn renew(&self, cpu: u32) -> bool {
         match &self.writer {

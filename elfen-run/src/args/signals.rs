@@ -1,4 +1,4 @@
-//! What a user can do when there is no source of request signals.
+//! What a user can do without a source of request signals.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_kernel::task_map;

@@ -1,4 +1,4 @@
-//! What a user can do if a service is not found, or if there are no events.
+//! What a user can do if a service is not found, or without events.
 
 use std::path::Path;
 

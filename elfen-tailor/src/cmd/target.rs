@@ -76,7 +76,7 @@ impl Target {
         }
     }
 
-    /// CPUs that share a core: those that the user names, or those of the machine and of running
+    /// CPUs that share a core: as the user names them, or those of the machine and of running
     /// batches.
     fn cores(&self) -> Result<Vec<Vec<u32>>, Failure> {
         if self.lanes.by_hand() {

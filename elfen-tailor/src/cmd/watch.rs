@@ -58,7 +58,7 @@ const EXPLAIN_EVERY: Duration = Duration::from_millis(400);
 const SETTLED_NS: u64 = 200_000_000;
 /// How many latencies a quantile is taken of.
 const LATENCIES_MAX: usize = 10_000;
-/// With fewer latencies there is no tail.
+/// Fewer latencies have no tail.
 const LATENCIES_MIN: usize = 100;
 /// Interval of rankings for `elfen top` and `elfen metrics`: shorter than `KEPT_NS`.
 const RANK_EVERY: Duration = Duration::from_secs(4);
@@ -81,7 +81,7 @@ fn forget(trace: &mut Trace, before_ns: u64) {
         known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
     });
     trace.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
-    // Before the next explanation, the recorder adds those that still live.
+    // Before the next explanation, the recorder adds the ones that still live.
     trace.processes.clear();
     trace.head.began_ns = trace.head.began_ns.max(before_ns);
 }
@@ -179,7 +179,7 @@ struct Printed {
 }
 
 impl Printed {
-    /// Prints the slow requests among those that ended since the last call. So each request is
+    /// Prints the slow requests that ended since the last call. So each request is
     /// explained once, although the window is longer.
     fn print_new(
         &mut self,

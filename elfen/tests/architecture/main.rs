@@ -6,6 +6,7 @@
 //! release archive has none.
 
 mod imports;
+mod prose;
 
 use std::fs;
 use std::path::{Path, PathBuf};

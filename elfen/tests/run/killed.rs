@@ -167,8 +167,8 @@ fn play_round(seed: &mut u64) {
     pages.into_iter().for_each(wait_until_gone);
 }
 
-/// Goal: a batch runs no longer than some seconds beside a supervisor that is stopped, and so guards
-/// nothing. Method: a supervisor that gets SIGSTOP; the spare kills it, and guards the lane.
+/// Goal: a batch runs no longer than some seconds beside a supervisor that is stopped, and so
+/// guards nothing. Method: a supervisor that gets SIGSTOP; the spare kills it, and guards the lane.
 #[test]
 fn a_stopped_supervisor_is_replaced() {
     needs::two_cpus();

@@ -224,7 +224,7 @@ static verdict held(void)
 /*
  * Goal: elfend restores settings that another process changes. What elfend must not change itself
  * freezes the fence until it is correct again. Method: write the settings that only version 2 has,
- * and those that both versions have.
+ * and the files that both versions have.
  */
 static verdict promises(void)
 {

@@ -203,8 +203,9 @@ static verdict live_once(const char *rounds, bool *learned)
 	CHECK(read_text("/tmp/report", report, sizeof(report)) > 0);
 	if (!has_same_sums(text, alone))
 		return because("other sums: %.300s, alone: %.200s", sums_in(text), alone);
-	*learned = number_of(report, "\"on\": ") > 0 && number_of(report, "\"bells\": ") > 0 &&
-		   number_of(report, "\"meetings\": ") > 0;
+	*learned = number_of(report, "\"on\": ") > 0 &&
+		   number_of(report, "\"stopped_by_check\": ") > 0 &&
+		   number_of(report, "\"rendezvous\": ") > 0;
 	return *learned ? NULL : because("no checks: %.550s", strstr(report, "\"live\": {"));
 }
 

@@ -45,7 +45,7 @@ impl Level {
 pub struct Batch {
     pub pid: u32,
     pub program: String,
-    pub keeper: Identity,
+    pub supervisor: Identity,
     pub control: Page<ControlSlot>,
     pub lanes: Page<LaneSlot>,
     route: SettingsRoute,
@@ -122,15 +122,15 @@ impl Batch {
 
     fn of(control: Page<ControlSlot>, lanes: Page<LaneSlot>, route: SettingsRoute) -> Option<Self> {
         let slot = control.slot(0)?;
-        let keeper = Identity::from_word(slot.supervisor.load(Relaxed))?;
-        if keeper.liveness() == Liveness::Dead {
+        let supervisor = Identity::from_word(slot.supervisor.load(Relaxed))?;
+        if supervisor.liveness() == Liveness::Dead {
             return None;
         }
         let batch = Identity::from_word(slot.batch.load(Relaxed))?;
         Some(Self {
             pid: batch.pid().unsigned_abs(),
             program: text_of(&control.name()),
-            keeper,
+            supervisor,
             control,
             lanes,
             route,

@@ -28,8 +28,8 @@ impl LaneUpkeep {
     /// Records this process in the control page as the supervisor of these lanes.
     pub fn start(order: &Order, channels: &Arc<Channels>) -> Self {
         channels.renew_leases();
-        let keeper = Identity::own().map_or(0, Identity::word);
-        channels.control().supervisor.store(keeper, Relaxed);
+        let supervisor = Identity::own().map_or(0, Identity::word);
+        channels.control().supervisor.store(supervisor, Relaxed);
         // A supervisor that died in the middle of a change left no valid settings.
         if channels.settings().is_none() {
             channels.control().publish(&order.settings);

@@ -175,7 +175,7 @@ fn loops_without_calls_get_checks() {
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     let has_rounds =
-        |live: &Value| all_positive(live, ["/places/several", "/places/rounds", "/bells"]);
+        |live: &Value| all_positive(live, ["/sites/several", "/sites/rounds", "/stopped_by_check"]);
     for (name, options) in [("loops", &[][..]), ("static loops", &["-static"][..])] {
         let program = build_source("rounds.c", folder.path(), name, options);
         let last = run_until(&program, ["500000000", "2000000000", "8000000000"], has_rounds);
@@ -192,7 +192,7 @@ fn an_interpreter_keeps_a_check_that_runs_too_often() {
     require_live_checks();
     let folder = tempfile::tempdir().unwrap();
     let program = build_source("interpreter.c", folder.path(), "interpreter", &[]);
-    let has_one = |live: &Value| all_positive(live, ["/places/dense", "/bells"]);
+    let has_one = |live: &Value| all_positive(live, ["/sites/dense", "/stopped_by_check"]);
     let last = run_until(&program, ["20000000", "100000000", "400000000"], has_one);
     assert!(has_one(&last), "{last}");
 }
@@ -292,7 +292,7 @@ fn a_program_gets_checks_after_its_tracer_has_gone() {
     let folder = tempfile::tempdir().unwrap();
     let program = build_source("traced.c", folder.path(), "traced", &[]);
     let has_checks = |live: &Value| {
-        all_positive(live, ["/places/on", "/bells"])
+        all_positive(live, ["/sites/on", "/stopped_by_check"])
             && live["missed_by"]["refused"].as_u64() > Some(0)
             && live["refused"].is_null()
     };

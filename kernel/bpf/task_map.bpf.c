@@ -121,13 +121,13 @@ INLINE void count_busy(struct elfen_task_slot *slot, elfen_u64 task, elfen_u64 n
  */
 INLINE int descends(struct task_struct *task, elfen_u64 claim)
 {
-	elfen_u32 front = (claim >> 32) & ~ELFEN_CLAIM_SELF, keeper = (elfen_u32)claim;
+	elfen_u32 launcher = (claim >> 32) & ~ELFEN_CLAIM_SELF, supervisor = (elfen_u32)claim;
 	elfen_u32 tgid = task->tgid;
 	int i;
 
 	if (!tgid)
 		return 0;
-	if (tgid == front || tgid == keeper)
+	if (tgid == launcher || tgid == supervisor)
 		return (claim >> 32 & ELFEN_CLAIM_SELF) != 0;
 #pragma unroll
 	for (i = 0; i < GENERATIONS; i++) {
@@ -139,7 +139,7 @@ INLINE int descends(struct task_struct *task, elfen_u64 claim)
 		 */
 		if (tgid <= 1)
 			return 0;
-		if (tgid == front || tgid == keeper)
+		if (tgid == launcher || tgid == supervisor)
 			return 1;
 	}
 	return 0;

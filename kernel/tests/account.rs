@@ -129,13 +129,13 @@ const TICK_NS: u64 = 10_000_000;
 fn only_the_batch_is_counted() {
     let map = open();
     for below in [SPIN_BELOW, SPIN_TWO_BELOW] {
-        let mut keeper = shell("sh", &["-c", below]);
-        let spinner = spinner_below(&mut keeper);
-        let alone = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
+        let mut supervisor = shell("sh", &["-c", below]);
+        let spinner = spinner_below(&mut supervisor);
+        let alone = count(&map, Claim::of_run(0, supervisor.0.id()), spinner);
         assert!(alone.is_of_the_spinner(), "{alone:?}");
         assert!(alone.shared_ns <= alone.busy_ns + TICK_NS);
         let _other = shell("taskset", &["-c", "1", "sh", "-c", SPIN]);
-        let with_other = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
+        let with_other = count(&map, Claim::of_run(0, supervisor.0.id()), spinner);
         assert!(with_other.is_of_the_spinner(), "another task is not counted: {with_other:?}");
     }
 }
@@ -145,9 +145,9 @@ fn only_the_batch_is_counted() {
 fn time_next_to_a_busy_lane_is_shared() {
     let map = open();
     let _request = shell("taskset", &["-c", "0", "sh", "-c", SPIN]);
-    let mut keeper = shell("sh", &["-c", SPIN_BELOW]);
-    let spinner = spinner_below(&mut keeper);
-    let counted = count(&map, Claim::of_run(0, keeper.0.id()), spinner);
+    let mut supervisor = shell("sh", &["-c", SPIN_BELOW]);
+    let spinner = spinner_below(&mut supervisor);
+    let counted = count(&map, Claim::of_run(0, supervisor.0.id()), spinner);
     assert!(counted.shared_ns <= counted.ran_ns);
     assert!(counted.ran_ns - counted.shared_ns <= TICK_NS, "the lane was busy all the time");
 }

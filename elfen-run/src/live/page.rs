@@ -46,9 +46,9 @@ impl<const WORDS: usize> Text<WORDS> {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct LiveWords {
-    pub(super) drills: AtomicU64,
+    pub(super) probes: AtomicU64,
     pub(super) missed: AtomicU64,
-    pub(super) bells: AtomicU64,
+    pub(super) stopped_by_check: AtomicU64,
     pub(super) stopped_by_guard: AtomicU64,
     reasons: [AtomicU64; REASONS.len()],
     processes: AtomicU64,
@@ -58,8 +58,8 @@ pub struct LiveWords {
     /// The last reason to refuse a process, as text.
     why: Text<WHY_WORDS>,
     /// Rendezvous of all guards, before one of them writes.
-    pub(super) meetings: AtomicU64,
-    pub(super) unmet: AtomicU64,
+    pub(super) rendezvous: AtomicU64,
+    pub(super) rendezvous_missed: AtomicU64,
     /// How many methods were named; the latest names, in turn.
     named: AtomicU64,
     names: [Text<NAME_WORDS>; NAMES],
@@ -137,14 +137,14 @@ impl LiveWords {
                 dense,
             },
             checks_per_ms: load(&self.checks_per_ms),
-            probes: load(&self.drills),
+            probes: load(&self.probes),
             missed: load(&self.missed),
             missed_by: reasons.map(|(name, count)| ((*name).to_owned(), count)).collect(),
             gap_ns: Latency::of(std::iter::once(&self.gap)),
-            stopped_by_check: load(&self.bells),
+            stopped_by_check: load(&self.stopped_by_check),
             stopped_by_guard: load(&self.stopped_by_guard),
-            rendezvous: load(&self.meetings),
-            rendezvous_missed: load(&self.unmet),
+            rendezvous: load(&self.rendezvous),
+            rendezvous_missed: load(&self.rendezvous_missed),
             refused: self.why.load(),
             methods: self.names.iter().filter_map(Text::load).collect(),
         }

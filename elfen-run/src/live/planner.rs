@@ -285,7 +285,8 @@ impl Planner<'_> {
             if let Some(rendezvous) = &self.exchange.rendezvous {
                 rendezvous.run(self.channels, || thread::park_timeout(RENDEZVOUS_POLL));
                 let is_met = outcome(&self.exchange.change).is_some();
-                let count = if is_met { &self.words.meetings } else { &self.words.unmet };
+                let count =
+                    if is_met { &self.words.rendezvous } else { &self.words.rendezvous_missed };
                 count.fetch_add(1, Relaxed);
             }
             match outcome(&self.exchange.change) {

@@ -145,7 +145,7 @@ impl SiteProbe {
             self.judge_probe(slot, words, probe, noted, now_ns);
         }
         if rung {
-            words.bells.fetch_add(1, Relaxed);
+            words.stopped_by_check.fetch_add(1, Relaxed);
         } else if let Some(noted) = noted.filter(|noted| ran_next_to_request(lane, noted)) {
             words.stopped_by_guard.fetch_add(1, Relaxed);
             self.schedule.note_overlap();
@@ -166,7 +166,7 @@ impl SiteProbe {
             let all = tsc().saturating_sub(probe.at_tsc).max(1);
             let gap = u128::from(ticks) * u128::from(now_ns - probe.at_ns) / u128::from(all);
             words.gap.record_shared(u64::try_from(gap).unwrap_or(u64::MAX));
-            words.drills.fetch_add(1, Relaxed);
+            words.probes.fetch_add(1, Relaxed);
             return self.schedule.record(false, now_ns);
         }
         let ran = |noted: &Preempted| {
@@ -175,7 +175,7 @@ impl SiteProbe {
         };
         let Some(noted) = noted.filter(ran) else { return self.schedule.record_void(now_ns) };
         words.gap.record_shared(noted.until_ns.saturating_sub(probe.at_ns));
-        words.drills.fetch_add(1, Relaxed);
+        words.probes.fetch_add(1, Relaxed);
         words.missed.fetch_add(1, Relaxed);
         self.schedule.record(true, now_ns);
         self.report_miss(words, &noted);

@@ -145,7 +145,7 @@ fn report(batch: &Batch) -> BatchReport {
     BatchReport {
         pid: batch.pid,
         program: batch.program.clone(),
-        supervisor: batch.keeper.pid().unsigned_abs(),
+        supervisor: batch.supervisor.pid().unsigned_abs(),
         level: batch.level().name(),
         policy: settings.map(|settings| settings.policy.name()),
         budget_ns: settings.map_or(0, |settings| settings.budget_ns),

@@ -255,7 +255,7 @@ fn run_of(front: &mut Running, folder: &Path) -> Result<Batch, BenchError> {
     }
     // Its front starts a spare process, and that the keeper.
     let family = below(front.id().unsigned_abs());
-    let ours = |found: &Batch| family.contains(&found.keeper.pid().unsigned_abs());
+    let ours = |found: &Batch| family.contains(&found.supervisor.pid().unsigned_abs());
     running()?.into_iter().find(ours).ok_or_else(no_account)
 }
 

@@ -5,7 +5,8 @@
 //! through [`tag`].
 //!
 //! The crate is `no_std` and depends on libc only. It must not disturb its host process: it never
-//! allocates, locks, panics or prints, and it makes no system call once a channel is open.
+//! allocates, locks, panics or prints. Once a channel is open, it makes no system call, except to
+//! sleep in a nap.
 //!
 //! `include/elfen.h` is the same interface in C.
 

@@ -266,6 +266,7 @@ pub fn describe_cause(cause: &str) -> String {
             "the answer was written and held back by TCP: Nagle's algorithm or a slow client"
                 .to_owned()
         }
-        _ => "no event explains that time".to_owned(),
+        "unknown" => "no event explains that time".to_owned(),
+        other => format!("{other} took that time"),
     }
 }

@@ -111,7 +111,7 @@ fn files_that_are_not_recordings_are_refused() {
     fs::write(at("text"), "not a recording\n").unwrap();
     fs::write(at("version"), [&b"ELFNSHIM"[..], &9_u32.to_le_bytes()].concat()).unwrap();
     // A head that is longer than any file.
-    let long = [&b"ELFNSHIM"[..], &1_u32.to_le_bytes(), &[0xff; 8]].concat();
+    let long = [&b"ELFNSHIM"[..], &1_u32.to_le_bytes(), b"H", &[0xff; 8]].concat();
     fs::write(at("long"), long).unwrap();
     nix::unistd::mkfifo(at("fifo").as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
     for (name, why) in [

@@ -10,9 +10,10 @@ use proptest::prelude::*;
 use super::tests::{file as whole_file, file_of_chunk, head};
 use super::*;
 
-/// The offset of the first chunk.
-fn behind_head(file: &[u8]) -> usize {
-    20 + usize::try_from(u32::from_le_bytes(file[12..16].try_into().unwrap())).unwrap()
+/// The offset of the payload of the block that begins at `at`, and its length.
+fn payload_of(file: &[u8], at: usize) -> Option<(usize, usize)> {
+    let length = file.get(at + 1..at + 5)?;
+    Some((at + 9, usize::try_from(u32::from_le_bytes(length.try_into().ok()?)).ok()?))
 }
 
 /// Changes bytes of a file and parses it. With `mended`, the checksum of the first chunk is
@@ -23,18 +24,13 @@ fn changed(whole: &[u8], changes: &[(usize, u8)], mended: bool) -> Result<(), Te
         let at = at % bytes.len();
         bytes[at] = *byte;
     }
-    let begin = behind_head(whole);
-    let is_mark = |byte: &u8| *byte == form::CHUNK_MARK;
-    let mark = bytes[begin..].iter().position(is_mark).filter(|_| mended);
-    if let Some(at) = mark {
-        let at = begin + at;
-        let length = bytes.get(at + 14..at + 18);
-        let length = length.map(|four| u32::from_le_bytes(four.try_into().unwrap()));
-        let length = usize::try_from(length.unwrap_or(0)).unwrap();
-        if let Some(payload) = bytes.get(at + 22..at + 22 + length) {
-            let sum = file::checksum(&bytes[at..at + 18], payload);
-            bytes[at + 18..at + 22].copy_from_slice(&sum.to_le_bytes());
-        }
+    let (head, length) = payload_of(whole, 12).unwrap();
+    let chunk = head + length;
+    if let Some((at, length)) = payload_of(&bytes, chunk).filter(|_| mended)
+        && let Some(payload) = bytes.get(at..at + length)
+    {
+        let sum = file::checksum(&bytes[chunk..chunk + 5], payload);
+        bytes[chunk + 5..chunk + 9].copy_from_slice(&sum.to_le_bytes());
     }
     if let Ok(read) = Recording::parse(&bytes) {
         let runs: usize = read.runs.iter().map(Vec::len).sum();

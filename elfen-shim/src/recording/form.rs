@@ -10,10 +10,11 @@ pub const VERSION: u32 = 1;
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 /// Bytes of a chunk's runs, at most.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
-/// Bytes of a chunk's compressed runs, at most: runs that cannot be compressed take a few more.
-pub(super) const PACKED_BYTES: usize = CHUNK_BYTES + 64;
-/// Bytes of a head or tail, at most.
-pub(super) const JSON_BYTES: usize = 4 << 20;
+/// Bytes of a chunk in a file, at most: runs that cannot be compressed take a few more than in
+/// memory.
+pub(super) const CHUNK_BLOCK_BYTES: usize = CHUNK_BYTES + 128;
+/// Bytes of a head, at most.
+pub(super) const HEAD_BYTES: usize = 4 << 20;
 /// Bytes of a chunk's runs for each of its bytes in the file, at most. It bounds the memory that a
 /// file can make the reader use.
 pub(super) const EXPANSION_MAX: usize = 8;
@@ -203,12 +204,6 @@ pub struct Cost {
     pub high: f64,
 }
 
-/// The tail of a file, which follows its chunks. A truncated file has none.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Tail {
-    pub(super) chunks: u64,
-}
-
 /// The head of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChunkHead {
@@ -216,50 +211,14 @@ pub struct ChunkHead {
     pub series: u8,
     pub first_ticks: u64,
     pub runs: u32,
+    /// Bytes of its runs in memory.
     pub bytes: u32,
 }
 
-impl ChunkHead {
-    /// The bytes of the head in a file, without its checksum.
-    pub(super) fn fields(&self) -> Vec<u8> {
-        let mut fields = vec![CHUNK_MARK, self.series];
-        fields.extend(self.first_ticks.to_le_bytes());
-        fields.extend(self.runs.to_le_bytes());
-        fields.extend(self.bytes.to_le_bytes());
-        fields
-    }
-}
-
-/// Bytes of a chunk's head in a file: mark, signal, first tick, runs, bytes, checksum.
-pub(super) const CHUNK_HEAD_BYTES: usize = 1 + 1 + 8 + 4 + 4 + 4;
+/// The first byte of a block in a file.
+pub(super) const HEAD_MARK: u8 = b'H';
 pub(super) const CHUNK_MARK: u8 = b'R';
 pub(super) const TAIL_MARK: u8 = b'T';
-
-/// Samples per unit of time, from earlier runs. It predicts the number of samples of a run from the
-/// run's length. Only the difference is written, which takes one byte however long the run is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Pace(pub(super) u64);
-
-impl Pace {
-    const SHIFT: u32 = 24;
-
-    pub(super) fn of(samples: u64, steps: u64) -> Self {
-        let ratio = (u128::from(samples) << Self::SHIFT) / u128::from(steps.max(1));
-        Self(u64::try_from(ratio).unwrap_or(u64::MAX))
-    }
-
-    #[inline(always)]
-    pub(super) fn samples(self, steps: u64) -> u64 {
-        steps.saturating_mul(self.0) >> Self::SHIFT
-    }
-}
-
-/// The lowest bit of a run in short form. Nearly all runs of tags have a tag that the chunk has
-/// defined, and the predicted number of samples or one more or less. The short form has tag and
-/// difference in one number: one byte for the first tags of a chunk.
-pub(super) const SHORT: u64 = 1;
-/// Differences that the short form can express, as encoded by [`zigzag`].
-pub(super) const SHORT_DIFFERENCES: u64 = 3;
 
 /// Codes of states: the two lowest bits of the number that also has the samples.
 pub(super) const GAP: u64 = 0;

@@ -149,7 +149,7 @@ impl Summary {
             let figure = SignalFigure {
                 name: signal.name.clone(),
                 source: signal.source,
-                new_values: seen.new_values(),
+                new_values: seen.new_values,
                 values: seen.values.map(Values::from),
             };
             if signal.kind == Kind::Tags {

@@ -1,5 +1,7 @@
 //! The parts of a recording: states, runs, signals, and the head, chunks and tail of a file.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Moment};
@@ -92,6 +94,38 @@ impl Signal {
     /// Interprets a value as a signed or unsigned number.
     pub fn number(&self, value: u64) -> i128 {
         if self.signed { value.cast_signed().into() } else { value.into() }
+    }
+
+    pub fn state_names(&self) -> StateNames<'_> {
+        let names = self.names.iter().map(|(value, name)| (*value, name.as_str())).collect();
+        StateNames { signal: self, names }
+    }
+}
+
+/// The name of the value 0: the thread has set no tag, or reports no function.
+pub const NO_NAME: &str = "(none)";
+
+/// How the states of a signal are printed.
+#[derive(Debug)]
+pub struct StateNames<'a> {
+    signal: &'a Signal,
+    names: HashMap<u64, &'a str>,
+}
+
+impl StateNames<'_> {
+    /// The name of a state, or its number.
+    pub fn of(&self, state: State) -> String {
+        match (state, self.signal.kind) {
+            (State::Gap, _) => "(gap)".to_owned(),
+            (State::NotRunning, _) => "(not running)".to_owned(),
+            (State::Other, _) => "(others)".to_owned(),
+            (State::Value(value), Kind::Values) => self.signal.number(value).to_string(),
+            (State::Value(value), Kind::Tags) => match self.names.get(&value) {
+                Some(name) => (*name).to_owned(),
+                None if value == 0 => NO_NAME.to_owned(),
+                None => format!("{value:#x}"),
+            },
+        }
     }
 }
 

@@ -23,8 +23,9 @@ mod tests;
 
 pub use file::{ReadError, Recording, open, write};
 pub use form::{
-    ChunkHead, Cost, Dte, Head, Kind, MAGIC, ObserverHead, Periods, RateFigure, Run, Signal,
-    Source, State, VERSION,
+    ChunkHead, Cost, Dte, Head, Kind, MAGIC, NO_NAME, ObserverHead, Periods, RateFigure, Run,
+    Signal, Source, State, StateNames, VERSION,
 };
+pub use join::Row;
 pub use pool::{Full, Pool};
 pub use series::Series;

@@ -208,6 +208,6 @@ fn add_rate(text: &str, run: &Run<'_>, words: &mut Words) -> Result<(), Failure>
     let ticks = elfen_console::duration::number(run.clock.ticks_per_second) / 1e6;
     let name = if divisor.is_some() { text.to_owned() } else { format!("{text} per us") };
     let floor_ticks = filter::floor_ticks(&run.clock, run.round_trip);
-    words.add_rate(Rate::new(name, counter, divisor, ticks, floor_ticks));
+    words.rates.push(Rate::new(name, counter, divisor, ticks, floor_ticks));
     Ok(())
 }

@@ -35,7 +35,9 @@ use crate::observers::Observers;
 use crate::pacing::{AUTO_NS, Pacing};
 use crate::program;
 use crate::reach::{PageSupervisor, StopTimes};
-use crate::recording::{Dte, Head, ObserverHead, Periods, ReadError, Recording, Signal, Source};
+use crate::recording::{
+    Dte, Head, ObserverHead, Periods, ReadError, Recording, RunFigures, Signal, Source,
+};
 use crate::round_trip;
 use crate::session::{EndReason, ObserverConfig, ObserverControl, ObserverResult, Until, Words};
 use crate::summary::Summary;
@@ -153,16 +155,11 @@ impl Run<'_> {
             on: self.lanes.on.to_string(),
             from: self.lanes.first(),
             observers: observer_heads(&parts, &gathered),
-            asked_period_ns: match self.args.period {
-                PeriodChoice::Auto => None,
-                PeriodChoice::Max => Some(0),
-                PeriodChoice::Every(every) => Some(nanos(every)),
-            },
             clock: self.clock,
             signals: of_all.cloned().collect(),
             keeps_samples: self.args.keep == Keep::Samples,
             bridge_ns: self.args.bridge.map_or(0, nanos),
-            cost_unknown,
+            figures: RunFigures { cost_unknown, ..RunFigures::default() },
             ..Head::default()
         };
         let of_each = gathered.iter().zip(&parts).enumerate();
@@ -213,8 +210,8 @@ impl Run<'_> {
                 result.ended = EndReason::Unshared;
             }
             let stopped = make_pages_private(supervisor)?;
-            head.stopped_ns = stopped.to_share_ns + stopped.at_end_ns;
-            head.stopped_at_end_ns = stopped.at_end_ns;
+            head.figures.stopped_ns = stopped.to_share_ns + stopped.at_end_ns;
+            head.figures.stopped_at_end_ns = stopped.at_end_ns;
         }
         head.steal_ns = program::steal_ns(&self.lanes.on).saturating_sub(steal_ns);
         self.clock.ticks_per_second = rate.ticks_per_second();
@@ -280,26 +277,33 @@ impl Run<'_> {
         count::warn_uncounted(&self.args.count_at, counting);
         correct_sources(&mut head.signals, self.target.reporting, of_first(|slot| &slot.returns));
         head.line_round_trip_ns = self.round_trip.map(|ticks| clock.ns(ticks));
-        head.refused_threads = of_first(|slot| &slot.refused);
-        head.entries = of_first(|slot| &slot.entries);
-        head.ambiguous = of_first(|slot| &slot.ambiguous);
-        head.exit_status = match end {
+        head.figures.refused_threads = of_first(|slot| &slot.refused);
+        head.figures.entries = of_first(|slot| &slot.entries);
+        head.figures.ambiguous_entries = of_first(|slot| &slot.ambiguous);
+        head.figures.exit_status = match end {
             End::Program(status) => Some(status),
             End::Gone | End::Signal(_) | End::Observer | End::Unshared => None,
         };
         if let Some(ratios) = &result.cost_ratios {
-            head.cost = cost_of(ratios);
-            if head.cost.is_none() {
-                head.cost_unknown =
+            head.figures.cost_percent = cost_of(ratios);
+            if head.figures.cost_percent.is_none() {
+                head.figures.cost_unknown =
                     "there was too little progress in the unobserved phases".to_owned();
             }
         }
         head.samples = result.samples;
         let (median, p99) = result.period_ticks;
-        head.period_ns =
-            Periods { asked: head.asked_period_ns, median: clock.ns(median), p99: clock.ns(p99) };
-        head.missed_switches = result.missed_switches;
-        head.ended = self.what_is_wrong(result, head.entries);
+        head.period_ns = Periods {
+            asked: match self.args.period {
+                PeriodChoice::Auto => None,
+                PeriodChoice::Max => Some(0),
+                PeriodChoice::Every(every) => Some(nanos(every)),
+            },
+            median: clock.ns(median),
+            p99: clock.ns(p99),
+        };
+        head.figures.missed_switches = result.missed_switches;
+        head.ended = self.what_is_wrong(result, head.figures.entries);
         let mut names = Names::of(std::mem::take(&mut self.layout), &head.program);
         let tags = result.tag_signal.and_then(|index| head.signals.get(index));
         let tags = tags.map(|signal| signal.source);
@@ -308,7 +312,8 @@ impl Run<'_> {
                 |value| tags.map_or_else(String::new, |source| names.value(source, value));
             head.rates.extend(rate.figures(name_of));
             let dte = rate.dte(&clock);
-            let all = head.dte.get_or_insert(Dte { kept: 0, discarded: 0, shrunk: 0, ..dte });
+            let all =
+                head.figures.dte.get_or_insert(Dte { kept: 0, discarded: 0, shrunk: 0, ..dte });
             all.kept += dte.kept;
             all.discarded += dte.discarded;
             all.shrunk += dte.shrunk;

@@ -146,35 +146,41 @@ pub struct Head {
     pub clock: Clock,
     /// When the first run began.
     pub began: Option<Moment>,
-    /// 0 for `--period max`; `None` for `--period auto`.
-    pub asked_period_ns: Option<u64>,
     pub line_round_trip_ns: Option<u64>,
     pub signals: Vec<Signal>,
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
-    /// How long the process was stopped to share its pages.
-    pub stopped_ns: u64,
-    /// The part of `stopped_ns` at the end of the run.
-    pub stopped_at_end_ns: u64,
-    pub missed_switches: Option<u64>,
-    /// Threads that found no free slot on the page of threads.
-    pub refused_threads: u64,
-    /// Functions that report by code at their entries that they run.
-    pub entries: u64,
-    /// Functions that do not report because their address has the lower half of another's.
-    pub ambiguous: u64,
     /// Whether each sample is a run of its own (`--keep samples`).
     pub keeps_samples: bool,
     /// Gaps of at most this length count as without a change (`--bridge`).
     pub bridge_ns: u64,
     pub rates: Vec<RateFigure>,
-    pub dte: Option<Dte>,
-    pub cost: Option<Cost>,
-    /// Why `cost` is missing although it was requested.
-    pub cost_unknown: String,
     /// Why the recording ended early, or what else is wrong with it; empty otherwise.
     pub ended: String,
+    #[serde(flatten)]
+    pub figures: RunFigures,
+}
+
+/// Figures of a whole run, as the head has them and a summary prints them.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct RunFigures {
+    pub missed_switches: Option<u64>,
+    pub dte: Option<Dte>,
+    pub cost_percent: Option<Cost>,
+    /// Why the cost is missing although it was requested.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cost_unknown: String,
+    /// How long the process was stopped to share its pages, in total.
+    pub stopped_ns: u64,
+    /// The part of `stopped_ns` at the end of the run.
+    pub stopped_at_end_ns: u64,
+    /// Threads that found no free slot on the page of threads.
+    pub refused_threads: u64,
+    /// Functions that report by code at their entries that they run.
+    pub entries: u64,
+    /// Functions that do not report because their address has the lower half of another's.
+    pub ambiguous_entries: u64,
     pub exit_status: Option<i32>,
 }
 
@@ -202,7 +208,7 @@ impl Head {
 /// The time between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Periods {
-    /// See `asked_period_ns` of [`Head`].
+    /// 0 for `--period max`; `None` for `--period auto`.
     pub asked: Option<u64>,
     pub median: u64,
     pub p99: u64,

@@ -24,7 +24,7 @@ mod tests;
 pub use file::{ReadError, Recording, open, write};
 pub use form::{
     ChunkHead, Cost, Dte, Head, Kind, MAGIC, NO_NAME, ObserverHead, Periods, RateFigure, Run,
-    Signal, Source, State, StateNames, VERSION,
+    RunFigures, Signal, Source, State, StateNames, VERSION,
 };
 pub use join::Row;
 pub use pool::{Full, Pool};

@@ -17,10 +17,9 @@ pub(super) fn head() -> Head {
         program: "program".to_owned(),
         process: 4242,
         clock: Clock { ticks_per_second: 2_600_000_000, step_ticks: STEP, unit_ticks: 0 },
-        asked_period_ns: Some(1000),
         signals: vec![signal("tag", Kind::Tags), signal("value", Kind::Values)],
         samples: 12,
-        exit_status: Some(0),
+        figures: RunFigures { exit_status: Some(0), ..RunFigures::default() },
         ..Head::default()
     }
 }

@@ -15,7 +15,7 @@ int main(void)
 {
 	for (int turn = 0; turn < 80; turn++) {
 		queue = turn % 2 ? 3 : -1;
-		for (volatile long spin = 0; spin < 1000000; spin++)
+		for (volatile long spin = 0; spin < 5000000; spin++)
 			;
 	}
 	queue = 3;
@@ -79,7 +79,7 @@ fn a_flame_graph_is_of_one_signal() {
     let folder = tempfile::tempdir().unwrap();
     let tagged = "#include \"elfen_tag.h\"\n\
         int main(void) { elfen_tag(\"spins\"); \
-        for (volatile long i = 0; i < 100000000; i++) ; return 0; }\n";
+        for (volatile long i = 0; i < 500000000; i++) ; return 0; }\n";
     let program = build(folder.path(), "tagged", tagged, &["-finstrument-functions"]);
     let file = folder.path().join("run.shim");
     let (program, file) = (program.to_str().unwrap(), file.to_str().unwrap());

@@ -29,7 +29,6 @@ const NAME_BYTES: usize = 200;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loaded {
     pub path: PathBuf,
-    pub device: String,
     pub inode: u64,
     /// The address of the file's first byte.
     pub start: u64,
@@ -84,7 +83,7 @@ impl Layout {
 fn loaded(mappings: &[Mapping]) -> Vec<Loaded> {
     let mut found: Vec<Loaded> = Vec::new();
     for mapping in mappings {
-        let Some((device, inode)) = &mapping.file else { continue };
+        let Some((_, inode)) = &mapping.file else { continue };
         let is_file = mapping.name.starts_with('/') && !mapping.name.starts_with("/SYSV");
         if !is_file || !mapping.private {
             continue;
@@ -94,7 +93,6 @@ fn loaded(mappings: &[Mapping]) -> Vec<Loaded> {
             Some(last) => last.end = mapping.range.end,
             None if mapping.offset == 0 => found.push(Loaded {
                 path: mapping.name.trim_end_matches(" (deleted)").into(),
-                device: device.clone(),
                 inode: *inode,
                 start: mapping.range.start,
                 end: mapping.range.end,

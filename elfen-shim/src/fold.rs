@@ -4,48 +4,32 @@
 //! own thread does this, because there may be no third CPU. It takes no samples meanwhile: that is
 //! a gap like any other.
 
-use crate::clock::Clock;
-use crate::recording::{Head, Pool, Recording, Signal};
-use crate::symbols::{Layout, Names, name_values};
+use crate::recording::{Head, Pool, Recording};
+use crate::symbols::{Layout, Names};
 use crate::tally::Tally;
 
 /// The sum of all runs so far, and what it takes to add more.
 #[derive(Debug)]
 pub struct Fold {
-    signals: Vec<Signal>,
-    clock: Clock,
+    head: Head,
     names: Names,
-    /// The observed process, by id and name.
-    own: (u32, String),
-    /// See `bridge_ns` of [`Head`].
-    bridge_ns: u64,
     pub tally: Tally,
 }
 
 impl Fold {
-    pub fn of(signals: &[Signal], clock: Clock, own: (u32, String)) -> Self {
-        let names = Names::of(Layout::default());
-        let tally = Tally::empty(signals.len());
-        Self { signals: signals.to_vec(), clock, names, own, bridge_ns: 0, tally }
-    }
-
-    /// Joins equal tags through gaps of at most `bridge_ns`.
-    pub fn bridging(self, bridge_ns: u64) -> Self {
-        Self { bridge_ns, ..self }
+    /// Runs are named and joined as those of a recording with this head.
+    pub fn of(head: Head) -> Self {
+        let layout = Layout { process: head.process, ..Layout::default() };
+        Self { names: Names::of(layout, &head.program), head, tally: Tally::default() }
     }
 
     /// Adds the runs of a pool. All its runs must have ended.
     pub fn add(&mut self, pool: &Pool) {
-        if self.own.0 != 0 {
-            self.names.update(self.own.0);
-        }
-        let signals = self.signals.clone();
-        let Self { clock, bridge_ns, .. } = *self;
-        let head = Head { signals, clock, bridge_ns, ..Head::default() };
+        self.names.update();
         // Reading back what was just written does not fail.
-        if let Ok(mut part) = Recording::of(head, pool) {
-            name_values(&mut part, &mut self.names, &self.own);
-            self.tally.add(Tally::of(&part));
+        if let Ok(mut part) = Recording::of(self.head.clone(), pool) {
+            self.names.name_values(&mut part);
+            self.tally.add(&part);
         }
     }
 }
@@ -53,7 +37,8 @@ impl Fold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::{Kind, Series, Source, State};
+    use crate::clock::Clock;
+    use crate::recording::{Kind, Series, Signal, Source, State};
     use proptest::prelude::*;
 
     const SIGNALS: [(&str, Kind); 2] = [("what", Kind::Tags), ("how many", Kind::Values)];
@@ -66,7 +51,8 @@ mod tests {
             ..Signal::new(name, Source::Proc, kind)
         };
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
-        let mut folded = Fold::of(&SIGNALS.map(signal), clock, (0, String::new()));
+        let signals = SIGNALS.map(signal).to_vec();
+        let mut folded = Fold::of(Head { clock, signals, ..Head::default() });
         let mut pool = Pool::new(1 << 20, SIGNALS.len(), false);
         let mut series = [(0, Kind::Tags), (1, Kind::Values)]
             .map(|(index, kind)| Series::new(index, kind, 1, 1_000));
@@ -99,8 +85,8 @@ mod tests {
         prop_assert_eq!(&pieces.coverage, &whole.coverage);
         let [tags, numbers] = pieces.signals.as_slice() else { panic!("{pieces:?}") };
         let [whole_tags, whole_numbers] = whole.signals.as_slice() else { panic!("{whole:?}") };
-        prop_assert_eq!(tags.new_values(), whole_tags.new_values());
-        prop_assert_eq!(numbers.new_values(), whole_numbers.new_values());
+        prop_assert_eq!(tags.new_values, whole_tags.new_values);
+        prop_assert_eq!(numbers.new_values, whole_numbers.new_values);
         prop_assert_eq!(tags.tags.ran_ticks, whole_tags.tags.ran_ticks);
         prop_assert!(tags.tags.by_name.keys().eq(whole_tags.tags.by_name.keys()));
         for (tag, whole) in tags.tags.by_name.values().zip(whole_tags.tags.by_name.values()) {

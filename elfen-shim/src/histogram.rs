@@ -38,19 +38,29 @@ impl Histogram {
     }
 
     pub fn quantile(&self, percent: u64) -> u64 {
-        let rank = (self.count * percent).div_ceil(100).max(1);
-        let mut below = 0;
-        let reached = self.buckets.iter().find(|(_, count)| {
-            below += **count;
-            below >= rank
-        });
-        reached.map_or(0, |(&bucket, _)| middle(bucket).min(self.max))
+        let buckets = self.buckets.iter().map(|(&bucket, &count)| (bucket, count));
+        bucket_at(buckets, percent).map_or(0, |bucket| middle(bucket).min(self.max))
     }
 
     /// Lower bound, upper bound and count of each bucket that is not empty.
     pub fn columns(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         self.buckets.iter().map(|(&bucket, &count)| (lowest(bucket), lowest(bucket + 1), count))
     }
+}
+
+/// Finds the bucket that `percent` of all values do not exceed. Buckets come in order.
+pub(crate) fn bucket_at(
+    mut buckets: impl Iterator<Item = (u32, u64)> + Clone,
+    percent: u64,
+) -> Option<u32> {
+    let total: u64 = buckets.clone().map(|(_, count)| count).sum();
+    let rank = (total * percent).div_ceil(100).max(1);
+    let mut below = 0;
+    let reached = buckets.find(|(_, count)| {
+        below += count;
+        below >= rank
+    });
+    reached.map(|(bucket, _)| bucket)
 }
 
 #[inline(always)]
@@ -93,14 +103,8 @@ impl IntervalHistogram {
 
     /// The lower bound of the bucket that `percent` of all intervals do not exceed.
     pub(crate) fn quantile(&self, percent: u64) -> u64 {
-        let total: u64 = self.0.iter().map(|&count| u64::from(count)).sum();
-        let rank = (total * percent).div_ceil(100).max(1);
-        let mut below = 0;
-        let reached = self.0.iter().zip(0..).find(|(count, _)| {
-            below += u64::from(**count);
-            below >= rank
-        });
-        reached.map_or(0, |(_, bucket)| lowest(bucket))
+        let buckets = (0..).zip(self.0.iter().map(|&count| u64::from(count)));
+        bucket_at(buckets, percent).map_or(0, lowest)
     }
 }
 

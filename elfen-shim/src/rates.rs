@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::clock::Clock;
 use crate::filter;
+use crate::histogram::bucket_at;
 use crate::recording::{Dte, RateFigure};
 
 /// Distributions of one rate. Tags beyond this number share the last one.
@@ -120,7 +121,10 @@ impl Rate {
         let mut all: Vec<(u64, RateFigure)> = Vec::new();
         for (tag, (seen, counts)) in by_name {
             let kept: u64 = counts.iter().map(|&count| u64::from(count)).sum();
-            let at = |percent: u64| quantile(&counts, kept, percent);
+            let buckets = (0..).zip(counts.iter().map(|&count| u64::from(count)));
+            let at = |percent| {
+                bucket_at(buckets.clone(), percent).map_or(0.0, |bucket| rate_of(bucket as usize))
+            };
             let kept_percent = 100.0 * float(kept) / float(seen);
             let (name, median) = (self.name.clone(), at(50));
             let figure = RateFigure { name, tag, median, p10: at(10), p90: at(90), kept_percent };
@@ -159,18 +163,6 @@ fn rate_of(bucket: usize) -> f64 {
         0 => 0.0,
         at => f64::from_bits((LOWEST + at as u64 - 1) << 48 | 1 << 47),
     }
-}
-
-fn quantile(counts: &[u32; BUCKETS], total: u64, percent: u64) -> f64 {
-    let rank = (total * percent).div_ceil(100).max(1);
-    let mut below = 0;
-    for (index, &count) in counts.iter().enumerate() {
-        below += u64::from(count);
-        if below >= rank {
-            return rate_of(index);
-        }
-    }
-    0.0
 }
 
 #[cfg(test)]

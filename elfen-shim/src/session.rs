@@ -38,6 +38,13 @@ pub struct Feed {
     pub ready: Option<&'static AtomicU64>,
 }
 
+impl Feed {
+    /// All of a word, as unsigned number.
+    pub(crate) fn of_word(kind: Kind, word: usize) -> Self {
+        Self { kind, word, offset: 0, width: Width::U64, lane: None, ready: None }
+    }
+}
+
 /// Shared by the command and all observers of a run: each of them may end the run.
 #[derive(Debug, Default)]
 pub struct ObserverControl {
@@ -141,9 +148,9 @@ impl Words {
         Ok(self.words.len() - 1)
     }
 
-    fn feed(&mut self, name: String, source: Source, feed: Feed, names: Vec<(u64, String)>) {
+    fn feed(&mut self, name: String, source: Source, feed: Feed) {
         let signed = feed.width.signed && feed.kind == Kind::Values;
-        self.signals.push(Signal { name, source, kind: feed.kind, signed, names });
+        self.signals.push(Signal { signed, ..Signal::new(&name, source, feed.kind) });
         self.feeds.push(feed);
     }
 
@@ -166,15 +173,7 @@ impl Words {
             self.lanes.push(FollowedLane::new(slot, word, Vec::new()));
             if shown {
                 let name = if is_one { "task".to_owned() } else { format!("task@{cpu}") };
-                let feed = Feed {
-                    kind: Kind::Tags,
-                    word,
-                    offset: 0,
-                    width: Width::U64,
-                    lane: None,
-                    ready: None,
-                };
-                self.feed(name, Source::TaskMap, feed, Vec::new());
+                self.feed(name, Source::TaskMap, Feed::of_word(Kind::Tags, word));
             }
         }
         Ok(())
@@ -199,13 +198,13 @@ impl Words {
             }
             for (name, kind, offset, width, source) in signals {
                 let name = if index == 0 { (*name).to_owned() } else { format!("{name}#{index}") };
-                let feed =
-                    Feed { kind: *kind, word, offset: *offset, width: *width, lane, ready: None };
+                let (offset, width) = (*offset, *width);
+                let feed = Feed { offset, width, lane, ..Feed::of_word(*kind, word) };
                 self.tag_feed = match kind {
                     Kind::Tags => self.tag_feed.or(Some(self.feeds.len())),
                     Kind::Values => self.tag_feed,
                 };
-                self.feed(name, *source, feed, Vec::new());
+                self.feed(name, *source, feed);
             }
         }
         Ok(())
@@ -225,29 +224,25 @@ impl Words {
                 ServiceWord::RunningRequest => &slot.running_request,
                 ServiceWord::FinishedRequests => &slot.finished_requests,
             };
-            let word_index = self.add_word(at)?;
+            let feed = Feed::of_word(Kind::Values, self.add_word(at)?);
             let suffix = if reader.lanes() == 1 { String::new() } else { format!("#{lane}") };
             let name = format!("service:{name}.{}{suffix}", word.name());
-            let (kind, width) = (Kind::Values, Width::U64);
-            let feed = Feed { kind, word: word_index, offset: 0, width, lane: None, ready: None };
-            self.feed(name, Source::ServicePage, feed, Vec::new());
+            self.feed(name, Source::ServicePage, feed);
         }
         Ok(())
     }
 
     pub fn add_number(&mut self, name: String, place: &NumberLocation) -> Result<(), TooMany> {
-        let word = self.add_word(place.word)?;
         let NumberLocation { offset, width, ready, .. } = *place;
-        let feed = Feed { kind: Kind::Values, word, offset, width, lane: None, ready };
-        self.feed(name, place.source, feed, Vec::new());
+        let feed = Feed::of_word(Kind::Values, self.add_word(place.word)?);
+        self.feed(name, place.source, Feed { offset, width, ready, ..feed });
         Ok(())
     }
 
     pub fn add_state(&mut self, state: ProcState) -> Result<(), TooMany> {
-        let word = self.add_word(state.word)?;
-        let feed =
-            Feed { kind: Kind::Tags, word, offset: 0, width: Width::U64, lane: None, ready: None };
-        self.feed("state".to_owned(), Source::Proc, feed, ProcState::names());
+        let feed = Feed::of_word(Kind::Tags, self.add_word(state.word)?);
+        self.feed("state".to_owned(), Source::Proc, feed);
+        self.signals.last_mut().expect("it was just added").names = ProcState::names();
         self.state = Some(state);
         Ok(())
     }
@@ -266,14 +261,6 @@ impl Words {
     /// Adds the word of a number for a rate, without a signal.
     pub fn add_rate_word(&mut self, place: &NumberLocation) -> Result<usize, TooMany> {
         self.add_word(place.word)
-    }
-
-    pub fn add_rate(&mut self, rate: Rate) {
-        self.rates.push(rate);
-    }
-
-    pub fn index_of(&self, name: &str) -> Option<usize> {
-        self.signals.iter().position(|signal| signal.name == name)
     }
 
     /// The number of words.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::histogram::Histogram;
 use crate::recording::{
-    Cost, Dte, Head, Kind, ObserverHead, Periods, RateFigure, Recording, Source,
+    Cost, Head, Kind, ObserverHead, Periods, RateFigure, Recording, RunFigures, Source,
 };
 use crate::tally::{Coverage, Tally, WeightedValues};
 
@@ -41,29 +41,16 @@ pub struct Summary {
     pub signals: Vec<SignalFigure>,
     pub tags: Vec<TagFigure>,
     pub not_running_percent: Option<f64>,
-    pub missed_switches: Option<u64>,
     pub rates: Vec<RateFigure>,
-    pub dte: Option<Dte>,
-    pub cost_percent: Option<Cost>,
     /// The period that would cost about 2 %, if the cost was higher. It assumes that the cost of a
     /// sample does not depend on the period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub two_percent_at_ns: Option<u64>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub cost_unknown: String,
-    /// How long the process was stopped in total.
-    pub stopped_ns: u64,
-    /// The part of `stopped_ns` at the end of the run.
-    pub stopped_at_end_ns: u64,
     /// Whether functions report that they return; `None` if no function was observed.
     pub returns: Option<bool>,
-    pub refused_threads: u64,
-    /// Functions that report by code at their entries that they run.
-    pub entries: u64,
-    /// Functions that do not report because their address has the lower half of another's.
-    pub ambiguous_entries: u64,
     pub ended: String,
-    pub exit_status: Option<i32>,
+    #[serde(flatten)]
+    pub figures: RunFigures,
 }
 
 /// One of several observers.
@@ -149,7 +136,7 @@ impl Summary {
             let figure = SignalFigure {
                 name: signal.name.clone(),
                 source: signal.source,
-                new_values: seen.new_values(),
+                new_values: seen.new_values,
                 values: seen.values.map(Values::from),
             };
             if signal.kind == Kind::Tags {
@@ -225,20 +212,14 @@ impl Summary {
             signals: Vec::new(),
             tags: Vec::new(),
             not_running_percent: None,
-            missed_switches: head.missed_switches,
             rates: head.rates.clone(),
-            dte: head.dte,
-            cost_percent: head.cost,
-            two_percent_at_ns: head.cost.and_then(|cost| two_percent_at(&cost, &head.period_ns)),
-            cost_unknown: head.cost_unknown.clone(),
-            stopped_ns: head.stopped_ns,
-            stopped_at_end_ns: head.stopped_at_end_ns,
+            two_percent_at_ns: head
+                .figures
+                .cost_percent
+                .and_then(|cost| two_percent_at(&cost, &head.period_ns)),
             returns: None,
-            refused_threads: head.refused_threads,
-            entries: head.entries,
-            ambiguous_entries: head.ambiguous,
             ended: head.ended.clone(),
-            exit_status: head.exit_status,
+            figures: head.figures.clone(),
         }
     }
 }

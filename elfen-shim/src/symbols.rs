@@ -15,7 +15,8 @@ use object::elf::{PF_W, PT_GNU_RELRO, PT_LOAD, STT_TLS};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Endianness, Object, ObjectSegment, ObjectSymbol, SymbolFlags};
 
-use crate::recording::{Kind, Recording, Signal, Source, State};
+pub use crate::recording::NO_NAME;
+use crate::recording::{Kind, Recording, Source, State};
 
 /// The hook that functions built with -finstrument-functions call.
 const HOOK: &[u8] = b"__cyg_profile_func_enter";
@@ -28,7 +29,6 @@ const NAME_BYTES: usize = 200;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loaded {
     pub path: PathBuf,
-    pub device: String,
     pub inode: u64,
     /// The address of the file's first byte.
     pub start: u64,
@@ -83,7 +83,7 @@ impl Layout {
 fn loaded(mappings: &[Mapping]) -> Vec<Loaded> {
     let mut found: Vec<Loaded> = Vec::new();
     for mapping in mappings {
-        let Some((device, inode)) = &mapping.file else { continue };
+        let Some((_, inode)) = &mapping.file else { continue };
         let is_file = mapping.name.starts_with('/') && !mapping.name.starts_with("/SYSV");
         if !is_file || !mapping.private {
             continue;
@@ -93,7 +93,6 @@ fn loaded(mappings: &[Mapping]) -> Vec<Loaded> {
             Some(last) => last.end = mapping.range.end,
             None if mapping.offset == 0 => found.push(Loaded {
                 path: mapping.name.trim_end_matches(" (deleted)").into(),
-                device: device.clone(),
                 inode: *inode,
                 start: mapping.range.start,
                 end: mapping.range.end,
@@ -290,21 +289,71 @@ fn demangled(name: &str) -> String {
     name.to_owned()
 }
 
-/// Finds the names of a process's addresses. It reads each file once.
+/// Finds the names of a process's addresses and of tasks. It reads each file once.
 #[derive(Debug)]
 pub struct Names {
     layout: Layout,
+    /// The name of the observed process.
+    program: String,
     files: HashMap<u64, Option<Symbols>>,
 }
 
 impl Names {
-    pub fn of(layout: Layout) -> Self {
-        Self { layout, files: HashMap::new() }
+    pub fn of(layout: Layout, program: &str) -> Self {
+        Self { layout, program: program.to_owned(), files: HashMap::new() }
     }
 
     /// See [`Layout::update`].
-    pub fn update(&mut self, process: u32) {
-        self.layout.update(process);
+    pub fn update(&mut self) {
+        self.layout.update(self.layout.process);
+    }
+
+    /// Names all tags of a recording.
+    pub fn name_values(&mut self, recording: &mut Recording) {
+        for (signal, runs) in recording.head.signals.iter_mut().zip(&recording.runs) {
+            if signal.kind != Kind::Tags || !signal.names.is_empty() {
+                continue;
+            }
+            let values = runs.iter().filter_map(|run| match run.state {
+                State::Value(value) => Some(value),
+                State::Gap | State::NotRunning | State::Other => None,
+            });
+            let values: BTreeSet<u64> = values.collect();
+            let named = values.into_iter().map(|value| (value, self.value(signal.source, value)));
+            signal.names = named.collect();
+        }
+    }
+
+    /// Names a value of a signal from this source.
+    pub fn value(&mut self, source: Source, value: u64) -> String {
+        match source {
+            Source::Entries | Source::EntriesAndReturns => self.function(value),
+            Source::SourceTags => self.tag(value),
+            Source::TaskMap => match Running::from_word(value) {
+                Running::Idle => "(idle)".to_owned(),
+                Running::Unknown => "(not known yet)".to_owned(),
+                Running::Task(task) => {
+                    // Of other processes, the name of the thread itself: it often differs from that
+                    // of its process.
+                    let name = if task.process == self.layout.process {
+                        self.program.clone()
+                    } else {
+                        name_of(task.thread).unwrap_or_else(|| "(ended)".to_owned())
+                    };
+                    if task.thread == task.process {
+                        format!("{name} {}", task.process)
+                    } else {
+                        format!("{name} {}/{}", task.process, task.thread)
+                    }
+                }
+            },
+            Source::ServicePage
+            | Source::Mapped
+            | Source::SharedAtStart
+            | Source::Shared
+            | Source::Read
+            | Source::Proc => format!("{value}"),
+        }
     }
 
     /// Finds the file that contains an address, by the address's lower half. Returns the address in
@@ -349,61 +398,6 @@ impl Names {
         }
         let text = self.find_symbols(half).and_then(|(_, symbols, at)| symbols.text_at(at));
         text.unwrap_or_else(|| format!("{half:#x}"))
-    }
-}
-
-/// The name of the value 0: the thread has set no tag, or reports no function.
-pub const NO_NAME: &str = "(none)";
-
-/// Returns the name of a value of a signal. `own` is the observed process, by id and name.
-pub fn name_value(names: &mut Names, signal: &Signal, value: u64, own: &(u32, String)) -> String {
-    match signal.source {
-        Source::Entries | Source::EntriesAndReturns => names.function(value),
-        Source::SourceTags => names.tag(value),
-        Source::TaskMap => match Running::from_word(value) {
-            Running::Idle => "(idle)".to_owned(),
-            Running::Unknown => "(not known yet)".to_owned(),
-            Running::Task(task) => {
-                // Of other processes, the name of the thread itself: it often differs from that of
-                // its process.
-                let name = if task.process == own.0 {
-                    own.1.clone()
-                } else {
-                    name_of(task.thread).unwrap_or_else(|| "(ended)".to_owned())
-                };
-                if task.thread == task.process {
-                    format!("{name} {}", task.process)
-                } else {
-                    format!("{name} {}/{}", task.process, task.thread)
-                }
-            }
-        },
-        Source::ServicePage
-        | Source::Mapped
-        | Source::SharedAtStart
-        | Source::Shared
-        | Source::Read
-        | Source::Proc => format!("{value}"),
-    }
-}
-
-/// Names all tags of a recording. `own` is the observed process, by id and name.
-pub fn name_values(recording: &mut Recording, names: &mut Names, own: &(u32, String)) {
-    for (index, runs) in recording.runs.iter().enumerate() {
-        let signal = &recording.head.signals[index];
-        if signal.kind != Kind::Tags || !signal.names.is_empty() {
-            continue;
-        }
-        let values: BTreeSet<u64> = runs
-            .iter()
-            .filter_map(|run| match run.state {
-                State::Value(value) => Some(value),
-                State::Gap | State::NotRunning | State::Other => None,
-            })
-            .collect();
-        let signal = signal.clone();
-        let named = values.into_iter().map(|value| (value, name_value(names, &signal, value, own)));
-        recording.head.signals[index].names = named.collect();
     }
 }
 
@@ -460,7 +454,7 @@ mod tests {
         assert_eq!((global.size, global.kind), (8, GlobalKind::Writable));
         let at = (&raw const COUNTER).addr() as u64;
         assert_eq!(program.start + global.address - symbols.base, at);
-        let mut names = Names::of(layout);
+        let mut names = Names::of(layout, "this");
         let function =
             addresses_of_this_process_have_their_names as fn() as usize as u64 & 0xffff_ffff;
         assert!(names.function(function).ends_with("addresses_of_this_process_have_their_names"));

@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::clock::Clock;
 use crate::histogram::Histogram;
-use crate::recording::{Recording, State};
-use crate::symbols::NO_NAME;
+use crate::recording::{NO_NAME, Recording, Signal, State, StateNames};
 
 /// Statistics of one tag.
 #[derive(Clone, Debug, Default)]
@@ -40,29 +39,24 @@ impl Tag {
 
 impl Tags {
     pub fn of(recording: &Recording, signal: usize) -> Self {
+        let mut tags = Self::default();
+        tags.add(recording, signal);
+        tags
+    }
+
+    /// Adds the runs of a recording of the time that follows.
+    pub(crate) fn add(&mut self, recording: &Recording, signal: usize) {
         let head = &recording.head;
-        let names = &head.signals[signal].names;
-        let mut joiner = RunJoiner::of(names, head.clock);
+        let mut joiner = RunJoiner::of(&head.signals[signal], head.clock);
         for (run, end) in recording.joined(signal) {
             joiner.add_run(run.state, end.saturating_sub(run.start_ticks));
         }
-        joiner.finish()
+        joiner.finish(self);
     }
 
     /// Returns whether any tag was set.
     pub fn has_names(&self) -> bool {
         self.by_name.keys().any(|name| name != NO_NAME)
-    }
-
-    pub(crate) fn add(&mut self, next: Self) {
-        self.ran_ticks += next.ran_ticks;
-        self.not_running_ticks += next.not_running_ticks;
-        for (name, next) in next.by_name {
-            let tag = self.by_name.entry(name).or_default();
-            tag.ticks += next.ticks;
-            tag.lengths.add_all(&next.lengths);
-            tag.at_least.add_all(&next.at_least);
-        }
     }
 }
 
@@ -110,7 +104,7 @@ struct OpenRun {
 /// Joins consecutive runs whose values have the same name. A function has several values if it is
 /// entered, and returned to, at several addresses.
 struct RunJoiner<'a> {
-    given: HashMap<u64, &'a str>,
+    names: StateNames<'a>,
     clock: Clock,
     /// The index of each value's name in `tags`.
     indices: HashMap<State, usize>,
@@ -126,9 +120,9 @@ struct RunJoiner<'a> {
 const EXACT_PARTS: u64 = 100;
 
 impl<'a> RunJoiner<'a> {
-    fn of(names: &'a [(u64, String)], clock: Clock) -> Self {
+    fn of(signal: &'a Signal, clock: Clock) -> Self {
         Self {
-            given: names.iter().map(|(value, name)| (*value, name.as_str())).collect(),
+            names: signal.state_names(),
             clock,
             indices: HashMap::new(),
             by_name: HashMap::new(),
@@ -143,15 +137,7 @@ impl<'a> RunJoiner<'a> {
         if let Some(&index) = self.indices.get(&state) {
             return index;
         }
-        let name = match state {
-            State::Value(value) => match self.given.get(&value) {
-                Some(name) => (*name).to_owned(),
-                None if value == 0 => NO_NAME.to_owned(),
-                None => format!("{value:#x}"),
-            },
-            State::Gap | State::NotRunning | State::Other => "(others)".to_owned(),
-        };
-        let index = *self.by_name.entry(name).or_insert(self.tags.len());
+        let index = *self.by_name.entry(self.names.of(state)).or_insert(self.tags.len());
         if index == self.tags.len() {
             self.tags.push(Tag::default());
         }
@@ -211,33 +197,42 @@ impl<'a> RunJoiner<'a> {
         }
     }
 
-    fn finish(mut self) -> Tags {
+    fn finish(mut self, sum: &mut Tags) {
         self.between = Between::Unseen;
         self.close_run();
-        let ran_ticks = self.tags.iter().map(|tag| tag.ticks).sum();
-        let tags = &mut self.tags;
-        let by_name =
-            self.by_name.into_iter().map(|(name, index)| (name, std::mem::take(&mut tags[index])));
-        Tags { by_name: by_name.collect(), ran_ticks, not_running_ticks: self.not_running_ticks }
+        sum.not_running_ticks += self.not_running_ticks;
+        for (name, index) in self.by_name {
+            let (tag, all) = (&self.tags[index], sum.by_name.entry(name).or_default());
+            sum.ran_ticks += tag.ticks;
+            all.ticks += tag.ticks;
+            all.lengths.add_all(&tag.lengths);
+            all.at_least.add_all(&tag.at_least);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recording::{Kind, Source};
 
     /// Returns for each tag: its time, its known lengths, and its lower bounds.
     fn seen(states: &[(State, u64)]) -> Vec<(u64, Vec<u64>, Vec<u64>)> {
-        let names: Vec<(u64, String)> = (1..4).map(|value| (value, value.to_string())).collect();
+        let names = (1..4).map(|value| (value, value.to_string())).collect();
+        let signal = Signal { names, ..Signal::new("tag", Source::SourceTags, Kind::Tags) };
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };
-        let mut joiner = RunJoiner::of(&names, clock);
+        let mut joiner = RunJoiner::of(&signal, clock);
+        let mut tags = Tags::default();
         states.iter().for_each(|(state, ticks)| joiner.add_run(*state, *ticks));
         let column = |histogram: &Histogram| {
             let columns = histogram.columns();
             columns.flat_map(|(low, _, count)| (0..count).map(move |_| low)).collect()
         };
-        let tags = joiner.finish().by_name.into_values();
-        tags.map(|tag| (tag.ticks, column(&tag.lengths), column(&tag.at_least))).collect()
+        joiner.finish(&mut tags);
+        tags.by_name
+            .into_values()
+            .map(|tag| (tag.ticks, column(&tag.lengths), column(&tag.at_least)))
+            .collect()
     }
 
     /// Goal: a known length is exact or off by at most 1/100; all others are lower bounds. Method:

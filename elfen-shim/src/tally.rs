@@ -1,14 +1,14 @@
 //! Sums over runs: how long each tag lasted, the lengths of its runs, and what was not observed.
 //!
-//! A tally stays small however many runs are added. The tallies of consecutive recordings of the
-//! same signals can be added up.
+//! A tally stays small however many runs are added. Consecutive recordings of the same signals can
+//! be added to one tally.
 
 use elfen_console::duration::number;
 
 use crate::recording::{Kind, Recording, State};
 use crate::tags::Tags;
 
-/// Sums over all runs of a recording.
+/// Sums over all runs of a recording, or of several consecutive ones.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub signals: Vec<SignalTally>,
@@ -23,24 +23,19 @@ pub struct Coverage {
     pub gap_ticks: u64,
     pub gaps: u64,
     pub longest_gap_ticks: u64,
-    /// Time before the first sample. It counts as a gap if another recording precedes this one.
-    leading_ticks: u64,
+    /// Whether there was a sample. The time before the first sample is no gap.
+    began: bool,
 }
 
 /// Sums over the runs of one signal.
 #[derive(Clone, Debug, Default)]
 pub struct SignalTally {
-    changes: Changes,
+    /// How often a value differed from the value before it. Gaps and times without the thread are
+    /// not changes.
+    pub new_values: u64,
+    last: Option<State>,
     pub values: Option<WeightedValues>,
     pub tags: Tags,
-}
-
-/// Counts changes from one value to another. Gaps and times without the thread are not changes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Changes {
-    count: u64,
-    /// The first value and the last.
-    ends: Option<(State, State)>,
 }
 
 /// Extremes and mean of a number, weighted by time.
@@ -56,16 +51,25 @@ pub struct WeightedValues {
 
 impl Tally {
     pub fn of(recording: &Recording) -> Self {
-        let of = |signal| SignalTally::of(recording, signal);
-        let signals = (0..recording.head.signals.len()).map(of).collect();
-        // All signals of an observer have the same gaps, so the first signal is enough.
-        let firsts = recording.head.firsts().into_iter();
-        Self { signals, coverage: firsts.map(|signal| Coverage::of(recording, signal)).collect() }
+        let mut tally = Self::default();
+        tally.add(recording);
+        tally
     }
 
-    /// The tally of an observer with `signals` signals and no runs yet.
-    pub fn empty(signals: usize) -> Self {
-        Self { signals: vec![SignalTally::default(); signals], coverage: vec![Coverage::default()] }
+    /// Adds a recording of the same signals over the time that follows.
+    pub fn add(&mut self, recording: &Recording) {
+        // All signals of an observer have the same gaps, so the first signal is enough.
+        let firsts = recording.head.firsts();
+        self.coverage.resize_with(firsts.len(), Default::default);
+        for (coverage, first) in self.coverage.iter_mut().zip(firsts) {
+            for (run, end) in recording.runs_with_ends(first) {
+                coverage.add_run(run.state, end.saturating_sub(run.start_ticks));
+            }
+        }
+        self.signals.resize_with(recording.head.signals.len(), Default::default);
+        for (index, signal) in self.signals.iter_mut().enumerate() {
+            signal.add(recording, index);
+        }
     }
 
     /// Adds the signals of another observer of the same time.
@@ -86,131 +90,51 @@ impl Tally {
         }
         all
     }
-
-    /// Adds the tally of the same signals over the time that follows.
-    pub fn add(&mut self, next: Self) {
-        if self.signals.is_empty() {
-            *self = next;
-            return;
-        }
-        self.coverage.iter_mut().zip(next.coverage).for_each(|(one, next)| one.add(next));
-        self.signals.iter_mut().zip(next.signals).for_each(|(one, next)| one.add(next));
-    }
 }
 
 impl Coverage {
-    /// Computes it from one of the observer's signals.
-    fn of(recording: &Recording, signal: usize) -> Self {
-        let mut coverage = Self::default();
-        let first = recording.runs.get(signal).and_then(|runs| runs.first());
-        let first = first.map(|run| run.start_ticks);
-        for (run, end) in recording.runs_with_ends(signal) {
-            let ticks = end.saturating_sub(run.start_ticks);
-            if run.state != State::Gap {
-                coverage.observed_ticks += ticks;
-            } else if first.is_some_and(|first| run.start_ticks > first) {
-                coverage.add_gap(ticks);
-            } else {
-                coverage.leading_ticks += ticks;
-            }
+    fn add_run(&mut self, state: State, ticks: u64) {
+        if state != State::Gap {
+            self.began = true;
+            self.observed_ticks += ticks;
+        } else if self.began {
+            self.gap_ticks += ticks;
+            self.gaps += 1;
+            self.longest_gap_ticks = self.longest_gap_ticks.max(ticks);
         }
-        coverage
-    }
-
-    fn add_gap(&mut self, ticks: u64) {
-        self.gap_ticks += ticks;
-        self.gaps += 1;
-        self.longest_gap_ticks = self.longest_gap_ticks.max(ticks);
-    }
-
-    /// Adds the time that follows.
-    fn add(&mut self, next: Self) {
-        match (self.observed_ticks, next.leading_ticks) {
-            (_, 0) => {}
-            (0, leading) => self.leading_ticks += leading,
-            (_, leading) => self.add_gap(leading),
-        }
-        self.observed_ticks += next.observed_ticks;
-        self.gap_ticks += next.gap_ticks;
-        self.gaps += next.gaps;
-        self.longest_gap_ticks = self.longest_gap_ticks.max(next.longest_gap_ticks);
     }
 }
 
 impl SignalTally {
-    fn of(recording: &Recording, signal: usize) -> Self {
-        let states = recording.runs[signal].iter().map(|run| run.state);
-        let values = states.filter(|state| matches!(state, State::Value(_) | State::Other));
-        let changes = values.fold(Changes::default(), |sum, state| {
-            sum.and(Changes { count: 0, ends: Some((state, state)) })
-        });
-        match recording.head.signals[signal].kind {
-            Kind::Values => {
-                Self { changes, values: weighed(recording, signal), tags: Tags::default() }
+    fn add(&mut self, recording: &Recording, index: usize) {
+        for run in &recording.runs[index] {
+            if matches!(run.state, State::Value(_) | State::Other) {
+                let is_new = self.last.is_some_and(|last| last != run.state);
+                self.new_values += u64::from(is_new);
+                self.last = Some(run.state);
             }
-            Kind::Tags => Self { changes, values: None, tags: Tags::of(recording, signal) },
         }
-    }
-
-    /// How often a value differed from the value before it. The first value is not counted.
-    pub fn new_values(&self) -> u64 {
-        self.changes.count
-    }
-
-    fn add(&mut self, next: Self) {
-        self.changes = self.changes.and(next.changes);
-        self.values = match (self.values, next.values) {
-            (Some(one), Some(next)) => Some(one.and(next)),
-            (one, next) => one.or(next),
-        };
-        self.tags.add(next.tags);
-    }
-}
-
-impl Changes {
-    fn and(self, next: Self) -> Self {
-        match (self.ends, next.ends) {
-            (Some((first, before)), Some((after, last))) => Self {
-                count: self.count + next.count + u64::from(before != after),
-                ends: Some((first, last)),
-            },
-            (Some(_), None) => self,
-            (None, _) => next,
+        let signal = &recording.head.signals[index];
+        if signal.kind == Kind::Tags {
+            return self.tags.add(recording, index);
         }
-    }
-}
-
-fn weighed(recording: &Recording, signal: usize) -> Option<WeightedValues> {
-    let of = &recording.head.signals[signal];
-    let each = recording.runs_with_ends(signal).filter_map(|(run, end)| match run.state {
-        State::Value(value) => {
-            let value = of.number(value);
+        for (run, end) in recording.runs_with_ends(index) {
+            let State::Value(value) = run.state else { continue };
             let ticks = number(end.saturating_sub(run.start_ticks));
-            let sum = value as f64 * ticks;
-            Some(WeightedValues {
-                first: value,
-                last: value,
-                least: value,
-                most: value,
-                sum,
-                ticks,
-            })
+            let value = signal.number(value);
+            let values = self.values.get_or_insert(WeightedValues::of_first(value));
+            values.last = value;
+            values.least = values.least.min(value);
+            values.most = values.most.max(value);
+            values.sum += value as f64 * ticks;
+            values.ticks += ticks;
         }
-        State::Gap | State::NotRunning | State::Other => None,
-    });
-    each.reduce(WeightedValues::and)
+    }
 }
 
 impl WeightedValues {
-    fn and(self, next: Self) -> Self {
-        Self {
-            first: self.first,
-            last: next.last,
-            least: self.least.min(next.least),
-            most: self.most.max(next.most),
-            sum: self.sum + next.sum,
-            ticks: self.ticks + next.ticks,
-        }
+    fn of_first(value: i128) -> Self {
+        Self { first: value, last: value, least: value, most: value, sum: 0.0, ticks: 0.0 }
     }
 
     pub fn mean(&self) -> f64 {
@@ -245,13 +169,13 @@ mod tests {
                 (from..).zip(states).map(run).collect()
             };
             let runs = vec![runs([7, 7]), runs(grows)];
-            Tally::of(&Recording { head: head.clone(), runs, cut: false })
+            Recording { head: head.clone(), runs, cut: false }
         };
-        let mut tally = Tally::empty(2);
+        let mut tally = Tally::default();
         for (from, grows) in [(0, [1, 2]), (10, [2, 3]), (20, [4, 4])] {
-            tally.add(part(from, grows));
+            tally.add(&part(from, grows));
         }
-        let counts: Vec<u64> = tally.signals.iter().map(SignalTally::new_values).collect();
+        let counts: Vec<u64> = tally.signals.iter().map(|signal| signal.new_values).collect();
         assert_eq!(counts, [0, 3]);
     }
 }

@@ -183,6 +183,7 @@ fn rates(summary: &Summary) -> String {
 }
 
 fn notes(summary: &Summary) -> Vec<String> {
+    let figures = &summary.figures;
     let mut notes = Vec::new();
     if summary.gaps > 0 {
         let share =
@@ -199,29 +200,29 @@ fn notes(summary: &Summary) -> Vec<String> {
     if let Some(percent) = summary.not_running_percent {
         notes.push(format!("the thread did not run for {percent:.1} % of the observed time"));
     }
-    if let Some(missed) = summary.missed_switches.filter(|&missed| missed > 0) {
+    if let Some(missed) = figures.missed_switches.filter(|&missed| missed > 0) {
         notes.push(format!("no sample saw {missed} of the lanes' switches"));
     }
     if summary.steal_ns > 0 {
         notes.push(format!("steal time: the host took {} from the lanes", show(summary.steal_ns)));
     }
-    if summary.stopped_ns > 0 {
-        let at_end = summary.stopped_at_end_ns;
+    if figures.stopped_ns > 0 {
+        let at_end = figures.stopped_at_end_ns;
         notes.push(format!(
             "the process was stopped for {} to share its pages, and for {} at the end to make them \
              private again",
-            show(summary.stopped_ns.saturating_sub(at_end)),
+            show(figures.stopped_ns.saturating_sub(at_end)),
             show(at_end),
         ));
     }
-    if let Some(dte) = &summary.dte {
+    if let Some(dte) = &figures.dte {
         notes.push(format!(
             "double-time error: {} rates kept, {} discarded (tolerance {} %, at least {:.0} ns); a \
              counter shrank in {} samples",
             dte.kept, dte.discarded, dte.tolerance_percent, dte.floor_ns, dte.shrunk
         ));
     }
-    if let Some(cost) = &summary.cost_percent {
+    if let Some(cost) = &figures.cost_percent {
         notes.push(format!(
             "observation cost {:.1} % (95 % interval: {:.1} to {:.1}){}",
             cost.median,
@@ -233,24 +234,24 @@ fn notes(summary: &Summary) -> Vec<String> {
             ))
         ));
     }
-    if !summary.cost_unknown.is_empty() {
-        notes.push(format!("the cost of observation is not known: {}", summary.cost_unknown));
+    if !figures.cost_unknown.is_empty() {
+        notes.push(format!("the cost of observation is not known: {}", figures.cost_unknown));
     }
-    if summary.refused_threads > 0 {
+    if figures.refused_threads > 0 {
         notes.push(format!(
             "{} threads have no tags or functions: all slots of the program's page were taken",
-            summary.refused_threads
+            figures.refused_threads
         ));
     }
     if summary.returns == Some(false) {
         notes.push(NO_RETURNS.to_owned());
     }
-    if summary.ambiguous_entries > 0 {
+    if figures.ambiguous_entries > 0 {
         notes.push(format!(
             "{} of {} functions do not report that they run, as the lower half of their address is \
              that of another function: their time counts for their callers",
-            summary.ambiguous_entries,
-            summary.entries + summary.ambiguous_entries
+            figures.ambiguous_entries,
+            figures.entries + figures.ambiguous_entries
         ));
     }
     if !summary.ended.is_empty() {

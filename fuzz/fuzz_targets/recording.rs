@@ -30,5 +30,5 @@ fn before_chunks() -> Vec<u8> {
     };
     let head = serde_json::to_vec(&head).unwrap();
     let length = u32::try_from(head.len()).unwrap().to_le_bytes();
-    [&MAGIC[..], &VERSION.to_le_bytes(), &length, &[0; 4], &head].concat()
+    [&MAGIC[..], &VERSION.to_le_bytes(), b"H", &length, &[0; 4], &head].concat()
 }

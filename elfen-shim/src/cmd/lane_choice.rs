@@ -113,34 +113,6 @@ fn choose_of(
 mod tests {
     use super::*;
 
-    /// Goal: a choice that cannot work is refused before anything starts. Method: this machine.
-    #[test]
-    #[ignore = "needs two CPUs that share no core"]
-    fn lanes_are_checked_on_this_machine() {
-        let topology = topology(&Source::live()).unwrap();
-        let apart = topology.usable.len() >= 2 && !topology.smt();
-        assert!(apart, "needs two CPUs that share no core");
-        let mut usable = topology.usable.iter();
-        let (first, second) = (usable.next().unwrap(), usable.next().unwrap());
-        let of = |on: Option<&str>, from: Option<u32>| {
-            let on = on.map(|on| on.parse::<CpuSet>().unwrap());
-            let from = from.map(|from| [from].into_iter().collect());
-            choose_of(&topology, on.as_ref(), from.as_ref(), false, &topology.usable)
-        };
-        let (one, two) = (first.to_string(), second.to_string());
-        let chosen = of(Some(&one), None).unwrap();
-        assert!(!chosen.from.contains(first) && chosen.on.contains(first));
-        let chosen = of(None, Some(second)).unwrap();
-        assert!(!chosen.on.contains(second) && chosen.on.contains(first));
-        for (on, from, why) in [
-            (Some(&one), Some(first), "cannot observe itself"),
-            (Some(&two), Some(8000), "has no CPU 8000"),
-        ] {
-            let failure = of(on.map(String::as_str), from).unwrap_err().to_string();
-            assert!(failure.contains(why), "{failure}");
-        }
-    }
-
     fn recorded(machine: &str) -> Topology {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen/tests/sysfs");
         let source = Source::open_recording(&folder.join(machine)).unwrap();
@@ -164,6 +136,9 @@ mod tests {
         assert_eq!(of(&desktop, Some("0"), Some(sibling), true).unwrap().first(), sibling);
         let apart = of(&desktop, Some("0"), None, false).unwrap().first();
         assert!(!core.contains(apart), "CPU {apart}");
+        let chosen = of(&desktop, None, Some(sibling), false).unwrap();
+        assert!(chosen.on.contains(0) && !chosen.on.contains(sibling), "{chosen:?}");
+        assert!(why(of(&desktop, Some("0"), Some(8000), false)).contains("has no CPU 8000"));
         let all = desktop.usable.to_string();
         assert!(why(of(&desktop, Some(&all), None, false)).contains("every lane is observed"));
         let offline = recorded("cpu-offline.machine");

@@ -13,8 +13,8 @@ use elfen_console::terminal::{Input, Screen};
 
 use crate::clock::Clock;
 use crate::live::{LiveTotals, SignalTotals};
-use crate::recording::{Kind, Signal};
-use crate::symbols::{Layout, NO_NAME, Names, name_value};
+use crate::recording::{Head, Kind, NO_NAME, Signal};
+use crate::symbols::{Layout, Names};
 use crate::text::clipped;
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -27,8 +27,8 @@ pub(super) struct LiveView {
     pub(super) lives: Vec<Arc<LiveTotals>>,
     pub(super) signals: Vec<Signal>,
     pub(super) clock: Clock,
-    /// The observed process, by id and name.
-    pub(super) own: (u32, String),
+    /// The name of the observed process.
+    pub(super) program: String,
     pub(super) screen: Option<Screen>,
     names: HashMap<(usize, u64), String>,
     last: Vec<SignalTotals>,
@@ -38,20 +38,14 @@ pub(super) struct LiveView {
 }
 
 impl LiveView {
-    pub(super) fn of(
-        lives: Vec<Arc<LiveTotals>>,
-        signals: Vec<Signal>,
-        clock: Clock,
-        own: (u32, String),
-        screen: Option<Screen>,
-    ) -> Self {
+    pub(super) fn of(lives: Vec<Arc<LiveTotals>>, head: &Head, screen: Option<Screen>) -> Self {
         let began = Instant::now();
         Self {
-            last: vec![SignalTotals::default(); signals.len()],
+            last: vec![SignalTotals::default(); head.signals.len()],
             lives,
-            signals,
-            clock,
-            own,
+            signals: head.signals.clone(),
+            clock: head.clock,
+            program: head.program.clone(),
             screen,
             names: HashMap::new(),
             last_samples: 0,
@@ -98,7 +92,7 @@ impl LiveView {
         let gap = since.iter().map(|one| one.gap).max().unwrap_or(0);
         let mut text = format!(
             "{}: {}, {:.2} M samples in the last second, {:.1} % of it in gaps\n",
-            clipped(&self.own.1),
+            clipped(&self.program),
             show(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)),
             number(samples - self.last_samples) / 1e6,
             100.0 * number(self.clock.ns(gap)) / 1e9,
@@ -135,8 +129,9 @@ impl LiveView {
                 known.or_insert_with(|| {
                     let given = signal.names.iter().find(|(known, _)| known == value);
                     given.map(|(_, name)| name.clone()).unwrap_or_else(|| {
-                        let names = names.get_or_insert_with(|| Names::of(layout.clone()));
-                        name_value(names, signal, *value, &self.own)
+                        let names =
+                            names.get_or_insert_with(|| Names::of(layout.clone(), &self.program));
+                        names.value(signal.source, *value)
                     })
                 });
             }

@@ -1,50 +1,47 @@
 //! `elfen shim`: starts or finds a program, observes it, and prints the summary.
 //!
 //! [`run`] prepares everything that can fail without a program. [`Run::observe`] then runs the
-//! observers and writes the outcome.
+//! observers, and [`Run::finish`] writes what they found.
 
-use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output;
-use elfen_console::terminal::{self, Role, Screen};
+use elfen_console::terminal::{self, Role};
 use elfen_machine::affinity;
 use elfen_machine::cpulist::CpuSet;
-use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::ThreadSlot;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::args::{Args, Keep, PeriodChoice, check_args};
 use super::count;
-use super::gather::{Context, gather_words};
-use super::lane_choice::{LaneChoice, choose};
+use super::gather::gather_words;
+use super::lane_choice::choose;
 use super::live::LiveView;
-use super::outcome::{self, RecordingFile};
+use super::recording_file::RecordingFile;
 use super::suggestions::suggestions;
 use super::target::{
-    Target, check_process, create_output_file, open_task_map, prepare_target, start_failure,
+    Run, Target, check_process, create_output_file, open_task_map, prepare_target, start_failure,
 };
 use super::wait::{End, block_signals, blocked_signals, signal_failure, wait, wait_for_exit};
-
 use crate::clock::{Clock, Moment};
-use crate::cost::CostMeter;
+use crate::cost::{CostMeter, cost_of};
 use crate::fold::Fold;
 use crate::live::LiveTotals;
 use crate::observers::Observers;
 use crate::pacing::{AUTO_NS, Pacing};
 use crate::program;
 use crate::reach::{PageSupervisor, StopTimes};
-use crate::recording::{Head, ObserverHead, Signal, Source};
+use crate::recording::{
+    Dte, Head, ObserverHead, Periods, ReadError, Recording, RunFigures, Signal, Source,
+};
 use crate::round_trip;
-use crate::session::{EndReason, ObserverControl, Until};
-use crate::session::{ObserverConfig, ObserverResult, Words};
+use crate::session::{EndReason, ObserverConfig, ObserverControl, ObserverResult, Until, Words};
 use crate::summary::Summary;
-use crate::symbols::{FunctionReporting, Layout};
-use crate::tally::Tally;
+use crate::symbols::{FunctionReporting, Layout, Names};
 
 /// The round trip to assume if it could not be measured: a long one.
 const FAR_TICKS: u64 = 1_500;
@@ -67,7 +64,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     };
     let allowed = allowed
         .map_err(|error| Failure::new(Status::Failed, "reading the lanes", error, "try again"))?;
-    let chosen = choose(args.cpu.as_ref(), args.observer_cpu.as_ref(), args.sibling, &allowed)?;
+    let lanes = choose(args.cpu.as_ref(), args.observer_cpu.as_ref(), args.sibling, &allowed)?;
     let clock = Clock::of_this_machine().map_err(|error| {
         let fix = "use a machine whose kernel keeps time by the time stamp counter";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
@@ -105,75 +102,131 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     // The longest of all observers. The first observer is measured last, because this thread stays
     // on its lane.
     let mut round_trip = Some(0);
-    for (from, on) in chosen.parts().iter().rev() {
+    for (from, on) in lanes.parts().iter().rev() {
         affinity::pin(*from).map_err(pin)?;
         let ticks = on.iter().next().and_then(round_trip::measure_ticks);
         round_trip = round_trip.zip(ticks).map(|(one, other)| one.max(other));
     }
     let map = open_task_map();
     let mut layout = Layout::default();
-    let target = prepare_target(args, &chosen, &mut layout, output.as_ref(), signals)?;
-    let run = Run { args, file, chosen, clock, round_trip, map, layout, screen, output };
-    run.observe(target, out)
+    let target = prepare_target(args, &lanes, &mut layout, output.as_ref(), signals)?;
+    let mut run = Run { args, file, lanes, clock, round_trip, map, layout, target, screen, output };
+    match run.observe(out) {
+        Ok(observed) => run.finish(observed, out),
+        Err(failure) => {
+            // A process that was not released ends with its pipe. A released program is killed,
+            // because it was started only to be observed.
+            if let Some(child) = &mut run.target.child {
+                let _gone = child.kill();
+                let _reaped = child.wait();
+            }
+            Err(failure)
+        }
+    }
 }
 
-struct Run<'a> {
-    args: &'a Args,
-    file: Option<RecordingFile<'a>>,
-    chosen: LaneChoice,
-    clock: Clock,
-    round_trip: Option<u64>,
-    map: Result<&'static TaskMap, String>,
-    layout: Layout,
-    screen: Option<Screen>,
-    /// The program's output, if this command draws on the terminal.
-    output: Option<File>,
+/// What a run has found.
+struct Observed {
+    /// The head of the recording, without what the observers found.
+    head: Head,
+    result: ObserverResult,
+    end: End,
 }
 
 impl Run<'_> {
-    fn observe(mut self, mut target: Target, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-        let map = self.map.clone();
-        let no_map = map.as_ref().err().cloned();
-        let context = Context {
-            process: target.process,
-            children: self.args.follow,
-            page: target.page,
-            map,
-            chosen: &self.chosen,
-            globals: &target.globals,
-            layout: &self.layout,
-            functions: target.reporting.map(Source::from),
-            clock: self.clock,
-            round_trip: self.round_trip,
-        };
-        let gathered = gather_words(&self.args.watch, &self.args.rates(), &context);
-        let gathered = gathered.and_then(|gathered| {
-            if gathered[0].is_empty() {
-                let why = no_map.clone().unwrap_or_else(|| "it has no signal to watch".to_owned());
-                let fix = "name a signal with --watch; `elfen shim signals` lists them";
-                return Err(Failure::new(Status::Failed, "elfen shim", why, fix));
-            }
-            Ok(gathered)
+    /// Runs the observers until the run ends.
+    fn observe(&mut self, out: &mut dyn Write) -> Result<Observed, Failure> {
+        let gathered = gather_words(self)?;
+        let (period_ticks, _) = self.period();
+        self.clock = self.clock.in_units(match self.args.period {
+            PeriodChoice::Auto => self.clock.ticks(AUTO_NS),
+            PeriodChoice::Max | PeriodChoice::Every(_) => period_ticks,
         });
-        let outcome = gathered.and_then(|gathered| self.run_observers(&mut target, gathered, out));
-        let (facts, mut result, end) = match outcome {
-            Ok(outcome) => outcome,
-            Err(failure) => {
-                // A process that was not released ends with its pipe. A released program is killed,
-                // because it was started only to be observed.
-                if let Some(child) = &mut target.child {
-                    let _gone = child.kill();
-                    let _reaped = child.wait();
-                }
-                return Err(failure);
-            }
+        let until =
+            self.args.until.as_deref().map(|text| parse_until(text, &gathered)).transpose()?;
+        let (mut cost_meter, cost_unknown) = self.cost_meter();
+        let parts = self.lanes.parts();
+        let of_all = gathered.iter().flat_map(|words| &words.signals);
+        let mut head = Head {
+            program: self.target.name.clone(),
+            process: self.target.process,
+            children: self.args.follow,
+            machine: cpu_model(),
+            on: self.lanes.on.to_string(),
+            from: self.lanes.first(),
+            observers: observer_heads(&parts, &gathered),
+            clock: self.clock,
+            signals: of_all.cloned().collect(),
+            keeps_samples: self.args.keep == Keep::Samples,
+            bridge_ns: self.args.bridge.map_or(0, nanos),
+            figures: RunFigures { cost_unknown, ..RunFigures::default() },
+            ..Head::default()
         };
+        let of_each = gathered.iter().zip(&parts).enumerate();
+        let configs = of_each.map(|(index, (words, (from, _)))| ObserverConfig {
+            until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
+            cost_meter: cost_meter.take(),
+            fold: (self.args.keep == Keep::Histogram).then(|| {
+                let signals = words.signals.clone();
+                Fold::of(Head { observers: Vec::new(), signals, ..head.clone() })
+            }),
+            live: self.args.live.then(|| Arc::new(LiveTotals::of(words.signals.len()))),
+            ..self.observer_config(*from, parts.len())
+        });
+        let configs: Vec<ObserverConfig> = configs.collect();
+        let lives: Vec<Arc<LiveTotals>> =
+            configs.iter().filter_map(|config| config.live.clone()).collect();
+        let mut view = self.args.live.then(|| LiveView::of(lives, &head, self.screen.take()));
+        if self.args.keep == Keep::Samples {
+            warn_of_samples(self.args.memory, period_ticks, head.signals.len(), self.clock);
+        }
+        let control = Arc::new(ObserverControl::default());
+        let (rate, steal_ns) = (crate::clock::Rate::begin(), program::steal_ns(&self.lanes.on));
+        head.began = Some(Moment::now());
+        let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
+        block_signals()?;
+        let observer = Observers::start(gathered.into_iter().zip(configs), &control);
+        let observer = observer.map_err(failed)?;
+        if let Some(pending) = self.target.pending.take() {
+            match pending.release() {
+                Ok(child) => self.target.child = Some(child),
+                Err(error) => {
+                    control.stop.store(true, Relaxed);
+                    observer.join();
+                    return Err(start_failure(&self.args.program[0], &error));
+                }
+            }
+        }
+        let shown = view.as_mut().map(|view| (view, out));
+        let Target { child, process, supervisor, .. } = &mut self.target;
+        let process = (*process != 0).then_some(*process);
+        let (layout, supervisor) = (&mut self.layout, supervisor.as_ref());
+        let end = wait(child, process, &observer, &control, layout, supervisor, shown);
+        let mut result = observer.join();
+        drop(view);
+        let end = end?;
+        if let Some(supervisor) = self.target.supervisor.take() {
+            if supervisor.was_killed() {
+                result.ended = EndReason::Unshared;
+            }
+            let stopped = make_pages_private(supervisor)?;
+            head.figures.stopped_ns = stopped.to_share_ns + stopped.at_end_ns;
+            head.figures.stopped_at_end_ns = stopped.at_end_ns;
+        }
+        head.steal_ns = program::steal_ns(&self.lanes.on).saturating_sub(steal_ns);
+        self.clock.ticks_per_second = rate.ticks_per_second();
+        head.clock = self.clock;
+        Ok(Observed { head, result, end })
+    }
+
+    /// Writes the recording, prints the summary, and returns the exit status.
+    fn finish(mut self, observed: Observed, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+        let Observed { head, mut result, end } = observed;
         let wrong = |error| Failure::new(Status::Failed, "the recording", error, "report this");
-        let mut recording = outcome::make_recording(facts, &result).map_err(wrong)?;
+        let mut recording = self.make_recording(head, &result, end).map_err(wrong)?;
         if let (Some(last), Some((first, end))) = (self.args.keep_last, recording.span()) {
             let whole = self.clock.ns(end - first);
-            let kept = u64::try_from(last.as_nanos()).unwrap_or(u64::MAX);
-            recording.cut_to(whole.saturating_sub(kept), whole);
+            recording.cut_to(whole.saturating_sub(nanos(last)), whole);
         }
         let written = self.file.take().map(|file| match self.args.keep_last {
             Some(_) => file.write(&recording.head, &recording.to_pool()),
@@ -184,12 +237,15 @@ impl Run<'_> {
             copied.map_err(Failure::output)?;
         }
         let mut tally = result.tally.take().unwrap_or_default();
-        tally.add(Tally::of(&recording));
+        tally.add(&recording);
         let summary = Summary::from(&recording.head, tally, self.args.keep == Keep::Histogram);
-        self.print(&summary, no_map.as_deref(), &target, out)?;
+        let no_map = self.map.as_ref().err().map(String::as_str);
+        let (reporting, globals) = (self.target.reporting, &self.target.own_globals);
+        let suggestions = suggestions(self.args, &summary, no_map, reporting, globals);
+        output::print(out, self.args.json, &summary, || crate::text::text(&summary, &suggestions))?;
         out.flush().map_err(Failure::output)?;
         written.transpose()?;
-        let status = match (end, &mut target.child) {
+        let status = match (end, &mut self.target.child) {
             (End::Program(status), _) => status,
             (End::Signal(signal), child) => {
                 if let Some(child) = child {
@@ -206,124 +262,109 @@ impl Run<'_> {
         Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
     }
 
-    /// Runs the observers until the run ends.
-    fn run_observers(
+    /// Makes the recording, with the names of all values.
+    fn make_recording(
         &mut self,
-        target: &mut Target,
-        gathered: Vec<Words>,
-        out: &mut dyn Write,
-    ) -> Result<(outcome::RunFacts, ObserverResult, End), Failure> {
-        let (period_ticks, _) = self.period();
-        self.clock = self.clock.in_units(match self.args.period {
-            PeriodChoice::Auto => self.clock.ticks(AUTO_NS),
-            PeriodChoice::Max | PeriodChoice::Every(_) => period_ticks,
-        });
-        let until =
-            self.args.until.as_deref().map(|text| parse_until(text, &gathered)).transpose()?;
-        let (mut cost_meter, cost_unknown) = self.cost_meter(target);
-        let parts = self.chosen.parts();
-        let own = (target.process, target.name.clone());
-        let of_each = gathered.iter().zip(&parts).enumerate();
-        let configs = of_each.map(|(index, (words, (from, _)))| ObserverConfig {
-            until: until.filter(|(part, _)| *part == index).map(|(_, until)| until),
-            cost_meter: cost_meter.take(),
-            fold: (self.args.keep == Keep::Histogram).then(|| {
-                let fold = Fold::of(&words.signals, self.clock, own.clone());
-                fold.bridging(self.args.bridge.map_or(0, nanos))
-            }),
-            live: self.args.live.then(|| Arc::new(LiveTotals::of(words.signals.len()))),
-            ..self.observer_config(*from, parts.len())
-        });
-        let configs: Vec<ObserverConfig> = configs.collect();
-        let of_all = gathered.iter().flat_map(|words| &words.signals);
-        let mut signals: Vec<Signal> = of_all.cloned().collect();
-        let counts: Vec<usize> = gathered.iter().map(|words| words.signals.len()).collect();
-        let lives: Vec<Arc<LiveTotals>> =
-            configs.iter().filter_map(|config| config.live.clone()).collect();
-        let mut view = self.args.live.then(|| {
-            LiveView::of(lives, signals.clone(), self.clock, own.clone(), self.screen.take())
-        });
-        if self.args.keep == Keep::Samples {
-            warn_of_samples(self.args.memory, period_ticks, signals.len(), self.clock);
-        }
-        let control = Arc::new(ObserverControl::default());
-        let (rate, steal) = (crate::clock::Rate::begin(), program::steal_ns(&self.chosen.on));
-        let began = Moment::now();
-        let failed = |error| Failure::new(Status::Failed, "the observer", error, "try again");
-        block_signals()?;
-        let each = gathered.into_iter().zip(configs);
-        let observer = Observers::start(each, &control).map_err(failed)?;
-        if let Some(pending) = target.pending.take() {
-            match pending.release() {
-                Ok(child) => target.child = Some(child),
-                Err(error) => {
-                    control.stop.store(true, Relaxed);
-                    observer.join();
-                    let program = self.args.program.first().cloned().unwrap_or_default();
-                    return Err(start_failure(&program, &error));
-                }
-            }
-        }
-        let process = (target.process != 0).then_some(target.process);
-        let shown = view.as_mut().map(|view| (view, out));
-        let child = &mut target.child;
-        let supervisor = target.supervisor.as_ref();
-        let end = wait(child, process, &observer, &control, &mut self.layout, supervisor, shown);
-        let mut result = observer.join();
-        drop(view);
-        let end = end?;
-        if target.supervisor.as_ref().is_some_and(PageSupervisor::was_killed) {
-            result.ended = EndReason::Unshared;
-        }
-        let stopped =
-            target.supervisor.take().map_or(Ok(StopTimes::default()), make_pages_private)?;
-        self.clock.ticks_per_second = rate.ticks_per_second();
-        let first = target.page.and_then(|page| page.slot(0));
+        mut head: Head,
+        result: &ObserverResult,
+        end: End,
+    ) -> Result<Recording, ReadError> {
+        let clock = head.clock;
+        let first = self.target.page.and_then(|page| page.slot(0));
         let of_first =
             |word: fn(&ThreadSlot) -> &AtomicU64| first.map_or(0, |slot| word(slot).load(Relaxed));
-        let entries = of_first(|slot| &slot.entries);
         let counting = (of_first(|slot| &slot.counting), of_first(|slot| &slot.uncounted));
         count::warn_uncounted(&self.args.count_at, counting);
-        correct_sources(&mut signals, target.reporting, of_first(|slot| &slot.returns));
-        let head = Head {
-            program: target.name.clone(),
-            process: target.process,
-            children: self.args.follow,
-            on: self.chosen.on.to_string(),
-            from: self.chosen.first(),
-            observers: observer_heads(&parts, &counts),
-            clock: self.clock,
-            began: Some(began),
-            asked_period_ns: match self.args.period {
+        correct_sources(&mut head.signals, self.target.reporting, of_first(|slot| &slot.returns));
+        head.line_round_trip_ns = self.round_trip.map(|ticks| clock.ns(ticks));
+        head.figures.refused_threads = of_first(|slot| &slot.refused);
+        head.figures.entries = of_first(|slot| &slot.entries);
+        head.figures.ambiguous_entries = of_first(|slot| &slot.ambiguous);
+        head.figures.exit_status = match end {
+            End::Program(status) => Some(status),
+            End::Gone | End::Signal(_) | End::Observer | End::Unshared => None,
+        };
+        if let Some(ratios) = &result.cost_ratios {
+            head.figures.cost_percent = cost_of(ratios);
+            if head.figures.cost_percent.is_none() {
+                head.figures.cost_unknown =
+                    "there was too little progress in the unobserved phases".to_owned();
+            }
+        }
+        head.samples = result.samples;
+        let (median, p99) = result.period_ticks;
+        head.period_ns = Periods {
+            asked: match self.args.period {
                 PeriodChoice::Auto => None,
                 PeriodChoice::Max => Some(0),
                 PeriodChoice::Every(every) => Some(nanos(every)),
             },
-            line_round_trip_ns: self.round_trip.map(|ticks| self.clock.ns(ticks)),
-            signals,
-            steal_ns: program::steal_ns(&self.chosen.on).saturating_sub(steal),
-            stopped_ns: stopped.to_share_ns + stopped.at_end_ns,
-            stopped_at_end_ns: stopped.at_end_ns,
-            refused_threads: of_first(|slot| &slot.refused),
-            entries,
-            ambiguous: of_first(|slot| &slot.ambiguous),
-            keeps_samples: self.args.keep == Keep::Samples,
-            bridge_ns: self.args.bridge.map_or(0, nanos),
-            cost_unknown,
-            exit_status: match end {
-                End::Program(status) => Some(status),
-                End::Gone | End::Signal(_) | End::Observer | End::Unshared => None,
-            },
-            ..Head::default()
+            median: clock.ns(median),
+            p99: clock.ns(p99),
         };
-        let facts = outcome::RunFacts {
-            head,
-            is_silent: entries == 0
-                && target.reporting.is_some_and(|reporting| reporting != FunctionReporting::Hooks),
-            not_shared: target.shared_pages.saturating_sub(self.layout.shared_pages),
-            layout: std::mem::take(&mut self.layout),
+        head.figures.missed_switches = result.missed_switches;
+        head.ended = self.what_is_wrong(result, head.figures.entries);
+        let mut names = Names::of(std::mem::take(&mut self.layout), &head.program);
+        let tags = result.tag_signal.and_then(|index| head.signals.get(index));
+        let tags = tags.map(|signal| signal.source);
+        for rate in &result.rates {
+            let name_of =
+                |value| tags.map_or_else(String::new, |source| names.value(source, value));
+            head.rates.extend(rate.figures(name_of));
+            let dte = rate.dte(&clock);
+            let all =
+                head.figures.dte.get_or_insert(Dte { kept: 0, discarded: 0, shrunk: 0, ..dte });
+            all.kept += dte.kept;
+            all.discarded += dte.discarded;
+            all.shrunk += dte.shrunk;
+        }
+        let mut found = Recording::of(head, &result.pool)?;
+        // With a tally, earlier runs are no longer in the pool, and the recording began before
+        // these.
+        if result.tally.is_none()
+            && let (Some(began), Some((first, _))) = (found.head.began, found.span())
+        {
+            found.head.began = Some(began.at(first, &clock));
+        }
+        names.name_values(&mut found);
+        Ok(found)
+    }
+
+    /// Why the recording ended early, or what else is wrong with it; empty otherwise.
+    fn what_is_wrong(&self, result: &ObserverResult, entries: u64) -> String {
+        let target = &self.target;
+        let not_shared = target.shared_pages.saturating_sub(self.layout.shared_pages);
+        if not_shared > 0 {
+            return format!(
+                "{not_shared} pages of globals were not shared: the program ended at once, it \
+                 loads no preload library (static, setuid), or the pages become read-only at its \
+                 start"
+            );
+        }
+        if entries == 0
+            && target.reporting.is_some_and(|reporting| reporting != FunctionReporting::Hooks)
+        {
+            return "no function reported that it runs: an entry has less than five bytes of room, \
+                    or the program had threads before its main function"
+                .to_owned();
+        }
+        if result.failed_reads > 0 {
+            return format!("{} readings of the process's memory failed", result.failed_reads);
+        }
+        if crate::reach::saw_truncated_file() {
+            return "a watched file was truncated, and its values have been 0 since".to_owned();
+        }
+        let reason = match result.ended {
+            EndReason::Stopped | EndReason::Deadline | EndReason::Until => "",
+            EndReason::Full => {
+                "its memory is full: set --memory, or keep only the end with --keep-last"
+            }
+            EndReason::Moved => "the observer was moved off its lane",
+            EndReason::Unshared => {
+                "the supervisor of the shared pages was killed; the pages are private again"
+            }
         };
-        Ok((facts, result, end))
+        reason.to_owned()
     }
 
     /// The configuration of one observer, which gets an equal part of the memory.
@@ -364,15 +405,16 @@ impl Run<'_> {
     }
 
     /// The meter of `--measure-cost`, or the reason why there is none.
-    fn cost_meter(&self, target: &Target) -> (Option<CostMeter>, String) {
+    fn cost_meter(&self) -> (Option<CostMeter>, String) {
         if !self.args.measure_cost {
             return (None, String::new());
         }
         let named = self.args.progress.as_ref().map(ToString::to_string);
-        let of_global = target.globals.iter().find(|(name, _)| Some(name) == named.as_ref());
+        let of_global = self.target.globals.iter().find(|(name, _)| Some(name) == named.as_ref());
         let progress = match (&named, of_global) {
             (_, Some((_, place))) => Some(place.word),
-            (None, None) => target
+            (None, None) => self
+                .target
                 .page
                 .and_then(|page| page.slot(0))
                 .map(|slot| crate::followed_lane::ThreadWord::Calls.of(slot)),
@@ -386,18 +428,6 @@ impl Run<'_> {
                 (None, "the signal of --progress must be a global, and be watched too".to_owned())
             }
         }
-    }
-
-    fn print(
-        &self,
-        summary: &Summary,
-        no_map: Option<&str>,
-        target: &Target,
-        out: &mut dyn Write,
-    ) -> Result<(), Failure> {
-        let Target { reporting, own_globals, .. } = target;
-        let suggestions = suggestions(self.args, summary, no_map, *reporting, own_globals);
-        output::print(out, self.args.json, summary, || crate::text::text(summary, &suggestions))
     }
 }
 
@@ -425,16 +455,22 @@ fn make_pages_private(mut supervisor: PageSupervisor) -> Result<StopTimes, Failu
 }
 
 /// What each of several observers watches; empty if there is only one.
-fn observer_heads(parts: &[(u32, CpuSet)], signals: &[usize]) -> Vec<ObserverHead> {
-    let of_one = |((from, on), signals): (&(u32, CpuSet), &usize)| ObserverHead {
+fn observer_heads(parts: &[(u32, CpuSet)], gathered: &[Words]) -> Vec<ObserverHead> {
+    let of_one = |((from, on), words): (&(u32, CpuSet), &Words)| ObserverHead {
         from: *from,
         on: on.to_string(),
-        signals: *signals,
+        signals: words.signals.len(),
     };
     match parts {
         [_] => Vec::new(),
-        parts => parts.iter().zip(signals).map(of_one).collect(),
+        parts => parts.iter().zip(gathered).map(of_one).collect(),
     }
+}
+
+fn cpu_model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    model.map_or_else(|| "an unknown CPU".to_owned(), |(_, name)| name.trim().to_owned())
 }
 
 /// Corrects the source of functions that report no returns although their file is built for it.

@@ -11,7 +11,7 @@ use elfen_kernel::task_map;
 use serde::Serialize;
 
 use super::count;
-use super::gather::globals_of;
+use super::numbers::globals_of;
 use crate::reach;
 use crate::symbols::{FunctionReporting, Global, GlobalKind, Layout, Symbols};
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::Child;
 
 use elfen_console::failure::{Failure, Status};
+use elfen_console::terminal::Screen;
 use elfen_instrument::inspect;
 use elfen_instrument::process::name_of;
 use elfen_instrument::remote::mappings;
@@ -19,14 +20,33 @@ use elfen_rt::signal::thread::{THREADS, ThreadSlot};
 
 use super::args::Args;
 use super::count;
-use super::gather::{share_at_start, share_running};
 use super::lane_choice::LaneChoice;
+use super::numbers::{Globals, share_at_start, share_running};
+use super::recording_file::RecordingFile;
 use super::suggestions::own_globals;
 use super::wait::block_signals;
+use crate::clock::Clock;
 use crate::program::{self, PendingProgram, StartError, StartOptions};
 use crate::reach::PageSupervisor;
 use crate::signal_spec::SignalSpec;
 use crate::symbols::{FunctionReporting, Layout, Symbols};
+
+/// A run of the command, from its preparation to its end.
+pub(super) struct Run<'a> {
+    pub(super) args: &'a Args,
+    pub(super) file: Option<RecordingFile<'a>>,
+    pub(super) lanes: LaneChoice,
+    pub(super) clock: Clock,
+    /// The round trip of a line in ticks, if it could be measured.
+    pub(super) round_trip: Option<u64>,
+    /// The task map, or why there is none.
+    pub(super) map: Result<&'static TaskMap, String>,
+    pub(super) layout: Layout,
+    pub(super) target: Target,
+    pub(super) screen: Option<Screen>,
+    /// The program's output, if this command draws on the terminal.
+    pub(super) output: Option<File>,
+}
 
 /// The observed program, and what is known of it.
 #[derive(Default)]
@@ -38,7 +58,8 @@ pub(super) struct Target {
     pub(super) supervisor: Option<PageSupervisor>,
     pub(super) process: u32,
     pub(super) page: Option<&'static Page<ThreadSlot>>,
-    pub(super) globals: Vec<(String, crate::reach::NumberLocation)>,
+    /// Numbers whose pages are shared.
+    pub(super) globals: Globals,
     /// Pages of globals that it is to share from its start.
     pub(super) shared_pages: u64,
     pub(super) name: String,
@@ -78,9 +99,8 @@ pub(super) fn prepare_target(
             None => "all tasks".to_owned(),
         };
         let (globals, supervisor) = if args.share {
-            let lanes = &chosen.on.iter().chain(chosen.from.iter()).collect();
-            let (watch, rate) = (&args.watch, &args.rate);
-            let (globals, supervisor) = share_running(watch, rate, process, layout, lanes)?;
+            let lanes = chosen.on.iter().chain(chosen.from.iter()).collect();
+            let (globals, supervisor) = share_running(args, process, layout, &lanes)?;
             (globals, Some(supervisor))
         } else {
             (Vec::new(), None)
@@ -91,7 +111,7 @@ pub(super) fn prepare_target(
     let file = crate::reach::program_file(&args.program[0]);
     let symbols = file.as_deref().and_then(|file| Symbols::read(file, file));
     let (places, shared) = match &file {
-        Some(file) => share_at_start(&args.watch, &args.rate, file)?,
+        Some(file) => share_at_start(args, file)?,
         None => (Vec::new(), None),
     };
     let counted = match &file {

@@ -10,8 +10,7 @@ use elfen_console::duration::number;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::rows::{Row, names, rows, shown};
-use crate::recording::{Kind, Recording, State};
+use crate::recording::{Kind, Recording, Row, State};
 
 const VERSION: u32 = 62;
 /// Version of the Gecko profile format, which every profile contains.
@@ -103,16 +102,14 @@ fn meta(recording: &Recording) -> Value {
 
 fn thread(recording: &Recording, index: usize, known: &mut Names) -> Value {
     let signal = &recording.head.signals[index];
-    let names = names(signal);
+    let names = signal.state_names();
     let mut samples = Samples { weight_type: "tracing-ms", ..Samples::default() };
     let mut last = 0;
     let mut stacks = HashMap::new();
-    for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
+    for Row { start_ns, end_ns, state, .. } in recording.rows(index) {
         let stack = match state {
             State::Gap | State::NotRunning => None,
-            state => Some(
-                *stacks.entry(state).or_insert_with(|| known.index(shown(signal, &names, state))),
-            ),
+            state => Some(*stacks.entry(state).or_insert_with(|| known.index(names.of(state)))),
         };
         samples.stack.push(stack);
         samples.time_deltas.push(ms(start_ns.saturating_sub(last)));
@@ -152,7 +149,7 @@ fn counter(recording: &Recording, index: usize) -> Value {
     let mut counts = Vec::new();
     let mut last = 0;
     let mut before = 0.0;
-    for Row { start_ns, state, .. } in rows(recording, index) {
+    for Row { start_ns, state, .. } in recording.rows(index) {
         let State::Value(value) = state else { continue };
         let value = signal.number(value) as f64;
         deltas.push(ms(start_ns.saturating_sub(last)));

@@ -2,7 +2,6 @@
 //! folded stacks for flame graphs.
 
 mod firefox;
-mod rows;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -11,9 +10,7 @@ use elfen_console::duration::number;
 use serde_json::json;
 
 use crate::clock::Moment;
-use crate::recording::{Kind, Recording, Signal, State};
-use crate::symbols::NO_NAME;
-use rows::{Row, names, rows, shown};
+use crate::recording::{Kind, NO_NAME, Recording, Row, Signal, State};
 
 /// The values of `--as`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -64,9 +61,10 @@ fn csv(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(out, "signal,start_ns,end_ns,state,samples")?;
     for index in 0..recording.runs.len() {
-        let names = names(&recording.head.signals[index]);
-        for Row { signal, start_ns, end_ns, state, samples } in rows(recording, index) {
-            let state = quoted(&shown(signal, &names, state));
+        let signal = &recording.head.signals[index];
+        let names = signal.state_names();
+        for Row { start_ns, end_ns, state, samples } in recording.rows(index) {
+            let state = quoted(&names.of(state));
             writeln!(out, "{},{start_ns},{end_ns},{state},{samples}", quoted(&signal.name))?;
         }
     }
@@ -93,18 +91,18 @@ fn perfetto(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
     write!(out, "{about}")?;
     for index in 0..recording.runs.len() {
         let signal = &recording.head.signals[index];
-        let names = names(signal);
+        let names = signal.state_names();
         let thread = index + 1;
         let about = json!({"name": "thread_name", "ph": "M", "pid": process, "tid": thread,
             "args": {"name": signal.name}});
         write!(out, ",\n{about}")?;
-        for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
+        for Row { start_ns, end_ns, state, .. } in recording.rows(index) {
             let ts = number(start_ns) / 1e3;
             let event = match (state, signal.kind) {
                 (State::Gap | State::NotRunning, _) => continue,
                 (State::Value(value), Kind::Values) => json!({"name": signal.name, "ph": "C",
                     "ts": ts, "pid": process, "args": {"value": signal.number(value)}}),
-                (state, _) => json!({"name": shown(signal, &names, state), "ph": "X", "ts": ts,
+                (state, _) => json!({"name": names.of(state), "ph": "X", "ts": ts,
                     "dur": number(end_ns - start_ns) / 1e3, "pid": process, "tid": thread}),
             };
             write!(out, ",\n{event}")?;
@@ -118,12 +116,12 @@ fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::
     let mut times: BTreeMap<String, u64> = BTreeMap::new();
     for &index in signals {
         let signal = &recording.head.signals[index];
-        let names = names(signal);
-        for Row { start_ns, end_ns, state, .. } in rows(recording, index) {
+        let names = signal.state_names();
+        for Row { start_ns, end_ns, state, .. } in recording.rows(index) {
             if matches!(state, State::Gap | State::NotRunning) {
                 continue;
             }
-            let parts = [&recording.head.program, &signal.name, &shown(signal, &names, state)];
+            let parts = [&recording.head.program, &signal.name, &names.of(state)];
             let stack = parts.map(|part| part.replace([';', '\n'], ":")).join(";");
             *times.entry(stack).or_default() += end_ns - start_ns;
         }

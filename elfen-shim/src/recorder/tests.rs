@@ -8,7 +8,6 @@ use crate::rates::Rate;
 use crate::recording::Kind;
 use crate::recording::{Head, Recording, Signal, Source};
 use crate::session::Feed;
-use crate::signal_spec::Width;
 use elfen_rt::memory::Memory;
 use elfen_rt::signal::task::TaskSlot;
 use elfen_rt::signal::thread::thread_word;
@@ -48,8 +47,7 @@ fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     let mut observed = Words::of(OURS, Some(page));
     observed.children = children;
     observed.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
-    let (kind, width) = (Kind::Values, Width::U64);
-    observed.feeds.push(Feed { kind, word: 1, offset: 0, width, lane: Some(0), ready: None });
+    observed.feeds.push(Feed { lane: Some(0), ..Feed::of_word(Kind::Values, 1) });
     observed.rates.push(Rate::new("calls".to_owned(), 1, None, 1.0, 1_000));
     let mut recorder: Recorder<true> = recorder(observed);
     recorder.gap_ticks = u64::MAX;
@@ -134,8 +132,7 @@ fn a_gap_is_proven_only_without_a_switch() {
     let mut observed = Words::of(OURS, None);
     observed.lanes.push(FollowedLane::new(slot, 0, vec![(1, ThreadWord::Calls)]));
     for (word, lane) in [(0, None), (1, Some(0))] {
-        let (kind, width) = (Kind::Tags, Width::U64);
-        observed.feeds.push(Feed { kind, word, offset: 0, width, lane, ready: None });
+        observed.feeds.push(Feed { lane, ..Feed::of_word(Kind::Tags, word) });
     }
     let mut recorder: Recorder<false> = recorder(observed);
     recorder.gap_ticks = 100;

@@ -10,12 +10,14 @@ use miniz_oxide::deflate::core::{
     CompressionStrategy, CompressorOxide, TDEFLFlush, compress_to_output,
     create_comp_flags_from_zip_params,
 };
-use miniz_oxide::inflate::{TINFLStatus, decompress_to_vec_with_limit};
+use miniz_oxide::inflate::TINFLStatus;
+use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
+use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 
 use super::form::{
-    CHUNK_BYTES, CHUNK_HEAD_BYTES, CHUNK_MARK, ChunkHead, EXPANSION_MAX, GAP, Head, JSON_BYTES,
-    Kind, MAGIC, NOT_RUNNING, OTHER, PACKED_BYTES, Pace, RUNS_MAX, Run, SHORT, SHORT_DIFFERENCES,
-    State, TAGS_MAX, TAIL_MARK, Tail, VERSION, take, unzigzag,
+    CHUNK_BLOCK_BYTES, CHUNK_BYTES, CHUNK_MARK, ChunkHead, EXPANSION_MAX, GAP, HEAD_BYTES,
+    HEAD_MARK, Head, Kind, MAGIC, NOT_RUNNING, OTHER, RUNS_MAX, Run, State, TAGS_MAX, TAIL_MARK,
+    VERSION, take, unzigzag,
 };
 use super::pool::Pool;
 use crate::observe::{OBSERVERS_MAX, WORDS_MAX};
@@ -56,23 +58,32 @@ pub enum ReadError {
 pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&MAGIC)?;
     out.write_all(&VERSION.to_le_bytes())?;
-    write_json(head, out)?;
-    let chunks = pool.chunks();
-    for (chunk, bytes) in &chunks {
-        write_chunk(chunk, &pack(bytes), out)?;
+    let text = serde_json::to_vec(head)?;
+    if text.len() > HEAD_BYTES {
+        return Err(io::Error::other("the head is too long"));
     }
-    out.write_all(&[TAIL_MARK])?;
-    write_json(&Tail { chunks: chunks.len() as u64 }, out)?;
+    write_block(HEAD_MARK, &text, out)?;
+    let chunks = pool.chunks();
+    for (chunk, runs) in &chunks {
+        write_chunk(chunk, &pack(runs), out)?;
+    }
+    write_block(TAIL_MARK, &(chunks.len() as u64).to_le_bytes(), out)?;
     out.flush()
 }
 
 /// Writes a chunk with these packed bytes.
 pub(super) fn write_chunk(chunk: &ChunkHead, packed: &[u8], out: &mut dyn Write) -> io::Result<()> {
-    let bytes = u32::try_from(packed.len()).map_err(io::Error::other)?;
-    let fields = ChunkHead { bytes, ..*chunk }.fields();
-    out.write_all(&fields)?;
-    out.write_all(&checksum(&fields, packed).to_le_bytes())?;
-    out.write_all(packed)
+    let (first, runs) = (chunk.first_ticks.to_le_bytes(), chunk.runs.to_le_bytes());
+    write_block(CHUNK_MARK, &[&[chunk.series], &first[..], &runs, packed].concat(), out)
+}
+
+/// Writes a block: its mark, the length of its payload, a checksum over all of it, its payload.
+fn write_block(mark: u8, payload: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    let length = u32::try_from(payload.len()).map_err(io::Error::other)?.to_le_bytes();
+    let head = [&[mark], &length[..]].concat();
+    out.write_all(&head)?;
+    out.write_all(&checksum(&head, payload).to_le_bytes())?;
+    out.write_all(payload)
 }
 
 /// Compresses a chunk's runs by DEFLATE.
@@ -96,13 +107,19 @@ fn deflate(runs: &[u8], strategy: CompressionStrategy) -> Vec<u8> {
     packed
 }
 
-/// Decompresses the bytes of a chunk in a file.
+/// Decompresses the runs of a chunk in a file, and checks that no bytes follow them.
 fn unpack(packed: &[u8]) -> Result<Vec<u8>, &'static str> {
-    let limit = CHUNK_BYTES.min(packed.len() * EXPANSION_MAX);
-    decompress_to_vec_with_limit(packed, limit).map_err(|error| match error.status {
-        TINFLStatus::HasMoreOutput => "it unpacks to too many bytes",
-        _ => "it cannot be unpacked",
-    })
+    let mut runs = vec![0; CHUNK_BYTES.min(packed.len() * EXPANSION_MAX)];
+    let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
+    let (status, read, written) =
+        decompress(&mut DecompressorOxide::new(), packed, &mut runs, 0, flags);
+    runs.truncate(written);
+    match status {
+        TINFLStatus::Done if read == packed.len() => Ok(runs),
+        TINFLStatus::Done => Err("it has bytes after its compressed runs"),
+        TINFLStatus::HasMoreOutput => Err("it unpacks to too many bytes"),
+        _ => Err("it cannot be unpacked"),
+    }
 }
 
 /// The checksum over a head and its payload. It is 0 for the fuzzer, which cannot compute checksums
@@ -115,16 +132,6 @@ pub(super) fn checksum(fields: &[u8], bytes: &[u8]) -> u32 {
     checksum.update(fields);
     checksum.update(bytes);
     checksum.finalize()
-}
-
-/// Writes the length of a JSON text, its checksum, and the text.
-fn write_json(value: &impl serde::Serialize, out: &mut dyn Write) -> io::Result<()> {
-    let text = serde_json::to_vec(value)?;
-    let length = u32::try_from(text.len()).ok().filter(|_| text.len() <= JSON_BYTES);
-    let length = length.ok_or_else(|| io::Error::other("the head is too long"))?.to_le_bytes();
-    out.write_all(&length)?;
-    out.write_all(&checksum(&length, &text).to_le_bytes())?;
-    out.write_all(&text)
 }
 
 /// A whole recording.
@@ -185,50 +192,38 @@ impl Recording {
 
     /// Reads the bytes of a file.
     pub fn parse(bytes: &[u8]) -> Result<Self, ReadError> {
-        let mut rest = bytes;
         let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
         if !MAGIC.starts_with(magic) {
             return Err(ReadError::Magic);
         }
-        rest = rest.get(MAGIC.len()..).ok_or(ReadError::CutInHead)?;
+        let mut rest = bytes.get(MAGIC.len()..).ok_or(ReadError::CutInHead)?;
         let version = u32::from_le_bytes(take_some(&mut rest).ok_or(ReadError::CutInHead)?);
         if version != VERSION {
             return Err(ReadError::Version(version));
         }
-        let text = json(&mut rest).map_err(ReadError::Head)?.ok_or(ReadError::CutInHead)?;
-        let head = serde_json::from_slice(text)?;
+        let head = match take_block(&mut rest).map_err(ReadError::Head)? {
+            Some((HEAD_MARK, text)) => serde_json::from_slice(text)?,
+            Some(_) => return Err(ReadError::Head("it does not come first")),
+            None => return Err(ReadError::CutInHead),
+        };
         let mut recording = Self::empty(head)?;
-        let mut chunks = 0;
-        let mut runs = 0;
+        let (mut chunks, mut runs) = (0_u64, 0);
         loop {
             let at = bytes.len() - rest.len();
             let wrong = |why| ReadError::Chunk { at, why };
-            match rest.first() {
-                None => break recording.cut = true,
-                Some(&CHUNK_MARK) => {}
-                Some(&TAIL_MARK) => {
-                    rest = &rest[1..];
-                    let Some(text) = json(&mut rest).map_err(wrong)? else {
-                        break recording.cut = true;
-                    };
-                    let tail: Tail = serde_json::from_slice(text)?;
-                    if tail.chunks != chunks || !rest.is_empty() {
-                        return Err(wrong("the tail has another number of chunks"));
-                    }
-                    break;
+            let Some((mark, mut payload)) = take_block(&mut rest).map_err(wrong)? else {
+                recording.cut = true;
+                return Ok(recording);
+            };
+            match mark {
+                CHUNK_MARK => {}
+                TAIL_MARK if payload == chunks.to_le_bytes() && rest.is_empty() => {
+                    return Ok(recording);
                 }
-                Some(_) => return Err(wrong("it does not begin with a chunk's mark")),
+                TAIL_MARK => return Err(wrong("the tail has another number of chunks")),
+                _ => return Err(wrong("it is a second head")),
             }
-            let Some((chunk, sum)) = chunk_head(&mut rest) else { break recording.cut = true };
-            let length = usize::try_from(chunk.bytes).unwrap_or(usize::MAX);
-            if length > PACKED_BYTES {
-                return Err(wrong("it is too long"));
-            }
-            let Some(payload) = rest.get(..length) else { break recording.cut = true };
-            rest = &rest[length..];
-            if checksum(&chunk.fields(), payload) != sum {
-                return Err(wrong("its checksum is wrong"));
-            }
+            let chunk = take_chunk_head(&mut payload).ok_or_else(|| wrong("it has no head"))?;
             runs += u64::from(chunk.runs);
             if runs > RUNS_MAX {
                 return Err(wrong("the file has too many runs"));
@@ -237,10 +232,11 @@ impl Recording {
             recording.add(&chunk, &unpacked).map_err(wrong)?;
             chunks += 1;
         }
-        Ok(recording)
     }
 
-    /// Adds the runs of one chunk.
+    /// Adds the runs of one chunk. A run is two numbers: its length in units of the clock, and its
+    /// samples with its state. For a value, a third number follows: the difference from the value
+    /// before it, or the number of a tag, whose definition is a fourth number.
     fn add(&mut self, chunk: &ChunkHead, mut bytes: &[u8]) -> Result<(), &'static str> {
         let index = usize::from(chunk.series);
         let signal = self.head.signals.get(index).ok_or("its signal does not exist")?;
@@ -251,31 +247,12 @@ impl Recording {
         }
         let mut value = 0_u64;
         let mut tags = Vec::new();
-        let pace = Pace(take(&mut bytes).ok_or("it ends before its runs")?);
         for _ in 0..chunk.runs {
             let mut number = || take(&mut bytes).ok_or("it ends inside of a run");
-            let steps = number()?;
             let start_ticks = ticks;
-            let end = steps.checked_mul(step).and_then(|far| ticks.checked_add(far));
+            let end = number()?.checked_mul(step).and_then(|far| ticks.checked_add(far));
             ticks = end.ok_or("its time overflows")?;
-            let mut coded = number()?;
-            let predicted =
-                |off| pace.samples(steps).wrapping_add(unzigzag(off)).min(u64::MAX >> 2);
-            if kind == Kind::Tags {
-                let is_short = coded & SHORT != 0;
-                coded >>= 1;
-                if is_short {
-                    let tag = usize::try_from(coded / SHORT_DIFFERENCES).unwrap_or(usize::MAX);
-                    let tag = *tags.get(tag).ok_or("it refers to a tag that it does not define")?;
-                    let samples = predicted(coded % SHORT_DIFFERENCES);
-                    runs.push(Run { start_ticks, state: State::Value(tag), samples });
-                    continue;
-                }
-            }
-            let samples = match coded & 3 {
-                GAP => coded >> 2,
-                _ => predicted(coded >> 2),
-            };
+            let coded = number()?;
             let state = match coded & 3 {
                 GAP => State::Gap,
                 NOT_RUNNING => State::NotRunning,
@@ -294,7 +271,7 @@ impl Recording {
                     )
                 }
             };
-            runs.push(Run { start_ticks, state, samples });
+            runs.push(Run { start_ticks, state, samples: coded >> 2 });
         }
         if bytes.is_empty() { Ok(()) } else { Err("it has bytes after its last run") }
     }
@@ -345,37 +322,40 @@ impl Recording {
     }
 }
 
-/// Reads a chunk's head and its checksum; returns `None` if the file ends before that.
-fn chunk_head(rest: &mut &[u8]) -> Option<(ChunkHead, u32)> {
-    let mut bytes = rest.get(..CHUNK_HEAD_BYTES)?;
-    *rest = &rest[CHUNK_HEAD_BYTES..];
-    let [_, series] = take_some(&mut bytes)?;
-    let first_ticks = u64::from_le_bytes(take_some(&mut bytes)?);
-    let mut number = || take_some(&mut bytes).map(u32::from_le_bytes);
-    let (runs, length, sum) = (number()?, number()?, number()?);
-    Some((ChunkHead { series, first_ticks, runs, bytes: length }, sum))
+/// Takes a block, and checks it; returns `None` if the file ends before its end.
+fn take_block<'a>(rest: &mut &'a [u8]) -> Result<Option<(u8, &'a [u8])>, &'static str> {
+    let mut after = *rest;
+    let Some((head, sum)) = take_some::<5>(&mut after).zip(take_some(&mut after)) else {
+        return Ok(None);
+    };
+    let [mark, length @ ..] = head;
+    let most = match mark {
+        HEAD_MARK => HEAD_BYTES,
+        CHUNK_MARK => CHUNK_BLOCK_BYTES,
+        TAIL_MARK => size_of::<u64>(),
+        _ => return Err("it does not begin with a mark"),
+    };
+    let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
+    if length > most {
+        return Err("it is too long");
+    }
+    let Some((payload, after)) = after.split_at_checked(length) else { return Ok(None) };
+    if checksum(&head, payload) != u32::from_le_bytes(sum) {
+        return Err("its checksum is wrong");
+    }
+    *rest = after;
+    Ok(Some((mark, payload)))
+}
+
+fn take_chunk_head(payload: &mut &[u8]) -> Option<ChunkHead> {
+    let [series] = take_some(payload)?;
+    let first_ticks = u64::from_le_bytes(take_some(payload)?);
+    let runs = u32::from_le_bytes(take_some(payload)?);
+    Some(ChunkHead { series, first_ticks, runs, bytes: 0 })
 }
 
 fn take_some<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (taken, left) = rest.split_first_chunk()?;
     *rest = left;
     Some(*taken)
-}
-
-/// Reads a JSON text; returns `None` if the file ends before its end.
-fn json<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, &'static str> {
-    let mut after = *rest;
-    let Some((length, sum)) = take_some(&mut after).zip(take_some(&mut after)) else {
-        return Ok(None);
-    };
-    let bytes = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-    if bytes > JSON_BYTES {
-        return Err("it is too long");
-    }
-    let Some(text) = after.get(..bytes) else { return Ok(None) };
-    if checksum(&length, text) != u32::from_le_bytes(sum) {
-        return Err("its checksum is wrong");
-    }
-    *rest = &after[bytes..];
-    Ok(Some(text))
 }

@@ -1,5 +1,7 @@
 //! The parts of a recording: states, runs, signals, and the head, chunks and tail of a file.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Moment};
@@ -10,10 +12,11 @@ pub const VERSION: u32 = 1;
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
 /// Bytes of a chunk's runs, at most.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
-/// Bytes of a chunk's compressed runs, at most: runs that cannot be compressed take a few more.
-pub(super) const PACKED_BYTES: usize = CHUNK_BYTES + 64;
-/// Bytes of a head or tail, at most.
-pub(super) const JSON_BYTES: usize = 4 << 20;
+/// Bytes of a chunk in a file, at most: runs that cannot be compressed take a few more than in
+/// memory.
+pub(super) const CHUNK_BLOCK_BYTES: usize = CHUNK_BYTES + 128;
+/// Bytes of a head, at most.
+pub(super) const HEAD_BYTES: usize = 4 << 20;
 /// Bytes of a chunk's runs for each of its bytes in the file, at most. It bounds the memory that a
 /// file can make the reader use.
 pub(super) const EXPANSION_MAX: usize = 8;
@@ -92,6 +95,38 @@ impl Signal {
     pub fn number(&self, value: u64) -> i128 {
         if self.signed { value.cast_signed().into() } else { value.into() }
     }
+
+    pub fn state_names(&self) -> StateNames<'_> {
+        let names = self.names.iter().map(|(value, name)| (*value, name.as_str())).collect();
+        StateNames { signal: self, names }
+    }
+}
+
+/// The name of the value 0: the thread has set no tag, or reports no function.
+pub const NO_NAME: &str = "(none)";
+
+/// How the states of a signal are printed.
+#[derive(Debug)]
+pub struct StateNames<'a> {
+    signal: &'a Signal,
+    names: HashMap<u64, &'a str>,
+}
+
+impl StateNames<'_> {
+    /// The name of a state, or its number.
+    pub fn of(&self, state: State) -> String {
+        match (state, self.signal.kind) {
+            (State::Gap, _) => "(gap)".to_owned(),
+            (State::NotRunning, _) => "(not running)".to_owned(),
+            (State::Other, _) => "(others)".to_owned(),
+            (State::Value(value), Kind::Values) => self.signal.number(value).to_string(),
+            (State::Value(value), Kind::Tags) => match self.names.get(&value) {
+                Some(name) => (*name).to_owned(),
+                None if value == 0 => NO_NAME.to_owned(),
+                None => format!("{value:#x}"),
+            },
+        }
+    }
 }
 
 /// The head of a recording, which precedes its chunks.
@@ -111,35 +146,41 @@ pub struct Head {
     pub clock: Clock,
     /// When the first run began.
     pub began: Option<Moment>,
-    /// 0 for `--period max`; `None` for `--period auto`.
-    pub asked_period_ns: Option<u64>,
     pub line_round_trip_ns: Option<u64>,
     pub signals: Vec<Signal>,
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
-    /// How long the process was stopped to share its pages.
-    pub stopped_ns: u64,
-    /// The part of `stopped_ns` at the end of the run.
-    pub stopped_at_end_ns: u64,
-    pub missed_switches: Option<u64>,
-    /// Threads that found no free slot on the page of threads.
-    pub refused_threads: u64,
-    /// Functions that report by code at their entries that they run.
-    pub entries: u64,
-    /// Functions that do not report because their address has the lower half of another's.
-    pub ambiguous: u64,
     /// Whether each sample is a run of its own (`--keep samples`).
     pub keeps_samples: bool,
     /// Gaps of at most this length count as without a change (`--bridge`).
     pub bridge_ns: u64,
     pub rates: Vec<RateFigure>,
-    pub dte: Option<Dte>,
-    pub cost: Option<Cost>,
-    /// Why `cost` is missing although it was requested.
-    pub cost_unknown: String,
     /// Why the recording ended early, or what else is wrong with it; empty otherwise.
     pub ended: String,
+    #[serde(flatten)]
+    pub figures: RunFigures,
+}
+
+/// Figures of a whole run, as the head has them and a summary prints them.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct RunFigures {
+    pub missed_switches: Option<u64>,
+    pub dte: Option<Dte>,
+    pub cost_percent: Option<Cost>,
+    /// Why the cost is missing although it was requested.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cost_unknown: String,
+    /// How long the process was stopped to share its pages, in total.
+    pub stopped_ns: u64,
+    /// The part of `stopped_ns` at the end of the run.
+    pub stopped_at_end_ns: u64,
+    /// Threads that found no free slot on the page of threads.
+    pub refused_threads: u64,
+    /// Functions that report by code at their entries that they run.
+    pub entries: u64,
+    /// Functions that do not report because their address has the lower half of another's.
+    pub ambiguous_entries: u64,
     pub exit_status: Option<i32>,
 }
 
@@ -167,7 +208,7 @@ impl Head {
 /// The time between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Periods {
-    /// See `asked_period_ns` of [`Head`].
+    /// 0 for `--period max`; `None` for `--period auto`.
     pub asked: Option<u64>,
     pub median: u64,
     pub p99: u64,
@@ -203,12 +244,6 @@ pub struct Cost {
     pub high: f64,
 }
 
-/// The tail of a file, which follows its chunks. A truncated file has none.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Tail {
-    pub(super) chunks: u64,
-}
-
 /// The head of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChunkHead {
@@ -216,50 +251,14 @@ pub struct ChunkHead {
     pub series: u8,
     pub first_ticks: u64,
     pub runs: u32,
+    /// Bytes of its runs in memory.
     pub bytes: u32,
 }
 
-impl ChunkHead {
-    /// The bytes of the head in a file, without its checksum.
-    pub(super) fn fields(&self) -> Vec<u8> {
-        let mut fields = vec![CHUNK_MARK, self.series];
-        fields.extend(self.first_ticks.to_le_bytes());
-        fields.extend(self.runs.to_le_bytes());
-        fields.extend(self.bytes.to_le_bytes());
-        fields
-    }
-}
-
-/// Bytes of a chunk's head in a file: mark, signal, first tick, runs, bytes, checksum.
-pub(super) const CHUNK_HEAD_BYTES: usize = 1 + 1 + 8 + 4 + 4 + 4;
+/// The first byte of a block in a file.
+pub(super) const HEAD_MARK: u8 = b'H';
 pub(super) const CHUNK_MARK: u8 = b'R';
 pub(super) const TAIL_MARK: u8 = b'T';
-
-/// Samples per unit of time, from earlier runs. It predicts the number of samples of a run from the
-/// run's length. Only the difference is written, which takes one byte however long the run is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Pace(pub(super) u64);
-
-impl Pace {
-    const SHIFT: u32 = 24;
-
-    pub(super) fn of(samples: u64, steps: u64) -> Self {
-        let ratio = (u128::from(samples) << Self::SHIFT) / u128::from(steps.max(1));
-        Self(u64::try_from(ratio).unwrap_or(u64::MAX))
-    }
-
-    #[inline(always)]
-    pub(super) fn samples(self, steps: u64) -> u64 {
-        steps.saturating_mul(self.0) >> Self::SHIFT
-    }
-}
-
-/// The lowest bit of a run in short form. Nearly all runs of tags have a tag that the chunk has
-/// defined, and the predicted number of samples or one more or less. The short form has tag and
-/// difference in one number: one byte for the first tags of a chunk.
-pub(super) const SHORT: u64 = 1;
-/// Differences that the short form can express, as encoded by [`zigzag`].
-pub(super) const SHORT_DIFFERENCES: u64 = 3;
 
 /// Codes of states: the two lowest bits of the number that also has the samples.
 pub(super) const GAP: u64 = 0;

@@ -67,7 +67,27 @@ fn behind_gaps(ahead: &mut impl Iterator<Item = (Run, u64)>) -> Option<(Gap, Run
     }
 }
 
+/// A joined run, with times in nanoseconds from the start of the recording.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub start_ns: u64,
+    pub end_ns: u64,
+    pub state: State,
+    pub samples: u64,
+}
+
 impl Recording {
+    /// A signal's joined runs, as exports write them.
+    pub fn rows(&self, signal: usize) -> impl Iterator<Item = Row> {
+        let first = self.span().map_or(0, |(first, _)| first);
+        self.joined(signal).map(move |(run, end)| Row {
+            start_ns: self.head.clock.ns(run.start_ticks.saturating_sub(first)),
+            end_ns: self.head.clock.ns(end.saturating_sub(first)),
+            state: run.state,
+            samples: run.samples,
+        })
+    }
+
     /// A signal's runs with their ends, joined through gaps in which nothing changed.
     pub fn joined(&self, signal: usize) -> impl Iterator<Item = (Run, u64)> + Clone {
         let mut rest = self.runs_with_ends(signal);

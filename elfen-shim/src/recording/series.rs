@@ -2,8 +2,7 @@
 
 use super::file::Recording;
 use super::form::{
-    GAP, Kind, NOT_RUNNING, NUMBER_BYTES, OTHER, Pace, Run, SHORT, SHORT_DIFFERENCES, State,
-    TAGS_MAX, VALUE, put, zigzag,
+    GAP, Kind, NOT_RUNNING, NUMBER_BYTES, OTHER, Run, State, TAGS_MAX, VALUE, put, zigzag,
 };
 use super::join::PROVEN;
 use super::pool::{Full, Pool};
@@ -23,11 +22,6 @@ pub struct Series {
     /// The end and the value of the last encoded run: the next run is encoded as a difference.
     written_ticks: u64,
     written_value: u64,
-    /// The pace of the present chunk. That of the next chunk is computed from the samples and steps
-    /// of this one.
-    pace: Pace,
-    samples: u64,
-    steps: u64,
     tags: Option<Tags>,
     /// Whether each sample is a run of its own.
     singly: bool,
@@ -43,9 +37,6 @@ impl Series {
             chunk: None,
             written_ticks: start_ticks,
             written_value: 0,
-            pace: Pace::default(),
-            samples: 0,
-            steps: 0,
             tags: (kind == Kind::Tags).then(Tags::new),
             singly: false,
         }
@@ -133,53 +124,31 @@ impl Series {
                 if let Some(tags) = &mut self.tags {
                     tags.forget();
                 }
-                self.pace = Pace::of(self.samples, self.steps);
-                self.samples = 0;
-                self.steps = 0;
-                let (head, rest) = pool.rest(chunk);
-                head.bytes = u32::try_from(put(self.pace.0, rest)).unwrap_or(0);
                 chunk
             }
         };
         let steps = end_ticks.saturating_sub(self.written_ticks) / self.unit_ticks;
         // The remainder of the division becomes part of the next length.
         self.written_ticks += steps * self.unit_ticks;
-        let state = match (state, &mut self.tags) {
-            (State::Value(value), Some(tags)) => tags.find(value),
-            (state, _) => Written::of(state),
+        let (code, value, new_tag) = match (state, &mut self.tags) {
+            (State::Gap, _) => (GAP, None, None),
+            (State::NotRunning, _) => (NOT_RUNNING, None, None),
+            (State::Other, _) => (OTHER, None, None),
+            (State::Value(value), None) => {
+                let difference = value.wrapping_sub(self.written_value);
+                self.written_value = value;
+                (VALUE, Some(zigzag(difference)), None)
+            }
+            (State::Value(value), Some(tags)) => match tags.find(value) {
+                Some((number, is_new)) => (VALUE, Some(number), is_new.then_some(value)),
+                None => (OTHER, None, None),
+            },
         };
         let (head, rest) = pool.rest(chunk);
         let mut at = put(steps, rest);
-        let off = match state {
-            Written::Gap => samples,
-            _ => zigzag(samples.wrapping_sub(self.pace.samples(steps))),
-        };
-        if !matches!(state, Written::Gap) {
-            self.samples += samples;
-            self.steps += steps;
-        }
-        let tags = self.tags.is_some();
-        let coded = match state {
-            Written::Known(tag) if off < SHORT_DIFFERENCES => {
-                (tag * SHORT_DIFFERENCES + off) << 1 | SHORT
-            }
-            state => (off.min(u64::MAX >> 3) << 2 | state.code()) << u64::from(tags),
-        };
-        at += put(coded, &mut rest[at..]);
-        match state {
-            Written::Value(value) => {
-                let difference = value.wrapping_sub(self.written_value);
-                at += put(zigzag(difference), &mut rest[at..]);
-                self.written_value = value;
-            }
-            // The short form already has the tag.
-            Written::Known(_) if off < SHORT_DIFFERENCES => {}
-            Written::Known(tag) => at += put(tag, &mut rest[at..]),
-            Written::New(tag, value) => {
-                at += put(tag, &mut rest[at..]);
-                at += put(value, &mut rest[at..]);
-            }
-            Written::Gap | Written::NotRunning | Written::Other => {}
+        at += put(samples.min(u64::MAX >> 2) << 2 | code, &mut rest[at..]);
+        for number in [value, new_tag].into_iter().flatten() {
+            at += put(number, &mut rest[at..]);
         }
         head.bytes += u32::try_from(at).unwrap_or(0);
         head.runs += 1;
@@ -198,39 +167,6 @@ impl Recording {
             series.write_all(runs, &mut pool).expect("a pool that grows is never full");
         }
         pool
-    }
-}
-
-/// A state as it is encoded.
-#[derive(Clone, Copy)]
-enum Written {
-    Gap,
-    NotRunning,
-    Other,
-    Value(u64),
-    /// The number of a tag that the chunk has defined.
-    Known(u64),
-    /// The number and the value of a tag that this run defines.
-    New(u64, u64),
-}
-
-impl Written {
-    fn of(state: State) -> Self {
-        match state {
-            State::Gap => Self::Gap,
-            State::NotRunning => Self::NotRunning,
-            State::Other => Self::Other,
-            State::Value(value) => Self::Value(value),
-        }
-    }
-
-    fn code(self) -> u64 {
-        match self {
-            Self::Gap => GAP,
-            Self::NotRunning => NOT_RUNNING,
-            Self::Other => OTHER,
-            Self::Value(_) | Self::Known(_) | Self::New(..) => VALUE,
-        }
     }
 }
 
@@ -257,22 +193,24 @@ impl Tags {
         self.chunk = self.chunk.wrapping_add(1);
     }
 
-    fn find(&mut self, value: u64) -> Written {
+    /// Returns the number of a tag, and whether this is its definition; `None` if the chunk has no
+    /// number left.
+    fn find(&mut self, value: u64) -> Option<(u64, bool)> {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let mut at = usize::try_from(hash).unwrap_or(0) % SLOTS;
         loop {
             let (known, number, chunk) = self.slots[at];
             if chunk != self.chunk {
                 if self.count as usize >= TAGS_MAX {
-                    return Written::Other;
+                    return None;
                 }
                 let number = self.count;
                 self.slots[at] = (value, number, self.chunk);
                 self.count += 1;
-                return Written::New(number.into(), value);
+                return Some((number.into(), true));
             }
             if known == value {
-                return Written::Known(number.into());
+                return Some((number.into(), false));
             }
             at = (at + 1) % SLOTS;
         }

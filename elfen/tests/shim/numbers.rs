@@ -2,17 +2,8 @@
 //! a constant has no changes. Method: a program with globals of known values; the summary, the
 //! text, all exports, and the report of its recording.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-
-use serde_json::Value;
-
-mod alone;
-mod needs;
-mod preload;
-
-use alone::command_with_its_library;
+use crate::needs;
+use crate::stage::{build, json, report_page, said, shim, text};
 
 /// A program whose `queue` alternates between 3 and -1, 40 times each.
 const NUMBERS: &str = r#"
@@ -24,7 +15,7 @@ int main(void)
 {
 	for (int turn = 0; turn < 80; turn++) {
 		queue = turn % 2 ? 3 : -1;
-		for (volatile long spin = 0; spin < 1000000; spin++)
+		for (volatile long spin = 0; spin < 5000000; spin++)
 			;
 	}
 	queue = 3;
@@ -32,38 +23,19 @@ int main(void)
 }
 "#;
 
-fn build(folder: &Path) -> PathBuf {
-    let (source, program) = (folder.join("numbers.c"), folder.join("numbers"));
-    fs::write(&source, NUMBERS).unwrap();
-    let built = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status();
-    assert!(built.unwrap().success());
-    program
-}
-
-fn run(words: &[&str]) -> Output {
-    command_with_its_library().args(words).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(words: &[&str]) -> String {
-    let output = run(words);
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
 #[test]
 fn signed_numbers_are_signed_and_constants_do_not_change() {
     needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let program = build(folder.path());
-    let file = folder.path().join("run.shim");
-    let (program, file) = (program.to_str().unwrap(), file.to_str().unwrap());
+    let program = build(folder.path(), "numbers", NUMBERS, &[]);
+    let path = folder.path().join("run.shim");
+    let (program, file) = (program.to_str().unwrap(), path.to_str().unwrap());
     let signals = ["negative:i64", "small:i32", "seven", "queue:i64"];
     let watched = signals.iter().flat_map(|signal| ["--watch", signal]);
-    let words: Vec<&str> = ["shim", "--json", "-o", file].into_iter().chain(watched).collect();
-    let summary: Value =
-        serde_json::from_str(&text(&[&words[..], &["--", program]].concat())).unwrap();
-    let csv = text(&["shim", "export", file]);
-    let shown = text(&["shim", "show", file]);
+    let words: Vec<&str> = ["--json", "-o", file].into_iter().chain(watched).collect();
+    let summary = json(&shim(&[&words[..], &["--", program]].concat()));
+    let csv = text(shim(&["export", file]));
+    let shown = text(shim(&["show", file]));
     let constants = [("negative:i64", -5), ("small:i32", -5), ("seven", 7)];
     for (signal, (name, value)) in summary["signals"].as_array().unwrap().iter().zip(constants) {
         assert_eq!((&signal["name"], &signal["new_values"]), (&name.into(), &0.into()));
@@ -85,24 +57,17 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
     assert!(queue["new_values"].as_u64().unwrap() <= 81, "{queue:#}");
     let mean = queue["values"]["mean"].as_f64().unwrap();
     assert!(-1.0 < mean && mean < 3.0, "{queue:#}");
-    let trace: Value =
-        serde_json::from_str(&text(&["shim", "export", file, "--as", "perfetto"])).unwrap();
+    let trace = json(&shim(&["export", file, "--as", "perfetto"]));
     let events = trace["traceEvents"].as_array().unwrap().iter();
     let mut values = events.filter(|event| event["ph"] == "C").map(|event| &event["args"]["value"]);
     assert!(values.all(|value| (-5..=7).contains(&value.as_i64().unwrap())), "{trace:#}");
-    let profile: Value =
-        serde_json::from_str(&text(&["shim", "export", file, "--as", "firefox"])).unwrap();
+    let profile = json(&shim(&["export", file, "--as", "firefox"]));
     let counters = profile["counters"].as_array().unwrap();
     assert_eq!(counters[0]["samples"]["count"][0], -5.0, "{profile:#}");
-    let page = folder.path().join("run.html");
-    // The laboratory lies next to the command that cargo built.
-    let mut lab = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    let drawn = lab.args(["lab", "report", file, "--html", page.to_str().unwrap()]);
-    let drawn = drawn.output().unwrap();
-    assert!(drawn.status.success(), "{drawn:?}");
-    let until = run(&["shim", "--watch", "queue:i64", "--until", "queue:i64 > -2", "--", program]);
+    assert!(!report_page(&path).is_empty());
+    let until = shim(&["--watch", "queue:i64", "--until", "queue:i64 > -2", "--", program]);
     assert!(until.status.success(), "{until:?}");
-    let never = run(&["shim", "--watch", "seven", "--until", "seven > -2", "--", program]);
+    let never = shim(&["--watch", "seven", "--until", "seven > -2", "--", program]);
     assert_eq!(never.status.code(), Some(2), "{never:?}");
 }
 
@@ -112,21 +77,15 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
 fn a_flame_graph_is_of_one_signal() {
     needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("tagged.c");
     let tagged = "#include \"elfen_tag.h\"\n\
         int main(void) { elfen_tag(\"spins\"); \
-        for (volatile long i = 0; i < 100000000; i++) ; return 0; }\n";
-    fs::write(&source, tagged).unwrap();
-    let program = folder.path().join("tagged");
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen-rt/include");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-pthread", "-finstrument-functions", "-I"]).arg(include);
-    assert!(compiler.arg("-o").arg(&program).arg(&source).status().unwrap().success());
+        for (volatile long i = 0; i < 500000000; i++) ; return 0; }\n";
+    let program = build(folder.path(), "tagged", tagged, &["-finstrument-functions"]);
     let file = folder.path().join("run.shim");
     let (program, file) = (program.to_str().unwrap(), file.to_str().unwrap());
-    text(&["shim", "--watch", "function", "--watch", "tag", "-o", file, "--", program]);
+    text(shim(&["--watch", "function", "--watch", "tag", "-o", file, "--", program]));
     let stacks = |words: &[&str]| -> Vec<(String, u64)> {
-        let all = text(&[&["shim", "export", file, "--as", "folded"], words].concat());
+        let all = text(shim(&[&["export", file, "--as", "folded"], words].concat()));
         let row = |line: &str| {
             let (stack, ns) = line.rsplit_once(' ').unwrap();
             (stack.split(';').nth(1).unwrap().to_owned(), ns.parse().unwrap())
@@ -137,7 +96,7 @@ fn a_flame_graph_is_of_one_signal() {
     assert!(!default.is_empty() && default.iter().all(|(signal, _)| signal == "function"));
     assert_eq!(default, stacks(&["--signal", "function"]));
     assert!(stacks(&["--signal", "tag"]).iter().all(|(signal, _)| signal == "tag"));
-    let summary: Value = serde_json::from_str(&text(&["shim", "show", file, "--json"])).unwrap();
+    let summary = json(&shim(&["show", file, "--json"]));
     let whole = ["observed_ns", "gap_ns"].map(|key| summary[key].as_u64().unwrap());
     let sum: u64 = default.iter().map(|(_, ns)| ns).sum();
     assert!(sum <= whole.iter().sum(), "{sum} of {whole:?}");
@@ -145,8 +104,8 @@ fn a_flame_graph_is_of_one_signal() {
         (["--as", "folded", "--signal", "none"], "function"),
         (["--as", "csv", "--signal", "tag"], "all signals"),
     ] {
-        let refused = run(&[&["shim", "export", file], &words[..]].concat());
-        let said = String::from_utf8_lossy(&refused.stderr);
+        let refused = shim(&[&["export", file], &words[..]].concat());
+        let said = said(&refused);
         assert!(refused.status.code() == Some(2) && said.contains(why), "{said}");
     }
 }

@@ -9,14 +9,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use elfen_rt::memory::Memory;
-use elfen_rt::signal::page::Page;
-use elfen_rt::signal::thread::ThreadSlot;
-
-mod needs;
-mod preload;
-
-use preload::library;
+use crate::needs;
+use crate::stage::run_preloaded;
 
 const PAGE: u64 = 4096;
 /// Pages that can be shared at a time.
@@ -82,10 +76,6 @@ fn command(file: &Path, words: &[&str], folder: &Path) -> Command {
 
 /// Runs a program with these pages shared. Returns how many of them were not all zeroes at the end.
 fn run(file: &Path, words: &[&str], folder: &Path, pages: &[u64]) -> (Output, usize) {
-    let bytes = Page::<ThreadSlot>::bytes(8);
-    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
-    let page = Page::<ThreadSlot>::format(memory, 8, 0, &[0; 32]).unwrap();
-    let segment = page.memory().segment_id().unwrap();
     // SAFETY: the name is NUL-terminated.
     let fd = unsafe { libc::memfd_create(c"elfen-globals".as_ptr(), 0) };
     assert!(fd >= 0);
@@ -95,13 +85,8 @@ fn run(file: &Path, words: &[&str], folder: &Path, pages: &[u64]) -> (Output, us
     let about = fs::metadata(file).unwrap();
     let place = |page: &u64| format!("{}:{}:{page}", about.dev(), about.ino());
     let places: Vec<String> = pages.iter().map(place).collect();
-    let (own, places) = (std::process::id(), places.join(" "));
-    let order = format!("1 {segment} {own} - {} {places}", shared.as_raw_fd());
-    let mut program = command(file, words, folder);
-    program.env("ELFEN_SHIM", order);
-    program.env("LD_PRELOAD", library().join("libelfen_preload.so"));
-    let output = program.output().unwrap();
-    page.memory().remove_name().unwrap();
+    let order = format!("- {} {}", shared.as_raw_fd(), places.join(" "));
+    let (output, _) = run_preloaded(&mut command(file, words, folder), &order);
     let used = (0..pages.len() as u64).filter(|index| {
         let mut bytes = [0; 4096];
         shared.read_exact_at(&mut bytes, index * PAGE).unwrap();

@@ -7,20 +7,18 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use elfen_shim::random::Random;
 
-mod alone;
-mod needs;
-mod preload;
+use crate::alone::command_with_its_library;
+use crate::needs;
+use crate::stage::{KilledOnDrop, build, is_shared, kill, status_line, tracer_of, until};
 
-use alone::command_with_its_library;
-
-const ROUNDS: u64 = 12;
+const ROUNDS: u64 = 24;
 
 /// A program that counts forever, sets tags, and forks now and then. It ends when its output is
 /// closed.
@@ -85,7 +83,7 @@ fn whoever_is_killed_nothing_is_left() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let program = build(folder.path());
+    let program = build(folder.path(), "counts", COUNTS, &[]);
     match number("ELFEN_SEED") {
         Some(seed) => play(Round::of(seed), &program),
         None => {
@@ -94,16 +92,6 @@ fn whoever_is_killed_nothing_is_left() {
             (first..first + rounds).for_each(|seed| play(Round::of(seed), &program));
         }
     }
-}
-
-fn build(folder: &Path) -> PathBuf {
-    let (source, program) = (folder.join("counts.c"), folder.join("counts"));
-    fs::write(&source, COUNTS).unwrap();
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen-rt/include");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-pthread", "-I"]).arg(include).arg("-o").arg(&program).arg(&source);
-    assert!(compiler.status().unwrap().success());
-    program
 }
 
 fn play(round: Round, program: &Path) {
@@ -205,36 +193,6 @@ fn play_attached(round: Round, program: &Path) {
     assert_no_segments(shim.0.id());
 }
 
-/// Kills its process when it is dropped, also if the test fails.
-struct KilledOnDrop(Child);
-
-impl Drop for KilledOnDrop {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-fn kill(process: u32, signal: i32) {
-    // SAFETY: takes numbers; the process is one of this test's.
-    unsafe { libc::kill(process.cast_signed(), signal) };
-}
-
-fn status_line(process: u32, key: &str) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-    Some(line.trim().to_owned())
-}
-
-fn tracer_of(process: u32) -> u32 {
-    status_line(process, "TracerPid:").map_or(0, |tracer| tracer.parse().unwrap())
-}
-
-fn is_shared(process: u32) -> bool {
-    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
-    maps.contains("memfd:elfen-shared")
-}
-
 /// Waits until a process has ended; its parent may still have to reap it.
 fn until_gone(process: u32) {
     until("the end of the process", || {
@@ -249,13 +207,4 @@ fn assert_no_segments(command: u32) {
         let maker = |line: &str| line.split_whitespace().nth(4).map(str::to_owned);
         !segments.lines().filter_map(maker).any(|maker| maker == command.to_string())
     });
-}
-
-/// Waits for a condition, for a limited time.
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let so = (0..20_000).any(|_| {
-        thread::sleep(Duration::from_millis(1));
-        is_so()
-    });
-    assert!(so, "timeout while waiting for {what}");
 }

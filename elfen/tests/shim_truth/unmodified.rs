@@ -3,17 +3,18 @@
 //! program runs on one lane and the observer on another. No bound is a time: counts are compared
 //! with counts, and lengths with lengths.
 
-mod needs;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+use crate::{LANES, needs};
 
 const GARBAGE: &str = "
 public class Garbage {
@@ -77,6 +78,7 @@ fn ask(port: u16) -> Option<()> {
 fn an_nginx_counts_as_many_requests_as_its_client() {
     needs::root();
     needs::two_cpus();
+    let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     needs::programs(&["nginx"]);
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -155,6 +157,7 @@ fn median(mut of: Vec<f64>) -> f64 {
 #[ignore = "needs a JDK"]
 fn collections_take_as_long_as_the_machine_says_itself() {
     needs::two_cpus();
+    let _lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     needs::programs(&["java", "javac"]);
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();

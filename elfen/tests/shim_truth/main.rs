@@ -1,7 +1,8 @@
-//! Goal: what `elfen shim` exports agrees with what the observed says of itself. Method: a program
-//! whose every turn has a number, which is watched, and a stamp of its own; rows and stamps are
-//! held against each other here, by these two files alone. Turns are long beside the period of a
-//! debug build, and all bounds are ratios: `elfen lab bench shim` measures the short ones.
+//! Goal: what `elfen shim` exports agrees with what the observed program says of itself. Method: a
+//! program whose turns have a number, which is watched, and timestamps of its own. Rows of the
+//! export are compared with the timestamps. Turns are long compared with the period of a debug
+//! build, and all bounds are ratios: `elfen lab bench shim` measures short ones. `unmodified.rs`
+//! has programs of other projects.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,9 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
+#[path = "../needs/mod.rs"]
 mod needs;
+mod unmodified;
 
 /// A row of the export.
 struct Row {

@@ -5,20 +5,15 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::sync::atomic::Ordering::Relaxed;
 
-use elfen_rt::memory::Memory;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::thread::ThreadSlot;
 
-mod alone;
-mod needs;
-mod preload;
-
-use alone::command_with_its_library;
-use preload::library;
+use crate::needs;
+use crate::stage::{ROOM, build, observe, run_preloaded, said};
 
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
@@ -168,19 +163,8 @@ int main(int count, char **arguments)
 }
 "#;
 
-fn stage() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("counts.c"), SOURCE).unwrap();
-    folder
-}
-
-fn build(folder: &Path, options: &[&str]) -> std::path::PathBuf {
-    let program = folder.join("counts");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-pthread", "-rdynamic", "-o"]).arg(&program).args(options);
-    let done = compiler.arg(folder.join("counts.c")).output().unwrap();
-    assert!(done.status.success(), "{done:?}");
-    program
+fn counts(folder: &Path, options: &[&str]) -> PathBuf {
+    build(folder, "counts", SOURCE, &[options, &["-rdynamic"]].concat())
 }
 
 fn address(program: &Path, function: &str) -> u64 {
@@ -190,25 +174,14 @@ fn address(program: &Path, function: &str) -> u64 {
     u64::from_str_radix(line.split_whitespace().next().unwrap(), 16).unwrap()
 }
 
-/// Runs the program with these arguments, as `elfen shim` would. Returns the page of its threads
-/// too.
-fn run(program: &Path, words: &[&str]) -> (Output, Page<ThreadSlot>) {
-    let bytes = Page::<ThreadSlot>::bytes(8);
-    let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
-    let page = Page::<ThreadSlot>::format(memory, 8, 0, &[0; 32]).unwrap();
-    let segment = page.memory().segment_id().unwrap();
+/// Runs the program with this argument, as `elfen shim` would. Returns the page of its threads too.
+fn run(program: &Path, word: Option<&str>) -> (Output, Page<ThreadSlot>) {
     let about = fs::metadata(program).unwrap();
     // The second function is named in a file that is not mapped, so it must not count.
     let (device, inode, at) = (about.dev(), about.ino(), address(program, "counted"));
     let other = address(program, "other");
     let places = format!("{device}:{inode}:{at},{device}:{}:{other}", inode + 1);
-    let order = format!("1 {segment} {} entries,{places} -", std::process::id());
-    let mut run = Command::new(program);
-    run.args(words).env("ELFEN_SHIM", order);
-    run.env("LD_PRELOAD", library().join("libelfen_preload.so"));
-    let ended = run.stdin(Stdio::null()).output().unwrap();
-    page.memory().remove_name().unwrap();
-    (ended, page)
+    run_preloaded(Command::new(program).args(word), &format!("entries,{places} -"))
 }
 
 #[test]
@@ -217,14 +190,12 @@ fn functions_publish_what_their_thread_has_executed() {
     let rule = fs::read_to_string("/sys/bus/event_source/devices/cpu/rdpmc");
     let all_may_read = rule.is_ok_and(|rule| rule.trim() == "2");
     assert!(!all_may_read, "needs a machine where not every process may read counters");
-    let folder = stage();
-    for options in [
-        &["-fpatchable-function-entry=43"][..],
-        &["-fpatchable-function-entry=5"],
-        &["-fpatchable-function-entry=43", "-fcf-protection=full", "-no-pie"],
-    ] {
-        let program = build(folder.path(), options);
-        let (ended, page) = run(&program, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    for options in
+        [&[ROOM][..], &["-fpatchable-function-entry=5"], &[ROOM, "-fcf-protection=full", "-no-pie"]]
+    {
+        let program = counts(folder.path(), options);
+        let (ended, page) = run(&program, None);
         assert_eq!(ended.status.code(), Some(3), "{options:?}: {ended:?}");
         let first = page.slot(0).unwrap();
         let of_all = [&first.counting, &first.uncounted, &first.refused];
@@ -243,10 +214,10 @@ fn functions_publish_what_their_thread_has_executed() {
 /// a program that does so between its first thread and its second.
 #[test]
 #[ignore = "needs GCC, for room at the entries of functions"]
-fn who_shuts_himself_in_goes_on() {
-    let folder = stage();
-    let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
-    let (ended, page) = run(&program, &["shut"]);
+fn a_program_that_forbids_events_continues() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = counts(folder.path(), &[ROOM]);
+    let (ended, page) = run(&program, Some("shut"));
     assert_eq!(ended.status.code(), Some(6), "{ended:?}");
     assert_eq!(page.slot(0).unwrap().uncounted.load(Relaxed), 1);
 }
@@ -256,27 +227,25 @@ fn who_shuts_himself_in_goes_on() {
 #[test]
 #[ignore = "needs GCC, for room at the entries of functions"]
 fn what_cannot_be_counted_is_refused() {
-    let folder = stage();
-    let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
-    let shim = |words: &[&str], program: &Path| {
-        let mut command = command_with_its_library();
-        command.arg("shim").args(words).arg("--").arg(program).stdin(Stdio::null());
-        let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.code(), said.trim_end().to_owned())
-    };
+    let folder = tempfile::tempdir().unwrap();
     needs::two_cpus();
-    let (status, said) = shim(&["--count-at", "nowhere"], &program);
+    let program = counts(folder.path(), &[ROOM]);
+    let refused = |function: &str, program: &Path| {
+        let output = observe(&["--count-at", function], program);
+        let said = said(&output);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        (output.status.code(), said)
+    };
+    let (status, said) = refused("nowhere", &program);
     assert!(status == Some(2) && said.contains("no such function"), "{status:?} {said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
-    let plain = build(folder.path(), &[]);
-    let (status, said) = shim(&["--count-at", "counted"], &plain);
-    assert!(status == Some(2) && said.contains("have no room"), "{status:?} {said}");
-    let program = build(folder.path(), &["-fpatchable-function-entry=43"]);
-    let (status, said) = shim(&["--count-at", "counted"], &program);
-    if status == Some(3) {
+    // A machine with counters counts.
+    let output = observe(&["--count-at", "counted"], &program);
+    if output.status.code() == Some(3) && output.stdout.is_empty() {
+        let (_, said) = refused("counted", &program);
         let why = ["no instruction counter", "may not", "(rdpmc)"];
         assert!(why.iter().any(|why| said.contains(why)), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
     }
+    let plain = counts(folder.path(), &[]);
+    let (status, said) = refused("counted", &plain);
+    assert!(status == Some(2) && said.contains("have no room"), "{status:?} {said}");
 }

@@ -6,15 +6,13 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-mod alone;
-mod needs;
-mod preload;
-
-use alone::command_with_its_library;
+use crate::alone::command_with_its_library;
+use crate::needs;
+use crate::stage::{has_observer, kill, shim, status_line, until};
 
 /// After this time, a run counts as hanging.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -28,11 +26,6 @@ impl Run {
         command.arg("shim").args(words).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(command.spawn().unwrap())
-    }
-
-    fn send_signal(&self, signal: i32) {
-        // SAFETY: takes numbers; the child has not been waited for.
-        unsafe { libc::kill(self.0.id().cast_signed(), signal) };
     }
 
     fn status(&mut self) -> ExitStatus {
@@ -55,18 +48,8 @@ impl Run {
         (status, said)
     }
 
-    fn is_observing(&self) -> bool {
-        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.0.id())) else { return false };
-        let names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));
-        names.flatten().any(|name| name.starts_with("elfen-observer"))
-    }
-
     fn wait_until_it_observes(&self) {
-        let began = Instant::now();
-        while !self.is_observing() {
-            assert!(began.elapsed() < LIMIT, "it never observes");
-            thread::sleep(Duration::from_millis(1));
-        }
+        until("its observer", || has_observer(self.0.id()));
     }
 }
 
@@ -91,7 +74,7 @@ fn long_periods_end_with_the_program_the_time_and_a_signal() {
         for signal in [libc::SIGTERM, libc::SIGINT] {
             let run = Run::start(&["--period", period]);
             run.wait_until_it_observes();
-            run.send_signal(signal);
+            kill(run.0.id(), signal);
             let (status, said) = run.end();
             assert_eq!(status.code(), Some(128 + signal), "{period}: {said}");
             assert!(said.contains("samples"), "{period}: {said}");
@@ -112,10 +95,9 @@ fn a_run_ends_though_its_program_does_not() {
         let mut run = Run::start(&[words, &own, &ignores].concat());
         run.wait_until_it_observes();
         thread::sleep(Duration::from_millis(100));
-        run.send_signal(libc::SIGTERM);
+        kill(run.0.id(), libc::SIGTERM);
         assert_eq!(run.status().code(), Some(128 + libc::SIGTERM));
-        let mut show = Command::new(env!("CARGO_BIN_EXE_elfen"));
-        let shown = show.args(["shim", "show"]).arg(&file).output().unwrap();
+        let shown = shim(&["show", file.to_str().unwrap()]);
         assert!(shown.status.success(), "{shown:?}");
     }
 }
@@ -131,11 +113,10 @@ fn large_memory_is_had_as_it_is_needed() {
     let half = format!("{}KB", available / 2);
     let run = Run::start(&["--memory", &half, "--period", "1ms"]);
     run.wait_until_it_observes();
-    let status = fs::read_to_string(format!("/proc/{}/status", run.0.id())).unwrap();
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    let resident: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    let resident = status_line(run.0.id(), "VmRSS:").unwrap();
+    let resident: u64 = resident.trim_end_matches(" kB").parse().unwrap();
     assert!(resident < available / 4 + (256 << 10), "{resident} of {available} KiB");
-    run.send_signal(libc::SIGTERM);
+    kill(run.0.id(), libc::SIGTERM);
     let (status, said) = run.end();
     assert_eq!(status.code(), Some(128 + libc::SIGTERM), "{said}");
     if available < 64 << 20 {

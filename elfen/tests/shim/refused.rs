@@ -1,7 +1,7 @@
 //! Goal: `elfen shim` reports what it cannot do in one line and by its exit status. It prints a
 //! summary even if the file cannot be written. Method: the command with invalid arguments and
-//! files. Cases that need another machine or process are in the tests of `elfen-shim`, in `shim.rs`
-//! and in `shim_share.rs`.
+//! files. Cases that need another machine or process are in the tests of `elfen-shim`, in
+//! `observed.rs` and in `share.rs`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,35 +9,25 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-mod alone;
-mod needs;
-mod preload;
+use serde_json::Value;
 
-use alone::command_with_its_library;
+use crate::needs;
+use crate::stage::{build, json, said, shim, text};
 
 /// A program with more numbers than an observer can read at a time.
 const TABLE: &str = "unsigned long table[16];\n\
     int main(void) { for (long i = 0; i < 3000000; i++) table[i % 16]++; return 0; }\n";
 
-fn shim(words: &[&str]) -> Output {
-    let mut command = command_with_its_library();
-    command.arg("shim").args(words).stdin(Stdio::null()).output().unwrap()
-}
-
 /// Checks that the command printed one line with this reason, and exited with this status.
 fn refuses(output: &Output, status: i32, why: &str) {
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said(output);
     assert_eq!(output.status.code(), Some(status), "{said}");
     let ours: Vec<&str> = said.lines().filter(|line| line.starts_with("elfen: ")).collect();
     assert!(ours.len() == 1 && said.contains(why), "{why}: {said}");
 }
 
 fn table(folder: &Path) -> String {
-    let (source, program) = (folder.join("table.c"), folder.join("table"));
-    fs::write(&source, TABLE).unwrap();
-    let built = Command::new("cc").arg("-O1").arg("-o").arg(&program).arg(&source).status();
-    assert!(built.unwrap().success());
-    program.to_str().unwrap().to_owned()
+    build(folder, "table", TABLE, &[]).to_str().unwrap().to_owned()
 }
 
 #[test]
@@ -57,8 +47,7 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     refuses(&shim(&["--watch", "table", "--", &program]), 2, "has 128 bytes and is not one number");
     refuses(&shim(&["--watch", "table+8", "--", &program]), 2, "as in table+8:u64");
     refuses(&shim(&["--watch", "tabel", "--", &program]), 2, "did you mean table?");
-    let listed = shim(&["signals", &program, "--like", "tabl"]);
-    let listed = String::from_utf8(listed.stdout).unwrap();
+    let listed = text(shim(&["signals", &program, "--like", "tabl"]));
     let signals = listed.lines().skip(1).filter(|line| !line.starts_with("not "));
     assert!(
         listed.contains("table") && signals.clone().all(|line| line.contains("tabl")),
@@ -111,7 +100,7 @@ fn files_that_are_not_recordings_are_refused() {
     fs::write(at("text"), "not a recording\n").unwrap();
     fs::write(at("version"), [&b"ELFNSHIM"[..], &9_u32.to_le_bytes()].concat()).unwrap();
     // A head that is longer than any file.
-    let long = [&b"ELFNSHIM"[..], &1_u32.to_le_bytes(), &[0xff; 8]].concat();
+    let long = [&b"ELFNSHIM"[..], &1_u32.to_le_bytes(), b"H", &[0xff; 8]].concat();
     fs::write(at("long"), long).unwrap();
     nix::unistd::mkfifo(at("fifo").as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
     for (name, why) in [
@@ -135,10 +124,10 @@ fn files_that_are_not_recordings_are_refused() {
 #[test]
 fn a_period_that_follows_the_cost_was_not_asked_for() {
     needs::two_cpus();
-    let cases = [("auto", serde_json::Value::Null), ("max", 0.into()), ("20us", 20_000.into())];
+    let cases = [("auto", Value::Null), ("max", 0.into()), ("20us", 20_000.into())];
     for (period, asked) in cases {
         let output = shim(&["--json", "--period", period, "--", "true"]);
-        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let summary = json(&output);
         assert_eq!(summary["period_ns"]["asked"], asked, "{period}: {summary:#}");
     }
 }
@@ -174,7 +163,7 @@ fn a_full_disk_leaves_the_summary() {
     let program = table(folder.path());
     let output = shim(&["--json", "--watch", "table:u64", "-o", "/dev/full", "--", &program]);
     refuses(&output, 1, "No space left");
-    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let summary = json(&output);
     assert!(summary["samples"].as_u64() > Some(0), "{summary:#}");
 }
 

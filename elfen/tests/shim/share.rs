@@ -4,8 +4,6 @@
 //! few threads and with many, and on a Redis whose every reply is checked. `--nocapture` prints how
 //! long the processes were stopped.
 
-mod needs;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -16,6 +14,9 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
+
+use crate::needs;
+use crate::stage::{KilledOnDrop, build, has_observer, is_shared, json, kill, tracer_of, until};
 
 /// A program that counts in a global until SIGTERM, and then prints what went wrong. It has threads
 /// that sleep, and children that write the same global.
@@ -93,7 +94,7 @@ int main(int words, char **word)
 "#;
 
 struct Checked {
-    child: Child,
+    program: KilledOnDrop,
     output: BufReader<ChildStdout>,
     /// The address and type of its global.
     hits: String,
@@ -101,16 +102,8 @@ struct Checked {
     stack: String,
 }
 
-fn start(folder: &Path, sleepers: u32) -> Checked {
-    start_of(folder, CHECKS, "checks", sleepers)
-}
-
-fn start_of(folder: &Path, text: &str, name: &str, sleepers: u32) -> Checked {
-    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
-    fs::write(&source, text).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-pthread", "-o"]).arg(&program).arg(&source);
-    assert!(compiler.status().unwrap().success());
+fn start(folder: &Path, source: &str, sleepers: u32) -> Checked {
+    let program = build(folder, "checks", source, &[]);
     let mut command = Command::new(&program);
     command.arg(sleepers.to_string());
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -119,24 +112,25 @@ fn start_of(folder: &Path, text: &str, name: &str, sleepers: u32) -> Checked {
     output.read_line(&mut line).unwrap();
     let (hits, stack) = line.trim().split_once(' ').unwrap();
     let typed = |at: &str| format!("{at}:u64");
-    Checked { child, output, hits: typed(hits), stack: typed(stack) }
+    Checked { program: KilledOnDrop(child), output, hits: typed(hits), stack: typed(stack) }
 }
 
 impl Checked {
-    fn end(&mut self) -> String {
-        // SAFETY: takes numbers; the child has not been waited for.
-        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+    fn process(&self) -> u32 {
+        self.program.0.id()
+    }
+
+    fn is_untouched(&self) -> bool {
+        !is_shared(self.process()) && tracer_of(self.process()) == 0
+    }
+
+    /// Ends it, and checks that it reports what it should.
+    fn end(&mut self, expected: &str) -> String {
+        kill(self.process(), libc::SIGTERM);
         let mut said = String::new();
         self.output.read_to_string(&mut said).unwrap();
-        assert!(self.child.wait().unwrap().success(), "{said}");
-        assert!(said.contains("mixed 0 interrupted 0 "), "{said}");
+        assert!(self.program.0.wait().unwrap().success() && said.contains(expected), "{said}");
         said
-    }
-}
-
-impl Drop for Checked {
-    fn drop(&mut self) {
-        let _ended = self.child.kill().and_then(|()| self.child.wait());
     }
 }
 
@@ -147,23 +141,13 @@ fn shim(process: u32, words: &[&str]) -> Command {
     command
 }
 
-fn is_shared(process: u32) -> bool {
-    fs::read_to_string(format!("/proc/{process}/maps")).unwrap().contains("memfd:elfen-shared")
-}
-
-fn is_traced(process: u32) -> bool {
-    tracer_of(process) != 0
-}
-
-fn tracer_of(process: u32) -> u32 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:\t")).unwrap();
-    tracer.parse().unwrap()
-}
-
-fn json(output: &std::process::Output) -> Value {
-    let said = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+/// Starts a command, and waits until it observes. Then its page supervisor is not making calls with
+/// a thread of the program: killed during such a call, it would leave the thread with wrong
+/// registers.
+fn start_observing(process: u32, words: &[&str]) -> Child {
+    let command = shim(process, words).spawn().unwrap();
+    until("its observer", || has_observer(command.id()));
+    command
 }
 
 #[test]
@@ -174,12 +158,12 @@ fn a_program_that_checks_itself_finds_nothing_wrong() {
     let folder = tempfile::tempdir().unwrap();
     // A Redis has five threads.
     for sleepers in [3, 64] {
-        assert_undisturbed(start(folder.path(), sleepers), sleepers + 1);
+        assert_undisturbed(start(folder.path(), CHECKS, sleepers), sleepers + 1);
     }
 }
 
 fn assert_undisturbed(mut checked: Checked, threads: u32) {
-    let process = checked.child.id();
+    let process = checked.process();
     let (mut stopped, mut seen) = (Stops::default(), 0);
     for _ in 0..5 {
         let words = ["--watch", &checked.hits, "-d", "200ms", "--period", "1us"];
@@ -189,13 +173,13 @@ fn assert_undisturbed(mut checked: Checked, threads: u32) {
         assert_eq!(summary["signals"][0]["source"], "shared", "{summary:#}");
         seen += summary["signals"][0]["new_values"].as_u64().unwrap();
         stopped.add(&summary);
-        assert_eq!((is_shared(process), is_traced(process)), (false, false));
+        assert!(checked.is_untouched());
     }
     assert!(seen > 0, "no run observed that it counts");
     let refused = shim(process, &["--watch", &checked.stack, "-d", "1ms"]).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(2) && said.contains("stack"), "{said}");
-    let said = checked.end();
+    let said = checked.end("mixed 0 interrupted 0 ");
     assert!(!said.contains("children 0 "), "{said}");
     println!("{threads} threads: {stopped}");
 }
@@ -228,57 +212,6 @@ impl std::fmt::Display for Stops {
             write!(to, ", {when} for {median} us, {most} at most")
         })
     }
-}
-
-/// Goal: the pages become private if the command is killed, and the program continues if the page
-/// supervisor is killed.
-#[test]
-#[ignore = "needs root"]
-fn whoever_is_killed_the_program_goes_on() {
-    needs::root();
-    needs::two_cpus();
-    let folder = tempfile::tempdir().unwrap();
-    let checked = start(folder.path(), 3);
-    let process = checked.child.id();
-    let rounds = std::env::var("KILLED_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    let rounds: u64 = rounds.unwrap_or(20);
-    for round in 0..rounds {
-        let mut command = shim(process, &["--watch", &checked.hits, "--period", "1us"]);
-        let mut command = command.stdout(Stdio::null()).spawn().unwrap();
-        // At any moment, from before anything is shared to long after.
-        thread::sleep(Duration::from_micros(round * 7919 % 60_000));
-        command.kill().unwrap();
-        command.wait().unwrap();
-        // The page supervisor makes the pages private soon.
-        until(|| !is_shared(process) && !is_traced(process));
-    }
-    let mut command =
-        shim(process, &["--watch", &checked.hits, "--period", "1us"]).spawn().unwrap();
-    until(|| has_observer(command.id()));
-    let supervisor = tracer_of(process);
-    assert_ne!(supervisor, 0);
-    // SAFETY: takes numbers. It is a child of the command, which has not waited for it.
-    unsafe { libc::kill(supervisor.cast_signed(), libc::SIGKILL) };
-    command.wait().unwrap();
-    assert_eq!((is_shared(process), is_traced(process)), (false, false));
-    let before = cpu_time(process);
-    until(|| cpu_time(process) != before);
-    drop(checked);
-}
-
-/// Waits for a condition, for a limited time.
-fn until(is_so: impl Fn() -> bool) {
-    let so = (0..20_000).any(|_| {
-        thread::sleep(Duration::from_millis(1));
-        is_so()
-    });
-    assert!(so, "timeout");
-}
-
-/// The CPU time of a process.
-fn cpu_time(process: u32) -> String {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    stat.split_whitespace().nth(13).unwrap().to_owned()
 }
 
 /// Goal: a Redis under load replies correctly while pages of its globals are shared and made
@@ -329,7 +262,7 @@ fn a_redis_under_load_answers_right() {
             let summary = json(&output);
             assert!(output.status.success(), "{output:?}");
             stopped.add(&summary);
-            assert!(!is_shared(redis.id()) && !is_traced(redis.id()));
+            assert!(!is_shared(redis.id()) && tracer_of(redis.id()) == 0);
         }
         stop.store(true, Relaxed);
         load.join().unwrap();
@@ -388,50 +321,35 @@ int main(void)
 }
 "#;
 
-/// Returns whether the command observes. Then its page supervisor is not making calls with a thread
-/// of the program: killed during such a call, it would leave the thread with wrong registers.
-fn has_observer(command: u32) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{command}/task")).unwrap();
-    let names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));
-    names.flatten().any(|name| name.starts_with("elfen-observer"))
-}
-
 /// Goal: a program that forks has no wrong byte when the supervisor of its shared pages is killed.
 /// Method: a program that forks at least 1,000 times, while supervisors are killed at various
 /// moments. The command then makes the pages private and ends. A child that is forked in that
 /// moment may be killed by a signal, but never continues with wrong memory.
 #[test]
 #[ignore = "needs root"]
-fn forks_stay_right_when_the_keeper_is_killed() {
+fn forks_stay_right_when_the_supervisor_is_killed() {
     needs::root();
     needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let mut checked = start_of(folder.path(), FORKS, "forks", 0);
-    let process = checked.child.id();
+    let mut checked = start(folder.path(), FORKS, 0);
+    let process = checked.process();
     // Root in a container may not lower it.
     let lowers = "echo -1000 2>/dev/null >/proc/self/oom_score_adj";
     let may_spare = Command::new("sh").args(["-c", lowers]).status().unwrap().success();
     for round in 0..8 {
-        let mut command = shim(process, &["--watch", &checked.hits]).spawn().unwrap();
-        until(|| has_observer(command.id()));
+        let mut command = start_observing(process, &["--watch", &checked.hits]);
         thread::sleep(Duration::from_micros(round * 1_777));
         let supervisor = tracer_of(process);
         let spared = fs::read_to_string(format!("/proc/{supervisor}/oom_score_adj")).unwrap();
         assert_eq!(spared.trim() == "-1000", may_spare, "{spared}");
-        // SAFETY: takes numbers. It is a child of the command, which has not waited for it.
-        unsafe { libc::kill(supervisor.cast_signed(), libc::SIGKILL) };
+        kill(supervisor, libc::SIGKILL);
         let status = command.wait().unwrap();
         let mut said = String::new();
         command.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(status.code() == Some(1) && said.contains("supervisor"), "{status} {said}");
-        assert_eq!((is_shared(process), is_traced(process)), (false, false), "{said}");
+        assert!(checked.is_untouched(), "{said}");
     }
-    // SAFETY: takes numbers; the child has not been waited for.
-    unsafe { libc::kill(process.cast_signed(), libc::SIGTERM) };
-    let mut said = String::new();
-    checked.output.read_to_string(&mut said).unwrap();
-    assert!(checked.child.wait().unwrap().success() && said.contains("wrong 0 "), "{said}");
-    println!("8 supervisors killed: {}", said.trim());
+    println!("8 supervisors killed: {}", checked.end("wrong 0 ").trim());
 }
 
 /// Goal: if the command and its page supervisor are killed together, the parent's memory stays
@@ -439,32 +357,26 @@ fn forks_stay_right_when_the_keeper_is_killed() {
 /// killed at the hole in their memory.
 #[test]
 #[ignore = "needs root"]
-fn a_later_run_repairs_what_a_killed_front_and_keeper_left() {
+fn a_later_run_repairs_what_killed_processes_left() {
     needs::root();
     needs::two_cpus();
     let folder = tempfile::tempdir().unwrap();
-    let mut checked = start_of(folder.path(), FORKS, "forks", 0);
-    let process = checked.child.id();
-    let mut command = shim(process, &["--watch", &checked.hits]).spawn().unwrap();
-    until(|| has_observer(command.id()));
+    let mut checked = start(folder.path(), FORKS, 0);
+    let process = checked.process();
+    let mut command = start_observing(process, &["--watch", &checked.hits]);
     // The command is stopped first, so that it does not make the pages private itself.
     for (victim, signal) in [
         (command.id(), libc::SIGSTOP),
         (tracer_of(process), libc::SIGKILL),
         (command.id(), libc::SIGKILL),
     ] {
-        // SAFETY: takes numbers; neither has been waited for.
-        unsafe { libc::kill(victim.cast_signed(), signal) };
+        kill(victim, signal);
     }
     command.wait().unwrap();
-    until(|| !is_traced(process));
+    until("the end of tracing", || tracer_of(process) == 0);
     assert!(is_shared(process), "no process was left to make them private");
     let again = shim(process, &["--watch", &checked.hits, "-d", "20ms"]).output().unwrap();
     assert!(again.status.success(), "{again:?}");
     assert!(!is_shared(process));
-    // SAFETY: takes numbers; the child has not been waited for.
-    unsafe { libc::kill(process.cast_signed(), libc::SIGTERM) };
-    let mut said = String::new();
-    checked.output.read_to_string(&mut said).unwrap();
-    assert!(checked.child.wait().unwrap().success() && said.contains("wrong 0 "), "{said}");
+    checked.end("wrong 0 ");
 }

@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use elfen_console::page::Table;
+
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
-use super::figure::{MOST, Source, Style, Table};
+use super::figure::{MOST, Source, Style};
 use super::text::{percent, said, short};
 use crate::live::summary::{self, Row};
 use crate::record::{Line, Run, Scenario, Setup};

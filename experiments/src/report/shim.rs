@@ -5,13 +5,14 @@
 //! report.
 
 use elfen_console::duration::{number, show};
+use elfen_console::page::Table;
 use elfen_shim::recording::{Kind, RateFigure, Recording, Run, State};
 use elfen_shim::summary::{Summary, TagFigure};
 use elfen_shim::tags::Tags;
 use elfen_shim::text::{NO_RETURNS, length};
 
+use super::figure::Style;
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Scale, Series, Source};
-use super::figure::{Style, Table};
 use super::text::clip;
 
 /// Tags with a bar, and with a line.

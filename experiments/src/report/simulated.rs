@@ -3,6 +3,7 @@
 //! Each figure is made from the parameters and the seed; the same two give the same figures.
 //! Numbers that the thesis prints are shown as rings, as long as the parameters are the thesis's.
 
+use elfen_console::page::Table;
 use elfen_rt::policy::slo::Slo;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde::Deserialize;
@@ -20,7 +21,7 @@ use simulator::windows::Watch;
 use simulator::{Model, ModelError, Queue};
 
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
-use super::figure::{Source, Style, Table};
+use super::figure::{Source, Style};
 use super::text::{percent, said, short};
 use crate::expected::control;
 use crate::record::Scenario;

@@ -16,7 +16,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Style};
-use super::text::{clip, short, tick};
+use super::text::{clip, short};
 
 /// Plotters' pixels to one of the page.
 const PX: i32 = 10;
@@ -177,7 +177,7 @@ impl Ranged for Ruler {
 
 impl ValueFormatter<f64> for Ruler {
     fn format(value: &f64) -> String {
-        tick(*value)
+        short(*value)
     }
 }
 
@@ -269,8 +269,6 @@ fn places(figure: &Figure, axis: &Axis, ticks: usize) -> Ruler {
 fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String) -> Drawn {
     const TICKS: usize = 12;
     let panel = &figure.panels[index];
-    let title = fit(&panel.y.label(), WIDTH);
-    area.draw_text(&title, &text_style(TEXT.0, HPos::Left), (LABELS, TITLE / 2))?;
     let (is_names, left, right, x, y) = match &figure.x {
         Across::Names { names, .. } => {
             (true, NAMES, NUMBER, values(figure, panel, TICKS), Ruler::names(names.len()))
@@ -279,6 +277,8 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
             (false, LABELS, 24 * PX, places(figure, axis, TICKS), values(figure, panel, 6))
         }
     };
+    let title = fit(&panel.y.label(), WIDTH - left);
+    area.draw_text(&title, &text_style(TEXT.0, HPos::Left), (left, TITLE / 2))?;
     let foot = if has_labels(figure, index) { FOOT } else { FOOT / 3 };
     let mut builder = ChartBuilder::on(area);
     builder.margin_top(TITLE).margin_right(right).y_label_area_size(left).x_label_area_size(foot);
@@ -286,9 +286,9 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
 
     let beside = |along: &f64| match &figure.x {
         Across::Names { .. } => fit(&figure.x.place(*along), NAMES - 12 * PX),
-        Across::Number(_) => tick(*along),
+        Across::Number(_) => short(*along),
     };
-    let below = |value: &f64| if has_labels(figure, index) { tick(*value) } else { String::new() };
+    let below = |value: &f64| if has_labels(figure, index) { short(*value) } else { String::new() };
     let mut mesh = chart.configure_mesh();
     mesh.max_light_lines(0).bold_line_style(colour(LINE.0).stroke_width(8));
     mesh.axis_style(colour(BASE.0).stroke_width(10)).set_all_tick_mark_size(4 * PX);
@@ -313,8 +313,9 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
         let ends = [at(f64::MIN, rule.y), at(f64::MAX, rule.y)];
         chart.draw_series([PathElement::new(ends, colour(SOFT.0).stroke_width(RULE))])?;
         let name = fit(&rule.name, WIDTH - LABELS);
-        let text = Text::new(name, (6 * PX, -9 * PX), soft(HPos::Left));
-        chart.draw_series([EmptyElement::at(ends[usize::from(is_names)]) + text])?;
+        let down = if is_names { -9 * PX } else { 9 * PX };
+        let text = Text::new(name, (6 * PX, down), soft(HPos::Left));
+        chart.draw_series([EmptyElement::at(ends[0]) + text])?;
     }
     for (nth, series) in panel.series.iter().enumerate() {
         let color = colour(series.style.rgb);
@@ -340,14 +341,8 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
             }))?;
             if let Some((low, high)) = point.interval {
                 let rgb = if columns.is_some() { TEXT.0 } else { series.style.rgb };
-                // Intervals of several series at one place stand next to each other.
-                let by = if is_names { 0 } else { 15 * from_middle(nth, panel.series.len()) };
-                let ends = [low, high].map(|value| {
-                    let (x, y) = chart.backend_coord(&at(point.x + shift, value));
-                    (x + by, y)
-                });
-                let whisker = PathElement::new(ends, colour(rgb).stroke_width(WHISKER));
-                area.strip_coord_spec().draw(&whisker)?;
+                let ends = [low, high].map(|value| at(point.x + shift, value));
+                chart.draw_series([PathElement::new(ends, colour(rgb).stroke_width(WHISKER))])?;
             }
             chart.draw_series(marker(series, middle(point)))?;
             let (x, y) = chart.backend_coord(&middle(point));

@@ -144,7 +144,7 @@ pub struct Point {
 pub struct Style {
     /// Of the colour in `elfen-console/src/page.css`, which has one for light, dark and paper. They
     /// were searched for the largest least distance between those that meet in one figure, with
-    /// full colour vision and three kinds of colour blindness; `tests/report/colours.rs` holds it.
+    /// full colour vision and three kinds of colour blindness.
     pub name: &'static str,
     /// The colour of the light theme, 0xRRGGBB.
     pub rgb: u32,

@@ -49,7 +49,7 @@ fn coordinate(node: Node<'_, '_>, name: &str) -> f64 {
 }
 
 fn number(label: &str) -> Option<f64> {
-    label.trim().replace('\u{202f}', "").replace('−', "-").parse().ok()
+    label.trim().replace('−', "-").parse().ok()
 }
 
 /// The corners of a line.

@@ -180,3 +180,18 @@ fn names_that_do_not_exist() {
         assert_eq!(of(across, panel).check().is_ok(), fine, "{x}");
     }
 }
+
+/// Goal: a picture has the colours of the light theme, and without colour no two styles share a
+/// dash. Method: all pairs.
+#[test]
+fn dashes_differ() {
+    let css = include_str!("../../../elfen-console/src/page.css");
+    for (index, one) in Style::ALL.into_iter().enumerate() {
+        let property = format!("--c-{}: #{:06x};", one.name, one.rgb);
+        let light = css.split("@media").next().expect("a first theme");
+        assert!(light.contains(&property), "{property}");
+        for other in &Style::ALL[index + 1..] {
+            assert!(one.dash != other.dash, "{one:?} {other:?}");
+        }
+    }
+}

@@ -113,26 +113,6 @@ pub fn escape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: any text is shown as it is. Method: markup and control characters in every place.
-    #[test]
-    fn text_is_escaped() {
-        let (nasty, shown) = ("<b a=\"'&\u{1b}", "&lt;b a=&quot;&#x27;&amp;\u{fffd}");
-        let text = || nasty.to_owned();
-        let table = Table::new(nasty, &[nasty], vec![vec![text()]]).noted(nasty);
-        let (title, reading, description) = (text(), text(), text());
-        let figure = Figure { title, reading, description, ..Figure::default() };
-        let page = Page {
-            title: text(),
-            notes: vec![text()],
-            blocks: vec![Block::Table(table), Block::Figure(Box::new(figure))],
-            command: text(),
-            style: String::new(),
-        };
-        let html = page.html();
-        assert!(!html.contains("<b ") && html.ends_with("</html>\n"), "{html}");
-        assert_eq!(html.matches(shown).count(), 11, "{html}");
-    }
-
     /// Goal: columns of numbers are aligned, and intervals stand below their values. Method: a cell
     /// with an interval, and one of words.
     #[test]

@@ -12,8 +12,6 @@ use crate::timeline::Timeline;
 use crate::trace::Trace;
 
 const WIDTH: f64 = 760.0;
-/// About the width of a character of a label.
-const CHARACTER: f64 = 6.4;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
 const BAR: f64 = 20.0;
@@ -72,12 +70,12 @@ impl Drawer<'_> {
         let threads: BTreeSet<u32> =
             one.segments.iter().map(|segment| segment.tid).take(MOST_THREADS).collect();
         let cpus = self.cpus(one, &threads);
-        let mut body = fitted("row-name", (0.0, TOP + 14.0), "request", LEFT);
+        let mut body = text("", (0.0, TOP + 14.0), "request");
         let own = one.segments.iter().map(|segment| self.segment(segment, &span));
         body += &draw_pieces(TOP, merge_narrow(own));
         for (row, &cpu) in (1_u32..).zip(&cpus) {
             let y = TOP + ROW * f64::from(row);
-            body += &fitted("row-name", (0.0, y + 14.0), &format!("CPU {cpu}"), LEFT);
+            body += &text("", (0.0, y + 14.0), &format!("CPU {cpu}"));
             body += &line("base", (LEFT, y + BAR), (WIDTH - RIGHT, y + BAR));
             let runs = self.timeline.runs(cpu, span.from_ns, span.to_ns);
             let ran = runs.filter(|(.., thread, _)| *thread != 0);
@@ -214,12 +212,23 @@ fn merge_narrow(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
     all.into_iter().map(|(piece, _)| piece).collect()
 }
 
+/// Bars with their names below. A piece is an image of its own, which cuts off what is wider than
+/// its bar; the tooltip has all of it.
 fn draw_pieces(y: f64, pieces: Vec<Piece>) -> String {
     let draw = |Piece { from, to, colour, name, tooltip }: Piece| {
-        bar(colour, (from, y), (to, y + BAR), &tooltip)
-            + &fitted("tick", (from, y + BAR + 13.0), &name, to - from)
+        let (width, height, baseline) = ((to - from).max(0.3), BAR + 18.0, BAR + 13.0);
+        let (name, tooltip) = (escape(&name), escape(&tooltip));
+        format!(
+            "<svg class=\"{colour}\" x=\"{from:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" \
+             height=\"{height}\"><title>{tooltip}</title><rect width=\"100%\" height=\"{BAR}\"/>\
+             <text class=\"tick\" y=\"{baseline}\">{name}</text></svg>\n"
+        )
     };
     pieces.into_iter().map(draw).collect()
+}
+
+fn text(class: &str, (x, y): (f64, f64), words: &str) -> String {
+    format!("<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\">{}</text>\n", escape(words))
 }
 
 /// Ticks at round times since the arrival.
@@ -231,7 +240,7 @@ fn ticks(span: &Span, y: f64) -> String {
         let x = span.x(span.from_ns + count * step_ns);
         let label = if count == 0 { "0".to_owned() } else { show(count * step_ns) };
         ticks += &line("tick-line", (x, y), (x, y + 4.0));
-        ticks += &fitted("tick middle", (x, y + 18.0), &label, WIDTH);
+        ticks += &text("tick middle", (x, y + 18.0), &label);
     }
     ticks
 }
@@ -254,39 +263,6 @@ fn line(class: &str, from: (f64, f64), to: (f64, f64)) -> String {
     format!(
         "<line class=\"{class}\" x1=\"{x1:.2}\" y1=\"{y1:.2}\" x2=\"{x2:.2}\" y2=\"{y2:.2}\"/>\n"
     )
-}
-
-/// A bar in one of the page's colours; `tooltip` is shown when the pointer is on it.
-fn bar(colour: &str, from: (f64, f64), to: (f64, f64), tooltip: &str) -> String {
-    let ((x, y), width, height) = (from, (to.0 - from.0).max(0.3), to.1 - from.1);
-    format!(
-        "<g class=\"{colour}\"><rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" \
-         height=\"{height:.2}\"><title>{}</title></rect></g>\n",
-        escape(tooltip)
-    )
-}
-
-/// A text, if most of it fits into `width`; all of it is in the tooltip.
-fn fitted(class: &str, at: (f64, f64), words: &str, width: f64) -> String {
-    let (x, y) = at;
-    let length = words.chars().count();
-    let room = (1..=length).take_while(|&count| size(count) <= width).count();
-    if room < length && room < 5 {
-        return String::new();
-    }
-    let whole = escape(words);
-    if room == length {
-        return format!("<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\">{whole}</text>\n");
-    }
-    let cut: String = words.chars().take(room - 1).collect();
-    format!(
-        "<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\"><title>{whole}</title>{}…</text>\n",
-        escape(&cut)
-    )
-}
-
-fn size(characters: usize) -> f64 {
-    number(characters as u64) * CHARACTER
 }
 
 #[cfg(test)]

@@ -118,14 +118,13 @@ impl Ruler {
         let wants_log = match scale {
             Scale::Log => true,
             Scale::Auto => high > low * Self::LOG_FROM,
-            Scale::Linear | Scale::Near => false,
+            Scale::Linear => false,
         };
         if wants_log && low >= Self::LOG_LEAST {
             return Self::logarithmic(low, high, ticks);
         }
-        let is_near = scale == Scale::Near;
-        let (low, high) = if is_near { (low, high) } else { (low.min(0.0), high.max(0.0)) };
-        let room = ((high - low) * 0.04).max(low.abs().max(high.abs()) * 0.01);
+        let (low, high) = (low.min(0.0), high.max(0.0));
+        let room = (high - low) * 0.04;
         let from = if low == 0.0 { 0.0 } else { low - room };
         let to = if high == 0.0 { 0.0 } else { high + room };
         let to = if to - from < Self::LOG_LEAST { from + 1.0 } else { to };
@@ -183,21 +182,20 @@ impl ValueFormatter<f64> for Ruler {
 
 /// The picture of a figure: its panels above each other.
 pub(super) fn picture(figure: &Figure) -> String {
-    let mut bottoms = vec![0];
-    for index in 0..figure.panels.len() {
-        bottoms.push(bottoms[index] + height(figure, index));
-    }
-    let height = bottoms.pop().unwrap_or(0);
-    svg((WIDTH, height.max(PX)), |root, marks| {
-        let areas = root.split_by_breakpoints([0; 0], &bottoms[bottoms.len().min(1)..]);
-        (0..figure.panels.len())
-            .try_for_each(|index| draw_panel(&areas[index], figure, index, marks))
+    let heights: Vec<i32> = (0..figure.panels.len()).map(|index| height(figure, index)).collect();
+    svg((WIDTH, heights.iter().sum::<i32>().max(PX)), |root, marks| {
+        let mut rest = root.clone();
+        for (index, height) in heights.into_iter().enumerate() {
+            let (area, below) = rest.split_vertically(height);
+            draw_panel(&area, figure, index, marks)?;
+            rest = below;
+        }
+        Ok(())
     })
 }
 
 /// Of a panel. The first over numbers matters most.
 fn height(figure: &Figure, index: usize) -> i32 {
-    let foot = if has_labels(figure, index) { FOOT } else { FOOT / 3 };
     let plot = match &figure.x {
         Across::Names { names, .. } => {
             (BAR * count(figure.panels[index].series.len().max(1)) + BETWEEN) * count(names.len())
@@ -205,7 +203,12 @@ fn height(figure: &Figure, index: usize) -> i32 {
         Across::Number(_) if index == 0 => 216 * PX,
         Across::Number(_) => 132 * PX,
     };
-    TITLE + plot + foot
+    TITLE + plot + foot(figure, index)
+}
+
+/// Room below a panel.
+fn foot(figure: &Figure, index: usize) -> i32 {
+    if has_labels(figure, index) { FOOT } else { FOOT / 3 }
 }
 
 /// Panels over the same numbers have their labels below the last.
@@ -279,9 +282,9 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
     };
     let title = fit(&panel.y.label(), WIDTH - left);
     area.draw_text(&title, &text_style(TEXT.0, HPos::Left), (left, TITLE / 2))?;
-    let foot = if has_labels(figure, index) { FOOT } else { FOOT / 3 };
     let mut builder = ChartBuilder::on(area);
-    builder.margin_top(TITLE).margin_right(right).y_label_area_size(left).x_label_area_size(foot);
+    builder.margin_top(TITLE).margin_right(right).y_label_area_size(left);
+    builder.x_label_area_size(foot(figure, index));
     let mut chart = builder.build_cartesian_2d(x, y)?;
 
     let beside = |along: &f64| match &figure.x {
@@ -313,9 +316,14 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
         let ends = [at(f64::MIN, rule.y), at(f64::MAX, rule.y)];
         chart.draw_series([PathElement::new(ends, colour(SOFT.0).stroke_width(RULE))])?;
         let name = fit(&rule.name, WIDTH - LABELS);
-        let down = if is_names { -9 * PX } else { 9 * PX };
-        let text = Text::new(name, (6 * PX, down), soft(HPos::Left));
-        chart.draw_series([EmptyElement::at(ends[0]) + text])?;
+        // Below the labels, or at the left below the line.
+        let (end, at, h_pos) = if is_names {
+            (ends[1], (0, 34 * PX), HPos::Center)
+        } else {
+            (ends[0], (6 * PX, 9 * PX), HPos::Left)
+        };
+        let text = Text::new(name, at, soft(h_pos));
+        chart.draw_series([EmptyElement::at(end) + text])?;
     }
     for (nth, series) in panel.series.iter().enumerate() {
         let color = colour(series.style.rgb);

@@ -85,8 +85,6 @@ pub enum Scale {
     Log,
     /// Logarithmic if the values span more than a factor of 8.
     Auto,
-    /// Linear around the values, without 0.
-    Near,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

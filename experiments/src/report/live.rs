@@ -9,7 +9,7 @@ use elfen_console::page::Table;
 
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
 use super::figure::{MOST, Source, Style};
-use super::text::{percent, short};
+use super::text::{percent, sentence, short};
 use crate::live::summary::{self, Row};
 use crate::record::{Line, Run, Scenario, Setup};
 
@@ -130,15 +130,6 @@ fn limits(setup: &Setup) -> Vec<String> {
         limits.push(&setup.helpers);
     }
     limits.into_iter().filter(|limit| !limit.is_empty()).map(sentence).collect()
-}
-
-/// With a capital and a full stop.
-fn sentence(clause: &str) -> String {
-    let clause = clause.trim_end_matches('.');
-    let mut rest = clause.chars();
-    rest.next().map_or_else(String::new, |first| {
-        first.to_uppercase().chain(rest).collect::<String>() + "."
-    })
 }
 
 /// What `elfen run` chose, once for each choice.
@@ -403,9 +394,6 @@ const PERCENTILES: [(&str, Style, Value); 3] = [
     ("p99", Style::INK, |row| Some(row.p99_ms)),
 ];
 
-/// Ratios within this of 1 are drawn without 0, where they could not be told apart.
-const NEAR: f64 = 1.5;
-
 /// One batch program's runs, and those without any.
 struct Bench<'a> {
     measured: &'a Measured<'a>,
@@ -497,11 +485,9 @@ impl Bench<'_> {
         let reading = "p99 as a multiple of p99 without a batch, each against the same invocation.";
         let names = ("cost", "What the batch costs the service", reading);
         let mut figure = self.by_side(names, (Mark::Dots, axis), |row| row.p99_ratio)?;
-        let points = figure.series().flat_map(|series| &series.points);
-        let near = points.flat_map(Point::values).all(|value| value > 1.0 / NEAR && value < NEAR);
         for panel in &mut figure.panels {
             panel.rules.push(Rule { y: 1.0, name: "no batch".to_owned() });
-            panel.y.scale = if near { Scale::Near } else { Scale::Auto };
+            panel.y.scale = Scale::Auto;
         }
         Some(figure)
     }

@@ -13,7 +13,7 @@ use elfen_shim::text::{self, length};
 
 use super::figure::Style;
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Scale, Series, Source};
-use super::text::clip;
+use super::text::{clip, sentence};
 
 /// Tags with a bar, and with a line.
 const BARS: usize = 16;
@@ -64,8 +64,9 @@ impl Maker<'_> {
     fn notes(&self) -> Vec<String> {
         let cut = "The file was cut: this is what was left of it.";
         let cut = self.recording.cut.then(|| cut.to_owned());
-        let opening = text::opening(self.summary).replace('\n', " ");
-        std::iter::once(opening).chain(cut).chain(text::notes(self.summary)).collect()
+        let opening = sentence(&text::opening(self.summary).trim_end().replace('\n', "; "));
+        let notes = text::notes(self.summary).into_iter().map(|note| sentence(&note));
+        std::iter::once(opening).chain(cut).chain(notes).collect()
     }
 
     fn figure(

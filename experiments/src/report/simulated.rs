@@ -552,7 +552,7 @@ impl<'a> Lab<'a> {
         let title = "Demand: most requests are short, a few are long";
         let reading = "A request that waits behind one of the longest waits long.";
         let mut figure = self.figure("demand", title, reading, x);
-        figure.panels = distribution(&times, |_| 1.0, ("part of all requests", "requests"));
+        figure.panels = distribution(&times, 0.999, |_| 1.0, ("part of all requests", "requests"));
         if self.parameters().are_of_thesis {
             figure.made_with += " Figure 5.1 prints no numbers: this is the simplest demand that \
                 meets those printed elsewhere.";
@@ -577,7 +577,7 @@ impl<'a> Lab<'a> {
         let title = "Idle time comes in short pauses";
         let mut figure = self.figure("pauses", title, reading, x);
         figure.command = self.command(&format!("--rps {rps} --trace-out pauses.csv"));
-        figure.panels = distribution(&pauses, real, ("part of the idle time", "idle time"));
+        figure.panels = distribution(&pauses, 0.99, real, ("part of the idle time", "idle time"));
         figure.panels[0].series.extend(self.rings(&[(15.0, 0.023)]));
         figure.panels[1].series.extend(self.rings(&[(15.0, 0.53)]));
         figure
@@ -587,9 +587,11 @@ impl<'a> Lab<'a> {
 /// Buckets of a figure; longer times are counted and not drawn.
 const BUCKETS: usize = 70;
 
-/// How sorted times are distributed, each with a weight: columns above, and their sum below.
+/// How sorted times are distributed, each with a weight: columns above, and their sum below. The
+/// columns have room for this share of them.
 fn distribution(
     times: &[u64],
+    share: f64,
     weight: impl Fn(u64) -> f64,
     (part, name): (&str, &str),
 ) -> Vec<Panel> {
@@ -597,7 +599,7 @@ fn distribution(
     let mut so_far = 0.0;
     let most = times.iter().copied().find(|&ns| {
         so_far += weight(ns);
-        so_far >= whole * 0.99
+        so_far >= whole * share
     });
     let width_ns = bucket_ns(most.unwrap_or(MS));
     let mut parts = vec![0.0; BUCKETS];

@@ -10,6 +10,15 @@ pub(super) fn clip(text: &str, most: usize) -> String {
     clipped
 }
 
+/// A clause with a capital and a full stop.
+pub(super) fn sentence(clause: &str) -> String {
+    let clause = clause.trim_end_matches('.');
+    let mut rest = clause.chars();
+    rest.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(rest).collect::<String>() + "."
+    })
+}
+
 /// A number to four digits, or to its last whole digit, without zeros at its end.
 pub(super) fn short(value: f64) -> String {
     let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);

@@ -46,7 +46,7 @@ fn panel() -> impl Strategy<Value = Panel> {
         Just(Mark::Bars),
         (1e-9..1e15).prop_map(|width| Mark::Histogram { width }),
     ];
-    let scale = prop::sample::select(vec![Scale::Linear, Scale::Log, Scale::Auto, Scale::Near]);
+    let scale = prop::sample::select(vec![Scale::Linear, Scale::Log, Scale::Auto]);
     let point = (value(), value(), prop::option::of((value(), value())));
     let point = point.prop_map(|(x, y, interval)| Point { x, y, interval });
     let style = prop::sample::select(&Style::ALL[..]);

@@ -353,29 +353,21 @@ impl<'a> Lab<'a> {
         })
     }
 
-    fn parameters(&self) -> &Parameters {
-        &self.simulation.parameters
-    }
-
     /// The batch program that policies are shown with.
-    fn batch(&self) -> &(String, Batch) {
-        &self.parameters().batches[0]
-    }
-
-    fn slo(&self) -> Slo {
-        self.simulation.slo()
+    fn batch(&self) -> &Batch {
+        &self.simulation.parameters.batches[0].1
     }
 
     /// Numbers that the thesis prints, if there are any and they belong here.
     fn rings(&self, points: &[(f64, f64)]) -> Option<Series> {
-        let belongs = self.parameters().are_of_thesis && !points.is_empty();
+        let belongs = self.simulation.parameters.are_of_thesis && !points.is_empty();
         let points = points.iter().map(|&(x, y)| Point::at(x, y)).collect();
         belongs.then(|| Series::new("published in the thesis", Mark::Rings, Style::INK, points))
     }
 
     fn made_with(&self) -> String {
         let Simulation { parameters, requests, seed, .. } = self.simulation;
-        let (_, batch) = self.batch();
+        let batch = self.batch();
         let slowdown = |(name, batch): &(String, Batch)| {
             format!("{} times as long beside {name:?}", real(batch.request_slowdown_milli) / 1e3)
         };
@@ -397,7 +389,7 @@ impl<'a> Lab<'a> {
     /// The report's command and, below it, one that makes a single point.
     fn command(&self, point: &str) -> String {
         let Simulation { command, requests, seed, .. } = self.simulation;
-        let options = match self.parameters().options.as_str() {
+        let options = match self.simulation.parameters.options.as_str() {
             "" => String::new(),
             options => format!(" {options}"),
         };
@@ -421,8 +413,8 @@ impl<'a> Lab<'a> {
     }
 
     fn lines(&self, lines: Lines, sweep: &Sweep<'_>) -> Vec<Line> {
-        let Parameters { batches, .. } = self.parameters();
-        let with = |scenario, batch| sweep.with(scenario, batch, self.slo());
+        let batches = &self.simulation.parameters.batches;
+        let with = |scenario, batch| sweep.with(scenario, batch, self.simulation.slo());
         match lines {
             Lines::Alone => {
                 let line = |(name, style, share)| {
@@ -441,7 +433,7 @@ impl<'a> Lab<'a> {
                 std::iter::once(alone).chain(beside).collect()
             }
             Lines::Scenarios(scenarios) => {
-                let (_, batch) = self.batch();
+                let batch = self.batch();
                 let line = |&of: &Scenario| Line::p99(of.title(), of.style(), with(of, batch));
                 scenarios.iter().map(line).collect()
             }
@@ -468,7 +460,7 @@ impl<'a> Lab<'a> {
         let mut figure = self.figure(spec.id, spec.title, spec.reading, x);
         figure.panels =
             vec![Panel::new(Axis::new(quantity, "ms"), latencies), Panel::new(used, utilisations)];
-        let slo_ms = self.parameters().slo_ms;
+        let slo_ms = self.simulation.parameters.slo_ms;
         let rule = Rule { y: real(slo_ms), name: format!("SLO {slo_ms} ms") };
         figure.panels[0].rules.push(rule);
         for (panel, rings) in figure.panels.iter_mut().zip(spec.rings) {
@@ -480,7 +472,7 @@ impl<'a> Lab<'a> {
         }
         let (at, options) = spec.point;
         let budget = if options.ends_with("-budget") {
-            format!(" --budget {}ns", sweep.headroom_ns(at, &self.slo()))
+            format!(" --budget {}ns", sweep.headroom_ns(at, &self.simulation.slo()))
         } else {
             String::new()
         };
@@ -500,9 +492,11 @@ impl<'a> Lab<'a> {
             Scenario::SloBudget,
         ];
         const BORROW_IDLE: usize = 1;
-        let (_, batch) = self.batch();
+        let batch = self.batch();
         let rps = self.one.rates[OVERHEAD_AT];
-        let at = |scenario| self.one.with(scenario, batch, self.slo()).swap_remove(OVERHEAD_AT);
+        let at = |scenario| {
+            self.one.with(scenario, batch, self.simulation.slo()).swap_remove(OVERHEAD_AT)
+        };
         let outcomes = ROWS.map(at);
         let share = Outcome::batch_lane_utilisation;
         let work = |outcome: &Outcome| outcome.batch_work(batch);
@@ -533,7 +527,7 @@ impl<'a> Lab<'a> {
                 Panel::new(Axis::new(quantity, unit), series)
             })
             .to_vec();
-        if self.parameters().are_of_thesis {
+        if self.simulation.parameters.are_of_thesis {
             figure.made_with += " The thesis's 1.49 is the mean of ten programs, some of which \
                 left a part of their lane idle when they ran alone; the model's never do.";
         }
@@ -543,7 +537,7 @@ impl<'a> Lab<'a> {
 
     /// Figure 5.1.
     fn demand(&self) -> Figure {
-        let demand = &self.parameters().demand;
+        let demand = &self.simulation.parameters.demand;
         let mut random = stream(self.simulation.seed, Purpose::Demand, 0);
         let mut times: Vec<u64> =
             (0..self.simulation.requests).map(|_| demand.sample(&mut random)).collect();
@@ -553,7 +547,7 @@ impl<'a> Lab<'a> {
         let reading = "A request that waits behind one of the longest waits long.";
         let mut figure = self.figure("demand", title, reading, x);
         figure.panels = distribution(&times, 0.999, |_| 1.0, ("part of all requests", "requests"));
-        if self.parameters().are_of_thesis {
+        if self.simulation.parameters.are_of_thesis {
             figure.made_with += " Figure 5.1 prints no numbers: this is the simplest demand that \
                 meets those printed elsewhere.";
         }
@@ -562,7 +556,7 @@ impl<'a> Lab<'a> {
 
     /// Figure 5.5.
     fn pauses(&self) -> Figure {
-        let (rps, (_, batch)) = (self.one.rates[PAUSES_AT], self.batch());
+        let (rps, batch) = (self.one.rates[PAUSES_AT], self.batch());
         let mut pauses: Vec<u64> = Vec::new();
         let mut free_ns = 0;
         let model = self.one.model(rps, batch, Control::NoBatch);

@@ -1,52 +1,127 @@
-//! The frame of a self-contained HTML page, for light and dark screens and for paper. It is
-//! well-formed XML, so that any tool can read it.
+//! The page of a report: tables and figures in one HTML file, for light and dark screens and for
+//! paper. `page.html` is its template, `page.css` its style.
 //!
 //! The page loads nothing: pictures and style are in the file, and a content security policy makes
 //! the browser enforce this.
 
-const STYLE: &str = include_str!("page.css");
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, HtmlEscape, Value, context};
+use serde::Serialize;
 
-/// Makes a page. `style` is additional CSS for its pictures, `body` is HTML.
-pub fn document(title: &str, style: &str, body: &str) -> String {
-    let title = escape(title);
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n\
-         <meta charset=\"utf-8\"/>\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta name=\"color-scheme\" content=\"light dark\"/>\n\
-         <link rel=\"icon\" href=\"data:,\"/>\n\
-         <title>{title}</title>\n<style>\n{STYLE}{style}</style>\n</head>\n<body>\n{body}</body>\n\
-         </html>\n"
-    )
+/// All that a page shows.
+#[derive(Debug, Default, Serialize)]
+pub struct Page {
+    pub title: String,
+    /// What the reader has to know before any figure, a sentence each.
+    pub notes: Vec<String>,
+    /// From the top down.
+    pub blocks: Vec<Block>,
+    /// The command that wrote the page; may be empty.
+    pub command: String,
+    /// CSS for its pictures.
+    pub style: String,
 }
 
-/// Escapes text for the inside of an element or an attribute. XML allows no control characters.
-pub fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '\'' => escaped += "&#39;",
-            '\n' | '\t' => escaped.push(c),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
-        }
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Block {
+    Table(Table),
+    Figure(Box<Figure>),
+}
+
+/// Numbers that are better read than seen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Table {
+    pub title: String,
+    pub head: Vec<String>,
+    pub rows: Vec<Vec<String>>,
+    /// How the numbers came about; may be empty.
+    pub note: String,
+}
+
+/// A picture, and what the reader has to know of it. All but title and picture may be empty.
+#[derive(Debug, Default, Serialize)]
+pub struct Figure {
+    /// Names the figure in links and files: lower-case words joined by hyphens.
+    pub id: String,
+    pub title: String,
+    /// Where its numbers come from, in a word.
+    pub source: &'static str,
+    /// What it shows, in one sentence.
+    pub reading: String,
+    /// HTML of each mark, and its name.
+    pub legend: Vec<(String, String)>,
+    /// SVG.
+    pub picture: String,
+    /// What a screen reader says instead of the picture.
+    pub description: String,
+    pub caption: String,
+    pub command: String,
+    /// The numbers, for a spreadsheet and for the reader.
+    pub csv: String,
+    pub tables: Vec<Table>,
+}
+
+impl Table {
+    pub fn new(title: impl Into<String>, head: &[&str], rows: Vec<Vec<String>>) -> Self {
+        let head = head.iter().map(|&name| name.to_owned()).collect();
+        Self { title: title.into(), head, rows, note: String::new() }
     }
-    escaped
+
+    pub fn noted(self, note: impl Into<String>) -> Self {
+        Self { note: note.into(), ..self }
+    }
+}
+
+impl Page {
+    /// The page as one file. Characters that XML has no place for become U+FFFD.
+    pub fn html(&self) -> String {
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .keep_trailing_newline(true)
+            .lstrip_blocks(true)
+            .build();
+        let mut environment = Environment::new();
+        environment.set_syntax(syntax.expect("these are no delimiters"));
+        environment.add_filter("numeric_columns", numeric_columns);
+        let template = environment.template_from_named_str("page.html", include_str!("page.html"));
+        let context = context! { css => include_str!("page.css"), ..Value::from(Serde(self)) };
+        let html = template.and_then(|template| template.render(context));
+        let is_forbidden =
+            |c: char| c.is_control() && !"\n\t".contains(c) || "\u{fffe}\u{ffff}".contains(c);
+        html.expect("every page fits the template").replace(is_forbidden, "\u{fffd}")
+    }
+}
+
+/// Which columns read better aligned at their right.
+fn numeric_columns(rows: Vec<Vec<String>>) -> Vec<bool> {
+    let is_number = |cell: &String| {
+        cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || "+−-–±≥≤".contains(c))
+    };
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let is_numeric = |column| rows.iter().filter_map(|row| row.get(column)).all(is_number);
+    (0..columns).map(is_numeric).collect()
+}
+
+/// Escapes text for the inside of an element or an attribute.
+pub fn escape(text: &str) -> String {
+    HtmlEscape(text).to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Goal: columns of numbers are aligned, and intervals stand below their values. Method: a cell
+    /// with an interval, and one of words.
     #[test]
-    fn names_are_escaped() {
-        assert_eq!(escape("<b a=\"'&\u{1b}\n"), "&lt;b a=&quot;&#39;&amp;\u{fffd}\n");
-        assert!(document("<i>", "", "<p/>").contains("<title>&lt;i&gt;</title>"));
+    fn numbers_are_aligned() {
+        let rows = vec![vec!["name".to_owned(), "1.5 (1–2)".to_owned()]];
+        let table = Table::new("", &["a", "b"], rows);
+        let html = Page { blocks: vec![Block::Table(table)], ..Page::default() }.html();
+        assert!(html.contains("<th scope=\"col\">a</th><th scope=\"col\" class=\"number\">b</th>"));
+        let row = "<tr><td>name</td><td class=\"number\">1.5 <small>(1–2)</small></td></tr>";
+        assert!(html.contains(row), "{html}");
     }
 }

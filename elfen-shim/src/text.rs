@@ -37,7 +37,8 @@ pub fn text(summary: &Summary, more: &[String]) -> String {
     text
 }
 
-fn opening(summary: &Summary) -> String {
+/// What was observed, and how finely.
+pub fn opening(summary: &Summary) -> String {
     let Summary { program, on, samples, period_ns, .. } = summary;
     let (from, looked_ns) = summary.from_lanes();
     let lanes = if summary.observers.is_empty() { "lane" } else { "lanes" };
@@ -182,7 +183,8 @@ fn rates(summary: &Summary) -> String {
     "\n".to_owned() + &table::lines(&["rate", "in", "median", "p10", "p90", "kept"], &rows)
 }
 
-fn notes(summary: &Summary) -> Vec<String> {
+/// What a reader of the numbers has to know.
+pub fn notes(summary: &Summary) -> Vec<String> {
     let figures = &summary.figures;
     let mut notes = Vec::new();
     if summary.gaps > 0 {

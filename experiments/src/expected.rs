@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::live::plan::Spec;
 use crate::live::summary::{Foreseen, Row, figure};
-use crate::record::{Line, Plan, Run, Scenario, Setup};
+use crate::record::{Line, Plan, Run, Scenario, Setup, runs};
 use simulator::batches::{CHECKS, GUARD};
 use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Batch, Control, REF_IPC_MILLI, Signal};
@@ -67,13 +67,7 @@ pub fn foresee(rows: &mut [Row], lines: &[Line]) {
         return;
     }
     let core = Core { batch: emulated(factor, plan), lent_to_helpers: setup.helpers_share_a_lane };
-    let runs: Vec<&Run> = lines
-        .iter()
-        .filter_map(|line| match line {
-            Line::Run(run) => Some(run),
-            Line::Setup(_) => None,
-        })
-        .collect();
+    let runs: Vec<&Run> = runs(lines).collect();
     for row in rows {
         let of_row = |run: &&&Run| row.is_of(run) && run.scenario != Scenario::None;
         row.expected = foreseen(runs.iter().filter(of_row).filter_map(|run| {

@@ -2,14 +2,12 @@
 //!
 //! | file | what it draws |
 //! | --- | --- |
-//! | `page` | the page: first the slowest request and its cause, then the ranking and the tail |
+//! | `page` | the page: first the slowest request and its cause, then the ranking |
 //! | `timeline` | one request's time, and below it what ran on its CPUs |
-//! | `svg` | the elements of both pictures |
 //! | `perfetto` | threads and requests as tracks |
 
 mod page;
 mod perfetto;
-mod svg;
 mod timeline;
 
 pub use page::page;

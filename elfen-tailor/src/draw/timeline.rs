@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 
 use elfen_console::duration::{number, show};
+use elfen_console::page::escape;
 use elfen_rt::signal::event::Kind;
 
-use super::svg::{self, WIDTH};
 use crate::report::{SegmentRow, SlowRequest};
 use crate::timeline::Timeline;
 use crate::trace::Trace;
 
+const WIDTH: f64 = 760.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
 const BAR: f64 = 20.0;
@@ -69,13 +70,13 @@ impl Drawer<'_> {
         let threads: BTreeSet<u32> =
             one.segments.iter().map(|segment| segment.tid).take(MOST_THREADS).collect();
         let cpus = self.cpus(one, &threads);
-        let mut body = svg::fitted("row-name", (0.0, TOP + 14.0), "request", LEFT);
+        let mut body = text("", (0.0, TOP + 14.0), "request");
         let own = one.segments.iter().map(|segment| self.segment(segment, &span));
         body += &draw_pieces(TOP, merge_narrow(own));
         for (row, &cpu) in (1_u32..).zip(&cpus) {
             let y = TOP + ROW * f64::from(row);
-            body += &svg::fitted("row-name", (0.0, y + 14.0), &format!("CPU {cpu}"), LEFT);
-            body += &svg::line("base", (LEFT, y + BAR), (WIDTH - RIGHT, y + BAR));
+            body += &text("", (0.0, y + 14.0), &format!("CPU {cpu}"));
+            body += &line("base", (LEFT, y + BAR), (WIDTH - RIGHT, y + BAR));
             let runs = self.timeline.runs(cpu, span.from_ns, span.to_ns);
             let ran = runs.filter(|(.., thread, _)| *thread != 0);
             let ran =
@@ -85,8 +86,8 @@ impl Drawer<'_> {
         body += &self.arrows(&cpus, &threads, &span);
         let bottom = TOP + ROW * (number(cpus.len() as u64) + 1.0) - 6.0;
         body += &ticks(&span, bottom);
-        let description = format!("The time of a request of {}", show(one.latency_ns));
-        svg::picture(bottom + FOOT, &description, &body)
+        let height = bottom + FOOT;
+        format!("<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {height:.0}\">\n{body}</svg>\n")
     }
 
     /// The CPUs that a request ran on, or would have run on.
@@ -160,7 +161,7 @@ impl Drawer<'_> {
             let down = if from < to { -4.0 } else { 4.0 };
             let name = |thread| self.trace.name_of(self.trace.identify(thread, at_ns));
             let by = if waker == 0 { "an interrupt".to_owned() } else { name(waker) };
-            let tooltip = elfen_console::page::escape(&format!("{by} wakes {}", name(thread)));
+            let tooltip = escape(&format!("{by} wakes {}", name(thread)));
             arrows += &format!(
                 "<path class=\"wake\" d=\"M{x:.2} {from:.2}V{to:.2}m-3 {down}l3 {}l3 {down}\">\
                  <title>{tooltip}</title></path>\n",
@@ -211,12 +212,23 @@ fn merge_narrow(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
     all.into_iter().map(|(piece, _)| piece).collect()
 }
 
+/// Bars with their names below. A piece is an image of its own, which cuts off what is wider than
+/// its bar; the tooltip has all of it.
 fn draw_pieces(y: f64, pieces: Vec<Piece>) -> String {
     let draw = |Piece { from, to, colour, name, tooltip }: Piece| {
-        svg::bar(colour, (from, y), (to, y + BAR), &tooltip)
-            + &svg::fitted("tick", (from, y + BAR + 13.0), &name, to - from)
+        let (width, height, baseline) = ((to - from).max(0.3), BAR + 18.0, BAR + 13.0);
+        let (name, tooltip) = (escape(&name), escape(&tooltip));
+        format!(
+            "<svg class=\"{colour}\" x=\"{from:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" \
+             height=\"{height}\"><title>{tooltip}</title><rect width=\"100%\" height=\"{BAR}\"/>\
+             <text class=\"tick\" y=\"{baseline}\">{name}</text></svg>\n"
+        )
     };
     pieces.into_iter().map(draw).collect()
+}
+
+fn text(class: &str, (x, y): (f64, f64), words: &str) -> String {
+    format!("<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\">{}</text>\n", escape(words))
 }
 
 /// Ticks at round times since the arrival.
@@ -227,8 +239,8 @@ fn ticks(span: &Span, y: f64) -> String {
     for count in 0..=all_ns / step_ns {
         let x = span.x(span.from_ns + count * step_ns);
         let label = if count == 0 { "0".to_owned() } else { show(count * step_ns) };
-        ticks += &svg::line("tick-line", (x, y), (x, y + 4.0));
-        ticks += &svg::fitted("tick middle", (x, y + 18.0), &label, WIDTH);
+        ticks += &line("tick-line", (x, y), (x, y + 4.0));
+        ticks += &text("tick middle", (x, y + 18.0), &label);
     }
     ticks
 }
@@ -244,6 +256,13 @@ fn tick_step(all_ns: u64) -> u64 {
         }
         power = power.saturating_mul(10);
     }
+}
+
+fn line(class: &str, from: (f64, f64), to: (f64, f64)) -> String {
+    let ((x1, y1), (x2, y2)) = (from, to);
+    format!(
+        "<line class=\"{class}\" x1=\"{x1:.2}\" y1=\"{y1:.2}\" x2=\"{x2:.2}\" y2=\"{y2:.2}\"/>\n"
+    )
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 //! It has no pixels. The picture, the CSV and `--json` are all made from this, so they cannot
 //! differ.
 
+use elfen_console::page::Table;
 use serde::Serialize;
 
+use super::text::short;
 use crate::live::plan::scenario_name;
 use crate::record::Scenario;
 
@@ -20,16 +22,6 @@ pub struct Report {
     pub figures: Vec<Figure>,
     /// Behind the figures.
     pub appendix: Vec<Table>,
-}
-
-/// Numbers that are better read than seen.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Table {
-    pub title: String,
-    pub head: Vec<String>,
-    pub rows: Vec<Vec<String>>,
-    /// How the numbers came about; may be empty.
-    pub note: String,
 }
 
 /// One figure of a report.
@@ -93,8 +85,6 @@ pub enum Scale {
     Log,
     /// Logarithmic if the values span more than a factor of 8.
     Auto,
-    /// Linear around the values, without 0.
-    Near,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -146,51 +136,32 @@ pub struct Point {
     pub interval: Option<(f64, f64)>,
 }
 
-/// How a series looks: it differs from others by colour, and without colour by dash and by marker.
-/// The same thing looks the same in every figure.
+/// How a series looks: it differs from others by colour, and without colour by dash. The same thing
+/// looks the same in every figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Style {
     /// Of the colour in `elfen-console/src/page.css`, which has one for light, dark and paper. They
     /// were searched for the largest least distance between those that meet in one figure, with
-    /// full colour vision and three kinds of colour blindness; `tests/report/colours.rs` holds it.
+    /// full colour vision and three kinds of colour blindness.
     pub name: &'static str,
     /// The colour of the light theme, 0xRRGGBB.
     pub rgb: u32,
     /// Lengths of strokes and gaps, in tenths of a pixel.
     pub dash: &'static str,
-    pub marker: Marker,
-}
-
-/// A regular polygon, or a star.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Marker {
-    pub corners: u8,
-    /// Where the first corner is, from the right clockwise.
-    pub angle_degrees: f64,
-    /// The inner radius of a star, as a part of the outer one; 1 for a polygon.
-    pub waist: f64,
-}
-
-const fn polygon(corners: u8, angle_degrees: f64) -> Marker {
-    Marker { corners, angle_degrees, waist: 1.0 }
-}
-
-const fn star(corners: u8, angle_degrees: f64) -> Marker {
-    Marker { corners, angle_degrees, waist: 0.4 }
 }
 
 impl Style {
     pub const ALL: [Self; 10] = [
-        Self { name: "ink", rgb: 0x2b2b29, dash: "none", marker: polygon(24, 0.0) },
-        Self { name: "blue", rgb: 0x033da1, dash: "90 30", marker: polygon(4, 45.0) },
-        Self { name: "red", rgb: 0xa13100, dash: "60 20 20 20", marker: polygon(3, -90.0) },
-        Self { name: "aqua", rgb: 0x009693, dash: "20 30", marker: polygon(4, 0.0) },
-        Self { name: "orange", rgb: 0xe76e1c, dash: "50 40", marker: polygon(3, 90.0) },
-        Self { name: "violet", rgb: 0x947df1, dash: "120 30 20 30", marker: polygon(3, 0.0) },
-        Self { name: "ochre", rgb: 0x836b21, dash: "40 20", marker: polygon(3, 180.0) },
-        Self { name: "pink", rgb: 0x893152, dash: "140 40", marker: star(4, 0.0) },
-        Self { name: "green", rgb: 0x3da56c, dash: "80 30 20 30 20 30", marker: polygon(5, -90.0) },
-        Self { name: "grey", rgb: 0x706f6c, dash: "10 30", marker: star(4, 45.0) },
+        Self { name: "ink", rgb: 0x2b2b29, dash: "none" },
+        Self { name: "blue", rgb: 0x033da1, dash: "90 30" },
+        Self { name: "red", rgb: 0xa13100, dash: "60 20 20 20" },
+        Self { name: "aqua", rgb: 0x009693, dash: "20 30" },
+        Self { name: "orange", rgb: 0xe76e1c, dash: "50 40" },
+        Self { name: "violet", rgb: 0x947df1, dash: "120 30 20 30" },
+        Self { name: "ochre", rgb: 0x836b21, dash: "40 20" },
+        Self { name: "pink", rgb: 0x893152, dash: "140 40" },
+        Self { name: "green", rgb: 0x3da56c, dash: "80 30 20 30 20 30" },
+        Self { name: "grey", rgb: 0x706f6c, dash: "10 30" },
     ];
     pub const INK: Self = Self::ALL[0];
     pub const BLUE: Self = Self::ALL[1];
@@ -244,20 +215,17 @@ pub struct Refused {
     pub value: String,
 }
 
-impl Table {
-    pub(super) fn new(title: impl Into<String>, head: &[&str], rows: Vec<Vec<String>>) -> Self {
-        let head = head.iter().map(|&name| name.to_owned()).collect();
-        Self { title: title.into(), head, rows, note: String::new() }
-    }
-
-    pub(super) fn noted(self, note: impl Into<String>) -> Self {
-        Self { note: note.into(), ..self }
-    }
-}
-
 impl Point {
     pub fn at(x: f64, y: f64) -> Self {
         Self { x, y, interval: None }
+    }
+
+    /// The value with its interval, for people.
+    pub(super) fn shown(&self) -> String {
+        let interval = self
+            .interval
+            .map_or_else(String::new, |(low, high)| format!(" ({}–{})", short(low), short(high)));
+        short(self.y) + &interval
     }
 
     /// The value and the ends of its interval.
@@ -270,11 +238,6 @@ impl Point {
 impl Series {
     pub fn new(name: impl Into<String>, mark: Mark, style: Style, points: Vec<Point>) -> Self {
         Self { name: name.into(), mark, style, points }
-    }
-
-    /// Of its columns; 0 for other marks.
-    pub(super) fn width(&self) -> f64 {
-        if let Mark::Histogram { width } = self.mark { width } else { 0.0 }
     }
 }
 
@@ -330,6 +293,14 @@ impl Across {
         let Self::Names { names, .. } = self else { return None };
         let found = names.iter().enumerate().find(|(index, _)| *index as f64 == x);
         found.map(|(_, name)| name.as_str())
+    }
+
+    /// Where a point is, for people.
+    pub(super) fn place(&self, x: f64) -> String {
+        match self {
+            Self::Number(_) => short(x),
+            Self::Names { .. } => self.name(x).unwrap_or("").to_owned(),
+        }
     }
 }
 

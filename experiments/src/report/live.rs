@@ -5,9 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use elfen_console::page::Table;
+
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
-use super::figure::{MOST, Source, Style, Table};
-use super::text::{percent, said, short};
+use super::figure::{MOST, Source, Style};
+use super::text::{percent, sentence, short};
 use crate::live::summary::{self, Row};
 use crate::record::{Line, Run, Scenario, Setup};
 
@@ -52,19 +54,13 @@ pub fn report(lines: &[Line]) -> Result<Report, Unusable> {
     let mut notes = vec![description(setup)];
     notes.extend(mechanisms(&measured.rows));
     notes.extend(limits(setup));
-    notes.extend(failures(&runs));
-    let warnings = warnings(&runs);
-    notes.extend(warnings.as_ref().map(|table| match table.rows.as_slice() {
-        [_] => "There is a warning, at the end of the page.".to_owned(),
-        rows => format!("There are {} kinds of warnings, at the end of the page.", rows.len()),
-    }));
     Ok(Report {
         title: "Elfen: live runs".to_owned(),
         command: setup.command.clone(),
         notes,
-        tables: vec![measured.table()],
+        tables: std::iter::once(measured.table()).chain(doubts(&runs)).collect(),
         figures: measured.figures(),
-        appendix: warnings.into_iter().collect(),
+        appendix: Vec::new(),
     })
 }
 
@@ -105,7 +101,7 @@ fn is_same(setup: &Setup, other: &Setup) -> bool {
 /// One sentence on the machine and one on the service.
 fn description(setup: &Setup) -> String {
     let Setup { elfen, kernel, cpu, cpus, lanes, .. } = setup;
-    let rate = said(setup.capacity_rps);
+    let rate = short(setup.capacity_rps);
     let service = match setup.plan.as_ref().and_then(|plan| plan.service.as_ref()) {
         None => format!(
             "The service searches {} documents and serves {rate} requests a second at most",
@@ -136,15 +132,6 @@ fn limits(setup: &Setup) -> Vec<String> {
     limits.into_iter().filter(|limit| !limit.is_empty()).map(sentence).collect()
 }
 
-/// With a capital and a full stop.
-fn sentence(clause: &str) -> String {
-    let clause = clause.trim_end_matches('.');
-    let mut rest = clause.chars();
-    rest.next().map_or_else(String::new, |first| {
-        first.to_uppercase().chain(rest).collect::<String>() + "."
-    })
-}
-
 /// What `elfen run` chose, once for each choice.
 fn mechanisms(rows: &[Row]) -> Option<String> {
     let chosen: BTreeSet<&str> = rows.iter().filter_map(|row| row.mechanisms.as_deref()).collect();
@@ -158,35 +145,22 @@ const LATE: &str = "the load generator was late by more than a tenth of p99";
 /// More places than this are not worth listing.
 const PLACES: usize = 4;
 
-/// Runs that cannot be trusted, a sentence for each kind and place.
-fn failures(runs: &[&Run]) -> Vec<String> {
-    let mut failures: BTreeMap<String, u32> = BTreeMap::new();
-    for run in runs {
-        let reasons = [
-            (run.errors > 0, "requests failed"),
-            (run.batch_verified == Some(false), "the batch found its results wrong"),
-        ];
-        for (_, reason) in reasons.into_iter().filter(|(is, _)| *is) {
-            *failures.entry(format!("{}: {reason}", place(run))).or_default() += 1;
-        }
-    }
-    let sentence = |(failure, count)| {
-        let runs = if count == 1 { "run" } else { "runs" };
-        format!("{failure}, in {count} {runs}.")
-    };
-    failures.into_iter().map(sentence).collect()
-}
-
-/// All warnings, those together that differ only in their numbers; `None` without any.
-fn warnings(runs: &[&Run]) -> Option<Table> {
+/// What speaks against some runs: failures, and warnings, those together that differ only in their
+/// numbers.
+fn doubts(runs: &[&Run]) -> Option<Table> {
     let mut kinds: BTreeMap<String, (&str, u32, BTreeSet<String>)> = BTreeMap::new();
     for run in runs {
-        let late = (run.late_p99_ms > run.p99_ms * LATE_PART).then_some(LATE);
-        let warnings = run.warnings.iter().map(String::as_str).chain(late);
+        let found = [
+            (run.errors > 0, "requests failed"),
+            (run.batch_verified == Some(false), "the batch found its results wrong"),
+            (run.late_p99_ms > run.p99_ms * LATE_PART, LATE),
+        ];
+        let found = found.into_iter().filter_map(|(is, reason)| is.then_some(reason));
+        let doubts = found.chain(run.warnings.iter().map(String::as_str));
         let of_run: BTreeMap<String, &str> =
-            warnings.map(|one| (without_numbers(one), one)).collect();
-        for (kind, warning) in of_run {
-            let (_, runs, places) = kinds.entry(kind).or_insert((warning, 0, BTreeSet::new()));
+            doubts.map(|one| (without_numbers(one), one)).collect();
+        for (kind, doubt) in of_run {
+            let (_, runs, places) = kinds.entry(kind).or_insert((doubt, 0, BTreeSet::new()));
             *runs += 1;
             places.insert(place(run));
         }
@@ -198,7 +172,7 @@ fn warnings(runs: &[&Run]) -> Option<Table> {
     };
     (!kinds.is_empty()).then(|| {
         let rows = kinds.into_values().map(row).collect();
-        Table::new("Warnings", &["runs", "warning", "beside the service"], rows)
+        Table::new("What makes runs doubtful", &["runs", "what", "beside the service"], rows)
             .noted("Each in the words of its first run; other runs differ in their numbers.")
     })
 }
@@ -233,15 +207,6 @@ impl Side {
         match self.asked.split_once(':') {
             Some((_, detail)) => format!("{name} {detail}"),
             None => name.to_owned(),
-        }
-    }
-
-    /// The same, after a number in a sentence.
-    fn clause(&self) -> String {
-        match self.scenario {
-            Scenario::None => "without a batch".to_owned(),
-            Scenario::Unrestrained => self.title(),
-            _ => format!("with {}", self.title()),
         }
     }
 }
@@ -299,10 +264,6 @@ impl Measured<'_> {
         loads.sort_by(f64::total_cmp);
         loads.dedup();
         loads
-    }
-
-    fn highest_load(&self) -> f64 {
-        self.loads().last().copied().unwrap_or(0.0)
     }
 
     /// The table on top: every load with everything that shared the core.
@@ -368,14 +329,14 @@ fn batch_cell(row: &Row) -> String {
 fn reaction_cell(row: &Row) -> String {
     let both = row.reaction_us.and_then(finite).zip(row.reaction_p99_us.and_then(finite));
     both.map_or_else(String::new, |(median, p99)| {
-        format!("{}, {}", said(median.median), said(p99.median))
+        format!("{}, {}", short(median.median), short(p99.median))
     })
 }
 
 fn with_interval(figure: Option<summary::Figure>, times: f64, unit: &str) -> String {
     let interval = figure.and_then(finite).and_then(|figure| figure.ci95);
     let interval = interval.map_or_else(String::new, |[low, high]| {
-        format!(" ({}–{})", said(low * times), said(high * times))
+        format!(" ({}–{})", short(low * times), short(high * times))
     });
     median(figure, times, unit) + &interval
 }
@@ -388,6 +349,7 @@ fn median(figure: Option<summary::Figure>, times: f64, unit: &str) -> String {
 struct OverLoad {
     id: &'static str,
     title: &'static str,
+    reading: &'static str,
     scenarios: [Scenario; 6],
     /// If only these ran, other figures show them already.
     known: &'static [Scenario],
@@ -398,6 +360,7 @@ const OVER_LOAD: [OverLoad; 2] = [
     OverLoad {
         id: "co-running",
         title: "p99 and utilisation without Elfen",
+        reading: "What priorities and core scheduling leave of the tail, next to borrow-idle.",
         scenarios: [
             Scenario::None,
             Scenario::Unrestrained,
@@ -412,6 +375,7 @@ const OVER_LOAD: [OverLoad; 2] = [
     OverLoad {
         id: "policies",
         title: "p99 and utilisation under Elfen's policies",
+        reading: "What each policy pays in p99, and how much of the pair is in use for that.",
         scenarios: [
             Scenario::None,
             Scenario::BorrowIdle,
@@ -430,9 +394,6 @@ const PERCENTILES: [(&str, Style, Value); 3] = [
     ("p99", Style::INK, |row| Some(row.p99_ms)),
 ];
 
-/// Ratios within this of 1 are drawn without 0, where they could not be told apart.
-const NEAR: f64 = 1.5;
-
 /// One batch program's runs, and those without any.
 struct Bench<'a> {
     measured: &'a Measured<'a>,
@@ -442,12 +403,13 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn figure(&self, id: &str, title: &str, x: Across) -> Figure {
+    fn figure(&self, id: &str, title: &str, reading: &str, x: Across) -> Figure {
         let Setup { cpu, lanes, kernel, command, .. } = self.measured.setup;
         let program = self.batch.filter(|_| self.number.is_some());
         Figure {
             id: format!("live-{id}{}", self.number.map_or(String::new(), |n| format!("-{n}"))),
             title: program.map_or(title.to_owned(), |batch| format!("{title}: {batch}")),
+            reading: reading.to_owned(),
             source: Source::Live,
             made_with: format!(
                 "Measured on {cpu}, lanes {lanes}, Linux {kernel}. Medians over invocations, with \
@@ -497,25 +459,20 @@ impl Bench<'_> {
         Series::new("median", mark, Style::BLUE, places.filter_map(place).collect())
     }
 
-    /// What is said of the sides that have it, in one list.
-    fn list(sides: &[Side], say: impl Fn(&Side) -> Option<String>) -> String {
-        sides.iter().filter_map(say).collect::<Vec<_>>().join(", ")
-    }
-
     /// A row for each side, a panel for each load; `None` if no side has a value.
     fn by_side(
         &self,
-        (id, title): (&str, &str),
+        (id, title, reading): (&str, &str, &str),
         (mark, axis): (Mark, Axis),
         value: Value,
     ) -> Option<Figure> {
         let sides = self.beside();
-        let mut figure = self.figure(id, title, beside_axis(&sides, true));
+        let mut figure = self.figure(id, title, reading, beside_axis(&sides, true));
         for load in self.measured.loads() {
             let marks = self.marks(mark, &sides, load, value);
             if !marks.points.is_empty() {
                 let mut y = axis.clone();
-                y.quantity = format!("{} at {} % load", y.quantity, said(load));
+                y.quantity = format!("{} at {} % load", y.quantity, short(load));
                 figure.panels.push(Panel::new(y, vec![marks]));
             }
         }
@@ -525,28 +482,13 @@ impl Bench<'_> {
     /// p99 as a multiple of that alone.
     fn cost(&self) -> Option<Figure> {
         let axis = Axis::new("p99", "times that without a batch");
-        let names = ("cost", "What the batch costs the service");
+        let reading = "p99 as a multiple of p99 without a batch, each against the same invocation.";
+        let names = ("cost", "What the batch costs the service", reading);
         let mut figure = self.by_side(names, (Mark::Dots, axis), |row| row.p99_ratio)?;
-        let points = figure.series().flat_map(|series| &series.points);
-        let near = points.flat_map(Point::values).all(|value| value > 1.0 / NEAR && value < NEAR);
         for panel in &mut figure.panels {
             panel.rules.push(Rule { y: 1.0, name: "no batch".to_owned() });
-            panel.y.scale = if near { Scale::Near } else { Scale::Auto };
+            panel.y.scale = Scale::Auto;
         }
-        let worst = |scenario: Scenario| {
-            let rows = self.rows().filter(|row| row.scenario == scenario);
-            let all = rows.filter_map(|row| Some((finite(row.p99_ratio?)?.median, row.load)));
-            let (times, load) = all.max_by(|a, b| a.0.total_cmp(&b.0))?;
-            let (times, load) = (said(times), percent(load));
-            Some(format!("{} {times} times (at {load} load)", scenario.title()))
-        };
-        let worst: Vec<String> =
-            [Scenario::BorrowIdle, Scenario::Unrestrained].into_iter().filter_map(worst).collect();
-        figure.reading = format!(
-            "p99 as a multiple of p99 without a batch, each against the same invocation{}{}.",
-            if worst.is_empty() { "" } else { "; at worst: " },
-            worst.join(", "),
-        );
         Some(figure)
     }
 
@@ -560,17 +502,12 @@ impl Bench<'_> {
             let unit = unit + " a second";
             (Axis::new("work", unit.trim_start()), |row| row.batch_per_second)
         };
-        let names = ("throughput", "What the batch gets done");
-        let mut figure = self.by_side(names, (Mark::Bars, axis), value)?;
-        let highest = self.measured.highest_load();
-        let parts = Self::list(&self.beside(), |side| {
-            let work = self.value(highest, side, value)?.median;
-            let work = if relative { percent(work) } else { said(work) };
-            Some(format!("{work} {}", side.clause()))
-        });
-        let of = if relative { "Of what it does with nothing beside it" } else { "Work a second" };
-        figure.reading = format!("{of}, at {} % load: {parts}.", said(highest));
-        Some(figure)
+        let reading = if relative {
+            "The batch's work, as a part of what it does with nothing beside it."
+        } else {
+            "The batch's work a second."
+        };
+        self.by_side(("throughput", "What the batch gets done", reading), (Mark::Bars, axis), value)
     }
 
     /// Figure 5.2.
@@ -579,16 +516,8 @@ impl Bench<'_> {
         let lines = PERCENTILES.map(|(name, style, value)| self.line(name, style, &alone, value));
         let busy =
             self.line("request lane", Style::INK, &alone, |row| Some(row.request_lane_utilisation));
-        let mut figure = self.figure("percentiles", "The service alone", load_axis());
-        if let (Some(low), Some(high)) = (lines[2].points.first(), lines[2].points.last()) {
-            figure.reading = format!(
-                "Without a batch p99 goes from {} ms at {} % load to {} ms at {} %.",
-                said(low.y),
-                said(low.x),
-                said(high.y),
-                said(high.x),
-            );
-        }
+        let reading = "What the service does without a batch.";
+        let mut figure = self.figure("percentiles", "The service alone", reading, load_axis());
         figure.panels = vec![
             Panel::new(Axis::new("latency", "ms").scaled(Scale::Auto), lines.to_vec()),
             Panel::new(Axis::new("request lane busy", "part of the time"), vec![busy]),
@@ -607,13 +536,7 @@ impl Bench<'_> {
             let line = |(style, side): (Style, &Side)| self.line(side.title(), style, side, value);
             styles(&sides).into_iter().zip(&sides).map(line).collect()
         };
-        let mut figure = self.figure(of.id, of.title, load_axis());
-        let highest = self.measured.highest_load();
-        let p99 = Self::list(&sides, |side| {
-            let p99 = self.value(highest, side, |row| Some(row.p99_ms))?;
-            Some(format!("{} ms {}", said(p99.median), side.clause()))
-        });
-        figure.reading = format!("At {} % load p99 is {p99}.", said(highest));
+        let mut figure = self.figure(of.id, of.title, of.reading, load_axis());
         let tail = Axis::new("p99 latency", "ms").scaled(Scale::Auto);
         let used = Axis::new("utilisation of the pair", "1.0 is one lane always busy");
         figure.panels = vec![
@@ -626,9 +549,10 @@ impl Bench<'_> {
     /// The same in rows: with one load there is nothing to draw a line through.
     fn at_one_load(&self) -> Figure {
         let sides = self.sides();
-        let load = self.measured.highest_load();
-        let title = format!("Latency and utilisation at {} % load", said(load));
-        let mut figure = self.figure("at-one-load", &title, beside_axis(&sides, false));
+        let load = self.measured.loads().last().copied().unwrap_or(0.0);
+        let title = format!("Latency and utilisation at {} % load", short(load));
+        let reading = "What the service's requests take, and how much of both lanes is in use.";
+        let mut figure = self.figure("at-one-load", &title, reading, beside_axis(&sides, false));
         let panels: [(&str, &str, Value); 3] = [
             ("p50 latency", "ms", |row| Some(row.p50_ms)),
             ("p99 latency", "ms", |row| Some(row.p99_ms)),
@@ -639,8 +563,6 @@ impl Bench<'_> {
             Panel::new(Axis::new(quantity, unit), vec![bars])
         };
         figure.panels = panels.map(panel).to_vec();
-        figure.reading =
-            "What the service's requests take, and how much of both lanes is in use.".to_owned();
         figure
     }
 }

@@ -21,4 +21,4 @@ pub mod shim;
 pub mod simulated;
 mod text;
 
-pub use figure::{Report, Table};
+pub use figure::Report;

@@ -5,14 +5,15 @@
 //! report.
 
 use elfen_console::duration::{number, show};
+use elfen_console::page::Table;
 use elfen_shim::recording::{Kind, RateFigure, Recording, Run, State};
 use elfen_shim::summary::{Summary, TagFigure};
 use elfen_shim::tags::Tags;
-use elfen_shim::text::{NO_RETURNS, length};
+use elfen_shim::text::{self, length};
 
+use super::figure::Style;
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Scale, Series, Source};
-use super::figure::{Style, Table};
-use super::text::clip;
+use super::text::{clip, sentence};
 
 /// Tags with a bar, and with a line.
 const BARS: usize = 16;
@@ -31,7 +32,7 @@ pub fn report(recording: &Recording, command: &str) -> Report {
         title: format!("{}: what it did, by elfen shim", clean(&summary.program)),
         command: command.to_owned(),
         notes: maker.notes(),
-        tables: vec![maker.observed()],
+        tables: Vec::new(),
         figures: Vec::new(),
         appendix: Vec::new(),
     };
@@ -61,48 +62,11 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn notes(&self) -> Vec<String> {
-        let Summary { on, from, samples, observed_ns, period_ns, resolution_ns, .. } = self.summary;
-        let mut notes = vec![format!(
-            "{} on lanes {} from lane {from}: {samples} samples, one each {} in the median. \
-             Nothing shorter than {resolution_ns:.0} ns is told apart.",
-            show(*observed_ns),
-            clean(on),
-            show(period_ns.median),
-        )];
-        if self.summary.gaps > 0 {
-            notes.push(
-                "Times without samples are gaps: they belong to no tag and are in no share."
-                    .to_owned(),
-            );
-        }
-        if self.recording.cut {
-            notes.push("The file was cut: this is what was left of it.".to_owned());
-        }
-        if self.summary.returns == Some(false) {
-            notes.push(format!("Of its shares: {NO_RETURNS}."));
-        }
-        if !self.summary.ended.is_empty() {
-            notes.push(format!("Of this recording: {}.", clean(&self.summary.ended)));
-        }
-        notes
-    }
-
-    /// Periods and gaps.
-    fn observed(&self) -> Table {
-        let Summary { period_ns, gaps, gap_ns, longest_gap_ns, steal_ns, .. } = self.summary;
-        let round_trip = self.summary.line_round_trip_ns;
-        let rows = [
-            ("period that was asked for", asked(period_ns.asked)),
-            ("period, median", show(period_ns.median)),
-            ("period, 99th percentile", show(period_ns.p99)),
-            ("a line there and back", round_trip.map_or_else(|| "not known".to_owned(), show)),
-            ("gaps", gaps.to_string()),
-            ("time in gaps", show(*gap_ns)),
-            ("longest gap", show(*longest_gap_ns)),
-            ("taken by the host", show(*steal_ns)),
-        ];
-        let rows = rows.map(|(what, value)| vec![what.to_owned(), value]).to_vec();
-        Table::new("How it was observed", &["what", "value"], rows)
+        let cut = "The file was cut: this is what was left of it.";
+        let cut = self.recording.cut.then(|| cut.to_owned());
+        let opening = sentence(&text::opening(self.summary).trim_end().replace('\n', "; "));
+        let notes = text::notes(self.summary).into_iter().map(|note| sentence(&note));
+        std::iter::once(opening).chain(cut).chain(notes).collect()
     }
 
     fn figure(
@@ -338,14 +302,6 @@ impl Stay {
     fn go_on(&mut self, part_from: u64, end: u64) {
         (self.part_from, self.until) = (part_from, end);
         self.longest_ticks = self.longest_ticks.max(end.saturating_sub(part_from));
-    }
-}
-
-fn asked(period_ns: Option<u64>) -> String {
-    match period_ns {
-        None => "as often as costs some 2 %".to_owned(),
-        Some(0) => "as fast as it goes".to_owned(),
-        Some(period_ns) => show(period_ns),
     }
 }
 

@@ -3,6 +3,7 @@
 //! Each figure is made from the parameters and the seed; the same two give the same figures.
 //! Numbers that the thesis prints are shown as rings, as long as the parameters are the thesis's.
 
+use elfen_console::page::Table;
 use elfen_rt::policy::slo::Slo;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde::Deserialize;
@@ -14,14 +15,14 @@ use simulator::pair::{Batch, Control, REF_IPC_MILLI};
 use simulator::random::{Purpose, stream};
 use simulator::source::{Requests, Until};
 use simulator::thesis;
-use simulator::time::{MS, S, milliseconds, nanoseconds, real};
+use simulator::time::{MS, S, milliseconds, real};
 use simulator::trace::Served;
 use simulator::windows::Watch;
 use simulator::{Model, ModelError, Queue};
 
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
-use super::figure::{Source, Style, Table};
-use super::text::{percent, said, short};
+use super::figure::{Source, Style};
+
 use crate::expected::control;
 use crate::record::Scenario;
 
@@ -192,18 +193,6 @@ impl<'a> Sweep<'a> {
         let fits = |outcome: &&Outcome| outcome.quantile_ns(0.99) <= most_ns;
         outcomes.iter().take_while(fits).count()
     }
-
-    /// Where the core is used most, among what is drawn.
-    fn peak(&self, outcomes: &[Outcome]) -> usize {
-        let drawn = 0..self.drawable(outcomes).max(1);
-        let used = |index: &usize| outcomes[*index].utilisation();
-        drawn.max_by(|a, b| used(a).total_cmp(&used(b))).unwrap_or(0)
-    }
-
-    /// The rates, from the lowest on, that keep the SLO.
-    fn kept(&self, outcomes: &[Outcome], slo: &Slo) -> usize {
-        outcomes.iter().take_while(|outcome| outcome.tail_ns(slo) <= slo.latency_ns).count()
-    }
 }
 
 /// The nearest number with one digit that isn't 0.
@@ -233,10 +222,6 @@ impl Line {
     }
 }
 
-fn tail_ms(outcome: &Outcome) -> f64 {
-    outcome.quantile_ms(0.99)
-}
-
 /// Points that the thesis prints.
 type Rings = &'static [(f64, f64)];
 
@@ -244,15 +229,15 @@ type Rings = &'static [(f64, f64)];
 struct OverLoad {
     id: &'static str,
     title: &'static str,
+    reading: &'static str,
     /// Seven cores that share a queue, or one.
     seven: bool,
     lines: Lines,
     /// Of the latency, and of the utilisation.
     rings: [Rings; 2],
-    note: &'static str,
-    reading: fn(&Found<'_>) -> String,
-    /// The options of `elfen lab simulate` that make one of the points.
-    point: fn(&Found<'_>) -> String,
+    /// One of its points: the place of its rate, and options of `elfen lab simulate`. A budget is
+    /// appended.
+    point: (usize, &'static str),
 }
 
 #[derive(Clone, Copy)]
@@ -268,104 +253,64 @@ enum Lines {
 const QUANTILES: [(&str, Style, f64); 3] =
     [("p50", Style::AQUA, 0.5), ("p95", Style::OCHRE, 0.95), ("p99", Style::INK, 0.99)];
 
-/// What such a figure found.
-struct Found<'a> {
-    lab: &'a Lab<'a>,
-    sweep: &'a Sweep<'a>,
-    lines: Vec<Line>,
-}
+const SAMENESS: &str = "A batch that naps while requests run leaves p99 where it is without a \
+    batch, and the core is used for one lane's time.";
 
 /// Figures 5.2, 5.4, 5.10 (a), (b) and (c), and 5.11 with slo-budget.
 const OVER_LOAD: [OverLoad; 6] = [
     OverLoad {
         id: "percentiles",
         title: "Alone: the tail turns up long before the lane is full",
+        reading: "p99 reaches the SLO while the request lane idles for a good part of the time, \
+            and the other lane of the core always.",
         seven: false,
         lines: Lines::Alone,
         rings: [&[(70.0, 60.0), (100.0, 76.0), (120.0, 100.0)], &[(120.0, 0.7)]],
-        note: "",
-        reading: |found| {
-            let wall = found.wall();
-            format!(
-                "The SLO of {} ms holds at {} RPS and no longer at the next point; there the \
-                 request lane is busy for {} of the time, and the other lane of the core never.",
-                found.lab.parameters().slo_ms,
-                said(found.sweep.rates[wall]),
-                percent(found.sweep.alone[wall].request_lane_utilisation()),
-            )
-        },
-        point: |found| format!("--rps {}", found.sweep.rates[found.wall()]),
+        point: (9, ""),
     },
     OverLoad {
         id: "unrestrained",
         title: "An unrestrained batch moves the wall",
+        reading: "Beside a batch that nothing restrains, p99 reaches the SLO at a lower load.",
         seven: false,
         lines: Lines::Unrestrained,
         rings: [&[(40.0, 76.0)], &[]],
-        note: "",
-        reading: |found| {
-            let batches = found.lab.parameters().batches.iter();
-            let each = batches.zip(&found.lines[1..]).map(|((name, _), line)| {
-                match found.kept_rps(&line.outcomes) {
-                    0.0 => format!("at no point beside {name:?}"),
-                    rps => format!("up to {} beside {name:?}", said(rps)),
-                }
-            });
-            format!(
-                "The service alone keeps the SLO up to {} RPS; with a batch program that nothing \
-                 restrains {}.",
-                said(found.kept_rps(&found.sweep.alone)),
-                each.collect::<Vec<_>>().join(", "),
-            )
-        },
-        point: |found| format!("--rps {} --policy unrestrained", found.sweep.rates[3]),
+        point: (3, " --policy unrestrained"),
     },
     OverLoad {
         id: "borrow-idle",
         title: "borrow-idle on one core: the idle time, and nothing else",
+        reading: SAMENESS,
         seven: false,
         lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle]),
         rings: [&[], &[]],
-        note: "",
-        reading: |found| found.sameness(),
-        point: |found| format!("--rps {} --policy borrow-idle", found.sweep.rates[7]),
+        point: (7, " --policy borrow-idle"),
     },
     OverLoad {
         id: "borrow-idle-7",
         title: "borrow-idle on seven cores that share a queue",
+        reading: SAMENESS,
         seven: true,
         lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle]),
         rings: [&[(1000.0, 60.0)], &[]],
-        note: "",
-        reading: |found| found.sameness(),
-        point: |found| format!("--cores 7 --rps {} --policy borrow-idle", found.sweep.rates[5]),
+        point: (5, " --cores 7 --policy borrow-idle"),
     },
     OverLoad {
         id: "dynamic-7",
         title: "dynamic-budget on seven cores",
+        reading: "Lending the tail's headroom as well, more of each core is used, and p99 stays \
+            within the SLO.",
         seven: true,
         lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle, Scenario::DynamicBudget]),
         rings: [&[], &[(600.0, 1.75)]],
-        note: "",
-        reading: |found| {
-            let (at, best) = found.best(2);
-            format!(
-                "Lending the tail's headroom as well, each core is used up to {} times, at {} RPS, \
-                 for {} ms more in p99.",
-                said(best.utilisation()),
-                said(found.sweep.rates[at]),
-                said(tail_ms(best) - tail_ms(&found.sweep.alone[at])),
-            )
-        },
-        point: |found| {
-            let (at, _) = found.best(2);
-            let (rps, budget) = (found.sweep.rates[at], found.budget(at));
-            format!("--cores 7 --rps {rps} --policy dynamic-budget --budget {budget}")
-        },
+        point: (5, " --cores 7 --policy dynamic-budget"),
     },
     OverLoad {
         id: "policies",
         title: "Policies: what the tail's headroom buys",
+        reading: "Where borrow-idle stops at one lane's time, budgets use more of the core. Each \
+            is the SLO less the p99 without a batch at that load, the thesis's rule; slo-budget \
+            is told the SLO and finds its own.",
         seven: false,
         lines: Lines::Scenarios(&[
             Scenario::None,
@@ -376,69 +321,9 @@ const OVER_LOAD: [OverLoad; 6] = [
             Scenario::SloBudget,
         ]),
         rings: [&[], &[]],
-        note: " Budgets: the SLO less the p99 without a batch at that load, the thesis's rule; \
-            slo-budget finds its own.",
-        reading: |found| {
-            let most = |scenario| said(found.best(scenario).1.utilisation());
-            format!(
-                "Beside {:?} budgets take the core to {} (fixed), {} (refresh) and {} (dynamic) \
-                 where borrow-idle stops at 1; slo-budget, which is told the SLO and no budget, \
-                 reaches {}.",
-                found.lab.batch().0,
-                most(2),
-                most(3),
-                most(4),
-                most(5),
-            )
-        },
-        point: |found| {
-            let (rps, budget) = (found.sweep.rates[7], found.budget(7));
-            format!("--rps {rps} --policy refresh-budget --budget {budget}")
-        },
+        point: (7, " --policy refresh-budget"),
     },
 ];
-
-impl Found<'_> {
-    /// How little borrow-idle costs, and what it brings.
-    fn sameness(&self) -> String {
-        let (sweep, outcomes) = (self.sweep, &self.lines[1].outcomes);
-        let drawn = sweep.drawable(outcomes).min(sweep.drawable(&sweep.alone));
-        let ratio = |(alone, with): (&Outcome, &Outcome)| tail_ms(with) / tail_ms(alone);
-        let worst = sweep.alone.iter().zip(outcomes).take(drawn).map(ratio).fold(0.0, f64::max);
-        let least = outcomes[..drawn].iter().map(Outcome::utilisation).fold(2.0, f64::min);
-        format!(
-            "Beside {:?} that naps while requests run, p99 is at most {} times that of the \
-             service alone, and the core is used for {} of one lane's time or more.",
-            self.lab.batch().0,
-            said(worst),
-            percent(least),
-        )
-    }
-
-    fn best(&self, line: usize) -> (usize, &Outcome) {
-        let outcomes = &self.lines[line].outcomes;
-        let at = self.sweep.peak(outcomes);
-        (at, &outcomes[at])
-    }
-
-    /// The last point at which the service alone keeps the SLO.
-    fn wall(&self) -> usize {
-        self.sweep.kept(&self.sweep.alone, &self.lab.slo()).saturating_sub(1)
-    }
-
-    /// The highest rate up to which all keep the SLO; 0 if none does.
-    fn kept_rps(&self, outcomes: &[Outcome]) -> f64 {
-        match self.sweep.kept(outcomes, &self.lab.slo()) {
-            0 => 0.0,
-            count => self.sweep.rates[count - 1],
-        }
-    }
-
-    /// The thesis's budget at a rate, as `--budget` takes it.
-    fn budget(&self, index: usize) -> String {
-        format!("{}ns", self.sweep.headroom_ns(index, &self.lab.slo()))
-    }
-}
 
 /// The loads of Figures 5.12 and 5.5 among the rates of one core: 80 and 120 of the thesis's RPS.
 const OVERHEAD_AT: usize = 7;
@@ -468,29 +353,21 @@ impl<'a> Lab<'a> {
         })
     }
 
-    fn parameters(&self) -> &Parameters {
-        &self.simulation.parameters
-    }
-
     /// The batch program that policies are shown with.
-    fn batch(&self) -> &(String, Batch) {
-        &self.parameters().batches[0]
-    }
-
-    fn slo(&self) -> Slo {
-        self.simulation.slo()
+    fn batch(&self) -> &Batch {
+        &self.simulation.parameters.batches[0].1
     }
 
     /// Numbers that the thesis prints, if there are any and they belong here.
     fn rings(&self, points: &[(f64, f64)]) -> Option<Series> {
-        let belongs = self.parameters().are_of_thesis && !points.is_empty();
+        let belongs = self.simulation.parameters.are_of_thesis && !points.is_empty();
         let points = points.iter().map(|&(x, y)| Point::at(x, y)).collect();
         belongs.then(|| Series::new("published in the thesis", Mark::Rings, Style::INK, points))
     }
 
     fn made_with(&self) -> String {
         let Simulation { parameters, requests, seed, .. } = self.simulation;
-        let (_, batch) = self.batch();
+        let batch = self.batch();
         let slowdown = |(name, batch): &(String, Batch)| {
             format!("{} times as long beside {name:?}", real(batch.request_slowdown_milli) / 1e3)
         };
@@ -512,7 +389,7 @@ impl<'a> Lab<'a> {
     /// The report's command and, below it, one that makes a single point.
     fn command(&self, point: &str) -> String {
         let Simulation { command, requests, seed, .. } = self.simulation;
-        let options = match self.parameters().options.as_str() {
+        let options = match self.simulation.parameters.options.as_str() {
             "" => String::new(),
             options => format!(" {options}"),
         };
@@ -522,10 +399,11 @@ impl<'a> Lab<'a> {
         )
     }
 
-    fn figure(&self, id: &str, title: &str, x: Across) -> Figure {
+    fn figure(&self, id: &str, title: &str, reading: &str, x: Across) -> Figure {
         Figure {
             id: format!("simulated-{id}"),
             title: title.to_owned(),
+            reading: reading.to_owned(),
             source: Source::Simulated,
             made_with: self.made_with(),
             command: self.simulation.command.clone(),
@@ -535,8 +413,8 @@ impl<'a> Lab<'a> {
     }
 
     fn lines(&self, lines: Lines, sweep: &Sweep<'_>) -> Vec<Line> {
-        let Parameters { batches, .. } = self.parameters();
-        let with = |scenario, batch| sweep.with(scenario, batch, self.slo());
+        let batches = &self.simulation.parameters.batches;
+        let with = |scenario, batch| sweep.with(scenario, batch, self.simulation.slo());
         match lines {
             Lines::Alone => {
                 let line = |(name, style, share)| {
@@ -555,7 +433,7 @@ impl<'a> Lab<'a> {
                 std::iter::once(alone).chain(beside).collect()
             }
             Lines::Scenarios(scenarios) => {
-                let (_, batch) = self.batch();
+                let batch = self.batch();
                 let line = |&of: &Scenario| Line::p99(of.title(), of.style(), with(of, batch));
                 scenarios.iter().map(line).collect()
             }
@@ -564,11 +442,11 @@ impl<'a> Lab<'a> {
 
     fn over_load(&self, spec: &OverLoad) -> Figure {
         let sweep = if spec.seven { &self.seven } else { &self.one };
-        let found = Found { lab: self, sweep, lines: self.lines(spec.lines, sweep) };
+        let lines = self.lines(spec.lines, sweep);
         let latency = |line: &Line| line.series(sweep, |of| of.quantile_ms(line.share));
         let utilisation = |line: &Line| line.series(sweep, Outcome::utilisation);
-        let latencies = found.lines.iter().map(latency).collect();
-        let utilisations: Vec<Series> = found.lines.iter().map(utilisation).collect();
+        let latencies = lines.iter().map(latency).collect();
+        let utilisations: Vec<Series> = lines.iter().map(utilisation).collect();
         let (quantity, utilisations) = match spec.lines {
             // All quantiles are of the same requests, which run on one lane.
             Lines::Alone => {
@@ -579,22 +457,26 @@ impl<'a> Lab<'a> {
         };
         let used = Axis::new("utilisation of the core", "2.0 is both lanes always busy");
         let x = Across::number("load", "requests a second");
-        let mut figure = self.figure(spec.id, spec.title, x);
+        let mut figure = self.figure(spec.id, spec.title, spec.reading, x);
         figure.panels =
             vec![Panel::new(Axis::new(quantity, "ms"), latencies), Panel::new(used, utilisations)];
-        let slo_ms = self.parameters().slo_ms;
+        let slo_ms = self.simulation.parameters.slo_ms;
         let rule = Rule { y: real(slo_ms), name: format!("SLO {slo_ms} ms") };
         figure.panels[0].rules.push(rule);
         for (panel, rings) in figure.panels.iter_mut().zip(spec.rings) {
             panel.series.extend(self.rings(rings));
         }
         let is_cut = |line: &Line| sweep.drawable(&line.outcomes) < sweep.rates.len();
-        if found.lines.iter().any(is_cut) {
+        if lines.iter().any(is_cut) {
             figure.made_with += " A line ends where its p99 passes two SLOs.";
         }
-        figure.reading = (spec.reading)(&found);
-        figure.made_with += spec.note;
-        figure.command = self.command(&(spec.point)(&found));
+        let (at, options) = spec.point;
+        let budget = if options.ends_with("-budget") {
+            format!(" --budget {}ns", sweep.headroom_ns(at, &self.simulation.slo()))
+        } else {
+            String::new()
+        };
+        figure.command = self.command(&format!("--rps {}{options}{budget}", sweep.rates[at]));
         figure
     }
 
@@ -610,9 +492,11 @@ impl<'a> Lab<'a> {
             Scenario::SloBudget,
         ];
         const BORROW_IDLE: usize = 1;
-        let (name, batch) = self.batch();
+        let batch = self.batch();
         let rps = self.one.rates[OVERHEAD_AT];
-        let at = |scenario| self.one.with(scenario, batch, self.slo()).swap_remove(OVERHEAD_AT);
+        let at = |scenario| {
+            self.one.with(scenario, batch, self.simulation.slo()).swap_remove(OVERHEAD_AT)
+        };
         let outcomes = ROWS.map(at);
         let share = Outcome::batch_lane_utilisation;
         let work = |outcome: &Outcome| outcome.batch_work(batch);
@@ -622,7 +506,9 @@ impl<'a> Lab<'a> {
             |outcome: &Outcome| (share(outcome) > 0.0).then(|| work(outcome) / share(outcome));
         let names = ROWS.map(|scenario| scenario.title().to_owned()).to_vec();
         let x = Across::names("policy", names, false);
-        let mut figure = self.figure("overhead", "What borrowing costs the batch", x);
+        let reading = "The same work takes longer than with a lane of its own; budgets bring it \
+            nearer, at some loss of pace beside requests.";
+        let mut figure = self.figure("overhead", "What borrowing costs the batch", reading, x);
         type Value<'v> = &'v dyn Fn(&Outcome) -> Option<f64>;
         let panels: [(&str, &str, Value<'_>, f64); 3] = [
             ("time for the same work", "times that alone", &time, 1.49),
@@ -641,13 +527,7 @@ impl<'a> Lab<'a> {
                 Panel::new(Axis::new(quantity, unit), series)
             })
             .to_vec();
-        figure.reading = format!(
-            "At {} RPS {name:?} under borrow-idle takes {} times as long as with a lane of its \
-             own; budgets bring it nearer, at some loss of pace beside requests.",
-            said(rps),
-            time(&outcomes[BORROW_IDLE]).map_or("ever".to_owned(), said),
-        );
-        if self.parameters().are_of_thesis {
+        if self.simulation.parameters.are_of_thesis {
             figure.made_with += " The thesis's 1.49 is the mean of ten programs, some of which \
                 left a part of their lane idle when they ran alone; the model's never do.";
         }
@@ -657,31 +537,17 @@ impl<'a> Lab<'a> {
 
     /// Figure 5.1.
     fn demand(&self) -> Figure {
-        let demand = &self.parameters().demand;
+        let demand = &self.simulation.parameters.demand;
         let mut random = stream(self.simulation.seed, Purpose::Demand, 0);
         let mut times: Vec<u64> =
             (0..self.simulation.requests).map(|_| demand.sample(&mut random)).collect();
         times.sort_unstable();
-        let quantile = |share: f64| {
-            let rank = nanoseconds(share * real(times.len() as u64));
-            let rank = usize::try_from(rank).unwrap_or(usize::MAX);
-            times.get(rank.min(times.len().saturating_sub(1))).copied().unwrap_or(0)
-        };
-        let mut histogram = Histogram::new(bucket_ns(quantile(0.999)));
-        times.iter().for_each(|&ns| histogram.add(ns, 1.0));
         let x = Across::number("time that a request runs alone", "ms");
         let title = "Demand: most requests are short, a few are long";
-        let mut figure = self.figure("demand", title, x);
-        let said_ms = |share| said(milliseconds(quantile(share)));
-        figure.reading = format!(
-            "Half of the requests need {} ms at most, one in a hundred {} ms or more, the longest \
-             {} ms: a request that waits behind one of those waits long.",
-            said_ms(0.5),
-            said_ms(0.99),
-            said_ms(1.0),
-        );
-        figure.panels = histogram.panels("part of all requests", "requests");
-        if self.parameters().are_of_thesis {
+        let reading = "A request that waits behind one of the longest waits long.";
+        let mut figure = self.figure("demand", title, reading, x);
+        figure.panels = distribution(&times, 0.999, |_| 1.0, ("part of all requests", "requests"));
+        if self.simulation.parameters.are_of_thesis {
             figure.made_with += " Figure 5.1 prints no numbers: this is the simplest demand that \
                 meets those printed elsewhere.";
         }
@@ -690,37 +556,22 @@ impl<'a> Lab<'a> {
 
     /// Figure 5.5.
     fn pauses(&self) -> Figure {
-        let (rps, (_, batch)) = (self.one.rates[PAUSES_AT], self.batch());
+        let (rps, batch) = (self.one.rates[PAUSES_AT], self.batch());
         let mut pauses: Vec<u64> = Vec::new();
         let mut free_ns = 0;
         let model = self.one.model(rps, batch, Control::NoBatch);
-        let outcome = model.run_into(&mut |served: &Served| {
+        model.run_into(&mut |served: &Served| {
             pauses.push(served.started_ns - free_ns);
             free_ns = served.ended_ns;
         });
-        // Time-weighted, the tail is longer: the pauses that make up all but 1 % of the idle time.
         pauses.sort_unstable();
-        let idle_ns: f64 = pauses.iter().map(|&ns| real(ns)).sum();
-        let mut so_far = 0.0;
-        let most = pauses.iter().copied().find(|&ns| {
-            so_far += real(ns);
-            so_far >= idle_ns * 0.99
-        });
-        let mut histogram = Histogram::new(bucket_ns(most.unwrap_or(MS)));
-        pauses.iter().for_each(|&ns| histogram.add(ns, real(ns)));
-        let limit_ms = 15.0 * milliseconds(histogram.width_ns);
         let x = Across::number("length of a pause", "ms");
-        let mut figure = self.figure("pauses", "Idle time comes in short pauses", x);
-        figure.reading = format!(
-            "At {} RPS the lane is busy for {} of the time, and {} of its idle time is in pauses \
-             of {} ms or less: too short for a scheduler, long enough for a nap of microseconds.",
-            said(rps),
-            percent(outcome.request_lane_utilisation()),
-            percent(histogram.until(limit_ms)),
-            said(limit_ms),
-        );
+        let reading = "Most pauses are too short for a scheduler, and long enough for a nap of \
+            microseconds.";
+        let title = "Idle time comes in short pauses";
+        let mut figure = self.figure("pauses", title, reading, x);
         figure.command = self.command(&format!("--rps {rps} --trace-out pauses.csv"));
-        figure.panels = histogram.panels("part of the idle time", "idle time");
+        figure.panels = distribution(&pauses, 0.99, real, ("part of the idle time", "idle time"));
         figure.panels[0].series.extend(self.rings(&[(15.0, 0.023)]));
         figure.panels[1].series.extend(self.rings(&[(15.0, 0.53)]));
         figure
@@ -730,57 +581,41 @@ impl<'a> Lab<'a> {
 /// Buckets of a figure; longer times are counted and not drawn.
 const BUCKETS: usize = 70;
 
-/// Times in equal buckets, each with a weight.
-struct Histogram {
-    width_ns: u64,
-    weights: Vec<f64>,
-    sum: f64,
-}
-
-impl Histogram {
-    fn new(width_ns: u64) -> Self {
-        Self { width_ns, weights: vec![0.0; BUCKETS], sum: 0.0 }
-    }
-
-    fn add(&mut self, ns: u64, weight: f64) {
-        let bucket = usize::try_from(ns / self.width_ns).unwrap_or(usize::MAX);
-        if let Some(sum) = self.weights.get_mut(bucket) {
-            *sum += weight;
+/// How sorted times are distributed, each with a weight: columns above, and their sum below. The
+/// columns have room for this share of them.
+fn distribution(
+    times: &[u64],
+    share: f64,
+    weight: impl Fn(u64) -> f64,
+    (part, name): (&str, &str),
+) -> Vec<Panel> {
+    let whole = times.iter().map(|&ns| weight(ns)).sum::<f64>().max(1.0);
+    let mut so_far = 0.0;
+    let most = times.iter().copied().find(|&ns| {
+        so_far += weight(ns);
+        so_far >= whole * share
+    });
+    let width_ns = bucket_ns(most.unwrap_or(MS));
+    let mut parts = vec![0.0; BUCKETS];
+    for &ns in times {
+        let bucket = usize::try_from(ns / width_ns).unwrap_or(usize::MAX);
+        if let Some(part) = parts.get_mut(bucket) {
+            *part += weight(ns) / whole;
         }
-        self.sum += weight;
     }
+    parts.truncate(parts.iter().rposition(|&part| part > 0.0).map_or(1, |last| last + 1));
 
-    /// Each bucket's part at its lower end, up to the last that holds something.
-    fn parts(&self) -> Vec<Point> {
-        let used = self.weights.iter().rposition(|&weight| weight > 0.0).map_or(1, |last| last + 1);
-        let part = |(index, weight): (usize, &f64)| {
-            let from_ms = milliseconds(self.width_ns) * index as f64;
-            Point::at(from_ms, if self.sum > 0.0 { weight / self.sum } else { 0.0 })
-        };
-        self.weights[..used].iter().enumerate().map(part).collect()
-    }
-
-    /// The part up to a time at the end of a bucket.
-    fn until(&self, limit_ms: f64) -> f64 {
-        self.parts().iter().filter(|part| part.x < limit_ms).map(|part| part.y).sum()
-    }
-
-    /// Columns above, and their sum below.
-    fn panels(&self, part: &str, name: &str) -> Vec<Panel> {
-        let width = milliseconds(self.width_ns);
-        let mut sum = 0.0;
-        let mut sums = vec![Point::at(0.0, 0.0)];
-        for part in self.parts() {
-            sum += part.y;
-            sums.push(Point::at(part.x + width, sum));
-        }
-        let all = Series::new(name, Mark::Histogram { width }, Style::BLUE, self.parts());
-        let sums = Series::new("summed up", Mark::Curve, Style::INK, sums);
-        vec![
-            Panel::new(Axis::new(part, format!("in buckets of {width} ms")), vec![all]),
-            Panel::new(Axis::new(format!("{part} up to this time"), ""), vec![sums]),
-        ]
-    }
+    let width = milliseconds(width_ns);
+    let from_ms = |bucket: usize| width * bucket as f64;
+    let columns = parts.iter().enumerate();
+    let columns = columns.map(|(bucket, &part)| Point::at(from_ms(bucket), part)).collect();
+    let sums = (0..=parts.len()).map(|end| Point::at(from_ms(end), parts[..end].iter().sum()));
+    let columns = Series::new(name, Mark::Histogram { width }, Style::BLUE, columns);
+    let sums = Series::new("summed up", Mark::Curve, Style::INK, sums.collect());
+    vec![
+        Panel::new(Axis::new(part, format!("in buckets of {width} ms")), vec![columns]),
+        Panel::new(Axis::new(format!("{part} up to this time"), ""), vec![sums]),
+    ]
 }
 
 /// A round width with which `most_ns` fits into the figure.
@@ -854,14 +689,6 @@ pub fn naps(measured: Option<&Naps>, command: &str) -> Figure {
         Panel::new(Axis::new(quantity, "cycles").scaled(Scale::Log), series)
     };
     let panels = [(0, "to fall asleep"), (1, "to wake")].map(panel).to_vec();
-    let both = |nap: &Nap| match nap.cycles() {
-        [Some(sleep), Some(wake)] => {
-            Some(format!("{} {} and {}", nap.nap, short(sleep), short(wake)))
-        }
-        _ => None,
-    };
-    let both: Vec<String> = here.iter().filter_map(both).collect();
-    let here = if both.is_empty() { String::new() } else { format!(" Here: {}.", both.join(", ")) };
     let made_here = match measured {
         None => "Nothing was measured here: elfen lab bench nap --json does.".to_owned(),
         Some(Naps { request_cpu, batch_cpu, tsc_mhz, .. }) => format!(
@@ -872,7 +699,7 @@ pub fn naps(measured: Option<&Naps>, command: &str) -> Figure {
     Figure {
         id: "naps".to_owned(),
         title: "Naps: to sleep and to wake".to_owned(),
-        reading: format!("{NAPS_READING}{here}"),
+        reading: NAPS_READING.to_owned(),
         source: if measured.is_some() { Source::Live } else { Source::Published },
         made_with: format!("The thesis's cycles are those of 2 GHz, means of 100. {made_here}"),
         command: command.to_owned(),

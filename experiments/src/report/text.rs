@@ -1,10 +1,8 @@
 //! Numbers and names as people read them.
 
-/// A text of so many characters at most, without those that XML has no place for.
+/// A text of so many characters at most.
 pub(super) fn clip(text: &str, most: usize) -> String {
-    let shown =
-        |c: char| if c.is_control() || "\u{fffe}\u{ffff}".contains(c) { '\u{fffd}' } else { c };
-    let mut clipped: String = text.chars().take(most).map(shown).collect();
+    let mut clipped: String = text.chars().take(most).collect();
     if text.chars().nth(most).is_some() {
         clipped.pop();
         clipped.push('…');
@@ -12,66 +10,29 @@ pub(super) fn clip(text: &str, most: usize) -> String {
     clipped
 }
 
-/// A number with its thousands apart.
-fn grouped(value: f64, decimals: usize) -> String {
-    let value = if value == 0.0 { 0.0 } else { value };
-    if value.abs() >= 1e9 {
-        return format!("{value:e}");
-    }
-    let text = format!("{value:.decimals$}");
-    let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("−", rest));
-    let (whole, fraction) = digits.split_at(digits.find('.').unwrap_or(digits.len()));
-    let mut apart = String::new();
-    for (index, digit) in whole.chars().enumerate() {
-        if index > 0 && (whole.len() - index) % 3 == 0 && whole.len() > 4 {
-            apart.push('\u{202f}');
-        }
-        apart.push(digit);
-    }
-    format!("{sign}{apart}{fraction}")
+/// A clause with a capital and a full stop.
+pub(super) fn sentence(clause: &str) -> String {
+    let clause = clause.trim_end_matches('.');
+    let mut rest = clause.chars();
+    rest.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(rest).collect::<String>() + "."
+    })
 }
 
-/// A number to four digits, for people.
+/// A number to four digits, or to its last whole digit, without zeros at its end.
 pub(super) fn short(value: f64) -> String {
-    let decimals = match value.abs() {
-        0.0 => 0,
-        size if size >= 1000.0 => 0,
-        size if size >= 100.0 => 1,
-        size if size >= 10.0 => 2,
-        size if size >= 1e-3 => 3,
-        _ => return format!("{value:.1e}"),
-    };
-    grouped(value, decimals)
-}
-
-/// A number to three digits and without zeros at its end, for sentences.
-pub(super) fn said(value: f64) -> String {
-    let decimals = match value.abs() {
-        size if size >= 100.0 => 0,
-        size if size >= 10.0 => 1,
-        size if size >= 1.0 => 2,
-        _ => 3,
-    };
-    let text = grouped(value, decimals);
-    if decimals == 0 || text.contains('e') {
-        return text;
-    }
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-/// A part as a percentage, for sentences.
-pub(super) fn percent(part: f64) -> String {
-    said(part * 100.0) + " %"
-}
-
-/// A number at an axis: to nine digits, without zeros at its end.
-pub(super) fn tick(value: f64) -> String {
-    let rounded: f64 = format!("{value:.8e}").parse().unwrap_or(value);
-    if rounded != 0.0 && !(1e-6..1e9).contains(&rounded.abs()) {
+    let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
+    if rounded != 0.0 && !(1e-4..1e9).contains(&rounded.abs()) {
         return format!("{rounded:e}");
     }
     let decimals = rounded.to_string().split_once('.').map_or(0, |(_, rest)| rest.len());
-    grouped(rounded, decimals)
+    // No negative zero.
+    format!("{:.decimals$}", value + 0.0).replace('-', "−")
+}
+
+/// A part as a percentage.
+pub(super) fn percent(part: f64) -> String {
+    short(part * 100.0) + " %"
 }
 
 #[cfg(test)]
@@ -80,17 +41,10 @@ mod tests {
 
     #[test]
     fn numbers_for_people() {
-        let numbers = [0.0, 1.49, 76.48, 117.5, 5705.0, 12345.6, 1e12, -0.5, 0.000_12];
-        let text: Vec<String> = numbers.into_iter().map(short).collect();
-        let expected =
-            ["0", "1.490", "76.48", "117.5", "5705", "12\u{202f}346", "1e12", "−0.500", "1.2e-4"];
-        assert_eq!(text, expected);
-        let spoken: Vec<String> =
-            [0.0, 1.5, 110.0, 0.9999, 51.63, 5.0].into_iter().map(said).collect();
-        assert_eq!(spoken, ["0", "1.5", "110", "1", "51.6", "5"]);
-        assert_eq!(percent(0.6382), "63.8 %");
-        let ticks = [0.0, 0.3 - 0.1, 12_000.0, 1e-9, -2.5e12, 0.075].map(tick);
-        assert_eq!([clip("a\u{1b}bc", 4), clip("漢字x", 2)], ["a\u{fffd}bc", "漢…"]);
-        assert_eq!(ticks, ["0", "0.2", "12\u{202f}000", "1e-9", "-2.5e12", "0.075"]);
+        let numbers = [-0.0, 1.5, 76.4821, 117.49, 12345.6, 1e12, -0.5, 0.000_012, 0.3 - 0.1];
+        let expected = ["0", "1.5", "76.48", "117.5", "12346", "1e12", "−0.5", "1.2e-5", "0.2"];
+        assert_eq!(numbers.map(short), expected);
+        assert_eq!(percent(0.638_24), "63.82 %");
+        assert_eq!([clip("abc", 3), clip("漢字x", 2)], ["abc", "漢…"]);
     }
 }

@@ -49,10 +49,10 @@ fn coordinate(node: Node<'_, '_>, name: &str) -> f64 {
 }
 
 fn number(label: &str) -> Option<f64> {
-    label.trim().replace('\u{202f}', "").replace('−', "-").parse().ok()
+    label.trim().replace('−', "-").parse().ok()
 }
 
-/// The corners of a polygon or a line.
+/// The corners of a line.
 fn corners(node: Node<'_, '_>) -> Vec<(f64, f64)> {
     let pairs = node.attribute("points").expect("points").split_whitespace();
     let pair = |pair: &str| {
@@ -62,22 +62,10 @@ fn corners(node: Node<'_, '_>) -> Vec<(f64, f64)> {
     pairs.map(pair).collect()
 }
 
-/// Where the marks of a figure in ink stand, in the order of the file.
-fn marks(figure: Node<'_, '_>) -> Vec<(f64, f64)> {
-    let rings = named(figure, "circle").into_iter();
-    let rings = rings.map(|ring| (coordinate(ring, "cx"), coordinate(ring, "cy")));
-    let dots = named(figure, "polygon").into_iter().map(|dot| {
-        let corners = corners(dot);
-        let (one, other) = (corners[0], corners[corners.len() / 2]);
-        ((one.0 + other.0) / 2.0, (one.1 + other.1) / 2.0)
-    });
-    rings.chain(dots).collect()
-}
-
-/// The columns of a figure, without what the pointer finds.
-fn bars<'a, 'b>(figure: Node<'a, 'b>) -> Vec<Node<'a, 'b>> {
-    let all = named(figure, "rect").into_iter();
-    all.filter(|rect| rect.attribute("class") != Some("hit")).collect()
+/// Elements of a picture, without what the pointer finds.
+fn drawn<'a, 'b>(figure: Node<'a, 'b>, name: &'a str) -> Vec<Node<'a, 'b>> {
+    let all = named(figure, name).into_iter();
+    all.filter(|node| node.attribute("class") != Some("hit")).collect()
 }
 
 /// A page with one panel of one series.
@@ -145,9 +133,10 @@ proptest! {
                 let right = if has_names { coordinate(bar, "width") } else { 0.0 };
                 (coordinate(bar, "x") + right, coordinate(bar, "y"))
             };
-            bars(figure).into_iter().map(end).collect()
+            drawn(figure, "rect").into_iter().map(end).collect()
         } else {
-            marks(figure)
+            let place = |mark| (coordinate(mark, "cx"), coordinate(mark, "cy"));
+            drawn(figure, "circle").into_iter().map(place).collect()
         };
         let (csv, hits) = (csv_of(figure), of_class(figure, "hit"));
         prop_assert_eq!((csv.len(), csv.len()), (ends.len(), hits.len()));
@@ -171,7 +160,7 @@ proptest! {
         }
         prop_assert!(whiskers.next().is_none());
         prop_assert!(!has_names || ends.is_sorted_by(|a, b| a.1 < b.1), "{:?}", ends);
-        let feet = bars(figure).into_iter().filter(|_| !has_names);
+        let feet = drawn(figure, "rect").into_iter().filter(|_| !has_names);
         for bar in feet {
             let foot = coordinate(bar, "y") + coordinate(bar, "height");
             up.as_ref().expect("columns stand over numbers").check("0", foot);

@@ -1,7 +1,6 @@
 //! Reports as a browser and a spreadsheet meet them: the rendered file is parsed, its pictures are
 //! measured, its CSVs read.
 
-mod colours;
 mod drawn;
 mod extremes;
 mod live;

@@ -265,6 +265,23 @@ pub(crate) enum Part {
 }
 use Part::*;
 
+impl Part {
+    /// The heading of its column, unless it is the first.
+    fn name(self) -> &'static str {
+        match self {
+            Median => "median",
+            Interval => "95 %",
+            P90 => "p90",
+            P99 => "p99",
+            P999 => "p99.9",
+            Max => "max",
+            Min => "min",
+            Range => "range",
+            N => "n",
+        }
+    }
+}
+
 /// One column of a table: a label or a metric.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
@@ -377,17 +394,7 @@ impl Column {
             Some(false) => " ↑",
             None => "",
         };
-        let name = |part: &Part| match part {
-            Median => title.clone(),
-            Interval => "95 %".to_owned(),
-            P90 => "p90".to_owned(),
-            P99 => "p99".to_owned(),
-            P999 => "p99.9".to_owned(),
-            Max => "max".to_owned(),
-            Min => "min".to_owned(),
-            Range => "range".to_owned(),
-            N => "n".to_owned(),
-        };
+        let name = |part: &Part| part.name().to_owned();
         let mut names: Vec<String> = self.parts.iter().map(name).collect();
         match names.first_mut() {
             Some(first) => *first = title,
@@ -399,19 +406,16 @@ impl Column {
     fn cells(&self, value: &Value) -> Vec<String> {
         let show = |value: &Value| cell(value, self.digits, self.scale);
         let part = |part: &Part| match part {
-            Median => show(&value["median"]),
             Interval => match value["ci95"].as_array() {
                 Some(ends) => ends.iter().map(show).collect::<Vec<_>>().join(" to "),
                 None => "-".to_owned(),
             },
-            P90 => show(&value["p90"]),
-            P99 => show(&value["p99"]),
-            P999 => show(&value["p999"]),
-            Max => show(&value["max"]),
-            Min => show(&value["min"]),
             Range if value.is_null() => "-".to_owned(),
             Range => ["min", "max"].map(|end| show(&value[end])).join(" to "),
             N => cell(&value["n"], 0, 1.0),
+            Median => show(&value["median"]),
+            P999 => show(&value["p999"]),
+            P90 | P99 | Max | Min => show(&value[part.name()]),
         };
         match self.parts {
             [] => vec![show(value)],

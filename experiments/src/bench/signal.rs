@@ -1,4 +1,4 @@
-//! `elfen lab bench signal`: how late the task map is, and what its program adds to a context switch.
+//! `elfen lab bench signal`: how late the task map is, and what its program adds to a switch.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

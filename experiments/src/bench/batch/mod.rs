@@ -54,8 +54,8 @@ Examples:
 
 Overlap and reaction are the scheduler's own account, in its trace. Overlap is the time in which a \
 task of the program was on the batch lane, in % of the time in which the request was on its own, \
-once the program has been learned. A reaction is the time from a turn's beginning until the program \
-is off its lane, if it was there; all of a turn that ends first.
+once the program has been learned. A reaction is the time from a turn's beginning until the \
+program is off its lane, if it was there; all of a turn that ends first.
 
 A program that prints something else than alone, or ends otherwise, is a failure (exit status 1).";
 

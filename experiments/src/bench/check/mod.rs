@@ -208,15 +208,7 @@ const REPETITIONS: u32 = 10;
 
 /// The files that the programs are built from.
 const FILES: [(&str, &str); 2] =
-    [("programs.c", include_str!("programs.c")), ("returning.c", RETURNING)];
-
-/// Hooks that do nothing, for what a call costs alone.
-const RETURNING: &str = "\
-__asm__(\".globl mcount\\n.type mcount, @function\\nmcount:\\n\\tret\\n\"
-	\".globl __fentry__\\n.type __fentry__, @function\\n__fentry__:\\n\\tret\\n\");
-void __cyg_profile_func_enter(void *function, void *from) { (void)function; (void)from; }
-void __cyg_profile_func_exit(void *function, void *from) { (void)function; (void)from; }
-";
+    [("programs.c", include_str!("programs.c")), ("returning.c", include_str!("returning.c"))];
 
 /// The library whose hooks only return.
 fn build_returning(sources: &Sources) -> Result<PathBuf, BenchError> {
@@ -235,21 +227,12 @@ struct Build {
 }
 
 /// What a program printed: `NANOSECONDS RESULT CHECKS`.
-#[derive(PartialEq, Debug)]
+#[derive(Debug)]
 struct Printed {
     best_ns: u64,
     computed: String,
     /// Checks in one repetition, if they were counted.
     checks: u64,
-}
-
-impl Printed {
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_ascii_whitespace();
-        let best_ns = words.next()?.parse().ok()?;
-        let computed = words.next()?.to_owned();
-        Some(Self { best_ns, computed, checks: words.next()?.parse().ok()? })
-    }
 }
 
 impl Build {
@@ -278,7 +261,16 @@ impl Build {
         let output = self.start(Command::new(&self.file), run, program, REPETITIONS);
         let output = output.map_err(|what| self.failed(program, what))?;
         let line = String::from_utf8_lossy(&output.stdout);
-        let printed = Printed::parse(&line);
+        let printed = match line.split_ascii_whitespace().collect::<Vec<_>>()[..] {
+            [best_ns, computed, checks] => {
+                best_ns.parse().ok().zip(checks.parse().ok()).map(|(best_ns, checks)| Printed {
+                    best_ns,
+                    computed: computed.to_owned(),
+                    checks,
+                })
+            }
+            _ => None,
+        };
         printed.ok_or_else(|| self.failed(program, format!("it printed {line:?}")))
     }
 

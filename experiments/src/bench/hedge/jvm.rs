@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::load::{Asked, Done, Load, Plan, Proxy, connect, due, get, load};
+use super::load::{Asked, Done, Plan, Proxy, connect, due, get, load};
 use crate::bench::joined;
 use crate::live::ladder::Rung;
 use crate::live::lucene::{Java, Lucene};
@@ -67,9 +67,9 @@ impl Servers {
         at: &str,
         goes_on: &(impl Fn() -> bool + Sync),
     ) -> Result<Vec<Asked>, LiveError> {
-        let load_of = Load { due, at, began: Instant::now() };
         let goes_on = || goes_on() && check_interrupted().is_ok();
-        let asked = load(&load_of, &goes_on, &|stream, number| self.ask(stream, number));
+        let ask = |stream: &mut TcpStream, number| self.ask(stream, number);
+        let asked = load(due, at, Instant::now(), &goes_on, &ask);
         check_interrupted()?;
         asked
     }

@@ -137,17 +137,11 @@ pub(super) fn due(plan: &Plan, seed: u64) -> Result<Vec<Duration>, LiveError> {
     Ok(due)
 }
 
-/// Requests and the server that they go to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Load<'a> {
-    pub(super) due: &'a [Duration],
-    pub(super) at: &'a str,
-    pub(super) began: Instant,
-}
-
 /// Asks as long as it `goes_on`; how long each request took, from when it was to be sent.
 pub(super) fn load(
-    Load { due, at, began }: &Load<'_>,
+    due: &[Duration],
+    at: &str,
+    began: Instant,
     goes_on: &(impl Fn() -> bool + Sync),
     ask: &(impl Fn(&mut TcpStream, usize) -> io::Result<()> + Sync),
 ) -> Result<Vec<Asked>, LiveError> {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
 
-use self::load::{Asked, Done, Load, Plan, Proxy, ask_for, connect, due, load, policies, server};
+use self::load::{Asked, Done, Plan, Proxy, ask_for, connect, due, load, policies, server};
 use super::{
     BenchError, Case, Column, Explain, Hear, Part, Report, Stats, Table, Values, case, cases,
     joined, label, measure, metric, number, play, row, runs, share, with_baseline,
@@ -173,7 +173,7 @@ fn turn(
         let (first, began) = (&first, Instant::now());
         let pauses = scope.spawn(move || pause(plan, first, began));
         let ask = |stream: &mut _, number| ask_for(stream, number, plan.work_us);
-        let asked = load(&Load { due: &due, at: &proxy.at, began }, &|| true, &ask);
+        let asked = load(&due, &proxy.at, began, &|| true, &ask);
         (asked, joined(pauses))
     });
     Ok((asked?, pauses, proxy.end()?))

@@ -8,7 +8,7 @@ use std::process::Command;
 use elfen_console::duration::number;
 use elfen_instrument::find_library;
 
-use super::stage::{Lanes, Stage, on_lane, program_failed};
+use super::stage::{Lanes, Stage, on_lane, seconds_told};
 use crate::bench::program::Sources;
 use crate::bench::{
     BenchError, Case, Column, Part, Report, case, label, metric, number as figure, row,
@@ -60,18 +60,16 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
 
 /// The CPU time that the calls took.
 fn seconds(lanes: Lanes, sources: &Sources, way: usize) -> Result<f64, BenchError> {
-    let (says, _) = WAYS[way];
-    let (program, told, calls) = (sources.path(says), sources.path("told"), CALLS.to_string());
-    let _none_yet = fs::remove_file(&told);
-    let output = if way == 0 {
-        on_lane(lanes.on, || Ok(Command::new(&program).arg(&told).arg(&calls).output()?))?
-    } else {
+    let (program, told, calls) =
+        (sources.path(WAYS[way].0), sources.path("told"), CALLS.to_string());
+    seconds_told(&told, || {
+        if way == 0 {
+            return on_lane(lanes.on, || {
+                Ok(Command::new(&program).arg(&told).arg(&calls).output()?)
+            });
+        }
         let mut shim = lanes.shim()?;
         shim.args(["--json", "--watch", "function", "--period", "1ms", "--"]);
-        shim.arg(&program).arg(&told).arg(&calls).output()?
-    };
-    let text = fs::read_to_string(&told).unwrap_or_default();
-    let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
-    let said = String::from_utf8_lossy(&output.stderr);
-    seconds.ok_or_else(|| program_failed(format_args!("one that says {says}: {}", said.trim())))
+        Ok(shim.arg(&program).arg(&told).arg(&calls).output()?)
+    })
 }

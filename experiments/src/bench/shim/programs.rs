@@ -9,14 +9,14 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use elfen_shim::recording;
 use serde_json::Value;
 
 use super::cost::{COSTS, SHIM};
-use super::stage::{Lanes, Stage, on_lane, program_failed};
+use super::stage::{Lanes, Stage, on_lane, program_failed, seconds_told};
 use super::truth::{SIZES, size};
 use crate::bench::{
     BenchError, Column, Part, Report, Row, Table, case, label, metric, number as figure, row,
@@ -96,7 +96,7 @@ impl<'a> Program<'a> {
         let stores = String::new();
         let mut program = Self { lanes, lua, folder, script: path, watch: &[], stores };
         let looked = program.shim(&["--json", "--watch", "function", "--period", UNOBSERVED], 1)?;
-        program.stores = match source_of(&looked) {
+        program.stores = match source_of(&looked.stdout) {
             Some(source) => {
                 program.watch = &["--watch", "function"];
                 source
@@ -110,11 +110,10 @@ impl<'a> Program<'a> {
         !self.watch.is_empty()
     }
 
-    /// One run by `elfen shim`; gives what it prints.
-    fn shim(&self, words: &[&str], rounds: u64) -> Result<Vec<u8>, BenchError> {
+    /// One run by `elfen shim`.
+    fn shim(&self, words: &[&str], rounds: u64) -> Result<Output, BenchError> {
         let mut command = self.lanes.shim()?;
-        command.args(words).arg("--");
-        Ok(command.args(self.words(rounds)).stderr(Stdio::null()).output()?.stdout)
+        Ok(command.args(words).arg("--").args(self.words(rounds)).output()?)
     }
 
     fn words(&self, rounds: u64) -> [OsString; 4] {
@@ -128,48 +127,36 @@ impl<'a> Program<'a> {
 
     /// Seconds that the rounds took.
     fn run(&self, way: Way, rounds: u64) -> Result<f64, BenchError> {
-        let _none_yet = fs::remove_file(self.took());
-        match way {
+        let observed = |period: &str| {
+            let words = [self.watch, &["--period", period]].concat();
+            self.shim(&words, rounds)
+        };
+        seconds_told(&self.took(), || match way {
             Way::Alone => {
                 let words = self.words(rounds);
-                on_lane(self.lanes.on, || {
-                    Ok(Command::new(&words[0]).args(&words[1..]).output()?)
-                })?;
+                on_lane(self.lanes.on, || Ok(Command::new(&words[0]).args(&words[1..]).output()?))
             }
-            Way::Unobserved | Way::Observed(_) | Way::Auto => {
-                let period = match way {
-                    Way::Auto => "auto".to_owned(),
-                    Way::Observed(ticks) => self.lanes.period(ticks),
-                    Way::Alone | Way::Unobserved | Way::Perf => UNOBSERVED.to_owned(),
-                };
-                let words: Vec<&str> =
-                    self.watch.iter().copied().chain(["--period", &period]).collect();
-                self.shim(&words, rounds)?;
-            }
-            Way::Perf => {
-                self.perf(PERF_HZ, rounds)?;
-            }
-        }
-        let text = fs::read_to_string(self.took()).unwrap_or_default();
-        let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
-        seconds.ok_or_else(|| program_failed(format_args!("{} did not run", self.lua.display())))
+            Way::Unobserved => observed(UNOBSERVED),
+            Way::Observed(ticks) => observed(&self.lanes.period(ticks)),
+            Way::Auto => observed("auto"),
+            Way::Perf => Ok(self.perf(PERF_HZ, rounds)?.1),
+        })
     }
 
     /// One run by `perf record`; gives the file of its samples.
-    fn perf(&self, hz: u64, rounds: u64) -> Result<PathBuf, BenchError> {
+    fn perf(&self, hz: u64, rounds: u64) -> Result<(PathBuf, Output), BenchError> {
         let data = self.folder.join("perf.data");
         let mut perf = Command::new("perf");
         perf.args(["record", "-q", "-e", "cpu-clock", "-F", &hz.to_string(), "-o"]).arg(&data);
-        perf.arg("--").args(self.words(rounds)).stdout(Stdio::null()).stderr(Stdio::null());
-        perf.status()?;
-        Ok(data)
+        let output = perf.arg("--").args(self.words(rounds)).output()?;
+        Ok((data, output))
     }
 
     /// What `elfen shim --json` prints, at this period.
     fn summary(&self, words: &[&str], ticks: u64, rounds: u64) -> Result<Value, BenchError> {
         let period = self.lanes.period(ticks);
         let words = [&["--json", "--period", &period], words].concat();
-        let printed = self.shim(&words, rounds)?;
+        let printed = self.shim(&words, rounds)?.stdout;
         serde_json::from_slice(&printed)
             .map_err(|error| program_failed(format_args!("elfen shim --json: {error}")))
     }
@@ -378,7 +365,7 @@ fn recorded(program: &Program<'_>, rounds: u64) -> Result<Row, BenchError> {
 }
 
 fn profile_of(program: &Program<'_>, rounds: u64) -> Result<Row, BenchError> {
-    let data = program.perf(PROFILED_HZ, rounds)?;
+    let (data, _) = program.perf(PROFILED_HZ, rounds)?;
     let mut report = Command::new("perf");
     report.args(["report", "-q", "--stdio", "--sort", "dso,symbol", "-F", "overhead,dso,symbol"]);
     let report = report.arg("-i").arg(&data).stderr(Stdio::null()).output()?;

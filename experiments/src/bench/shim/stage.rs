@@ -5,8 +5,10 @@
 //! before. So the distance is measured before and after whatever is measured, and what was
 //! disturbed is measured again.
 
+use std::fs;
 use std::hint::{black_box, spin_loop};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
@@ -86,6 +88,19 @@ pub(super) fn no_round_trip() -> BenchError {
 /// A program that was observed did not do what it should.
 pub(super) fn program_failed(why: impl std::fmt::Display) -> BenchError {
     BenchError::failed(format!("a program: {why}"), "see that it runs by itself")
+}
+
+/// The seconds that a program wrote to this file, once `run` has run it.
+pub(super) fn seconds_told(
+    file: &Path,
+    run: impl FnOnce() -> Result<Output, BenchError>,
+) -> Result<f64, BenchError> {
+    let _none_yet = fs::remove_file(file);
+    let output = run()?;
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
+    let said = String::from_utf8_lossy(&output.stderr);
+    seconds.ok_or_else(|| program_failed(format_args!("it did not run: {}", said.trim())))
 }
 
 /// In a thread of its own: this one stays where it may be, as its children have to.
@@ -291,15 +306,14 @@ impl<'a> Stage<'a> {
 
     /// The round trip of a line, once it is short, or when that was waited for in vain.
     fn wait_until_near(&mut self) -> Result<u64, BenchError> {
-        let waits = if self.gave_up { 1 } else { WAITS };
         let mut least = None;
-        for wait in 0..waits {
+        for wait in 0..WAITS {
             if wait > 0 {
                 thread::sleep(WAIT);
             }
             let now = self.lanes.round_trip()?;
             least = [least, now].into_iter().flatten().min();
-            if now.is_some_and(|ticks| ticks <= NEAR_TICKS) {
+            if now.is_some_and(|ticks| ticks <= NEAR_TICKS || self.gave_up) {
                 break;
             }
         }

@@ -1,5 +1,5 @@
-//! `elfen lab bench tailor`: what recording for `elfen tailor` costs. Measured is a hand-over between
-//! two threads, or a service that is under load.
+//! `elfen lab bench tailor`: what recording for `elfen tailor` costs a hand-over between two
+//! threads, or a service that is under load.
 //!
 //! No reader runs while hand-overs are measured. What it takes is measured with a service.
 

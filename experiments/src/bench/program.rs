@@ -13,12 +13,13 @@ use std::time::Duration;
 use elfen_console::duration;
 use elfen_console::programs::find_program;
 use elfen_machine::lane_args::LaneArgs;
+use elfen_rt::clock::nanos;
 use elfen_run::args::nap::NapName;
 use elfen_run::args::poll_timing::PollTimingArgs;
 use elfen_run::report::Report;
 use tempfile::TempDir;
 
-use super::BenchError;
+use super::{BenchError, Case, case, row};
 use crate::live::os::{self, ChildSetup, Rank};
 use crate::live::own_program::read_report;
 use crate::live::process::Process;
@@ -67,6 +68,20 @@ impl NextToArgs {
             options.extend(["--nap".to_owned(), nap.to_owned()]);
         }
         options
+    }
+
+    /// Turns of each length, next to a program under each kind of checks.
+    pub(super) fn cases<'a>(
+        &self,
+        checks: impl IntoIterator<Item = &'a str>,
+    ) -> (Vec<(&'a str, Duration)>, Vec<Case>) {
+        let of_method = |checks| self.turns.iter().map(move |&turn| (checks, turn));
+        let kinds: Vec<_> = checks.into_iter().flat_map(of_method).collect();
+        let labels = |(checks, turn): &(&str, Duration)| {
+            case(row!["checks" => checks, "turn_ns" => nanos(*turn)])
+        };
+        let cases = kinds.iter().map(labels).collect();
+        (kinds, cases)
     }
 }
 

@@ -28,8 +28,8 @@ use self::seen::{Cast, seen};
 use super::program::{Ended, NextToArgs, Running, Starts};
 use super::trace::{Buffer, TraceError};
 use super::{
-    BenchError, Column, Hear, Part, Report, Table, Values, case, cases, label, lanes, looked,
-    measure, metric, number, row, share, with_baseline,
+    BenchError, Column, Hear, Part, Report, Table, Values, cases, label, lanes, looked, measure,
+    metric, number, row, share, with_baseline,
 };
 use crate::live::process::STOP_TIMEOUT;
 use crate::live::{LiveError, install_signal_handlers};
@@ -115,12 +115,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     }
     hear("alone, twice");
     let alone = stage.alone()?;
-    let of_method = |checks| args.next_to.turns.iter().map(move |&turn| (checks, turn));
-    let kinds: Vec<(&str, Duration)> = stage.methods().into_iter().flat_map(of_method).collect();
-    let labels = |(checks, turn): &(&str, Duration)| {
-        case(row!["checks" => checks, "turn_ns" => nanos(*turn)])
-    };
-    let turns: Vec<_> = kinds.iter().map(labels).collect();
+    let (kinds, turns) = args.next_to.cases(stage.methods());
     let rows = measure(("rows", ROWS), &turns, 1, hear, |case, _, values| {
         stage.next_to_requests(kinds[case], values)
     })?;

@@ -15,14 +15,13 @@ use std::thread;
 use std::time::Duration;
 
 use elfen_machine::process::below;
-use elfen_rt::clock::nanos;
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_run::batches::{Batch, runs as running};
 
 use super::program::{Compiled, NextToArgs, Running, Sources, Starts};
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, Values, case, label, lanes, looked, measure,
-    metric, number, row, runs, share, value_of,
+    BenchError, Column, Explain, Hear, Part, Report, Values, label, lanes, looked, measure, metric,
+    number, runs, share, value_of,
 };
 use notes::Stretch;
 
@@ -65,12 +64,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let overlaps = Overlaps { sources, starts };
     // `inline`: by checks in its source. `auto`: by what `elfen run` chooses for a program as it
     // is, whose work is a loop without a call.
-    let of_method = |checks| args.next_to.turns.iter().map(move |&turn| (checks, turn));
-    let kinds: Vec<_> = ["inline", "guard", "auto"].into_iter().flat_map(of_method).collect();
-    let labels = |(checks, turn): &(&str, Duration)| {
-        case(row!["checks" => checks, "turn_ns" => nanos(*turn)])
-    };
-    let cases: Vec<_> = kinds.iter().map(labels).collect();
+    let (kinds, cases) = args.next_to.cases(["inline", "guard", "auto"]);
     let run = |case: usize, _, values: &mut Values| {
         overlaps.run(kinds[case], args.next_to.duration, values)
     };

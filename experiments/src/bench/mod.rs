@@ -1,6 +1,6 @@
 //! `elfen lab bench`: what Elfen's parts cost on this machine. One file or folder a benchmark.
 //!
-//! A benchmark is a [`Scenario`]: its cases, how a round of one case is run, and its metrics. This
+//! A benchmark has cases, columns, and a closure that runs one round of a case ([`measure`]). This
 //! file does the rest for all of them. It interleaves the rounds, so that whatever the machine does
 //! meanwhile happens to every case. It compares a case with its baseline round by round, because a
 //! shared machine drifts more than most parts cost. It prints one form of table and one form of
@@ -56,84 +56,91 @@ macro_rules! row {
 }
 pub(crate) use row;
 
-/// A benchmark, or one table of it.
-pub(crate) trait Scenario {
-    /// What a row of the table has.
-    const COLUMNS: &'static [Column];
+/// Something that is measured in turn with others: its labels, and the case that it is compared
+/// with, round by round.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    labels: Row,
+    baseline: Option<usize>,
+}
 
-    /// The labels of each case. They are read before the rounds, to name the case that runs, and
-    /// after them, so they may include what only the rounds have shown.
-    fn cases(&self) -> Vec<Row>;
+pub(crate) fn case(labels: Row) -> Case {
+    Case { labels, baseline: None }
+}
 
-    /// The case that another case is compared with, round by round.
-    fn baseline(&self, _case: usize) -> Option<usize> {
-        None
-    }
-
-    /// Runs one round of a case.
-    fn run(&mut self, case: usize, round: usize, values: &mut Values) -> Result<(), BenchError>;
-
-    /// Runs `runs` rounds of every case, and gives the table.
-    fn table(
-        &mut self,
-        key: &'static str,
-        runs: usize,
-        hear: Hear<'_>,
-    ) -> Result<Table, BenchError> {
-        let all = play(self, runs, hear)?;
-        Ok(self.table_of(key, &all))
-    }
-
-    /// The table of rounds that were run.
-    fn table_of(&self, key: &'static str, all: &[Samples]) -> Table {
-        let row = |(case, mut row): (usize, Row)| {
-            let (own, base) = (&all[case], self.baseline(case).map(|base| &all[base]));
-            row.extend(Self::COLUMNS.iter().filter_map(|column| column.of_samples(own, base)));
-            row
-        };
-        let rows = self.cases().into_iter().enumerate().map(row).collect();
-        Table { key, columns: Self::COLUMNS, rows }
+impl Case {
+    pub(crate) fn against(self, baseline: usize) -> Self {
+        Self { baseline: Some(baseline), ..self }
     }
 }
 
-/// Runs every case once in each round. Each round begins with another case, so that no case is
-/// always behind the same one.
-pub(crate) fn play<S: Scenario + ?Sized>(
-    scenario: &mut S,
+/// Cases of one label each.
+pub(crate) fn cases<const N: usize>(key: &'static str, names: [&str; N]) -> Vec<Case> {
+    names.map(|name| case(vec![(key, name.into())])).to_vec()
+}
+
+/// All but the first are compared with the first.
+pub(crate) fn with_baseline(mut cases: Vec<Case>) -> Vec<Case> {
+    cases.iter_mut().skip(1).for_each(|case| case.baseline = Some(0));
+    cases
+}
+
+/// Runs `runs` rounds of every case by `run`, which is told the case and the round, and gives the
+/// table.
+pub(crate) fn measure(
+    (key, columns): (&'static str, &'static [Column]),
+    cases: &[Case],
     runs: usize,
     hear: Hear<'_>,
+    run: impl FnMut(usize, usize, &mut Values) -> Result<(), BenchError>,
+) -> Result<Table, BenchError> {
+    Ok(Table::of((key, columns), cases, &play(cases, runs, hear, run)?))
+}
+
+/// Runs every case once in each round.
+pub(crate) fn play(
+    cases: &[Case],
+    runs: usize,
+    hear: Hear<'_>,
+    mut run: impl FnMut(usize, usize, &mut Values) -> Result<(), BenchError>,
 ) -> Result<Vec<Samples>, BenchError> {
-    let mut all = vec![Samples::default(); scenario.cases().len()];
+    let mut all = vec![Samples::default(); cases.len()];
     for round in 0..runs {
-        for (case, values) in play_round(scenario, round, runs, hear)?.into_iter().enumerate() {
-            all[case].0.push(values);
-        }
+        add_round(&mut all, play_round(cases, (round, runs), hear, &mut run)?);
     }
     Ok(all)
 }
 
-/// One round: the values of each case.
-pub(crate) fn play_round<S: Scenario + ?Sized>(
-    scenario: &mut S,
-    round: usize,
-    runs: usize,
+/// One round: the values of each case. Each round begins with another case, so that no case is
+/// always behind the same one.
+fn play_round(
+    cases: &[Case],
+    (round, runs): (usize, usize),
     hear: Hear<'_>,
+    mut run: impl FnMut(usize, usize, &mut Values) -> Result<(), BenchError>,
 ) -> Result<Vec<Values>, BenchError> {
-    let cases = scenario.cases();
     let mut all = vec![Values::default(); cases.len()];
     for case in (0..cases.len()).map(|turn| (turn + round) % cases.len()) {
         check_interrupted()?;
-        let labels = cases[case].iter().map(|(_, label)| cell(label, 0, 1.0));
+        let labels = cases[case].labels.iter().map(|(_, label)| cell(label, 0, 1.0));
         let labels = labels.collect::<Vec<_>>().join(" ");
         hear(&format!("round {} of {runs}: {labels}", round + 1));
-        scenario.run(case, round, &mut all[case])?;
+        run(case, round, &mut all[case])?;
     }
     Ok(all)
 }
 
-/// What one round of a case measured, by the keys of metrics.
+fn add_round(all: &mut [Samples], round: Vec<Values>) {
+    all.iter_mut().zip(round).for_each(|(samples, values)| samples.0.push(values));
+}
+
+/// What one round of a case found: measurements, counts and labels.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Values(BTreeMap<&'static str, Vec<f64>>);
+pub(crate) struct Values {
+    measured: BTreeMap<&'static str, Vec<f64>>,
+    counts: BTreeMap<&'static str, u64>,
+    labels: Row,
+}
 
 impl Values {
     pub(crate) fn add(&mut self, key: &'static str, value: f64) {
@@ -141,17 +148,27 @@ impl Values {
     }
 
     pub(crate) fn extend(&mut self, key: &'static str, values: impl IntoIterator<Item = f64>) {
-        self.0.entry(key).or_default().extend(values);
+        self.measured.entry(key).or_default().extend(values);
+    }
+
+    /// The row has the sum over all rounds.
+    pub(crate) fn count(&mut self, key: &'static str, count: u64) {
+        *self.counts.entry(key).or_default() += count;
+    }
+
+    /// The row has that of the last round.
+    pub(crate) fn label(&mut self, key: &'static str, value: impl Into<Value>) {
+        self.labels.push((key, value.into()));
     }
 
     fn of(&self, key: &str) -> &[f64] {
-        self.0.get(key).map_or(&[], Vec::as_slice)
+        self.measured.get(key).map_or(&[], Vec::as_slice)
     }
 }
 
 /// All rounds of one case.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Samples(pub(crate) Vec<Values>);
+pub(crate) struct Samples(Vec<Values>);
 
 impl Samples {
     pub(crate) fn stats(&self, key: &str) -> Option<Stats> {
@@ -163,6 +180,17 @@ impl Samples {
         let median = |round: &Values| Stats::of(round.of(key).to_vec()).map(|stats| stats.median);
         let pair = |(own, base)| Some(compare(median(own)?, median(base)?));
         Stats::of(self.0.iter().zip(&base.0).filter_map(pair).collect())
+    }
+
+    /// Counts and labels.
+    fn row(&self) -> Row {
+        let mut counts = BTreeMap::<_, u64>::new();
+        for (key, count) in self.0.iter().flat_map(|round| &round.counts) {
+            *counts.entry(*key).or_default() += count;
+        }
+        let counts = counts.into_iter().map(|(key, count)| (key, count.into()));
+        let labels = self.0.last().map_or(&[][..], |round| &round.labels);
+        counts.chain(labels.iter().cloned()).collect()
     }
 }
 
@@ -211,8 +239,10 @@ pub(crate) fn percent(part: u64, whole: u64) -> f64 {
 /// What a column holds.
 #[derive(Clone, Copy, Debug)]
 enum Of {
-    /// A label of the case.
+    /// A label of the case, or a count.
     Label,
+    /// How much of one count another is, in percent.
+    Share(&'static str, &'static str),
     /// Statistics of what was measured under the column's key.
     Values,
     /// The same of a comparison with the baseline, of values under this key.
@@ -234,6 +264,23 @@ pub(crate) enum Part {
     N,
 }
 use Part::*;
+
+impl Part {
+    /// The heading of its column, unless it is the first.
+    fn name(self) -> &'static str {
+        match self {
+            Median => "median",
+            Interval => "95 %",
+            P90 => "p90",
+            P99 => "p99",
+            P999 => "p99.9",
+            Max => "max",
+            Min => "min",
+            Range => "range",
+            N => "n",
+        }
+    }
+}
 
 /// One column of a table: a label or a metric.
 #[derive(Clone, Copy, Debug)]
@@ -262,6 +309,16 @@ pub(crate) const fn number(
 ) -> Column {
     let parts = &[];
     Column { key, title, of: Of::Label, unit, lower_is_better: None, digits, scale: 1.0, parts }
+}
+
+/// A count in percent of another one.
+pub(crate) const fn share(
+    key: &'static str,
+    title: &'static str,
+    digits: usize,
+    (part, whole): (&'static str, &'static str),
+) -> Column {
+    Column { of: Of::Share(part, whole), ..number(key, title, "%", digits) }
 }
 
 /// A metric: statistics of values that were measured under this key.
@@ -310,13 +367,21 @@ impl Column {
         Self { parts, ..self }
     }
 
-    fn of_samples(&self, own: &Samples, base: Option<&Samples>) -> Option<(&'static str, Value)> {
-        let stats = match self.of {
-            Of::Label => return None,
-            Of::Values => own.stats(self.key),
-            Of::Against(key, compare) => base.and_then(|base| own.against(base, key, compare)),
+    /// What the column adds to a row of labels and counts.
+    fn add_to(&self, row: &mut Row, own: &Samples, base: Option<&Samples>) {
+        let value = match self.of {
+            Of::Label => return,
+            Of::Share(part, whole) => {
+                let [part, whole] = [part, whole].map(|key| value_of(row, key).as_u64());
+                let share = part.zip(whole).filter(|(_, whole)| *whole > 0);
+                serde_json::json!(share.map(|(part, whole)| rounded(percent(part, whole))))
+            }
+            Of::Values => serde_json::json!(own.stats(self.key)),
+            Of::Against(key, compare) => {
+                serde_json::json!(base.and_then(|base| own.against(base, key, compare)))
+            }
         };
-        Some((self.key, serde_json::json!(stats)))
+        row.push((self.key, value));
     }
 
     fn headings(&self) -> Vec<String> {
@@ -329,17 +394,7 @@ impl Column {
             Some(false) => " ↑",
             None => "",
         };
-        let name = |part: &Part| match part {
-            Median => title.clone(),
-            Interval => "95 %".to_owned(),
-            P90 => "p90".to_owned(),
-            P99 => "p99".to_owned(),
-            P999 => "p99.9".to_owned(),
-            Max => "max".to_owned(),
-            Min => "min".to_owned(),
-            Range => "range".to_owned(),
-            N => "n".to_owned(),
-        };
+        let name = |part: &Part| part.name().to_owned();
         let mut names: Vec<String> = self.parts.iter().map(name).collect();
         match names.first_mut() {
             Some(first) => *first = title,
@@ -351,19 +406,16 @@ impl Column {
     fn cells(&self, value: &Value) -> Vec<String> {
         let show = |value: &Value| cell(value, self.digits, self.scale);
         let part = |part: &Part| match part {
-            Median => show(&value["median"]),
             Interval => match value["ci95"].as_array() {
                 Some(ends) => ends.iter().map(show).collect::<Vec<_>>().join(" to "),
                 None => "-".to_owned(),
             },
-            P90 => show(&value["p90"]),
-            P99 => show(&value["p99"]),
-            P999 => show(&value["p999"]),
-            Max => show(&value["max"]),
-            Min => show(&value["min"]),
             Range if value.is_null() => "-".to_owned(),
             Range => ["min", "max"].map(|end| show(&value[end])).join(" to "),
             N => cell(&value["n"], 0, 1.0),
+            Median => show(&value["median"]),
+            P999 => show(&value["p999"]),
+            P90 | P99 | Max | Min => show(&value[part.name()]),
         };
         match self.parts {
             [] => vec![show(value)],
@@ -402,6 +454,21 @@ pub(crate) fn value_of<'a>(row: &'a Row, key: &str) -> &'a Value {
 }
 
 impl Table {
+    /// The table of rounds that were run.
+    pub(crate) fn of(
+        (key, columns): (&'static str, &'static [Column]),
+        cases: &[Case],
+        all: &[Samples],
+    ) -> Self {
+        let row = |(case, own): (&Case, &Samples)| {
+            let mut row = [case.labels.clone(), own.row()].concat();
+            let base = case.baseline.map(|base| &all[base]);
+            columns.iter().for_each(|column| column.add_to(&mut row, own, base));
+            row
+        };
+        Self { key, columns, rows: cases.iter().zip(all).map(row).collect() }
+    }
+
     fn text(&self) -> String {
         let headings: Vec<String> = self.columns.iter().flat_map(Column::headings).collect();
         let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
@@ -425,7 +492,22 @@ pub(crate) struct Report {
     pub(crate) wrong: Option<String>,
 }
 
+impl From<Table> for Report {
+    fn from(table: Table) -> Self {
+        Self { tables: vec![table], ..Self::default() }
+    }
+}
+
 impl Report {
+    /// Of nothing but what could not be measured.
+    pub(crate) fn without(what: &str, why: impl Display) -> Self {
+        Self { left_out: vec![format!("{what}: {why}")], ..Self::default() }
+    }
+
+    pub(crate) fn about(self, about: Row) -> Self {
+        Self { about, ..self }
+    }
+
     /// Adds a table, or its rows to the one that has its key.
     pub(crate) fn add(&mut self, table: Table) {
         match self.tables.iter_mut().find(|known| known.key == table.key) {
@@ -499,16 +581,15 @@ impl Serialize for Entries<'_> {
 }
 
 /// Why nothing was measured.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
     /// In its last words.
+    #[error("{0}")]
     Known(Failure),
-    Live(LiveError),
-    Other {
-        status: Status,
-        why: String,
-        fix: String,
-    },
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    #[error("{why}")]
+    Other { status: Status, why: String, fix: String },
 }
 
 impl BenchError {
@@ -518,16 +599,6 @@ impl BenchError {
 
     pub(crate) fn unsupported(why: impl Display, fix: impl Display) -> Self {
         Self::Other { status: Status::Unsupported, why: why.to_string(), fix: fix.to_string() }
-    }
-}
-
-impl Display for BenchError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Known(failure) => failure.fmt(f),
-            Self::Live(error) => error.fmt(f),
-            Self::Other { why, .. } => f.write_str(why),
-        }
     }
 }
 
@@ -548,12 +619,6 @@ impl From<Failure> for BenchError {
     }
 }
 
-impl From<LiveError> for BenchError {
-    fn from(error: LiveError) -> Self {
-        Self::Live(error)
-    }
-}
-
 /// Of the recorder's programs as well.
 impl From<task_map::Error> for BenchError {
     fn from(error: task_map::Error) -> Self {
@@ -561,30 +626,28 @@ impl From<task_map::Error> for BenchError {
     }
 }
 
+const BUILD_ALL: &str = "build all of Elfen (`cargo build --release`), or set ELFEN_LIB";
+const SHARED_MEMORY: &str = "see `ipcs -l` for the limits of shared memory";
+
 /// What to do about each kind of error, where a benchmark says nothing closer.
 macro_rules! fixes {
     ($($error:ty => $fix:expr;)*) => {
         $(impl From<$error> for BenchError {
             fn from(error: $error) -> Self {
-                let fix: fn(&$error) -> (Status, &'static str) = $fix;
-                let (status, fix) = fix(&error);
-                Self::Other { status, why: error.to_string(), fix: fix.to_owned() }
+                Self::failed(error, $fix)
             }
         })*
     };
 }
 
-const BUILD_ALL: &str = "build all of Elfen (`cargo build --release`), or set ELFEN_LIB";
-const SHARED_MEMORY: &str = "see `ipcs -l` for the limits of shared memory";
-
 fixes! {
-    io::Error => |_| (Status::Failed, "see what the system says of it, and try again");
-    ProgramError => |_| (Status::Failed, BUILD_ALL);
-    LibraryError => |_| (Status::Failed, BUILD_ALL);
-    MemoryError => |_| (Status::Failed, SHARED_MEMORY);
-    OpenError => |_| (Status::Failed, SHARED_MEMORY);
-    ClaimError => |_| (Status::Failed, SHARED_MEMORY);
-    serde_json::Error => |_| (Status::Failed, "use programs of the same version as this command");
+    io::Error => "see what the system says of it, and try again";
+    ProgramError => BUILD_ALL;
+    LibraryError => BUILD_ALL;
+    MemoryError => SHARED_MEMORY;
+    OpenError => SHARED_MEMORY;
+    ClaimError => SHARED_MEMORY;
+    serde_json::Error => "use programs of the same version as this command";
 }
 
 /// `--runs` of a benchmark, for clap.
@@ -642,54 +705,45 @@ mod tests {
         exact.iter().for_each(|&(n, rank)| assert_eq!(low(n), rank, "{n}"));
     }
 
-    /// Two cases, of which the second takes 10 % longer than the first, whatever drifts.
-    struct Drifting(Vec<usize>);
+    const DRIFTING: &[Column] = &[
+        label("case", "case"),
+        metric("ns", "time", "us", 1).scaled(1e-3).lower().show(&[Median, N]),
+        number("turns", "turns", "", 0),
+        share("half", "half", 1, ("halves", "turns")),
+        metric("more", "more", "%", 1).percent_of("ns").show(&[Median, Interval]),
+        label("last", "last"),
+    ];
 
-    impl Scenario for Drifting {
-        const COLUMNS: &'static [Column] = &[
-            label("case", "case"),
-            metric("ns", "time", "us", 1).scaled(1e-3).lower().show(&[Median, N]),
-            number("turns", "turns", "", 0),
-            metric("more", "more", "%", 1).percent_of("ns").show(&[Median, Interval]),
-        ];
-
-        fn cases(&self) -> Vec<Row> {
-            let turns = |case| self.0.iter().filter(|known| **known == case).count();
-            let row = |(case, name): (usize, &str)| row!["case" => name, "turns" => turns(case)];
-            ["base", "more"].into_iter().enumerate().map(row).collect()
-        }
-
-        fn baseline(&self, case: usize) -> Option<usize> {
-            (case == 1).then_some(0)
-        }
-
-        fn run(&mut self, case: usize, round: usize, to: &mut Values) -> Result<(), BenchError> {
-            self.0.push(case);
-            let drift = elfen_console::duration::number(round as u64 + 1);
-            to.add("ns", drift * if case == 0 { 1000.0 } else { 1100.0 });
-            Ok(())
-        }
-    }
-
-    /// Goal: rounds are interleaved, a case is compared with the baseline of its round, and text
-    /// and JSON say the same. Method: a scenario whose times double and triple from round to round.
+    /// Goal: rounds are interleaved, a case is compared with the baseline of its round, counts are
+    /// sums, and text and JSON say the same. Method: two cases, of which the second takes 10 %
+    /// longer than the first, and times that double and triple from round to round.
     #[test]
-    fn a_scenario_is_played_and_printed() {
-        let mut heard = Vec::new();
-        let mut scenario = Drifting(Vec::new());
-        let table = scenario.table("times", 6, &mut |what| heard.push(what.to_owned())).unwrap();
-        assert_eq!(scenario.0, [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0]);
-        assert_eq!(heard[0], "round 1 of 6: base 0");
+    fn cases_are_played_and_printed() {
+        let (mut heard, mut played) = (Vec::new(), Vec::new());
+        let cases = with_baseline(cases("case", ["base", "more"]));
+        let hear = &mut |what: &str| heard.push(what.to_owned());
+        let table = measure(("times", DRIFTING), &cases, 6, hear, |case, round, values| {
+            played.push(case);
+            let drift = elfen_console::duration::number(round as u64 + 1);
+            values.add("ns", drift * if case == 0 { 1000.0 } else { 1100.0 });
+            values.count("turns", 2);
+            values.count("halves", case as u64);
+            values.label("last", round);
+            Ok(())
+        });
+        let table = table.unwrap();
+        assert_eq!(played, [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0]);
+        assert_eq!(heard[0], "round 1 of 6: base");
         let left_out = vec!["the rest: no time".to_owned()];
         let about = row!["cpu" => 3];
         let report = Report { about, tables: vec![table], left_out, wrong: None };
-        let text = "case  time, us ↓  n  turns  more, %  95 %\n\
-                    base  3.5         6  6      -        -\n\
-                    more  3.9         6  6      10.0     10.0 to 10.0\n\n\
+        let text = "case  time, us ↓  n  turns  half, %  more, %  95 %          last\n\
+                    base  3.5         6  12     0.0      -        -             5\n\
+                    more  3.9         6  12     50.0     10.0     10.0 to 10.0  5\n\n\
                     cpu: 3\nleft out: the rest: no time\n";
         assert_eq!(report.text(), text);
         let json = serde_json::to_string(&report.json("drift")).unwrap();
-        let begin = r#"{"benchmark":"drift","cpu":3,"times":[{"case":"base","turns":6,"#;
+        let begin = r#"{"benchmark":"drift","cpu":3,"times":[{"case":"base","halves":0,"#;
         assert!(json.starts_with(begin), "{json}");
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["times"][1]["more"]["median"], 10.0);

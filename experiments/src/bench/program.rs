@@ -13,12 +13,13 @@ use std::time::Duration;
 use elfen_console::duration;
 use elfen_console::programs::find_program;
 use elfen_machine::lane_args::LaneArgs;
+use elfen_rt::clock::nanos;
 use elfen_run::args::nap::NapName;
 use elfen_run::args::poll_timing::PollTimingArgs;
 use elfen_run::report::Report;
 use tempfile::TempDir;
 
-use super::BenchError;
+use super::{BenchError, Case, case, row};
 use crate::live::os::{self, ChildSetup, Rank};
 use crate::live::own_program::read_report;
 use crate::live::process::Process;
@@ -67,6 +68,20 @@ impl NextToArgs {
             options.extend(["--nap".to_owned(), nap.to_owned()]);
         }
         options
+    }
+
+    /// Turns of each length, next to a program under each kind of checks.
+    pub(super) fn cases<'a>(
+        &self,
+        checks: impl IntoIterator<Item = &'a str>,
+    ) -> (Vec<(&'a str, Duration)>, Vec<Case>) {
+        let of_method = |checks| self.turns.iter().map(move |&turn| (checks, turn));
+        let kinds: Vec<_> = checks.into_iter().flat_map(of_method).collect();
+        let labels = |(checks, turn): &(&str, Duration)| {
+            case(row!["checks" => checks, "turn_ns" => nanos(*turn)])
+        };
+        let cases = kinds.iter().map(labels).collect();
+        (kinds, cases)
     }
 }
 
@@ -130,8 +145,7 @@ const HEADERS: [(&str, &str); 2] = [
 #[derive(Clone, Debug)]
 pub(super) struct Starts<'a> {
     pub(super) lanes: (u32, u32),
-    /// The niceness of `elfen run`, and more words for it.
-    pub(super) nice: i32,
+    /// More words for `elfen run`.
     pub(super) options: &'a [String],
     pub(super) folder: &'a Path,
     /// Whether what it prints is kept.
@@ -168,8 +182,8 @@ impl Starts<'_> {
         let mut command = self.elfen_run(checks)?;
         command.arg("--json-out").arg(&report).arg("--").args(words);
         // The front passes it on; killed, it would leave its batch behind.
-        let rank = Rank::Nice(self.nice);
-        let place = ChildSetup { death_signal: libc::SIGTERM, ..ChildSetup::anywhere(rank) };
+        let anywhere = ChildSetup::anywhere(Rank::Nice(0));
+        let place = ChildSetup { death_signal: libc::SIGTERM, ..anywhere };
         self.start(ELFEN_RUN, command, &place, "output", Some(report))
     }
 
@@ -336,7 +350,8 @@ mod tests {
     use elfen_machine::process::below;
     use std::time::Instant;
 
-    fn started<'a>(starts: &Starts<'a>, script: &str) -> Running {
+    fn started(folder: &Path, script: &str) -> Running {
+        let starts = Starts { lanes: (0, 1), options: &[], folder, keeps_output: false };
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         let place = ChildSetup::anywhere(Rank::Normal);
@@ -349,14 +364,7 @@ mod tests {
     #[test]
     fn what_a_stopped_program_leaves_behind_ends() {
         let folder = tempfile::tempdir().unwrap();
-        let starts = Starts {
-            lanes: (0, 1),
-            nice: 0,
-            options: &[],
-            folder: folder.path(),
-            keeps_output: false,
-        };
-        let mut shell = started(&starts, "sleep 600 & wait");
+        let mut shell = started(folder.path(), "sleep 600 & wait");
         let pid = shell.process.id();
         shell.wait_until(|| !below(pid).is_empty()).unwrap();
         let left = below(pid);
@@ -377,12 +385,10 @@ mod tests {
     #[test]
     fn a_run_that_is_stopped_early_is_no_failure() {
         let folder = tempfile::tempdir().unwrap();
-        let (options, folder) = (&[], folder.path());
-        let starts = Starts { lanes: (0, 1), nice: 0, options, folder, keeps_output: false };
-        let mut stopped = started(&starts, "exec sleep 60");
+        let mut stopped = started(folder.path(), "exec sleep 60");
         stopped.stop(STOP_TIMEOUT);
         assert!(stopped.report().unwrap().is_none());
-        let mut killed = started(&starts, "kill -TERM $$");
+        let mut killed = started(folder.path(), "kill -TERM $$");
         killed.wait_until(|| false).unwrap();
         assert!(matches!(killed.report(), Err(LiveError::Failed { .. })));
     }

@@ -1,9 +1,6 @@
-//! `elfen lab bench signal`: how late the task map is, what its program adds to a context switch,
-//! and what one sample costs.
+//! `elfen lab bench signal`: how late the task map is, and what its program adds to a switch.
 
-use std::hint::black_box;
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -16,8 +13,8 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, joined, label, lanes,
-    metric, pin, row, runs,
+    BenchError, Case, Column, Explain, Hear, Part, Report, Values, case, joined, label, lanes,
+    measure, metric, pin, row, runs,
 };
 
 const DELAYS_A_ROUND: usize = 40;
@@ -25,7 +22,6 @@ const DELAYS_A_ROUND: usize = 40;
 /// are seen.
 const WAKE_EVERY: Duration = Duration::from_micros(50);
 const TURNS_A_ROUND: u32 = 250;
-const SAMPLES_A_ROUND: u32 = 20_000;
 
 const EXAMPLE: &str = "\
 Example:
@@ -33,8 +29,8 @@ Example:
 
 /// Measure how late the task map is, and what it costs
 ///
-/// The delay from a context switch to a reader on another CPU, what the program adds to a switch
-/// (interleaved with the program detached), and the cost of one sample.
+/// The delay from a context switch to a reader on another CPU, and what the program adds to a
+/// switch, interleaved with the program detached.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -51,14 +47,16 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     refuse_if_attached()?;
     pin(request)?;
     let turns = Turns::pipe().explain(PIPE, LANES)?;
-    let loaded = Loaded::load()?;
-    let mut signal = Signal { request, reader, loaded, turns, kinds: &[Detached, Unwatched] };
+    let mut signal = Signal { request, reader, loaded: Loaded::load()?, turns };
+    let costs = ("costs", COSTS);
     // First without a lease, then with one: a lease outlives a round.
-    let mut table = signal.table("costs", args.runs, hear)?;
-    signal.kinds = &[Detached, Watched, Delay, Sample, Loop];
-    table.rows.extend(signal.table("costs", args.runs, hear)?.rows);
-    let about = row!["request_cpu" => request, "reader_cpu" => reader];
-    Ok(Report { about, tables: vec![table], ..Report::default() })
+    let mut report = Report::default();
+    for kinds in [&[Detached, Unwatched][..], &[Detached, Watched, Delay]] {
+        let cases: Vec<Case> = kinds.iter().map(Kind::case).collect();
+        let run = |case: usize, _, values: &mut Values| signal.run(kinds[case], values);
+        report.add(measure(costs, &cases, args.runs, hear, run)?);
+    }
+    Ok(report.about(row!["request_cpu" => request, "reader_cpu" => reader]))
 }
 
 const PIPE: &str = "handing a byte between two threads";
@@ -88,10 +86,30 @@ enum Kind {
     /// and on a watched CPU, where each switch is timed.
     Watched,
     Delay,
-    Sample,
-    Loop,
 }
 use Kind::*;
+
+impl Kind {
+    fn case(&self) -> Case {
+        let of = |name: &str| case(row!["case" => name]);
+        match self {
+            Detached => of("a context switch without the program"),
+            Unwatched => of("on any CPU, with it").against(0),
+            Watched => of("on a watched CPU, with it").against(0),
+            Delay => of("from a switch until another CPU sees it"),
+        }
+    }
+}
+
+const COSTS: &[Column] = &[
+    label("case", "what"),
+    metric("ns", "time", "ns", 1).lower(),
+    metric("added_ns", "added", "ns", 1).added_to("ns").lower().show(&[
+        Part::Median,
+        Part::Interval,
+        Part::P99,
+    ]),
+];
 
 struct Signal {
     /// Switches happen here,
@@ -100,75 +118,31 @@ struct Signal {
     reader: u32,
     loaded: Loaded,
     turns: Turns,
-    kinds: &'static [Kind],
 }
 
-impl Scenario for Signal {
-    const COLUMNS: &'static [Column] = &[
-        label("case", "what"),
-        metric("ns", "time", "ns", 1).lower(),
-        metric("added_ns", "added", "ns", 1).added_to("ns").lower().show(&[
-            Part::Median,
-            Part::Interval,
-            Part::P99,
-        ]),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        let name = |kind: &Kind| match kind {
-            Detached => "a context switch without the program",
-            Unwatched => "on any CPU, with it",
-            Watched => "on a watched CPU, with it",
-            Delay => "from a switch until another CPU sees it",
-            Sample => "one sample",
-            Loop => "the same loop without it",
-        };
-        self.kinds.iter().map(|kind| row!["case" => name(kind)]).collect()
-    }
-
-    fn baseline(&self, case: usize) -> Option<usize> {
-        matches!(self.kinds[case], Unwatched | Watched).then_some(0)
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let kind = self.kinds[case];
+impl Signal {
+    fn run(&mut self, kind: Kind, values: &mut Values) -> Result<(), BenchError> {
+        let no_cpu =
+            || BenchError::failed(format!("the task map has no CPU {}", self.request), LANES);
         let map = match kind {
             Detached => None,
             _ => Some(self.loaded.map()?),
         };
-        let no_cpu =
-            || BenchError::failed(format!("the task map has no CPU {}", self.request), LANES);
-        match kind {
-            Detached | Unwatched | Watched => {
-                if matches!(kind, Watched) && !map.is_some_and(|map| map.renew(self.request)) {
-                    return Err(no_cpu());
-                }
-                pin(self.request)?;
-                let ns = self.turns.ns_a_turn(TURNS_A_ROUND).explain(PIPE, LANES)?;
-                // A turn hands a byte there and back.
-                values.add("ns", ns / 2.0);
-            }
-            Delay => {
-                let map = map.ok_or_else(no_cpu)?;
-                let slot = map.slot(self.request).ok_or_else(no_cpu)?;
-                values.extend("ns", self.delays(&map, slot)?);
-            }
-            Sample | Loop => {
-                pin(self.reader)?;
-                let map = map.ok_or_else(no_cpu)?;
-                let slot = map.slot(self.request).ok_or_else(no_cpu)?;
-                let ns = match kind {
-                    Sample => ns_a_call(|| slot.is_busy()),
-                    _ => ns_a_call(|| true),
-                };
-                values.add("ns", ns);
-            }
+        if let (Delay, Some(map)) = (kind, &map) {
+            let slot = map.slot(self.request).ok_or_else(no_cpu)?;
+            values.extend("ns", self.delays(map, slot)?);
+            return Ok(());
         }
+        if matches!(kind, Watched) && !map.is_some_and(|map| map.renew(self.request)) {
+            return Err(no_cpu());
+        }
+        pin(self.request)?;
+        let ns = self.turns.ns_a_turn(TURNS_A_ROUND).explain(PIPE, LANES)?;
+        // A turn hands a byte there and back.
+        values.add("ns", ns / 2.0);
         Ok(())
     }
-}
 
-impl Signal {
     /// A thread on the request lane that sleeps and wakes, and this one, which watches it from the
     /// reader's CPU.
     fn delays(&self, map: &TaskMap, slot: &TaskSlot) -> Result<Vec<f64>, BenchError> {
@@ -211,40 +185,25 @@ fn watch_switches(slot: &TaskSlot, gave_up: impl Fn() -> bool) -> Vec<f64> {
     delays
 }
 
-fn ns_a_call(call: impl Fn() -> bool) -> f64 {
-    let start = monotonic_ns();
-    for _ in 0..SAMPLES_A_ROUND {
-        black_box(call());
-    }
-    number(monotonic_ns() - start) / f64::from(SAMPLES_A_ROUND)
-}
-
 /// Two threads on one CPU that hand each other a byte: every hand-over is a context switch. This
 /// thread asks, and the partner answers, until this drops.
 pub(super) struct Turns {
-    from: Box<dyn Read>,
-    to: Box<dyn Write>,
-    /// Of the partner, if they are connected by a socket; or 0.
-    pub(super) port: u16,
+    from: PipeReader,
+    to: PipeWriter,
 }
 
 impl Turns {
     pub(super) fn pipe() -> io::Result<Self> {
-        let (theirs_in, ours_out) = io::pipe()?;
-        let (ours_in, theirs_out) = io::pipe()?;
-        answer(theirs_in, theirs_out);
-        Ok(Self { from: Box::new(ours_in), to: Box::new(ours_out), port: 0 })
-    }
-
-    pub(super) fn socket() -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
-        let ours = TcpStream::connect(("127.0.0.1", port))?;
-        let (theirs, _) = listener.accept()?;
-        ours.set_nodelay(true)?;
-        theirs.set_nodelay(true)?;
-        answer(theirs.try_clone()?, theirs);
-        Ok(Self { from: Box::new(ours.try_clone()?), to: Box::new(ours), port })
+        let (mut theirs_in, ours_out) = io::pipe()?;
+        let (ours_in, mut theirs_out) = io::pipe()?;
+        // It inherits our affinity.
+        thread::spawn(move || {
+            let mut byte = [0];
+            while theirs_in.read_exact(&mut byte).and_then(|()| theirs_out.write_all(&byte)).is_ok()
+            {
+            }
+        });
+        Ok(Self { from: ours_in, to: ours_out })
     }
 
     /// Nanoseconds for a byte there and back: two context switches.
@@ -257,12 +216,4 @@ impl Turns {
         }
         Ok(number(monotonic_ns() - start) / f64::from(turns))
     }
-}
-
-/// Answers each byte until the other end is gone. The thread inherits our affinity.
-fn answer(mut from: impl Read + Send + 'static, mut to: impl Write + Send + 'static) {
-    thread::spawn(move || {
-        let mut byte = [0];
-        while from.read_exact(&mut byte).and_then(|()| to.write_all(&byte)).is_ok() {}
-    });
 }

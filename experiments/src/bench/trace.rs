@@ -56,15 +56,14 @@ pub(super) enum TraceError {
 
 impl From<TraceError> for BenchError {
     fn from(error: TraceError) -> Self {
+        use Status::{Failed, Unsupported};
         let (status, fix) = match &error {
             TraceError::NotMounted => {
-                (Status::Unsupported, "be root, and `mount -t tracefs nodev /sys/kernel/tracing`")
+                (Unsupported, "be root, and `mount -t tracefs nodev /sys/kernel/tracing`")
             }
-            TraceError::Io(_) => (Status::Unsupported, "be root, and see that memory is free"),
-            TraceError::Strangers => (Status::Unsupported, "measure outside of containers"),
-            TraceError::Gaps { .. } | TraceError::Line(_) => {
-                (Status::Failed, "give a shorter --duration")
-            }
+            TraceError::Io(_) => (Unsupported, "be root, and see that memory is free"),
+            TraceError::Strangers => (Unsupported, "measure outside of containers"),
+            TraceError::Gaps { .. } | TraceError::Line(_) => (Failed, "give a shorter --duration"),
         };
         Failure::new(status, "the scheduler's trace", error, fix).into()
     }

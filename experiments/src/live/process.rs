@@ -20,7 +20,7 @@ use super::{LiveError, check_interrupted};
 const TERM_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time for `elfen run` to attach, and for its program to start on a busy lane.
-pub(super) const START_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time for a batch to end: an iteration of `elfen-batch` takes some ten milliseconds of a lane's
 /// time.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(super) fn start(
+    pub(crate) fn start(
         name: &str,
         command: Command,
         setup: &ChildSetup,
@@ -55,7 +55,7 @@ impl Process {
     }
 
     /// Starts a child at normal priority on any CPU.
-    pub(super) fn start_anywhere(
+    pub(crate) fn start_anywhere(
         name: &str,
         command: Command,
         scratch: &Scratch,
@@ -64,7 +64,7 @@ impl Process {
     }
 
     /// Like `start_anywhere`, with a pipe as stdin.
-    pub(super) fn start_with_stdin(
+    pub(crate) fn start_with_stdin(
         name: &str,
         command: Command,
         scratch: &Scratch,
@@ -74,7 +74,7 @@ impl Process {
     }
 
     /// Writes a line to its stdin.
-    pub(super) fn write_line(&self, line: &str) -> Result<(), LiveError> {
+    pub(crate) fn write_line(&self, line: &str) -> Result<(), LiveError> {
         let input = self.child.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe);
         let written =
             input.map_err(io::Error::from).and_then(|mut input| writeln!(input, "{line}"));
@@ -169,13 +169,13 @@ impl Process {
     }
 
     /// Its stdout so far.
-    pub(super) fn stdout_text(&self) -> String {
+    pub(crate) fn stdout_text(&self) -> String {
         fs::read_to_string(&self.out).unwrap_or_default()
     }
 
     /// Sends a signal if one is given, waits for the end of the child, and returns its stdout. Any
     /// exit status but 0 is a failure.
-    pub(super) fn finish(
+    pub(crate) fn finish(
         mut self,
         signal: Option<i32>,
         timeout: Duration,
@@ -202,7 +202,7 @@ impl Process {
     }
 
     /// Like `finish`, for stdout with one JSON value.
-    pub(super) fn finish_json<T: DeserializeOwned>(
+    pub(crate) fn finish_json<T: DeserializeOwned>(
         self,
         signal: Option<i32>,
         timeout: Duration,
@@ -262,7 +262,7 @@ fn lossy(bytes: &[u8]) -> String {
 }
 
 /// Waits until `done` returns a value. Fails if the child ends before.
-pub(super) fn wait_for<T>(
+pub(crate) fn wait_for<T>(
     process: &mut Process,
     timeout: Duration,
     mut done: impl FnMut(&Process) -> Option<T>,

@@ -2,11 +2,11 @@
 //! overlaps of requests that come at random, how fast it is off its lane, what `elfen run` costs it
 //! while the lane idles, and whether it does the same as alone. Baseline: `--checks guard`.
 //!
-//! The scheduler's own trace says which task ran when; nothing here asks Elfen but for the report
-//! that stands next to it.
+//! The scheduler's own trace says which task ran when; Elfen is not asked.
 
 mod seen;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use elfen_run::report::Report as RunReport;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use self::seen::{Cast, Seen, seen};
+use self::seen::{Cast, seen};
 use super::program::{Ended, NextToArgs, Running, Starts};
 use super::trace::{Buffer, TraceError};
 use super::{
-    BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, lanes, looked,
-    metric, number, percent, rounded, row,
+    BenchError, Column, Hear, Part, Report, Table, Values, cases, label, lanes, looked, measure,
+    metric, number, row, share, with_baseline,
 };
 use crate::live::process::STOP_TIMEOUT;
 use crate::live::{LiveError, install_signal_handlers};
@@ -53,11 +53,9 @@ Examples:
   sudo elfen lab bench batch --runs 0 -- ./does-not-end     turns alone
 
 Overlap and reaction are the scheduler's own account, in its trace. Overlap is the time in which a \
-task of the program was on the batch lane, in % of the time in which the request was on its own: \
-traced once the program has been learned, of whole runs, and reported by the runs. A reaction is \
-the time from a turn's beginning until the program is off its lane, if it was there; all of a turn \
-that ends first. What is reported agrees with what is traced of whole runs if they are no further \
-apart than a tenth, or a thousandth of the busy time.
+task of the program was on the batch lane, in % of the time in which the request was on its own, \
+once the program has been learned. A reaction is the time from a turn's beginning until the \
+program is off its lane, if it was there; all of a turn that ends first.
 
 A program that prints something else than alone, or ends otherwise, is a failure (exit status 1).";
 
@@ -107,19 +105,20 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     drop(Buffer::start(&[request], 1)?);
     let starts = Starts {
         lanes: (request, batch),
-        nice: 0,
         options: &options,
         folder: folder.path(),
         keeps_output: args.runs > 0,
     };
-    let mut stage = Stage { args, starts, alone: None, patience: A_DAY, compared: Vec::new() };
+    let mut stage = Stage { args, starts, alone: None, patience: A_DAY, compared: BTreeMap::new() };
     for checks in stage.methods() {
         stage.starts.check(checks, &args.program)?;
     }
     hear("alone, twice");
     let alone = stage.alone()?;
-    let mut next_to = NextTo::new(&mut stage);
-    let rows = next_to.table("rows", 1, hear)?;
+    let (kinds, turns) = args.next_to.cases(stage.methods());
+    let rows = measure(("rows", ROWS), &turns, 1, hear, |case, _, values| {
+        stage.next_to_requests(kinds[case], values)
+    })?;
     for checks in stage.methods() {
         hear(&format!("under {checks}, to its end"));
         stage.once_next_to_requests(checks)?;
@@ -134,10 +133,13 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     }
     let mut tables = vec![rows];
     match no_slowdown(args, alone.as_ref()) {
-        Some(why) => left_out.push(format!("slowdown: {why}")),
+        Some(why) => left_out.push(format!("slowdown: not measured, {why}")),
         None => {
-            let whole = Whole(&mut stage).table("whole", args.runs.into(), hear)?;
-            tables.push(whole);
+            let both = with_baseline(cases("checks", [GUARD, &args.checks]));
+            let run = |case: usize, _, values: &mut Values| {
+                stage.whole_on_an_idle_lane(if case == 0 { GUARD } else { &args.checks }, values)
+            };
+            tables.push(measure(("whole", WHOLE), &both, args.runs.into(), hear, run)?);
         }
     }
     let words = args.program.iter().map(|word| word.to_string_lossy().into_owned());
@@ -159,64 +161,47 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     };
     let not_compared = |why: String| format!("output and exit status: not compared, {why}");
     left_out.extend(uncompared.map(not_compared));
-    let wrong = different(&stage.compared);
-    let rows = stage.compared.iter().map(Compared::row).collect();
+    let (mut rows, mut wrong) = (Vec::new(), Vec::new());
+    for (checks, unlike) in &stage.compared {
+        let (runs, different) = (unlike.len(), unlike.iter().flatten().collect::<Vec<_>>());
+        rows.push(row![
+            "checks" => checks,
+            "runs" => runs,
+            "different" => different.len(),
+            "first_difference" => different.first(),
+        ]);
+        if let Some(first) = different.first() {
+            let count = different.len();
+            wrong.push(format!("--checks {checks}: {count} of {runs} runs differ ({first})"));
+        }
+    }
     tables.push(Table { key: "compared", columns: COMPARED, rows });
+    let wrong = (!wrong.is_empty()).then(|| wrong.join("; "));
     Ok(Report { about, tables, left_out, wrong })
 }
 
 /// Why whole runs are not compared, if they are not.
 fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
     match alone {
-        None => Some("not measured, as --runs is 0".to_owned()),
+        None => Some("as --runs is 0".to_owned()),
         Some(alone) if alone.wall < TOO_SHORT => {
             let wall = duration::show(nanos(alone.wall));
-            Some(format!("not measured, as the program is too short for it: {wall} alone"))
+            Some(format!("as the program is too short for it: {wall} alone"))
         }
         Some(_) if args.checks == GUARD => {
-            Some("not measured, as there is only the guard: give another --checks".to_owned())
+            Some("as there is only the guard: give another --checks".to_owned())
         }
         Some(_) => None,
     }
 }
 
-/// Runs that did not do the same as alone.
-fn different(compared: &[Compared]) -> Option<String> {
-    let say = |Compared { checks, runs, different, first_difference }: &Compared| {
-        let first = first_difference.as_deref().unwrap_or_default();
-        format!("--checks {checks}: {different} of {runs} runs differ ({first})")
-    };
-    let wrong = compared.iter().filter(|compared| compared.different > 0);
-    let all: Vec<String> = wrong.map(say).collect();
-    (!all.is_empty()).then(|| all.join("; "))
-}
-
 /// Runs that were compared with the run alone.
-#[derive(Debug)]
-struct Compared {
-    checks: String,
-    runs: usize,
-    different: usize,
-    first_difference: Option<String>,
-}
-
 const COMPARED: &[Column] = &[
     label("checks", "output and exit status"),
     number("runs", "runs", "", 0),
     number("different", "NOT as alone", "", 0).lower(),
     label("first_difference", "the first difference"),
 ];
-
-impl Compared {
-    fn row(&self) -> Row {
-        row![
-            "checks" => self.checks,
-            "runs" => self.runs,
-            "different" => self.different,
-            "first_difference" => self.first_difference,
-        ]
-    }
-}
 
 /// Two runs alone.
 #[derive(Debug)]
@@ -229,138 +214,28 @@ struct Alone {
 }
 
 /// Turns of one length, next to the program under one kind of checks.
-#[derive(Debug)]
-struct Case {
-    checks: String,
-    turn: Duration,
-    seen: Seen,
-    /// How the program was checked indeed.
-    used: String,
-    /// Over whole runs; nothing where the kernel counted nothing.
-    reported_ns: Option<u64>,
-    runs: usize,
-}
-
-impl Case {
-    fn row(&self) -> Row {
-        let (learned, whole) = (self.seen.learned, self.seen.whole);
-        let percent = |part: u64, of: u64| (of > 0).then(|| rounded(percent(part, of)));
-        let agrees = |reported_ns: u64| {
-            let apart_ns = reported_ns.abs_diff(whole.overlapped_ns);
-            apart_ns <= (whole.overlapped_ns / 10).max(whole.busy_ns / 1000)
-        };
-        row![
-            "checks" => self.checks,
-            "used" => self.used,
-            "turn_ns" => nanos(self.turn),
-            "turns" => self.seen.turns,
-            "runs" => self.runs,
-            "busy_ns" => learned.busy_ns,
-            "overlapped_ns" => learned.overlapped_ns,
-            "percent" => percent(learned.overlapped_ns, learned.busy_ns),
-            "whole_busy_ns" => whole.busy_ns,
-            "whole_overlapped_ns" => whole.overlapped_ns,
-            "whole_percent" => percent(whole.overlapped_ns, whole.busy_ns),
-            "reported_ns" => self.reported_ns,
-            "reported_percent" => self.reported_ns.and_then(|ns| percent(ns, whole.busy_ns)),
-            "agrees" => self.reported_ns.map(agrees),
-            // The batch on its lane again in the middle of a turn.
-            "let_in" => self.seen.let_in_ns.len(),
-            "let_in_longest_ns" => self.seen.let_in_ns.iter().max(),
-        ]
-    }
-}
-
-/// Every kind of checks, next to turns of each length.
-struct NextTo<'a, 'b> {
-    stage: &'a mut Stage<'b>,
-    cases: Vec<Case>,
-}
-
-impl<'a, 'b> NextTo<'a, 'b> {
-    fn new(stage: &'a mut Stage<'b>) -> Self {
-        let case = |checks: &str, turn: Duration| Case {
-            checks: checks.to_owned(),
-            turn,
-            seen: Seen::default(),
-            used: String::new(),
-            reported_ns: None,
-            runs: 0,
-        };
-        let of_method = |checks| {
-            stage.args.next_to.turns.iter().map(move |&turn| case(checks, turn)).collect::<Vec<_>>()
-        };
-        let cases = stage.methods().into_iter().flat_map(of_method).collect();
-        Self { stage, cases }
-    }
-}
-
-impl Scenario for NextTo<'_, '_> {
-    const COLUMNS: &'static [Column] = &[
-        label("checks", "checks"),
-        label("used", "used"),
-        number("turn_ns", "turn", "us", 0).scaled(1e-3),
-        number("turns", "turns", "", 0),
-        number("percent", "traced", "%", 2).lower(),
-        number("whole_percent", "whole", "%", 2).lower(),
-        number("reported_percent", "reported", "%", 2).lower(),
-        label("agrees", "agree"),
-        metric("reaction_ns", "to stop", "us", 0).scaled(1e-3).lower().show(&[
-            Part::Median,
-            Part::P90,
-            Part::P99,
-            Part::N,
-        ]),
-        number("let_in", "let in", "", 0).lower(),
-        number("let_in_longest_ns", "at most", "us", 0).scaled(1e-3).lower(),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        self.cases.iter().map(Case::row).collect()
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let Case { checks, turn, .. } = &self.cases[case];
-        let mut found = self.stage.case(checks, *turn)?;
-        let reactions_ns = std::mem::take(&mut found.seen.reactions_ns);
-        values.extend("reaction_ns", reactions_ns.into_iter().map(duration::number));
-        self.cases[case] = found;
-        Ok(())
-    }
-}
+const ROWS: &[Column] = &[
+    label("checks", "checks"),
+    // How the program was checked indeed.
+    label("used", "used"),
+    number("turn_ns", "turn", "us", 0).scaled(1e-3),
+    number("turns", "turns", "", 0),
+    share("percent", "traced", 2, ("overlapped_ns", "busy_ns")).lower(),
+    metric("reaction_ns", "to stop", "us", 0).scaled(1e-3).lower().show(&[
+        Part::Median,
+        Part::P90,
+        Part::P99,
+        Part::N,
+    ]),
+];
 
 /// Whole runs on an idle lane, under the guard and as chosen.
-struct Whole<'a, 'b>(&'a mut Stage<'b>);
-
-impl Scenario for Whole<'_, '_> {
-    const COLUMNS: &'static [Column] = &[
-        label("checks", "whole runs on an idle lane"),
-        metric("wall_ns", "time", "ms", 1).scaled(1e-6).lower().show(&[Part::Median]),
-        metric("slowdown", "slowdown", "", 3).ratio_of("wall_ns").lower().show(RATIO),
-        metric("own_slowdown", "its own time", "", 3).ratio_of("ran_ns").lower().show(RATIO),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        self.0.methods().iter().map(|checks| row!["checks" => checks]).collect()
-    }
-
-    fn baseline(&self, case: usize) -> Option<usize> {
-        (case > 0).then_some(0)
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let checks = self.0.methods()[case];
-        let Some(RunReport { wall_ns, figures, .. }) = self.0.whole_under(checks)? else {
-            return Ok(());
-        };
-        // A nap next to another task on the request lane is no cost of what was chosen.
-        let wall_ns = wall_ns.saturating_sub(figures.napped_ns);
-        values.add("wall_ns", duration::number(wall_ns.max(1)));
-        // How long the batch itself ran: what is missing to the whole was taken from it.
-        values.extend("ran_ns", figures.ran_ns().map(|ns| duration::number(ns.max(1))));
-        Ok(())
-    }
-}
+const WHOLE: &[Column] = &[
+    label("checks", "whole runs on an idle lane"),
+    metric("wall_ns", "time", "ms", 1).scaled(1e-6).lower().show(&[Part::Median]),
+    metric("slowdown", "slowdown", "", 3).ratio_of("wall_ns").lower().show(RATIO),
+    metric("own_slowdown", "its own time", "", 3).ratio_of("ran_ns").lower().show(RATIO),
+];
 
 const RATIO: &[Part] = &[Part::Median, Part::Range, Part::N];
 
@@ -372,7 +247,8 @@ struct Stage<'a> {
     alone: Option<Ended>,
     /// For a whole run.
     patience: Duration,
-    compared: Vec<Compared>,
+    /// What each run did otherwise than alone, by its checks.
+    compared: BTreeMap<String, Vec<Option<String>>>,
 }
 
 impl<'a> Stage<'a> {
@@ -398,38 +274,60 @@ impl<'a> Stage<'a> {
         Ok(Some(Alone { wall: first_wall.min(second_wall), status, unlike }))
     }
 
-    fn case(&mut self, checks: &str, turn: Duration) -> Result<Case, BenchError> {
+    fn next_to_requests(
+        &mut self,
+        (checks, turn): (&str, Duration),
+        values: &mut Values,
+    ) -> Result<(), BenchError> {
         let (request_cpu, batch_cpu) = self.starts.lanes;
         let limit = 3 * self.args.next_to.duration + Duration::from_secs(5) + self.args.learn;
         let trace = Buffer::start(&[request_cpu, batch_cpu], KB_A_SECOND * limit.as_secs())?;
         let player = Player::start(request_cpu, turn)?;
         let request = player.thread;
-        let (fronts, reports) = self.run_next_to(player, checks, limit)?;
+        let (fronts, used) = self.run_next_to(player, checks, limit)?;
+        values.count("runs", fronts.len() as u64);
         let learn_ns = nanos(self.args.learn);
-        let runs = fronts.len();
         let cast = Cast { request_cpu, batch_cpu, request, fronts, learn_ns };
         let seen = seen(&trace.read()?, &cast);
         if !seen.any_request {
             return Err(TraceError::Strangers.into());
         }
-        let Some(last) = reports.last() else { return Err(unreported(checks).into()) };
-        let used = last.checks.clone();
-        let reported = reports.iter().map(|report| report.figures.overlapped_ns);
-        let reported_ns = reported.sum();
-        Ok(Case { checks: checks.to_owned(), turn, seen, used, reported_ns, runs })
+        values.label("used", used);
+        values.count("turns", seen.turns);
+        values.count("busy_ns", seen.busy_ns);
+        values.count("overlapped_ns", seen.overlapped_ns);
+        values.extend("reaction_ns", seen.reactions_ns.into_iter().map(duration::number));
+        Ok(())
+    }
+
+    fn whole_on_an_idle_lane(
+        &mut self,
+        checks: &str,
+        values: &mut Values,
+    ) -> Result<(), BenchError> {
+        let Some(RunReport { wall_ns, figures, .. }) = self.whole_under(checks)? else {
+            return Ok(());
+        };
+        // A nap next to another task on the request lane is no cost of what was chosen.
+        let wall_ns = wall_ns.saturating_sub(figures.napped_ns);
+        values.add("wall_ns", duration::number(wall_ns.max(1)));
+        // How long the batch itself ran: what is missing to the whole was taken from it.
+        values.extend("ran_ns", figures.ran_ns().map(|ns| duration::number(ns.max(1))));
+        Ok(())
     }
 
     /// Runs the program again and again while requests are played, until they have been counted
-    /// for long enough or `limit` is over.
+    /// for long enough or `limit` is over. Gives the processes that were started, and how the
+    /// program was checked indeed.
     fn run_next_to(
         &mut self,
         player: Player,
         checks: &str,
         limit: Duration,
-    ) -> Result<(Vec<i32>, Vec<RunReport>), BenchError> {
+    ) -> Result<(Vec<i32>, String), BenchError> {
         let begin = Instant::now();
         let wanted = self.args.next_to.duration;
-        let (mut fronts, mut reports, mut counted) = (Vec::new(), Vec::new(), Duration::ZERO);
+        let (mut fronts, mut used, mut counted) = (Vec::new(), None, Duration::ZERO);
         let mut player = Some(player);
         while player.is_some() {
             let start = Instant::now();
@@ -445,24 +343,24 @@ impl<'a> Stage<'a> {
                 player = None;
             }
             counted += start.elapsed().saturating_sub(self.args.learn + TO_START);
-            match ended {
-                Some(status) => {
-                    reports.extend(running.report()?);
-                    self.compare(checks, running.ended(status))?;
-                }
-                None => {
-                    running.stop(STOP_TIMEOUT);
-                    reports.extend(running.report()?);
-                }
+            if ended.is_none() {
+                running.stop(STOP_TIMEOUT);
             }
+            let report = running.report()?;
+            used = report.map(|report| report.checks).or(used);
+            self.compare(checks, ended.and_then(|status| running.ended(status)))?;
         }
-        Ok((fronts, reports))
+        let used = used.ok_or_else(|| LiveError::Refused {
+            why: format!("no run under {checks} came as far as its report"),
+            fix: "give a longer --duration; see whether the machine is busy with other things",
+        })?;
+        Ok((fronts, used))
     }
 
     /// A program that came to no end while turns were counted is compared with itself alone
     /// all the same.
     fn once_next_to_requests(&mut self, checks: &str) -> Result<(), BenchError> {
-        let ran = self.compared.iter().any(|compared| compared.checks == checks);
+        let ran = self.compared.contains_key(checks);
         let (Some(_), false, Some(&turn)) = (&self.alone, ran, self.args.next_to.turns.first())
         else {
             return Ok(());
@@ -484,25 +382,8 @@ impl<'a> Stage<'a> {
     fn compare(&mut self, checks: &str, ended: Option<Ended>) -> Result<(), BenchError> {
         let (Some(alone), Some(ended)) = (&self.alone, ended) else { return Ok(()) };
         let unlike = alone.unlike(&ended)?;
-        let at = self.compared.iter().position(|compared| compared.checks == checks);
-        let at = at.unwrap_or_else(|| {
-            let checks = checks.to_owned();
-            let none = Compared { checks, runs: 0, different: 0, first_difference: None };
-            self.compared.push(none);
-            self.compared.len() - 1
-        });
-        let compared = &mut self.compared[at];
-        compared.runs += 1;
-        compared.different += usize::from(unlike.is_some());
-        compared.first_difference = compared.first_difference.take().or(unlike);
+        self.compared.entry(checks.to_owned()).or_default().push(unlike);
         Ok(())
-    }
-}
-
-fn unreported(checks: &str) -> LiveError {
-    LiveError::Refused {
-        why: format!("no run under {checks} came as far as its report"),
-        fix: "give a longer --duration; see whether the machine is busy with other things",
     }
 }
 
@@ -571,59 +452,5 @@ fn play(cpu: u32, turn: Duration, stop: &AtomicBool, said: &Sender<io::Result<i3
         thread::sleep(turn / 2 + Duration::from_nanos(random.random_range(0..span_ns)));
         let begin = Instant::now();
         while begin.elapsed() < turn {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bench::value_of;
-    use seen::Shared;
-    use serde_json::Value;
-
-    /// Goal: a row says what was measured. Method: figures made up, and their row.
-    #[test]
-    fn figures_are_shares_of_the_busy_time() {
-        let case = |reported_ns, seen| Case {
-            checks: "auto".to_owned(),
-            turn: Duration::from_micros(200),
-            seen,
-            used: "patch".to_owned(),
-            reported_ns,
-            runs: 1,
-        };
-        let seen = Seen {
-            learned: Shared { busy_ns: 1_000_000, overlapped_ns: 125_000 },
-            whole: Shared { busy_ns: 2_000_000, overlapped_ns: 500_000 },
-            let_in_ns: vec![7_000, 240_000],
-            ..Seen::default()
-        };
-        let figures = |case: Case| {
-            let row = case.row();
-            let keys = ["percent", "whole_percent", "reported_percent", "let_in_longest_ns"];
-            (keys.map(|key| value_of(&row, key).clone()), value_of(&row, "agrees").clone())
-        };
-        let (shares, agrees) = figures(case(Some(540_000), seen.clone()));
-        assert_eq!((&shares[..3], agrees), (&[12.5, 25.0, 27.0].map(Value::from)[..], true.into()));
-        assert_eq!(shares[3], 240_000);
-        assert_eq!(figures(case(Some(560_000), seen)).1, false);
-        let (shares, agrees) = figures(case(None, Seen::default()));
-        assert!(shares.iter().chain([&agrees]).all(Value::is_null), "{shares:?}");
-    }
-
-    /// Goal: a run that does something else than alone is named. Method: one of two check methods
-    /// that did.
-    #[test]
-    fn differences_are_named() {
-        let compared = |checks: &str, different| Compared {
-            checks: checks.to_owned(),
-            runs: 7,
-            different,
-            first_difference: (different > 0).then(|| "exit status 2 instead of 0".to_owned()),
-        };
-        assert_eq!(different(&[compared("guard", 0), compared("auto", 0)]), None);
-        let why = "--checks auto: 2 of 7 runs differ (exit status 2 instead of 0)";
-        let found = different(&[compared("guard", 0), compared("auto", 2)]);
-        assert_eq!(found.as_deref(), Some(why));
     }
 }

@@ -18,41 +18,19 @@ pub(super) struct Cast {
     pub(super) learn_ns: u64,
 }
 
-/// Busy time of the request lane, and how much of it a batch task was on the batch lane.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Shared {
-    pub(super) busy_ns: u64,
-    pub(super) overlapped_ns: u64,
-}
-
+/// While a batch lived and was learned.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Seen {
-    /// While a batch lived and was learned.
-    pub(super) learned: Shared,
-    /// From each batch's beginning on.
-    pub(super) whole: Shared,
-    pub(super) turns: usize,
+    /// Of the request lane.
+    pub(super) busy_ns: u64,
+    /// How much of that a batch task was on the batch lane.
+    pub(super) overlapped_ns: u64,
+    pub(super) turns: u64,
     /// From the beginning of a turn to the batch off its lane; all of a turn that ended first. Of
     /// turns that began while a batch task was on its lane.
     pub(super) reactions_ns: Vec<u64>,
-    /// How long the batch had its lane once more within a turn in which it had left it: what the
-    /// scheduler gave it of a lane that was held. Each stretch by itself.
-    pub(super) let_in_ns: Vec<u64>,
     /// Whether the request thread is in the trace at all.
     pub(super) any_request: bool,
-}
-
-/// A turn that goes on.
-#[derive(Clone, Copy, Debug)]
-struct Turn {
-    from_ns: u64,
-    learned: bool,
-    /// The batch is on its lane, and has been since the turn began.
-    waits: bool,
-    /// It was on its lane in this turn, and left it.
-    left: bool,
-    /// It came back after that.
-    let_in_at_ns: Option<u64>,
 }
 
 /// Events are taken in their order.
@@ -63,7 +41,10 @@ struct Watch<'a> {
     last_ns: u64,
     request_is_on: bool,
     batch_is_on: bool,
-    turn: Option<Turn>,
+    /// A turn goes on.
+    in_turn: bool,
+    /// The batch is on its lane, and has been since the turn began, which was then.
+    waits_since_ns: Option<u64>,
 }
 
 pub(super) fn seen(events: &[Event], cast: &Cast) -> Seen {
@@ -74,7 +55,8 @@ pub(super) fn seen(events: &[Event], cast: &Cast) -> Seen {
         last_ns: 0,
         request_is_on: false,
         batch_is_on: false,
-        turn: None,
+        in_turn: false,
+        waits_since_ns: None,
     };
     for event in events {
         watch.pass(event.at_ns);
@@ -83,7 +65,10 @@ pub(super) fn seen(events: &[Event], cast: &Cast) -> Seen {
                 watch.on_request_lane(event, next, preempted);
             }
             Kind::Switch { next, .. } if event.cpu == cast.batch_cpu => {
-                watch.on_batch_lane(event.at_ns, next);
+                watch.batch_is_on = watch.family.has(next);
+                if !watch.batch_is_on {
+                    watch.react(event.at_ns);
+                }
             }
             Kind::Switch { .. } => (),
             Kind::Fork { child } => watch.family.forks(event.task, child),
@@ -95,44 +80,35 @@ pub(super) fn seen(events: &[Event], cast: &Cast) -> Seen {
 }
 
 impl Watch<'_> {
+    /// When the batch that lives is learned.
+    fn learned_ns(&self) -> Option<u64> {
+        self.family.began_ns.map(|began_ns| began_ns.saturating_add(self.cast.learn_ns))
+    }
+
     /// Counts the time since the last event.
     fn pass(&mut self, now_ns: u64) {
-        let from_ns = self.last_ns;
-        self.last_ns = now_ns;
-        let Some(began_ns) = self.family.began_ns.filter(|_| self.request_is_on) else { return };
-        let learned_ns = began_ns.saturating_add(self.cast.learn_ns);
-        let whole_ns = now_ns.saturating_sub(from_ns);
-        let learned_ns = now_ns.saturating_sub(from_ns.max(learned_ns));
-        for (shared, ns) in [(&mut self.seen.whole, whole_ns), (&mut self.seen.learned, learned_ns)]
-        {
-            shared.busy_ns += ns;
-            shared.overlapped_ns += if self.batch_is_on { ns } else { 0 };
-        }
+        let from_ns = std::mem::replace(&mut self.last_ns, now_ns);
+        let Some(learned_ns) = self.learned_ns().filter(|_| self.request_is_on) else { return };
+        let ns = now_ns.saturating_sub(from_ns.max(learned_ns));
+        self.seen.busy_ns += ns;
+        self.seen.overlapped_ns += if self.batch_is_on { ns } else { 0 };
     }
 
     fn on_request_lane(&mut self, event: &Event, next: i32, preempted: bool) {
         let request = self.cast.request;
         if event.task == request && next != request && !preempted {
-            self.end_turn(event.at_ns);
+            self.react(event.at_ns);
+            self.in_turn = false;
         }
         self.request_is_on = next == request;
         self.seen.any_request |= self.request_is_on;
-        if self.request_is_on && self.turn.is_none() {
-            self.begin_turn(event.at_ns);
-        }
-    }
-
-    fn on_batch_lane(&mut self, now_ns: u64, next: i32) {
-        let was_on = std::mem::replace(&mut self.batch_is_on, self.family.has(next));
-        match (was_on, self.batch_is_on, self.turn.as_mut()) {
-            (_, false, _) => self.react(now_ns),
-            (false, true, Some(turn)) if turn.learned && turn.left => {
-                turn.let_in_at_ns = Some(now_ns);
+        if self.request_is_on && !self.in_turn {
+            self.in_turn = true;
+            if self.learned_ns().is_some_and(|learned_ns| event.at_ns >= learned_ns) {
+                self.seen.turns += 1;
+                self.waits_since_ns = self.batch_is_on.then_some(event.at_ns);
             }
-            (_, true, _) => {}
         }
-        let turn = self.turn.iter_mut().filter(|_| was_on && !self.batch_is_on);
-        turn.for_each(|turn| turn.left = true);
     }
 
     /// A task that becomes the batch is on a CPU already.
@@ -143,28 +119,10 @@ impl Watch<'_> {
         }
     }
 
-    fn begin_turn(&mut self, now_ns: u64) {
-        let learned = self.family.began_ns.map(|began| began.saturating_add(self.cast.learn_ns));
-        let learned = learned.is_some_and(|learned_ns| now_ns >= learned_ns);
-        self.seen.turns += usize::from(learned);
-        let waits = learned && self.batch_is_on;
-        self.turn = Some(Turn { from_ns: now_ns, learned, waits, left: false, let_in_at_ns: None });
-    }
-
-    fn end_turn(&mut self, now_ns: u64) {
-        self.react(now_ns);
-        self.turn = None;
-    }
-
     /// The batch is off its lane, or the request is.
     fn react(&mut self, now_ns: u64) {
-        let Some(turn) = &mut self.turn else { return };
-        if std::mem::take(&mut turn.waits) {
-            self.seen.reactions_ns.push(now_ns.saturating_sub(turn.from_ns));
-        }
-        if let Some(let_in_at_ns) = turn.let_in_at_ns.take() {
-            self.seen.let_in_ns.push(now_ns.saturating_sub(let_in_at_ns));
-        }
+        let waited_ns = self.waits_since_ns.take().map(|from_ns| now_ns.saturating_sub(from_ns));
+        self.seen.reactions_ns.extend(waited_ns);
     }
 }
 
@@ -273,8 +231,7 @@ mod tests {
             switch(300, 0, REQUEST, 0),
         ];
         let seen = after_start(&more, 0);
-        assert_eq!(seen.whole, Shared { busy_ns: 100, overlapped_ns: 30 + 30 });
-        assert_eq!(seen.learned, seen.whole);
+        assert_eq!((seen.busy_ns, seen.overlapped_ns), (100, 30 + 30));
         assert_eq!((seen.turns, seen.reactions_ns), (1, vec![30]));
     }
 
@@ -284,8 +241,7 @@ mod tests {
     fn learning_is_not_counted() {
         let turn = |from, to| [switch(from, 0, 0, REQUEST), switch(to, 0, REQUEST, 0)];
         let seen = after_start(&[turn(200, 300), turn(550, 650), turn(700, 800)].concat(), 500);
-        assert_eq!(seen.whole, Shared { busy_ns: 300, overlapped_ns: 300 });
-        assert_eq!(seen.learned, Shared { busy_ns: 150, overlapped_ns: 150 });
+        assert_eq!((seen.busy_ns, seen.overlapped_ns), (150, 150));
         assert_eq!((seen.turns, seen.reactions_ns), (1, vec![100]), "a whole turn");
     }
 
@@ -304,33 +260,8 @@ mod tests {
         let mut more = [turn(250, 320), end, turn(400, 450), again, turn(610, 650)].concat();
         more.sort_by_key(|event| event.at_ns);
         let seen = after_start(&more, 0);
-        assert_eq!(seen.whole.busy_ns, 50 + 40, "until its exit, and from the next exec");
-        assert_eq!(seen.whole.overlapped_ns, 50 + 40);
-    }
-
-    /// Goal: what the scheduler gives the batch in the middle of a turn is told apart from how it
-    /// left its lane. Method: two stretches in a turn, the second to its end; a turn that begins
-    /// without the batch, which a guard lets on before it has looked; and one that is not learned.
-    #[test]
-    fn a_batch_that_is_let_in_again() {
-        let more = [
-            switch(200, 0, 0, REQUEST),
-            switch(230, 1, BATCH, GUARD),
-            switch(240, 1, GUARD, BATCH),
-            switch(247, 1, BATCH, GUARD),
-            switch(270, 1, GUARD, BATCH),
-            switch(300, 0, REQUEST, 0),
-            switch(310, 1, BATCH, 0),
-            switch(400, 0, 0, REQUEST),
-            switch(420, 1, 0, BATCH),
-            switch(425, 1, BATCH, GUARD),
-            switch(430, 1, GUARD, BATCH),
-            switch(433, 1, BATCH, GUARD),
-            switch(450, 0, REQUEST, 0),
-        ];
-        let seen = after_start(&more, 0);
-        assert_eq!((seen.reactions_ns, seen.let_in_ns), (vec![30], vec![7, 30, 3]));
-        assert_eq!(after_start(&more, 250).let_in_ns, [3], "the first turn began before that");
+        assert_eq!(seen.busy_ns, 50 + 40, "until its exit, and from the next exec");
+        assert_eq!(seen.overlapped_ns, 50 + 40);
     }
 
     /// Goal: a request that is put off its lane for a moment is one turn. Method: a preemption in
@@ -346,7 +277,7 @@ mod tests {
         ];
         let seen = after_start(&more, 0);
         assert_eq!((seen.turns, seen.reactions_ns), (1, vec![50]));
-        assert_eq!(seen.whole, Shared { busy_ns: 90, overlapped_ns: 40 });
+        assert_eq!((seen.busy_ns, seen.overlapped_ns), (90, 40));
     }
 
     /// Goal: ids of another pid namespace are noticed. Method: a trace without the request.

@@ -22,8 +22,8 @@ use elfen_rt::signal::page::{Page, SLOTS_MAX};
 
 use super::program::Sources;
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, metric,
-    number as figure, private_page, rounded, row, runs, value_of,
+    BenchError, Column, Explain, Hear, Part, Report, case, label, measure, metric,
+    number as figure, private_page, rounded, row, runs, with_baseline,
 };
 
 const EXAMPLES: &str = "\
@@ -69,19 +69,64 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     for program in PROGRAMS {
         let calls = counting.run(&run, program)?.checks;
         let expected = builds[0].run(&run, program)?.computed;
-        let mut checks =
-            Checks { run: &run, builds: &builds, program, calls, expected, instructions: None };
-        if program == COUNTED {
-            match checks.count_instructions() {
-                Ok(counted) => checks.instructions = Some(counted),
-                Err(why) => report.left_out.push(format!("instructions: {why}")),
+        let added = match program {
+            COUNTED => added_instructions(&builds, &run, program, calls),
+            _ => Ok(vec![None; builds.len()]),
+        };
+        let added = added.unwrap_or_else(|why| {
+            report.left_out.push(format!("instructions: {why}"));
+            vec![None; builds.len()]
+        });
+        let labels = |(build, added): (&Build, Option<f64>)| {
+            case(row![
+                "program" => program,
+                "kind" => build.kind.name,
+                "added_instructions_per_call" => added,
+                "what" => build.kind.what,
+            ])
+        };
+        let cases = with_baseline(builds.iter().zip(added).map(labels).collect());
+        let mut table = measure(("checks", CHECKS), &cases, args.runs, hear, |case, _, values| {
+            let printed = builds[case].run(&run, program)?;
+            if printed.computed != expected {
+                let what = format!("it computed {:?}, not {expected:?}", printed.computed);
+                return Err(builds[case].failed(program, what));
             }
-        }
-        let mut table = checks.table("checks", args.runs, hear)?;
-        table.rows.retain(|row| value_of(row, "kind") != PLAIN.name);
+            values.add("ns_per_call", number(printed.best_ns) / number(calls));
+            Ok(())
+        })?;
+        // The plain one has nothing to be compared with.
+        table.rows.remove(0);
         report.add(table);
     }
     Ok(report)
+}
+
+const CHECKS: &[Column] = &[
+    label("program", "program"),
+    label("kind", "kind"),
+    metric("ns_per_call", "time", "ns a call", 2).lower().show(&[Part::Median]),
+    metric("added_ns_per_call", "added", "ns", 2).added_to("ns_per_call").lower(),
+    metric("slowdown", "slowdown", "", 3)
+        .ratio_of("ns_per_call")
+        .lower()
+        .show(&[Part::Median, Part::Interval]),
+    // Exact, where callgrind counted them.
+    figure("added_instructions_per_call", "instructions", "", 1).lower(),
+    label("what", "what it is"),
+];
+
+/// What each build adds for a call; or why nothing was counted.
+fn added_instructions(
+    builds: &[Build],
+    run: &Run,
+    program: &'static str,
+    calls: u64,
+) -> Result<Vec<Option<f64>>, String> {
+    let count = |build: &Build| build.instructions(run, program);
+    let counts = builds.iter().map(count).collect::<Result<Vec<u64>, String>>()?;
+    let added = |count: &u64| rounded((number(*count) - number(counts[0])) / number(calls));
+    Ok(counts.iter().map(|count| Some(added(count))).collect())
 }
 
 /// The last of the CPUs that we may use: the first one gets most interrupts.
@@ -97,71 +142,6 @@ fn cpu(args: &Args) -> Result<u32, BenchError> {
     let why = format!("CPU {cpu} is not one of {allowed} that this process may use");
     let fix = "name one of those, or none";
     Err(Failure::new(Status::Usage, "choosing a CPU", why, fix).into())
-}
-
-/// Every kind of one program, and the plain one first.
-struct Checks<'a> {
-    run: &'a Run,
-    builds: &'a [Build],
-    program: &'static str,
-    /// In one repetition.
-    calls: u64,
-    expected: String,
-    /// What each build adds for a call; exact, where callgrind counted them.
-    instructions: Option<Vec<f64>>,
-}
-
-impl Scenario for Checks<'_> {
-    const COLUMNS: &'static [Column] = &[
-        label("program", "program"),
-        label("kind", "kind"),
-        metric("ns_per_call", "time", "ns a call", 2).lower().show(&[Part::Median]),
-        metric("added_ns_per_call", "added", "ns", 2).added_to("ns_per_call").lower(),
-        metric("slowdown", "slowdown", "", 3)
-            .ratio_of("ns_per_call")
-            .lower()
-            .show(&[Part::Median, Part::Interval]),
-        figure("added_instructions_per_call", "instructions", "", 1).lower(),
-        label("what", "what it is"),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        let row = |(at, build): (usize, &Build)| {
-            let added = self.instructions.as_ref().map(|added| rounded(added[at]));
-            row![
-                "program" => self.program,
-                "kind" => build.kind.name,
-                "added_instructions_per_call" => added,
-                "what" => build.kind.what,
-            ]
-        };
-        self.builds.iter().enumerate().map(row).collect()
-    }
-
-    fn baseline(&self, case: usize) -> Option<usize> {
-        (case > 0).then_some(0)
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let build = &self.builds[case];
-        let printed = build.run(self.run, self.program)?;
-        if printed.computed != self.expected {
-            let what = format!("it computed {:?}, not {:?}", printed.computed, self.expected);
-            return Err(build.failed(self.program, what));
-        }
-        values.add("ns_per_call", number(printed.best_ns) / number(self.calls));
-        Ok(())
-    }
-}
-
-impl Checks<'_> {
-    /// Or why not.
-    fn count_instructions(&self) -> Result<Vec<f64>, String> {
-        let count = |build: &Build| build.instructions(self.run, self.program);
-        let counts = self.builds.iter().map(count).collect::<Result<Vec<u64>, String>>()?;
-        let added = |count: &u64| (number(*count) - number(counts[0])) / number(self.calls);
-        Ok(counts.iter().map(added).collect())
-    }
 }
 
 /// A way to have checks, as the compiler is asked for it.
@@ -228,15 +208,7 @@ const REPETITIONS: u32 = 10;
 
 /// The files that the programs are built from.
 const FILES: [(&str, &str); 2] =
-    [("programs.c", include_str!("programs.c")), ("returning.c", RETURNING)];
-
-/// Hooks that do nothing, for what a call costs alone.
-const RETURNING: &str = "\
-__asm__(\".globl mcount\\n.type mcount, @function\\nmcount:\\n\\tret\\n\"
-	\".globl __fentry__\\n.type __fentry__, @function\\n__fentry__:\\n\\tret\\n\");
-void __cyg_profile_func_enter(void *function, void *from) { (void)function; (void)from; }
-void __cyg_profile_func_exit(void *function, void *from) { (void)function; (void)from; }
-";
+    [("programs.c", include_str!("programs.c")), ("returning.c", include_str!("returning.c"))];
 
 /// The library whose hooks only return.
 fn build_returning(sources: &Sources) -> Result<PathBuf, BenchError> {
@@ -255,21 +227,12 @@ struct Build {
 }
 
 /// What a program printed: `NANOSECONDS RESULT CHECKS`.
-#[derive(PartialEq, Debug)]
+#[derive(Debug)]
 struct Printed {
     best_ns: u64,
     computed: String,
     /// Checks in one repetition, if they were counted.
     checks: u64,
-}
-
-impl Printed {
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_ascii_whitespace();
-        let best_ns = words.next()?.parse().ok()?;
-        let computed = words.next()?.to_owned();
-        Some(Self { best_ns, computed, checks: words.next()?.parse().ok()? })
-    }
 }
 
 impl Build {
@@ -298,7 +261,16 @@ impl Build {
         let output = self.start(Command::new(&self.file), run, program, REPETITIONS);
         let output = output.map_err(|what| self.failed(program, what))?;
         let line = String::from_utf8_lossy(&output.stdout);
-        let printed = Printed::parse(&line);
+        let printed = match line.split_ascii_whitespace().collect::<Vec<_>>()[..] {
+            [best_ns, computed, checks] => {
+                best_ns.parse().ok().zip(checks.parse().ok()).map(|(best_ns, checks)| Printed {
+                    best_ns,
+                    computed: computed.to_owned(),
+                    checks,
+                })
+            }
+            _ => None,
+        };
         printed.ok_or_else(|| self.failed(program, format!("it printed {line:?}")))
     }
 
@@ -424,26 +396,4 @@ impl Drop for Run {
 
 fn id(memory: &Memory) -> i32 {
     memory.segment_id().unwrap_or_else(|| unreachable!("made as a segment"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn callgrinds_count_is_found() {
-        let text = "==9== Events    : Ir\n==9== Collected : 1731181\n==9== \n";
-        assert_eq!(collected(text), Some(1_731_181));
-        assert_eq!(collected("==9== Collected : \n"), None);
-        assert_eq!(collected(""), None);
-    }
-
-    #[test]
-    fn a_programs_line_is_read_whole() {
-        let read = Printed::parse("120 4a883d1 7\n").unwrap();
-        assert_eq!((read.best_ns, read.computed.as_str(), read.checks), (120, "4a883d1", 7));
-        for line in ["", "120", "120 4a", "x 4a 7", "-1 4a 7"] {
-            assert!(Printed::parse(line).is_none(), "{line:?}");
-        }
-    }
 }

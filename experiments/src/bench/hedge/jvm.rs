@@ -6,12 +6,12 @@
 //! step are no help to each other, whatever the policy. During a restart neither collects.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::load::{Asked, Done, Load, Plan, Proxy, connect, due, load};
+use super::load::{Asked, Done, Plan, Proxy, connect, due, get, load};
 use crate::bench::joined;
 use crate::live::ladder::Rung;
 use crate::live::lucene::{Java, Lucene};
@@ -51,8 +51,7 @@ impl Servers {
         let servers = Self { scratch, lucene, options, questions, first, backup: backup? };
         let warm_up = Plan { time: WARM_UP, ..*plan };
         for at in servers.addresses() {
-            let due = due(&warm_up, 0).map_err(LiveError::io("choosing times"))?;
-            servers.load(&due, &at, &|| true)?;
+            servers.load(&due(&warm_up, 0)?, &at, &|| true)?;
         }
         Ok(servers)
     }
@@ -68,11 +67,11 @@ impl Servers {
         at: &str,
         goes_on: &(impl Fn() -> bool + Sync),
     ) -> Result<Vec<Asked>, LiveError> {
-        let load_of = Load { due, at, began: Instant::now() };
         let goes_on = || goes_on() && check_interrupted().is_ok();
-        let asked = load(&load_of, &goes_on, &|stream, number| self.ask(stream, number));
+        let ask = |stream: &mut TcpStream, number| self.ask(stream, number);
+        let asked = load(due, at, Instant::now(), &goes_on, &ask);
         check_interrupted()?;
-        asked.map_err(LiveError::io(format!("asking {at}")))
+        asked
     }
 
     /// One policy, while both collect.
@@ -83,16 +82,14 @@ impl Servers {
         seed: u64,
     ) -> Result<(Vec<Asked>, Done), LiveError> {
         let [to, backup] = self.addresses();
-        let failed = || LiveError::io("starting the proxy");
-        let proxy = Proxy::start(policy, &to, &backup).map_err(failed())?;
-        let due = due(plan, seed).map_err(failed())?;
+        let proxy = Proxy::start(policy, [&to, &backup], &self.scratch)?;
+        let due = due(plan, seed)?;
         let (asked, collected) = std::thread::scope(|scope| {
             let collects = scope.spawn(|| self.collect(plan, Instant::now()));
             (self.load(&due, &proxy.at, &|| true), joined(collects))
         });
         collected?;
-        let asked = asked?;
-        Ok((asked, proxy.end().map_err(LiveError::io("ending the proxy"))?))
+        Ok((asked?, proxy.end()?))
     }
 
     /// Has both collect as often as the plan has pauses, the backup between two of the first's.
@@ -115,10 +112,10 @@ impl Servers {
         seed: u64,
     ) -> Result<Vec<f64>, LiveError> {
         let [to, backup] = self.addresses();
-        let proxy = Proxy::start(policy, &to, &backup).map_err(LiveError::io("the proxy"))?;
+        let proxy = Proxy::start(policy, [&to, &backup], &self.scratch)?;
         // It ends when the server has served for a second.
         let endless = Plan { time: RESTART_AT_MOST, ..*plan };
-        let due = due(&endless, seed).map_err(LiveError::io("choosing times"))?;
+        let due = due(&endless, seed)?;
         let ends = AtomicBool::new(false);
         let began = Instant::now();
         let first = self.first.take();
@@ -156,63 +153,15 @@ impl Servers {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         // One that was reset has none.
         let proxy = stream.peer_addr()?;
-        match self.ask_once(stream, number) {
+        let question = &self.questions[number % self.questions.len()];
+        let path = format!("/search?q={question}");
+        match get(stream, &path) {
             Err(error) if [BrokenPipe, ConnectionReset, UnexpectedEof].contains(&error.kind()) => {
                 *stream = connect(proxy)?;
-                self.ask_once(stream, number)
+                get(stream, &path)
             }
             asked => asked,
         }
-    }
-
-    /// Asks, and takes the whole answer.
-    fn ask_once(&self, stream: &mut TcpStream, number: usize) -> io::Result<()> {
-        let question = &self.questions[number % self.questions.len()];
-        let request = format!("GET /search?q={question} HTTP/1.1\r\nHost: bench\r\n\r\n");
-        stream.write_all(request.as_bytes())?;
-        let (mut bytes, mut answer) = ([0; 4096], Vec::new());
-        while !is_whole(&answer)? {
-            match stream.read(&mut bytes)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => answer.extend_from_slice(&bytes[..count]),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Whether an answer has come to its end; any but a good one is an error.
-fn is_whole(answer: &[u8]) -> io::Result<bool> {
-    let text = String::from_utf8_lossy(answer);
-    let Some((head, body)) = text.split_once("\r\n\r\n") else { return Ok(false) };
-    let mut lines = head.lines();
-    let status = lines.next().unwrap_or_default();
-    let length = lines
-        .filter_map(|line| line.split_once(": "))
-        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
-        .and_then(|(_, length)| length.parse::<usize>().ok());
-    match length {
-        Some(length) if status.starts_with("HTTP/1.1 200 ") => Ok(body.len() >= length),
-        _ if status.starts_with("HTTP/1.1 502 ") => Err(io::ErrorKind::UnexpectedEof.into()),
-        _ => Err(io::Error::other(format!("the answer was {status:?}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_are_whole_or_wrong() {
-        let head = "HTTP/1.1 200 OK\r\nContent-length: 3\r\n\r\n";
-        for (answer, whole) in [
-            (head[..30].to_owned(), false),
-            (format!("{head}12"), false),
-            (format!("{head}123"), true),
-        ] {
-            assert_eq!(is_whole(answer.as_bytes()).unwrap(), whole, "{answer}");
-        }
-        assert!(is_whole(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n").is_err());
-        assert!(is_whole(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
+        .map(drop)
     }
 }

@@ -1,25 +1,32 @@
 //! Two servers, `elfen-hedge` in front of them, and requests that come whether the last ones were
 //! answered or not.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use elfen_console::programs::find_program;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use elfen_hedge_policy::Policy;
 use rand::SeedableRng;
 use rand_distr::{Distribution as _, Exp};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Deserialize;
 
-use crate::bench::joined;
+use crate::bench::{Values, joined};
+use crate::live::LiveError;
+use crate::live::process::{Process, START_TIMEOUT, wait_for};
+use crate::live::scratch::Scratch;
 
 /// The p99.9 of these needs some thousand requests. The last one attaches programs to the kernel,
 /// which takes root.
-const POLICIES: [&str; 4] = ["none", "after=p95", "look", "hazard"];
+const POLICIES: [(&str, Policy); 4] = [
+    ("none", Policy::None),
+    ("after=p95", Policy::AfterP95),
+    ("look", Policy::Look),
+    ("hazard", Policy::Hazard),
+];
 /// Recorded requests that a restarted server gets before those of clients.
 const REPLAYS: &str = "1000";
 /// More are not in flight at once, even if a server stands still for half a second.
@@ -38,53 +45,39 @@ pub(super) struct Plan {
 }
 
 /// What `elfen-hedge --json` prints, as far as it is needed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Done {
-    pub(super) requests: u64,
-    pub(super) duplicates: u64,
-    pub(super) won_by_backup: u64,
+    requests: u64,
+    duplicates: u64,
+    won_by_backup: u64,
     unanswered: u64,
 }
 
-/// `elfen-hedge`, as a proxy or as a server, which ends with this.
-pub(super) struct Ours(Child);
-
-impl Ours {
-    fn start(words: &[&str], stdin: Stdio) -> io::Result<Self> {
-        let program = find_program("elfen-hedge").map_err(io::Error::other)?;
-        let mut command = Command::new(program);
-        command.args(words).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Ok(Self(command.spawn()?))
-    }
-
-    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
-        let id = i32::try_from(self.0.id()).map_err(|_| io::ErrorKind::InvalidData)?;
-        Ok(kill(Pid::from_raw(id), signal)?)
+impl Done {
+    pub(super) fn count_in(self, values: &mut Values) {
+        values.count("requests", self.requests);
+        values.count("duplicates", self.duplicates);
+        values.count("won_by_backup", self.won_by_backup);
     }
 }
 
-impl Drop for Ours {
-    fn drop(&mut self) {
-        // It may have ended already: then there is nothing to kill, and waiting takes it away.
-        let _gone = self.0.kill();
-        let _ended = self.0.wait();
-    }
+fn start(words: &[&str], scratch: &Scratch) -> Result<Process, LiveError> {
+    let mut command = Command::new(find_program("elfen-hedge")?);
+    command.args(words);
+    Process::start_with_stdin("elfen-hedge", command, scratch)
 }
 
-fn first_line(from: Option<impl Read>) -> io::Result<String> {
-    let mut line = String::new();
-    BufReader::new(from.ok_or(io::ErrorKind::BrokenPipe)?).read_line(&mut line)?;
-    Ok(line.trim().to_owned())
-}
-
-pub(super) fn server(name: &str) -> io::Result<(Ours, String)> {
-    let mut ours = Ours::start(&["answer", name], Stdio::piped())?;
-    let port = first_line(ours.0.stdout.take())?;
-    Ok((ours, format!("127.0.0.1:{port}")))
+/// A server of our own, and where it listens.
+pub(super) fn server(name: &str, scratch: &Scratch) -> Result<(Process, String), LiveError> {
+    let mut server = start(&["answer", name], scratch)?;
+    let port = wait_for(&mut server, START_TIMEOUT, |server| {
+        server.stdout_text().strip_suffix('\n')?.parse::<u16>().ok()
+    })?;
+    Ok((server, format!("127.0.0.1:{port}")))
 }
 
 /// All that may be had here.
-pub(super) fn policies() -> &'static [&'static str] {
+pub(super) fn policies() -> &'static [(&'static str, Policy)] {
     &POLICIES[..POLICIES.len() - usize::from(!nix::unistd::geteuid().is_root())]
 }
 
@@ -99,38 +92,43 @@ pub(super) struct Asked {
 
 /// The proxy in front of two servers, and where it listens.
 pub(super) struct Proxy {
-    process: Ours,
+    process: Process,
     pub(super) at: String,
 }
 
 impl Proxy {
-    pub(super) fn start(policy: &str, to: &str, backup: &str) -> io::Result<Self> {
+    pub(super) fn start(
+        policy: &str,
+        [to, backup]: [&str; 2],
+        scratch: &Scratch,
+    ) -> Result<Self, LiveError> {
         let words = ["--listen", "127.0.0.1:0", "--to", to, "--backup", backup];
         let words = [&words[..], &["--policy", policy, "--replay", REPLAYS, "--json"]].concat();
-        let mut process = Ours::start(&words, Stdio::null())?;
-        let said = first_line(process.0.stderr.take())?;
-        let (_, at) = said.rsplit_once(' ').ok_or_else(|| io::Error::other(said.clone()))?;
-        Ok(Self { process, at: at.to_owned() })
+        let mut process = start(&words, scratch)?;
+        let at = wait_for(&mut process, START_TIMEOUT, |proxy| {
+            Some(proxy.stderr_text().split_once('\n')?.0.rsplit_once(' ')?.1.to_owned())
+        })?;
+        Ok(Self { process, at })
     }
 
     /// What it counted. A request without an answer is a failure.
-    pub(super) fn end(mut self) -> io::Result<Done> {
-        self.process.signal(Signal::SIGTERM)?;
-        let mut text = String::new();
-        let said = self.process.0.stdout.take();
-        said.ok_or(io::ErrorKind::BrokenPipe)?.read_to_string(&mut text)?;
-        let done: Done = serde_json::from_str(&text)?;
+    pub(super) fn end(self) -> Result<Done, LiveError> {
+        let done: Done = self.process.finish_json(Some(libc::SIGTERM), START_TIMEOUT)?;
         match done.unanswered {
             0 => Ok(done),
-            some => Err(io::Error::other(format!("{some} had no answer"))),
+            some => Err(LiveError::Garbled {
+                name: "elfen-hedge".to_owned(),
+                why: format!("{some} requests had no answer"),
+            }),
         }
     }
 }
 
 /// When requests are to be sent.
-pub(super) fn due(plan: &Plan, seed: u64) -> io::Result<Vec<Duration>> {
+pub(super) fn due(plan: &Plan, seed: u64) -> Result<Vec<Duration>, LiveError> {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let gaps = Exp::new(plan.rps).map_err(io::Error::other)?;
+    let gaps = Exp::new(plan.rps).map_err(io::Error::other);
+    let gaps = gaps.map_err(LiveError::io("choosing times"))?;
     let (mut due, mut now) = (Vec::new(), 0.0);
     while now < plan.time.as_secs_f64() {
         due.push(Duration::from_secs_f64(now));
@@ -139,22 +137,16 @@ pub(super) fn due(plan: &Plan, seed: u64) -> io::Result<Vec<Duration>> {
     Ok(due)
 }
 
-/// Requests and the server that they go to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Load<'a> {
-    pub(super) due: &'a [Duration],
-    pub(super) at: &'a str,
-    pub(super) began: Instant,
-}
-
 /// Asks as long as it `goes_on`; how long each request took, from when it was to be sent.
 pub(super) fn load(
-    Load { due, at, began }: &Load<'_>,
+    due: &[Duration],
+    at: &str,
+    began: Instant,
     goes_on: &(impl Fn() -> bool + Sync),
     ask: &(impl Fn(&mut TcpStream, usize) -> io::Result<()> + Sync),
-) -> io::Result<Vec<Asked>> {
+) -> Result<Vec<Asked>, LiveError> {
     let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
+    let asked = std::thread::scope(|scope| {
         let client = || -> io::Result<Vec<Asked>> {
             let mut stream = connect(at)?;
             let mut all = Vec::new();
@@ -177,7 +169,8 @@ pub(super) fn load(
             all.extend(joined(client)?);
         }
         Ok(all)
-    })
+    });
+    asked.map_err(LiveError::io(format!("asking {at}")))
 }
 
 pub(super) fn connect(at: impl ToSocketAddrs) -> io::Result<TcpStream> {
@@ -189,22 +182,62 @@ pub(super) fn connect(at: impl ToSocketAddrs) -> io::Result<TcpStream> {
 
 /// Asks for so much work, and takes the answer, which names the request.
 pub(super) fn ask_for(stream: &mut TcpStream, number: usize, work_us: u32) -> io::Result<()> {
-    let request = format!("GET /length/{work_us}/{number} HTTP/1.1\r\nHost: bench\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
-    let (mut bytes, mut count) = ([0; 1024], 0);
-    let own = format!("\r\n\r\n{number} 0 by ");
+    let body = get(stream, &format!("/length/{work_us}/{number}"))?;
+    match body.starts_with(&format!("{number} 0 by ")) {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("request {number} had the answer {body:?}"))),
+    }
+}
+
+/// Asks for a path, and takes the whole answer.
+pub(super) fn get(stream: &mut TcpStream, path: &str) -> io::Result<String> {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n")?;
+    let (mut bytes, mut answer) = ([0; 4096], Vec::new());
     loop {
-        match stream.read(&mut bytes[count..])? {
+        match stream.read(&mut bytes)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => count += read,
+            count => answer.extend_from_slice(&bytes[..count]),
         }
-        let text = String::from_utf8_lossy(&bytes[..count]);
-        if text.contains("\r\n\r\n") && text.ends_with('\n') && !text.ends_with("\r\n") {
-            return if text.contains(&own) {
-                Ok(())
-            } else {
-                Err(io::Error::other(format!("request {number} had the answer {text:?}")))
-            };
+        if let Some(body) = body_of(&answer)? {
+            return Ok(body);
         }
+    }
+}
+
+/// The body of an answer that has come to its end; any but a good one is an error.
+fn body_of(answer: &[u8]) -> io::Result<Option<String>> {
+    let text = String::from_utf8_lossy(answer);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return Ok(None) };
+    let mut lines = head.lines();
+    let status = lines.next().unwrap_or_default();
+    let length = lines
+        .filter_map(|line| line.split_once(": "))
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .and_then(|(_, length)| length.parse::<usize>().ok());
+    match length {
+        Some(length) if status.starts_with("HTTP/1.1 200 ") => {
+            Ok((body.len() >= length).then(|| body.to_owned()))
+        }
+        _ if status.starts_with("HTTP/1.1 502 ") => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Err(io::Error::other(format!("the answer was {status:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_whole_or_wrong() {
+        let head = "HTTP/1.1 200 OK\r\nContent-length: 3\r\n\r\n";
+        let whole = format!("{head}123");
+        for (answer, body) in [(&head[..30], None), (&whole[..whole.len() - 1], None)]
+            .into_iter()
+            .chain([(&*whole, Some("123"))])
+        {
+            assert_eq!(body_of(answer.as_bytes()).unwrap().as_deref(), body, "{answer}");
+        }
+        assert!(body_of(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n").is_err());
+        assert!(body_of(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
     }
 }

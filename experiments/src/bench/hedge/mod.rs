@@ -6,22 +6,21 @@ mod load;
 mod simulated;
 
 use std::io;
-use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status};
-use nix::sys::signal::Signal;
 
-use self::load::{
-    Asked, Done, Load, Ours, Plan, Proxy, ask_for, connect, due, load, policies, server,
-};
+use self::load::{Asked, Done, Plan, Proxy, ask_for, connect, due, load, policies, server};
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Stats, Values, joined, label,
-    metric, number, percent, play, row, runs,
+    BenchError, Case, Column, Explain, Hear, Part, Report, Stats, Table, Values, case, cases,
+    joined, label, measure, metric, number, play, row, runs, share, with_baseline,
 };
-use crate::live::install_signal_handlers;
+use crate::live::os::send;
+use crate::live::process::Process;
+use crate::live::scratch::Scratch;
+use crate::live::{LiveError, install_signal_handlers};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,9 +85,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+    install_signal_handlers()?;
     if args.alone {
-        let table = Ways { turn: args.duration }.table("ways", args.runs, hear)?;
-        return Ok(Report { tables: vec![table], ..Report::default() });
+        return Ok(alone(args.duration, args.runs, hear)?.into());
     }
     let least = args.pause.saturating_mul(args.pauses.saturating_add(1));
     if !args.jvm && args.duration < least {
@@ -103,201 +102,142 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         pause: args.pause,
         work_us: u32::try_from(args.work.as_micros()).unwrap_or(u32::MAX),
     };
-    let done = vec![Done::default(); policies().len()];
-    let mut fared = Policies { plan, done, undisturbed: None, servers: None, restarts: false };
+    let cases: Vec<Case> =
+        policies().iter().map(|(policy, _)| case(row!["policy" => policy])).collect();
     if !args.jvm {
-        let table = fared.table("policies", args.runs, hear)?;
-        return Ok(Report { tables: vec![table], ..Report::default() });
+        return Ok(stopped(&plan, &cases, args.runs, hear)?.into());
     }
-    install_signal_handlers()?;
-    fared.servers = Some(jvm::Servers::start(&plan)?);
-    let mut all = play(&mut fared, args.runs, hear)?;
-    fared.restarts = true;
-    let restarted = play(&mut fared, args.runs, hear)?;
+    let mut servers = jvm::Servers::start(&plan)?;
+    let mut all = play(&cases, args.runs, hear, |case, round, values| {
+        let (asked, done) = servers.collecting(&plan, policies()[case].0, round as u64)?;
+        values.extend("latency_us", asked.iter().map(|asked| asked.took_us));
+        done.count_in(values);
+        Ok(())
+    })?;
+    let restarted = play(&cases, args.runs, hear, |case, round, values| {
+        let took_us = servers.restarted(&plan, policies()[case].0, round as u64)?;
+        values.extend("restart_us", took_us);
+        Ok(())
+    })?;
     all.iter_mut().zip(restarted).for_each(|(samples, more)| samples.0.extend(more.0));
-    let table = fared.table_of("policies", &all);
-    Ok(Report { tables: vec![table], ..Report::default() })
-}
-
-/// Each policy under the same requests and pauses.
-struct Policies {
-    plan: Plan,
-    /// What each policy's proxy counted.
-    done: Vec<Done>,
-    /// The round and its requests without stops.
-    undisturbed: Option<(usize, Vec<Asked>)>,
-    /// In Java, if they are; and whether the first is started again.
-    servers: Option<jvm::Servers>,
-    restarts: bool,
+    Ok(Table::of(("policies", POLICIES), &cases, &all).into())
 }
 
 const LATENCY: &[Part] = &[Part::Median, Part::P99, Part::P999, Part::Max];
+const POLICIES: &[Column] = &[
+    label("policy", "policy"),
+    number("requests", "requests", "", 0),
+    metric("latency_us", "p50", "ms", 2).scaled(1e-3).lower().show(LATENCY),
+    share("duplicates_percent", "sent twice", 2, ("duplicates", "requests")).lower(),
+    number("won_by_backup", "won", "", 0),
+    metric("simulated_us", "simulated: p99", "ms", 2).scaled(1e-3).show(&[Part::P99]),
+    metric("restart_us", "restart: p99", "ms", 2).scaled(1e-3).lower().show(&[Part::P99]),
+];
 
-impl Scenario for Policies {
-    const COLUMNS: &'static [Column] = &[
-        label("policy", "policy"),
-        number("requests", "requests", "", 0),
-        metric("latency_us", "p50", "ms", 2).scaled(1e-3).lower().show(LATENCY),
-        number("duplicates_percent", "sent twice", "%", 2).lower(),
-        number("won_by_backup", "won", "", 0),
-        metric("simulated_us", "simulated: p99", "ms", 2).scaled(1e-3).show(&[Part::P99]),
-        metric("restart_us", "restart: p99", "ms", 2).scaled(1e-3).lower().show(&[Part::P99]),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        let row = |(policy, done): (&&str, &Done)| {
-            row![
-                "policy" => policy,
-                "requests" => done.requests,
-                "duplicates" => done.duplicates,
-                "duplicates_percent" => percent(done.duplicates, done.requests),
-                "won_by_backup" => done.won_by_backup,
-            ]
-        };
-        policies().iter().zip(&self.done).map(row).collect()
-    }
-
-    fn run(&mut self, case: usize, round: usize, values: &mut Values) -> Result<(), BenchError> {
-        let (plan, policy, seed) = (self.plan, policies()[case], round as u64);
-        let done = match &mut self.servers {
-            Some(servers) if self.restarts => {
-                values.extend("restart_us", servers.restarted(&plan, policy, seed)?);
-                return Ok(());
-            }
-            Some(servers) => {
-                let (asked, done) = servers.collecting(&plan, policy, seed)?;
-                values.extend("latency_us", asked.iter().map(|asked| asked.took_us));
-                done
-            }
-            None => {
-                let turn = self.stopped(policy, round).explain("the servers", TRY_AGAIN)?;
-                values.extend("latency_us", turn.asked.iter().map(|asked| asked.took_us));
-                values.extend("simulated_us", turn.simulated_us);
-                turn.done
-            }
-        };
-        let sum = &mut self.done[case];
-        sum.requests += done.requests;
-        sum.duplicates += done.duplicates;
-        sum.won_by_backup += done.won_by_backup;
-        Ok(())
-    }
-}
-
-const TRY_AGAIN: &str = "see `ulimit -n`, and try again";
-
-/// One policy's, once.
-struct Turn {
-    asked: Vec<Asked>,
-    simulated_us: Vec<f64>,
-    done: Done,
-}
-
-impl Policies {
-    /// Requests and pauses of a round are the same for all.
-    fn stopped(&mut self, policy: &str, round: usize) -> io::Result<Turn> {
-        let plan = self.plan;
-        if self.undisturbed.as_ref().is_none_or(|(of, _)| *of != round) {
-            let (asked, ..) = turn(&Plan { pauses: 0, ..plan }, "none", round)?;
-            self.undisturbed = Some((round, asked));
+/// Each policy under the same requests and pauses, with servers of our own.
+fn stopped(plan: &Plan, cases: &[Case], runs: usize, hear: Hear<'_>) -> Result<Table, BenchError> {
+    let scratch = Scratch::new(1)?;
+    // The round and its requests without stops.
+    let mut undisturbed: (Option<usize>, Vec<Asked>) = (None, Vec::new());
+    measure(("policies", POLICIES), cases, runs, hear, |case, round, values| {
+        if undisturbed.0 != Some(round) {
+            let (asked, ..) = turn(&Plan { pauses: 0, ..*plan }, "none", round, &scratch)?;
+            undisturbed = (Some(round), asked);
         }
-        let undisturbed = self.undisturbed.as_ref().map_or(&[][..], |(_, asked)| asked);
-        let (asked, pauses, done) = turn(&plan, policy, round)?;
-        let simulated_us = simulated::latencies_us(policy, undisturbed, plan.work_us, &pauses)?;
-        Ok(Turn { asked, simulated_us, done })
-    }
+        let (name, policy) = policies()[case];
+        let (asked, pauses, done) = turn(plan, name, round, &scratch)?;
+        let simulated_us = simulated::latencies_us(policy, &undisturbed.1, plan.work_us, &pauses);
+        values.extend("latency_us", asked.iter().map(|asked| asked.took_us));
+        values.extend("simulated_us", simulated_us);
+        done.count_in(values);
+        Ok(())
+    })
 }
 
 /// From when to when the first server was stopped, as requests count time.
 type Pauses = Vec<(Duration, Duration)>;
 
-fn turn(plan: &Plan, policy: &str, round: usize) -> io::Result<(Vec<Asked>, Pauses, Done)> {
-    let (first, to) = server("first")?;
-    let (_second, backup) = server("second")?;
-    let proxy = Proxy::start(policy, &to, &backup)?;
+/// Requests of a round are the same under all policies.
+fn turn(
+    plan: &Plan,
+    policy: &str,
+    round: usize,
+    scratch: &Scratch,
+) -> Result<(Vec<Asked>, Pauses, Done), LiveError> {
+    let (first, to) = server("first", scratch)?;
+    let (_second, backup) = server("second", scratch)?;
+    let proxy = Proxy::start(policy, [&to, &backup], scratch)?;
     let due = due(plan, round as u64)?;
     let (asked, pauses) = thread::scope(|scope| {
         // It lives as long as requests come, and the thread ends before.
         let (first, began) = (&first, Instant::now());
         let pauses = scope.spawn(move || pause(plan, first, began));
-        let ask = |stream: &mut TcpStream, number| ask_for(stream, number, plan.work_us);
-        let asked = load(&Load { due: &due, at: &proxy.at, began }, &|| true, &ask);
+        let ask = |stream: &mut _, number| ask_for(stream, number, plan.work_us);
+        let asked = load(&due, &proxy.at, began, &|| true, &ask);
         (asked, joined(pauses))
     });
-    Ok((asked?, pauses?, proxy.end()?))
+    Ok((asked?, pauses, proxy.end()?))
 }
 
-fn pause(plan: &Plan, server: &Ours, began: Instant) -> io::Result<Pauses> {
+fn pause(plan: &Plan, server: &Process, began: Instant) -> Pauses {
     let every = plan.time / (plan.pauses + 1);
-    let mut all = Vec::new();
-    for _ in 0..plan.pauses {
+    let stop = |_| {
         thread::sleep(every.saturating_sub(plan.pause));
-        server.signal(Signal::SIGSTOP)?;
+        send(server.id(), libc::SIGSTOP);
         let from = began.elapsed();
         thread::sleep(plan.pause);
-        server.signal(Signal::SIGCONT)?;
-        all.push((from, began.elapsed()));
-    }
-    Ok(all)
-}
-
-/// The same requests straight to a server and through the proxy, where no server pauses.
-struct Ways {
-    turn: Duration,
+        send(server.id(), libc::SIGCONT);
+        (from, began.elapsed())
+    };
+    (0..plan.pauses).map(stop).collect()
 }
 
 /// Clients at once, for the most requests per second.
 const MANY: usize = 32;
 
-impl Scenario for Ways {
-    const COLUMNS: &'static [Column] = &[
-        label("way", "way"),
-        metric("p50_us", "p50", "us", 0).lower().show(&[Part::Median]),
-        metric("added_p50_us", "added", "us", 0).added_to("p50_us").lower(),
-        metric("p99_us", "p99", "us", 0).lower().show(&[Part::Median]),
-        metric("rps", "requests", "1/s", 0).higher().show(&[Part::Median]),
-    ];
+const WAYS: &[Column] = &[
+    label("way", "way"),
+    metric("p50_us", "p50", "us", 0).lower().show(&[Part::Median]),
+    metric("added_p50_us", "added", "us", 0).added_to("p50_us").lower(),
+    metric("p99_us", "p99", "us", 0).lower().show(&[Part::Median]),
+    metric("rps", "requests", "1/s", 0).higher().show(&[Part::Median]),
+];
 
-    fn cases(&self) -> Vec<Row> {
-        ["direct", "proxied"].map(|way| row!["way" => way]).to_vec()
-    }
-
-    fn baseline(&self, case: usize) -> Option<usize> {
-        (case == 1).then_some(0)
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let took = || -> io::Result<(Vec<f64>, usize)> {
-            let (_first, to) = server("first")?;
-            let (_second, backup) = server("second")?;
-            let proxy = Proxy::start("none", &to, &backup)?;
-            let at = if case == 0 { &to } else { &proxy.at };
-            let (one, many) = (busy(at, self.turn)?, by_many(at, self.turn)?);
-            proxy.end()?;
-            Ok((one, many))
-        };
-        let (took_us, answered) = took().explain("the servers", TRY_AGAIN)?;
+/// The same requests straight to a server and through the proxy, where no server pauses.
+fn alone(lasting: Duration, runs: usize, hear: Hear<'_>) -> Result<Table, BenchError> {
+    let scratch = Scratch::new(1)?;
+    let ways = with_baseline(cases("way", ["direct", "proxied"]));
+    measure(("ways", WAYS), &ways, runs, hear, |case, _, values: &mut Values| {
+        let (_first, to) = server("first", &scratch)?;
+        let (_second, backup) = server("second", &scratch)?;
+        let proxy = Proxy::start("none", [&to, &backup], &scratch)?;
+        let at = if case == 0 { &to } else { &proxy.at };
+        let one = busy(at, lasting).explain("one client", TRY_AGAIN)?;
+        let many = by_many(at, lasting).explain("many clients", TRY_AGAIN)?;
+        proxy.end()?;
         let idle = || BenchError::failed("no request was answered", TRY_AGAIN);
-        let stats = Stats::of(took_us).ok_or_else(idle)?;
+        let stats = Stats::of(one).ok_or_else(idle)?;
         values.add("p50_us", stats.median);
         values.add("p99_us", stats.p99);
-        values.add("rps", duration::number(answered as u64) / self.turn.as_secs_f64());
+        values.add("rps", duration::number(many as u64) / lasting.as_secs_f64());
         Ok(())
-    }
+    })
 }
 
-fn by_many(at: &str, turn: Duration) -> io::Result<usize> {
+const TRY_AGAIN: &str = "see `ulimit -n`, and try again";
+
+fn by_many(at: &str, lasting: Duration) -> io::Result<usize> {
     thread::scope(|scope| {
-        let clients: Vec<_> = (0..MANY).map(|_| scope.spawn(|| busy(at, turn))).collect();
+        let clients: Vec<_> = (0..MANY).map(|_| scope.spawn(|| busy(at, lasting))).collect();
         clients.into_iter().map(|client| Ok(joined(client)?.len())).sum()
     })
 }
 
 /// One client that is never idle: how long each of its requests took.
-fn busy(at: &str, turn: Duration) -> io::Result<Vec<f64>> {
+fn busy(at: &str, lasting: Duration) -> io::Result<Vec<f64>> {
     let mut stream = connect(at)?;
     let (began, mut took_us) = (Instant::now(), Vec::new());
-    while began.elapsed() < turn {
+    while began.elapsed() < lasting {
         let asked = Instant::now();
         ask_for(&mut stream, took_us.len(), 0)?;
         took_us.push(asked.elapsed().as_secs_f64() * 1e6);

@@ -6,7 +6,6 @@
 //! very same requests were asked then, in a turn of their own, and what the machine does to some of
 //! them is in it.
 
-use std::io;
 use std::time::Duration;
 
 use elfen_console::duration::number;
@@ -19,15 +18,6 @@ use super::load::Asked;
 /// As the proxy has them, unless it is told otherwise.
 const EXTRA_PER_MILLION: u64 = 50_000;
 const LOOK_EVERY: Duration = Duration::from_micros(500);
-fn policy(name: &str) -> io::Result<Policy> {
-    match name {
-        "none" => Ok(Policy::None),
-        "look" => Ok(Policy::Look),
-        "hazard" => Ok(Policy::Hazard),
-        "after=p95" => Ok(Policy::AfterP95),
-        other => Err(io::Error::other(format!("{other} is no policy of the simulator"))),
-    }
-}
 
 /// In the order in which they were sent.
 fn sent(asked: &[Asked]) -> Vec<(u64, Asked)> {
@@ -55,11 +45,11 @@ fn undisturbed(sent: &[(u64, Asked)], work_ns: u64) -> Vec<Request> {
 /// How long each of these requests would have taken, of which so many microseconds were work, if
 /// the first server was stopped then; they were asked without stops.
 pub(super) fn latencies_us(
-    name: &str,
+    policy: Policy,
     asked: &[Asked],
     work_us: u32,
     stopped: &[(Duration, Duration)],
-) -> io::Result<Vec<f64>> {
+) -> Vec<f64> {
     let first = stopped.iter().map(|(from, to)| (nanos(*from), nanos(*to))).collect();
     let sent = sent(asked);
     let plan = Plan {
@@ -67,9 +57,9 @@ pub(super) fn latencies_us(
         pauses: [first, Vec::new()],
         poll_interval_ns: nanos(LOOK_EVERY),
     };
-    let outcome = simulate(&plan, policy(name)?, EXTRA_PER_MILLION);
+    let outcome = simulate(&plan, policy, EXTRA_PER_MILLION);
     let told = sent.iter().zip(outcome.latencies_ns);
-    Ok(told.filter_map(|((_, asked), ns)| Some(number(ns?) / 1e3 + asked.late_us)).collect())
+    told.filter_map(|((_, asked), ns)| Some(number(ns?) / 1e3 + asked.late_us)).collect()
 }
 
 #[cfg(test)]
@@ -93,16 +83,15 @@ mod tests {
         let (mut asked, stopped) = (each_10_ms(), [(ms(499), ms(507))]);
         asked[70].took_us = 3_700.0;
         asked.reverse();
-        let sorted = |name: &str| {
-            let mut all = latencies_us(name, &asked, WORK_US, &stopped).unwrap();
+        let sorted = |policy| {
+            let mut all = latencies_us(policy, &asked, WORK_US, &stopped);
             all.sort_unstable_by(f64::total_cmp);
             all
         };
-        let none = sorted("none");
+        let none = sorted(Policy::None);
         assert_eq!((none.len(), none[50], none[98], none[99]), (100, 700.0, 3_700.0, 7_600.0));
-        let look = sorted("look");
+        let look = sorted(Policy::Look);
         assert!((700.0..2_500.0).contains(&look[98]) && look[99] == 3_700.0, "{look:?}");
-        assert!(latencies_us("no-policy", &asked, WORK_US, &stopped).is_err());
     }
 
     /// Goal: a request that waited for another has no more around its work. Method: two at once.
@@ -114,7 +103,7 @@ mod tests {
         let around =
             undisturbed(&sent(&asked), 500_000).iter().map(|r| r.around_ns).collect::<Vec<_>>();
         assert_eq!(around, [200_000; 2]);
-        let again = latencies_us("none", &asked, WORK_US, &[]).unwrap();
+        let again = latencies_us(Policy::None, &asked, WORK_US, &[]);
         assert_eq!(again, [750.0, 1_250.0], "as they were");
     }
 }

@@ -24,11 +24,10 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::device::Device;
 use elfen_rt::nap::{Kind, Nap};
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
-use serde_json::{Value, json};
 
 use super::{
-    BenchError, Column, Hear, Report, Row, Samples, Scenario, Values, joined, label, lanes, metric,
-    pin, play, row, runs,
+    BenchError, Case, Column, Hear, Report, Samples, Values, case, joined, label, lanes, measure,
+    metric, pin, play, row, runs, value_of,
 };
 use released::Probe;
 use sleeper::{ANSWER_NS, Shared, Way, ticks};
@@ -60,16 +59,28 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let (request, batch) = lanes(&args.lanes)?;
-    let mut naps = Naps::open(Lanes { request, batch })?;
-    let table = naps.table("naps", args.runs, hear)?;
+    let naps = Naps::open(Lanes { request, batch })?;
+    let run = |case, _, values: &mut Values| naps.run(case, values);
+    let mut table = measure(("naps", NAPS), &naps.cases(), args.runs, hear, run)?;
+    for (row, (_, way)) in table.rows.iter_mut().zip(&naps.ways) {
+        let seen_by = way.as_ref().ok().and_then(|way| naps.seen_by(way));
+        let [slept, woke] =
+            ["sleep_cycles", "wake_cycles"].map(|key| !value_of(row, key).is_null());
+        row.push(("sleep_seen_by", seen_by.filter(|_| slept).map(SleepSeenBy::name).into()));
+        let why = match way {
+            Ok(_) => lacks(seen_by, slept, woke),
+            Err(why) => why.clone(),
+        };
+        row.push(("why", why.into()));
+    }
     let about = row![
         "request_cpu" => request,
         "batch_cpu" => batch,
-        "tsc_mhz" => naps.tsc_mhz().round(),
+        "tsc_mhz" => (naps.ticks_per_ns * 1000.0).round(),
         // The nap that `auto` takes here.
         "auto" => Nap::auto().kind().name(),
     ];
-    Ok(Report { about, tables: vec![table], ..Report::default() })
+    Ok(Report::from(table).about(about))
 }
 
 /// Nanoseconds that a nap takes to sleep and to wake, in the median, by its name.
@@ -77,8 +88,9 @@ pub(crate) type NapTimes = (&'static str, Option<f64>, Option<f64>);
 
 /// The times of all naps, for the model of a machine.
 pub(crate) fn times(lanes: Lanes, naps: usize) -> Result<Vec<NapTimes>, BenchError> {
-    let mut all = Naps::open(lanes)?;
-    let played = play(&mut all, naps.div_ceil(NAPS_A_ROUND), &mut |_| {})?;
+    let all = Naps::open(lanes)?;
+    let run = |case, _, values: &mut Values| all.run(case, values);
+    let played = play(&all.cases(), naps.div_ceil(NAPS_A_ROUND), &mut |_| {}, run)?;
     let ns = |samples: &Samples, key| samples.stats(key).map(|s| s.median / all.ticks_per_ns);
     let times = |(way, samples): (&(&'static str, _), &Samples)| {
         (way.0, ns(samples, "sleep_cycles"), ns(samples, "wake_cycles"))
@@ -116,17 +128,6 @@ impl SleepSeenBy {
     }
 }
 
-/// Cycles to sleep and to wake on the thesis's machine, by the mean of 100 (Figure 5.8), of the
-/// same kind: UMWAIT and MWAITX are the bare instruction.
-fn thesis(nap: &str) -> Value {
-    match nap {
-        "device" => json!({"name": "nanonap", "sleep_cycles": 3285, "wake_cycles": 1438}),
-        "umwait" | "mwaitx" => json!({"name": "mwait", "sleep_cycles": 2443, "wake_cycles": 1036}),
-        "futex" => json!({"name": "futex", "sleep_cycles": 11518, "wake_cycles": 3968}),
-        _ => Value::Null,
-    }
-}
-
 const NAPS_A_ROUND: usize = 20;
 
 /// Between two steps: at least this, and a part of as much again that differs from round to round.
@@ -140,9 +141,6 @@ struct Naps {
     lanes: Lanes,
     /// Each by its name, or why it cannot run here.
     ways: Vec<(&'static str, Result<Way, String>)>,
-    /// Of each, how many naps were seen to begin and to end.
-    seen: Vec<[usize; 2]>,
-    ran: bool,
     /// There is one if the two lanes share a core.
     probe: Option<Probe>,
     /// If it can be read.
@@ -150,51 +148,13 @@ struct Naps {
     ticks_per_ns: f64,
 }
 
-impl Scenario for Naps {
-    const COLUMNS: &'static [Column] = &[
-        label("nap", "nap"),
-        metric("sleep_cycles", "sleep", "cycles", 0).lower(),
-        label("sleep_seen_by", "seen by"),
-        metric("wake_cycles", "wake", "cycles", 0).lower(),
-        label("thesis", "thesis"),
-        label("why", "left out"),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        let row = |((name, way), seen): (&(&'static str, Result<Way, String>), &[usize; 2])| {
-            let seen_by = way.as_ref().ok().and_then(|way| self.seen_by(way));
-            row![
-                "nap" => name,
-                "available" => way.is_ok(),
-                "why" => match way {
-                    Ok(_) => self.lacks(seen_by, seen),
-                    Err(why) => why.clone(),
-                },
-                "sleep_seen_by" => seen_by.filter(|_| seen[0] > 0).map(SleepSeenBy::name),
-                "thesis" => thesis(name),
-            ]
-        };
-        self.ways.iter().zip(&self.seen).map(row).collect()
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        self.ran = true;
-        let Ok(way) = &self.ways[case].1 else { return Ok(()) };
-        let seen_by = self.seen_by(way);
-        let rounds = with_sleeper(self.lanes, way, |bench| {
-            // The thread that sleeps is a new one: its first nap does not count.
-            bench.round(self, seen_by)?;
-            (0..NAPS_A_ROUND).map(|_| bench.round(self, seen_by)).collect::<Result<Vec<_>, _>>()
-        })?;
-        for Round { sleep, wake } in rounds {
-            self.seen[case][0] += usize::from(sleep.is_some());
-            self.seen[case][1] += usize::from(wake.is_some());
-            values.extend("sleep_cycles", sleep);
-            values.extend("wake_cycles", wake);
-        }
-        Ok(())
-    }
-}
+const NAPS: &[Column] = &[
+    label("nap", "nap"),
+    metric("sleep_cycles", "sleep", "cycles", 0).lower(),
+    label("sleep_seen_by", "seen by"),
+    metric("wake_cycles", "wake", "cycles", 0).lower(),
+    label("why", "left out"),
+];
 
 impl Naps {
     fn open(lanes: Lanes) -> Result<Self, BenchError> {
@@ -206,13 +166,29 @@ impl Naps {
         let nap = |kind: Kind| (kind.name(), open(kind, lanes).map(Way::Nap));
         let mut ways: Vec<_> = Kind::ALL.into_iter().map(nap).collect();
         ways.push(("futex", Ok(Way::Futex)));
-        let seen = vec![[0; 2]; ways.len()];
-        let map = map.map(|(map, _)| map);
-        Ok(Self { lanes, ways, seen, ran: false, probe, map, ticks_per_ns })
+        Ok(Self { lanes, ways, probe, map: map.map(|(map, _)| map), ticks_per_ns })
     }
 
-    fn tsc_mhz(&self) -> f64 {
-        self.ticks_per_ns * 1000.0
+    fn cases(&self) -> Vec<Case> {
+        let labels = |(name, way): &(&'static str, Result<Way, String>)| {
+            case(row!["nap" => name, "available" => way.is_ok()])
+        };
+        self.ways.iter().map(labels).collect()
+    }
+
+    fn run(&self, case: usize, values: &mut Values) -> Result<(), BenchError> {
+        let Ok(way) = &self.ways[case].1 else { return Ok(()) };
+        let seen_by = self.seen_by(way);
+        with_sleeper(self.lanes, way, |bench| {
+            // The thread that sleeps is a new one: its first nap does not count.
+            bench.round(self, seen_by)?;
+            for _ in 0..NAPS_A_ROUND {
+                let Round { sleep, wake } = bench.round(self, seen_by)?;
+                values.extend("sleep_cycles", sleep);
+                values.extend("wake_cycles", wake);
+            }
+            Ok(())
+        })
     }
 
     /// The batch lane in the task map.
@@ -229,20 +205,20 @@ impl Naps {
             Way::Nap(_) => Some(SleepSeenBy::Entered),
         }
     }
+}
 
-    /// What could not be measured of a nap that can run.
-    fn lacks(&self, seen_by: Option<SleepSeenBy>, [slept, woke]: &[usize; 2]) -> String {
-        let mut lacks = Vec::new();
-        match seen_by {
-            None => lacks.push("when it slept could not be seen: the lanes share no core"),
-            Some(_) if self.ran && *slept == 0 => lacks.push("it was never seen to sleep"),
-            Some(_) => {}
-        }
-        if self.ran && *woke == 0 {
-            lacks.push("no nap ended because the request lane idled");
-        }
-        lacks.join("; ")
+/// What could not be measured of a nap that can run.
+fn lacks(seen_by: Option<SleepSeenBy>, slept: bool, woke: bool) -> String {
+    let mut lacks = Vec::new();
+    match seen_by {
+        None => lacks.push("when it slept could not be seen: the lanes share no core"),
+        Some(_) if !slept => lacks.push("it was never seen to sleep"),
+        Some(_) => {}
     }
+    if !woke {
+        lacks.push("no nap ended because the request lane idled");
+    }
+    lacks.join("; ")
 }
 
 /// The nap of this kind, or why there is none between these lanes.

@@ -15,23 +15,19 @@ use std::thread;
 use std::time::Duration;
 
 use elfen_machine::process::below;
-use elfen_rt::clock::nanos;
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_run::batches::{Batch, runs as running};
 
 use super::program::{Compiled, NextToArgs, Running, Sources, Starts};
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, lanes, looked,
-    metric, number, percent, row, runs,
+    BenchError, Column, Explain, Hear, Part, Report, Values, label, lanes, looked, measure, metric,
+    number, runs, share, value_of,
 };
-use crate::live::process::STOP_TIMEOUT;
 use notes::Stretch;
 
 const EXAMPLE: &str = "\
-Examples:
+Example:
   sudo elfen lab bench overlap --lanes 0:1
-  sudo elfen lab bench overlap --lanes 0:1 --nice 19   as under `nice`
-  sudo elfen lab bench overlap --lanes 0:1 --stranger  next to another program
 
 What is seen and what is reported agree if they are no further apart than a fifth of what is seen, \
 or a tenth of a percent of the busy time.";
@@ -53,142 +49,45 @@ pub(crate) struct Args {
     /// Rounds, each with every kind of checks and every length
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = runs())]
     runs: usize,
-
-    /// Start `elfen run` at this niceness
-    #[arg(long, value_name = "NICE", default_value_t = 0,
-        value_parser = clap::value_parser!(i32).range(0..=19))]
-    nice: i32,
-
-    /// Have another program spin on the batch lane, at nice 0
-    #[arg(long)]
-    stranger: bool,
 }
 
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let looks = args.next_to.looks.timing()?;
-    let of_method = |checks| args.next_to.turns.iter().map(move |&turn| Case::new(checks, turn));
-    let mut overlaps = Overlaps {
+    let (sources, folder) = (build()?, tempfile::tempdir()?);
+    let options = args.next_to.options();
+    let starts = Starts {
         lanes: lanes(&args.next_to.lanes)?,
-        sources: build()?,
-        folder: tempfile::tempdir()?,
-        args,
-        options: args.next_to.options(),
-        cases: ["inline", "guard", "auto"].into_iter().flat_map(of_method).collect(),
+        options: &options,
+        folder: folder.path(),
+        keeps_output: true,
     };
-    let table = overlaps.table("overlaps", args.runs, hear)?;
-    let mut about = looked(looks);
-    about.extend(row!["nice" => args.nice, "stranger" => args.stranger]);
-    Ok(Report { about, tables: vec![table], ..Report::default() })
-}
-
-/// How the batch comes off its lane, next to turns of one length; and what was seen in all rounds.
-#[derive(Clone, Debug)]
-struct Case {
-    /// `inline`: by checks in its source. `auto`: by what `elfen run` chooses for a program as it
-    /// is, whose work is a loop without a call.
-    checks: &'static str,
-    turn: Duration,
-    turns: usize,
-    busy_ns: u64,
-    seen_ns: u64,
-    reported_ns: u64,
-}
-
-impl Case {
-    fn new(checks: &'static str, turn: Duration) -> Self {
-        Self { checks, turn, turns: 0, busy_ns: 0, seen_ns: 0, reported_ns: 0 }
+    let overlaps = Overlaps { sources, starts };
+    // `inline`: by checks in its source. `auto`: by what `elfen run` chooses for a program as it
+    // is, whose work is a loop without a call.
+    let (kinds, cases) = args.next_to.cases(["inline", "guard", "auto"]);
+    let run = |case: usize, _, values: &mut Values| {
+        overlaps.run(kinds[case], args.next_to.duration, values)
+    };
+    let mut table = measure(("overlaps", OVERLAPS), &cases, args.runs, hear, run)?;
+    for row in &mut table.rows {
+        let keys = ["reported_ns", "seen_ns", "busy_ns"];
+        let [reported, seen, busy] = keys.map(|key| value_of(row, key).as_u64().unwrap_or(0));
+        let agrees = reported.abs_diff(seen) <= (seen / 5).max(busy / 1000);
+        row.push(("agrees", agrees.into()));
     }
+    Ok(Report::from(table).about(looked(looks)))
 }
 
-struct Overlaps<'a> {
-    lanes: (u32, u32),
-    sources: Sources,
-    /// Where runs keep their files.
-    folder: tempfile::TempDir,
-    args: &'a Args,
-    /// For `elfen run`: how to nap, how often to look.
-    options: Vec<String>,
-    cases: Vec<Case>,
-}
-
-impl Scenario for Overlaps<'_> {
-    const COLUMNS: &'static [Column] = &[
-        label("checks", "checks"),
-        number("turn_ns", "turn", "us", 0).scaled(1e-3),
-        number("turns", "turns", "", 0),
-        number("seen_percent", "seen", "%", 3).lower(),
-        number("reported_percent", "reported", "%", 3).lower(),
-        label("agrees", "agree"),
-        metric("stop_ns", "to stop", "us", 2).scaled(1e-3).lower().show(&[Part::Median, Part::P99]),
-        metric("resume_ns", "to resume", "us", 2).scaled(1e-3).lower().show(&[Part::Median]),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        let row = |case: &Case| {
-            let apart_ns = case.reported_ns.abs_diff(case.seen_ns);
-            row![
-                "checks" => case.checks,
-                "turn_ns" => nanos(case.turn),
-                "turns" => case.turns,
-                "busy_ns" => case.busy_ns,
-                "seen_ns" => case.seen_ns,
-                "seen_percent" => super::rounded(percent(case.seen_ns, case.busy_ns)),
-                "reported_ns" => case.reported_ns,
-                "reported_percent" => super::rounded(percent(case.reported_ns, case.busy_ns)),
-                "agrees" => apart_ns <= (case.seen_ns / 5).max(case.busy_ns / 1000),
-            ]
-        };
-        self.cases.iter().map(row).collect()
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let (request, batch) = self.lanes;
-        let Case { checks, turn, .. } = self.cases[case];
-        let notes = self.sources.path("pauses");
-        let starts = Starts {
-            lanes: self.lanes,
-            nice: self.args.nice,
-            options: &self.options,
-            folder: self.folder.path(),
-            keeps_output: true,
-        };
-        let program = |name: &str, notes: &Path| [self.sources.path(name), notes.to_owned()];
-        let words = program(checks, &notes).map(PathBuf::into_os_string);
-        let mut front = starts.under(checks, &words)?;
-        let found = run_of(&mut front, self.folder.path())?;
-        // A stranger: the batch program without a run of its own.
-        let words = program("guard", &self.sources.path("strangers-pauses"));
-        let words = words.map(PathBuf::into_os_string);
-        let mut stranger = match self.args.stranger {
-            true => Some(starts.alone(batch, &words, "stranger")?),
-            false => None,
-        };
-        // The first looks of the run, and the lane's first lease.
-        thread::sleep(Duration::from_millis(300));
-        if checks == "auto" {
-            self.play(&starts, request, turn, LEARN)?;
-        }
-        let before_ns = overlapped_ns(&found)?;
-        let (turns, others) = self.play(&starts, request, turn, self.args.next_to.duration)?;
-        // What the guard counts at its next look belongs to these turns.
-        thread::sleep(Duration::from_millis(50));
-        let reported_ns = overlapped_ns(&found)?.saturating_sub(before_ns);
-        if let Some(stranger) = &mut stranger {
-            stranger.stop(STOP_TIMEOUT);
-        }
-        front.stop(TO_NOTE);
-        let pauses = notes::joined(notes::read(&notes)?);
-        let seen = notes::compare(&turns, &others, &pauses);
-        let sum = &mut self.cases[case];
-        sum.turns += turns.len();
-        sum.busy_ns += seen.busy_ns;
-        sum.seen_ns += seen.overlapped_ns;
-        sum.reported_ns += reported_ns;
-        values.extend("stop_ns", seen.stops_ns);
-        values.extend("resume_ns", seen.resumes_ns);
-        Ok(())
-    }
-}
+const OVERLAPS: &[Column] = &[
+    label("checks", "checks"),
+    number("turn_ns", "turn", "us", 0).scaled(1e-3),
+    number("turns", "turns", "", 0),
+    share("seen_percent", "seen", 3, ("seen_ns", "busy_ns")).lower(),
+    share("reported_percent", "reported", 3, ("reported_ns", "busy_ns")).lower(),
+    label("agrees", "agree"),
+    metric("stop_ns", "to stop", "us", 2).scaled(1e-3).lower().show(&[Part::Median, Part::P99]),
+    metric("resume_ns", "to resume", "us", 2).scaled(1e-3).lower().show(&[Part::Median]),
+];
 
 /// How long what is not counted takes, of a program that is learned about.
 const LEARN: Duration = Duration::from_secs(1);
@@ -220,26 +119,62 @@ fn build() -> Result<Sources, BenchError> {
     Ok(sources)
 }
 
+struct Overlaps<'a> {
+    sources: Sources,
+    starts: Starts<'a>,
+}
+
 impl Overlaps<'_> {
+    fn run(
+        &self,
+        (checks, turn): (&str, Duration),
+        lasting: Duration,
+        values: &mut Values,
+    ) -> Result<(), BenchError> {
+        let notes = self.sources.path("pauses");
+        let words = [self.sources.path(checks), notes.clone()].map(PathBuf::into_os_string);
+        let mut front = self.starts.under(checks, &words)?;
+        let found = run_of(&mut front, self.starts.folder)?;
+        // The first looks of the run, and the lane's first lease.
+        thread::sleep(Duration::from_millis(300));
+        if checks == "auto" {
+            self.play(turn, LEARN)?;
+        }
+        let before_ns = overlapped_ns(&found)?;
+        let (turns, others) = self.play(turn, lasting)?;
+        // What the guard counts at its next look belongs to these turns.
+        thread::sleep(Duration::from_millis(50));
+        let reported_ns = overlapped_ns(&found)?.saturating_sub(before_ns);
+        front.stop(TO_NOTE);
+        let pauses = notes::joined(notes::read(&notes)?);
+        let seen = notes::compare(&turns, &others, &pauses);
+        values.count("turns", turns.len() as u64);
+        values.count("busy_ns", seen.busy_ns);
+        values.count("seen_ns", seen.overlapped_ns);
+        values.count("reported_ns", reported_ns);
+        values.extend("stop_ns", seen.stops_ns);
+        values.extend("resume_ns", seen.resumes_ns);
+        Ok(())
+    }
+
     /// The turns of the requests' program, and when the lane was busy with others.
     fn play(
         &self,
-        starts: &Starts<'_>,
-        request: u32,
         turn: Duration,
         lasting: Duration,
     ) -> Result<(Vec<Stretch>, Vec<Stretch>), BenchError> {
         let [turn, lasting] = [turn, lasting].map(|time| time.as_nanos().to_string());
         let program = self.sources.path("request").into_os_string();
         let words = [program, turn.into(), lasting.into(), "7".into()];
-        let ended = starts.alone(request, &words, "turns")?.wait_until(|| false)?;
+        let request = self.starts.lanes.0;
+        let ended = self.starts.alone(request, &words, "turns")?.wait_until(|| false)?;
         if let Some(status) = ended.filter(|status| !status.success()) {
             let why = format!(
                 "the program of the requests: {status}; 3 if the kernel notes no switches for it"
             );
             return Err(BenchError::unsupported(why, "let it ask perf_event_open(2): be root"));
         }
-        let mut turns = notes::read(&self.folder.path().join("turns"))?;
+        let mut turns = notes::read(&self.starts.folder.join("turns"))?;
         let own = turns.iter().position(|turn| *turn == (0, 0)).unwrap_or(turns.len());
         let others = turns.split_off(own);
         Ok((turns, others.into_iter().skip(1).collect()))

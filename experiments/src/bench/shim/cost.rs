@@ -1,8 +1,7 @@
 //! What being observed costs: the same work with an observer and without.
 //!
 //! Next to Shim's price stands that of one bare load at the same times, from the same rounds: no
-//! observer costs less. Both depend on how far apart the lanes are, which may be another in the
-//! next round. So rounds of near lanes and of far ones are kept apart (`stage.rs`).
+//! observer costs less.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,10 +14,10 @@ use elfen_shim::clock;
 use elfen_shim::pacing::{AUTO_NS, Pacing};
 use elfen_shim::session::ObserverControl;
 
-use super::stage::{Bare, Lanes, NEAR_TICKS, line, observe, play_apart};
+use super::stage::{Bare, Lanes, Stage, line, observe};
 use crate::bench::{
-    BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, metric,
-    number as figure, row, value_of,
+    BenchError, Case, Column, Part, Report, Table, case, label, metric, row, value_of,
+    with_baseline,
 };
 
 /// What a batch of work takes, unobserved.
@@ -44,8 +43,6 @@ pub(super) const COSTS: &[Column] = &[
     label("period_ticks", "each, ticks"),
     // If that is what the default made of the distance.
     label("auto", "auto"),
-    // How far apart the lanes were, in the median.
-    figure("round_trip_ticks", "round trip", "ticks", 0),
     metric("slowdown_percent", "slower", "%", 1).percent_of("time").lower().show(&[
         Part::Median,
         Part::Interval,
@@ -70,50 +67,62 @@ const PROGRAMS: [Program; 7] = [
     Program { name: "nothing but writes", stores: "each", work: writes },
 ];
 
-/// One program next to no observer, to a bare load and to Shim's observer, at one period.
-struct Observed<'a> {
-    lanes: Lanes,
-    program: &'a Program,
-    word: &'static AtomicU64,
-    rounds: u64,
-    /// `None` is the default: by the distance in each round, and from there on.
-    period_ticks: Option<u64>,
-    round_trip_ticks: u64,
-    /// The first periods that the default took.
-    taken: Vec<u64>,
+/// No observer: the baseline.
+const NOTHING: &str = "nothing";
+
+/// Each program next to no observer, to a bare load and to Shim's observer, at several periods.
+pub(super) fn measure(stage: &mut Stage<'_>, runs: usize) -> Result<Report, BenchError> {
+    let (mut report, mut cheap) = (Report::default(), Vec::new());
+    for program in &PROGRAMS {
+        let word = line();
+        let rounds = rounds_of(stage.lanes, program, word);
+        let mut slowdowns: Vec<(u64, f64)> = Vec::new();
+        let mut periods = PERIODS_TICKS.to_vec();
+        while let Some(&period_ticks) = periods.get(slowdowns.len()) {
+            let table = at_period(stage, runs, program, (word, rounds), Some(period_ticks))?;
+            let slowdown = |row| value_of(row, "slowdown_percent")["median"].as_f64();
+            let slowdown = table.rows.last().and_then(slowdown).unwrap_or(0.0);
+            slowdowns.push((period_ticks, slowdown));
+            let is_last = slowdowns.len() == periods.len();
+            if is_last && slowdown > CHEAP_PERCENT && period_ticks < LONGEST_TICKS {
+                periods.push(period_ticks * 2);
+            }
+            report.add(table);
+        }
+        report.add(at_period(stage, runs, program, (word, rounds), None)?);
+        cheap.push(row![
+            "program" => program.name,
+            "stores" => program.stores,
+            "from_ticks" => cheap_from(&slowdowns),
+        ]);
+    }
+    report.add(Table { key: "cheap_from", columns: CHEAP, rows: cheap });
+    Ok(report)
 }
 
-impl Scenario for Observed<'_> {
-    const COLUMNS: &'static [Column] = COSTS;
-
-    fn cases(&self) -> Vec<Row> {
-        let mut taken = self.taken.clone();
-        taken.sort_unstable();
-        let median = taken.get(taken.len() / 2).copied();
-        let row = |by| {
-            row![
-                "program" => self.program.name,
-                "stores" => self.program.stores,
-                "by" => by,
-                "period_ticks" => self.period_ticks.or(median),
-                "auto" => self.period_ticks.is_none(),
-                "round_trip_ticks" => self.round_trip_ticks,
-            ]
-        };
-        [NOTHING, "one bare load", SHIM].map(row).to_vec()
-    }
-
-    fn baseline(&self, case: usize) -> Option<usize> {
-        (case > 0).then_some(0)
-    }
-
-    /// Ticks of a batch of work, once the observer is at it.
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let Self { lanes, program, word, rounds, .. } = *self;
-        let (period_ticks, pacing) = match self.period_ticks {
+/// `None` is the default: by the distance in each round, and from there on.
+fn at_period(
+    stage: &mut Stage<'_>,
+    runs: usize,
+    program: &Program,
+    (word, rounds): (&'static AtomicU64, u64),
+    period: Option<u64>,
+) -> Result<Table, BenchError> {
+    let lanes = stage.lanes;
+    let labels = |by| {
+        let mut labels = row!["program" => program.name, "stores" => program.stores, "by" => by];
+        labels.extend(period.map(|ticks| ("period_ticks", ticks.into())));
+        labels.push(("auto", period.is_none().into()));
+        case(labels)
+    };
+    let cases: Vec<Case> = with_baseline([NOTHING, "one bare load", SHIM].map(labels).to_vec());
+    let mut table = stage.measure(("costs", COSTS), &cases, runs, |case, _, values| {
+        let (period_ticks, pacing) = match period {
             Some(ticks) => (ticks, None),
             None => {
                 let pacing = Pacing::new(lanes.clock.ticks(AUTO_NS), lanes.distance()?);
+                // The first that the default takes.
+                values.label("period_ticks", pacing.initial_period());
                 (pacing.initial_period(), Some(pacing))
             }
         };
@@ -124,6 +133,7 @@ impl Scenario for Observed<'_> {
             (program.work)(word, rounds / WARM_UP);
             ticks_of(program, word, rounds)
         };
+        // Ticks of a batch of work, once the observer is at it.
         let ticks = match case {
             0 => work(),
             1 => {
@@ -133,7 +143,6 @@ impl Scenario for Observed<'_> {
                 ticks
             }
             _ => {
-                self.taken.push(period_ticks);
                 let orders = Arc::new(ObserverControl::default());
                 let observer = observe(lanes, word, (period_ticks, pacing), None, orders.clone())?;
                 let ticks = work();
@@ -144,56 +153,10 @@ impl Scenario for Observed<'_> {
         };
         values.add("time", number(ticks));
         Ok(())
-    }
-}
-
-/// No observer: the baseline.
-const NOTHING: &str = "nothing";
-
-/// On the observed lane.
-pub(super) fn measure(lanes: Lanes, runs: usize, hear: Hear<'_>) -> Result<Report, BenchError> {
-    let mut costs: Vec<Row> = Vec::new();
-    for program in &PROGRAMS {
-        let word = line();
-        let rounds = rounds_of(lanes, program, word);
-        let mut at = |period_ticks| -> Result<Vec<Row>, BenchError> {
-            let (taken, round_trip_ticks) = (Vec::new(), 0);
-            let mut observed =
-                Observed { lanes, program, word, rounds, period_ticks, round_trip_ticks, taken };
-            let mut rows = Vec::new();
-            for (ticks, samples) in play_apart(&mut observed, lanes, runs, hear)? {
-                observed.round_trip_ticks = ticks;
-                rows.extend(observed.table_of("costs", &samples).rows);
-            }
-            rows.retain(|row| value_of(row, "by") != NOTHING);
-            Ok(rows)
-        };
-        let mut periods = PERIODS_TICKS.to_vec();
-        let mut measured = 0;
-        while let Some(&period_ticks) = periods.get(measured) {
-            let rows = at(Some(period_ticks))?;
-            measured += 1;
-            let is_dear = rows.iter().any(|row| is_usual(row) && slowdown(row) > CHEAP_PERCENT);
-            if is_dear && period_ticks < LONGEST_TICKS && measured == periods.len() {
-                periods.push(period_ticks * 2);
-            }
-            costs.extend(rows);
-        }
-        costs.extend(at(None)?);
-    }
-    let cheap = Table { key: "cheap_from", columns: CHEAP, rows: cheap_from(&costs) };
-    let costs = Table { key: "costs", columns: COSTS, rows: costs };
-    Ok(Report { tables: vec![costs, cheap], ..Report::default() })
-}
-
-fn slowdown(cost: &Row) -> f64 {
-    value_of(cost, "slowdown_percent")["median"].as_f64().unwrap_or(0.0)
-}
-
-/// What a user of near lanes pays for a period that the user chose.
-fn is_usual(cost: &Row) -> bool {
-    let is_near = value_of(cost, "round_trip_ticks").as_u64() <= Some(NEAR_TICKS);
-    value_of(cost, "by") == SHIM && value_of(cost, "auto") == false && is_near
+    })?;
+    // Nothing is compared with nothing.
+    table.rows.remove(0);
+    Ok(table)
 }
 
 const CHEAP: &[Column] = &[
@@ -202,28 +165,12 @@ const CHEAP: &[Column] = &[
     label("from_ticks", "at most 2 % slower from, ticks"),
 ];
 
-/// From which period on each program pays no more than the bar, if any was so long. Where lanes are
-/// near.
-fn cheap_from(costs: &[Row]) -> Vec<Row> {
-    let mut found: Vec<(&Row, Option<u64>)> = Vec::new();
-    for cost in costs.iter().filter(|cost| is_usual(cost)) {
-        let ticks = value_of(cost, "period_ticks").as_u64().filter(|ticks| *ticks > 0);
-        let Some(ticks) = ticks else { continue };
-        let is_same = |known: &Row| {
-            ["program", "stores"].iter().all(|key| value_of(known, key) == value_of(cost, key))
-        };
-        let cheap = (slowdown(cost) <= CHEAP_PERCENT).then_some(ticks);
-        match found.iter_mut().find(|(known, _)| is_same(known)) {
-            // Periods come in order: one that is dearer than the last undoes that.
-            Some((_, from)) => *from = cheap.map(|ticks| from.unwrap_or(ticks)),
-            None => found.push((cost, cheap)),
-        }
-    }
-    let row = |(cost, from): (&Row, Option<u64>)| {
-        let (program, stores) = (value_of(cost, "program"), value_of(cost, "stores"));
-        row!["program" => program, "stores" => stores, "from_ticks" => from]
-    };
-    found.into_iter().map(row).collect()
+/// From which period on a program pays no more than the bar, if any was so long. Periods come in
+/// order: one that is dearer than the last undoes that.
+fn cheap_from(slowdowns: &[(u64, f64)]) -> Option<u64> {
+    let dear = slowdowns.iter().rposition(|&(_, slowdown)| slowdown > CHEAP_PERCENT);
+    let cheap = &slowdowns[dear.map_or(0, |dear| dear + 1)..];
+    cheap.iter().map(|&(ticks, _)| ticks).find(|&ticks| ticks > 0)
 }
 
 /// Rounds that take about as long as a batch should.
@@ -294,33 +241,12 @@ mod tests {
 
     #[test]
     fn a_cheap_period_is_one_from_which_on_none_is_dear() {
-        let row = |program: &str, by: &str, ticks: u64, slower: f64, far: bool, auto: bool| {
-            row![
-                "program" => program,
-                "stores" => "each",
-                "by" => by,
-                "period_ticks" => ticks,
-                "auto" => auto,
-                "round_trip_ticks" => if far { 1_000 } else { 200 },
-                "slowdown_percent" => serde_json::json!({ "median": slower }),
-            ]
+        let periods = [0, 1_200, 2_600, 5_200, 10_400];
+        let from = |slowdowns: [f64; 5]| {
+            cheap_from(&periods.into_iter().zip(slowdowns).collect::<Vec<_>>())
         };
-        let near = |program, by, ticks, slower| row(program, by, ticks, slower, false, false);
-        let costs = [
-            near("a", SHIM, 0, 0.0),
-            near("a", SHIM, 1_200, 1.0),
-            near("a", SHIM, 2_600, 2.5),
-            near("a", "one bare load", 2_600, 0.0),
-            near("a", SHIM, 5_200, 2.0),
-            near("a", SHIM, 10_400, -1.0),
-            near("b", SHIM, 1_200, 3.0),
-            row("b", SHIM, 2_600, 0.0, true, false),
-            row("b", SHIM, 5_000, 0.0, false, true),
-        ];
-        let found = cheap_from(&costs);
-        let of =
-            |row: &Row| (value_of(row, "program").clone(), value_of(row, "from_ticks").clone());
-        let found: Vec<_> = found.iter().map(of).collect();
-        assert_eq!(found, [("a".into(), 5_200.into()), ("b".into(), serde_json::Value::Null)]);
+        assert_eq!(from([0.0, 1.0, 2.5, 2.0, -1.0]), Some(5_200));
+        assert_eq!(from([0.0, 1.0, 2.0, 2.0, 1.0]), Some(1_200));
+        assert_eq!(from([9.0, 5.0, 4.0, 3.0, 2.1]), None);
     }
 }

@@ -23,12 +23,12 @@ use nix::sys::signal::{
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::time::ClockId;
 
-use super::stage::{Lanes, line};
+use super::stage::{Lanes, Stage, line};
 use crate::bench::{
-    BenchError, Column, Report, Row, Table, joined, label, number, percent, pin, rounded, row,
+    BenchError, Column, Report, Values, cases, joined, label, number, pin, rounded, share,
 };
 
-const PERIODS_TICKS: [u64; 4] = [0, 1_200, 2_600, 26_000];
+const PERIODS: [(&str, u64); 4] = [("max", 0), ("1200", 1_200), ("2600", 2_600), ("26000", 26_000)];
 /// Enough wrong rates to judge the filter by, or so long.
 const ENOUGH: u64 = 1_000;
 const LIMIT: Duration = Duration::from_secs(60);
@@ -45,37 +45,40 @@ const AGE_TICKS: u64 = 1_000;
 const WRONG: (u64, u64) = (300, 5);
 const RIGHT: (u64, u64) = (130, 1);
 
-const COLUMNS: &[Column] = &[
+const DTE: &[Column] = &[
     label("period", "period, ticks"),
     // Of all rates: over a pause of the observed, or of a store that was on its way.
-    number("left_out_percent", "left out", "%", 1),
+    share("left_out_percent", "left out", 1, ("left_out", "rates")),
     number("wrong", "wrong rates", "", 0),
-    number("removed_percent", "removed", "%", 1).higher(),
-    number("kept_percent", "right kept", "%", 1).higher(),
+    share("removed_percent", "removed", 1, ("removed", "wrong")).higher(),
+    share("kept_percent", "right kept", 1, ("kept", "right")).higher(),
     // What the paper's rule, a hundredth and no floor, keeps of them.
-    number("kept_by_paper_percent", "by the paper's rule", "%", 1).higher(),
+    share("kept_by_paper_percent", "by the paper's rule", 1, ("kept_by_paper", "right")).higher(),
     number("highest_before", "highest", "", 1),
     number("highest_after", "then", "", 1),
 ];
 
-/// A value that is read may be as old as `round_trip`, and may be as long on its way.
-pub(super) fn measure(lanes: Lanes, round_trip: u64) -> Result<Report, BenchError> {
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
     handle_signals().map_err(std::io::Error::from)?;
-    let word = line();
-    let (stop, pauses) = (AtomicBool::new(false), Pauses::default());
-    let (stop, pauses) = (&stop, &pauses);
-    let rows = thread::scope(|scope| {
-        let observed = scope.spawn(move || publish_clock(lanes, word, stop, pauses));
-        thread::sleep(Duration::from_millis(5));
-        let at = |period| {
-            joined(scope.spawn(move || at_period(lanes, word, (period, round_trip), pauses)))
-        };
-        let rows: Result<Vec<Row>, BenchError> = PERIODS_TICKS.into_iter().map(at).collect();
-        stop.store(true, Relaxed);
-        joined(observed).and(rows)
-    });
-    let table = Table { key: "dte", columns: COLUMNS, rows: rows? };
-    Ok(Report { tables: vec![table], ..Report::default() })
+    let (lanes, periods) = (stage.lanes, cases("period", PERIODS.map(|(name, _)| name)));
+    let table = stage.measure(("dte", DTE), &periods, 1, |case, _, values| {
+        // A value that is read may be as old as a round trip, and may be as long on its way.
+        let (round_trip, word) = (lanes.distance()?, line());
+        let (stop, pauses) = (&AtomicBool::new(false), &Pauses::default());
+        thread::scope(|scope| {
+            let observed = scope.spawn(move || publish_clock(lanes, word, stop, pauses));
+            thread::sleep(Duration::from_millis(5));
+            let period = PERIODS[case].1;
+            let tally =
+                joined(scope.spawn(move || at_period(lanes, word, (period, round_trip), pauses)));
+            stop.store(true, Relaxed);
+            let tally = joined(observed).and(tally)?;
+            values.label("period_ticks", period);
+            tally.count_in(values);
+            Ok(())
+        })
+    })?;
+    Ok(table.into())
 }
 
 type Pauses = Mutex<Vec<(u64, u64)>>;
@@ -105,7 +108,7 @@ fn at_period(
     word: &AtomicU64,
     (period, round_trip): (u64, u64),
     pauses: &Pauses,
-) -> Result<Row, BenchError> {
+) -> Result<Tally, BenchError> {
     pin(lanes.from)?;
     let _timer = start_timer().map_err(std::io::Error::from)?;
     let mut tally = Tally { round_trip, ..Tally::default() };
@@ -119,7 +122,7 @@ fn at_period(
         let pauses = std::mem::take(&mut *pauses.lock().unwrap_or_else(PoisonError::into_inner));
         tally.add(&kept.samples, &pauses, filter::floor_ticks(&lanes.clock, Some(round_trip)));
     }
-    Ok(tally.figures(period))
+    Ok(tally)
 }
 
 /// Waits until the observed has gone on: the pause that it may have stood in is told of before its
@@ -216,20 +219,16 @@ impl Tally {
         }
     }
 
-    fn figures(&self, period_ticks: u64) -> Row {
-        let percent = |part, whole| rounded(percent(part, whole));
-        row![
-            "period" => if period_ticks == 0 { "max".to_owned() } else { period_ticks.to_string() },
-            "period_ticks" => period_ticks,
-            "left_out_percent" => percent(self.left_out, self.rates),
-            "wrong" => self.wrong,
-            "removed_percent" => percent(self.removed, self.wrong),
-            "right" => self.right,
-            "kept_percent" => percent(self.kept, self.right),
-            "kept_by_paper_percent" => percent(self.kept_by_paper, self.right),
-            "highest_before" => rounded(self.highest_before),
-            "highest_after" => rounded(self.highest_after),
-        ]
+    fn count_in(&self, values: &mut Values) {
+        values.count("left_out", self.left_out);
+        values.count("rates", self.rates);
+        values.count("wrong", self.wrong);
+        values.count("removed", self.removed);
+        values.count("right", self.right);
+        values.count("kept", self.kept);
+        values.count("kept_by_paper", self.kept_by_paper);
+        values.label("highest_before", rounded(self.highest_before));
+        values.label("highest_after", rounded(self.highest_after));
     }
 }
 

@@ -16,8 +16,6 @@ mod truth;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
 
 use clap::ValueEnum;
 use elfen_console::duration::number;
@@ -27,15 +25,9 @@ use elfen_shim::clock::Clock;
 use elfen_shim::reach::program_file;
 
 use super::{
-    BenchError, Column, Hear, Report, Row, Table, label, lanes, number as figure, rounded, row,
-    runs,
+    BenchError, Column, Hear, Report, Table, label, lanes, number as figure, rounded, row, runs,
 };
-use stage::{Lanes, NEAR_TICKS, no_round_trip};
-
-const WAITS: u32 = 10;
-const WAIT: Duration = Duration::from_secs(1);
-/// A part that was measured while the lanes were far apart is measured again, so often.
-const REPEATS: u32 = 2;
+use stage::{Lanes, Stage};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +45,8 @@ Examples:
 /// own stamps, alone and next to a competitor of the observer's; whether all switches of a lane are
 /// accounted for; what functions that say that they run cost, by stores and by hooks, and whether
 /// those that perf finds are all seen. All depends on how far apart the lanes are: far ones are
-/// waited for, and what was measured on them is measured again; if they stay so, that is said.
+/// waited for, and what was measured while they went apart is measured again; if they stay so, that
+/// is said.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -94,11 +87,10 @@ enum Part {
 /// How far apart the lanes were: ticks for a line there and back.
 const ROUND_TRIPS: &[Column] = &[
     label("part", "part"),
-    figure("before", "a line there and back", "ticks", 0),
-    // None if the other lane was not to be had.
-    figure("after", "then", "ticks", 0),
-    // Measured with the lanes far apart, however often it was begun again: that is not usual.
+    figure("shortest", "a line there and back, from", "ticks", 0),
+    figure("longest", "to", "ticks", 0),
     label("disturbed", "disturbed"),
+    figure("repeated", "repeated", "", 0),
 ];
 
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
@@ -107,8 +99,8 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         [] => program_file(OsStr::new("lua5.4")).into_iter().collect(),
         named => named.to_vec(),
     };
-    let trips = Table { key: "round_trips", columns: ROUND_TRIPS, rows: Vec::new() };
-    let mut report = Report { tables: vec![trips], ..Report::default() };
+    let mut report = Report::default();
+    let mut stage = Stage::new(lanes, hear);
     let asked = |part: &&Part| args.only.is_empty() || args.only.contains(part);
     for &part in Part::value_variants().iter().filter(asked) {
         let of_lua = matches!(part, Part::Programs | Part::Profile | Part::Spread);
@@ -116,40 +108,36 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
             let why = "there is no lua5.4, and --lua names none";
             report.left_out.push(format!("{}: {why}", name(part)));
         }
-        let all: Vec<Option<&PathBuf>> =
-            if of_lua { lua.iter().map(Some).collect() } else { vec![None] };
+        let all: Vec<&Path> = match of_lua {
+            true => lua.iter().map(PathBuf::as_path).collect(),
+            false => vec![Path::new("")],
+        };
         for lua in all {
-            hear(&name(part));
-            let lua = lua.map_or(Path::new(""), PathBuf::as_path);
-            let found = near(&mut report, lanes, part, |distance| match part {
-                Part::Rates => rates::measure(lanes, hear),
-                Part::Dte => dte::measure(lanes, distance),
-                Part::Truth => truth::measure(lanes),
-                Part::Competitor => truth::competitor(lanes),
-                Part::Switches => switches::measure(lanes),
-                Part::Costs => cost::measure(lanes, args.runs, hear),
-                Part::Functions => functions::measure(lanes, hear),
-                Part::Programs => programs::measure(lanes, lua, args.runs, hear),
-                Part::Profile => programs::profile(lanes, lua),
-                Part::Spread => programs::spread(lanes, lua),
-            })?;
+            stage.begin(name(part));
+            let found = match part {
+                Part::Rates => rates::measure(&mut stage)?,
+                Part::Dte => dte::measure(&mut stage)?,
+                Part::Truth => truth::measure(&mut stage)?,
+                Part::Competitor => truth::competitor(&mut stage)?,
+                Part::Switches => switches::measure(&mut stage)?,
+                Part::Costs => cost::measure(&mut stage, args.runs)?,
+                Part::Functions => functions::measure(&mut stage)?,
+                Part::Programs => programs::measure(&mut stage, lua, args.runs)?,
+                Part::Profile => programs::profile(&mut stage, lua)?,
+                Part::Spread => programs::spread(&mut stage, lua)?,
+            };
             found.tables.into_iter().for_each(|table| report.add(table));
             report.left_out.extend(found.left_out);
         }
     }
-    let trips = report.tables[0].rows.iter();
-    let longest = trips.flat_map(|row| ["before", "after"].map(|key| ticks(row, key))).max();
-    report.about = row![
+    let (rows, longest) = stage.end();
+    report.tables.insert(0, Table { key: "round_trips", columns: ROUND_TRIPS, rows });
+    Ok(report.about(row![
         "clock_step_ticks" => lanes.clock.step_ticks,
         "ticks_per_us" => rounded(number(lanes.clock.ticks_per_second) / 1e6),
         // The longest that anything was measured at.
-        "line_round_trip_ticks" => longest.flatten(),
-    ];
-    Ok(report)
-}
-
-fn ticks(row: &Row, key: &str) -> Option<u64> {
-    super::value_of(row, key).as_u64()
+        "line_round_trip_ticks" => longest,
+    ]))
 }
 
 fn name(part: Part) -> String {
@@ -174,48 +162,4 @@ fn observed_and_observer(args: &Args) -> Result<Lanes, BenchError> {
         }
     };
     Ok(Lanes { on, from, clock })
-}
-
-/// One part, with the lanes near each other before and after if that is to be had.
-fn near(
-    report: &mut Report,
-    lanes: Lanes,
-    part: Part,
-    mut measure: impl FnMut(u64) -> Result<Report, BenchError>,
-) -> Result<Report, BenchError> {
-    // These keep apart themselves what was measured near and far.
-    let keeps_apart = matches!(part, Part::Costs | Part::Programs);
-    let mut repeats = if keeps_apart { REPEATS } else { 0 };
-    loop {
-        let before = waited_for(lanes)?;
-        let found = measure(before)?;
-        let after = lanes.round_trip()?;
-        let longest = after.map_or(u64::MAX, |after| after.max(before));
-        // Lanes that were waited for in vain are far apart for good.
-        if before <= NEAR_TICKS && longest > NEAR_TICKS && repeats < REPEATS {
-            repeats += 1;
-            continue;
-        }
-        report.tables[0].rows.push(row![
-            "part" => name(part),
-            "before" => before,
-            "after" => after,
-            "disturbed" => longest > NEAR_TICKS && !keeps_apart,
-        ]);
-        return Ok(found);
-    }
-}
-
-/// The round trip of a line, once it is short, or when that was waited for in vain.
-fn waited_for(lanes: Lanes) -> Result<u64, BenchError> {
-    let mut least = None;
-    for _ in 0..WAITS {
-        let now = lanes.round_trip()?;
-        least = [least, now].into_iter().flatten().min();
-        if now.is_some_and(|ticks| ticks <= NEAR_TICKS) {
-            break;
-        }
-        thread::sleep(WAIT);
-    }
-    least.ok_or_else(no_round_trip)
 }

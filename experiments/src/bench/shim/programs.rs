@@ -9,19 +9,17 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use elfen_console::duration::number;
 use elfen_shim::recording;
 use serde_json::Value;
 
 use super::cost::{COSTS, SHIM};
-use super::stage::{Lanes, on_lane, play_apart, program_failed};
+use super::stage::{Lanes, Stage, on_lane, program_failed, seconds_told};
 use super::truth::{SIZES, size};
 use crate::bench::{
-    BenchError, Column, Hear, Part, Report, Row, Scenario, Table, Values, label, metric,
-    number as figure, row, value_of,
+    BenchError, Column, Part, Report, Row, Table, case, label, metric, number as figure, row,
 };
 
 const SCRIPTS: [(&str, &str); 2] = [
@@ -55,9 +53,6 @@ const RUN_SECONDS: f64 = 0.1;
 /// One with the cost measured by `elfen shim` itself: it has a figure each tenth of a second.
 const MEASURED_SECONDS: f64 = 1.5;
 const MEASURED_TURNS: usize = 10;
-/// By how much lanes may be further apart at a turn's end or begin for both ways to have measured
-/// the same.
-const SAME_DISTANCE: f64 = 1.25;
 const PERIODS_TICKS: [u64; 4] = [0, 300, 1_200, 2_600];
 /// What both ways of measuring a cost are compared at, and functions are looked for.
 const COMPARED_TICKS: u64 = 300;
@@ -101,7 +96,7 @@ impl<'a> Program<'a> {
         let stores = String::new();
         let mut program = Self { lanes, lua, folder, script: path, watch: &[], stores };
         let looked = program.shim(&["--json", "--watch", "function", "--period", UNOBSERVED], 1)?;
-        program.stores = match source_of(&looked) {
+        program.stores = match source_of(&looked.stdout) {
             Some(source) => {
                 program.watch = &["--watch", "function"];
                 source
@@ -115,11 +110,10 @@ impl<'a> Program<'a> {
         !self.watch.is_empty()
     }
 
-    /// One run by `elfen shim`; gives what it prints.
-    fn shim(&self, words: &[&str], rounds: u64) -> Result<Vec<u8>, BenchError> {
+    /// One run by `elfen shim`.
+    fn shim(&self, words: &[&str], rounds: u64) -> Result<Output, BenchError> {
         let mut command = self.lanes.shim()?;
-        command.args(words).arg("--");
-        Ok(command.args(self.words(rounds)).stderr(Stdio::null()).output()?.stdout)
+        Ok(command.args(words).arg("--").args(self.words(rounds)).output()?)
     }
 
     fn words(&self, rounds: u64) -> [OsString; 4] {
@@ -133,48 +127,36 @@ impl<'a> Program<'a> {
 
     /// Seconds that the rounds took.
     fn run(&self, way: Way, rounds: u64) -> Result<f64, BenchError> {
-        let _none_yet = fs::remove_file(self.took());
-        match way {
+        let observed = |period: &str| {
+            let words = [self.watch, &["--period", period]].concat();
+            self.shim(&words, rounds)
+        };
+        seconds_told(&self.took(), || match way {
             Way::Alone => {
                 let words = self.words(rounds);
-                on_lane(self.lanes.on, || {
-                    Ok(Command::new(&words[0]).args(&words[1..]).output()?)
-                })?;
+                on_lane(self.lanes.on, || Ok(Command::new(&words[0]).args(&words[1..]).output()?))
             }
-            Way::Unobserved | Way::Observed(_) | Way::Auto => {
-                let period = match way {
-                    Way::Auto => "auto".to_owned(),
-                    Way::Observed(ticks) => self.lanes.period(ticks),
-                    Way::Alone | Way::Unobserved | Way::Perf => UNOBSERVED.to_owned(),
-                };
-                let words: Vec<&str> =
-                    self.watch.iter().copied().chain(["--period", &period]).collect();
-                self.shim(&words, rounds)?;
-            }
-            Way::Perf => {
-                self.perf(PERF_HZ, rounds)?;
-            }
-        }
-        let text = fs::read_to_string(self.took()).unwrap_or_default();
-        let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
-        seconds.ok_or_else(|| program_failed(format_args!("{} did not run", self.lua.display())))
+            Way::Unobserved => observed(UNOBSERVED),
+            Way::Observed(ticks) => observed(&self.lanes.period(ticks)),
+            Way::Auto => observed("auto"),
+            Way::Perf => Ok(self.perf(PERF_HZ, rounds)?.1),
+        })
     }
 
     /// One run by `perf record`; gives the file of its samples.
-    fn perf(&self, hz: u64, rounds: u64) -> Result<PathBuf, BenchError> {
+    fn perf(&self, hz: u64, rounds: u64) -> Result<(PathBuf, Output), BenchError> {
         let data = self.folder.join("perf.data");
         let mut perf = Command::new("perf");
         perf.args(["record", "-q", "-e", "cpu-clock", "-F", &hz.to_string(), "-o"]).arg(&data);
-        perf.arg("--").args(self.words(rounds)).stdout(Stdio::null()).stderr(Stdio::null());
-        perf.status()?;
-        Ok(data)
+        let output = perf.arg("--").args(self.words(rounds)).output()?;
+        Ok((data, output))
     }
 
     /// What `elfen shim --json` prints, at this period.
     fn summary(&self, words: &[&str], ticks: u64, rounds: u64) -> Result<Value, BenchError> {
         let period = self.lanes.period(ticks);
         let words = [&["--json", "--period", &period], words].concat();
-        let printed = self.shim(&words, rounds)?;
+        let printed = self.shim(&words, rounds)?.stdout;
         serde_json::from_slice(&printed)
             .map_err(|error| program_failed(format_args!("elfen shim --json: {error}")))
     }
@@ -218,10 +200,9 @@ fn without_functions(what: &str, lua: &Path) -> String {
 
 /// Costs of one Lua, and whether both ways of measuring them agree.
 pub(super) fn measure(
-    lanes: Lanes,
+    stage: &mut Stage<'_>,
     lua: &Path,
     runs: usize,
-    hear: Hear<'_>,
 ) -> Result<Report, BenchError> {
     let folder = tempfile::tempdir()?;
     let mut report = Report::default();
@@ -232,76 +213,57 @@ pub(super) fn measure(
         true => ways.push(Way::Perf),
         false => report.left_out.push("perf record of the same programs: no perf here".to_owned()),
     }
-    for program in each(lanes, lua, folder.path())? {
-        let rounds = program.rounds(RUN_SECONDS)?;
-        let mut script = Script { program: &program, ways: &ways, rounds, round_trip_ticks: 0 };
-        for (ticks, samples) in play_apart(&mut script, lanes, runs, hear)? {
-            script.round_trip_ticks = ticks;
-            let mut table = script.table_of("costs", &samples);
-            table.rows.retain(|row| value_of(row, "by") != ALONE);
-            report.add(table);
-        }
+    for program in each(stage.lanes, lua, folder.path())? {
+        report.add(costs(stage, &program, &ways, runs)?);
         if program.has_functions() {
-            let rounds = program.rounds(MEASURED_SECONDS)?;
-            let mut ways = BothWays { program: &program, rounds, left_out: 0, before: None };
-            report.add(ways.table("agreements", MEASURED_TURNS, hear)?);
+            report.add(both_ways(stage, &program)?);
         }
     }
     Ok(report)
 }
 
-const ALONE: &str = "nothing, and nothing is stored";
-
 /// One script, run in each way.
-struct Script<'a> {
-    program: &'a Program<'a>,
-    ways: &'a [Way],
-    rounds: u64,
-    round_trip_ticks: u64,
-}
-
-impl Scenario for Script<'_> {
-    const COLUMNS: &'static [Column] = COSTS;
-
-    fn cases(&self) -> Vec<Row> {
-        let row = |way: &Way| {
-            let perf_ticks = self.program.lanes.clock.ticks_per_second / PERF_HZ;
-            let (by, period_ticks) = match way {
-                Way::Alone => (ALONE, None),
-                Way::Unobserved => ("nothing: its stores alone", None),
-                Way::Observed(ticks) => (SHIM, Some(*ticks)),
-                // Whatever it was at each run.
-                Way::Auto => (SHIM, None),
-                Way::Perf => ("perf record -e cpu-clock", Some(perf_ticks)),
-            };
-            row![
-                "program" => self.program.name(),
-                "stores" => self.program.stores,
-                "by" => by,
-                "period_ticks" => period_ticks,
-                "auto" => *way == Way::Auto,
-                "round_trip_ticks" => self.round_trip_ticks,
-            ]
+fn costs(
+    stage: &mut Stage<'_>,
+    program: &Program<'_>,
+    ways: &[Way],
+    runs: usize,
+) -> Result<Table, BenchError> {
+    let perf_ticks = stage.lanes.clock.ticks_per_second / PERF_HZ;
+    let labels = |way: &Way| {
+        let (by, period_ticks) = match way {
+            Way::Alone => ("nothing, and nothing is stored", None),
+            Way::Unobserved => ("nothing: its stores alone", None),
+            Way::Observed(ticks) => (SHIM, Some(*ticks)),
+            // Whatever it was at each run.
+            Way::Auto => (SHIM, None),
+            Way::Perf => ("perf record -e cpu-clock", Some(perf_ticks)),
         };
-        self.ways.iter().map(row).collect()
-    }
-
-    /// What the stores cost is how much slower the unobserved program is than one without them.
-    fn baseline(&self, case: usize) -> Option<usize> {
-        match self.ways[case] {
-            Way::Alone => None,
-            Way::Unobserved => Some(0),
-            Way::Observed(_) | Way::Auto | Way::Perf => Some(1),
+        let case = case(row![
+            "program" => program.name(),
+            "stores" => program.stores,
+            "by" => by,
+            "period_ticks" => period_ticks,
+            "auto" => *way == Way::Auto,
+        ]);
+        // What the stores cost is how much slower the unobserved program is than one without them.
+        match way {
+            Way::Alone => case,
+            Way::Unobserved => case.against(0),
+            Way::Observed(_) | Way::Auto | Way::Perf => case.against(1),
         }
-    }
-
-    fn run(&mut self, case: usize, round: usize, values: &mut Values) -> Result<(), BenchError> {
-        let way = self.ways[case];
-        if way != Way::Perf || round < PERF_ROUNDS {
-            values.add("time", self.program.run(way, self.rounds)?);
+    };
+    let cases: Vec<_> = ways.iter().map(labels).collect();
+    let rounds = program.rounds(RUN_SECONDS)?;
+    let mut table = stage.measure(("costs", COSTS), &cases, runs, |case, round, values| {
+        if ways[case] != Way::Perf || round < PERF_ROUNDS {
+            values.add("time", program.run(ways[case], rounds)?);
         }
         Ok(())
-    }
+    })?;
+    // The first is compared with nothing.
+    table.rows.remove(0);
+    Ok(table)
 }
 
 fn has_perf() -> bool {
@@ -311,41 +273,20 @@ fn has_perf() -> bool {
 }
 
 /// The cost of one run as `elfen shim --measure-cost` says it, and as pairs of runs do: in the same
-/// rounds, as what a look costs changes with how far apart the lanes are, which may be another in a
-/// second.
-struct BothWays<'a> {
-    program: &'a Program<'a>,
-    rounds: u64,
-    /// Rounds in which the lanes did not stay as far apart as they were.
-    left_out: usize,
-    before: Option<u64>,
-}
+/// rounds, as what a look costs changes with how far apart the lanes are.
+const AGREEMENTS: &[Column] = &[
+    label("program", "observed"),
+    label("period_ticks", "each, ticks"),
+    metric("by_pairs_percent", "slower", "%", 2).show(&[Part::Median]),
+    metric("by_measure_cost_percent", "by --measure-cost", "%", 2).show(&[Part::Median]),
+    metric("apart", "apart", "%", 2).show(&[Part::Median, Part::Interval, Part::N]),
+];
 
-impl Scenario for BothWays<'_> {
-    const COLUMNS: &'static [Column] = &[
-        label("program", "observed"),
-        label("period_ticks", "each, ticks"),
-        metric("by_pairs_percent", "slower", "%", 2).show(&[Part::Median]),
-        metric("by_measure_cost_percent", "by --measure-cost", "%", 2).show(&[Part::Median]),
-        metric("apart", "apart", "%", 2).show(&[Part::Median, Part::Interval, Part::N]),
-        figure("turns_left_out", "left out", "", 0),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        vec![row![
-            "program" => self.program.name(),
-            "period_ticks" => COMPARED_TICKS,
-            "turns_left_out" => self.left_out,
-        ]]
-    }
-
-    fn run(&mut self, _: usize, round: usize, values: &mut Values) -> Result<(), BenchError> {
-        let (program, rounds) = (self.program, self.rounds);
-        let words: Vec<&str> = program.watch.iter().copied().chain(["--measure-cost"]).collect();
-        let before = match self.before {
-            Some(before) => before,
-            None => program.lanes.distance()?,
-        };
+fn both_ways(stage: &mut Stage<'_>, program: &Program<'_>) -> Result<Table, BenchError> {
+    let rounds = program.rounds(MEASURED_SECONDS)?;
+    let words: Vec<&str> = program.watch.iter().copied().chain(["--measure-cost"]).collect();
+    let one = case(row!["program" => program.name(), "period_ticks" => COMPARED_TICKS]);
+    stage.measure(("agreements", AGREEMENTS), &[one], MEASURED_TURNS, |_, round, values| {
         let [mut unobserved, mut observed, mut measured] = [0.0; 3];
         for which in (0..3).map(|which| (round + which) % 3) {
             match which {
@@ -354,18 +295,12 @@ impl Scenario for BothWays<'_> {
                 _ => measured = measured_cost(&program.summary(&words, COMPARED_TICKS, rounds)?)?,
             }
         }
-        let after = program.lanes.distance()?;
-        self.before = Some(after);
-        if number(before.max(after)) > SAME_DISTANCE * number(before.min(after)) {
-            self.left_out += 1;
-            return Ok(());
-        }
         let by_pairs = (observed / unobserved - 1.0) * 100.0;
         values.add("by_pairs_percent", by_pairs);
         values.add("by_measure_cost_percent", measured);
         values.add("apart", measured - by_pairs);
         Ok(())
-    }
+    })
 }
 
 /// What `elfen shim --measure-cost` says.
@@ -399,19 +334,19 @@ const PROFILES: &[Column] = &[
 /// perf interrupts the program each quarter of a millisecond. Which functions it finds there often
 /// is the truth that all that have a share of the time are seen. Functions of libraries say nothing
 /// of themselves: they are their callers', and so in no figure.
-pub(super) fn profile(lanes: Lanes, lua: &Path) -> Result<Report, BenchError> {
+pub(super) fn profile(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchError> {
     let folder = tempfile::tempdir()?;
     let mut report = Report::default();
-    for program in each(lanes, lua, folder.path())? {
+    for program in each(stage.lanes, lua, folder.path())? {
         if !program.has_functions() {
             report.left_out.push(without_functions("profile", lua));
             break;
         }
         let rounds = program.rounds(PROFILED_SECONDS)?;
-        let recorded = recorded(&program, rounds)?;
+        let recorded = stage.undisturbed(|_| recorded(&program, rounds))?;
         report.add(Table { key: "sizes", columns: SIZES, rows: vec![recorded] });
         if has_perf() {
-            let rows = vec![profile_of(&program, rounds)?];
+            let rows = vec![stage.undisturbed(|_| profile_of(&program, rounds))?];
             report.add(Table { key: "profiles", columns: PROFILES, rows });
         }
     }
@@ -430,7 +365,7 @@ fn recorded(program: &Program<'_>, rounds: u64) -> Result<Row, BenchError> {
 }
 
 fn profile_of(program: &Program<'_>, rounds: u64) -> Result<Row, BenchError> {
-    let data = program.perf(PROFILED_HZ, rounds)?;
+    let (data, _) = program.perf(PROFILED_HZ, rounds)?;
     let mut report = Command::new("perf");
     report.args(["report", "-q", "--stdio", "--sort", "dso,symbol", "-F", "overhead,dso,symbol"]);
     let report = report.arg("-i").arg(&data).stderr(Stdio::null()).output()?;
@@ -481,10 +416,10 @@ const SPREADS: &[Column] = &[
 ///
 /// The rate of calls of a Lua with functions, at three periods: the spread of what is seen narrows
 /// as each sample covers more, while the functions that take most of the time stay the same.
-pub(super) fn spread(lanes: Lanes, lua: &Path) -> Result<Report, BenchError> {
+pub(super) fn spread(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchError> {
     let folder = tempfile::tempdir()?;
     // Strings go through more functions than fib does.
-    let program = Program::new(lanes, lua, folder.path(), SCRIPTS[1])?;
+    let program = Program::new(stage.lanes, lua, folder.path(), SCRIPTS[1])?;
     if !program.has_functions() {
         let left_out = vec![without_functions("rates of calls", lua)];
         return Ok(Report { left_out, ..Report::default() });
@@ -494,11 +429,14 @@ pub(super) fn spread(lanes: Lanes, lua: &Path) -> Result<Report, BenchError> {
     let mut rows = Vec::new();
     for ticks in SPREAD_TICKS {
         let keep = ["--keep", "histogram", "--watch"];
-        let functions = program.summary(&[&keep[..], &["function"]].concat(), ticks, rounds)?;
+        let (functions, seen) = stage.undisturbed(|_| {
+            let functions = [&keep[..], &["function"]].concat();
+            // With no signal that names what is done, all calls are in one distribution.
+            let calls = [&keep[..], &["value", "--rate", "calls"]].concat();
+            let summary = |words: &[&str]| program.summary(words, ticks, rounds);
+            Ok((summary(&functions)?, summary(&calls)?))
+        })?;
         let hottest = hottest(&functions);
-        // With no signal that names what is done, all calls are in one distribution.
-        let calls = [&keep[..], &["value", "--rate", "calls"]].concat();
-        let seen = program.summary(&calls, ticks, rounds)?;
         let rate = &seen["rates"][0];
         if rate["median"].as_f64().is_none() {
             return Err(program_failed("no call was counted"));
@@ -514,8 +452,7 @@ pub(super) fn spread(lanes: Lanes, lua: &Path) -> Result<Report, BenchError> {
             "same_of_ten_hottest" => hottest.iter().filter(|name| same.contains(name)).count(),
         ]);
     }
-    let table = Table { key: "spreads", columns: SPREADS, rows };
-    Ok(Report { tables: vec![table], ..Report::default() })
+    Ok(Table { key: "spreads", columns: SPREADS, rows }.into())
 }
 
 /// Tags are in the order of their times.

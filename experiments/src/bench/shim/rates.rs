@@ -11,26 +11,17 @@ use elfen_console::duration::number;
 use elfen_shim::clock;
 use elfen_shim::session::ObserverControl;
 
-use super::stage::{Bare, Lanes, line, observe};
-use crate::bench::{
-    BenchError, Column, Hear, Part, Report, Row, Scenario, Values, joined, label, metric, pin, row,
-};
+use super::stage::{Bare, Lanes, Stage, line, observe};
+use crate::bench::{BenchError, Column, Part, Report, Values, cases, joined, label, metric, pin};
 
 const RUN_NS: u64 = 100_000_000;
 /// The best counts: one that nothing interrupted.
 const RUNS: usize = 5;
 const BEST: &[Part] = &[Part::Min];
 
-pub(super) fn measure(lanes: Lanes, hear: Hear<'_>) -> Result<Report, BenchError> {
-    let table = Rates(lanes).table("rates", RUNS, hear)?;
-    Ok(Report { tables: vec![table], ..Report::default() })
-}
-
 /// A word that nothing writes, one that is written as often as it goes, and one with some work
-/// between two writes.
-struct Rates(Lanes);
-
-/// How many steps of work are between two writes, and whether it is a bare load that looks.
+/// between two writes: how many steps of work are between two writes, and whether it is a bare load
+/// that looks.
 const CASES: [(&str, Option<u64>, bool); 5] = [
     ("not written", None, false),
     ("written all the time", Some(12), false),
@@ -39,21 +30,18 @@ const CASES: [(&str, Option<u64>, bool); 5] = [
     ("written, with work between: one bare load", Some(64), true),
 ];
 
-impl Scenario for Rates {
-    const COLUMNS: &'static [Column] = &[
-        label("word", "a word that is"),
-        metric("ticks_a_write", "written each", "ticks", 0).show(BEST),
-        metric("ticks_a_sample", "a sample", "ticks", 1).lower().show(BEST),
-        metric("ticks_a_new_value", "a new value", "ticks", 1).lower().show(BEST),
-        metric("bytes_a_run", "a run", "bytes", 1).lower().show(BEST),
-    ];
+const RATES: &[Column] = &[
+    label("word", "a word that is"),
+    metric("ticks_a_write", "written each", "ticks", 0).show(BEST),
+    metric("ticks_a_sample", "a sample", "ticks", 1).lower().show(BEST),
+    metric("ticks_a_new_value", "a new value", "ticks", 1).lower().show(BEST),
+    metric("bytes_a_run", "a run", "bytes", 1).lower().show(BEST),
+];
 
-    fn cases(&self) -> Vec<Row> {
-        CASES.map(|(word, ..)| row!["word" => word]).to_vec()
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let (lanes, (_, work, by_load), word) = (self.0, CASES[case], line());
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+    let (lanes, words) = (stage.lanes, cases("word", CASES.map(|(word, ..)| word)));
+    let table = stage.measure(("rates", RATES), &words, RUNS, |case, _, values| {
+        let ((_, work, by_load), word) = (CASES[case], line());
         let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
             let writer = work.map(|work| scope.spawn(move || write(lanes, word, work, stop)));
@@ -69,7 +57,8 @@ impl Scenario for Rates {
             }
             seen
         })
-    }
+    })?;
+    Ok(table.into())
 }
 
 fn load(lanes: Lanes, word: &'static AtomicU64, values: &mut Values) -> Result<(), BenchError> {

@@ -2,14 +2,17 @@
 //! of its own, the observer.
 //!
 //! The host may move a virtual CPU at any moment, and a line then takes six times as long as
-//! before. So the distance is measured between any two rounds. A round is one of near lanes or of
-//! far ones if they were that before it and after it, and is left out if they were not.
+//! before. So the distance is measured before and after whatever is measured, and what was
+//! disturbed is measured again.
 
+use std::fs;
 use std::hint::{black_box, spin_loop};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use elfen_console::programs::find_program;
 use elfen_rt::signal::page::Page;
@@ -24,7 +27,10 @@ use elfen_shim::session::ObserverControl;
 use elfen_shim::session::{ObserverConfig, Words};
 use elfen_shim::signal_spec::Width;
 
-use crate::bench::{BenchError, Hear, Samples, Scenario, Values, joined, pin, play_round};
+use crate::bench::{
+    BenchError, Case, Column, Hear, Row, Samples, Table, Values, add_round, joined, pin,
+    play_round, row,
+};
 
 /// Where to measure.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +88,19 @@ pub(super) fn no_round_trip() -> BenchError {
 /// A program that was observed did not do what it should.
 pub(super) fn program_failed(why: impl std::fmt::Display) -> BenchError {
     BenchError::failed(format!("a program: {why}"), "see that it runs by itself")
+}
+
+/// The seconds that a program wrote to this file, once `run` has run it.
+pub(super) fn seconds_told(
+    file: &Path,
+    run: impl FnOnce() -> Result<Output, BenchError>,
+) -> Result<f64, BenchError> {
+    let _none_yet = fs::remove_file(file);
+    let output = run()?;
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
+    let said = String::from_utf8_lossy(&output.stderr);
+    seconds.ok_or_else(|| program_failed(format_args!("it did not run: {}", said.trim())))
 }
 
 /// In a thread of its own: this one stays where it may be, as its children have to.
@@ -189,91 +208,116 @@ fn look(word: &AtomicU64, period_ticks: u64, stop: &AtomicBool) -> Seen {
 }
 
 /// Lanes further apart than this are far.
-pub(super) const NEAR_TICKS: u64 = 400;
-/// Rounds are begun, at most, for each that is wanted.
-const TRIES: usize = 2;
-/// Fewer rounds say nothing.
-const ROUNDS_LEAST: usize = 5;
-/// Between the distances before and after a round, at most.
-const SAME: u64 = 2;
+const NEAR_TICKS: u64 = 400;
+/// Far lanes are waited for, so often and so long each time.
+const WAITS: u32 = 10;
+const WAIT: Duration = Duration::from_secs(1);
+/// What was measured while the lanes went apart is measured again, so often.
+const REPEATS: u32 = 2;
 
-/// What was found while lanes were near, and while they were far; each with their distance.
-#[derive(Debug)]
-struct Distances<T> {
-    now: u64,
-    found: [Vec<(u64, T)>; 2],
-    left_out: usize,
+/// Measures what it is told, once the lanes are near each other, and keeps an account of how far
+/// apart they were.
+pub(super) struct Stage<'a> {
+    pub(super) lanes: Lanes,
+    hear: Hear<'a>,
+    trips: Vec<Trips>,
+    /// Lanes that were waited for in vain are far apart for good.
+    gave_up: bool,
 }
 
-impl<T> Distances<T> {
-    fn begin(now: u64) -> Self {
-        Self { now, found: [const { Vec::new() }; 2], left_out: 0 }
+/// How far apart the lanes were in one part: ticks for a line there and back.
+struct Trips {
+    part: String,
+    shortest: u64,
+    longest: u64,
+    /// If the other lane was not to be had, or far away whenever it was measured.
+    disturbed: bool,
+    repeated: u32,
+}
+
+impl<'a> Stage<'a> {
+    pub(super) fn new(lanes: Lanes, hear: Hear<'a>) -> Self {
+        Self { lanes, hear, trips: Vec::new(), gave_up: false }
     }
 
-    /// How many there are of the kind of which there are most.
-    fn most(&self) -> usize {
-        self.found.iter().map(Vec::len).max().unwrap_or(0)
+    pub(super) fn begin(&mut self, part: String) {
+        (self.hear)(&part);
+        let (shortest, longest) = (u64::MAX, 0);
+        self.trips.push(Trips { part, shortest, longest, disturbed: false, repeated: 0 });
     }
 
-    fn add(&mut self, after: u64, one: T) {
-        let before = std::mem::replace(&mut self.now, after);
-        let is_far = after > NEAR_TICKS;
-        if is_far == (before > NEAR_TICKS) && before.max(after) <= SAME * before.min(after) {
-            self.found[usize::from(is_far)].push((before.max(after), one));
-        } else {
-            self.left_out += 1;
+    /// The rows of all parts, and the longest distance that anything was measured at.
+    pub(super) fn end(self) -> (Vec<Row>, Option<u64>) {
+        let longest = self.trips.iter().map(|trips| trips.longest).max();
+        let row = |Trips { part, shortest, longest, disturbed, repeated }: Trips| {
+            row![
+                "part" => part,
+                "shortest" => shortest,
+                "longest" => longest,
+                "disturbed" => disturbed,
+                "repeated" => repeated,
+            ]
+        };
+        (self.trips.into_iter().map(row).collect(), longest)
+    }
+
+    /// What `once` measures, with the lanes near each other before it and after it if that is to be
+    /// had.
+    pub(super) fn undisturbed<T>(
+        &mut self,
+        mut once: impl FnMut(Hear<'_>) -> Result<T, BenchError>,
+    ) -> Result<T, BenchError> {
+        let mut repeats = 0;
+        loop {
+            let before = self.wait_until_near()?;
+            let found = once(self.hear)?;
+            let after = self.lanes.round_trip()?;
+            let went_apart = after.is_none_or(|after| after > NEAR_TICKS);
+            if before <= NEAR_TICKS && went_apart && repeats < REPEATS {
+                repeats += 1;
+                continue;
+            }
+            if let Some(trips) = self.trips.last_mut() {
+                trips.shortest = trips.shortest.min(before);
+                trips.longest = trips.longest.max(before).max(after.unwrap_or(0));
+                trips.disturbed |= went_apart || before > NEAR_TICKS;
+                trips.repeated += repeats;
+            }
+            return Ok(found);
         }
     }
 
-    /// Those of each kind, if there are enough, and their distance in the median.
-    fn found(self) -> impl Iterator<Item = (u64, Vec<T>)> {
-        let enough = self.found.into_iter().filter(|all| all.len() >= ROUNDS_LEAST);
-        enough.map(|mut all| {
-            all.sort_by_key(|(ticks, _)| *ticks);
-            (all[all.len() / 2].0, all.into_iter().map(|(_, one)| one).collect())
-        })
-    }
-}
-
-/// The samples of each case while lanes were near, and while they were far, with the distance in
-/// ticks: until there are `runs` rounds of either, or it was tried twice as often.
-pub(super) fn play_apart<S: Scenario>(
-    scenario: &mut S,
-    lanes: Lanes,
-    runs: usize,
-    hear: Hear<'_>,
-) -> Result<Vec<(u64, Vec<Samples>)>, BenchError> {
-    let mut distances = Distances::begin(lanes.distance()?);
-    for round in 0..runs * TRIES {
-        if distances.most() >= runs {
-            break;
+    /// The same of each round of a table.
+    pub(super) fn measure(
+        &mut self,
+        (key, columns): (&'static str, &'static [Column]),
+        cases: &[Case],
+        runs: usize,
+        mut run: impl FnMut(usize, usize, &mut Values) -> Result<(), BenchError>,
+    ) -> Result<Table, BenchError> {
+        let mut all = vec![Samples::default(); cases.len()];
+        for round in 0..runs {
+            let values =
+                self.undisturbed(|hear| play_round(cases, (round, runs), hear, &mut run))?;
+            add_round(&mut all, values);
         }
-        let values: Vec<Values> = play_round(scenario, round, runs, hear)?;
-        distances.add(lanes.distance()?, values);
+        Ok(Table::of((key, columns), cases, &all))
     }
-    let cases = scenario.cases().len();
-    let by_case = |rounds: Vec<Vec<Values>>| {
-        let of = |case: usize| Samples(rounds.iter().map(|round| round[case].clone()).collect());
-        (0..cases).map(of).collect()
-    };
-    Ok(distances.found().map(|(ticks, rounds)| (ticks, by_case(rounds))).collect())
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_kept_its_distance_counts() {
-        let mut distances = Distances::begin(150);
-        // Near; as it goes far; far; as it comes back; and as siblings become cores.
-        let all = [170, 160, 180, 175, 165, 1_000, 900, 1_100, 160, 60, 170];
-        all.iter().zip(0..).for_each(|(&after, pair)| distances.add(after, pair));
-        assert_eq!((distances.most(), distances.left_out, distances.now), (5, 4, 170));
-        let found: Vec<(u64, Vec<u32>)> = distances.found().collect();
-        assert_eq!(found.len(), 1, "two far ones are too few: {found:?}");
-        let (ticks, mut pairs) = found[0].clone();
-        pairs.sort_unstable();
-        assert_eq!((ticks, pairs), (175, vec![0, 1, 2, 3, 4]));
+    /// The round trip of a line, once it is short, or when that was waited for in vain.
+    fn wait_until_near(&mut self) -> Result<u64, BenchError> {
+        let mut least = None;
+        for wait in 0..WAITS {
+            if wait > 0 {
+                thread::sleep(WAIT);
+            }
+            let now = self.lanes.round_trip()?;
+            least = [least, now].into_iter().flatten().min();
+            if now.is_some_and(|ticks| ticks <= NEAR_TICKS || self.gave_up) {
+                break;
+            }
+        }
+        self.gave_up = least.is_none_or(|least| least > NEAR_TICKS);
+        least.ok_or_else(no_round_trip)
     }
 }

@@ -19,7 +19,7 @@ use elfen_shim::session::{ObserverResult, Words};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
-use super::stage::{Lanes, on_lane};
+use super::stage::{Lanes, Stage, on_lane};
 use crate::bench::trace::{Buffer, Event, Kind};
 use crate::bench::{
     BenchError, Column, Report, Row, Table, joined, number, percent, pin, rounded, row,
@@ -53,26 +53,26 @@ const COLUMNS: &[Column] = &[
     number("stretches_seen_percent", "seen", "%", 2).higher(),
 ];
 
-pub(super) fn measure(lanes: Lanes) -> Result<Report, BenchError> {
-    let left_out = |why: String| {
-        Ok(Report { left_out: vec![format!("who runs: {why}")], ..Report::default() })
-    };
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+    let lanes = stage.lanes;
     let map = match task_map::open() {
         Ok((map, _)) => &*Box::leak(Box::new(map)),
-        Err(error) => return left_out(error.to_string()),
+        Err(error) => return Ok(Report::without("who runs", error)),
     };
+    if let Err(error) = Buffer::start(&[lanes.on], ROOM_KB) {
+        return Ok(Report::without("who runs", format_args!("the scheduler's trace: {error}")));
+    }
     for _ in 0..TRIES {
-        let buffer = match Buffer::start(&[lanes.on], ROOM_KB) {
-            Ok(buffer) => buffer,
-            Err(error) => return left_out(format!("the scheduler's trace: {error}")),
-        };
-        let run = on_lane(lanes.from, || observed(lanes, map))?;
-        if let Some(row) = compare(&run, &buffer.read()?) {
-            let table = Table { key: "switches", columns: COLUMNS, rows: vec![row] };
-            return Ok(Report { tables: vec![table], ..Report::default() });
+        let row = stage.undisturbed(|_| {
+            let buffer = Buffer::start(&[lanes.on], ROOM_KB)?;
+            let run = on_lane(lanes.from, || observed(lanes, map))?;
+            Ok(compare(&run, &buffer.read()?))
+        })?;
+        if let Some(row) = row {
+            return Ok(Table { key: "switches", columns: COLUMNS, rows: vec![row] }.into());
         }
     }
-    left_out("others switched whenever counting began or ended".to_owned())
+    Ok(Report::without("who runs", "others switched whenever counting began or ended"))
 }
 
 /// A recording, and what of its switches was counted.

@@ -6,20 +6,19 @@
 
 use std::fs;
 use std::hint::spin_loop;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use elfen_console::duration::number;
 use elfen_console::programs::find_program;
 use elfen_shim::clock;
 use elfen_shim::observers::OBSERVER;
-use elfen_shim::recording::{self, Recording, State, write};
+use elfen_shim::recording::{self, Recording, State};
 
-use super::stage::Lanes;
+use super::stage::{Lanes, Stage};
 use crate::bench::{
     BUILD_ALL, BenchError, Column, Part, Report, Row, Stats, Table, joined, label, metric,
     number as figure, percent, pin, rounded, row, value_of,
@@ -50,10 +49,7 @@ pub(super) const SIZES: &[Column] = &[
     figure("period_ns", "each", "ns", 0),
     figure("runs_a_second", "runs", "1000/s", 0).scaled(1e-3),
     figure("bytes_a_run", "a run", "bytes", 2).lower(),
-    figure("bytes_a_second", "size", "MB/s", 2).scaled(1e-6).lower(),
     figure("gigabytes_a_minute", "size", "GB/min", 2).lower(),
-    // What it takes to put a second of it into a file's form, once all has been seen.
-    figure("write_ms_a_second", "to write", "ms/s", 0).lower(),
 ];
 
 /// The recording or the stamps are not what they should be.
@@ -61,12 +57,14 @@ fn untrue(why: impl std::fmt::Display) -> BenchError {
     BenchError::failed(format!("the truth: {why}"), BUILD_ALL)
 }
 
-pub(super) fn measure(lanes: Lanes) -> Result<Report, BenchError> {
-    let run = Run::new()?;
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+    let (run, lanes) = (Run::new()?, stage.lanes);
     let (mut rows, mut sizes) = (Vec::new(), Vec::new());
     for period in PERIODS {
-        let output = run.start(lanes, period)?.wait_with_output()?;
-        let (recording, stamps) = run.read(&output)?;
+        let (recording, stamps) = stage.undisturbed(|_| {
+            let output = run.start(lanes, period)?.wait_with_output()?;
+            run.read(&output)
+        })?;
         let bytes = fs::metadata(run.recording())?.len();
         sizes.push(size(&recording, bytes, "elfen-truth".to_owned(), period));
         rows.extend(compare(&recording, &stamps, period)?);
@@ -141,20 +139,8 @@ pub(super) fn size(recording: &Recording, bytes: u64, program: String, period: &
         "period_ns" => recording.head.period_ns.median,
         "runs_a_second" => rounded(number(runs) / seconds),
         "bytes_a_run" => rounded(number(bytes) / number(runs)),
-        "bytes_a_second" => rounded(number(bytes) / seconds),
         "gigabytes_a_minute" => rounded(number(bytes) / seconds * 60.0 / 1e9),
-        "write_ms_a_second" => rounded(write_ms(recording) / seconds),
     ]
-}
-
-/// Without the disk.
-fn write_ms(recording: &Recording) -> f64 {
-    let pool = recording.to_pool();
-    let start = Instant::now();
-    let written = write(&recording.head, &pool, &mut io::sink());
-    let took = start.elapsed().as_secs_f64() * 1e3;
-    written.expect("nothing is full that drops what it is given");
-    took
 }
 
 /// A turn as it was seen: its number, and its first and last tick.
@@ -263,22 +249,24 @@ const COMPETITOR: &[Column] = &[
 
 /// Whether gaps are all of the time in which the observer did not look: a thread that spins takes
 /// half of its lane, and the kernel's account of the observer says how much that was.
-pub(super) fn competitor(lanes: Lanes) -> Result<Report, BenchError> {
-    let stop = AtomicBool::new(false);
-    let found = thread::scope(|scope| {
-        let competitor = scope.spawn(|| -> Result<(), BenchError> {
-            pin(lanes.from)?;
-            while !stop.load(Relaxed) {
-                spin_loop();
-            }
-            Ok(())
-        });
-        let found = next_to(lanes);
-        stop.store(true, Relaxed);
-        joined(competitor).and(found)
-    });
-    let table = Table { key: "competitor", columns: COMPETITOR, rows: vec![found?] };
-    Ok(Report { tables: vec![table], ..Report::default() })
+pub(super) fn competitor(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+    let lanes = stage.lanes;
+    let row = stage.undisturbed(|_| {
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let competitor = scope.spawn(|| -> Result<(), BenchError> {
+                pin(lanes.from)?;
+                while !stop.load(Relaxed) {
+                    spin_loop();
+                }
+                Ok(())
+            });
+            let found = next_to(lanes);
+            stop.store(true, Relaxed);
+            joined(competitor).and(found)
+        })
+    })?;
+    Ok(Table { key: "competitor", columns: COMPETITOR, rows: vec![row] }.into())
 }
 
 fn next_to(lanes: Lanes) -> Result<Row, BenchError> {

@@ -1,33 +1,26 @@
-//! `elfen lab bench tailor`: what recording for `elfen tailor` costs. Measured are a hand-over
-//! between two threads, and a request over a socket; or a service that is under load.
+//! `elfen lab bench tailor`: what recording for `elfen tailor` costs a hand-over between two
+//! threads, or a service that is under load.
 //!
-//! The reader sleeps while hand-overs are measured. Its own cost is measured apart, as its CPU time
-//! for each event that it took.
+//! No reader runs while hand-overs are measured. What it takes is measured with a service.
 
-mod counted;
 mod served;
 
-use std::hint::black_box;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use elfen_console::duration::{self, number};
+use elfen_console::duration;
 use elfen_kernel::events::{Detail, Events, Watched};
 use elfen_machine::affinity;
 use elfen_machine::cpulist::CpuSet;
-use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::event::{Event, Words};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use self::served::Served;
 use super::signal::Turns;
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, Row, Scenario, Values, label, metric, pin,
-    row, runs,
+    BenchError, Column, Explain, Hear, Report, cases, label, measure, metric, pin, row, runs,
+    with_baseline,
 };
+use crate::live::os::{ChildSetup, Rank};
+use crate::live::process::{Process, wait_for};
 use crate::live::scratch::Scratch;
 
 const TURNS_A_BATCH: u32 = 2_000;
@@ -49,10 +42,9 @@ Examples:
 
 /// Measure what recording for `elfen tailor` costs
 ///
-/// A hand-over between two threads through pipes, and a request between two threads over loopback,
-/// interleaved with nothing attached; what `perf sched record` adds to the same hand-over, where
-/// there is one; and what the reader takes for an event. With --service or --redis, the CPU time of
-/// a request of a service that is under load, recorded and not, and that of the recorder.
+/// A hand-over between two threads through pipes, interleaved with nothing attached, and what `perf
+/// sched record` adds to the same hand-over, where there is one. With --service or --redis, the CPU
+/// time of a request of a service that is under load, recorded and not, and that of the recorder.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -60,7 +52,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", group = "served")]
     service: Option<String>,
 
-    /// The port of a Redis on this machine, recorded by its sockets; it counts its commands itself
+    /// The port of a Redis on this machine, recorded by its sockets; it counts its commands itself,
+    /// and is asked by `redis-cli`
     #[arg(long, value_name = "PORT", group = "served",
         value_parser = clap::value_parser!(u16).range(1..))]
     redis: Option<u16>,
@@ -87,184 +80,83 @@ fn duty(text: &str) -> Result<u32, String> {
 }
 
 pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
-    let (mut served, mut words) = match (&args.service, args.redis) {
+    let (served, mut words) = match (&args.service, args.redis) {
         (Some(name), _) => (Served::find(name)?, vec!["--service".to_owned(), name.clone()]),
         (None, Some(port)) => (Served::redis(port)?, vec!["--port".to_owned(), port.to_string()]),
         (None, None) => return hand_overs(args.runs.unwrap_or(12), hear),
     };
-    served.time = args.duration;
-    served.duty_percent = args.duty;
-    let table = served.table("served", args.runs.unwrap_or(20), hear)?;
+    let mut report = Report::default();
+    report.add(served.measure(args.duration, args.duty, args.runs.unwrap_or(20), hear)?);
     if args.duty < 100 {
         words.extend(["--duty".to_owned(), format!("{}%", args.duty)]);
     }
     hear("the recorder, as a process");
-    let tables = vec![table, served::recorder(&words)?];
-    Ok(Report { about: row!["duty_percent" => args.duty], tables, ..Report::default() })
+    report.add(served::recorder(&words)?);
+    Ok(report.about(row!["duty_percent" => args.duty]))
 }
 
 fn hand_overs(runs: usize, hear: Hear<'_>) -> Result<Report, BenchError> {
     let elsewhere = affinity::allowed()?;
     let cpu = elsewhere.iter().next().unwrap_or(0);
     pin(cpu)?;
-    let ends = [Turns::pipe(), Turns::socket()];
-    let [pipe, socket] = ends.map(|turns| turns.explain("handing bytes between threads", AGAIN));
-    let mut all = HandOvers { cpu, elsewhere, pipe: pipe?, socket: socket?, no_perf: None };
-    let mut table = all.table("costs", runs, hear)?;
+    let mut pipe = Turns::pipe().explain("handing bytes between threads", "try again")?;
+    let mut no_perf = None;
+    let cases = with_baseline(cases(
+        "case",
+        [
+            "a hand-over through pipes, not recorded",
+            "the same, recorded with --detail sched",
+            "the same, by perf sched record",
+        ],
+    ));
+    let mut table = measure(("costs", COSTS), &cases, runs, hear, |case, _, values| {
+        if case == PERF {
+            if no_perf.is_none() {
+                match next_to_perf(&mut pipe, &elsewhere) {
+                    Ok(ns) => values.add("ns", ns),
+                    Err(why) => no_perf = Some(why),
+                }
+            }
+            return Ok(());
+        }
+        let watched = Watched { port: 0, processes: vec![std::process::id()], cpus: vec![cpu] };
+        let events = (case == 1).then(|| Events::attach(Detail::Sched, RING, &watched));
+        let _attached = events.transpose()?;
+        values.add("ns", pipe.ns_a_turn(TURNS_A_BATCH)?);
+        Ok(())
+    })?;
     let mut left_out = Vec::new();
-    if let Some(why) = all.no_perf {
+    if let Some(why) = no_perf {
         table.rows.remove(PERF);
         left_out.push(format!("perf sched record: {why}"));
     }
     Ok(Report { about: row!["cpu" => cpu], tables: vec![table], left_out, wrong: None })
 }
 
-const AGAIN: &str = "try again";
 /// The case of `perf sched record`.
 const PERF: usize = 2;
-
-struct HandOvers {
-    cpu: u32,
-    /// `perf` may run wherever we might.
-    elsewhere: CpuSet,
-    pipe: Turns,
-    socket: Turns,
-    no_perf: Option<String>,
-}
-
-impl Scenario for HandOvers {
-    const COLUMNS: &'static [Column] = &[
-        label("case", "what"),
-        metric("ns", "there and back", "ns", 1).lower(),
-        metric("added_ns", "added", "ns", 1).added_to("ns").lower(),
-        metric("reader_ns_an_event", "reader, for an event", "ns", 1).lower().show(&[Part::Median]),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        let cases = [
-            "a hand-over through pipes, not recorded",
-            "the same, recorded with --detail sched",
-            "the same, by perf sched record",
-            "a request over loopback, not recorded",
-            "the same, recorded with --detail sched",
-            "the same, recorded with --detail full",
-        ];
-        cases.map(|case| row!["case" => case]).to_vec()
-    }
-
-    fn baseline(&self, case: usize) -> Option<usize> {
-        [None, Some(0), Some(0), None, Some(3), Some(3)][case]
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let detail = match case {
-            0 | 3 => None,
-            PERF => {
-                if self.no_perf.is_none() {
-                    match self.next_to_perf()? {
-                        Ok(ns) => values.add("ns", ns),
-                        Err(why) => self.no_perf = Some(why),
-                    }
-                }
-                return Ok(());
-            }
-            5 => Some(Detail::Full),
-            _ => Some(Detail::Sched),
-        };
-        let turns = if case < PERF { &mut self.pipe } else { &mut self.socket };
-        let watched =
-            Watched { port: turns.port, processes: vec![std::process::id()], cpus: vec![self.cpu] };
-        let events = detail.map(|detail| Events::attach(detail, RING, &watched)).transpose()?;
-        values.add("ns", turns.ns_a_turn(TURNS_A_BATCH)?);
-        if let Some(mut events) = events {
-            values.add("reader_ns_an_event", ns_an_event(&mut events, self.cpu)?);
-        }
-        Ok(())
-    }
-}
-
-impl HandOvers {
-    /// A hand-over next to `perf sched record`; or why there is none.
-    fn next_to_perf(&mut self) -> Result<Result<f64, Lacking>, BenchError> {
-        let scratch = Scratch::new(1)?;
-        let mut perf = match PerfSched::start(&scratch.path("perf.data"), &self.elsewhere) {
-            Ok(perf) => perf,
-            Err(why) => return Ok(Err(why)),
-        };
-        if let Err(why) = perf.begins(|| self.pipe.ns_a_turn(TURNS_A_BATCH).map(drop)) {
-            return Ok(Err(why));
-        }
-        Ok(Ok(self.pipe.ns_a_turn(TURNS_A_BATCH)?))
-    }
-}
-
-/// What taking the events of a batch costs, for each.
-fn ns_an_event(events: &mut Events, cpu: u32) -> Result<f64, BenchError> {
-    let mut words: Vec<Words> = Vec::new();
-    let start = monotonic_ns();
-    events.read(cpu, &mut words);
-    for event in words.iter().filter_map(Event::decode) {
-        black_box(event);
-    }
-    let took_ns = monotonic_ns() - start;
-    if words.is_empty() {
-        return Err(BenchError::failed("nothing was recorded", AGAIN));
-    }
-    Ok(number(took_ns) / number(words.len() as u64))
-}
+const COSTS: &[Column] = &[
+    label("case", "what"),
+    metric("ns", "there and back", "ns", 1).lower(),
+    metric("added_ns", "added", "ns", 1).added_to("ns").lower(),
+];
 
 /// It writes what it has once some has come together.
 const TO_RECORD: Duration = Duration::from_secs(10);
 /// More than what the file begins with.
 const HAS_EVENTS: u64 = 256 << 10;
 
-/// One that records all CPUs; it ends with this, and its file goes.
-#[derive(Debug)]
-struct PerfSched {
-    process: Child,
-    file: PathBuf,
-}
-
-/// Why there is none, in a few words.
-type Lacking = String;
-
-impl PerfSched {
-    /// Writes to `file`, on whichever of these CPUs.
-    fn start(file: &Path, cpus: &CpuSet) -> Result<Self, Lacking> {
-        let mut command = Command::new("perf");
-        command.args(["sched", "record", "--no-buildid", "-o"]).arg(file);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = command.spawn().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => "there is no perf here".to_owned(),
-            _ => error.to_string(),
-        })?;
-        affinity::set(process.id(), cpus).map_err(|error| error.to_string())?;
-        Ok(Self { process, file: file.to_owned() })
-    }
-
-    /// Has `turn` go on until events are in the file.
-    fn begins(&mut self, mut turn: impl FnMut() -> io::Result<()>) -> Result<(), Lacking> {
-        let began = Instant::now();
-        while self.file.metadata().map_or(0, |file| file.len()) < HAS_EVENTS {
-            if let Ok(Some(status)) = self.process.try_wait() {
-                return Err(format!("perf sched record ended with {status}"));
-            }
-            if began.elapsed() > TO_RECORD {
-                return Err("perf sched record wrote nothing in 10 s".to_owned());
-            }
-            turn().map_err(|error| error.to_string())?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for PerfSched {
-    fn drop(&mut self) {
-        let id = i32::try_from(self.process.id()).map(Pid::from_raw);
-        // It has its children end as well; one that is gone needs no end.
-        let _gone = id.map(|id| kill(id, Signal::SIGINT));
-        let _ended = self.process.wait();
-        // It may not have come to make it.
-        let _none = std::fs::remove_file(&self.file);
-    }
+/// A hand-over while `perf sched record` records all CPUs, itself on any of these.
+fn next_to_perf(pipe: &mut Turns, cpus: &CpuSet) -> Result<f64, BenchError> {
+    let scratch = Scratch::new(1)?;
+    let file = scratch.path("perf.data");
+    let mut command = Command::new("perf");
+    command.args(["sched", "record", "--no-buildid", "-o"]).arg(&file);
+    let setup = ChildSetup { cpus: cpus.iter().collect(), ..ChildSetup::anywhere(Rank::Normal) };
+    let mut perf = Process::start("perf sched record", command, &setup, &scratch)?;
+    wait_for(&mut perf, TO_RECORD, |_| {
+        pipe.ns_a_turn(TURNS_A_BATCH).ok()?;
+        (file.metadata().ok()?.len() >= HAS_EVENTS).then_some(())
+    })?;
+    Ok(pipe.ns_a_turn(TURNS_A_BATCH)?)
 }

@@ -3,10 +3,10 @@
 //!
 //! While programs are attached, events are taken as `elfen tailor record` takes them.
 
-use std::fs;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::collections::BTreeSet;
+use std::io;
+use std::process::Command;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,15 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::programs::find_program;
 use elfen_kernel::events::{Detail, Events, Watched};
 use elfen_machine::affinity;
+use elfen_rt::process::Liveness;
 use elfen_rt::signal::event::Words;
+use elfen_rt::signal::service::{OpenError, ServiceReader, Writer};
 
-use super::counted::{Counted, Page, Redis};
 use crate::bench::{
-    BenchError, Column, Explain, Part, Row, Scenario, Table, Values, label, metric,
-    number as figure, rounded, row,
+    BenchError, Column, Explain, Hear, Part, Table, cases, label, measure, metric,
+    number as figure, rounded, row, with_baseline,
 };
+use crate::live::process::{Process, STOP_TIMEOUT, wait_for};
 use crate::live::scratch::Scratch;
 use crate::live::usage;
 
@@ -32,14 +34,18 @@ const RING: u32 = 16_384;
 /// A service that is under load.
 #[derive(Debug)]
 pub(super) struct Served {
-    counted: Box<dyn Counted>,
-    /// It has no marks, so its sockets are recorded; 0 if it has.
-    port: u16,
+    counted: Counted,
     processes: Vec<u32>,
-    /// Of each round and case.
-    pub(super) time: Duration,
-    /// For so much of that it is recorded.
-    pub(super) duty_percent: u32,
+}
+
+/// What counts the requests that a service has finished.
+#[derive(Debug)]
+enum Counted {
+    /// The service publishes its requests.
+    Page(ServiceReader),
+    /// A Redis on this port, which is asked for its own statistics. It has no marks, so its sockets
+    /// are recorded.
+    Redis(u16),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,84 +55,97 @@ struct Window {
     events: u64,
 }
 
-const DETAILS: [Option<Detail>; 3] = [None, Some(Detail::Sched), Some(Detail::Full)];
-
-impl Scenario for Served {
-    const COLUMNS: &'static [Column] = &[
-        label("detail", "detail"),
-        metric("cpu_ns", "CPU of a request", "us", 1).scaled(1e-3).lower().show(&[Part::Median]),
-        metric("more_percent", "more", "%", 2).percent_of("cpu_ns").lower(),
-        metric("events_per_second", "events", "1/s", 0).show(&[Part::Median]),
-        metric("requests_per_second", "requests", "1/s", 0).show(&[Part::Median]),
-    ];
-
-    fn cases(&self) -> Vec<Row> {
-        ["none", "sched", "full"].map(|detail| row!["detail" => detail]).to_vec()
-    }
-
-    fn baseline(&self, case: usize) -> Option<usize> {
-        (case > 0).then_some(0)
-    }
-
-    fn run(&mut self, case: usize, _: usize, values: &mut Values) -> Result<(), BenchError> {
-        let window = self.window(DETAILS[case])?;
-        // A Redis counts that it is asked for its count.
-        let most_of_ours = if self.port == 0 { 0 } else { 1 };
-        if window.requests <= most_of_ours {
-            return Err(BenchError::failed("it finished no request", "put it under load"));
-        }
-        let seconds = self.time.as_secs_f64();
-        values.add("cpu_ns", number(window.cpu_ns) / number(window.requests));
-        values.add("requests_per_second", number(window.requests) / seconds);
-        if case > 0 {
-            values.add("events_per_second", number(window.events) / seconds);
-        }
-        Ok(())
-    }
-}
+const SERVED: &[Column] = &[
+    label("detail", "detail"),
+    metric("cpu_ns", "CPU of a request", "us", 1).scaled(1e-3).lower().show(&[Part::Median]),
+    metric("more_percent", "more", "%", 2).percent_of("cpu_ns").lower(),
+    metric("events_per_second", "events", "1/s", 0).show(&[Part::Median]),
+    metric("requests_per_second", "requests", "1/s", 0).show(&[Part::Median]),
+];
 
 impl Served {
-    fn of(counted: Box<dyn Counted>, port: u16, processes: Vec<u32>) -> Self {
-        Self { counted, port, processes, time: Duration::ZERO, duty_percent: 100 }
-    }
-
     pub(super) fn find(name: &str) -> Result<Self, BenchError> {
-        let found = Page::find(name).map_err(|error| {
+        let page = match ServiceReader::open(name) {
+            Err(OpenError::Foreign(user)) => ServiceReader::open_of(name, Some(user)),
+            opened => opened,
+        };
+        let page = page.map_err(|error| {
             let fix = "start it first; `elfen top` lists those there are";
             Failure::new(Status::Failed, "looking for the service", error, fix)
-        });
-        let (page, processes) = found?;
-        Ok(Self::of(Box::new(page), 0, processes))
+        })?;
+        let writer = |lane| match page.writer(lane) {
+            Writer::Process(of, Liveness::Alive) => Some(of.pid().unsigned_abs()),
+            _ => None,
+        };
+        let processes: BTreeSet<u32> = (0..page.lanes()).filter_map(writer).collect();
+        let processes = processes.into_iter().collect();
+        Ok(Self { counted: Counted::Page(page), processes })
     }
 
     pub(super) fn redis(port: u16) -> Result<Self, BenchError> {
-        let found = Redis::find(port).map_err(|error| {
-            let fix = "start it first, without a password";
+        let process = redis_number(port, "server", "process_id").map_err(|error| {
+            let fix = "start it first, without a password, and install redis-cli";
             Failure::new(Status::Failed, "looking for the service", error, fix)
-        });
-        let (redis, process) = found?;
-        Ok(Self::of(Box::new(redis), port, vec![process]))
+        })?;
+        let processes = u32::try_from(process).into_iter().collect();
+        Ok(Self { counted: Counted::Redis(port), processes })
     }
 
-    fn so_far(&mut self) -> Result<Window, BenchError> {
-        let count = self.counted.finished().explain("asking it for its count", "try again");
-        Ok(Window {
-            cpu_ns: self.processes.iter().map(|process| usage::process_cpu_ns(*process)).sum(),
-            requests: count?,
-            events: 0,
+    /// Recorded with no detail, with some and with all, for `duty` percent of each `time`.
+    pub(super) fn measure(
+        &self,
+        time: Duration,
+        duty: u32,
+        runs: usize,
+        hear: Hear<'_>,
+    ) -> Result<Table, BenchError> {
+        let details = [None, Some(Detail::Sched), Some(Detail::Full)];
+        let cases = with_baseline(cases("detail", ["none", "sched", "full"]));
+        measure(("served", SERVED), &cases, runs, hear, |case, _, values| {
+            let window = self.window(details[case], time, duty)?;
+            // A Redis counts that it is asked for its count.
+            let most_of_ours = u64::from(matches!(self.counted, Counted::Redis(_)));
+            if window.requests <= most_of_ours {
+                return Err(BenchError::failed("it finished no request", "put it under load"));
+            }
+            let seconds = time.as_secs_f64();
+            values.add("cpu_ns", number(window.cpu_ns) / number(window.requests));
+            values.add("requests_per_second", number(window.requests) / seconds);
+            if case > 0 {
+                values.add("events_per_second", number(window.events) / seconds);
+            }
+            Ok(())
         })
     }
 
+    fn so_far(&self) -> Result<Window, BenchError> {
+        let requests = match &self.counted {
+            Counted::Page(page) => {
+                let slots = (0..page.lanes()).filter_map(|lane| page.slot(lane));
+                // Relaxed: a count, by which nothing else is read.
+                slots.map(|slot| slot.finished_requests.load(Relaxed)).sum()
+            }
+            Counted::Redis(port) => redis_number(*port, "stats", "total_commands_processed")
+                .explain("asking it for its count", "try again")?,
+        };
+        let cpu_ns = self.processes.iter().map(|process| usage::process_cpu_ns(*process)).sum();
+        Ok(Window { cpu_ns, requests, events: 0 })
+    }
+
     /// Recorded for its part of the time. Only with a part is beginning and ending in it.
-    fn window(&mut self, detail: Option<Detail>) -> Result<Window, BenchError> {
-        let time = self.time;
+    fn window(
+        &self,
+        detail: Option<Detail>,
+        time: Duration,
+        duty: u32,
+    ) -> Result<Window, BenchError> {
         let watched = Watched {
-            port: self.port,
+            port: if let Counted::Redis(port) = self.counted { port } else { 0 },
             processes: self.processes.clone(),
             cpus: affinity::allowed()?.iter().collect(),
         };
         let attach = || detail.map(|detail| Events::attach(detail, RING, &watched)).transpose();
-        let recorded = time * self.duty_percent / 100;
+        let recorded = time * duty / 100;
         let in_part = detail.is_some() && recorded < time;
         let mut events = if in_part { None } else { attach()? };
         let (before, began) = (self.so_far()?, Instant::now());
@@ -156,6 +175,23 @@ impl Served {
     }
 }
 
+/// A number of a section of what a Redis says of itself.
+fn redis_number(port: u16, section: &str, name: &str) -> io::Result<u64> {
+    let mut command = Command::new("redis-cli");
+    let output = command.args(["-p", &port.to_string(), "INFO", section]).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    number_in(&text, name).ok_or_else(|| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().chain(text.lines()).next().unwrap_or_default();
+        io::Error::other(format!("it does not answer INFO as a Redis does: {said:?}"))
+    })
+}
+
+fn number_in(text: &str, name: &str) -> Option<u64> {
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim_end().parse().ok();
+    text.lines().find_map(value)
+}
+
 /// The recorder's CPU is measured for so long.
 const RECORDER_FOR: Duration = Duration::from_secs(10);
 /// It has read its programs into the kernel, and looked which processes there are.
@@ -168,30 +204,20 @@ pub(super) fn recorder(service: &[String]) -> Result<Table, BenchError> {
     let all = RECORDER_FOR + SETTLED * 2;
     let mut command = Command::new(find_program("elfen")?);
     command.args(["tailor", "record"]).args(service).arg("-d");
-    command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("reader.trace"));
-    let told = File::options().write(true).create_new(true).open(scratch.path("told"))?;
-    command.stdin(Stdio::null()).stdout(told).stderr(Stdio::piped());
-    let mut recorder = command.spawn()?;
-    let said = recorder.stderr.take().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
-    let mut lines = BufReader::new(said).lines();
-    let mut before = Vec::new();
-    loop {
-        match lines.next().transpose()? {
-            Some(line) if line.starts_with("elfen: recording ") => break,
-            Some(line) => before.push(line),
-            None => return Err(BenchError::failed(before.join("; "), "try again")),
-        }
-    }
+    command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("trace"));
+    let mut recorder = Process::start_anywhere("elfen tailor record", command, &scratch)?;
+    wait_for(&mut recorder, STOP_TIMEOUT * 2, |recorder| {
+        recorder.stderr_text().contains("elfen: recording ").then_some(())
+    })?;
     thread::sleep(SETTLED);
-    let (spent_ns, began) = (usage::process_cpu_ns(recorder.id()), Instant::now());
+    let id = recorder.id();
+    let (spent_ns, began) = (usage::process_cpu_ns(id), Instant::now());
     thread::sleep(RECORDER_FOR);
-    let spent_ns = usage::process_cpu_ns(recorder.id()).saturating_sub(spent_ns);
+    let spent_ns = usage::process_cpu_ns(id).saturating_sub(spent_ns);
     let took = began.elapsed();
-    let status = recorder.wait()?;
-    let text = fs::read_to_string(scratch.path("told"))?;
-    let (events, lost) = counts(&text).filter(|_| status.success()).ok_or_else(|| {
-        let why = format!("elfen tailor record ended with {status}: {text:?}");
-        BenchError::failed(why, "try again")
+    let text = recorder.finish(None, STOP_TIMEOUT * 6)?;
+    let (events, lost) = counts(&text).ok_or_else(|| {
+        BenchError::failed(format!("elfen tailor record printed {text:?}"), "try again")
     })?;
     let row = row![
         "events_per_second" => rounded(number(events) / all.as_secs_f64()),
@@ -219,9 +245,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recording_says_what_it_took() {
+    fn what_is_printed_is_read() {
         let told = "104321 events in /tmp/a, b.trace, 7 lost; `elfen tailor report /tmp/a` tells\n";
         assert_eq!(counts(told), Some((104_321, 7)));
         assert_eq!(counts("elfen: no"), None);
+        let info = "# Stats\r\ntotal_commands_processed:9\r\nother:1\r\n";
+        assert_eq!(number_in(info, "total_commands_processed"), Some(9));
+        assert_eq!(number_in("NOAUTH Authentication required.\n", "other"), None);
     }
 }

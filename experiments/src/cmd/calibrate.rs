@@ -92,7 +92,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     live::install_signal_handlers().map_err(failed)?;
     let pair = machine.pairs.first().cloned();
     let pair = pair.unwrap_or_else(|| unreachable!("a machine has a pair, or is refused"));
-    let lanes = Lanes { request: pair.request, batch: pair.batch[0] };
+    let batch = pair.batch.iter().next().unwrap_or(pair.request);
+    let lanes = Lanes { request: pair.request, batch };
     let order = Order {
         pair,
         batches: args.batch.clone(),

@@ -139,8 +139,7 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
     let emulate_smt = machine.emulated;
     let limits: Vec<String> = machine.emulation().into_iter().collect();
     let plan = Plan { emulate_smt, ..plan };
-    let source = plan.source.clone();
-    let order = Order { machine, documents: args.docs, source, ..Order::default() };
+    let order = Order { machine, documents: args.docs, ..Order::default() };
     let command = shell::command_line("elfen lab");
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })
 }

@@ -16,7 +16,7 @@ use elfen_run::channels::SourceChoice;
 use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 
-use crate::live::{LiveError, Machine, Pair};
+use crate::live::{LiveError, Machine};
 use crate::record::Line;
 use crate::report::live;
 
@@ -42,12 +42,8 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
     }
     let in_a_pair = |cpu: &u32| chosen.iter().any(|pair| pair.lanes().any(|lane| lane == *cpu));
     let spare = topology.usable.iter().filter(|cpu| !in_a_pair(cpu)).collect();
-    let pair = |pair: &elfen_machine::pair::Pair| Pair {
-        request: pair.request,
-        batch: pair.batch.iter().collect(),
-    };
     let cpus = u32::try_from(topology.online.len()).unwrap_or(u32::MAX);
-    Ok(Machine { pairs: chosen.iter().map(pair).collect(), spare, smt, cpus, emulated: None })
+    Ok(Machine { pairs: chosen, spare, smt, cpus, emulated: None })
 }
 
 fn one_cpu(topology: &Topology, what: &str) -> Failure {

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_machine::affinity;
+use elfen_machine::pair::Pair;
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::nap::Nap;
 use elfen_rt::signal::page::Page;
@@ -19,11 +20,10 @@ use serde::Serialize;
 
 use super::batches::BatchOutput;
 use super::os::{ChildSetup, Rank};
-use super::process::{Process, wait_for};
-use super::scratch::Scratch;
-use super::service::{Corpus, SearchBench};
+use super::process::Process;
+use super::service::Corpus;
 use super::summary::{Figure, figure};
-use super::{LiveError, Pair, Programs, sleep_until, usage};
+use super::{LiveError, Machine, Rig, sleep_until, usage};
 
 /// Time for an iteration of `elfen-batch` to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -69,10 +69,11 @@ pub struct Slowdown {
 pub const SERVICE: &str = "search";
 
 struct Bench {
-    programs: Programs,
     corpus: Corpus,
     order: Order,
-    scratch: Scratch,
+    /// The CPUs of request lane and batch lane.
+    lanes: [u32; 2],
+    rig: Rig,
 }
 
 /// Measures all pairs of programs, and the service next to each of `naps`. Runs are interleaved.
@@ -82,10 +83,10 @@ pub fn measure(
     naps: &[Nap],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Measured, LiveError> {
-    let programs = Programs::find()?;
-    let scratch = Scratch::new(1).map_err(LiveError::io("making a folder for temporary files"))?;
-    let corpus = Corpus::open(&programs, &scratch, order.index.as_deref(), order.documents)?;
-    let bench = Bench { programs, corpus, order, scratch };
+    let rig = Rig::new(Machine { pairs: vec![order.pair.clone()], ..Machine::default() })?;
+    let corpus = Corpus::open(&rig, order.index.as_deref(), order.documents)?;
+    let lane = rig.machine.batch_lanes().next().map_or(order.pair.request, |(_, batch)| batch);
+    let bench = Bench { corpus, lanes: [order.pair.request, lane], order, rig };
     let pairs = pairs(&bench.order.batches);
     let runs = bench.order.runs;
     let per_run = pairs.len() + naps.len();
@@ -136,7 +137,7 @@ fn pairs(batches: &[String]) -> Vec<(String, String)> {
 impl Bench {
     /// The slowdowns of two programs, relative to each alone just before.
     fn measure_pair(&self, first: &str, second: &str) -> Result<(f64, f64), LiveError> {
-        let [lane, sibling] = self.lanes();
+        let [lane, sibling] = self.lanes;
         let first_alone = self.measure_alone(first, lane)?;
         let second_alone = self.measure_alone(second, sibling)?;
         if first == SERVICE {
@@ -156,21 +157,21 @@ impl Bench {
         first_alone: f64,
         second_alone: f64,
     ) -> Result<(f64, f64), LiveError> {
-        let [lane, sibling] = self.lanes();
+        let [lane, sibling] = self.lanes;
         let batch = self.batch(second, sibling)?;
-        let found = self.search(lane)?.finish()?;
+        let found = self.search(lane)?;
         let done = end(batch)?;
         Ok((first_alone / found, second_alone / done))
     }
 
     /// The slowdown of a search while a thread naps on the other lane, again and again.
     fn measure_next_to_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
-        let [lane, sibling] = self.lanes();
-        let alone = self.search(lane)?.finish()?;
+        let [lane, sibling] = self.lanes;
+        let alone = self.search(lane)?;
         let stop = AtomicBool::new(false);
         let (found, napped) = thread::scope(|scope| {
             let napping = scope.spawn(|| nap_until(&stop, nap, lane, sibling));
-            let found = self.search(lane).and_then(SearchBench::finish);
+            let found = self.search(lane);
             // Relaxed: a flag that is polled; the join orders everything else.
             stop.store(true, Relaxed);
             let napped = napping.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
@@ -180,15 +181,10 @@ impl Bench {
         Ok(alone / found?)
     }
 
-    fn lanes(&self) -> [u32; 2] {
-        let Pair { request, batch } = &self.order.pair;
-        [*request, batch.first().copied().unwrap_or(*request)]
-    }
-
     /// The work per second of a program alone.
     fn measure_alone(&self, program: &str, cpu: u32) -> Result<f64, LiveError> {
         if program == SERVICE {
-            return self.search(cpu)?.finish();
+            return self.search(cpu);
         }
         let batch = self.batch(program, cpu)?;
         self.wait()?;
@@ -199,19 +195,17 @@ impl Bench {
         sleep_until(Instant::now() + self.order.duration, || Ok(()))
     }
 
-    fn search(&self, cpu: u32) -> Result<SearchBench, LiveError> {
-        self.corpus.searching(&self.programs, &self.scratch, cpu, Rank::Normal)
+    fn search(&self, cpu: u32) -> Result<f64, LiveError> {
+        self.corpus.search(&self.rig, cpu, Rank::Normal)
     }
 
     fn batch(&self, program: &str, cpu: u32) -> Result<Process, LiveError> {
-        let mut command = Command::new(&self.programs.batch);
+        let mut command = Command::new(&self.rig.programs.batch);
         command.args([program, "--json", "--duration", "600s"]);
         let setup = ChildSetup::on(cpu, Rank::Normal);
-        let mut batch = Process::start("elfen-batch", command, &setup, &self.scratch)?;
-        let id = batch.id();
-        wait_for(&mut batch, STOP_TIMEOUT, |_| {
-            usage::has_handler(id, libc::SIGTERM).then_some(())
-        })?;
+        let mut batch = self.rig.start("elfen-batch", command, &setup)?;
+        let handles = |batch: &Process| usage::has_handler(batch.id(), libc::SIGTERM).then_some(());
+        batch.wait_for(STOP_TIMEOUT, handles)?;
         Ok(batch)
     }
 }
@@ -244,7 +238,7 @@ fn busy_lane() -> Result<Page<TaskSlot>, MemoryError> {
     Ok(page)
 }
 
-fn end(batch: Process) -> Result<f64, LiveError> {
+fn end(mut batch: Process) -> Result<f64, LiveError> {
     let worked: BatchOutput = batch.finish_json(Some(libc::SIGTERM), STOP_TIMEOUT)?;
     Some(worked.per_second).filter(|rate| *rate > 0.0).ok_or_else(|| LiveError::Garbled {
         name: "elfen-batch".to_owned(),

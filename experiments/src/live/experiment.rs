@@ -179,7 +179,7 @@ impl Experiment {
             }
         }
         progress(&Progress::Preparing("building the index and starting the service"));
-        let mut testbed = Testbed::start(self.order.clone())?;
+        let mut testbed = Testbed::start(self.order.clone(), self.plan.clone())?;
         let setup = match begun {
             Some(begun) => {
                 check_same_testbed(&begun, &testbed)?;
@@ -198,7 +198,7 @@ impl Experiment {
         progress(&Progress::Begin { missing: missing.len(), all: count });
         let mut left = missing.len();
         for job in missing {
-            let run = testbed.measure(&job, &self.plan, &setup.alone)?;
+            let run = testbed.measure(&job, &setup.alone)?;
             left -= 1;
             progress(&Progress::Made { run: &run, left });
             results.add(Line::Run(run))?;

@@ -19,9 +19,9 @@ use elfen_console::duration::number;
 use elfen_console::programs::find_program;
 use serde::{Deserialize, Serialize};
 
-use super::latencies::{Latencies, TIMEOUT};
+use super::latencies::{self, Latencies, TIMEOUT};
 use super::lucene::{Java, Lucene, TEMPLATE};
-use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT, wait_for};
+use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT};
 use super::scratch::Scratch;
 use super::{LiveError, check_interrupted};
 
@@ -294,7 +294,7 @@ impl Ladder<'_> {
         command.args(["--listen", "127.0.0.1:0", "--to", &to, "--backup", &backup]);
         command.args(["--policy", self.policy, "--replay", &WARM_UP.to_string()]);
         let mut proxy = Process::start_anywhere("elfen-hedge", command, &self.scratch)?;
-        let port = wait_for(&mut proxy, START_TIMEOUT, |proxy| {
+        let port = proxy.wait_for(START_TIMEOUT, |proxy| {
             proxy.stderr_text().split_once('\n')?.0.rsplit_once(':')?.1.parse().ok()
         })?;
         Ok((proxy, port))
@@ -383,10 +383,10 @@ impl Ladder<'_> {
         command.args(["--allow-late", "--json", "--template", TEMPLATE]);
         command.arg("--queries").arg(&self.lucene.questions).arg("--csv").arg(&csv);
         command.arg(format!("http://127.0.0.1:{port}"));
-        let load = Process::start_anywhere("elfen-load", command, &self.scratch)?;
+        let mut load = Process::start_anywhere("elfen-load", command, &self.scratch)?;
         let takes = Duration::from_secs_f64(f64::from(requests) / f64::from(*rps));
         load.finish(None, takes * 2 + TIMEOUT + REPORT_TIMEOUT)?;
-        Latencies::read(&csv)
+        latencies::read(&csv).map(|(latencies, _)| latencies)
     }
 
     /// Starts a recording. If recording is not permitted, it is not tried again. Page faults need
@@ -401,7 +401,7 @@ impl Ladder<'_> {
         command.arg("-o").arg(self.scratch.path("trace"));
         let mut recorder = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
         let begun = |recorder: &Process| is_recording(&recorder.stderr_text(), port).then_some(());
-        match wait_for(&mut recorder, START_TIMEOUT, begun) {
+        match recorder.wait_for(START_TIMEOUT, begun) {
             Ok(()) => Ok(Some(recorder)),
             Err(LiveError::Failed { said, .. }) => {
                 self.not_recorded = Some(said.trim_start_matches("elfen: ").to_owned());
@@ -411,7 +411,7 @@ impl Ladder<'_> {
         }
     }
 
-    fn causes(&self, recorder: Process) -> Result<BTreeMap<String, f64>, LiveError> {
+    fn causes(&self, mut recorder: Process) -> Result<BTreeMap<String, f64>, LiveError> {
         /// The part of `elfen tailor report --json` that is used here.
         #[derive(Deserialize)]
         struct Report {
@@ -429,7 +429,7 @@ impl Ladder<'_> {
         command
             .args(["tailor", "report", "--json", "-k", "0", "--slow", &slow])
             .arg(self.scratch.path("trace"));
-        let report = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
+        let mut report = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
         let Report { slow_requests, causes } = report.finish_json(None, REPORT_TIMEOUT)?;
         let ms =
             |cause: Cause| (cause.cause, number(cause.tail_ns) / 1e6 * f64::from(slow_requests));

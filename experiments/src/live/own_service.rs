@@ -6,6 +6,7 @@
 //! did nothing during the probe are accepted, because many runtimes have threads that only sleep.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,10 +17,8 @@ use elfen_machine::cpulist::CpuSet;
 use elfen_machine::process::{below, threads_of};
 use serde::Deserialize;
 
-use super::process::Process;
-use super::scratch::Scratch;
 use super::service::Helpers;
-use super::{LiveError, Machine, Programs, usage};
+use super::{LiveError, Rig, usage};
 use crate::record::Service;
 
 /// The load of the probe, which shows the working threads.
@@ -63,7 +62,7 @@ impl ServiceProcesses {
     }
 
     /// Refuses processes that do not exist or whose CPU time cannot be read.
-    fn check(&self) -> Result<(), LiveError> {
+    pub(super) fn check(&self) -> Result<(), LiveError> {
         let refuse = |why: String, fix: &'static str| Err(LiveError::Refused { why, fix });
         match self {
             Self::Pid(pid) if threads_of(*pid).is_empty() => {
@@ -81,7 +80,7 @@ impl ServiceProcesses {
         }
     }
 
-    fn used_ns(&self) -> u64 {
+    pub(super) fn used_ns(&self) -> u64 {
         match self {
             Self::Pid(pid) => usage::family_cpu_ns(*pid),
             Self::Cgroup(folder) => cgroup_cpu_ns(folder).unwrap_or(0),
@@ -109,7 +108,7 @@ impl Thread {
     /// `None` if the thread has ended.
     fn of(process: u32, id: u32) -> Option<Self> {
         let may_use = affinity::of(id).ok()?;
-        Some(Self { process, used_ns: usage::thread_cpu_ns(process, id)?, may_use })
+        Some(Self { process, used_ns: usage::thread_cpu_ns(id)?, may_use })
     }
 }
 
@@ -170,20 +169,13 @@ struct Counts {
 impl OwnService {
     /// Sends requests for a second. Refuses a service that does not answer or that may leave its
     /// lanes.
-    pub(super) fn check_ready(
-        &self,
-        programs: &Programs,
-        scratch: &Scratch,
-        machine: &Machine,
-        helpers: &Helpers,
-    ) -> Result<(), LiveError> {
+    pub(super) fn check_ready(&self, rig: &Rig, helpers: &Helpers) -> Result<(), LiveError> {
         self.processes.check()?;
         let before = self.processes.threads();
-        let mut command = Command::new(&programs.load);
+        let mut command = Command::new(&rig.programs.load);
         command.args(PROBE).args(["--json", "--allow-late", "--timeout", "5s"]);
-        self.add_load_args(&mut command);
-        let name = "elfen-load";
-        let probe = Process::start(name, command, &helpers.generator_setup(), scratch)?;
+        command.args(self.load_args());
+        let mut probe = rig.start("elfen-load", command, &helpers.generator_setup())?;
         let url = &self.service.url;
         let probed = probe.finish_json(None, ANSWER_TIMEOUT).map_err(|error| match error {
             LiveError::Failed { said, .. } => {
@@ -192,39 +184,30 @@ impl OwnService {
             }
             other => other,
         });
-        let ProbeOutput { invocations: [counts] } = probed?;
-        let Counts { requests, errors } = counts;
+        let ProbeOutput { invocations: [Counts { requests, errors }] } = probed?;
         if errors > 0 || requests == 0 {
             let why = format!("{errors} of {requests} requests to {url} failed");
             let fix = "see what the service answers there, as with `curl -v`";
             return Err(LiveError::Refused { why, fix });
         }
-        let lanes: CpuSet = machine.pairs.iter().map(|pair| pair.request).collect();
+        let lanes: CpuSet = rig.machine.pairs.iter().map(|pair| pair.request).collect();
         find_stray(&before, &self.processes.threads(), &lanes).map_or(Ok(()), |why| {
             Err(LiveError::Misplaced { why, fix: self.processes.remedy(&lanes) })
         })
     }
 
-    /// Adds the URL and the queries to the arguments of the generator.
-    pub(super) fn add_load_args(&self, command: &mut Command) {
+    /// The arguments of the generator that name the service and its requests.
+    pub(super) fn load_args(&self) -> Vec<OsString> {
         let Service { url, queries, .. } = &self.service;
-        if let Some(queries) = queries {
-            command.arg("--queries").arg(queries);
-        }
-        if !url.contains(PLACEHOLDER) {
-            command.arg(url);
-            return;
-        }
-        let (host, path) = split_host(url);
-        command.args(["--template", path]).arg(host);
-    }
-
-    pub(super) fn check_alive(&self) -> Result<(), LiveError> {
-        self.processes.check()
-    }
-
-    pub(super) fn used_ns(&self) -> u64 {
-        self.processes.used_ns()
+        let queries = queries.iter().flat_map(|file| ["--queries".into(), file.into()]);
+        let target = match url.contains(PLACEHOLDER) {
+            true => {
+                let (host, path) = split_host(url);
+                vec!["--template".into(), path.into(), host.into()]
+            }
+            false => vec![url.into()],
+        };
+        queries.chain(target).collect()
     }
 }
 

@@ -44,6 +44,13 @@ impl Scratch {
         self.dir.join(name)
     }
 
+    /// New files for the stdout and the stderr of a child.
+    pub(super) fn output_files(&self) -> [PathBuf; 2] {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        ["out", "err"].map(|kind| self.path(&format!("{number}.{kind}")))
+    }
+
     /// The name of the service's page.
     pub(super) fn service(&self) -> &str {
         &self.service

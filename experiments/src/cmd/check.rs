@@ -114,13 +114,8 @@ fn failed(error: &std::io::Error) -> Failure {
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let mut plan = Plan {
-        faults: args.causes.0.clone(),
-        runs: args.runs,
-        requests_a_second: args.rps,
-        length: Duration::from_millis(15),
-        every: Duration::from_millis(150),
-    };
+    let mut plan =
+        Plan { faults: args.causes.0.clone(), runs: args.runs, requests_a_second: args.rps };
     let holds = if let Some(time) = args.steal {
         let stolen = faults::stolen(time, args.rps).map_err(check_failed)?;
         print(out, args.json, &stolen, || steal_text(stolen))?;

@@ -167,7 +167,7 @@ fn emulated(source: SourceChoice) -> Option<f64> {
 fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
     let failed = |error| live_args::failure(WHAT, &error);
     let mut results = Results::default();
-    let mut meter = Meter::new();
+    let meter = Meter::new();
     to_stderr("measuring a service with and without a batch: this takes about a minute");
     experiment.run(&mut results, &mut |progress| meter.show_progress(progress)).map_err(failed)?;
     Ok(results.lines)

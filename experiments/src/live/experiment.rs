@@ -76,30 +76,22 @@ impl Results {
 /// The first difference between the setup of a file and the requested setup, as a reason not to add
 /// runs.
 pub fn first_difference(begun: &Setup, asked: &Setup) -> Option<String> {
-    let other = |what: &str, begun: &str, asked: &str| {
-        (begun != asked).then(|| format!("its {what} is {begun:?} and not {asked:?}"))
-    };
-    let plans = || {
-        let text = |setup: &Setup| {
-            let plan = setup.plan.as_ref().and_then(|plan| serde_json::to_value(plan).ok());
-            plan.unwrap_or_default()
-        };
-        let (begun, asked) = (text(begun), text(asked));
-        // A key without a value is not written, so the keys of both are compared.
-        let keys = [&asked, &begun].map(|plan| plan.as_object());
-        let mut keys = keys.into_iter().flatten().flat_map(|plan| plan.keys());
-        let differs = keys.find(|key| begun[*key] != asked[*key]);
-        differs.map(|key| format!("{key} of its plan is {} and not {}", begun[key], asked[key]))
-    };
-    plans()
-        .or_else(|| other("version of elfen", &begun.elfen, &asked.elfen))
-        .or_else(|| other("kernel", &begun.kernel, &asked.kernel))
-        .or_else(|| other("processor", &begun.cpu, &asked.cpu))
-        .or_else(|| other("choice of lanes", &begun.lanes, &asked.lanes))
-        .or_else(|| {
-            let documents = [begun, asked].map(|setup| setup.documents.to_string());
-            other("number of documents", &documents[0], &documents[1])
-        })
+    let [begun, asked] =
+        [begun, asked].map(|setup| serde_json::to_value(setup).unwrap_or_default());
+    let plans = [&asked["plan"], &begun["plan"]];
+    // A key without a value is not written, so the keys of both are compared.
+    let keys = plans.iter().filter_map(|plan| plan.as_object()).flat_map(|plan| plan.keys());
+    let of_plan = keys.map(|key| (format!("{key} of its plan"), &plans[1][key], &plans[0][key]));
+    let whole = [
+        ("version of elfen", "elfen"),
+        ("kernel", "kernel"),
+        ("processor", "cpu"),
+        ("choice of lanes", "lanes"),
+        ("number of documents", "documents"),
+    ];
+    let whole = whole.map(|(name, key)| (format!("its {name}"), &begun[key], &asked[key]));
+    let mut differs = of_plan.chain(whole).filter(|(_, begun, asked)| begun != asked);
+    differs.next().map(|(what, begun, asked)| format!("{what} is {begun} and not {asked}"))
 }
 
 /// The setup as far as it is known before anything is measured.

@@ -60,34 +60,22 @@ pub(crate) enum Rung {
 impl Rung {
     pub(crate) const ALL: [Self; 4] = [Self::AsIs, Self::Nodelay, Self::PreTouch, Self::Hedge];
 
+    /// Its name; its cure, in addition to those of the rungs below; and the maximum of an iteration
+    /// at the client in the thesis, lowest and highest of 20, in milliseconds (section 4.4, Figures
+    /// 4.11 to 4.14).
+    pub(crate) fn facts(self) -> (&'static str, &'static str, (f64, f64)) {
+        match self {
+            Self::AsIs => ("as is", "nothing", (40.0, 46.0)),
+            Self::Nodelay => ("nodelay", "answers do not wait for acknowledgements", (3.0, 40.0)),
+            Self::PreTouch => ("pre-touch", "the heap is touched before it serves", (2.5, 41.0)),
+            Self::Hedge => {
+                ("hedge", "a backup answers while the first restarts or collects", (3.0, 5.0))
+            }
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::AsIs => "as is",
-            Self::Nodelay => "nodelay",
-            Self::PreTouch => "pre-touch",
-            Self::Hedge => "hedge",
-        }
-    }
-
-    /// Its cure, in addition to those of the rungs below.
-    pub(crate) fn cure(self) -> &'static str {
-        match self {
-            Self::AsIs => "nothing",
-            Self::Nodelay => "answers do not wait for acknowledgements",
-            Self::PreTouch => "the heap is touched before it serves",
-            Self::Hedge => "a backup answers while the first restarts or collects",
-        }
-    }
-
-    /// The maximum of an iteration at the client in the thesis, lowest and highest of 20, in
-    /// milliseconds (section 4.4, Figures 4.11 to 4.14).
-    pub(crate) fn thesis_max_ms(self) -> (f64, f64) {
-        match self {
-            Self::AsIs => (40.0, 46.0),
-            Self::Nodelay => (3.0, 40.0),
-            Self::PreTouch => (2.5, 41.0),
-            Self::Hedge => (3.0, 5.0),
-        }
+        self.facts().0
     }
 
     pub(crate) fn options(self) -> Vec<String> {
@@ -130,46 +118,15 @@ impl Phase {
     }
 }
 
-/// A cause of the thesis, and the rung and phase where it is expected. The next rung has its cure.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CauseRow {
-    pub(crate) name: &'static str,
-    /// Its name in `elfen tailor`.
-    pub(crate) cause: &'static str,
-    pub(crate) rung: Rung,
-    pub(crate) next: Rung,
-    pub(crate) phase: Phase,
-}
+/// A cause of the thesis, its name in `elfen tailor`, and the rung and phase where it is expected.
+pub(crate) type CauseRow = (&'static str, &'static str, Rung, Phase);
 
+/// The next rung has the cure of each.
 pub(crate) const ROWS: [CauseRow; 4] = [
-    CauseRow {
-        name: "Nagle and delayed ACK",
-        cause: "tcp-out",
-        rung: Rung::AsIs,
-        next: Rung::Nodelay,
-        phase: Phase::Filling,
-    },
-    CauseRow {
-        name: "page faults",
-        cause: "fault",
-        rung: Rung::Nodelay,
-        next: Rung::PreTouch,
-        phase: Phase::Filling,
-    },
-    CauseRow {
-        name: "class loading",
-        cause: "classload",
-        rung: Rung::PreTouch,
-        next: Rung::Hedge,
-        phase: Phase::New,
-    },
-    CauseRow {
-        name: "garbage collection",
-        cause: "gc",
-        rung: Rung::PreTouch,
-        next: Rung::Hedge,
-        phase: Phase::Collecting,
-    },
+    ("Nagle and delayed ACK", "tcp-out", Rung::AsIs, Phase::Filling),
+    ("page faults", "fault", Rung::Nodelay, Phase::Filling),
+    ("class loading", "classload", Rung::PreTouch, Phase::New),
+    ("garbage collection", "gc", Rung::PreTouch, Phase::Collecting),
 ];
 
 #[derive(Clone, PartialEq, Debug, Serialize)]

@@ -40,7 +40,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(super) fn start(
+    pub(crate) fn start(
         name: &str,
         command: Command,
         setup: &ChildSetup,
@@ -83,7 +83,7 @@ impl Process {
     }
 
     /// Writes a line to its stdin.
-    pub(super) fn write_line(&self, line: &str) -> Result<(), LiveError> {
+    pub(crate) fn write_line(&self, line: &str) -> Result<(), LiveError> {
         let input = self.child.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe);
         let written =
             input.map_err(io::Error::from).and_then(|mut input| writeln!(input, "{line}"));
@@ -127,7 +127,7 @@ impl Process {
     }
 
     /// Its stdout so far.
-    pub(super) fn stdout_text(&self) -> String {
+    pub(crate) fn stdout_text(&self) -> String {
         fs::read_to_string(&self.out).unwrap_or_default()
     }
 
@@ -171,7 +171,7 @@ impl Process {
     }
 
     /// Waits until `done` returns a value. Fails if the child ends before.
-    pub(super) fn wait_for<T>(
+    pub(crate) fn wait_for<T>(
         &mut self,
         timeout: Duration,
         mut done: impl FnMut(&Self) -> Option<T>,

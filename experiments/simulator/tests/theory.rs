@@ -62,8 +62,7 @@ const EXPONENTIAL: Demand = Demand::Exponential { mean_ns: SERVICE_NS };
 
 #[test]
 fn one_worker() {
-    let log_normal =
-        |sigma: f64| (Demand::log_normal(SERVICE_NS, sigma), f64::exp(sigma * sigma));
+    let log_normal = |sigma: f64| (Demand::log_normal(SERVICE_NS, sigma), f64::exp(sigma * sigma));
     let several = [0.3, 0.6, 0.8];
     for (utilisations, (demand, variability)) in [
         (&several[..], (EXPONENTIAL, 2.0)),

@@ -1,5 +1,6 @@
 //! `elfen lab calibrate`: measures how a service and programs that share a core slow each other
-//! down, how fast each nap is, and how much it slows a request. It writes them as parameters of the model.
+//! down, how fast each nap is, and how much it slows a request. It writes them as parameters of the
+//! model.
 
 use std::io::Write;
 use std::path::PathBuf;

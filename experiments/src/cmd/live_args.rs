@@ -137,18 +137,3 @@ pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(),
     let html = report.html().map_err(|error| unusable(error.to_string()))?;
     fs::write(path, html).map_err(|error| Failure::unwritable("page", path, error))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: a wrong file name costs no minutes of measuring. Method: a folder, a missing folder,
-    /// and a file that can be made.
-    #[test]
-    fn unwritable_files_are_refused_before_measuring() {
-        assert!(writable(Path::new("/")).is_err());
-        assert!(writable(Path::new("/no/such/folder/x.html")).is_err());
-        assert!(writable(&std::env::temp_dir().join("not-there.html")).is_ok());
-        assert!(writable(Path::new("not-there.html")).is_ok());
-    }
-}

@@ -23,8 +23,8 @@ use serde::Deserialize;
 
 use super::os::{self, ChildSetup, Rank};
 use super::plan::{Spec, label};
-use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT, poll_until};
-use super::{LiveError, Rig, usage};
+use super::process::{Process, Rig, START_TIMEOUT, STOP_TIMEOUT, poll_until};
+use super::{LiveError, usage};
 use crate::record::{Plan, Scenario};
 
 /// If no process is left to end it, a batch ends itself this long after the run.

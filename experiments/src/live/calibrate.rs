@@ -19,10 +19,10 @@ use elfen_rt::signal::task::TaskSlot;
 
 use super::batches::BatchOutput;
 use super::os::{ChildSetup, Rank};
-use super::process::Process;
+use super::process::{Process, Rig};
 use super::service::Corpus;
 use super::summary::{Figure, figure};
-use super::{LiveError, Machine, Rig, sleep_until, usage};
+use super::{LiveError, Machine, sleep_until, usage};
 
 /// Time for an iteration of `elfen-batch` to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);

@@ -241,7 +241,6 @@ fn check_same_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Scenario;
 
     fn file(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("elfen-results-{}-{name}", std::process::id()))
@@ -348,16 +347,5 @@ mod tests {
         let asked = Setup { lanes: "2:3".to_owned(), ..setup.clone() };
         let says = "its choice of lanes is \"0:1\" and not \"2:3\"";
         assert_eq!(first_difference(&setup, &asked).as_deref(), Some(says));
-    }
-
-    #[test]
-    fn a_job_matches_only_its_own_run() {
-        let plan = plan();
-        let specs = super::super::plan::check(&plan).unwrap();
-        let all = jobs(&plan, &specs, 100.0);
-        let idle = all.iter().find(|job| job.spec.scenario == Scenario::BorrowIdle).unwrap();
-        assert!(idle.matches(&run(idle)));
-        assert!(!idle.matches(&Run { asked: "fixed-budget:2ms".to_owned(), ..run(idle) }));
-        assert!(!idle.matches(&Run { invocation: 7, ..run(idle) }));
     }
 }

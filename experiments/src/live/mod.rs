@@ -38,17 +38,13 @@ pub mod testbed;
 pub(crate) mod usage;
 
 use std::io;
-use std::path::PathBuf;
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use elfen_console::programs::{ProgramError, find_program};
+use elfen_console::programs::ProgramError;
 use elfen_machine::pair::Pair;
 
 use crate::record::BadLine;
-use os::ChildSetup;
-use process::Process;
-use scratch::Scratch;
 
 /// Why a live experiment failed.
 #[derive(Debug, thiserror::Error)]
@@ -140,52 +136,6 @@ impl Machine {
     /// Every batch lane, as (request lane, batch lane).
     fn batch_lanes(&self) -> impl Iterator<Item = (u32, u32)> {
         self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|batch| (pair.request, batch)))
-    }
-}
-
-/// The programs of Elfen that experiments start.
-#[derive(Debug)]
-struct Programs {
-    elfen: PathBuf,
-    search: PathBuf,
-    load: PathBuf,
-    batch: PathBuf,
-}
-
-/// All that starting the programs of an experiment requires.
-#[derive(Debug)]
-struct Rig {
-    programs: Programs,
-    machine: Machine,
-    scratch: Scratch,
-}
-
-impl Rig {
-    fn new(machine: Machine) -> Result<Self, LiveError> {
-        let programs = Programs {
-            elfen: find_program("elfen")?,
-            search: find_program("elfen-search")?,
-            load: find_program("elfen-load")?,
-            batch: find_program("elfen-batch")?,
-        };
-        let lanes = u32::try_from(machine.pairs.len()).unwrap_or(u32::MAX);
-        let scratch =
-            Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
-        Ok(Self { programs, machine, scratch })
-    }
-
-    fn start(
-        &self,
-        name: &str,
-        command: Command,
-        setup: &ChildSetup,
-    ) -> Result<Process, LiveError> {
-        Process::start(name, command, setup, &self.scratch)
-    }
-
-    /// Starts a child at normal priority on any CPU.
-    fn start_anywhere(&self, name: &str, command: Command) -> Result<Process, LiveError> {
-        Process::start_anywhere(name, command, &self.scratch)
     }
 }
 

@@ -17,8 +17,9 @@ use elfen_machine::cpulist::CpuSet;
 use elfen_machine::process::{below, threads_of};
 use serde::Deserialize;
 
+use super::process::Rig;
 use super::service::Helpers;
-use super::{LiveError, Rig, usage};
+use super::{LiveError, usage};
 use crate::record::Service;
 
 /// The load of the probe, which shows the working threads.

@@ -1,4 +1,5 @@
 //! A child process: started with its CPUs and priority, its output kept in files, and always ended.
+//! A [`Rig`] has what starting one takes.
 //!
 //! Output goes to files and not to pipes, because no thread empties a pipe during a measurement.
 
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use elfen_console::programs::find_program;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::de::DeserializeOwned;
@@ -15,7 +17,7 @@ use serde::de::DeserializeOwned;
 use super::os::{self, ChildSetup, Rank};
 use super::scratch::Scratch;
 use super::usage::Descendants;
-use super::{LiveError, check_interrupted};
+use super::{LiveError, Machine, check_interrupted};
 
 /// Time for a child to end after SIGTERM, when its handle is dropped.
 const TERM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -219,6 +221,56 @@ impl Drop for Process {
             late.kill();
         }
         family.kill();
+    }
+}
+
+/// The programs of Elfen that experiments start.
+#[derive(Debug)]
+pub(super) struct Programs {
+    pub(super) elfen: PathBuf,
+    pub(super) search: PathBuf,
+    pub(super) load: PathBuf,
+    pub(super) batch: PathBuf,
+}
+
+/// All that starting the programs of an experiment requires.
+#[derive(Debug)]
+pub(super) struct Rig {
+    pub(super) programs: Programs,
+    pub(super) machine: Machine,
+    pub(super) scratch: Scratch,
+}
+
+impl Rig {
+    pub(super) fn new(machine: Machine) -> Result<Self, LiveError> {
+        let programs = Programs {
+            elfen: find_program("elfen")?,
+            search: find_program("elfen-search")?,
+            load: find_program("elfen-load")?,
+            batch: find_program("elfen-batch")?,
+        };
+        let lanes = u32::try_from(machine.pairs.len()).unwrap_or(u32::MAX);
+        let scratch =
+            Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
+        Ok(Self { programs, machine, scratch })
+    }
+
+    pub(super) fn start(
+        &self,
+        name: &str,
+        command: Command,
+        setup: &ChildSetup,
+    ) -> Result<Process, LiveError> {
+        Process::start(name, command, setup, &self.scratch)
+    }
+
+    /// Starts a child at normal priority on any CPU.
+    pub(super) fn start_anywhere(
+        &self,
+        name: &str,
+        command: Command,
+    ) -> Result<Process, LiveError> {
+        Process::start_anywhere(name, command, &self.scratch)
     }
 }
 

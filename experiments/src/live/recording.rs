@@ -12,9 +12,9 @@ use elfen_machine::process::{name_of, threads_of};
 use elfen_shim::observers::OBSERVER;
 
 use super::plan::Job;
-use super::process::{Process, START_TIMEOUT};
+use super::process::{Process, Rig, START_TIMEOUT};
 use super::service::Helpers;
-use super::{LiveError, Machine, Rig};
+use super::{LiveError, Machine};
 
 /// The most pairs for which the service's words are recorded: an observer reads eight words.
 const SERVICE_WORD_PAIRS_MAX: usize = 3;

@@ -98,30 +98,6 @@ fn owner_of(name: &str) -> Option<(&str, Identity, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_rt::signal::service::ServiceReader;
-
-    /// Goal: nothing is left behind, also by killed runs. Method: a folder and a page of this
-    /// process, and of a process that never existed.
-    #[test]
-    fn folders_and_pages_are_removed() {
-        let dead = Identity::own().unwrap().word() ^ 1; // our id, another start
-        let service = format!("{PREFIX}{dead:x}-0");
-        let left = std::env::temp_dir().join(format!("{service}.2"));
-        fs::create_dir(&left).unwrap();
-        fs::write(left.join("file"), "x").unwrap();
-        drop(Service::open(&service, 2).unwrap());
-        assert!(ServiceReader::open(&service).is_ok());
-
-        let scratch = Scratch::new(1).unwrap();
-        assert!(!left.exists());
-        assert!(ServiceReader::open(&service).is_err());
-
-        let (dir, service) = (scratch.dir.clone(), scratch.service.clone());
-        drop(Service::open(&service, 1).unwrap());
-        assert!(dir.is_dir() && ServiceReader::open(&service).is_ok());
-        drop(scratch);
-        assert!(!dir.exists() && ServiceReader::open(&service).is_err());
-    }
 
     #[test]
     fn other_folders_are_left_alone() {

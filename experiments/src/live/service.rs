@@ -11,8 +11,8 @@ use elfen_machine::process::threads_of;
 use serde_json::Value;
 
 use super::os::{self, ChildSetup, Rank};
-use super::process::Process;
-use super::{LiveError, Machine, Rig, usage};
+use super::process::{Process, Rig};
+use super::{LiveError, Machine, usage};
 
 const NAME: &str = "elfen-search";
 
@@ -87,33 +87,24 @@ impl Helpers {
     /// own has no coordinator of ours.
     pub(super) fn describe(&self, has_coordinator: bool) -> String {
         let Self { coordinator, generator, share_a_lane, rank } = self;
-        let cpus = match (has_coordinator, share_a_lane) {
-            (true, true) => format!(
-                "coordinator and generator share CPU {coordinator} with the batch, because there \
-                 is no other"
-            ),
-            (true, false) if coordinator == generator => {
-                format!("coordinator and generator run on CPU {coordinator}, outside the lanes")
-            }
-            (true, false) => format!(
-                "the coordinator runs on CPU {coordinator} and the generator on CPU {generator}, \
-                 outside the lanes"
-            ),
-            (false, true) => format!(
-                "the generator shares CPU {generator} with the batch, because there is no other"
-            ),
-            (false, false) => {
-                format!("the generator runs on CPU {generator}, outside the lanes")
-            }
+        let (who, programs) = match has_coordinator {
+            true => ("coordinator and generator run", "service and generator run"),
+            false => ("the generator runs", "it runs"),
         };
-        let programs = if has_coordinator { "service and generator run" } else { "it runs" };
+        let cpus = match share_a_lane {
+            true => format!("next to the batch on CPU {generator}, because there is no other"),
+            false if has_coordinator && coordinator != generator => {
+                format!("on CPUs {coordinator} and {generator}, outside the lanes")
+            }
+            false => format!("on CPU {generator}, outside the lanes"),
+        };
         let rank = match rank {
             Rank::Fifo(_) => "before all ordinary threads (SCHED_FIFO)",
             Rank::Nice(_) => "at nice -20",
             Rank::ShortSlice => "at normal priority, with a shorter slice",
             _ => "at normal priority",
         };
-        format!("{cpus}; {programs} {rank}")
+        format!("{who} {cpus}; {programs} {rank}")
     }
 }
 

@@ -18,10 +18,10 @@ use super::batches::{BatchResults, Batches};
 use super::latencies::{self, Latencies, TIMEOUT, append_service_times, count_as_f64};
 use super::own_service::{OwnService, ServiceProcesses};
 use super::plan::{Job, Spec, label};
-use super::process::Process;
+use super::process::{Process, Rig};
 use super::recording::{Observer, Recording};
 use super::service::{Corpus, Helpers, SearchService};
-use super::{LiveError, Machine, POLL_INTERVAL, Rig, check_interrupted, sleep_until, usage};
+use super::{LiveError, Machine, POLL_INTERVAL, check_interrupted, sleep_until, usage};
 use crate::record::{Alone, Plan, Run, Scenario};
 
 /// The generator's CSV of all requests of a run.

@@ -12,10 +12,7 @@ const FAMILY: [&str; 6] = ["elfen-lab", "elfen", "elfen-hedge", "elfen-load", "j
 #[ignore = "needs a JDK and Lucene"]
 fn a_short_ladder_has_all_its_rungs() {
     let sandbox = Sandbox::new("a_short_ladder");
-    let output = sandbox.lab(&format!("{SHORT} --json")).output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = sandbox.json(&format!("{SHORT} --json"));
     let iterations = report["iterations"].as_array().unwrap();
     let order: Vec<_> = iterations
         .iter()
@@ -79,9 +76,6 @@ fn invalid_options_are_refused() {
         ("experiment --runs 2 ladder", "unexpected argument"),
     ];
     for (words, why) in cases {
-        let output = sandbox.lab(words).output().unwrap();
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
-        assert!(said.lines().count() == 1 && said.contains(why), "{words}: {said}");
+        sandbox.assert_fails(words, 2, why);
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use elfen_machine::process::below as descendants;
 use elfen_rt::signal::service::ServiceReader;
+use serde_json::Value;
 
 /// Live runs use two CPUs, so one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
@@ -46,6 +47,35 @@ impl Sandbox {
         command.env("TMPDIR", self.path("tmp"));
         command.env_remove("ELFEN_LANES").stdin(Stdio::null());
         command
+    }
+
+    /// Its exit status, its output and its messages.
+    pub(crate) fn run(&self, words: &str) -> (Option<i32>, String, String) {
+        let output = self.lab(words).output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    }
+
+    /// The output of a command that succeeds.
+    #[track_caller]
+    pub(crate) fn output(&self, words: &str) -> String {
+        let (status, out, said) = self.run(words);
+        assert_eq!(status, Some(0), "{words}: {said}");
+        out
+    }
+
+    /// Its JSON object.
+    #[track_caller]
+    pub(crate) fn json(&self, words: &str) -> Value {
+        serde_json::from_str(&self.output(words)).unwrap()
+    }
+
+    /// Asserts that it fails with this status and message.
+    #[track_caller]
+    pub(crate) fn assert_fails(&self, words: &str, status: i32, says: &str) {
+        let (found, _, said) = self.run(words);
+        assert_eq!(found, Some(status), "{words}: {said}");
+        assert!(said.contains(says), "{words}: {said}");
+        assert!(said.lines().last().unwrap().starts_with("elfen: "), "{said}");
     }
 
     /// Starts it in the background and keeps its output.

@@ -248,6 +248,14 @@ impl From<Served> for (f64, f64) {
     }
 }
 
+/// The setup in the first line, if there is one.
+pub fn setup(lines: &[Line]) -> Option<&Setup> {
+    lines.first().and_then(|line| match line {
+        Line::Setup(setup) => Some(setup),
+        Line::Run(_) => None,
+    })
+}
+
 /// The runs among these lines.
 pub fn runs(lines: &[Line]) -> impl Iterator<Item = &Run> {
     lines.iter().filter_map(|line| match line {

@@ -19,7 +19,7 @@ use crate::live::experiment::{Experiment, Results};
 use crate::live::summary::{self, Row};
 use crate::live::testbed::Order;
 use crate::live::{self, plan};
-use crate::record::{Line, Plan};
+use crate::record::{Line, Plan, setup};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let report = Report {
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
-        capacity_rps: capacity(&lines),
+        capacity_rps: setup(&lines).map_or(0.0, |setup| setup.capacity_rps),
         remarks: live_rows::remarks(&lines, &rows),
         rows,
         html: args.html.clone(),
@@ -165,22 +165,12 @@ fn emulated(source: SourceChoice) -> Option<f64> {
 }
 
 fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
-    let failed = |error| live_args::failure(WHAT, &error);
+    to_stderr("measuring a service with and without a batch: this takes about a minute");
     let mut results = Results::default();
     let meter = Meter::new();
-    to_stderr("measuring a service with and without a batch: this takes about a minute");
-    experiment.run(&mut results, &mut |progress| meter.show_progress(progress)).map_err(failed)?;
+    let done = experiment.run(&mut results, &mut |progress| meter.show_progress(progress));
+    done.map_err(|error| live_args::failure(WHAT, &error))?;
     Ok(results.lines)
-}
-
-fn capacity(lines: &[Line]) -> f64 {
-    lines
-        .iter()
-        .find_map(|line| match line {
-            Line::Setup(setup) => Some(setup.capacity_rps),
-            Line::Run(_) => None,
-        })
-        .unwrap_or(0.0)
 }
 
 impl Report {

@@ -248,8 +248,9 @@ pub struct Flood {
 impl Flood {
     pub fn new(cpu: u32) -> io::Result<Self> {
         let before = fs::read_to_string(STEERING)?;
-        let mut restorer = Command::new(std::env::current_exe()?);
-        restorer.args(["unsteer", before.trim()]);
+        let mut restorer = Command::new("sh");
+        // Its standard input ends when this process is gone.
+        restorer.args(["-c", "cat >/dev/null; echo $0 >$1", before.trim(), STEERING]);
         // A process group of its own, so that it gets no signals from the terminal.
         let restorer = restorer.stdin(Stdio::piped()).process_group(0).spawn()?;
         // From here on the steering is restored, also if the write fails.
@@ -298,13 +299,6 @@ impl Drop for Flood {
         // If it was killed, `wait` returns at once.
         let _ended = self.restorer.wait();
     }
-}
-
-/// Waits until standard input ends, as it does when the parent is gone, and then restores the
-/// steering of loopback's packets.
-pub fn unsteer(before: &str) -> io::Result<()> {
-    io::copy(&mut io::stdin(), &mut io::sink())?;
-    fs::write(STEERING, before)
 }
 
 /// A set of CPUs in the kernel's format: words of 32 bits, the highest first.

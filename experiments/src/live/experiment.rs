@@ -43,10 +43,7 @@ impl Results {
 
     /// The setup in the first line, if there is one.
     pub fn setup(&self) -> Option<&Setup> {
-        self.lines.first().and_then(|line| match line {
-            Line::Setup(setup) => Some(setup),
-            Line::Run(_) => None,
-        })
+        record::setup(&self.lines)
     }
 
     /// Those of `jobs` that have no run here.

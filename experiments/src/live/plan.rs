@@ -347,20 +347,6 @@ mod tests {
         assert!(firsts.iter().any(|first| *first != firsts[0]), "always the same first");
     }
 
-    /// Goal: a program of the user's own is one more batch, or the only batch, named by the last
-    /// part of its path. Method: the jobs of both plans.
-    #[test]
-    fn a_program_of_the_users_own_is_a_batch() {
-        let command = ["/usr/bin/xz", "-k", "f"].map(str::to_owned).to_vec();
-        for (batches, per_block) in [(vec!["loop".to_owned()], 5), (vec![], 3)] {
-            let plan = Plan { command: command.clone(), batches, ..plan() };
-            let jobs = jobs(&plan, &check(&plan).unwrap(), 100.0);
-            assert_eq!(jobs.len(), 3 * 3 * per_block);
-            let own = jobs.iter().filter(|job| job.batch.as_deref() == Some("xz"));
-            assert_eq!(own.count(), 3 * 3 * 2);
-        }
-    }
-
     /// The mistakes that tests/live does not make on the command line.
     #[test]
     fn invalid_plans_are_refused() {

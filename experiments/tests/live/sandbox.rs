@@ -82,7 +82,7 @@ impl Sandbox {
     pub(crate) fn start(&self, words: &str) -> Running {
         let mut command = self.lab(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        Running { child: Some(command.spawn().unwrap()) }
+        Running::of(command.spawn().unwrap())
     }
 
     /// The temporary folders of live runs, whose names include those of their services.
@@ -118,12 +118,16 @@ pub(crate) fn two_cpus() {
     assert_ne!(online.trim(), "0", "needs two CPUs");
 }
 
-/// An `elfen-lab` that ends with its test.
+/// An `elfen-lab`, or a program that it measures, that ends with its test.
 pub(crate) struct Running {
     child: Option<Child>,
 }
 
 impl Running {
+    pub(crate) fn of(child: Child) -> Self {
+        Self { child: Some(child) }
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().expect("it has not been waited for").id()
     }

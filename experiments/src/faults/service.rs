@@ -16,7 +16,7 @@ use crate::live::scratch::Scratch;
 
 const JAVA_SOURCE: &str = include_str!("JavaService.java");
 /// Time for `java` to compile its source, and for any service to listen.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time for the holder to have the lock, in addition to the time that it holds it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -88,52 +88,39 @@ impl ServiceProcesses {
         }
     }
 
-    /// All threads by their ids.
-    fn threads(&self) -> BTreeMap<u32, Thread> {
+    /// All threads by their ids: the process of each, and its CPU time.
+    fn threads(&self) -> Threads {
         let of_process = |process: u32| {
-            let thread = move |id| Some((id, Thread::of(process, id)?));
+            let thread = move |id| Some((id, (process, usage::thread_cpu_ns(id)?)));
             threads_of(process).into_iter().filter_map(thread)
         };
         self.ids().into_iter().flat_map(of_process).collect()
     }
 }
 
-#[derive(Clone, Debug)]
-struct Thread {
-    process: u32,
-    used_ns: u64,
-    may_use: CpuSet,
-}
+type Threads = BTreeMap<u32, (u32, u64)>;
 
-impl Thread {
-    /// `None` if the thread has ended.
-    fn of(process: u32, id: u32) -> Option<Self> {
-        let may_use = affinity::of(id).ok()?;
-        Some(Self { process, used_ns: usage::thread_cpu_ns(id)?, may_use })
-    }
-}
-
-/// Describes the first thread that worked between both samples and may leave the lanes.
+/// Describes the first thread that worked between both samples and may leave the lanes. `allowed`
+/// returns the CPUs of a thread, if it has not ended.
 fn find_stray(
-    before: &BTreeMap<u32, Thread>,
-    after: &BTreeMap<u32, Thread>,
+    before: &Threads,
+    after: &Threads,
     lanes: &CpuSet,
+    allowed: impl Fn(u32) -> Option<CpuSet>,
 ) -> Option<String> {
-    let worked = |(id, thread): &(&u32, &Thread)| {
-        thread.used_ns > before.get(id).map_or(0, |before| before.used_ns)
+    let worked = |(id, (_, used_ns)): &(&u32, &(u32, u64))| {
+        *used_ns > before.get(id).map_or(0, |(_, used_ns)| *used_ns)
     };
-    let mut strays = after
-        .iter()
-        .filter(worked)
-        .filter(|(_, thread)| !thread.may_use.is_subset(lanes))
-        .map(|(id, thread)| (*id, thread));
-    let (id, thread) = strays.next()?;
+    let mut strays = after.iter().filter(worked).filter_map(|(&id, (process, _))| {
+        let cpus = allowed(id)?;
+        (!cpus.is_subset(lanes)).then_some((id, process, cpus))
+    });
+    let (id, process, cpus) = strays.next()?;
     let more = strays.count();
     let more = if more > 0 { format!(", and so may {more} more") } else { String::new() };
     Some(format!(
-        "thread {id} of process {} works and may run on CPUs {}, outside the request lanes \
-         {lanes}{more}",
-        thread.process, thread.may_use
+        "thread {id} of process {process} works and may run on CPUs {cpus}, outside the request \
+         lanes {lanes}{more}"
     ))
 }
 
@@ -192,7 +179,8 @@ impl OwnService {
             return Err(LiveError::Refused { why, fix });
         }
         let lanes: CpuSet = rig.machine.pairs.iter().map(|pair| pair.request).collect();
-        find_stray(&before, &self.processes.threads(), &lanes).map_or(Ok(()), |why| {
+        let allowed = |thread| affinity::of(thread).ok();
+        find_stray(&before, &self.processes.threads(), &lanes, allowed).map_or(Ok(()), |why| {
             Err(LiveError::Misplaced { why, fix: self.processes.remedy(&lanes) })
         })
     }
@@ -225,26 +213,24 @@ fn split_host(url: &str) -> (&str, &str) {
 mod tests {
     use super::*;
 
-    fn thread(used_ns: u64, may_use: &str) -> Thread {
-        Thread { process: 7, used_ns, may_use: may_use.parse().unwrap() }
-    }
-
     /// Goal: a thread that works and may leave the lanes is named; a thread that sleeps is
     /// accepted. Method: threads of each kind, and a new thread.
     #[test]
     fn working_threads_outside_the_lanes_are_named() {
         let lanes: CpuSet = "0,2".parse().unwrap();
-        let before =
-            BTreeMap::from([(7, thread(100, "0")), (8, thread(100, "0-3")), (9, thread(100, "2"))]);
+        let cpus = BTreeMap::from([(7, "0"), (8, "0-3"), (9, "2"), (10, "0-1")]);
+        let before: Threads = [7, 8, 9].map(|id| (id, (70, 100))).into();
+        let stray =
+            |after: &Threads| find_stray(&before, after, &lanes, |id| cpus.get(&id)?.parse().ok());
         let mut after = before.clone();
-        after.insert(7, thread(900, "0"));
-        assert_eq!(find_stray(&before, &after, &lanes), None);
-        after.insert(10, thread(5, "0-1"));
-        let said = "thread 10 of process 7 works and may run on CPUs 0,1, outside the request \
+        after.insert(7, (70, 900));
+        assert_eq!(stray(&after), None);
+        after.insert(10, (70, 5));
+        let said = "thread 10 of process 70 works and may run on CPUs 0,1, outside the request \
                     lanes 0,2";
-        assert_eq!(find_stray(&before, &after, &lanes).as_deref(), Some(said));
-        after.insert(8, thread(101, "0-3"));
-        let said = find_stray(&before, &after, &lanes).unwrap();
+        assert_eq!(stray(&after).as_deref(), Some(said));
+        after.insert(8, (70, 101));
+        let said = stray(&after).unwrap();
         assert!(said.starts_with("thread 8 of") && said.ends_with(", and so may 1 more"), "{said}");
     }
 

@@ -48,14 +48,9 @@ fn a_short_ladder_has_all_its_rungs() {
 fn an_interrupted_ladder_leaves_nothing() {
     let sandbox = Sandbox::new("an_interrupted_ladder");
     let running = sandbox.start("ladder --articles 300");
-    let mut family = Vec::new();
-    // The generator runs once the first virtual machine serves. Without Java the ladder ends
-    // before.
-    wait_until("a generator, or the end", || {
-        family = descendants(running.id());
-        let loads = family.iter().any(|&pid| lives(pid, &["elfen-load"]));
-        loads || !lives(running.id(), &["elfen-lab"])
-    });
+    // The generator runs once the first virtual machine serves.
+    running.await_child("elfen-load");
+    let family = descendants(running.id());
     running.signal(libc::SIGINT);
     let output = running.end();
     let said = text(&output.stderr);

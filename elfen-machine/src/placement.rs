@@ -24,7 +24,7 @@ use crate::fence::rank::parting;
 const GUARD_SLICE_NS: u64 = 100_000_000;
 const BATCH_SLICE_NS: u64 = 10_000_000;
 /// The shortest slice that the kernel allows. With it in the queue, threads alternate fastest.
-const SHORTEST_SLICE_NS: u64 = 100_000;
+pub const SHORTEST_SLICE_NS: u64 = 100_000;
 
 /// Gives a batch process with a session of its own the least weight.
 ///
@@ -46,7 +46,7 @@ pub fn lower_session_weight(process: u32) {
 /// Makes the calling thread an ordinary one, whatever class it had. A real-time thread that spins
 /// keeps every other thread off its CPU, even the one that would tell it to stop.
 pub fn use_ordinary_class() -> io::Result<()> {
-    set_policy(0, libc::SCHED_OTHER)
+    set_policy(0, libc::SCHED_OTHER, 0)
 }
 
 /// Gives the calling thread the rank of a guard: above every thread at SCHED_IDLE, equal to
@@ -71,12 +71,7 @@ pub fn take_guard_rank() -> io::Result<()> {
 /// Gives the calling thread a rank above all ordinary ones, for a moment in which nothing else may
 /// run on its lane.
 pub fn take_realtime_rank() -> io::Result<()> {
-    let lowest = libc::sched_param { sched_priority: 1 };
-    // SAFETY: `lowest` is a live sched_param.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const lowest) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    set_policy(0, libc::SCHED_FIFO, 1)
 }
 
 /// Whether guards may take the rank that they need: see [`take_guard_rank`].
@@ -121,7 +116,7 @@ impl Placement {
     pub fn apply(&self, thread: u32) -> io::Result<()> {
         self.mask.impose_on(thread)?;
         set_slice(thread, BATCH_SLICE_NS);
-        set_policy(thread, libc::SCHED_IDLE)
+        set_policy(thread, libc::SCHED_IDLE, 0)
     }
 
     /// Puts the calling thread below ordinary ones and above the batch. It then runs soon, and
@@ -139,7 +134,7 @@ impl Placement {
     /// Gives a thread a share of its lane next to the guard. Fails without the right to raise
     /// priorities.
     pub fn raise(thread: u32) -> io::Result<()> {
-        set_policy(thread, libc::SCHED_OTHER)?;
+        set_policy(thread, libc::SCHED_OTHER, 0)?;
         set_slice(thread, SHORTEST_SLICE_NS);
         Ok(())
     }
@@ -173,7 +168,7 @@ const _: () = assert!(size_of::<Attributes>() == ATTRIBUTES_BYTES as usize);
 /// Gives an ordinary thread slices of this length, which stay when its class changes. Only makes
 /// system calls. Where the kernel refuses (an unprivileged user may not make a thread at SCHED_IDLE
 /// ordinary), the slices stay as they are, and the [pacer](super::pacer) limits the consequences.
-fn set_slice(thread: u32, slice_ns: u64) {
+pub fn set_slice(thread: u32, slice_ns: u64) {
     // SAFETY: getpriority takes numbers. -1 is a valid nice value, and the result for a thread that
     // has ended.
     let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, thread) };
@@ -183,11 +178,12 @@ fn set_slice(thread: u32, slice_ns: u64) {
     let _kept = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) };
 }
 
-/// Makes one system call, so that it can run between fork and exec.
-fn set_policy(thread: u32, policy: i32) -> io::Result<()> {
-    let none = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `none` is a live sched_param.
-    let set = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &none) };
+/// Sets the class of a thread, and its priority in a real-time class; 0 is the caller. Makes one
+/// system call, so that it can run between fork and exec.
+pub fn set_policy(thread: u32, policy: i32, priority: i32) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: `parameters` is a live sched_param.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setscheduler, thread, policy, &parameters) };
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -65,7 +65,6 @@ pub struct Setup {
     /// What this experiment does not show, a sentence each.
     pub limits: Vec<String>,
     /// The requested plan. Runs are added to a file only for the same plan.
-    #[serde(default)]
     pub plan: Option<Plan>,
     /// The CPUs and the priority of coordinator and generator.
     #[serde(default)]
@@ -96,16 +95,16 @@ pub struct Plan {
     /// The value of `elfen run --source`.
     pub source: String,
     /// The value of `--emulate-smt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub emulate_smt: Option<f64>,
     /// A batch program of the user's own, with its arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
     /// The value of `elfen run --checks`; `None` is auto.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub checks: Option<String>,
     /// A service of the user's own, instead of `elfen-search`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<Service>,
 }
 
@@ -115,10 +114,10 @@ pub struct Plan {
 pub struct Service {
     pub url: String,
     /// The name under which it publishes its requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The file of queries; each request has one of its lines.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub queries: Option<PathBuf>,
 }
 
@@ -194,11 +193,8 @@ pub struct Run {
     #[serde(default)]
     pub asked: String,
     /// The objective of slo-budget: the value of `--slo`.
-    #[serde(default)]
     pub slo: Option<String>,
-    #[serde(default)]
     pub batch_unit: Option<String>,
-    #[serde(default)]
     pub batch_checksum: Option<String>,
     /// How often a program of the user's own ended and was started again.
     #[serde(default)]
@@ -214,7 +210,7 @@ pub struct Run {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
     /// The recording of `elfen shim`, if it was requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub shim: Option<PathBuf>,
     #[serde(default)]
     pub warnings: Vec<String>,
@@ -250,6 +246,14 @@ impl From<Served> for (f64, f64) {
     fn from(served: Served) -> Self {
         (served.due_us, served.work_us)
     }
+}
+
+/// The setup in the first line, if there is one.
+pub fn setup(lines: &[Line]) -> Option<&Setup> {
+    lines.first().and_then(|line| match line {
+        Line::Setup(setup) => Some(setup),
+        Line::Run(_) => None,
+    })
 }
 
 /// The runs among these lines.

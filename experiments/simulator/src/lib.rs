@@ -41,7 +41,7 @@ pub use model::{CORES_MAX, Model, ModelError, Queue};
 
 use outcome::Outcome;
 use source::{Share, Source};
-use trace::{NoSink, Sink};
+use trace::Served;
 
 impl Model {
     /// Simulates on all CPUs. The outcome does not depend on the number of threads.
@@ -60,7 +60,7 @@ impl Model {
                 if queue >= self.queues() {
                     return sum;
                 }
-                sum.add(&self.run_queue(queue, &mut NoSink));
+                sum.add(&self.run_queue(queue, &mut |_| {}));
             }
         };
         let mut sum = Outcome::default();
@@ -74,7 +74,7 @@ impl Model {
     }
 
     /// Simulates on this thread and passes every request to `sink`, queue by queue.
-    pub fn run_into(&self, sink: &mut impl Sink) -> Outcome {
+    pub fn run_into(&self, sink: &mut impl FnMut(&Served)) -> Outcome {
         let mut sum = Outcome::default();
         for queue in 0..self.queues() {
             sum.add(&self.run_queue(queue, sink));
@@ -82,7 +82,7 @@ impl Model {
         sum
     }
 
-    fn run_queue(&self, queue: u64, sink: &mut impl Sink) -> Outcome {
+    fn run_queue(&self, queue: u64, sink: &mut impl FnMut(&Served)) -> Outcome {
         let of = self.queues() / self.machines;
         let share = Share { machine: queue / of, queue, index: queue % of, of };
         let source = Source::new(&self.requests, self.until, self.seed, share);

@@ -8,7 +8,7 @@ use super::model::Model;
 use super::outcome::Outcome;
 use super::pair::{Control, Pair};
 use super::source::Source;
-use super::trace::{Served, Sink};
+use super::trace::Served;
 use super::windows::Windows;
 
 /// Simulates core `core` of `model` with a queue of its own.
@@ -19,7 +19,7 @@ pub(super) fn run_own(
     model: &Model,
     core: u64,
     mut source: Source,
-    sink: &mut impl Sink,
+    sink: &mut impl FnMut(&Served),
 ) -> Outcome {
     let mut outcome = Outcome::default();
     let mut windows = model.watch.map(Windows::new);
@@ -44,7 +44,7 @@ pub(super) fn run_own(
             windows.finished(ended_ns, ended_ns - arrived_ns, &mut outcome);
         }
         let overlapped_ns = pair.tally.overlapped_ns - overlapped_ns;
-        sink.served(&Served { core, arrived_ns, started_ns, ended_ns, demand_ns, overlapped_ns });
+        sink(&Served { core, arrived_ns, started_ns, ended_ns, demand_ns, overlapped_ns });
         free_ns = ended_ns;
     }
     let end_ns = source.end_ns().max(free_ns);
@@ -107,7 +107,7 @@ pub(super) fn run_shared(
     model: &Model,
     first_core: u64,
     mut source: Source,
-    sink: &mut impl Sink,
+    sink: &mut impl FnMut(&Served),
 ) -> Outcome {
     let mut machine = Cores::new(model, first_core, sink);
     machine.next = request(&mut source);
@@ -131,7 +131,7 @@ fn request(source: &mut Source) -> Option<Request> {
     source.next().map(|(arrived_ns, demand_ns)| Request { arrived_ns, demand_ns })
 }
 
-impl<'a, S: Sink> Cores<'a, S> {
+impl<'a, S: FnMut(&Served)> Cores<'a, S> {
     fn new(model: &'a Model, first_core: u64, sink: &'a mut S) -> Self {
         let pair = Pair::new(model.batch, model.control);
         let core = || Core {
@@ -229,7 +229,7 @@ impl<'a, S: Sink> Cores<'a, S> {
         if let Some(windows) = &mut self.windows {
             windows.finished(now_ns, now_ns - arrived_ns, &mut self.outcome);
         }
-        self.sink.served(&Served {
+        (self.sink)(&Served {
             core: self.first_core + core as u64,
             arrived_ns,
             started_ns,

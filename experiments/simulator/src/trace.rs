@@ -13,26 +13,6 @@ pub struct Served {
     pub overlapped_ns: u64,
 }
 
-/// Receives every request when it ends.
-pub trait Sink {
-    fn served(&mut self, served: &Served);
-}
-
-/// Discards all requests.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoSink;
-
-impl Sink for NoSink {
-    #[inline]
-    fn served(&mut self, _: &Served) {}
-}
-
-impl<F: FnMut(&Served)> Sink for F {
-    fn served(&mut self, served: &Served) {
-        self(served);
-    }
-}
-
 /// The first line of the files of [`write`].
 pub const HEADING: &str = "arrival_ns,demand_ns,core,start_ns,end_ns,overlapped_ns";
 

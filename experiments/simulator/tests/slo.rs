@@ -94,26 +94,27 @@ fn late_part(seen: &[WindowResult]) -> f64 {
 /// the SLO.
 #[test]
 fn a_load_step() {
-    SEEDS.for_each(a_load_step_of);
-}
-
-fn a_load_step_of(seed: u64) {
-    let third = 1800;
-    let rps = |window| if (third..2 * third).contains(&window) { 112.0 } else { 40.0 };
-    let seen = steer(seed, 3 * third, rps, |_| true);
-    let [low, high, again] = [0, 1, 2].map(|part| {
-        let from = usize::try_from(part * third).expect("small");
-        &seen[from..from + usize::try_from(third).expect("small")]
-    });
-    let most = |part: &[WindowResult]| part.iter().map(|one| one.budget_ns).max();
-    assert!(most(low) >= Some(80 * MS), "{:?}, seed {seed}", most(low));
-    let zero = high.iter().position(|one| one.budget_ns == 0);
-    assert!(zero.is_some_and(|windows| windows < 120), "gone after {zero:?} windows, seed {seed}");
-    let lent = high.iter().filter(|one| one.budget_ns > 0).count();
-    assert!(lent * 3 < high.len(), "{lent} windows with a budget, seed {seed}");
-    assert!(most(again) >= Some(80 * MS), "{:?}, seed {seed}", most(again));
-    let late = [late_part(low), late_part(again)];
-    assert!(late.iter().all(|&part| part < 0.01), "{late:?}, seed {seed}");
+    for seed in SEEDS {
+        let third = 1800;
+        let rps = |window| if (third..2 * third).contains(&window) { 112.0 } else { 40.0 };
+        let seen = steer(seed, 3 * third, rps, |_| true);
+        let [low, high, again] = [0, 1, 2].map(|part| {
+            let from = usize::try_from(part * third).expect("small");
+            &seen[from..from + usize::try_from(third).expect("small")]
+        });
+        let most = |part: &[WindowResult]| part.iter().map(|one| one.budget_ns).max();
+        assert!(most(low) >= Some(80 * MS), "{:?}, seed {seed}", most(low));
+        let zero = high.iter().position(|one| one.budget_ns == 0);
+        assert!(
+            zero.is_some_and(|windows| windows < 120),
+            "gone after {zero:?} windows, seed {seed}"
+        );
+        let lent = high.iter().filter(|one| one.budget_ns > 0).count();
+        assert!(lent * 3 < high.len(), "{lent} windows with a budget, seed {seed}");
+        assert!(most(again) >= Some(80 * MS), "{:?}, seed {seed}", most(again));
+        let late = [late_part(low), late_part(again)];
+        assert!(late.iter().all(|&part| part < 0.01), "{late:?}, seed {seed}");
+    }
 }
 
 /// Goal: without a publishing service there is no budget. Method: the service stops publishing
@@ -121,18 +122,16 @@ fn a_load_step_of(seed: u64) {
 /// under borrow-idle.
 #[test]
 fn a_service_that_stops_publishing() {
-    SEEDS.for_each(a_service_that_stops_publishing_of);
-}
-
-fn a_service_that_stops_publishing_of(seed: u64) {
-    let seen = steer(seed, 1500, |_| 60.0, |window| window < 1000);
-    let shared = |seen: &[WindowResult]| seen.iter().map(|one| one.overlapped_ns).sum::<u64>();
-    assert!(seen[900..1000].iter().any(|one| one.budget_ns > 0));
-    assert!(seen[1000..].iter().all(|one| one.budget_ns == 0));
-    let (before_ns, after_ns) = (shared(&seen[500..1000]), shared(&seen[1001..]));
-    assert!(before_ns > 100 * S, "{before_ns}, seed {seed}");
-    // A reaction is 2.1 us and each request has at most one.
-    assert!(after_ns < 500 * 60 * 3_000, "{after_ns}, seed {seed}");
+    for seed in SEEDS {
+        let seen = steer(seed, 1500, |_| 60.0, |window| window < 1000);
+        let shared = |seen: &[WindowResult]| seen.iter().map(|one| one.overlapped_ns).sum::<u64>();
+        assert!(seen[900..1000].iter().any(|one| one.budget_ns > 0));
+        assert!(seen[1000..].iter().all(|one| one.budget_ns == 0));
+        let (before_ns, after_ns) = (shared(&seen[500..1000]), shared(&seen[1001..]));
+        assert!(before_ns > 100 * S, "{before_ns}, seed {seed}");
+        // A reaction is 2.1 us and each request has at most one.
+        assert!(after_ns < 500 * 60 * 3_000, "{after_ns}, seed {seed}");
+    }
 }
 
 fn day(seed: u64) -> Model {

@@ -52,39 +52,30 @@ fn assert_within(part: f64, found: f64, expected: f64) {
     assert!(error <= part, "{found} instead of {expected}, off by {error:.4}; seed {SEED}");
 }
 
-/// The mean wait in a queue with one worker, from the first two moments of its service times.
-fn pollaczek_khinchine_ns(utilisation: f64, mean_ns: f64, second_moment: f64) -> f64 {
-    utilisation / mean_ns * second_moment / (2.0 * (1.0 - utilisation))
+/// The mean wait in a queue with one worker; `variability` is the second moment of its service
+/// times as a multiple of their squared mean.
+fn pollaczek_khinchine_ns(utilisation: f64, mean_ns: f64, variability: f64) -> f64 {
+    utilisation * mean_ns * variability / (2.0 * (1.0 - utilisation))
 }
 
-#[test]
-fn exponential_service() {
-    for utilisation in [0.3, 0.6, 0.8] {
-        let demand = Demand::Exponential { mean_ns: SERVICE_NS };
-        let outcome = model(demand, utilisation, 8_000_000).run();
-        let second_moment = 2.0 * SERVICE_NS * SERVICE_NS;
-        let expected = pollaczek_khinchine_ns(utilisation, SERVICE_NS, second_moment);
-        assert_within(0.01, outcome.mean_wait_ns(), expected);
-        assert_within(0.005, outcome.request_lane_utilisation(), utilisation);
-    }
-}
+const EXPONENTIAL: Demand = Demand::Exponential { mean_ns: SERVICE_NS };
 
 #[test]
-fn constant_service() {
-    for utilisation in [0.3, 0.6, 0.8] {
-        let outcome = model(Demand::Fixed { ns: 5 * MS }, utilisation, 8_000_000).run();
-        let expected = pollaczek_khinchine_ns(utilisation, SERVICE_NS, SERVICE_NS * SERVICE_NS);
-        assert_within(0.01, outcome.mean_wait_ns(), expected);
-    }
-}
-
-#[test]
-fn service_of_high_variance() {
-    for (utilisation, sigma) in [(0.3, 1.0), (0.6, 0.7)] {
-        let outcome = model(Demand::log_normal(SERVICE_NS, sigma), utilisation, 8_000_000).run();
-        let second_moment = SERVICE_NS * SERVICE_NS * f64::exp(sigma * sigma);
-        let expected = pollaczek_khinchine_ns(utilisation, SERVICE_NS, second_moment);
-        assert_within(0.01, outcome.mean_wait_ns(), expected);
+fn one_worker() {
+    let log_normal = |sigma: f64| (Demand::log_normal(SERVICE_NS, sigma), f64::exp(sigma * sigma));
+    let several = [0.3, 0.6, 0.8];
+    for (utilisations, (demand, variability)) in [
+        (&several[..], (EXPONENTIAL, 2.0)),
+        (&several[..], (Demand::Fixed { ns: 5 * MS }, 1.0)),
+        (&[0.3], log_normal(1.0)),
+        (&[0.6], log_normal(0.7)),
+    ] {
+        for &utilisation in utilisations {
+            let outcome = model(demand.clone(), utilisation, 8_000_000).run();
+            let expected = pollaczek_khinchine_ns(utilisation, SERVICE_NS, variability);
+            assert_within(0.01, outcome.mean_wait_ns(), expected);
+            assert_within(0.005, outcome.request_lane_utilisation(), utilisation);
+        }
     }
 }
 
@@ -101,26 +92,31 @@ fn erlang_c(workers: u32, offered: f64) -> f64 {
 #[test]
 fn a_shared_queue() {
     for utilisation in [0.4, 0.7] {
-        let demand = Demand::Exponential { mean_ns: SERVICE_NS };
-        let mut model = model(demand, utilisation * 7.0, 6_000_000);
+        let mut model = model(EXPONENTIAL, utilisation * 7.0, 6_000_000);
         (model.cores, model.queue) = (7, Queue::Shared);
         let expected = erlang_c(7, 7.0 * utilisation) * SERVICE_NS / (7.0 * (1.0 - utilisation));
         assert_within(0.01, model.run().mean_wait_ns(), expected);
     }
 }
 
-/// Next to an unrestrained batch every request is slowed from start to end: the same queue with
-/// longer service.
+/// Next to an unrestrained batch, or to a lane that naps by PAUSE, every request is slowed from
+/// start to end: the same queue with longer service.
 #[test]
-fn an_unrestrained_batch_is_a_slower_machine() {
-    let demand = Demand::Exponential { mean_ns: SERVICE_NS };
-    let mut model = model(demand, 0.4, 4_000_000);
-    model.control = Control::Unrestrained;
-    let outcome = model.run();
-    let slowed_ns = SERVICE_NS * 1.5;
-    let expected = pollaczek_khinchine_ns(0.6, slowed_ns, 2.0 * slowed_ns * slowed_ns);
-    assert_within(0.01, outcome.mean_wait_ns(), expected);
-    assert_within(0.005, outcome.utilisation(), 1.6);
+fn a_lane_that_always_interferes_is_a_slower_machine() {
+    let polling = Polling::Checks { every_ns: 1 };
+    let pause = Batch { nap_slowdown_milli: 1370, polling, sleep_ns: 0, wake_ns: 0, ..BATCH };
+    for (slowdown, batch, control, both_lanes) in [
+        (1.5, BATCH, Control::Unrestrained, 1.6),
+        (1.37, pause, Control::Policy(Policy::BorrowIdle), 1.0),
+    ] {
+        let mut model = model(EXPONENTIAL, 0.4, 4_000_000);
+        (model.batch, model.control) = (batch, control);
+        let outcome = model.run();
+        let expected = pollaczek_khinchine_ns(0.4 * slowdown, SERVICE_NS * slowdown, 2.0);
+        assert_within(0.01, outcome.mean_wait_ns(), expected);
+        assert_within(0.005, outcome.request_lane_utilisation(), 0.4 * slowdown);
+        assert_within(0.005, outcome.utilisation(), both_lanes);
+    }
 }
 
 /// Under `borrow-idle`, a request that finds the lane idle is slowed for half a check interval on
@@ -155,28 +151,11 @@ fn borrow_idle_by_a_guard_costs_the_rest_of_its_period() {
     assert_within(0.005, outcome.tally.overlapped_ns as f64, reactions);
 }
 
-/// Next to a lane that naps by PAUSE every request is slowed from start to end: the same queue with
-/// longer service, as if the batch ran with that slowdown.
-#[test]
-fn a_nap_that_interferes_is_a_slower_machine() {
-    let demand = Demand::Exponential { mean_ns: SERVICE_NS };
-    let mut model = model(demand, 0.4, 4_000_000);
-    let polling = Polling::Checks { every_ns: 1 };
-    model.batch = Batch { nap_slowdown_milli: 1370, polling, sleep_ns: 0, wake_ns: 0, ..BATCH };
-    model.control = Control::Policy(Policy::BorrowIdle);
-    let outcome = model.run();
-    let slowed_ns = SERVICE_NS * 1.37;
-    let expected = pollaczek_khinchine_ns(0.4 * 1.37, slowed_ns, 2.0 * slowed_ns * slowed_ns);
-    assert_within(0.01, outcome.mean_wait_ns(), expected);
-    assert_within(0.005, outcome.request_lane_utilisation(), 0.4 * 1.37);
-    assert_within(0.001, outcome.utilisation(), 1.0);
-}
-
 /// fixed-budget with only the task map lends one budget per busy period, whichever requests it has.
 /// So no request ends later than alone by more than the cost of one budget.
 #[test]
 fn a_busy_period_is_delayed_by_one_budget_at_most() {
-    let mut model = model(Demand::Exponential { mean_ns: SERVICE_NS }, 0.6, 80_000);
+    let mut model = model(EXPONENTIAL, 0.6, 80_000);
     let ends = |model: &Model| {
         let mut ends = Vec::new();
         let outcome = model.run_into(&mut |served: &Served| ends.push(served.ended_ns));

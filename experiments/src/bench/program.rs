@@ -20,8 +20,8 @@ use elfen_run::report::Report;
 use tempfile::TempDir;
 
 use super::{BenchError, Case, case, row};
+use crate::live::batches::read_report;
 use crate::live::os::{self, ChildSetup, Rank};
-use crate::live::own_program::read_report;
 use crate::live::process::Process;
 use crate::live::usage::Descendants;
 use crate::live::{LiveError, check_interrupted};

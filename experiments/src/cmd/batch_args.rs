@@ -53,11 +53,11 @@ pub(crate) struct BatchArgs {
 
     /// How much longer a request takes while the batch runs, instead of --batch's
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
-    slowdown: Option<u64>,
+    slowdown: Option<f64>,
 
     /// How much longer the batch takes while a request runs, instead of --batch's
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
-    batch_slowdown: Option<u64>,
+    batch_slowdown: Option<f64>,
 
     /// Whether the batch looks for itself [default: source in simulate, as in the thesis; guard in
     /// plan, as in `elfen run`]
@@ -86,7 +86,7 @@ pub(crate) struct BatchArgs {
     /// How much longer a request takes while the batch lane naps [default: the nap's; 1.37 for
     /// spin, which is PAUSE, and 1 for the others]
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
-    nap_slowdown: Option<u64>,
+    nap_slowdown: Option<f64>,
 
     /// From the look that decides to nap until the lane naps [default: the nap's]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
@@ -97,63 +97,36 @@ pub(crate) struct BatchArgs {
     wake: Option<Duration>,
 }
 
-/// Slowdowns and naps before any option changes them.
-struct Origin {
-    source: String,
-    batch: String,
-    request_slowdown: u64,
-    batch_slowdown: u64,
-    nap: batches::Nap,
-    of_thesis: Vec<&'static str>,
-}
-
 impl BatchArgs {
     /// The parameters that stand behind every figure.
     pub(crate) fn parameters(&self, usual: Usual) -> Result<Parameters, Failure> {
-        let origin = match &self.model {
+        let polling = self.polling(usual)?;
+        let mut all = match &self.model {
             Some(file) => self.of_file(file, usual)?,
             None => self.built_in(usual)?,
         };
-        let looks = self.looks(usual)?;
-        let (check_ns, poll_interval_ns) = match looks {
-            Polling::Checks { every_ns } => (Some(every_ns), None),
-            Polling::Guard { every_ns } => (None, Some(every_ns)),
-        };
-        let Origin { nap, .. } = origin;
-        Ok(Parameters {
-            given: [
-                ("slowdown", self.slowdown.is_some()),
-                ("batch-slowdown", self.batch_slowdown.is_some()),
-                ("batch-checks", self.batch_checks.is_some()),
-                ("check-interval", self.check_interval.is_some()),
-                ("poll-interval", self.poll_interval.is_some()),
-                ("nap", self.nap.is_some()),
-                ("nap-slowdown", self.nap_slowdown.is_some()),
-                ("sleep", self.sleep.is_some()),
-                ("wake", self.wake.is_some()),
-            ]
-            .into_iter()
-            .filter_map(|(option, given)| given.then_some(option))
-            .collect(),
-            source: origin.source,
-            of_thesis: origin.of_thesis,
-            batch: origin.batch,
-            request_slowdown: factor(self.slowdown.unwrap_or(origin.request_slowdown)),
-            batch_slowdown: factor(self.batch_slowdown.unwrap_or(origin.batch_slowdown)),
-            check_ns,
-            poll_interval_ns,
-            signal: match self.source {
-                SignalName::Service => "service",
-                SignalName::Tasks => "tasks",
-            },
-            nap: nap.name,
-            nap_slowdown: factor(self.nap_slowdown.unwrap_or(nap.slowdown_milli)),
-            sleep_ns: self.sleep.map_or(nap.sleep_ns, nanos),
-            wake_ns: self.wake.map_or(nap.wake_ns, nanos),
-        })
+        match polling {
+            Polling::Checks { every_ns } => all.check_ns = Some(every_ns),
+            Polling::Guard { every_ns } => all.poll_interval_ns = Some(every_ns),
+        }
+        if self.source == SignalName::Tasks {
+            all.signal = "tasks";
+        }
+        let given = &mut all.given;
+        let mut note = |option, is_given: bool| given.extend(is_given.then_some(option));
+        note("slowdown", set(&mut all.request_slowdown, self.slowdown));
+        note("batch-slowdown", set(&mut all.batch_slowdown, self.batch_slowdown));
+        note("batch-checks", self.batch_checks.is_some());
+        note("check-interval", self.check_interval.is_some());
+        note("poll-interval", self.poll_interval.is_some());
+        note("nap", self.nap.is_some());
+        note("nap-slowdown", set(&mut all.nap_slowdown, self.nap_slowdown));
+        note("sleep", set(&mut all.sleep_ns, self.sleep.map(nanos)));
+        note("wake", set(&mut all.wake_ns, self.wake.map(nanos)));
+        Ok(all)
     }
 
-    fn looks(&self, usual: Usual) -> Result<Polling, Failure> {
+    fn polling(&self, usual: Usual) -> Result<Polling, Failure> {
         let by_default = match usual {
             _ if self.check_interval.is_some() => BatchChecks::Source,
             _ if self.poll_interval.is_some() => BatchChecks::Guard,
@@ -175,16 +148,11 @@ impl BatchArgs {
         }
     }
 
-    fn built_in(&self, usual: Usual) -> Result<Origin, Failure> {
+    fn built_in(&self, usual: Usual) -> Result<Parameters, Failure> {
         let kind = self.batch.as_deref().map_or(Ok(&KINDS[0]), built_in)?;
-        Ok(Origin {
-            source: "the thesis's numbers".to_owned(),
-            batch: kind.name.to_owned(),
-            request_slowdown: kind.request_slowdown_milli,
-            batch_slowdown: kind.batch_slowdown_milli,
-            nap: self.nap_of_thesis(usual),
-            of_thesis: Vec::new(),
-        })
+        let nap = self.nap_of_thesis(usual);
+        let source = "the thesis's numbers".to_owned();
+        Ok(Parameters::new(source, kind.name, &kind.on(&nap, CHECKS), &nap))
     }
 
     fn nap_of_thesis(&self, usual: Usual) -> batches::Nap {
@@ -195,7 +163,7 @@ impl BatchArgs {
         batches::nap(self.nap.as_deref().unwrap_or(usual)).unwrap_or(NAPS[0])
     }
 
-    fn of_file(&self, file: &Path, usual: Usual) -> Result<Origin, Failure> {
+    fn of_file(&self, file: &Path, usual: Usual) -> Result<Parameters, Failure> {
         let model = ModelFile::read(file)?;
         let interference = model.interference(self.batch.as_deref()).ok_or_else(|| {
             let names: Vec<&str> = model.batch.iter().map(|batch| batch.name.as_str()).collect();
@@ -209,16 +177,19 @@ impl BatchArgs {
             Some(measured) => (measured.nap(), measured.lacking()),
             None => (self.nap_of_thesis(usual), vec!["nap"]),
         };
+        let source = format!("{} ({}{siblings})", file.display(), model.machine.cpu);
         let batch = interference.beside(&nap);
-        Ok(Origin {
-            source: format!("{} ({}{siblings})", file.display(), model.machine.cpu),
-            batch: interference.name.clone(),
-            request_slowdown: batch.request_slowdown_milli,
-            batch_slowdown: batch.batch_slowdown_milli,
-            nap,
-            of_thesis,
-        })
+        Ok(Parameters { of_thesis, ..Parameters::new(source, &interference.name, &batch, &nap) })
     }
+}
+
+/// Replaces a parameter by the value of its option, if it is given. Returns whether it is.
+fn set<T>(parameter: &mut T, value: Option<T>) -> bool {
+    let is_given = value.is_some();
+    if let Some(value) = value {
+        *parameter = value;
+    }
+    is_given
 }
 
 fn no_use(checks: &str, option: &str, whose: &str, instead: &str) -> Failure {
@@ -258,14 +229,33 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
+    fn new(source: String, name: &str, batch: &Batch, nap: &batches::Nap) -> Self {
+        let factor = |milli| real(milli) / 1000.0;
+        Self {
+            source,
+            of_thesis: Vec::new(),
+            given: Vec::new(),
+            batch: name.to_owned(),
+            request_slowdown: factor(batch.request_slowdown_milli),
+            batch_slowdown: factor(batch.batch_slowdown_milli),
+            check_ns: None,
+            poll_interval_ns: None,
+            signal: "service",
+            nap: nap.name,
+            nap_slowdown: factor(nap.slowdown_milli),
+            sleep_ns: nap.sleep_ns,
+            wake_ns: nap.wake_ns,
+        }
+    }
+
     pub(crate) fn batch(&self) -> Batch {
         let milli = |factor: f64| nanoseconds(factor * 1000.0);
         Batch {
             request_slowdown_milli: milli(self.request_slowdown),
             batch_slowdown_milli: milli(self.batch_slowdown),
             nap_slowdown_milli: milli(self.nap_slowdown),
-            polling: self.looks(),
-            signal: if self.source == "tasks" { Signal::Tasks } else { Signal::Service },
+            polling: self.polling(),
+            signal: if self.signal == "tasks" { Signal::Tasks } else { Signal::Service },
             sleep_ns: self.sleep_ns,
             wake_ns: self.wake_ns,
             ipc_after_ns: 0,
@@ -276,7 +266,7 @@ impl Parameters {
         self.poll_interval_ns.is_some()
     }
 
-    fn looks(&self) -> Polling {
+    fn polling(&self) -> Polling {
         match (self.check_ns, self.poll_interval_ns) {
             (_, Some(every_ns)) => Polling::Guard { every_ns },
             (check_ns, None) => {
@@ -296,8 +286,8 @@ impl Parameters {
             [] => String::new(),
             lacking => format!(" ({}: not in the file, the thesis's)", lacking.join(", ")),
         };
-        let every = duration::show(self.looks().every_ns());
-        let looks = match self.looks() {
+        let every = duration::show(self.polling().every_ns());
+        let looks = match self.polling() {
             Polling::Checks { .. } => format!(
                 "by checks in the batch's source, every {every}; --batch-checks guard for programs \
                  without"
@@ -307,7 +297,7 @@ impl Parameters {
                  --batch-checks source for programs with"
             ),
         };
-        let signal = if self.source == "tasks" { " at the task map alone" } else { "" };
+        let signal = if self.signal == "tasks" { " at the task map alone" } else { "" };
         format!(
             "parameters: {source}{given}: batch {batch}, requests slowed {request_slowdown} x, \
              batch {batch_slowdown} x; nap {nap}, requests slowed {nap_slowdown} x, to sleep \
@@ -324,13 +314,9 @@ impl Parameters {
     }
 }
 
-fn factor(milli: u64) -> f64 {
-    real(milli) / 1000.0
-}
-
-/// For clap: a factor, in thousandths.
-fn slowdown(text: &str) -> Result<u64, String> {
+/// For clap: a factor, to a thousandth.
+fn slowdown(text: &str) -> Result<f64, String> {
     let factor = text.parse().ok().filter(|factor| (1.0..=1000.0).contains(factor));
-    let milli = factor.map(|factor: f64| nanoseconds(factor * 1000.0));
-    milli.ok_or_else(|| "a slowdown is a factor between 1 and 1000, as in 1.5".to_owned())
+    let factor = factor.map(|factor: f64| real(nanoseconds(factor * 1000.0)) / 1000.0);
+    factor.ok_or_else(|| "a slowdown is a factor between 1 and 1000, as in 1.5".to_owned())
 }

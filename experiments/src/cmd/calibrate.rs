@@ -1,5 +1,6 @@
-//! `elfen lab calibrate`: measures how programs that share a core slow each other down, how fast
-//! each nap is, and how much it slows a request. It writes them as parameters of the model.
+//! `elfen lab calibrate`: measures how a service and programs that share a core slow each other
+//! down, how fast each nap is, and how much it slows a request. It writes them as parameters of the
+//! model.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use super::meter::Meter;
 use super::model_file::{Interference, Measured, ModelFile, NapTimes};
 use super::{live_args, live_rows};
 use crate::bench::nap::{self, Lanes};
-use crate::live::calibrate::{self, NapSlowdown, Order, SERVICE, Slowdown};
+use crate::live::calibrate::{self, Order, Slowdown};
 use crate::live::summary::Figure;
 use crate::live::{self, Machine, experiment, plan};
 
@@ -30,8 +31,8 @@ Examples:
   elfen lab calibrate --lanes 2:6 --batch loop,spin --runs 10
   elfen lab simulate --rps 80 --policy borrow-idle --model elfen-model.toml
 
-Every two programs run alone and then next to each other. The service is one worker that searches \
-without a pause; it also runs next to every nap of the machine. A machine without SMT is refused.";
+The service, which is one worker that searches without a pause, runs alone, next to each batch \
+program, and next to every nap of the machine. A machine without SMT is refused.";
 
 const WHAT: &str = "calibrating";
 const DEFAULT_BATCHES: [&str; 4] = ["loop", "matrix", "flush", "compress"];
@@ -49,12 +50,12 @@ pub(super) struct Args {
         value_parser = clap::builder::PossibleValuesParser::new(plan::BATCHES))]
     batch: Vec<String>,
 
-    /// How long two programs run next to each other
+    /// How long each batch program runs alone
     #[arg(short, long, value_name = "TIME", value_parser = duration::parse,
         default_value = "500ms")]
     duration: Duration,
 
-    /// How often each pair is measured
+    /// How often the service is measured next to each
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
@@ -81,7 +82,6 @@ pub(super) struct Args {
 struct Report {
     file: PathBuf,
     model: ModelFile,
-    slowdowns: Vec<Slowdown>,
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -90,9 +90,9 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     live_args::writable(&args.output)?;
     let failed = |error| live_args::failure(WHAT, &error);
     live::install_signal_handlers().map_err(failed)?;
-    let pair = machine.pairs.first().cloned();
-    let pair = pair.unwrap_or_else(|| unreachable!("a machine has a pair, or is refused"));
-    let lanes = Lanes { request: pair.request, batch: pair.batch[0] };
+    let pair = machine.pairs[0].clone();
+    let batch = pair.batch.iter().next().unwrap_or(pair.request);
+    let lanes = Lanes { request: pair.request, batch };
     let order = Order {
         pair,
         batches: args.batch.clone(),
@@ -104,14 +104,14 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let naps: Vec<Nap> =
         Kind::ALL.into_iter().filter_map(|kind| nap::open(kind, lanes).ok()).collect();
     let times = nap_times(lanes);
-    let mut meter = Meter::new();
+    let meter = Meter::new();
     let measured = calibrate::measure(order, &naps, &mut |done, all| meter.step(done, all));
     drop(meter);
     let measured = measured.map_err(failed)?;
-    let model = model(&machine, times, &measured);
+    let model = model(&machine, &times, measured);
     let written = fs::write(&args.output, model.text());
     written.map_err(|error| Failure::unwritable("model", &args.output, error))?;
-    let report = Report { file: args.output.clone(), model, slowdowns: measured.slowdowns };
+    let report = Report { file: args.output.clone(), model };
     print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -127,51 +127,45 @@ fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
     Err(Failure::new(Status::Unsupported, WHAT, why, lanes::remedy(&topology)))
 }
 
-/// How long each nap takes, in nanoseconds. If the measurement fails, the list is empty and a
-/// warning is printed. The measurement pins its thread, so it has a thread of its own.
-fn nap_times(lanes: Lanes) -> Vec<NapTimes> {
+/// How long each nap takes to sleep and to wake, in nanoseconds. If the measurement fails, the list
+/// is empty and a warning is printed. The measurement pins its thread, so it has a thread of its
+/// own.
+fn nap_times(lanes: Lanes) -> Vec<nap::NapTimes> {
     let measured = thread::scope(|scope| {
         let measuring = scope.spawn(|| nap::times(lanes, NAPS));
         measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    let times = measured.unwrap_or_else(|error| {
+    measured.unwrap_or_else(|error| {
         warn(&format!(
             "measuring the times of naps failed: {error}; the model uses those of the thesis"
         ));
         Vec::new()
-    });
-    let times = times.into_iter().map(|(name, sleep_ns, wake_ns)| NapTimes {
-        name: name.to_owned(),
-        sleep_ns,
-        wake_ns,
-        nap_slowdown: None,
-        nap_slowdown_ci95: None,
-    });
-    times.collect()
+    })
 }
 
 /// The parameters of the model. Naps keep the order of `measured`: `--nap auto` takes the first.
-fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured) -> ModelFile {
+fn model(
+    machine: &Machine,
+    times: &[nap::NapTimes],
+    [batches, naps]: [Vec<Slowdown>; 2],
+) -> ModelFile {
     let order = live::testbed::Order { machine: machine.clone(), ..Default::default() };
     let known = experiment::setup(&order, &Default::default(), shell::command_line("elfen lab"));
-    let with_service = |slowdown: &&Slowdown| slowdown.first == SERVICE;
-    let interference = |slowdown: &Slowdown| Interference {
-        name: slowdown.second.clone(),
-        request_slowdown: slowdown.of_first.median,
-        request_slowdown_ci95: slowdown.of_first.ci95,
-        batch_slowdown: slowdown.of_second.median,
-        batch_slowdown_ci95: slowdown.of_second.ci95,
-    };
-    let nap = |slowdown: &NapSlowdown| {
-        let known = times.iter().find(|times| times.name == slowdown.nap);
-        let (sleep_ns, wake_ns) = known.map_or((None, None), |nap| (nap.sleep_ns, nap.wake_ns));
-        NapTimes {
-            name: slowdown.nap.to_owned(),
-            sleep_ns,
-            wake_ns,
-            nap_slowdown: Some(slowdown.of_request.median),
-            nap_slowdown_ci95: slowdown.of_request.ci95,
+    let interference = |Slowdown { name, of_request, of_batch }| {
+        let of_batch = of_batch.unwrap_or(of_request);
+        Interference {
+            name,
+            request_slowdown: of_request.median,
+            request_slowdown_ci95: of_request.ci95,
+            batch_slowdown: of_batch.median,
+            batch_slowdown_ci95: of_batch.ci95,
         }
+    };
+    let nap = |Slowdown { name, of_request, .. }| {
+        let known = times.iter().find(|(known, ..)| *known == name);
+        let (sleep_ns, wake_ns) = known.map_or((None, None), |(_, sleep, wake)| (*sleep, *wake));
+        let (nap_slowdown, nap_slowdown_ci95) = (Some(of_request.median), of_request.ci95);
+        NapTimes { name, sleep_ns, wake_ns, nap_slowdown, nap_slowdown_ci95 }
     };
     ModelFile {
         machine: Measured {
@@ -182,23 +176,21 @@ fn model(machine: &Machine, times: Vec<NapTimes>, measured: &calibrate::Measured
             siblings: known.smt,
             command: known.command,
         },
-        nap: measured.naps.iter().map(nap).collect(),
-        batch: measured.slowdowns.iter().filter(with_service).map(interference).collect(),
+        nap: naps.into_iter().map(nap).collect(),
+        batch: batches.into_iter().map(interference).collect(),
     }
 }
 
 impl Report {
     fn text(&self) -> String {
-        let row = |slowdown: &Slowdown| {
-            vec![
-                slowdown.first.clone(),
-                slowdown.second.clone(),
-                live_rows::interval(&slowdown.of_first),
-                live_rows::interval(&slowdown.of_second),
-            ]
+        let figure = |median, ci95| live_rows::interval(&Figure { median, ci95 });
+        let row = |batch: &Interference| {
+            let of_request = figure(batch.request_slowdown, batch.request_slowdown_ci95);
+            let of_batch = figure(batch.batch_slowdown, batch.batch_slowdown_ci95);
+            vec![batch.name.clone(), of_request, of_batch]
         };
-        let rows: Vec<Vec<String>> = self.slowdowns.iter().map(row).collect();
-        let heading = ["request lane", "batch lane", "its slowdown", "the other's"];
+        let rows: Vec<Vec<String>> = self.model.batch.iter().map(row).collect();
+        let heading = ["batch lane", "slowdown of a search", "slowdown of the batch"];
         let mut text = table::lines(&heading, &rows);
         let time = |ns: Option<f64>| {
             ns.map_or_else(
@@ -207,9 +199,9 @@ impl Report {
             )
         };
         for nap in &self.model.nap {
-            let slower = nap.nap_slowdown.map_or_else(String::new, |median| {
-                live_rows::interval(&Figure { median, ci95: nap.nap_slowdown_ci95 })
-            });
+            let slower = nap
+                .nap_slowdown
+                .map_or_else(String::new, |median| figure(median, nap.nap_slowdown_ci95));
             let (name, sleep, wake) = (&nap.name, time(nap.sleep_ns), time(nap.wake_ns));
             text += &format!(
                 "nap {name}: a search next to it takes {slower} times as long; to sleep {sleep}; \

@@ -114,13 +114,8 @@ fn failed(error: &std::io::Error) -> Failure {
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let mut plan = Plan {
-        faults: args.causes.0.clone(),
-        runs: args.runs,
-        requests_a_second: args.rps,
-        length: Duration::from_millis(15),
-        every: Duration::from_millis(150),
-    };
+    let mut plan =
+        Plan { faults: args.causes.0.clone(), runs: args.runs, requests_a_second: args.rps };
     let holds = if let Some(time) = args.steal {
         let stolen = faults::stolen(time, args.rps).map_err(check_failed)?;
         print(out, args.json, &stolen, || steal_text(stolen))?;
@@ -163,43 +158,45 @@ fn steal_text(stolen: Stolen) -> String {
 }
 
 fn stolen_text(Stolen { by_events_ns, by_kernel_ns }: Stolen) -> String {
+    let [by_events, by_kernel] = [by_events_ns, by_kernel_ns].map(duration::show);
     format!(
-        "the hypervisor took {} of the service's CPU by events, {} by kernel ticks\n",
-        duration::show(by_events_ns),
-        duration::show(by_kernel_ns)
+        "the hypervisor took {by_events} of the service's CPU by events, {by_kernel} by kernel \
+             ticks\n"
     )
 }
 
-fn what_if_text(WhatIfReport { rows: all, holds }: &WhatIfReport) -> String {
-    let row = |row: &Prediction| {
+fn holds_text(holds: bool) -> &'static str {
+    if holds { "holds on this machine\n" } else { "does not hold on this machine\n" }
+}
+
+fn what_if_text(WhatIfReport { rows, holds }: &WhatIfReport) -> String {
+    let cells = |row: &Prediction| {
         let off = |ratio: f64| format!("{:+.0} %", (ratio - 1.0) * 100.0);
-        let none = || "invalid replay".to_owned();
         vec![
             row.workers.to_string(),
             row.cause.to_owned(),
             duration::show(row.with_p99_ns),
-            row.foreseen_p99_ns.map_or_else(none, duration::show),
+            row.foreseen_p99_ns.map_or_else(|| "invalid replay".to_owned(), duration::show),
             duration::show(row.seen_p99_ns),
             row.ratio.map_or_else(|| "-".to_owned(), off),
             format!("{} of {}", row.pairs - row.replay_off, row.pairs),
         ]
     };
-    let rows: Vec<Vec<String>> = all.iter().map(row).collect();
     let heading = ["threads", "cause", "p99", "predicted without", "measured", "error", "pairs"];
-    let verdict = if *holds { "holds" } else { "does not hold" };
-    let of = |row: &&Prediction| format!("{} with {}", row.cause, row.workers);
-    let none: Vec<String> =
-        all.iter().filter(|row| !row.is_predicted()).map(|row| of(&row)).collect();
-    let none = if none.is_empty() {
-        String::new()
-    } else {
-        format!("no prediction, because the replay is not valid: {}\n", none.join(", "))
-    };
-    format!("{}{none}the prediction {verdict} on this machine\n", table::lines(&heading, &rows))
+    let mut text = table::lines(&heading, &rows.iter().map(cells).collect::<Vec<_>>());
+    let not_predicted = rows.iter().filter(|row| !row.is_predicted());
+    let names: Vec<String> =
+        not_predicted.map(|row| format!("{} with {}", row.cause, row.workers)).collect();
+    if !names.is_empty() {
+        let names = names.join(", ");
+        text += &format!("no prediction, because the replay is not valid: {names}\n");
+    }
+    text + "the prediction " + holds_text(*holds)
 }
 
 fn text(checked: &CheckReport) -> String {
-    let row = |score: &Score| {
+    let CheckReport { requests, complete, lost_events, left_out, scores, .. } = checked;
+    let cells = |score: &Score| {
         vec![
             score.cause.to_owned(),
             score.injections.to_string(),
@@ -210,33 +207,26 @@ fn text(checked: &CheckReport) -> String {
             duration::show(score.charged_ns),
         ]
     };
-    let CheckReport { requests, complete, lost_events, left_out, scores, .. } = checked;
-    let rows: Vec<Vec<String>> = scores.iter().map(row).collect();
     let heading =
         ["cause", "faults", "touched", "right amount", "named first", "injected", "charged"];
+    let rows: Vec<Vec<String>> = scores.iter().map(cells).collect();
+    let mut text = format!("{requests} requests, {complete} complete, {lost_events} events lost\n");
+    text += &table::lines(&heading, &rows);
     let missed: Vec<String> = scores.iter().filter_map(missed).collect();
-    let missed = if missed.is_empty() {
-        String::new()
-    } else {
-        format!("\nnot as injected:\n{}\n", missed.join("\n"))
-    };
-    let stolen = stolen_text(checked.stolen);
-    let left_out: String = left_out.iter().map(|why| format!("left out: {why}\n")).collect();
-    let verdict = if checked.holds { "holds" } else { "does not hold" };
-    format!(
-        "{requests} requests, {complete} complete, {lost_events} events lost\n{}{missed}\n\
-         {stolen}{left_out}the account {verdict} on this machine\n",
-        table::lines(&heading, &rows)
-    )
+    if !missed.is_empty() {
+        text += &format!("\nnot as injected:\n{}\n", missed.join("\n"));
+    }
+    text += "\n";
+    text += &stolen_text(checked.stolen);
+    left_out.iter().for_each(|why| text += &format!("left out: {why}\n"));
+    text + "the account " + holds_text(checked.holds)
 }
 
 /// The first request that was not charged its cause, as a line.
 fn missed(Score { cause, missed, .. }: &Score) -> Option<String> {
     let Mismatch { latency_ns, injected_ns, charged, .. } = missed.first()?;
-    let charged =
-        charged.iter().take(3).map(|(name, ns)| format!("{name} {}", duration::show(*ns)));
-    let injected = duration::show(*injected_ns);
-    let latency = duration::show(*latency_ns);
-    let charged = charged.collect::<Vec<String>>().join(", ");
+    let named = |(name, ns): &(String, u64)| format!("{name} {}", duration::show(*ns));
+    let charged = charged.iter().take(3).map(named).collect::<Vec<String>>().join(", ");
+    let [injected, latency] = [*injected_ns, *latency_ns].map(duration::show);
     Some(format!("  {cause}: {injected} of {latency}; charged: {charged}"))
 }

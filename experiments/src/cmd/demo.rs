@@ -19,7 +19,7 @@ use crate::live::experiment::{Experiment, Results};
 use crate::live::summary::{self, Row};
 use crate::live::testbed::Order;
 use crate::live::{self, plan};
-use crate::record::{Line, Plan};
+use crate::record::{Line, Plan, setup};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let report = Report {
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
-        capacity_rps: capacity(&lines),
+        capacity_rps: setup(&lines).map_or(0.0, |setup| setup.capacity_rps),
         remarks: live_rows::remarks(&lines, &rows),
         rows,
         html: args.html.clone(),
@@ -139,8 +139,7 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
     let emulate_smt = machine.emulated;
     let limits: Vec<String> = machine.emulation().into_iter().collect();
     let plan = Plan { emulate_smt, ..plan };
-    let source = plan.source.clone();
-    let order = Order { machine, documents: args.docs, source, ..Order::default() };
+    let order = Order { machine, documents: args.docs, ..Order::default() };
     let command = shell::command_line("elfen lab");
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })
 }
@@ -166,22 +165,12 @@ fn emulated(source: SourceChoice) -> Option<f64> {
 }
 
 fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
-    let failed = |error| live_args::failure(WHAT, &error);
-    let mut results = Results::default();
-    let mut meter = Meter::new();
     to_stderr("measuring a service with and without a batch: this takes about a minute");
-    experiment.run(&mut results, &mut |progress| meter.show_progress(progress)).map_err(failed)?;
+    let mut results = Results::default();
+    let meter = Meter::new();
+    let done = experiment.run(&mut results, &mut |progress| meter.show_progress(progress));
+    done.map_err(|error| live_args::failure(WHAT, &error))?;
     Ok(results.lines)
-}
-
-fn capacity(lines: &[Line]) -> f64 {
-    lines
-        .iter()
-        .find_map(|line| match line {
-            Line::Setup(setup) => Some(setup.capacity_rps),
-            Line::Run(_) => None,
-        })
-        .unwrap_or(0.0)
 }
 
 impl Report {

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         // Service times of an earlier experiment do not belong to this one.
         fs::write(file, "").map_err(|error| Failure::unwritable("file", file, error))?;
     }
-    let mut meter = Meter::new();
+    let meter = Meter::new();
     let done = experiment.run(&mut results, &mut |progress| meter.show_progress(progress));
     drop(meter);
     done.map_err(|error| args.failure(&error))?;

@@ -10,14 +10,13 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_console::{duration, shell};
 use elfen_machine::lane_args::LaneArgs;
 use elfen_run::channels::SourceChoice;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
 use super::live_args;
 use super::own_args::{self, AUTO, ServiceArgs, check_program, methods};
 use crate::live::experiment::Experiment;
-use crate::live::own_program::OwnProgram;
 use crate::live::plan;
-use crate::live::recording::ShimOptions;
 use crate::live::testbed::{self, Order};
 use crate::record::Plan;
 
@@ -60,67 +59,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
 
-    /// Loads, in percent of what the service can serve [default: 20,50,70]
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
-    load: Option<Vec<f64>>,
-
-    /// More loads, in requests per second
-    #[arg(long, value_name = "RATE", value_delimiter = ',')]
-    rps: Option<Vec<f64>>,
-
-    /// What runs next to the service [default: all baselines and borrow-idle]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    scenario: Option<Vec<String>>,
-
-    /// Batch programs of elfen-batch [default: compress]
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    batch: Option<Vec<String>>,
-
-    /// How often each combination of load, scenario and batch is run [default: 5]
-    #[arg(long, value_name = "N")]
-    runs: Option<u32>,
-
-    /// How long each run lasts [default: 10s]
-    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
-    duration: Option<Duration>,
-
-    /// How long each run is under load before it is measured [default: 1s]
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
-    warmup: Option<Duration>,
-
-    /// Seed of the requests and of the order of the runs [default: 1]
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-
-    /// Documents of the index that is built [default: 100000]
-    #[arg(long, value_name = "N")]
-    docs: Option<u64>,
-
-    /// Emulate a core that the lanes share: a program takes this many times as long while the other
-    /// lane runs, as in 1.5
-    ///
-    /// For machines without SMT, where a batch takes no resources from a request. The emulation
-    /// uses the kernel's record of the tasks that ran at the same time, so it requires root. Naps
-    /// of the batch cost a request nothing. The table then has the predictions of `elfen lab
-    /// simulate`, too.
-    #[arg(long, value_name = "FACTOR")]
-    emulate_smt: Option<f64>,
-
-    /// An index to use, or to build and keep, in this folder
-    #[arg(long, value_name = "FOLDER")]
-    index: Option<PathBuf>,
-
-    /// How the checks get into batch programs, as in `elfen run` [default: auto]
-    #[arg(long, value_name = "HOW")]
-    checks: Option<String>,
-
-    /// The source of the request lane's state, as in `elfen run` [default: auto]
-    #[arg(long, value_enum)]
-    source: Option<SourceChoice>,
-
-    /// The capacity of the service in requests per second, instead of measuring it
-    #[arg(long, value_name = "RATE")]
-    capacity: Option<f64>,
+    #[command(flatten)]
+    choices: Choices,
 
     /// The results, as JSON lines; runs that are missing are added to an existing file
     #[arg(short, long, value_name = "FILE", default_value = "elfen-experiment.jsonl")]
@@ -155,33 +95,115 @@ pub(super) struct Args {
     /// Print one JSON object at the end
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// What a plan in TOML may say, too.
+#[derive(clap::Args, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Choices {
+    /// Loads, in percent of what the service can serve [default: 20,50,70]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
+    load: Option<Vec<f64>>,
+
+    /// More loads, in requests per second
+    #[arg(long, value_name = "RATE", value_delimiter = ',')]
+    rps: Option<Vec<f64>>,
+
+    /// What runs next to the service [default: all baselines and borrow-idle]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    scenario: Option<Vec<String>>,
+
+    /// Batch programs of elfen-batch [default: compress]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    batch: Option<Vec<String>>,
+
+    /// How often each combination of load, scenario and batch is run [default: 5]
+    #[arg(long, value_name = "N")]
+    runs: Option<u32>,
+
+    /// How long each run lasts [default: 10s]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
+    #[serde(default, deserialize_with = "time")]
+    duration: Option<Duration>,
+
+    /// How long each run is under load before it is measured [default: 1s]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    #[serde(default, deserialize_with = "time")]
+    warmup: Option<Duration>,
+
+    /// Seed of the requests and of the order of the runs [default: 1]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Documents of the index that is built [default: 100000]
+    #[arg(long, value_name = "N")]
+    docs: Option<u64>,
+
+    /// Emulate a core that the lanes share: a program takes this many times as long while the other
+    /// lane runs, as in 1.5
+    ///
+    /// For machines without SMT, where a batch takes no resources from a request. The emulation
+    /// uses the kernel's record of the tasks that ran at the same time, so it requires root. Naps
+    /// of the batch cost a request nothing. The table then has the predictions of `elfen lab
+    /// simulate`, too.
+    #[arg(long, value_name = "FACTOR")]
+    emulate_smt: Option<f64>,
+
+    /// An index to use, or to build and keep, in this folder
+    #[arg(long, value_name = "FOLDER")]
+    index: Option<PathBuf>,
+
+    /// How the checks get into batch programs, as in `elfen run` [default: auto]
+    #[arg(long, value_name = "HOW")]
+    checks: Option<String>,
+
+    /// The source of the request lane's state, as in `elfen run` [default: auto]
+    #[arg(long, value_enum)]
+    #[serde(default, deserialize_with = "source")]
+    source: Option<SourceChoice>,
+
+    /// The capacity of the service in requests per second, instead of measuring it
+    #[arg(long, value_name = "RATE")]
+    capacity: Option<f64>,
 
     /// A batch program of your own with its arguments, instead of elfen-batch or in addition
     ///
     /// It is started again whenever it ends with status 0. Its work is the CPU time that it gets.
     #[arg(last = true, value_name = "PROGRAM")]
+    #[serde(default)]
     command: Vec<String>,
 }
 
-/// The TOML file of a plan.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PlanFile {
-    load: Option<Vec<f64>>,
-    rps: Option<Vec<f64>>,
-    scenario: Option<Vec<String>>,
-    batch: Option<Vec<String>>,
-    runs: Option<u32>,
-    duration: Option<String>,
-    warmup: Option<String>,
-    seed: Option<u64>,
-    docs: Option<u64>,
-    emulate_smt: Option<f64>,
-    index: Option<PathBuf>,
-    signal: Option<String>,
-    capacity: Option<f64>,
-    command: Option<Vec<String>>,
-    checks: Option<String>,
+impl Choices {
+    /// These, and what is missing here from the file of a plan.
+    fn or(&self, file: Self) -> Self {
+        Self {
+            load: self.load.clone().or(file.load),
+            rps: self.rps.clone().or(file.rps),
+            scenario: self.scenario.clone().or(file.scenario),
+            batch: self.batch.clone().or(file.batch),
+            runs: self.runs.or(file.runs),
+            duration: self.duration.or(file.duration),
+            warmup: self.warmup.or(file.warmup),
+            seed: self.seed.or(file.seed),
+            docs: self.docs.or(file.docs),
+            emulate_smt: self.emulate_smt.or(file.emulate_smt),
+            index: self.index.clone().or(file.index),
+            checks: self.checks.clone().or(file.checks),
+            source: self.source.or(file.source),
+            capacity: self.capacity.or(file.capacity),
+            command: if self.command.is_empty() { file.command } else { self.command.clone() },
+        }
+    }
+}
+
+fn time<'de, D: Deserializer<'de>>(file: D) -> Result<Option<Duration>, D::Error> {
+    duration::parse(&String::deserialize(file)?).map(Some).map_err(D::Error::custom)
+}
+
+fn source<'de, D: Deserializer<'de>>(file: D) -> Result<Option<SourceChoice>, D::Error> {
+    let name = String::deserialize(file)?;
+    SourceChoice::from_str(&name, false).map(Some).map_err(D::Error::custom)
 }
 
 impl Args {
@@ -189,56 +211,38 @@ impl Args {
     /// defaults.
     pub(super) fn experiment(&self) -> Result<Experiment, Failure> {
         let file = self.plan.as_deref().map(read_plan).transpose()?.unwrap_or_default();
-        let time =
-            |given: Option<Duration>, text: &Option<String>, default: u64| match (given, text) {
-                (Some(given), _) => Ok(given),
-                (None, Some(text)) => {
-                    duration::parse(text).map_err(|why| wrong_plan(&format!("{text:?}: {why}")))
-                }
-                (None, None) => Ok(Duration::from_secs(default)),
-            };
-        let rates = self.rps.clone().or(file.rps).unwrap_or_default();
-        let loads = self.load.clone().or(file.load);
-        let mut capacity_rps = self.capacity.or(file.capacity);
+        let chosen = self.choices.or(file);
         let mut limits = Vec::new();
+        let rates = chosen.rps.unwrap_or_default();
+        let mut capacity_rps = chosen.capacity;
         if self.service.is_given() && capacity_rps.is_none() {
-            capacity_rps = Some(own_args::capacity(loads.as_deref(), &rates, &mut limits)?);
+            capacity_rps = Some(own_args::capacity(chosen.load.as_deref(), &rates, &mut limits)?);
         }
-        let loads = loads
-            .unwrap_or_else(|| if rates.is_empty() { DEFAULT_LOADS.to_vec() } else { Vec::new() });
-        let scenarios = scenarios(self.scenario.clone().or(file.scenario), &mut limits)?;
-        let own_service = self.service.own_service()?;
-        let signal = match (self.source, &file.signal) {
-            (Some(signal), _) => signal,
-            (None, Some(name)) => {
-                SourceChoice::from_str(name, false).map_err(|why| wrong_plan(&why))?
-            }
-            (None, None) => own_service.as_ref().map_or(SourceChoice::Auto, own_args::signal),
-        };
-        let command = match self.command.as_slice() {
-            [] => file.command.unwrap_or_default(),
-            given => given.to_vec(),
-        };
+        let default_loads = if rates.is_empty() { &DEFAULT_LOADS[..] } else { &[] };
+        let loads = chosen.load.unwrap_or_else(|| default_loads.to_vec());
+        let scenarios = scenarios(chosen.scenario, &mut limits)?;
+        let (service, processes) = self.service.own_service()?.unzip();
+        let default_source = service.as_ref().map_or(SourceChoice::Auto, own_args::source);
+        let command = chosen.command;
         command.first().map_or(Ok(()), |program| check_program(program.as_ref()))?;
-        let batches = self.batch.clone().or(file.batch);
-        let batches = batches.or_else(|| (!command.is_empty()).then(Vec::new));
+        let default_batches = if command.is_empty() { &[DEFAULT_BATCH][..] } else { &[] };
+        let default_batches = || default_batches.iter().copied().map(str::to_owned).collect();
         let plan = Plan {
             loads: loads.iter().map(|percent| percent / 100.0).collect(),
             rates,
             scenarios,
-            batches: batches.unwrap_or_else(|| vec![DEFAULT_BATCH.to_owned()]),
-            runs: self.runs.or(file.runs).unwrap_or(5),
-            duration_s: time(self.duration, &file.duration, 10)?.as_secs_f64(),
-            warmup_s: time(self.warmup, &file.warmup, 1)?.as_secs_f64(),
-            seed: self.seed.or(file.seed).unwrap_or(1),
-            source: live_args::signal_word(signal),
-            emulate_smt: self.emulate_smt.or(file.emulate_smt),
+            batches: chosen.batch.unwrap_or_else(default_batches),
+            runs: chosen.runs.unwrap_or(5),
+            duration_s: chosen.duration.map_or(10.0, |time| time.as_secs_f64()),
+            warmup_s: chosen.warmup.map_or(1.0, |time| time.as_secs_f64()),
+            seed: chosen.seed.unwrap_or(1),
+            source: live_args::signal_word(chosen.source.unwrap_or(default_source)),
+            emulate_smt: chosen.emulate_smt,
             command,
-            checks: checks(self.checks.clone().or(file.checks))?,
-            service: own_service.as_ref().map(|own| own.service.clone()),
+            checks: checks(chosen.checks)?,
+            service,
         };
         let specs = plan::check(&plan).map_err(|why| wrong_plan(&why))?;
-        let any_batch = specs.iter().any(plan::Spec::has_batch);
         if capacity_rps.is_some_and(|rps| !(rps > 0.0 && rps.is_finite())) {
             return Err(wrong_plan("a capacity is above 0 requests per second"));
         }
@@ -250,16 +254,14 @@ impl Args {
         }
         let order = Order {
             machine,
-            documents: match own_service {
+            documents: match processes {
                 Some(_) => 0,
-                None => self.docs.or(file.docs).unwrap_or(100_000).max(100),
+                None => chosen.docs.unwrap_or(100_000).max(100),
             },
-            index: self.index.clone().or(file.index),
-            source: plan.source.clone(),
-            own: OwnProgram { command: plan.command.clone(), checks: plan.checks.clone() },
-            own_service,
+            index: chosen.index,
+            service: processes,
             service_times: self.service_times.clone(),
-            shim: self.shim.clone().map(|folder| ShimOptions { folder, any_batch }),
+            shim: self.shim.clone(),
         };
         let command = shell::command_line("elfen lab");
         Ok(Experiment { order, plan, specs, capacity_rps, limits, command })
@@ -289,7 +291,7 @@ fn scenarios(
     }
 }
 
-/// The value of `--inject`, or `None` for the default, which results do not name.
+/// The value of `--checks`, or `None` for the default, which results do not name.
 fn checks(requested: Option<String>) -> Result<Option<String>, Failure> {
     match requested {
         Some(name) if !methods().any(|known| known == name) => {
@@ -304,7 +306,7 @@ fn wrong_plan(why: &str) -> Failure {
     Failure::new(Status::Usage, "the plan", why, "see `elfen lab experiment --help`")
 }
 
-fn read_plan(file: &Path) -> Result<PlanFile, Failure> {
+fn read_plan(file: &Path) -> Result<Choices, Failure> {
     let what = || named("plan", file);
     let text = fs::read_to_string(file).map_err(|error| {
         Failure::new(Status::Usage, what(), error, "name a file that can be read")

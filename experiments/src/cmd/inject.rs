@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 
-use crate::faults::injectors::{Flood, Hog, PageOut, Stop, unsteer};
+use crate::faults::injectors::{Flood, Hog, PageOut, Stop};
 use elfen_tailor::signals::EndSignals;
 
 const EXAMPLES: &str = "\
@@ -59,20 +59,6 @@ enum Kind {
     Hog,
     Io,
     Softirq,
-}
-
-/// Restore the steering of loopback's packets once standard input ends
-#[derive(clap::Args, Debug)]
-#[command(after_help = "Example:\n  elfen-lab unsteer 0 </dev/null     turn steering off")]
-pub(super) struct UnsteerArgs {
-    /// The set of CPUs, in the kernel's format
-    cpus: String,
-}
-
-pub(super) fn restore(args: &UnsteerArgs) -> Result<ExitCode, Failure> {
-    let failed = |error| Failure::new(Status::Failed, "steering packets", error, "run it as root");
-    unsteer(&args.cpus).map_err(failed)?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// A longer fault is an outage.

@@ -147,7 +147,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     install_signal_handlers().map_err(failed)?;
     let Args { runs: iterations, queries, rps, connections, articles, seed, json } = *args;
     let plan = Plan { iterations, queries, rps, connections, articles, seed };
-    let mut meter = Meter::new();
+    let meter = Meter::new();
     let all = iterations as usize * Rung::ALL.len();
     let mut done = 0;
     meter.show("compiling the service");
@@ -189,15 +189,16 @@ fn rung_row(rung: Rung, results: &LadderResults) -> RungRow {
     let later = || own().filter(|iteration| iteration.number > 1);
     let faults = later().filter_map(|iteration| iteration.page_faults);
     let faults = faults.map(elfen_console::duration::number).collect();
+    let (_, cure, thesis_max_ms) = rung.facts();
     RungRow {
         rung,
-        cure: rung.cure(),
+        cure,
         java: rung.options(),
         p999_ms: results.p999_ms.get(&rung).copied().unwrap_or(0.0),
         first_max_ms: own().next().map_or(0.0, |iteration| iteration.max_ms),
         max_ms: spread(later().map(|iteration| iteration.max_ms).collect()),
         page_faults: spread(faults),
-        thesis_max_ms: rung.thesis_max_ms(),
+        thesis_max_ms,
     }
 }
 
@@ -221,7 +222,8 @@ fn rank_causes(rung: Rung, phase: Phase, iterations: &[Iteration]) -> Charged {
 }
 
 fn cause_result(row: &CauseRow, all: &[Charged]) -> CauseResult {
-    let CauseRow { name, cause, rung, next, phase } = *row;
+    let (name, cause, rung, phase) = *row;
+    let next = Rung::ALL[rung as usize + 1];
     let causes = |rung: Rung| {
         let of = all.iter().find(|charged| (charged.rung, charged.phase) == (rung, phase));
         of.map_or(&[][..], |charged| &charged.causes)
@@ -234,18 +236,11 @@ fn cause_result(row: &CauseRow, all: &[Charged]) -> CauseResult {
         Rung::Hedge => causes(next).iter().map(|cause| cause.ms).sum(),
         _ => of(next).map_or(0.0, |(_, cause)| cause.ms),
     };
-    let found = of(rung);
-    CauseResult {
-        name,
-        cause,
-        rung,
-        phase,
-        place: found.map(|(place, _)| place),
-        share: found.map_or(0.0, |(_, cause)| cause.share),
-        ms: found.map_or(0.0, |(_, cause)| cause.ms),
-        next_rung: next,
-        next_ms,
-    }
+    let (place, share, ms) = match of(rung) {
+        Some((place, cause)) => (Some(place), cause.share, cause.ms),
+        None => (None, 0.0, 0.0),
+    };
+    CauseResult { name, cause, rung, phase, place, share, ms, next_rung: next, next_ms }
 }
 
 fn ms(value: f64) -> String {

@@ -16,7 +16,7 @@ use elfen_run::channels::SourceChoice;
 use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 
-use crate::live::{LiveError, Machine, Pair};
+use crate::live::{LiveError, Machine};
 use crate::record::Line;
 use crate::report::live;
 
@@ -42,12 +42,8 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
     }
     let in_a_pair = |cpu: &u32| chosen.iter().any(|pair| pair.lanes().any(|lane| lane == *cpu));
     let spare = topology.usable.iter().filter(|cpu| !in_a_pair(cpu)).collect();
-    let pair = |pair: &elfen_machine::pair::Pair| Pair {
-        request: pair.request,
-        batch: pair.batch.iter().collect(),
-    };
     let cpus = u32::try_from(topology.online.len()).unwrap_or(u32::MAX);
-    Ok(Machine { pairs: chosen.iter().map(pair).collect(), spare, smt, cpus, emulated: None })
+    Ok(Machine { pairs: chosen, spare, smt, cpus, emulated: None })
 }
 
 fn one_cpu(topology: &Topology, what: &str) -> Failure {
@@ -140,19 +136,4 @@ pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(),
     report.title = title.to_owned();
     let html = report.html().map_err(|error| unusable(error.to_string()))?;
     fs::write(path, html).map_err(|error| Failure::unwritable("page", path, error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: a wrong file name costs no minutes of measuring. Method: a folder, a missing folder,
-    /// and a file that can be made.
-    #[test]
-    fn unwritable_files_are_refused_before_measuring() {
-        assert!(writable(Path::new("/")).is_err());
-        assert!(writable(Path::new("/no/such/folder/x.html")).is_err());
-        assert!(writable(&std::env::temp_dir().join("not-there.html")).is_ok());
-        assert!(writable(Path::new("not-there.html")).is_ok());
-    }
 }

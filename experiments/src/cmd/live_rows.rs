@@ -5,7 +5,7 @@ use std::path::Path;
 use elfen_console::table;
 
 use crate::live::summary::{Figure, Foreseen, Row};
-use crate::record::{Line, runs};
+use crate::record::{Line, runs, setup};
 
 const HEADING: [&str; 11] = [
     "load",
@@ -104,11 +104,7 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let limits = lines.iter().filter_map(|line| match line {
-        Line::Setup(setup) => Some(&setup.limits),
-        Line::Run(_) => None,
-    });
-    remarks.extend(limits.flatten().cloned());
+    remarks.extend(setup(lines).into_iter().flat_map(|setup| setup.limits.clone()));
     let starved = runs(lines).filter(|run| run.batch.is_some() && run.batch_per_second.is_none());
     let starved = starved.count();
     if starved > 0 {

@@ -54,8 +54,6 @@ enum Command {
     Serve(check::ServeArgs),
     Simulate(Box<simulate::Args>),
     Thesis(thesis::Args),
-    #[command(hide = true)]
-    Unsteer(inject::UnsteerArgs),
 }
 
 impl Cli {
@@ -75,7 +73,6 @@ impl Cli {
             Command::Serve(args) => check::serve(&args),
             Command::Simulate(args) => simulate::run(&args, out),
             Command::Thesis(args) => thesis::run(&args, out),
-            Command::Unsteer(args) => inject::restore(&args),
         }
     }
 }

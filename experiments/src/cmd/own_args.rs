@@ -11,7 +11,7 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_instrument::{CheckMethod, Reason, inspect};
 use elfen_run::channels::SourceChoice;
 
-use crate::live::own_service::{OwnService, PLACEHOLDER, ServiceProcesses};
+use crate::live::own_service::{PLACEHOLDER, ServiceProcesses};
 use crate::record::Service;
 
 pub(super) const AUTO: &str = "auto";
@@ -69,7 +69,7 @@ impl ServiceArgs {
     }
 
     /// The service, checked as far as possible without sending requests.
-    pub(super) fn own_service(&self) -> Result<Option<OwnService>, Failure> {
+    pub(super) fn own_service(&self) -> Result<Option<(Service, ServiceProcesses)>, Failure> {
         let Some(url) = &self.service_url else { return Ok(None) };
         if !["http://", "redis://"].iter().any(|protocol| url.starts_with(protocol)) {
             let why = format!("{url:?} begins with neither http:// nor redis://");
@@ -97,14 +97,14 @@ impl ServiceArgs {
             }
         }
         let (url, name, queries) = (url.clone(), self.service.clone(), self.queries.clone());
-        Ok(Some(OwnService { service: Service { url, name, queries }, processes }))
+        Ok(Some((Service { url, name, queries }, processes)))
     }
 }
 
 /// The default of `--source`: the task map alone, unless the user names the service's page. A page
 /// of another name may belong to another service.
-pub(super) fn signal(own: &OwnService) -> SourceChoice {
-    if own.service.name.is_some() { SourceChoice::Auto } else { SourceChoice::Tasks }
+pub(super) fn source(service: &Service) -> SourceChoice {
+    if service.name.is_some() { SourceChoice::Auto } else { SourceChoice::Tasks }
 }
 
 /// The rate that counts as 100 % where the user gives no capacity: the highest rate. Loads in

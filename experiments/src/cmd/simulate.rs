@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use elfen_console::failure::{Failure, Status};
@@ -96,7 +97,7 @@ pub(super) struct Args {
     /// What `elfen lab experiment` should find, a row for each of these scenarios, in its words:
     /// none, unrestrained, borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9,
     /// slo-budget:p99=20ms
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scenario,
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = Spec::from_str,
         conflicts_with_all = ["policy", "budget", "slo", "trace_out", "threads"])]
     scenario: Vec<Spec>,
 
@@ -164,11 +165,6 @@ impl Args {
         let control_ns = steered.then(|| nanos(self.control_window));
         self.slo.map(|slo| Watch { slo, judge_ns: nanos(self.window), control_ns })
     }
-}
-
-/// For clap: as in `elfen lab experiment`.
-fn scenario(text: &str) -> Result<Spec, String> {
-    text.parse()
 }
 
 fn name_of(policy: PolicyName) -> String {

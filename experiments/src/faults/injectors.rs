@@ -19,6 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use elfen_machine::affinity;
+use elfen_machine::placement::set_policy;
 use elfen_machine::process::stat;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use serde::{Deserialize, Serialize};
@@ -43,8 +44,8 @@ impl Injection {
     }
 }
 
-/// A process that can be stopped. It is held by a pidfd, so that no other process with the same id
-/// can be hit. It continues when this drops.
+/// A process that can be stopped, and continues when this drops. By a pidfd, no other process with
+/// the same id can be hit. Unlike `elfen_machine::pidfd`, this reports a refused signal.
 #[derive(Debug)]
 pub struct Stop {
     process: u32,
@@ -132,7 +133,7 @@ impl Hog {
         let hog = hog.spawn(move || {
             affinity::pin(cpu)?;
             if let Some(priority) = priority {
-                use_realtime_priority(priority)?;
+                set_policy(0, libc::SCHED_FIFO, priority)?;
             }
             let mut runs = Vec::new();
             let mut from_ns = monotonic_ns();
@@ -150,14 +151,6 @@ impl Hog {
         })?;
         hog.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     }
-}
-
-/// Puts the calling thread, and threads that it starts, above all ordinary threads.
-pub fn use_realtime_priority(priority: i32) -> io::Result<()> {
-    let parameter = libc::sched_param { sched_priority: priority };
-    // SAFETY: 0 is the calling thread, and the parameter is a live one of ours.
-    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameter) };
-    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A process whose mapped files are evicted from memory, so that the next access waits for a disk.
@@ -255,8 +248,9 @@ pub struct Flood {
 impl Flood {
     pub fn new(cpu: u32) -> io::Result<Self> {
         let before = fs::read_to_string(STEERING)?;
-        let mut restorer = Command::new(std::env::current_exe()?);
-        restorer.args(["unsteer", before.trim()]);
+        let mut restorer = Command::new("sh");
+        // Its standard input ends when this process is gone.
+        restorer.args(["-c", "cat >/dev/null; echo $0 >$1", before.trim(), STEERING]);
         // A process group of its own, so that it gets no signals from the terminal.
         let restorer = restorer.stdin(Stdio::piped()).process_group(0).spawn()?;
         // From here on the steering is restored, also if the write fails.
@@ -305,13 +299,6 @@ impl Drop for Flood {
         // If it was killed, `wait` returns at once.
         let _ended = self.restorer.wait();
     }
-}
-
-/// Waits until standard input ends, as it does when the parent is gone, and then restores the
-/// steering of loopback's packets.
-pub fn unsteer(before: &str) -> io::Result<()> {
-    io::copy(&mut io::stdin(), &mut io::sink())?;
-    fs::write(STEERING, before)
 }
 
 /// A set of CPUs in the kernel's format: words of 32 bits, the highest first.

@@ -139,10 +139,11 @@ pub struct Plan {
     /// For each fault.
     pub runs: u32,
     pub requests_a_second: u32,
-    pub length: Duration,
-    pub every: Duration,
 }
 
+/// How long a fault lasts, and the time from one to the next.
+const LENGTH: Duration = Duration::from_millis(15);
+const EVERY: Duration = Duration::from_millis(150);
 /// Clients of a burst.
 const BURST_CLIENTS: usize = 60;
 /// How many classes a new service in Java loads; that takes some tens of milliseconds.
@@ -176,7 +177,7 @@ pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
         };
         let plan = Plan { faults, runs, ..plan.clone() };
         for _ in 0..services {
-            let service = match TestService::start(kind, cpu, 1) {
+            let mut service = match TestService::start(kind, cpu, 1) {
                 Err(error) if kind.is_java() => {
                     let why = |fault: &&Fault| format!("{}: starting java: {error}", fault.name);
                     all.left_out.extend(plan.faults.iter().map(why));
@@ -184,10 +185,9 @@ pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
                 }
                 started => started?,
             };
-            let times = plan.clone();
-            let act = move |service: &mut TestService| times.inject_all(service);
+            let act = |service: &mut TestService| plan.inject_all(service);
             let load = Load::even(plan.requests_a_second);
-            let recorded = record_while(service, kind.detail(), load, act)?;
+            let recorded = record_while(&mut service, kind.detail(), load, act)?;
             let scored = score(&recorded.trace, &recorded.done, runs as usize);
             all.add(CheckReport { stolen: recorded.stolen, ..scored });
         }
@@ -198,12 +198,12 @@ pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
 
 /// Records a service under load without faults: returns the time stolen meanwhile.
 pub fn stolen(time: Duration, requests_a_second: u32) -> Result<Stolen, CheckError> {
-    let service = TestService::start(ServiceKind::Realtime, reserve_cpu()?, 1)?;
-    let wait = move |_: &mut TestService| {
+    let mut service = TestService::start(ServiceKind::Realtime, reserve_cpu()?, 1)?;
+    let wait = |_: &mut TestService| {
         std::thread::sleep(time);
         Ok(())
     };
-    Ok(record_while(service, Detail::Sched, Load::even(requests_a_second), wait)?.stolen)
+    Ok(record_while(&mut service, Detail::Sched, Load::even(requests_a_second), wait)?.stolen)
 }
 
 impl Plan {
@@ -218,8 +218,8 @@ impl Plan {
         std::thread::sleep(SETTLED);
         for _ in 0..self.runs {
             for (inject, (_, _, injections)) in injectors.iter_mut().zip(&mut all) {
-                std::thread::sleep(self.every.saturating_sub(self.length));
-                injections.extend(inject(service, self.length)?);
+                std::thread::sleep(EVERY.saturating_sub(LENGTH));
+                injections.extend(inject(service, LENGTH)?);
             }
         }
         std::thread::sleep(ANSWERED);

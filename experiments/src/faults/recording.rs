@@ -4,9 +4,8 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::JoinHandle;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_kernel::events::{Detail, Error};
@@ -32,51 +31,54 @@ impl From<io::Error> for CheckError {
     }
 }
 
-/// The result of a recording, and the service, which continues.
+/// The result of a recording.
 pub(super) struct Recording<T> {
     pub(super) trace: Trace,
     pub(super) stolen: Stolen,
     /// What `act` returned.
     pub(super) done: T,
-    pub(super) service: TestService,
 }
 
 /// Records a service under load until `act` returns.
-pub(super) fn record_while<T: Send + 'static>(
-    mut service: TestService,
+pub(super) fn record_while<T: Send>(
+    service: &mut TestService,
     detail: Detail,
     load: Load,
-    act: impl FnOnce(&mut TestService) -> io::Result<T> + Send + 'static,
+    act: impl FnOnce(&mut TestService) -> io::Result<T> + Send,
 ) -> Result<Recording<T>, CheckError> {
-    let port = service.port;
-    let cpu = service.cpu;
+    let (port, cpu) = (service.port, service.cpu);
     let target = Service::find(ServiceSelector::Port(port))
         .map_err(|_| io::Error::other("the service that was started does not listen any more"))?;
     let mut recorder = Recorder::attach(target, detail, 65_536).map_err(CheckError::Events)?;
     let mut trace = Trace::new(recorder.head(detail));
     recorder.refresh(&mut trace)?;
     let stolen_ns = by_kernel_ns(cpu);
-    let ends = Arc::new(AtomicBool::new(false));
-    let clients = load.start(port, &ends)?;
-    let over = Arc::clone(&ends);
-    let injector = std::thread::spawn(move || {
-        let done = act(&mut service);
-        over.store(true, Relaxed);
-        (done, service)
-    });
-    while !ends.load(Relaxed) {
-        std::thread::sleep(POLL_INTERVAL);
-        recorder.poll(&mut trace)?;
-    }
-    let (done, service) = injector.join().map_err(|_| io::Error::other("the injector failed"))?;
-    let done = done?;
-    for client in clients {
-        client.join().map_err(|_| io::Error::other("a client failed"))??;
-    }
+    let ends = AtomicBool::new(false);
+    let streams = load.connect(port)?;
+    let done = thread::scope(|scope| {
+        let begin = Instant::now();
+        let ends = &ends;
+        let send = |(number, stream)| scope.spawn(move || load.send(number, stream, begin, ends));
+        let clients: Vec<_> = (0..).zip(streams).map(send).collect();
+        let injector = scope.spawn(|| {
+            let done = act(service);
+            ends.store(true, Relaxed);
+            done
+        });
+        while !injector.is_finished() {
+            thread::sleep(POLL_INTERVAL);
+            recorder.poll(&mut trace)?;
+        }
+        let done = injector.join().map_err(|_| io::Error::other("the injector failed"))??;
+        for client in clients {
+            client.join().map_err(|_| io::Error::other("a client failed"))??;
+        }
+        Ok::<T, CheckError>(done)
+    })?;
     recorder.poll(&mut trace)?;
     recorder.refresh(&mut trace)?;
     let stolen = Stolen::since(stolen_ns, cpu, &trace);
-    Ok(Recording { trace, stolen, done, service })
+    Ok(Recording { trace, stolen, done })
 }
 
 /// Work of a request, in microseconds.
@@ -90,8 +92,6 @@ pub(super) struct Load {
     clients: u32,
     work_us: fn(u32) -> u64,
 }
-
-type Client = JoinHandle<io::Result<()>>;
 
 impl Load {
     /// Equal requests: whatever one has more than others is injected.
@@ -111,32 +111,36 @@ impl Load {
         Self { requests_a_second, clients: 64, work_us }
     }
 
-    /// Starts clients that send at fixed times, or, if their answer comes later, as soon as it
-    /// comes.
-    fn start(self, port: u16, ends: &Arc<AtomicBool>) -> io::Result<Vec<Client>> {
-        let Self { requests_a_second, clients, work_us } = self;
-        let every = Duration::from_secs(1) * clients / requests_a_second.max(1);
-        let begin = Instant::now();
-        let client = |number: u32| {
-            let ends = Arc::clone(ends);
-            let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    fn connect(self, port: u16) -> io::Result<Vec<TcpStream>> {
+        let client = |_| {
+            let stream = TcpStream::connect(("127.0.0.1", port))?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-            Ok(std::thread::spawn(move || {
-                let mut next = begin + every * number / clients;
-                let mut numbers = (number..).step_by(clients as usize);
-                while !ends.load(Relaxed) {
-                    std::thread::sleep(next.saturating_duration_since(Instant::now()));
-                    next = (next + every).max(Instant::now());
-                    let work_us = numbers.next().map_or(WORK_US, work_us);
-                    stream.write_all(format!("{work_us}\n").as_bytes())?;
-                    let mut answer = [0; 5];
-                    stream.read_exact(&mut answer)?;
-                }
-                Ok(())
-            }))
+            Ok(stream)
         };
-        (0..clients).map(client).collect()
+        (0..self.clients).map(client).collect()
+    }
+
+    /// One client: it sends at fixed times, or, if its answer comes later, as soon as it comes.
+    fn send(
+        self,
+        number: u32,
+        mut stream: TcpStream,
+        begin: Instant,
+        ends: &AtomicBool,
+    ) -> io::Result<()> {
+        let Self { requests_a_second, clients, work_us } = self;
+        let every = Duration::from_secs(1) * clients / requests_a_second.max(1);
+        let mut next = begin + every * number / clients;
+        let mut numbers = (number..).step_by(clients as usize);
+        while !ends.load(Relaxed) {
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+            next = (next + every).max(Instant::now());
+            let work_us = numbers.next().map_or(WORK_US, work_us);
+            stream.write_all(format!("{work_us}\n").as_bytes())?;
+            stream.read_exact(&mut [0; 5])?;
+        }
+        Ok(())
     }
 }
 

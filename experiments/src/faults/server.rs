@@ -15,11 +15,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use elfen_machine::affinity;
+use elfen_machine::placement::set_policy;
+use elfen_machine::process::own_cpu_ns;
 use elfen_rt::clock::monotonic_ns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::injectors::{Injection, use_realtime_priority};
-use elfen_machine::process::own_cpu_ns;
+use super::injectors::Injection;
 
 /// The name of the thread that holds the lock.
 const HOLDER: &str = "elfen-holder";
@@ -31,7 +32,7 @@ pub fn serve(cpu: u32, ordinary: bool, workers: usize) -> io::Result<()> {
     if !ordinary {
         // Below the hog and above all other threads: then the score shows only injected faults, and
         // a thread that waits for its CPU does not wait for the lock.
-        use_realtime_priority(10)?;
+        set_policy(0, libc::SCHED_FIFO, 10)?;
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     // The command has locked `io::stdout`, so this uses a descriptor of its own.

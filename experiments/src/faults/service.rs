@@ -1,20 +1,24 @@
 //! The services that faults are injected into: a process of this program, or one in Java.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::fs;
+use std::io;
+use std::process::Command;
 use std::time::Duration;
 
 use elfen_kernel::events::Detail;
-use elfen_machine::affinity;
 use elfen_rt::clock::nanos;
 
 use super::injectors::Injection;
+use crate::live::LiveError;
+use crate::live::os::{ChildSetup, Rank};
+use crate::live::process::Process;
+use crate::live::scratch::Scratch;
 
 const JAVA_SOURCE: &str = include_str!("JavaService.java");
+/// Time for `java` to compile its source, and for any service to listen.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time for the holder to have the lock, in addition to the time that it holds it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A service that a fault needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,49 +51,50 @@ impl ServiceKind {
 /// A service in a process of its own, which ends when this drops.
 #[derive(Debug)]
 pub(super) struct TestService {
-    process: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    /// Collections of its heap, if it is in Java.
-    collected: Receiver<Injection>,
+    process: Process,
+    /// Injections in its output that were returned.
+    returned: usize,
     pub(super) port: u16,
     pub(super) cpu: u32,
+    _scratch: Scratch,
 }
 
 impl TestService {
     /// Starts it on one CPU. Only a service that is not in Java can have several answering threads.
     pub(super) fn start(kind: ServiceKind, cpu: u32, workers: usize) -> io::Result<Self> {
-        let mut source = None;
-        let mut process = match kind {
-            ServiceKind::Java | ServiceKind::FreshJava => {
-                start_java(cpu, kind, source.insert(java_source()?))?
-            }
-            _ => Command::new(std::env::current_exe()?)
-                .args(["serve", &cpu.to_string(), "--workers", &workers.to_string()])
-                .args((kind == ServiceKind::Ordinary).then_some("--ordinary"))
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()?,
+        let scratch = Scratch::new(1)?;
+        let (command, rank) = if kind.is_java() {
+            let source = scratch.path("JavaService.java");
+            fs::write(&source, JAVA_SOURCE)?;
+            let mut command = Command::new("java");
+            // One collector that stops all threads, and a heap that is full after two collections.
+            command.args(["-XX:+UseSerialGC", "-Xmx128m"]);
+            // Times of collections come from its log, whose clock is the machine's.
+            command.arg("-Xlog:gc:stderr:timenanos");
+            // The trace distinguishes clients by IPv4 addresses.
+            command.args(["-Djava.net.preferIPv4Stack=true", "--source", "11"]).arg(source);
+            // It looks up classes before it serves, which it can then load.
+            command.args((kind == ServiceKind::FreshJava).then_some("fresh"));
+            // At a real-time priority it could not collect: a spinning thread would keep the other
+            // threads of its own process from that CPU.
+            (command, Rank::Nice(-20))
+        } else {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["serve", &cpu.to_string(), "--workers", &workers.to_string()]);
+            command.args((kind == ServiceKind::Ordinary).then_some("--ordinary"));
+            (command, Rank::Normal)
         };
-        let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
-        let input = process.stdin.take().ok_or_else(missing)?;
-        let output = BufReader::new(process.stdout.take().ok_or_else(missing)?);
-        let (sender, collected) = channel();
-        if let Some(log) = process.stderr.take() {
-            std::thread::spawn(move || {
-                let lines = BufReader::new(log).lines().map_while(Result::ok);
-                // The receiver is gone when the check has ended.
-                let _gone =
-                    lines.filter_map(|line| collection(&line)).try_for_each(|c| sender.send(c));
-            });
-        }
-        let mut service = Self { process, input, output, collected, port: 0, cpu };
-        let ended =
-            |_| io::Error::other("it did not start: Java takes a JDK of version 11 or newer");
-        service.port = service.line()?.trim().parse().map_err(ended)?;
-        // By now `java` has read its source.
-        drop(source);
-        Ok(service)
+        let setup = ChildSetup { takes_input: true, ..ChildSetup::on(cpu, rank) };
+        let mut process =
+            Process::start("service", command, &setup, &scratch).map_err(io::Error::other)?;
+        let port = |process: &Process| process.stdout_text().split_once('\n')?.0.parse().ok();
+        let port = process.wait_for(START_TIMEOUT, port).map_err(|error| match error {
+            LiveError::Failed { .. } if kind.is_java() => {
+                io::Error::other("it did not start: Java takes a JDK of version 11 or newer")
+            }
+            other => io::Error::other(other),
+        })?;
+        Ok(Self { process, returned: 0, port, cpu, _scratch: scratch })
     }
 
     pub(super) fn id(&self) -> u32 {
@@ -98,63 +103,24 @@ impl TestService {
 
     /// Has its lock held.
     pub(super) fn hold_lock(&mut self, length: Duration) -> io::Result<Injection> {
-        writeln!(self.input, "{}", length.as_micros())?;
-        Ok(serde_json::from_str(&self.line()?)?)
+        let before = self.process.stdout_text().lines().count();
+        self.process.write_line(&length.as_micros().to_string()).map_err(io::Error::other)?;
+        let held = self.process.wait_for(length + LOCK_TIMEOUT, |process| {
+            let text = process.stdout_text();
+            let line = text.split_inclusive('\n').nth(before)?;
+            line.strip_suffix('\n').map(str::to_owned)
+        });
+        Ok(serde_json::from_str(&held.map_err(io::Error::other)?)?)
     }
 
     /// From when to when it collected its heap, since this was asked last.
-    pub(super) fn collections(&self) -> Vec<Injection> {
-        self.collected.try_iter().collect()
+    pub(super) fn collections(&mut self) -> Vec<Injection> {
+        let log = self.process.stderr_text();
+        let all = log.lines().filter_map(collection).skip(self.returned);
+        let new: Vec<Injection> = all.collect();
+        self.returned += new.len();
+        new
     }
-
-    fn line(&mut self) -> io::Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line)
-    }
-}
-
-impl Drop for TestService {
-    fn drop(&mut self) {
-        // It may have ended already: then there is nothing to kill, and `wait` reaps it.
-        let _gone = self.process.kill();
-        let _ended = self.process.wait();
-    }
-}
-
-fn java_source() -> io::Result<File> {
-    let mut options = File::options();
-    let options = options.read(true).write(true).custom_flags(libc::O_TMPFILE);
-    let mut source = options.open(std::env::temp_dir())?;
-    source.write_all(JAVA_SOURCE.as_bytes())?;
-    Ok(source)
-}
-
-/// Starts a service in Java on one CPU, at the highest ordinary priority. At a real-time priority
-/// it could not collect: a spinning thread would keep the other threads of its own process from
-/// that CPU. `java` compiles the source as it starts.
-fn start_java(cpu: u32, kind: ServiceKind, source: &File) -> io::Result<Child> {
-    let file = format!("/proc/{}/fd/{}", std::process::id(), source.as_raw_fd());
-    let mut command = Command::new("java");
-    // One collector that stops all threads, and a heap that is full after two collections.
-    command.args(["-XX:+UseSerialGC", "-Xmx128m"]);
-    // Times of collections come from its log, whose clock is the machine's.
-    command.arg("-Xlog:gc:stderr:timenanos");
-    // The trace distinguishes clients by IPv4 addresses.
-    command.args(["-Djava.net.preferIPv4Stack=true", "--source", "11", &file]);
-    // It looks up classes before it serves, which it can then load.
-    command.args((kind == ServiceKind::FreshJava).then_some("fresh"));
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A process inherits affinity and priority from the thread that starts it.
-    let start = std::thread::spawn(move || {
-        affinity::pin(cpu)?;
-        // SAFETY: takes numbers; 0 is the calling thread.
-        match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) } {
-            0 => command.spawn(),
-            _ => Err(io::Error::last_os_error()),
-        }
-    });
-    start.join().map_err(|_| io::ErrorKind::Other)?
 }
 
 /// Parses a line of the log, if it is the end of a collection: `[123456789ns] GC(0) Pause Full

@@ -9,9 +9,9 @@ use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{Report, report};
 use serde::Serialize;
 
-use super::recording::{CheckError, Load, Recording, record_while};
+use super::recording::{CheckError, Load, record_while};
 use super::service::{ServiceKind, TestService};
-use super::{Fault, Plan, reserve_cpu};
+use super::{EVERY, Fault, Plan, reserve_cpu};
 
 /// Numbers of threads of the services.
 const WORKERS: [usize; 2] = [1, 4];
@@ -72,14 +72,11 @@ pub fn check_predictions(plan: &Plan, pairs: usize) -> Result<WhatIfReport, Chec
         for _ in 0..pairs {
             let mut predictions = Vec::new();
             for fault in &plan.faults {
-                let report;
-                (report, service) = record_and_report(service, plan, Some(*fault))?;
+                let report = record_and_report(&mut service, plan, Some(*fault))?;
                 let without_ns = report.without.as_ref().and_then(|w| w.latency_ns).map(|l| l.p99);
                 predictions.push((report.latency_ns.p99, without_ns));
             }
-            let report;
-            (report, service) = record_and_report(service, plan, None)?;
-            let measured_ns = report.latency_ns.p99;
+            let measured_ns = record_and_report(&mut service, plan, None)?.latency_ns.p99;
             for (of, (with_ns, predicted_ns)) in all.iter_mut().zip(predictions) {
                 of.push(Pair { with_ns, predicted_ns, measured_ns });
             }
@@ -94,23 +91,23 @@ pub fn check_predictions(plan: &Plan, pairs: usize) -> Result<WhatIfReport, Chec
 /// Records a service with a fault and predicts it without the fault's cause, or records it without
 /// any fault for as long.
 fn record_and_report(
-    service: TestService,
+    service: &mut TestService,
     plan: &Plan,
     fault: Option<&'static Fault>,
-) -> Result<(Report, TestService), CheckError> {
+) -> Result<Report, CheckError> {
     let times = Plan { faults: fault.into_iter().collect(), ..plan.clone() };
-    let act = move |service: &mut TestService| match fault {
+    let act = |service: &mut TestService| match fault {
         Some(_) => times.inject_all(service).map(drop),
         None => {
-            std::thread::sleep(times.every * times.runs);
+            std::thread::sleep(EVERY * times.runs);
             Ok(())
         }
     };
     let load = Load::uneven(plan.requests_a_second);
-    let Recording { trace, service, .. } = record_while(service, Detail::Sched, load, act)?;
+    let trace = record_while(service, Detail::Sched, load, act)?.trace;
     let without: Vec<String> = fault.iter().map(|fault| fault.removed.to_owned()).collect();
     let shown = report(&trace, SlowThreshold::Quantile(990_000), 0, &without);
-    Ok((shown.map_err(|nothing| io::Error::other(nothing.to_string()))?, service))
+    Ok(shown.map_err(|nothing| io::Error::other(nothing.to_string()))?)
 }
 
 fn row(workers: usize, cause: &'static str, pairs: &[Pair]) -> Prediction {

@@ -1,47 +1,43 @@
-//! The batch programs next to the service: started on their lanes, ended, and what they did.
+//! The batch programs next to the service: one on each batch lane, started, started again, ended,
+//! and what they did; and the reports of `elfen run`.
+//!
+//! A program of `elfen-batch` reports its work when it ends, and must not end by itself. A program
+//! of the user's own does not report its work, and it may end at any time. Its work is the CPU time
+//! of the process and all its descendants, including those that have ended. If it ends with status
+//! 0, it is started again. CPU time includes naps in the program's checks; where the kernel counts
+//! the time on the lane, the report of `elfen run` has the exact figure.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use elfen_machine::process::below;
+use elfen_machine::process::{below, name_of};
+use elfen_run::figures::Figures;
+use elfen_run::latency::Latency;
 use elfen_run::report::Report;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde::Deserialize;
 
-use super::os::{ChildSetup, Rank};
-use super::own_program::{LaunchSpec, OwnBatch, OwnProgram, read_report};
-use super::plan::Spec;
-use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT, wait_for};
-use super::scratch::Scratch;
-use super::{LiveError, Machine, Programs, usage};
-use crate::record::Scenario;
+use super::os::{self, ChildSetup, Rank};
+use super::plan::{Spec, label};
+use super::process::{Process, Rig, START_TIMEOUT, STOP_TIMEOUT, poll_until};
+use super::{LiveError, usage};
+use crate::record::{Plan, Scenario};
 
-/// The name of the batch processes in /proc.
-const COMMAND: &str = "elfen-batch";
 /// If no process is left to end it, a batch ends itself this long after the run.
 const AT_MOST: Duration = Duration::from_secs(120);
+/// Time for the launcher to write its report after its batch has ended.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The name of the processes of `elfen run` itself, and the beginning of the lines that it prints.
+const ELFEN: &str = "elfen";
+const ELFEN_SAYS: &str = "elfen: ";
 
 /// The running batch programs, one on each batch lane.
 #[derive(Debug)]
-pub(super) struct Batches {
-    lanes: Vec<Lane>,
-}
-
-#[derive(Debug)]
-enum Lane {
-    /// A program of `elfen-batch`, which reports its work when it ends.
-    Elfen(ElfenBatch),
-    Own(Box<OwnBatch>),
-}
-
-#[derive(Debug)]
-struct ElfenBatch {
-    process: Process,
-    /// The process of the batch program, which may be a descendant of `process`.
-    batch: u32,
-    report: Option<PathBuf>,
-}
+pub(super) struct Batches(Vec<Batch>);
 
 /// The work of the batches on all lanes.
 #[derive(Debug, Default)]
@@ -63,36 +59,117 @@ pub(super) struct BatchOutput {
     checksum: String,
 }
 
-/// Everything that starting a batch requires.
-pub(super) struct BatchStarter<'a> {
-    pub(super) programs: &'a Programs,
-    pub(super) scratch: &'a Scratch,
-    pub(super) machine: &'a Machine,
-    /// As in `elfen run --source`.
-    pub(super) source: &'a str,
-    pub(super) own: &'a OwnProgram,
-    /// The name under which the service publishes its requests, if it does.
-    pub(super) service_name: Option<&'a str>,
-    pub(super) duration: Duration,
+/// How a program is started on its lane, at first and again.
+#[derive(Clone, Debug)]
+struct Launch {
+    name: String,
+    /// Whether it is a program of the user's own.
+    is_own: bool,
+    argv: Vec<OsString>,
+    setup: ChildSetup,
+    /// For its stdout and its stderr.
+    files: [PathBuf; 2],
+    /// The file for the report of `elfen run`; `None` for a program that is started directly.
+    report: Option<PathBuf>,
 }
 
-/// How a batch is restrained.
-enum Restraint {
-    Direct(Rank),
-    Elfen,
+/// A batch program on its lane.
+#[derive(Debug)]
+struct Batch {
+    launch: Launch,
+    process: Process,
+    /// CPU time of the processes that have ended.
+    finished_ns: u64,
+    /// CPU time of the running process at the last sample. It is all that is known of a process
+    /// that has ended since, where `elfen run` has no kernel account.
+    last_seen_ns: u64,
+    ends: u32,
+    report: Option<Report>,
 }
 
-fn restraint_of(scenario: Scenario) -> Restraint {
+impl Batches {
+    pub(super) fn none() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Starts the program on every batch lane. `service_name` is the name under which the service
+    /// publishes its requests, if it does.
+    pub(super) fn start(
+        rig: &Rig,
+        plan: &Plan,
+        spec: &Spec,
+        program: &str,
+        service_name: Option<&str>,
+        duration: Duration,
+    ) -> Result<Self, LiveError> {
+        let is_own = label(&plan.command).is_some_and(|label| label == program);
+        let argv: Vec<OsString> = if is_own {
+            plan.command.iter().map(OsString::from).collect()
+        } else {
+            let duration = format!("{}s", (duration + AT_MOST).as_secs());
+            let words = [program, "--json", "--duration", &duration].map(OsString::from);
+            let emulation = rig.machine.emulation_options().into_iter().map(OsString::from);
+            let batch = rig.programs.batch.clone().into_os_string();
+            [batch].into_iter().chain(words).chain(emulation).collect()
+        };
+        let lane = |(request, batch): (u32, u32)| {
+            let report = rig.scratch.path(&format!("report-{batch}.json"));
+            let (name, setup, front) = match baseline_rank(spec.scenario) {
+                Some(rank) => ("elfen-batch", ChildSetup::on(batch, rank), Vec::new()),
+                None => {
+                    let lanes = format!("{request}:{batch}");
+                    let words = elfen_run(rig, plan, spec, service_name, &lanes, &report);
+                    ("elfen run", launcher_setup(), words)
+                }
+            };
+            Batch::start(Launch {
+                name: if is_own { program } else { name }.to_owned(),
+                is_own,
+                report: (!front.is_empty()).then_some(report),
+                argv: front.into_iter().chain(argv.iter().cloned()).collect(),
+                setup,
+                files: rig.scratch.output_files(),
+            })
+        };
+        rig.machine.batch_lanes().map(lane).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Fails if a program of `elfen-batch` has ended. A program of the user's own is started again.
+    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
+        self.0.iter_mut().try_for_each(Batch::restart_if_ended)
+    }
+
+    /// CPU time so far, in nanoseconds.
+    pub(super) fn used_ns(&mut self) -> u64 {
+        self.0.iter_mut().map(Batch::used_ns).sum()
+    }
+
+    /// Ends all batches and collects their results. `None` if there are none, or if one does not
+    /// end: a batch that never gets its lane cannot write its report, and has done next to nothing.
+    pub(super) fn end(self) -> Result<Option<BatchResults>, LiveError> {
+        let mut done = (!self.0.is_empty()).then(BatchResults::default);
+        for batch in self.0 {
+            let Some(results) = &mut done else { break };
+            if !batch.end(results)? {
+                done = None;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// The rank of a batch in a baseline; `None` for a policy, whose batch `elfen run` starts.
+fn baseline_rank(scenario: Scenario) -> Option<Rank> {
     match scenario {
-        Scenario::None | Scenario::Unrestrained => Restraint::Direct(Rank::Normal),
-        Scenario::Nice19 => Restraint::Direct(Rank::Nice(19)),
-        Scenario::SchedIdle => Restraint::Direct(Rank::Idle),
-        Scenario::CoreScheduling => Restraint::Direct(Rank::OwnCore),
+        Scenario::None | Scenario::Unrestrained => Some(Rank::Normal),
+        Scenario::Nice19 => Some(Rank::Nice(19)),
+        Scenario::SchedIdle => Some(Rank::Idle),
+        Scenario::CoreScheduling => Some(Rank::OwnCore),
         Scenario::BorrowIdle
         | Scenario::FixedBudget
         | Scenario::RefreshBudget
         | Scenario::DynamicBudget
-        | Scenario::SloBudget => Restraint::Elfen,
+        | Scenario::SloBudget => None,
     }
 }
 
@@ -102,177 +179,294 @@ fn launcher_setup() -> ChildSetup {
     ChildSetup { death_signal: libc::SIGTERM, ..ChildSetup::anywhere(Rank::Normal) }
 }
 
-impl BatchStarter<'_> {
-    pub(super) fn start_all(&self, spec: &Spec, program: &str) -> Result<Batches, LiveError> {
-        let own = self.own.has_label(program);
-        let lane = |(number, (request, batch))| -> Result<Lane, LiveError> {
-            let lane = BatchLane { number, request, batch };
-            Ok(if own {
-                Lane::Own(Box::new(self.start_own(spec, program, lane)?))
-            } else {
-                Lane::Elfen(self.start_elfen_batch(spec, program, lane)?)
-            })
-        };
-        let lanes = (0..).zip(self.machine.batch_lanes()).map(lane);
-        Ok(Batches { lanes: lanes.collect::<Result<_, _>>()? })
-    }
+/// The words before the program.
+fn elfen_run(
+    rig: &Rig,
+    plan: &Plan,
+    spec: &Spec,
+    service_name: Option<&str>,
+    lanes: &str,
+    report: &Path,
+) -> Vec<OsString> {
+    let mut words = vec!["run", "--lanes", lanes, "--source", &plan.source];
+    words.extend(service_name.into_iter().flat_map(|name| ["--service", name]));
+    words.extend(spec.options());
+    words.extend(plan.checks.iter().flat_map(|checks| ["--checks", checks]));
+    let words = words.into_iter().map(OsString::from);
+    let report = ["--json-out".into(), report.into(), "--".into()];
+    let elfen = rig.programs.elfen.clone().into_os_string();
+    [elfen].into_iter().chain(words).chain(report).collect()
+}
 
-    fn start_elfen_batch(
-        &self,
-        spec: &Spec,
-        program: &str,
-        lane: BatchLane,
-    ) -> Result<ElfenBatch, LiveError> {
-        let seconds = (self.duration + AT_MOST).as_secs();
-        let duration = format!("{seconds}s");
-        let words = [program, "--json", "--duration", &duration].map(str::to_owned);
-        let words: Vec<String> =
-            words.into_iter().chain(self.machine.emulation_options()).collect();
-        match restraint_of(spec.scenario) {
-            Restraint::Direct(rank) => {
-                let mut command = Command::new(&self.programs.batch);
-                command.args(&words);
-                let setup = ChildSetup::on(lane.batch, rank);
-                let mut process = Process::start(COMMAND, command, &setup, self.scratch)?;
-                let batch = process.id();
-                wait_for(&mut process, START_TIMEOUT, |_| is_ready(batch).then_some(()))?;
-                Ok(ElfenBatch { process, batch, report: None })
-            }
-            Restraint::Elfen => {
-                let report = self.report(lane);
-                let mut command = Command::new(&self.programs.elfen);
-                command.args(self.options(spec, lane, &report));
-                command.arg(&self.programs.batch).args(&words);
-                self.start_through_elfen(command, report)
-            }
+impl Launch {
+    fn start(&self) -> Result<Process, LiveError> {
+        if let Some(report) = &self.report {
+            // The existence of a report shows later that the program was started.
+            fs::remove_file(report).ok();
         }
+        let program = self.argv.first().map_or_else(|| OsStr::new(""), OsString::as_os_str);
+        let mut command = Command::new(program);
+        command.args(self.argv.iter().skip(1));
+        let [out, err] = self.files.clone();
+        // A program of the user's own may print more than there is room for.
+        let out = if self.is_own { PathBuf::from("/dev/null") } else { out };
+        Process::spawn(&self.name, command, &self.setup, [out, err])
     }
+}
 
-    /// Starts the user's program.
-    fn start_own(&self, spec: &Spec, label: &str, lane: BatchLane) -> Result<OwnBatch, LiveError> {
-        let argv = self.own.command.iter().map(OsString::from);
-        let (argv, setup, report) = match restraint_of(spec.scenario) {
-            Restraint::Direct(rank) => (argv.collect(), ChildSetup::on(lane.batch, rank), None),
-            Restraint::Elfen => {
-                let report = self.report(lane);
-                let elfen = self.programs.elfen.clone().into_os_string();
-                let options = self.options(spec, lane, &report);
-                let argv = [elfen].into_iter().chain(options).chain(argv);
-                (argv.collect(), launcher_setup(), Some(report))
-            }
-        };
-        let err = self.scratch.path(&format!("own-{}.err", lane.number));
-        LaunchSpec { label: label.to_owned(), argv, setup, err, report }.start_batch()
-    }
-
-    fn report(&self, lane: BatchLane) -> PathBuf {
-        self.scratch.path(&format!("report-{}.json", lane.number))
-    }
-
-    /// The arguments of `elfen run` before the program.
-    fn options(&self, spec: &Spec, lane: BatchLane, report: &Path) -> Vec<OsString> {
-        let lanes = format!("{}:{}", lane.request, lane.batch);
-        let mut words = vec!["run", "--lanes", &lanes, "--source", self.source];
-        if let Some(service_name) = self.service_name {
-            words.extend(["--service", service_name]);
-        }
-        words.extend(spec.options());
-        if let Some(checks) = &self.own.checks {
-            words.extend(["--checks", checks]);
-        }
-        let mut words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-        words.extend(["--json-out".into(), report.into(), "--".into()]);
-        words
-    }
-
-    fn start_through_elfen(
-        &self,
-        command: Command,
-        report: PathBuf,
-    ) -> Result<ElfenBatch, LiveError> {
-        let mut process = Process::start("elfen run", command, &launcher_setup(), self.scratch)?;
-        let batch = wait_for(&mut process, START_TIMEOUT, |process| {
-            let family = below(process.id());
-            family
-                .into_iter()
-                .find(|&pid| usage::process_name(pid).as_deref() == Some(COMMAND) && is_ready(pid))
+impl Batch {
+    /// Starts the program and waits until it runs.
+    fn start(launch: Launch) -> Result<Self, LiveError> {
+        let process = launch.start()?;
+        let mut batch =
+            Self { launch, process, finished_ns: 0, last_seen_ns: 0, ends: 0, report: None };
+        let started = poll_until(START_TIMEOUT, || {
+            let ended = batch.process.try_wait()?.is_some();
+            Ok((ended || batch.has_started()).then_some(()))
         })?;
-        Ok(ElfenBatch { process, batch, report: Some(report) })
-    }
-}
-
-/// A batch lane, its number, and its request lane.
-#[derive(Clone, Copy)]
-struct BatchLane {
-    number: u32,
-    request: u32,
-    batch: u32,
-}
-
-/// Whether a batch program handles SIGTERM by now: before that, the signal would end it without its
-/// report.
-fn is_ready(batch: u32) -> bool {
-    usage::has_handler(batch, libc::SIGTERM)
-}
-
-impl Batches {
-    pub(super) fn none() -> Self {
-        Self { lanes: Vec::new() }
+        started.ok_or_else(|| batch.process.not_ready(START_TIMEOUT))?;
+        Ok(batch)
     }
 
-    /// Fails if a program of `elfen-batch` has ended. A program of the user's own is started again.
-    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
-        self.lanes.iter_mut().try_for_each(|lane| match lane {
-            Lane::Elfen(lane) => lane.process.check_alive(),
-            Lane::Own(lane) => lane.restart_if_ended(),
-        })
+    /// Whether the program itself runs: `elfen run` attaches first. A program of `elfen-batch` also
+    /// has to handle SIGTERM, which before that would end it without its report.
+    fn has_started(&self) -> bool {
+        let id = self.process.id();
+        let is_program = |pid: &u32| name_of(*pid).is_some_and(|name| name != ELFEN);
+        let programs = match self.launch.report {
+            None => vec![id],
+            Some(_) => below(id).into_iter().filter(is_program).collect(),
+        };
+        programs.iter().any(|&pid| self.launch.is_own || usage::has_handler(pid, libc::SIGTERM))
+    }
+
+    /// Starts a program of the user's own again if it has ended.
+    fn restart_if_ended(&mut self) -> Result<(), LiveError> {
+        if !self.launch.is_own {
+            return self.process.check_alive();
+        }
+        self.process.truncate_stderr()?;
+        if let Some(status) = self.process.try_wait()? {
+            self.account_end(status)?;
+            self.process = self.launch.start()?;
+        }
+        Ok(())
+    }
+
+    /// Adds the results of a program that ended by itself. An exit status other than 0 is a
+    /// failure.
+    fn account_end(&mut self, status: ExitStatus) -> Result<(), LiveError> {
+        let written = self.launch.report.as_deref().map(|file| (file, file.metadata()));
+        let ran = match written {
+            None => None,
+            Some((file, Ok(data))) if data.len() > 0 => Some(read_report(file)?),
+            Some(_) => return Err(self.process.failure_of("elfen run", status)),
+        };
+        if !status.success() {
+            let said = last_stderr_line(&self.process.stderr_text());
+            return Err(LiveError::OwnFailed { name: self.launch.name.clone(), status, said });
+        }
+        self.ends += 1;
+        self.add_results(ran);
+        Ok(())
+    }
+
+    fn add_results(&mut self, ran: Option<Report>) {
+        self.finished_ns += match (&ran, &self.launch.report) {
+            (Some(report), _) => report.figures.ran_ns().unwrap_or(self.last_seen_ns),
+            (None, None) => self.process.spent_ns,
+            // `elfen run` was killed before it wrote its report.
+            (None, Some(_)) => self.last_seen_ns,
+        };
+        self.last_seen_ns = 0;
+        self.report = match (self.report.take(), ran) {
+            (Some(before), Some(after)) => Some(add_reports(&before, after)),
+            (before, after) => after.or(before),
+        };
     }
 
     /// CPU time so far, in nanoseconds.
-    pub(super) fn used_ns(&mut self) -> u64 {
-        let used_ns = |lane: &mut Lane| match lane {
-            Lane::Elfen(lane) => usage::process_cpu_ns(lane.batch),
-            Lane::Own(lane) => lane.used_ns(),
+    fn used_ns(&mut self) -> u64 {
+        let pid = self.process.id();
+        let now_ns = match self.launch.report {
+            None => usage::family_cpu_ns(pid),
+            Some(_) => usage::batch_cpu_ns(pid),
         };
-        self.lanes.iter_mut().map(used_ns).sum()
+        // A process that is just being reaped may be missing in a reading.
+        self.last_seen_ns = self.last_seen_ns.max(now_ns);
+        self.finished_ns + self.last_seen_ns
     }
 
-    /// Ends all batches and collects their results. `None` if there are none, or if one does not
-    /// end: a batch that never gets its lane cannot write its report, and has done next to nothing.
-    pub(super) fn end(self) -> Result<Option<BatchResults>, LiveError> {
-        let mut done = BatchResults::default();
-        if self.lanes.is_empty() {
-            return Ok(None);
-        }
-        for lane in self.lanes {
-            match lane {
-                Lane::Elfen(lane) => {
-                    if !lane.end(&mut done)? {
-                        return Ok(None);
-                    }
-                }
-                Lane::Own(lane) => {
-                    let (ends, report) = lane.end()?;
-                    done.ends += ends;
-                    done.reports.extend(report);
-                }
+    /// Ends the program and all its descendants, and adds its results. Returns whether a program of
+    /// `elfen-batch` ended in time.
+    fn end(mut self, done: &mut BatchResults) -> Result<bool, LiveError> {
+        if !self.launch.is_own {
+            self.process.check_alive()?;
+            if !self.stop(STOP_TIMEOUT) {
+                return Ok(false);
             }
+            let ended: BatchOutput = self.process.finish_json(None, Duration::ZERO)?;
+            done.per_second = Some(done.per_second.unwrap_or(0.0) + ended.per_second);
+            done.unit = Some(ended.unit);
+            done.checksums.push(ended.checksum);
+            self.report = self.launch.report.as_deref().map(read_report).transpose()?;
+        } else if let Some(status) = self.process.try_wait()? {
+            self.account_end(status)?;
+        } else {
+            self.used_ns();
+            self.stop(STOP_TIMEOUT);
+            let ran = self.launch.report.as_deref().and_then(|file| read_report(file).ok());
+            self.add_results(ran);
         }
-        Ok(Some(done))
+        done.ends += self.ends;
+        done.reports.extend(self.report.take());
+        Ok(true)
+    }
+
+    /// Ends all descendants, too: a process that outlived its parent would run during the next
+    /// measurement. Returns whether the program ended in time.
+    fn stop(&mut self, timeout: Duration) -> bool {
+        let pid = self.process.id();
+        let family = usage::Descendants::of(pid);
+        match self.launch.report {
+            None => {
+                let _gone = killpg(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM);
+            }
+            // The launcher forwards the signal and writes its report.
+            Some(_) => os::send(pid, libc::SIGTERM),
+        }
+        let in_time = self.process.wait(timeout);
+        if !in_time {
+            let late = usage::Descendants::of(pid);
+            // A shell that ignores SIGTERM would start its next command.
+            if self.launch.report.is_none() {
+                os::send(pid, libc::SIGKILL);
+            }
+            late.kill();
+        }
+        family.kill();
+        // A launcher whose batch was killed still writes its report.
+        if !self.process.wait(REPORT_TIMEOUT) {
+            os::send(pid, libc::SIGKILL);
+            self.process.wait(timeout);
+        }
+        in_time
     }
 }
 
-impl ElfenBatch {
-    /// Returns whether the batch has ended.
-    fn end(self, done: &mut BatchResults) -> Result<bool, LiveError> {
-        let ended: BatchOutput = match self.process.finish_json(Some(libc::SIGTERM), STOP_TIMEOUT) {
-            Err(LiveError::Stuck { .. }) => return Ok(false),
-            ended => ended?,
+/// Ends the program with its descendants, however the measurement ends.
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if matches!(self.process.try_wait(), Ok(None)) {
+            self.stop(REPORT_TIMEOUT);
+        }
+    }
+}
+
+/// The last line on stderr that is not from `elfen run`; else its last line.
+fn last_stderr_line(said: &str) -> String {
+    let lines = || said.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    let own = lines().find(|line| !line.starts_with(ELFEN_SAYS));
+    own.or_else(|| lines().next()).unwrap_or("it said nothing").to_owned()
+}
+
+pub(crate) fn read_report(file: &Path) -> Result<Report, LiveError> {
+    let name = "elfen run".to_owned();
+    let text = fs::read_to_string(file)
+        .map_err(LiveError::io(format!("reading the report {}", file.display())))?;
+    serde_json::from_str(&text).map_err(|error| LiveError::Garbled { name, why: error.to_string() })
+}
+
+/// The sum of two consecutive runs of the program. Times are added, latencies are those of the run
+/// with more samples, and the rest is that of the last run.
+fn add_reports(before: &Report, after: Report) -> Report {
+    let add = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(a, b)| a + b);
+    let more = |one: Latency, other: Latency| if one.n > other.n { one } else { other };
+    let (first, last) = (&before.figures, &after.figures);
+    Report {
+        wall_ns: before.wall_ns + after.wall_ns,
+        request_busy_ns: add(before.request_busy_ns, after.request_busy_ns),
+        figures: Figures {
+            borrowed_ns: add(first.borrowed_ns, last.borrowed_ns),
+            overlapped_ns: add(first.overlapped_ns, last.overlapped_ns),
+            napped_ns: first.napped_ns + last.napped_ns,
+            naps: first.naps + last.naps,
+            reaction_ns: more(first.reaction_ns, last.reaction_ns),
+            wake_ns: more(first.wake_ns, last.wake_ns),
+        },
+        ..after
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scratch::Scratch;
+    use super::*;
+    use std::time::Instant;
+
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let begin = Instant::now();
+        while !done() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{what} does not happen");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Goal: the CPU time of all descendants counts, and none of them outlives the batch. Method: a
+    /// shell whose child works and ends, and a shell that ignores SIGTERM.
+    #[test]
+    fn all_descendants_count_and_end() {
+        let scratch = Scratch::new(1).unwrap();
+        let work = "i=0; while [ $i -lt 40000 ]; do i=$((i+1)); done";
+        let script = format!("sh -c '{work}'; trap '' TERM; echo done >&2; sleep 600; sleep 600");
+        let launch = Launch {
+            name: "sh".to_owned(),
+            is_own: true,
+            argv: ["sh", "-c", &script].map(OsString::from).to_vec(),
+            setup: ChildSetup::anywhere(Rank::Normal),
+            files: scratch.output_files(),
+            report: None,
         };
-        done.per_second = Some(done.per_second.unwrap_or(0.0) + ended.per_second);
-        done.unit = Some(ended.unit);
-        done.checksums.push(ended.checksum);
-        done.reports.extend(self.report.map(|file| read_report(&file)).transpose()?);
-        Ok(true)
+        let mut parent = Batch::start(launch).unwrap();
+        until("the end of its child", || parent.process.stderr_text().contains("done"));
+        let used_ns = parent.used_ns();
+        assert!(used_ns >= 10_000_000, "{used_ns}");
+        let pid = parent.process.id();
+        until("its next child", || !below(pid).is_empty());
+        let child = below(pid)[0];
+        parent.end(&mut BatchResults::default()).unwrap();
+        until("the end of both", || {
+            [pid, child].iter().all(|&pid| name_of(pid).as_deref() != Some("sleep"))
+        });
+        // SIGTERM ended its child, so the shell has started the next.
+        let group = Pid::from_raw(pid.cast_signed());
+        until("the end of all", || killpg(group, None).is_err());
+    }
+
+    #[test]
+    fn lines_of_the_program_are_preferred_to_those_of_elfen() {
+        let said = "elfen: borrow-idle on lanes 0:1\nno luck\n\nelfen: 1.2s: borrowed 1s\n";
+        assert_eq!(last_stderr_line(said), "no luck");
+        assert_eq!(last_stderr_line("elfen: program \"x\": none\n"), "elfen: program \"x\": none");
+    }
+
+    /// Goal: two runs add up. Method: by hand; without an account the sum has none.
+    #[test]
+    fn runs_one_after_the_other_add_up() {
+        let report = |ran: Option<u64>, n: u64| Report {
+            wall_ns: 100,
+            request_busy_ns: Some(10),
+            figures: Figures {
+                borrowed_ns: ran,
+                overlapped_ns: ran,
+                reaction_ns: Latency { n, median: Some(n), ..Latency::default() },
+                ..Figures::default()
+            },
+            ..Report::default()
+        };
+        let both = add_reports(&report(Some(40), 9), report(Some(2), 3));
+        assert_eq!((both.wall_ns, both.request_busy_ns), (200, Some(20)));
+        assert_eq!((both.figures.ran_ns(), both.figures.reaction_ns.n), (Some(84), 9));
+        assert_eq!(add_reports(&report(None, 0), report(Some(2), 0)).figures.ran_ns(), None);
     }
 }

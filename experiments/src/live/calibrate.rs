@@ -1,7 +1,7 @@
-//! Measures how programs that share a core slow each other down, for the model.
+//! Measures how a service and programs that share a core slow each other down, for the model.
 //!
-//! Each program runs alone on its lane, and next to each other program. Its slowdown is the ratio
-//! of its work in both. The service also runs next to each nap of the machine. It is one worker
+//! The service runs alone, and next to each batch program and each nap of the machine. A slowdown
+//! is the ratio of the work in both, also of the batch program. The service is one worker
 //! that searches without a pause: then a lane is always busy, and no load generator interferes.
 
 use std::panic;
@@ -11,19 +11,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_machine::affinity;
+use elfen_machine::pair::Pair;
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::nap::Nap;
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::TaskSlot;
-use serde::Serialize;
 
 use super::batches::BatchOutput;
 use super::os::{ChildSetup, Rank};
-use super::process::{Process, wait_for};
-use super::scratch::Scratch;
-use super::service::{Corpus, SearchBench};
+use super::process::{Process, Rig};
+use super::service::Corpus;
 use super::summary::{Figure, figure};
-use super::{LiveError, Pair, Programs, sleep_until, usage};
+use super::{LiveError, Machine, sleep_until, usage};
 
 /// Time for an iteration of `elfen-batch` to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -35,183 +34,122 @@ pub struct Order {
     pub batches: Vec<String>,
     pub documents: u64,
     pub index: Option<std::path::PathBuf>,
-    /// How long two programs run next to each other.
+    /// How long a batch program runs alone.
     pub duration: Duration,
     pub runs: u32,
 }
 
-/// The measured slowdowns.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Measured {
-    pub slowdowns: Vec<Slowdown>,
-    pub naps: Vec<NapSlowdown>,
-}
-
-/// How much longer a search takes next to a lane that naps.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct NapSlowdown {
-    pub nap: &'static str,
-    pub of_request: Figure,
-}
-
-/// How much longer two programs take while both run; 1 is no slowdown.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// How much longer the service and a program or a nap on the batch lane take next to each other; 1
+/// is no slowdown.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Slowdown {
-    /// On the request lane: `search`, or a batch program.
-    pub first: String,
-    /// On the batch lane.
-    pub second: String,
-    pub of_first: Figure,
-    pub of_second: Figure,
+    pub name: String,
+    pub of_request: Figure,
+    /// `None` for a nap.
+    pub of_batch: Option<Figure>,
 }
 
-/// The name of the service in a [`Slowdown`].
-pub const SERVICE: &str = "search";
+/// What a batch lane does next to the service.
+#[derive(Clone, Copy)]
+enum Neighbour<'a> {
+    Batch(&'a str),
+    Nap(&'a Nap),
+}
 
 struct Bench {
-    programs: Programs,
     corpus: Corpus,
-    order: Order,
-    scratch: Scratch,
+    duration: Duration,
+    /// The CPUs of request lane and batch lane.
+    lanes: [u32; 2],
+    rig: Rig,
 }
 
-/// Measures all pairs of programs, and the service next to each of `naps`. Runs are interleaved.
-/// `progress` gets the number of finished steps and of all steps.
+/// Measures the service next to each batch program, and next to each of `naps`: the slowdowns of
+/// both. Runs are interleaved. `progress` gets the number of finished steps and of all steps.
 pub fn measure(
     order: Order,
     naps: &[Nap],
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Measured, LiveError> {
-    let programs = Programs::find()?;
-    let scratch = Scratch::new(1).map_err(LiveError::io("making a folder for temporary files"))?;
-    let corpus = Corpus::open(&programs, &scratch, order.index.as_deref(), order.documents)?;
-    let bench = Bench { programs, corpus, order, scratch };
-    let pairs = pairs(&bench.order.batches);
-    let runs = bench.order.runs;
-    let per_run = pairs.len() + naps.len();
-    let steps = usize::try_from(runs).unwrap_or(usize::MAX).saturating_mul(per_run);
-    let mut ratios: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); pairs.len()];
-    let mut nap_ratios: Vec<Vec<f64>> = vec![Vec::new(); naps.len()];
-    let mut done = 0;
-    for _ in 0..runs {
-        for ((first, second), (of_first, of_second)) in pairs.iter().zip(&mut ratios) {
-            let (one, other) = bench.measure_pair(first, second)?;
-            of_first.push(one);
-            of_second.push(other);
-            done += 1;
-            progress(done, steps);
-        }
-        for (nap, ratios) in naps.iter().zip(&mut nap_ratios) {
-            ratios.push(bench.measure_next_to_nap(nap)?);
-            done += 1;
-            progress(done, steps);
-        }
+) -> Result<[Vec<Slowdown>; 2], LiveError> {
+    let rig = Rig::new(Machine { pairs: vec![order.pair.clone()], ..Machine::default() })?;
+    let corpus = Corpus::open(&rig, order.index.as_deref(), order.documents)?;
+    let lanes = rig.machine.batch_lanes().next().ok_or_else(|| {
+        let why = "the pair has no batch lane".to_owned();
+        LiveError::Refused { why, fix: "give a pair by hand, as in --lanes 0:1" }
+    })?;
+    let bench = Bench { corpus, duration: order.duration, lanes: lanes.into(), rig };
+    let batches = order.batches.iter().map(|name| Neighbour::Batch(name));
+    let neighbours: Vec<Neighbour<'_>> = batches.chain(naps.iter().map(Neighbour::Nap)).collect();
+    let steps = usize::try_from(order.runs).unwrap_or(usize::MAX).saturating_mul(neighbours.len());
+    let mut ratios: Vec<[Vec<f64>; 2]> = vec![Default::default(); neighbours.len()];
+    for step in 0..steps {
+        let at = step % neighbours.len();
+        let (of_request, of_batch) = bench.measure_next_to(neighbours[at])?;
+        ratios[at][0].push(of_request);
+        ratios[at][1].extend(of_batch);
+        progress(step + 1, steps);
     }
-    let slowdown = |((first, second), (of_first, of_second)): ((String, String), (Vec<f64>, _))| {
-        let of_second: Vec<f64> = of_second;
-        Slowdown { first, second, of_first: figure(&of_first), of_second: figure(&of_second) }
+    let slowdown = |(neighbour, [of_request, of_batch]): (&Neighbour<'_>, &[Vec<f64>; 2])| {
+        let name = match neighbour {
+            Neighbour::Batch(name) => name,
+            Neighbour::Nap(nap) => nap.kind().name(),
+        };
+        Slowdown {
+            name: name.to_owned(),
+            of_request: figure(of_request),
+            of_batch: (!of_batch.is_empty()).then(|| figure(of_batch)),
+        }
     };
-    let nap_slowdown = |(nap, ratios): (&Nap, Vec<f64>)| NapSlowdown {
-        nap: nap.kind().name(),
-        of_request: figure(&ratios),
-    };
-    Ok(Measured {
-        slowdowns: pairs.into_iter().zip(ratios).map(slowdown).collect(),
-        naps: naps.iter().zip(nap_ratios).map(nap_slowdown).collect(),
-    })
-}
-
-/// The service with each batch program, and every two batch programs.
-fn pairs(batches: &[String]) -> Vec<(String, String)> {
-    let firsts = std::iter::once(SERVICE.to_owned()).chain(batches.iter().cloned());
-    let mut pairs = Vec::new();
-    for (at, first) in firsts.enumerate() {
-        // A pair of batch programs is measured once: lanes of a core are alike.
-        let rest = batches.iter().skip(at.saturating_sub(1));
-        pairs.extend(rest.map(|second| (first.clone(), second.clone())));
-    }
-    pairs
+    let mut of_batches: Vec<Slowdown> = neighbours.iter().zip(&ratios).map(slowdown).collect();
+    let of_naps = of_batches.split_off(order.batches.len());
+    Ok([of_batches, of_naps])
 }
 
 impl Bench {
-    /// The slowdowns of two programs, relative to each alone just before.
-    fn measure_pair(&self, first: &str, second: &str) -> Result<(f64, f64), LiveError> {
-        let [lane, sibling] = self.lanes();
-        let first_alone = self.measure_alone(first, lane)?;
-        let second_alone = self.measure_alone(second, sibling)?;
-        if first == SERVICE {
-            return self.measure_next_to_service(second, first_alone, second_alone);
+    /// The slowdowns of the service and of its neighbour, relative to each alone just before.
+    fn measure_next_to(&self, neighbour: Neighbour<'_>) -> Result<(f64, Option<f64>), LiveError> {
+        let alone = self.search()?;
+        match neighbour {
+            Neighbour::Batch(name) => {
+                let batch = self.batch(name)?;
+                sleep_until(Instant::now() + self.duration, || Ok(()))?;
+                let batch_alone = end(batch)?;
+                // A search runs until its queries are done, so the batch is ended after it.
+                let batch = self.batch(name)?;
+                let found = self.search()?;
+                Ok((alone / found, Some(batch_alone / end(batch)?)))
+            }
+            Neighbour::Nap(nap) => Ok((alone / self.search_next_to_nap(nap)?, None)),
         }
-        let one = self.batch(first, lane)?;
-        let other = self.batch(second, sibling)?;
-        self.wait()?;
-        let (one, other) = (end(one)?, end(other)?);
-        Ok((first_alone / one, second_alone / other))
     }
 
-    /// A search runs until its queries are done, so the batch is ended after it.
-    fn measure_next_to_service(
-        &self,
-        second: &str,
-        first_alone: f64,
-        second_alone: f64,
-    ) -> Result<(f64, f64), LiveError> {
-        let [lane, sibling] = self.lanes();
-        let batch = self.batch(second, sibling)?;
-        let found = self.search(lane)?.finish()?;
-        let done = end(batch)?;
-        Ok((first_alone / found, second_alone / done))
-    }
-
-    /// The slowdown of a search while a thread naps on the other lane, again and again.
-    fn measure_next_to_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
-        let [lane, sibling] = self.lanes();
-        let alone = self.search(lane)?.finish()?;
+    /// Searches while a thread naps on the other lane, again and again.
+    fn search_next_to_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
+        let [lane, sibling] = self.lanes;
         let stop = AtomicBool::new(false);
         let (found, napped) = thread::scope(|scope| {
             let napping = scope.spawn(|| nap_until(&stop, nap, lane, sibling));
-            let found = self.search(lane).and_then(SearchBench::finish);
+            let found = self.search();
             // Relaxed: a flag that is polled; the join orders everything else.
             stop.store(true, Relaxed);
             let napped = napping.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
             (found, napped)
         });
-        napped?;
-        Ok(alone / found?)
+        napped.and(found)
     }
 
-    fn lanes(&self) -> [u32; 2] {
-        let Pair { request, batch } = &self.order.pair;
-        [*request, batch.first().copied().unwrap_or(*request)]
+    /// The service's work per second.
+    fn search(&self) -> Result<f64, LiveError> {
+        self.corpus.search(&self.rig, self.lanes[0], Rank::Normal)
     }
 
-    /// The work per second of a program alone.
-    fn measure_alone(&self, program: &str, cpu: u32) -> Result<f64, LiveError> {
-        if program == SERVICE {
-            return self.search(cpu)?.finish();
-        }
-        let batch = self.batch(program, cpu)?;
-        self.wait()?;
-        end(batch)
-    }
-
-    fn wait(&self) -> Result<(), LiveError> {
-        sleep_until(Instant::now() + self.order.duration, || Ok(()))
-    }
-
-    fn search(&self, cpu: u32) -> Result<SearchBench, LiveError> {
-        self.corpus.searching(&self.programs, &self.scratch, cpu, Rank::Normal)
-    }
-
-    fn batch(&self, program: &str, cpu: u32) -> Result<Process, LiveError> {
-        let mut command = Command::new(&self.programs.batch);
+    fn batch(&self, program: &str) -> Result<Process, LiveError> {
+        let mut command = Command::new(&self.rig.programs.batch);
         command.args([program, "--json", "--duration", "600s"]);
-        let setup = ChildSetup::on(cpu, Rank::Normal);
-        let mut batch = Process::start("elfen-batch", command, &setup, &self.scratch)?;
-        let id = batch.id();
-        wait_for(&mut batch, STOP_TIMEOUT, |_| {
-            usage::has_handler(id, libc::SIGTERM).then_some(())
-        })?;
+        let setup = ChildSetup::on(self.lanes[1], Rank::Normal);
+        let mut batch = self.rig.start("elfen-batch", command, &setup)?;
+        let handles = |batch: &Process| usage::has_handler(batch.id(), libc::SIGTERM).then_some(());
+        batch.wait_for(STOP_TIMEOUT, handles)?;
         Ok(batch)
     }
 }
@@ -244,31 +182,10 @@ fn busy_lane() -> Result<Page<TaskSlot>, MemoryError> {
     Ok(page)
 }
 
-fn end(batch: Process) -> Result<f64, LiveError> {
+fn end(mut batch: Process) -> Result<f64, LiveError> {
     let worked: BatchOutput = batch.finish_json(Some(libc::SIGTERM), STOP_TIMEOUT)?;
     Some(worked.per_second).filter(|rate| *rate > 0.0).ok_or_else(|| LiveError::Garbled {
         name: "elfen-batch".to_owned(),
         why: "it did nothing".to_owned(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_pair_is_measured_once() {
-        let batches = ["loop", "spin"].map(str::to_owned);
-        let pairs = pairs(&batches);
-        let pairs: Vec<(&str, &str)> =
-            pairs.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
-        let expected = [
-            ("search", "loop"),
-            ("search", "spin"),
-            ("loop", "loop"),
-            ("loop", "spin"),
-            ("spin", "spin"),
-        ];
-        assert_eq!(pairs, expected);
-    }
 }

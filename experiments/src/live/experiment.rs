@@ -43,10 +43,7 @@ impl Results {
 
     /// The setup in the first line, if there is one.
     pub fn setup(&self) -> Option<&Setup> {
-        self.lines.first().and_then(|line| match line {
-            Line::Setup(setup) => Some(setup),
-            Line::Run(_) => None,
-        })
+        record::setup(&self.lines)
     }
 
     /// Those of `jobs` that have no run here.
@@ -76,30 +73,22 @@ impl Results {
 /// The first difference between the setup of a file and the requested setup, as a reason not to add
 /// runs.
 pub fn first_difference(begun: &Setup, asked: &Setup) -> Option<String> {
-    let other = |what: &str, begun: &str, asked: &str| {
-        (begun != asked).then(|| format!("its {what} is {begun:?} and not {asked:?}"))
-    };
-    let plans = || {
-        let text = |setup: &Setup| {
-            let plan = setup.plan.as_ref().and_then(|plan| serde_json::to_value(plan).ok());
-            plan.unwrap_or_default()
-        };
-        let (begun, asked) = (text(begun), text(asked));
-        // A key without a value is not written, so the keys of both are compared.
-        let keys = [&asked, &begun].map(|plan| plan.as_object());
-        let mut keys = keys.into_iter().flatten().flat_map(|plan| plan.keys());
-        let differs = keys.find(|key| begun[*key] != asked[*key]);
-        differs.map(|key| format!("{key} of its plan is {} and not {}", begun[key], asked[key]))
-    };
-    plans()
-        .or_else(|| other("version of elfen", &begun.elfen, &asked.elfen))
-        .or_else(|| other("kernel", &begun.kernel, &asked.kernel))
-        .or_else(|| other("processor", &begun.cpu, &asked.cpu))
-        .or_else(|| other("choice of lanes", &begun.lanes, &asked.lanes))
-        .or_else(|| {
-            let documents = [begun, asked].map(|setup| setup.documents.to_string());
-            other("number of documents", &documents[0], &documents[1])
-        })
+    let [begun, asked] =
+        [begun, asked].map(|setup| serde_json::to_value(setup).unwrap_or_default());
+    let plans = [&asked["plan"], &begun["plan"]];
+    // A key without a value is not written, so the keys of both are compared.
+    let keys = plans.iter().filter_map(|plan| plan.as_object()).flat_map(|plan| plan.keys());
+    let of_plan = keys.map(|key| (format!("{key} of its plan"), &plans[1][key], &plans[0][key]));
+    let whole = [
+        ("version of elfen", "elfen"),
+        ("kernel", "kernel"),
+        ("processor", "cpu"),
+        ("choice of lanes", "lanes"),
+        ("number of documents", "documents"),
+    ];
+    let whole = whole.map(|(name, key)| (format!("its {name}"), &begun[key], &asked[key]));
+    let mut differs = of_plan.chain(whole).filter(|(_, begun, asked)| begun != asked);
+    differs.next().map(|(what, begun, asked)| format!("{what} is {begun} and not {asked}"))
 }
 
 /// The setup as far as it is known before anything is measured.
@@ -179,7 +168,7 @@ impl Experiment {
             }
         }
         progress(&Progress::Preparing("building the index and starting the service"));
-        let mut testbed = Testbed::start(self.order.clone())?;
+        let mut testbed = Testbed::start(self.order.clone(), self.plan.clone())?;
         let setup = match begun {
             Some(begun) => {
                 check_same_testbed(&begun, &testbed)?;
@@ -198,7 +187,7 @@ impl Experiment {
         progress(&Progress::Begin { missing: missing.len(), all: count });
         let mut left = missing.len();
         for job in missing {
-            let run = testbed.measure(&job, &self.plan, &setup.alone)?;
+            let run = testbed.measure(&job, &setup.alone)?;
             left -= 1;
             progress(&Progress::Made { run: &run, left });
             results.add(Line::Run(run))?;
@@ -249,7 +238,6 @@ fn check_same_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Scenario;
 
     fn file(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("elfen-results-{}-{name}", std::process::id()))
@@ -356,16 +344,5 @@ mod tests {
         let asked = Setup { lanes: "2:3".to_owned(), ..setup.clone() };
         let says = "its choice of lanes is \"0:1\" and not \"2:3\"";
         assert_eq!(first_difference(&setup, &asked).as_deref(), Some(says));
-    }
-
-    #[test]
-    fn a_job_matches_only_its_own_run() {
-        let plan = plan();
-        let specs = super::super::plan::check(&plan).unwrap();
-        let all = jobs(&plan, &specs, 100.0);
-        let idle = all.iter().find(|job| job.spec.scenario == Scenario::BorrowIdle).unwrap();
-        assert!(idle.matches(&run(idle)));
-        assert!(!idle.matches(&Run { asked: "fixed-budget:2ms".to_owned(), ..run(idle) }));
-        assert!(!idle.matches(&Run { invocation: 7, ..run(idle) }));
     }
 }

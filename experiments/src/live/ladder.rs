@@ -19,9 +19,9 @@ use elfen_console::duration::number;
 use elfen_console::programs::find_program;
 use serde::{Deserialize, Serialize};
 
-use super::latencies::{Latencies, TIMEOUT};
+use super::latencies::{self, Latencies, TIMEOUT};
 use super::lucene::{Java, Lucene, TEMPLATE};
-use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT, wait_for};
+use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT};
 use super::scratch::Scratch;
 use super::{LiveError, check_interrupted};
 
@@ -60,34 +60,22 @@ pub(crate) enum Rung {
 impl Rung {
     pub(crate) const ALL: [Self; 4] = [Self::AsIs, Self::Nodelay, Self::PreTouch, Self::Hedge];
 
+    /// Its name; its cure, in addition to those of the rungs below; and the maximum of an iteration
+    /// at the client in the thesis, lowest and highest of 20, in milliseconds (section 4.4, Figures
+    /// 4.11 to 4.14).
+    pub(crate) fn facts(self) -> (&'static str, &'static str, (f64, f64)) {
+        match self {
+            Self::AsIs => ("as is", "nothing", (40.0, 46.0)),
+            Self::Nodelay => ("nodelay", "answers do not wait for acknowledgements", (3.0, 40.0)),
+            Self::PreTouch => ("pre-touch", "the heap is touched before it serves", (2.5, 41.0)),
+            Self::Hedge => {
+                ("hedge", "a backup answers while the first restarts or collects", (3.0, 5.0))
+            }
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::AsIs => "as is",
-            Self::Nodelay => "nodelay",
-            Self::PreTouch => "pre-touch",
-            Self::Hedge => "hedge",
-        }
-    }
-
-    /// Its cure, in addition to those of the rungs below.
-    pub(crate) fn cure(self) -> &'static str {
-        match self {
-            Self::AsIs => "nothing",
-            Self::Nodelay => "answers do not wait for acknowledgements",
-            Self::PreTouch => "the heap is touched before it serves",
-            Self::Hedge => "a backup answers while the first restarts or collects",
-        }
-    }
-
-    /// The maximum of an iteration at the client in the thesis, lowest and highest of 20, in
-    /// milliseconds (section 4.4, Figures 4.11 to 4.14).
-    pub(crate) fn thesis_max_ms(self) -> (f64, f64) {
-        match self {
-            Self::AsIs => (40.0, 46.0),
-            Self::Nodelay => (3.0, 40.0),
-            Self::PreTouch => (2.5, 41.0),
-            Self::Hedge => (3.0, 5.0),
-        }
+        self.facts().0
     }
 
     pub(crate) fn options(self) -> Vec<String> {
@@ -130,46 +118,15 @@ impl Phase {
     }
 }
 
-/// A cause of the thesis, and the rung and phase where it is expected. The next rung has its cure.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CauseRow {
-    pub(crate) name: &'static str,
-    /// Its name in `elfen tailor`.
-    pub(crate) cause: &'static str,
-    pub(crate) rung: Rung,
-    pub(crate) next: Rung,
-    pub(crate) phase: Phase,
-}
+/// A cause of the thesis, its name in `elfen tailor`, and the rung and phase where it is expected.
+pub(crate) type CauseRow = (&'static str, &'static str, Rung, Phase);
 
+/// The next rung has the cure of each.
 pub(crate) const ROWS: [CauseRow; 4] = [
-    CauseRow {
-        name: "Nagle and delayed ACK",
-        cause: "tcp-out",
-        rung: Rung::AsIs,
-        next: Rung::Nodelay,
-        phase: Phase::Filling,
-    },
-    CauseRow {
-        name: "page faults",
-        cause: "fault",
-        rung: Rung::Nodelay,
-        next: Rung::PreTouch,
-        phase: Phase::Filling,
-    },
-    CauseRow {
-        name: "class loading",
-        cause: "classload",
-        rung: Rung::PreTouch,
-        next: Rung::Hedge,
-        phase: Phase::New,
-    },
-    CauseRow {
-        name: "garbage collection",
-        cause: "gc",
-        rung: Rung::PreTouch,
-        next: Rung::Hedge,
-        phase: Phase::Collecting,
-    },
+    ("Nagle and delayed ACK", "tcp-out", Rung::AsIs, Phase::Filling),
+    ("page faults", "fault", Rung::Nodelay, Phase::Filling),
+    ("class loading", "classload", Rung::PreTouch, Phase::New),
+    ("garbage collection", "gc", Rung::PreTouch, Phase::Collecting),
 ];
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -294,7 +251,7 @@ impl Ladder<'_> {
         command.args(["--listen", "127.0.0.1:0", "--to", &to, "--backup", &backup]);
         command.args(["--policy", self.policy, "--replay", &WARM_UP.to_string()]);
         let mut proxy = Process::start_anywhere("elfen-hedge", command, &self.scratch)?;
-        let port = wait_for(&mut proxy, START_TIMEOUT, |proxy| {
+        let port = proxy.wait_for(START_TIMEOUT, |proxy| {
             proxy.stderr_text().split_once('\n')?.0.rsplit_once(':')?.1.parse().ok()
         })?;
         Ok((proxy, port))
@@ -383,10 +340,10 @@ impl Ladder<'_> {
         command.args(["--allow-late", "--json", "--template", TEMPLATE]);
         command.arg("--queries").arg(&self.lucene.questions).arg("--csv").arg(&csv);
         command.arg(format!("http://127.0.0.1:{port}"));
-        let load = Process::start_anywhere("elfen-load", command, &self.scratch)?;
+        let mut load = Process::start_anywhere("elfen-load", command, &self.scratch)?;
         let takes = Duration::from_secs_f64(f64::from(requests) / f64::from(*rps));
         load.finish(None, takes * 2 + TIMEOUT + REPORT_TIMEOUT)?;
-        Latencies::read(&csv)
+        latencies::read(&csv).map(|(latencies, _)| latencies)
     }
 
     /// Starts a recording. If recording is not permitted, it is not tried again. Page faults need
@@ -401,7 +358,7 @@ impl Ladder<'_> {
         command.arg("-o").arg(self.scratch.path("trace"));
         let mut recorder = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
         let begun = |recorder: &Process| is_recording(&recorder.stderr_text(), port).then_some(());
-        match wait_for(&mut recorder, START_TIMEOUT, begun) {
+        match recorder.wait_for(START_TIMEOUT, begun) {
             Ok(()) => Ok(Some(recorder)),
             Err(LiveError::Failed { said, .. }) => {
                 self.not_recorded = Some(said.trim_start_matches("elfen: ").to_owned());
@@ -411,7 +368,7 @@ impl Ladder<'_> {
         }
     }
 
-    fn causes(&self, recorder: Process) -> Result<BTreeMap<String, f64>, LiveError> {
+    fn causes(&self, mut recorder: Process) -> Result<BTreeMap<String, f64>, LiveError> {
         /// The part of `elfen tailor report --json` that is used here.
         #[derive(Deserialize)]
         struct Report {
@@ -429,7 +386,7 @@ impl Ladder<'_> {
         command
             .args(["tailor", "report", "--json", "-k", "0", "--slow", &slow])
             .arg(self.scratch.path("trace"));
-        let report = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
+        let mut report = Process::start_anywhere("elfen tailor", command, &self.scratch)?;
         let Report { slow_requests, causes } = report.finish_json(None, REPORT_TIMEOUT)?;
         let ms =
             |cause: Cause| (cause.cause, number(cause.tail_ns) / 1e6 * f64::from(slow_requests));

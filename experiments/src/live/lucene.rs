@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::LiveError;
-use super::process::{Process, wait_for};
+use super::os::{ChildSetup, Rank};
+use super::process::Process;
 use super::scratch::Scratch;
 
 const SOURCES: [(&str, &str); 4] = [
@@ -54,7 +55,7 @@ impl Lucene {
         }
         let mut command = Command::new("bash");
         command.arg(sources.join("build")).arg(&classes);
-        let build = Process::start_anywhere("workloads/lucene", command, scratch)?;
+        let mut build = Process::start_anywhere("workloads/lucene", command, scratch)?;
         let said = build.finish(None, BUILD_TIMEOUT)?;
         let class_path = class_path(&said).ok_or_else(|| LiveError::Garbled {
             name: "workloads/lucene/build".to_owned(),
@@ -63,7 +64,7 @@ impl Lucene {
         let lucene = Self { class_path, questions: scratch.path("questions") };
         let mut command = lucene.java(&[]);
         command.args(["questions", &questions.to_string()]);
-        let asks = Process::start_anywhere("java", command, scratch)?;
+        let mut asks = Process::start_anywhere("java", command, scratch)?;
         write(&lucene.questions, &asks.finish(None, SERVE_TIMEOUT)?)?;
         Ok(lucene)
     }
@@ -87,8 +88,9 @@ impl Lucene {
         let options: Vec<String> = options.iter().cloned().chain([told]).chain(chosen).collect();
         let mut command = self.java(&options);
         command.args(["serve", &articles.to_string(), WORKERS]);
-        let mut process = Process::start_with_stdin("java", command, scratch)?;
-        let port = wait_for(&mut process, SERVE_TIMEOUT, |process| {
+        let setup = ChildSetup { takes_input: true, ..ChildSetup::anywhere(Rank::Normal) };
+        let mut process = Process::start("java", command, &setup, scratch)?;
+        let port = process.wait_for(SERVE_TIMEOUT, |process| {
             process.stdout_text().strip_suffix('\n')?.parse().ok()
         })?;
         Ok(Java { process, port })

@@ -8,7 +8,6 @@
 //! | [`calibrate`] | slowdowns of programs that share a core, for the model |
 //! | [`summary`] | medians over runs, with intervals |
 //! | `batches` | the batch programs next to the service |
-//! | [`own_program`] | a batch program of the user's own |
 //! | [`own_service`] | a service of the user's own |
 //! | `service` | `elfen-search`: its index, its queries and its process |
 //! | [`recording`] | a recording of each run by `elfen shim` |
@@ -20,7 +19,7 @@
 //! Every program is started with the command line that a user would type, so results hold for
 //! users. However a run ends, its children end with it.
 
-mod batches;
+pub(crate) mod batches;
 pub mod calibrate;
 pub mod experiment;
 pub(crate) mod ladder;
@@ -28,7 +27,6 @@ mod latencies;
 pub(crate) mod lucene;
 #[expect(unsafe_code, reason = "CPUs, priority and death signal of children take system calls")]
 pub(crate) mod os;
-pub mod own_program;
 pub mod own_service;
 pub mod plan;
 pub(crate) mod process;
@@ -40,11 +38,11 @@ pub mod testbed;
 pub(crate) mod usage;
 
 use std::io;
-use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use elfen_console::programs::{ProgramError, find_program};
+use elfen_console::programs::ProgramError;
+use elfen_machine::pair::Pair;
 
 use crate::record::BadLine;
 
@@ -82,26 +80,6 @@ pub enum LiveError {
     Interrupted(i32),
 }
 
-/// The programs of Elfen that experiments start.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    pub elfen: PathBuf,
-    pub search: PathBuf,
-    pub load: PathBuf,
-    pub batch: PathBuf,
-}
-
-impl Programs {
-    pub fn find() -> Result<Self, LiveError> {
-        Ok(Self {
-            elfen: find_program("elfen")?,
-            search: find_program("elfen-search")?,
-            load: find_program("elfen-load")?,
-            batch: find_program("elfen-batch")?,
-        })
-    }
-}
-
 impl LiveError {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
@@ -121,12 +99,6 @@ pub struct Machine {
     /// The factor of an emulated core: how many times as long a program takes while the other lane
     /// runs. `None` emulates nothing.
     pub emulated: Option<f64>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Pair {
-    pub request: u32,
-    pub batch: Vec<u32>,
 }
 
 impl Machine {
@@ -155,7 +127,7 @@ impl Machine {
     /// The value of `--lanes`.
     pub fn lanes(&self) -> String {
         let pair = |pair: &Pair| {
-            let batch: Vec<String> = pair.batch.iter().map(u32::to_string).collect();
+            let batch: Vec<String> = pair.batch.iter().map(|cpu| cpu.to_string()).collect();
             format!("{}:{}", pair.request, batch.join(","))
         };
         self.pairs.iter().map(pair).collect::<Vec<_>>().join(",")
@@ -163,7 +135,7 @@ impl Machine {
 
     /// Every batch lane, as (request lane, batch lane).
     fn batch_lanes(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|&batch| (pair.request, batch)))
+        self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|batch| (pair.request, batch)))
     }
 }
 

@@ -6,6 +6,7 @@
 //! did nothing during the probe are accepted, because many runtimes have threads that only sleep.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,10 +17,9 @@ use elfen_machine::cpulist::CpuSet;
 use elfen_machine::process::{below, threads_of};
 use serde::Deserialize;
 
-use super::process::Process;
-use super::scratch::Scratch;
+use super::process::Rig;
 use super::service::Helpers;
-use super::{LiveError, Machine, Programs, usage};
+use super::{LiveError, usage};
 use crate::record::Service;
 
 /// The load of the probe, which shows the working threads.
@@ -63,7 +63,7 @@ impl ServiceProcesses {
     }
 
     /// Refuses processes that do not exist or whose CPU time cannot be read.
-    fn check(&self) -> Result<(), LiveError> {
+    pub(super) fn check(&self) -> Result<(), LiveError> {
         let refuse = |why: String, fix: &'static str| Err(LiveError::Refused { why, fix });
         match self {
             Self::Pid(pid) if threads_of(*pid).is_empty() => {
@@ -81,59 +81,46 @@ impl ServiceProcesses {
         }
     }
 
-    fn used_ns(&self) -> u64 {
+    pub(super) fn used_ns(&self) -> u64 {
         match self {
             Self::Pid(pid) => usage::family_cpu_ns(*pid),
             Self::Cgroup(folder) => cgroup_cpu_ns(folder).unwrap_or(0),
         }
     }
 
-    /// All threads by their ids.
-    fn threads(&self) -> BTreeMap<u32, Thread> {
+    /// All threads by their ids: the process of each, and its CPU time.
+    fn threads(&self) -> Threads {
         let of_process = |process: u32| {
-            let thread = move |id| Some((id, Thread::of(process, id)?));
+            let thread = move |id| Some((id, (process, usage::thread_cpu_ns(id)?)));
             threads_of(process).into_iter().filter_map(thread)
         };
         self.ids().into_iter().flat_map(of_process).collect()
     }
 }
 
-#[derive(Clone, Debug)]
-struct Thread {
-    process: u32,
-    used_ns: u64,
-    may_use: CpuSet,
-}
+type Threads = BTreeMap<u32, (u32, u64)>;
 
-impl Thread {
-    /// `None` if the thread has ended.
-    fn of(process: u32, id: u32) -> Option<Self> {
-        let may_use = affinity::of(id).ok()?;
-        Some(Self { process, used_ns: usage::thread_cpu_ns(process, id)?, may_use })
-    }
-}
-
-/// Describes the first thread that worked between both samples and may leave the lanes.
+/// Describes the first thread that worked between both samples and may leave the lanes. `allowed`
+/// returns the CPUs of a thread, if it has not ended.
 fn find_stray(
-    before: &BTreeMap<u32, Thread>,
-    after: &BTreeMap<u32, Thread>,
+    before: &Threads,
+    after: &Threads,
     lanes: &CpuSet,
+    allowed: impl Fn(u32) -> Option<CpuSet>,
 ) -> Option<String> {
-    let worked = |(id, thread): &(&u32, &Thread)| {
-        thread.used_ns > before.get(id).map_or(0, |before| before.used_ns)
+    let worked = |(id, (_, used_ns)): &(&u32, &(u32, u64))| {
+        *used_ns > before.get(id).map_or(0, |(_, used_ns)| *used_ns)
     };
-    let mut strays = after
-        .iter()
-        .filter(worked)
-        .filter(|(_, thread)| !thread.may_use.is_subset(lanes))
-        .map(|(id, thread)| (*id, thread));
-    let (id, thread) = strays.next()?;
+    let mut strays = after.iter().filter(worked).filter_map(|(&id, (process, _))| {
+        let cpus = allowed(id)?;
+        (!cpus.is_subset(lanes)).then_some((id, process, cpus))
+    });
+    let (id, process, cpus) = strays.next()?;
     let more = strays.count();
     let more = if more > 0 { format!(", and so may {more} more") } else { String::new() };
     Some(format!(
-        "thread {id} of process {} works and may run on CPUs {}, outside the request lanes \
-         {lanes}{more}",
-        thread.process, thread.may_use
+        "thread {id} of process {process} works and may run on CPUs {cpus}, outside the request \
+         lanes {lanes}{more}"
     ))
 }
 
@@ -170,20 +157,13 @@ struct Counts {
 impl OwnService {
     /// Sends requests for a second. Refuses a service that does not answer or that may leave its
     /// lanes.
-    pub(super) fn check_ready(
-        &self,
-        programs: &Programs,
-        scratch: &Scratch,
-        machine: &Machine,
-        helpers: &Helpers,
-    ) -> Result<(), LiveError> {
+    pub(super) fn check_ready(&self, rig: &Rig, helpers: &Helpers) -> Result<(), LiveError> {
         self.processes.check()?;
         let before = self.processes.threads();
-        let mut command = Command::new(&programs.load);
+        let mut command = Command::new(&rig.programs.load);
         command.args(PROBE).args(["--json", "--allow-late", "--timeout", "5s"]);
-        self.add_load_args(&mut command);
-        let name = "elfen-load";
-        let probe = Process::start(name, command, &helpers.generator_setup(), scratch)?;
+        command.args(self.load_args());
+        let mut probe = rig.start("elfen-load", command, &helpers.generator_setup())?;
         let url = &self.service.url;
         let probed = probe.finish_json(None, ANSWER_TIMEOUT).map_err(|error| match error {
             LiveError::Failed { said, .. } => {
@@ -192,39 +172,31 @@ impl OwnService {
             }
             other => other,
         });
-        let ProbeOutput { invocations: [counts] } = probed?;
-        let Counts { requests, errors } = counts;
+        let ProbeOutput { invocations: [Counts { requests, errors }] } = probed?;
         if errors > 0 || requests == 0 {
             let why = format!("{errors} of {requests} requests to {url} failed");
             let fix = "see what the service answers there, as with `curl -v`";
             return Err(LiveError::Refused { why, fix });
         }
-        let lanes: CpuSet = machine.pairs.iter().map(|pair| pair.request).collect();
-        find_stray(&before, &self.processes.threads(), &lanes).map_or(Ok(()), |why| {
+        let lanes: CpuSet = rig.machine.pairs.iter().map(|pair| pair.request).collect();
+        let allowed = |thread| affinity::of(thread).ok();
+        find_stray(&before, &self.processes.threads(), &lanes, allowed).map_or(Ok(()), |why| {
             Err(LiveError::Misplaced { why, fix: self.processes.remedy(&lanes) })
         })
     }
 
-    /// Adds the URL and the queries to the arguments of the generator.
-    pub(super) fn add_load_args(&self, command: &mut Command) {
+    /// The arguments of the generator that name the service and its requests.
+    pub(super) fn load_args(&self) -> Vec<OsString> {
         let Service { url, queries, .. } = &self.service;
-        if let Some(queries) = queries {
-            command.arg("--queries").arg(queries);
-        }
-        if !url.contains(PLACEHOLDER) {
-            command.arg(url);
-            return;
-        }
-        let (host, path) = split_host(url);
-        command.args(["--template", path]).arg(host);
-    }
-
-    pub(super) fn check_alive(&self) -> Result<(), LiveError> {
-        self.processes.check()
-    }
-
-    pub(super) fn used_ns(&self) -> u64 {
-        self.processes.used_ns()
+        let queries = queries.iter().flat_map(|file| ["--queries".into(), file.into()]);
+        let target = match url.contains(PLACEHOLDER) {
+            true => {
+                let (host, path) = split_host(url);
+                vec!["--template".into(), path.into(), host.into()]
+            }
+            false => vec![url.into()],
+        };
+        queries.chain(target).collect()
     }
 }
 
@@ -241,26 +213,24 @@ fn split_host(url: &str) -> (&str, &str) {
 mod tests {
     use super::*;
 
-    fn thread(used_ns: u64, may_use: &str) -> Thread {
-        Thread { process: 7, used_ns, may_use: may_use.parse().unwrap() }
-    }
-
     /// Goal: a thread that works and may leave the lanes is named; a thread that sleeps is
     /// accepted. Method: threads of each kind, and a new thread.
     #[test]
     fn working_threads_outside_the_lanes_are_named() {
         let lanes: CpuSet = "0,2".parse().unwrap();
-        let before =
-            BTreeMap::from([(7, thread(100, "0")), (8, thread(100, "0-3")), (9, thread(100, "2"))]);
+        let cpus = BTreeMap::from([(7, "0"), (8, "0-3"), (9, "2"), (10, "0-1")]);
+        let before: Threads = [7, 8, 9].map(|id| (id, (70, 100))).into();
+        let stray =
+            |after: &Threads| find_stray(&before, after, &lanes, |id| cpus.get(&id)?.parse().ok());
         let mut after = before.clone();
-        after.insert(7, thread(900, "0"));
-        assert_eq!(find_stray(&before, &after, &lanes), None);
-        after.insert(10, thread(5, "0-1"));
-        let said = "thread 10 of process 7 works and may run on CPUs 0,1, outside the request \
+        after.insert(7, (70, 900));
+        assert_eq!(stray(&after), None);
+        after.insert(10, (70, 5));
+        let said = "thread 10 of process 70 works and may run on CPUs 0,1, outside the request \
                     lanes 0,2";
-        assert_eq!(find_stray(&before, &after, &lanes).as_deref(), Some(said));
-        after.insert(8, thread(101, "0-3"));
-        let said = find_stray(&before, &after, &lanes).unwrap();
+        assert_eq!(stray(&after).as_deref(), Some(said));
+        after.insert(8, (70, 101));
+        let said = stray(&after).unwrap();
         assert!(said.starts_with("thread 8 of") && said.ends_with(", and so may 1 more"), "{said}");
     }
 

@@ -5,6 +5,7 @@
 //! get the same requests at the same times.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use elfen_console::duration;
@@ -14,7 +15,6 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::own_program;
 use crate::record::{Plan, Run, Scenario};
 
 /// The batch programs of `elfen-batch`.
@@ -24,89 +24,70 @@ pub const BATCHES: [&str; 6] = ["loop", "matrix", "flush", "stall", "spin", "com
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
     pub scenario: Scenario,
-    /// The parameters of its policy, in the words of `elfen run`.
-    parameters: Parameters,
+    /// The values of its policy's options, in the words of `elfen run`.
+    values: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-enum Parameters {
-    Nothing,
-    Budget(String),
-    /// A budget, and the IPC of the service alone.
-    BudgetAndIpc(String, String),
-    Slo(String),
-}
+/// The options of `elfen run` that are parameters of a scenario.
+const BUDGET: &str = "--budget";
+const REF_IPC: &str = "--ref-ipc";
+const SLO: &str = "--slo";
 
-/// Every scenario, its name, and an example of its parameters.
-const NAMES: [(&str, Scenario, Option<&str>); 10] = [
-    ("none", Scenario::None, None),
-    ("unrestrained", Scenario::Unrestrained, None),
-    ("nice19", Scenario::Nice19, None),
-    ("sched-idle", Scenario::SchedIdle, None),
-    ("core-scheduling", Scenario::CoreScheduling, None),
-    ("borrow-idle", Scenario::BorrowIdle, None),
-    ("fixed-budget", Scenario::FixedBudget, Some("2ms")),
-    ("refresh-budget", Scenario::RefreshBudget, Some("2ms")),
-    ("dynamic-budget", Scenario::DynamicBudget, Some("2ms:0.9")),
-    ("slo-budget", Scenario::SloBudget, Some("p99=20ms")),
+/// Every scenario, its name, the options of its policy, and an example of their values.
+const SCENARIOS: [(&str, Scenario, &[&str], &str); 10] = [
+    ("none", Scenario::None, &[], ""),
+    ("unrestrained", Scenario::Unrestrained, &[], ""),
+    ("nice19", Scenario::Nice19, &[], ""),
+    ("sched-idle", Scenario::SchedIdle, &[], ""),
+    ("core-scheduling", Scenario::CoreScheduling, &[], ""),
+    ("borrow-idle", Scenario::BorrowIdle, &[], ""),
+    ("fixed-budget", Scenario::FixedBudget, &[BUDGET], "2ms"),
+    ("refresh-budget", Scenario::RefreshBudget, &[BUDGET], "2ms"),
+    ("dynamic-budget", Scenario::DynamicBudget, &[BUDGET, REF_IPC], "2ms:0.9"),
+    ("slo-budget", Scenario::SloBudget, &[SLO], "p99=20ms"),
 ];
 
 impl FromStr for Spec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, rest) = match text.split_once(':') {
-            Some((name, rest)) => (name, Some(rest)),
-            None => (text, None),
-        };
-        let known = || NAMES.map(|(name, ..)| name).join(", ");
-        let &(name, scenario, example) = NAMES
-            .iter()
-            .find(|(known, ..)| *known == name)
-            .ok_or_else(|| format!("{name:?} is none of {}", known()))?;
-        let parameters = Parameters::of(scenario, rest).ok_or_else(|| match example {
-            Some(example) => format!("{name} has a parameter, as in {name}:{example}"),
-            None => format!("{name} has no parameter, so nothing after a colon"),
+        let mut parts = text.split(':').map(str::to_owned);
+        let name = parts.next().unwrap_or_default();
+        let row = SCENARIOS.iter().find(|(known, ..)| *known == name);
+        let &(_, scenario, options, example) = row.ok_or_else(|| {
+            format!("{name:?} is none of {}", SCENARIOS.map(|(name, ..)| name).join(", "))
         })?;
-        Ok(Self { scenario, parameters })
+        let values: Vec<String> = parts.collect();
+        let mut given = options.iter().zip(&values);
+        if values.len() == options.len() && given.all(|(option, value)| is_valid(option, value)) {
+            return Ok(Self { scenario, values });
+        }
+        Err(match example {
+            "" => format!("{name} has no parameter, so nothing after a colon"),
+            _ => format!("{name} has a parameter, as in {name}:{example}"),
+        })
     }
 }
 
-impl Parameters {
-    fn of(scenario: Scenario, text: Option<&str>) -> Option<Self> {
-        let budget = |text: &str| budget_ns(text).map(|_| text.to_owned());
-        Some(match (scenario, text) {
-            (Scenario::FixedBudget | Scenario::RefreshBudget, text) => Self::Budget(budget(text?)?),
-            (Scenario::DynamicBudget, text) => {
-                let (time, ipc) = text?.split_once(':')?;
-                ipc.parse().ok().filter(|ipc: &f64| *ipc > 0.0)?;
-                Self::BudgetAndIpc(budget(time)?, ipc.to_owned())
-            }
-            (Scenario::SloBudget, text) => {
-                text?.parse::<Slo>().ok()?;
-                Self::Slo(text?.to_owned())
-            }
-            (_, None) => Self::Nothing,
-            (_, Some(_)) => return None,
-        })
+fn is_valid(option: &str, value: &str) -> bool {
+    match option {
+        BUDGET => budget_ns(value).is_some(),
+        REF_IPC => value.parse().is_ok_and(|ipc: f64| ipc > 0.0),
+        _ => value.parse::<Slo>().is_ok(),
     }
 }
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(scenario_name(self.scenario))?;
-        match &self.parameters {
-            Parameters::Nothing => Ok(()),
-            Parameters::Budget(text) | Parameters::Slo(text) => write!(f, ":{text}"),
-            Parameters::BudgetAndIpc(budget, ipc) => write!(f, ":{budget}:{ipc}"),
-        }
+        self.values.iter().try_for_each(|value| write!(f, ":{value}"))
     }
 }
 
 impl Spec {
     /// A scenario without parameters.
     pub fn plain(scenario: Scenario) -> Self {
-        Self { scenario, parameters: Parameters::Nothing }
+        Self { scenario, values: Vec::new() }
     }
 
     pub(crate) fn has_batch(&self) -> bool {
@@ -115,49 +96,51 @@ impl Spec {
 
     /// The options of `elfen run` for this policy.
     pub(super) fn options(&self) -> Vec<&str> {
-        let mut options = vec!["--policy", scenario_name(self.scenario)];
-        match &self.parameters {
-            Parameters::Nothing => {}
-            Parameters::Budget(budget) => options.extend(["--budget", budget]),
-            Parameters::BudgetAndIpc(budget, ipc) => {
-                options.extend(["--budget", budget, "--ref-ipc", ipc]);
-            }
-            Parameters::Slo(slo) => options.extend(["--slo", slo]),
-        }
-        options
+        let name = ["--policy", scenario_name(self.scenario)];
+        name.into_iter()
+            .chain(self.parameters().flat_map(|(option, value)| [option, value]))
+            .collect()
+    }
+
+    fn parameters(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let of = |(_, known, ..): &&(&str, Scenario, _, _)| *known == self.scenario;
+        let options = SCENARIOS.iter().find(of).map_or(&[][..], |&(_, _, options, _)| options);
+        options.iter().copied().zip(self.values.iter().map(String::as_str))
+    }
+
+    fn parameter(&self, option: &str) -> Option<&str> {
+        self.parameters().find(|(known, _)| *known == option).map(|(_, value)| value)
     }
 
     pub(crate) fn budget_ns(&self) -> Option<u64> {
-        match &self.parameters {
-            Parameters::Budget(budget) | Parameters::BudgetAndIpc(budget, _) => budget_ns(budget),
-            Parameters::Nothing | Parameters::Slo(_) => None,
-        }
+        budget_ns(self.parameter(BUDGET)?)
     }
 
     /// The IPC of the service alone, as the user gave it.
     pub(crate) fn ref_ipc(&self) -> Option<f64> {
-        match &self.parameters {
-            Parameters::BudgetAndIpc(_, ipc) => ipc.parse().ok(),
-            _ => None,
-        }
+        self.parameter(REF_IPC)?.parse().ok()
     }
 
     pub(crate) fn slo(&self) -> Option<String> {
-        match &self.parameters {
-            Parameters::Slo(slo) => Some(slo.clone()),
-            _ => None,
-        }
+        self.parameter(SLO).map(str::to_owned)
     }
 }
 
 /// The name of a scenario without its parameters.
 pub fn scenario_name(scenario: Scenario) -> &'static str {
-    let known = NAMES.iter().find(|(_, known, _)| *known == scenario);
+    let known = SCENARIOS.iter().find(|(_, known, ..)| *known == scenario);
     known.map_or("", |&(name, ..)| name)
 }
 
 fn budget_ns(text: &str) -> Option<u64> {
     duration::parse(text).ok().map(nanos)
+}
+
+/// The name of a program of the user's own in results: the last part of its path.
+pub(super) fn label(command: &[String]) -> Option<String> {
+    let program = Path::new(command.first()?);
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    Some(name.to_string_lossy().into_owned())
 }
 
 /// A run that is to be made.
@@ -201,7 +184,7 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     if let Some(unknown) = plan.batches.iter().find(|batch| !BATCHES.contains(&batch.as_str())) {
         return Err(format!("batch program {unknown:?} is none of {}", BATCHES.join(", ")));
     }
-    let own = own_program::label(&plan.command);
+    let own = label(&plan.command);
     if let Some(label) = own.as_ref().filter(|label| plan.batches.contains(label)) {
         return Err(format!("{label} is also a program of elfen-batch: leave one of them out"));
     }
@@ -251,7 +234,7 @@ fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
 
 /// The batch programs of a plan, by their names in results.
 pub(super) fn batch_labels(plan: &Plan) -> impl Iterator<Item = String> {
-    plan.batches.iter().cloned().chain(own_program::label(&plan.command))
+    plan.batches.iter().cloned().chain(label(&plan.command))
 }
 
 /// All runs of a plan in order. `capacity_rps` turns shares into rates.
@@ -291,7 +274,6 @@ pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Service;
 
     fn plan() -> Plan {
         Plan {
@@ -312,8 +294,8 @@ mod tests {
     /// each form.
     #[test]
     fn scenarios_are_read_and_written() {
-        for (name, scenario, example) in NAMES {
-            let text = example.map_or(name.to_owned(), |example| format!("{name}:{example}"));
+        for (name, scenario, _, example) in SCENARIOS {
+            let text = format!("{name}:{example}").trim_end_matches(':').to_owned();
             let spec: Spec = text.parse().unwrap();
             assert_eq!((spec.to_string(), spec.scenario), (text, scenario));
         }
@@ -365,46 +347,14 @@ mod tests {
         assert!(firsts.iter().any(|first| *first != firsts[0]), "always the same first");
     }
 
-    /// Goal: a program of the user's own is one more batch, or the only batch, named by the last
-    /// part of its path. Method: the jobs of both plans.
-    #[test]
-    fn a_program_of_the_users_own_is_a_batch() {
-        let command = ["/usr/bin/xz", "-k", "f"].map(str::to_owned).to_vec();
-        for (batches, per_block) in [(vec!["loop".to_owned()], 5), (vec![], 3)] {
-            let plan = Plan { command: command.clone(), batches, ..plan() };
-            let jobs = jobs(&plan, &check(&plan).unwrap(), 100.0);
-            assert_eq!(jobs.len(), 3 * 3 * per_block);
-            let own = jobs.iter().filter(|job| job.batch.as_deref() == Some("xz"));
-            assert_eq!(own.count(), 3 * 3 * 2);
-        }
-    }
-
+    /// The mistakes that tests/live does not make on the command line.
     #[test]
     fn invalid_plans_are_refused() {
         type Mistake = fn(&mut Plan);
-        let mistakes: [(Mistake, &str); 11] = [
-            (|plan| plan.runs = 0, "nothing to measure"),
+        let mistakes: [(Mistake, &str); 4] = [
             (|plan| (plan.loads, plan.rates) = (vec![], vec![]), "neither loads nor rates"),
-            (|plan| plan.loads = vec![20.0], "2000 %"),
-            (|plan| plan.batches = vec!["xz".to_owned()], "is none of loop"),
             (|plan| plan.batches = vec![], "need a batch program"),
             (|plan| plan.command = vec!["bin/loop".to_owned()], "also a program of elfen-batch"),
-            (
-                |plan| (plan.command, plan.emulate_smt) = (vec!["xz".to_owned()], Some(1.5)),
-                "leave --emulate-smt",
-            ),
-            (
-                |plan| (plan.service, plan.emulate_smt) = (Some(Service::default()), Some(1.5)),
-                "only elfen-search runs on an emulated core",
-            ),
-            (
-                |plan| {
-                    plan.service = Some(Service::default());
-                    plan.scenarios.push("refresh-budget:2ms".to_owned());
-                },
-                "refresh-budget:2ms requires the requests that a service publishes",
-            ),
-            (|plan| plan.duration_s = 0.0, "100 ms to a day"),
             (|plan| plan.scenarios.push("none".to_owned()), "named twice"),
         ];
         for (mistake, says) in mistakes {

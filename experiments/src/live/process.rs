@@ -1,4 +1,5 @@
 //! A child process: started with its CPUs and priority, its output kept in files, and always ended.
+//! A [`Rig`] has what starting one takes.
 //!
 //! Output goes to files and not to pipes, because no thread empties a pipe during a measurement.
 
@@ -6,15 +7,17 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use elfen_console::programs::find_program;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use serde::de::DeserializeOwned;
 
 use super::os::{self, ChildSetup, Rank};
 use super::scratch::Scratch;
 use super::usage::Descendants;
-use super::{LiveError, check_interrupted};
+use super::{LiveError, Machine, check_interrupted};
 
 /// Time for a child to end after SIGTERM, when its handle is dropped.
 const TERM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -35,7 +38,7 @@ pub(crate) struct Process {
     err: PathBuf,
     status: Option<ExitStatus>,
     /// CPU time of the child and of the descendants that it reaped, once it has ended.
-    spent_ns: u64,
+    pub(super) spent_ns: u64,
 }
 
 impl Process {
@@ -45,13 +48,7 @@ impl Process {
         setup: &ChildSetup,
         scratch: &Scratch,
     ) -> Result<Self, LiveError> {
-        Self::spawn(name, command, setup, Self::files(scratch))
-    }
-
-    fn files(scratch: &Scratch) -> [PathBuf; 2] {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Relaxed);
-        ["out", "err"].map(|kind| scratch.path(&format!("{number}.{kind}")))
+        Self::spawn(name, command, setup, scratch.output_files())
     }
 
     /// Starts a child at normal priority on any CPU.
@@ -63,14 +60,28 @@ impl Process {
         Self::start(name, command, &ChildSetup::anywhere(Rank::Normal), scratch)
     }
 
-    /// Like `start_anywhere`, with a pipe as stdin.
-    pub(crate) fn start_with_stdin(
+    /// Starts a child whose stdout and stderr go to these files.
+    pub(crate) fn spawn(
         name: &str,
-        command: Command,
-        scratch: &Scratch,
+        mut command: Command,
+        setup: &ChildSetup,
+        [out, err]: [PathBuf; 2],
     ) -> Result<Self, LiveError> {
-        let setup = ChildSetup::anywhere(Rank::Normal);
-        Self::spawn_with(Stdio::piped(), name, command, &setup, Self::files(scratch))
+        // Opened for appending, so that output continues at the beginning of a file that was
+        // truncated.
+        let file = |path: &PathBuf| {
+            let emptied = File::create(path);
+            emptied
+                .and_then(|_| OpenOptions::new().append(true).open(path))
+                .map_err(LiveError::io(format!("writing {}", path.display())))
+        };
+        let input = if setup.takes_input { Stdio::piped() } else { Stdio::null() };
+        command.stdin(input).stdout(file(&out)?).stderr(file(&err)?);
+        // All programs that are compared run as the same user, also those that `elfen run` starts.
+        command.env_remove("SUDO_UID");
+        os::configure(&mut command, setup);
+        let child = command.spawn().map_err(LiveError::io(format!("starting {name}")))?;
+        Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })
     }
 
     /// Writes a line to its stdin.
@@ -81,75 +92,23 @@ impl Process {
         written.map_err(LiveError::io(format!("writing to {}", self.name)))
     }
 
-    /// Starts a program of the user's own: its stdout is discarded, and its stderr goes to this
-    /// file.
-    pub(super) fn start_without_stdout(
-        name: &str,
-        command: Command,
-        setup: &ChildSetup,
-        err: PathBuf,
-    ) -> Result<Self, LiveError> {
-        Self::spawn(name, command, setup, [PathBuf::from("/dev/null"), err])
-    }
-
-    /// Starts a child whose stdout and stderr go to these files.
-    pub(crate) fn spawn(
-        name: &str,
-        command: Command,
-        setup: &ChildSetup,
-        files: [PathBuf; 2],
-    ) -> Result<Self, LiveError> {
-        Self::spawn_with(Stdio::null(), name, command, setup, files)
-    }
-
-    fn spawn_with(
-        stdin: Stdio,
-        name: &str,
-        mut command: Command,
-        setup: &ChildSetup,
-        [out, err]: [PathBuf; 2],
-    ) -> Result<Self, LiveError> {
-        let failed = |error| LiveError::Io { what: format!("starting {name}"), error };
-        // Opened for appending, so that output continues at the beginning of a file that was
-        // truncated.
-        let file = |path: &PathBuf| {
-            let emptied = File::create(path);
-            emptied
-                .and_then(|_| OpenOptions::new().append(true).open(path))
-                .map_err(LiveError::io(format!("writing {}", path.display())))
-        };
-        command.stdin(stdin).stdout(file(&out)?).stderr(file(&err)?);
-        // All programs that are compared run as the same user, also those that `elfen run` starts.
-        command.env_remove("SUDO_UID");
-        os::configure(&mut command, setup);
-        let child = command.spawn().map_err(failed)?;
-        Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })
-    }
-
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Fails if it has ended.
-    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
-        match self.try_wait()? {
-            None => Ok(()),
-            Some(status) => Err(self.failure(status)),
-        }
+    pub(crate) fn check_alive(&mut self) -> Result<(), LiveError> {
+        self.try_wait()?.map_or(Ok(()), |status| Err(self.failure_of(&self.name, status)))
     }
 
     pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>, LiveError> {
         if self.status.is_none() {
-            let before_ns = os::reaped_cpu_ns();
+            let before_ns = reaped_cpu_ns();
             let waited = self.child.try_wait();
             self.status = waited.map_err(LiveError::io(format!("waiting for {}", self.name)))?;
-            self.spent_ns = os::reaped_cpu_ns().saturating_sub(before_ns);
+            self.spent_ns = reaped_cpu_ns().saturating_sub(before_ns);
         }
         Ok(self.status)
-    }
-
-    pub(super) fn spent_ns(&self) -> u64 {
-        self.spent_ns
     }
 
     /// Its stderr so far.
@@ -160,12 +119,13 @@ impl Process {
     /// Empties its stderr file if that is large: a program of the user's own may print more than
     /// there is room for.
     pub(crate) fn truncate_stderr(&self) -> Result<(), LiveError> {
-        let failed = || LiveError::io(format!("cutting {}", self.err.display()));
-        if fs::metadata(&self.err).map_err(failed())?.len() > STDERR_MAX {
-            let file = OpenOptions::new().write(true).open(&self.err).map_err(failed())?;
-            file.set_len(0).map_err(failed())?;
-        }
-        Ok(())
+        let cut = || -> io::Result<()> {
+            if fs::metadata(&self.err)?.len() > STDERR_MAX {
+                OpenOptions::new().write(true).open(&self.err)?.set_len(0)?;
+            }
+            Ok(())
+        };
+        cut().map_err(LiveError::io(format!("cutting {}", self.err.display())))
     }
 
     /// Its stdout so far.
@@ -176,56 +136,63 @@ impl Process {
     /// Sends a signal if one is given, waits for the end of the child, and returns its stdout. Any
     /// exit status but 0 is a failure.
     pub(crate) fn finish(
-        mut self,
+        &mut self,
         signal: Option<i32>,
         timeout: Duration,
     ) -> Result<String, LiveError> {
         if let (Some(signal), None) = (signal, self.try_wait()?) {
             os::send(self.id(), signal);
         }
-        let begin = Instant::now();
-        loop {
-            if let Some(status) = self.try_wait()? {
-                return if status.success() {
-                    Ok(self.stdout_text())
-                } else {
-                    Err(self.failure(status))
-                };
-            }
-            check_interrupted()?;
-            if begin.elapsed() > timeout {
+        match poll_until(timeout, || self.try_wait())? {
+            Some(status) if status.success() => Ok(self.stdout_text()),
+            Some(status) => Err(self.failure_of(&self.name, status)),
+            None => {
                 let (name, seconds) = (self.name.clone(), timeout.as_secs());
-                return Err(LiveError::Stuck { name, seconds });
+                Err(LiveError::Stuck { name, seconds })
             }
-            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Like `finish`, for stdout with one JSON value.
     pub(crate) fn finish_json<T: DeserializeOwned>(
-        self,
+        &mut self,
         signal: Option<i32>,
         timeout: Duration,
     ) -> Result<T, LiveError> {
-        let name = self.name.clone();
         let text = self.finish(signal, timeout)?;
         serde_json::from_str(&text)
-            .map_err(|error| LiveError::Garbled { name, why: error.to_string() })
-    }
-
-    fn failure(&self, status: ExitStatus) -> LiveError {
-        self.failure_of(&self.name, status)
+            .map_err(|error| LiveError::Garbled { name: self.name.clone(), why: error.to_string() })
     }
 
     pub(super) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
         let said = self.stderr_text();
-        let said = said.lines().last().unwrap_or("it said nothing").to_owned();
-        let name = name.to_owned();
+        let said = said.lines().last().unwrap_or("it said nothing");
         // Elfen's programs begin their messages with their own names.
-        let said = said.strip_prefix(&format!("{name}: ")).map_or(said.clone(), str::to_owned);
-        LiveError::Failed { name, status, said }
+        let said = said.strip_prefix(&format!("{name}: ")).unwrap_or(said).to_owned();
+        LiveError::Failed { name: name.to_owned(), status, said }
     }
 
+    /// Waits until `done` returns a value. Fails if the child ends before.
+    pub(crate) fn wait_for<T>(
+        &mut self,
+        timeout: Duration,
+        mut done: impl FnMut(&Self) -> Option<T>,
+    ) -> Result<T, LiveError> {
+        let found = poll_until(timeout, || {
+            let found = done(self);
+            if found.is_none() {
+                self.check_alive()?;
+            }
+            Ok(found)
+        })?;
+        found.ok_or_else(|| self.not_ready(timeout))
+    }
+
+    pub(super) fn not_ready(&self, timeout: Duration) -> LiveError {
+        LiveError::NotReady { name: self.name.clone(), seconds: timeout.as_secs() }
+    }
+
+    /// Waits for its end, even when this process should end. Returns whether it has ended.
     pub(crate) fn wait(&mut self, timeout: Duration) -> bool {
         let begin = Instant::now();
         while matches!(self.try_wait(), Ok(None)) {
@@ -257,26 +224,82 @@ impl Drop for Process {
     }
 }
 
+/// The programs of Elfen that experiments start.
+#[derive(Debug)]
+pub(super) struct Programs {
+    pub(super) elfen: PathBuf,
+    pub(super) search: PathBuf,
+    pub(super) load: PathBuf,
+    pub(super) batch: PathBuf,
+}
+
+/// All that starting the programs of an experiment requires.
+#[derive(Debug)]
+pub(super) struct Rig {
+    pub(super) programs: Programs,
+    pub(super) machine: Machine,
+    pub(super) scratch: Scratch,
+}
+
+impl Rig {
+    pub(super) fn new(machine: Machine) -> Result<Self, LiveError> {
+        let programs = Programs {
+            elfen: find_program("elfen")?,
+            search: find_program("elfen-search")?,
+            load: find_program("elfen-load")?,
+            batch: find_program("elfen-batch")?,
+        };
+        let lanes = u32::try_from(machine.pairs.len()).unwrap_or(u32::MAX);
+        let scratch =
+            Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
+        Ok(Self { programs, machine, scratch })
+    }
+
+    pub(super) fn start(
+        &self,
+        name: &str,
+        command: Command,
+        setup: &ChildSetup,
+    ) -> Result<Process, LiveError> {
+        Process::start(name, command, setup, &self.scratch)
+    }
+
+    /// Starts a child at normal priority on any CPU.
+    pub(crate) fn start_anywhere(
+        &self,
+        name: &str,
+        command: Command,
+    ) -> Result<Process, LiveError> {
+        Process::start_anywhere(name, command, &self.scratch)
+    }
+}
+
 fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits until `done` returns a value. Fails if the child ends before.
-pub(crate) fn wait_for<T>(
-    process: &mut Process,
+/// CPU time of all children that this process has reaped, and of the descendants that they reaped.
+fn reaped_cpu_ns() -> u64 {
+    let used = getrusage(UsageWho::RUSAGE_CHILDREN);
+    let ns = |usage: nix::sys::resource::Usage| {
+        (usage.user_time().num_nanoseconds() + usage.system_time().num_nanoseconds()).unsigned_abs()
+    };
+    used.map_or(0, ns)
+}
+
+/// Polls until `done` returns a value; `None` after the timeout. Fails after Ctrl-C.
+pub(crate) fn poll_until<T>(
     timeout: Duration,
-    mut done: impl FnMut(&Process) -> Option<T>,
-) -> Result<T, LiveError> {
+    mut done: impl FnMut() -> Result<Option<T>, LiveError>,
+) -> Result<Option<T>, LiveError> {
     let begin = Instant::now();
     loop {
-        check_interrupted()?;
-        if let Some(result) = done(process) {
-            return Ok(result);
+        if let Some(result) = done()? {
+            return Ok(Some(result));
         }
-        process.check_alive()?;
+        check_interrupted()?;
         if begin.elapsed() > timeout {
-            let (name, seconds) = (process.name.clone(), timeout.as_secs());
-            return Err(LiveError::NotReady { name, seconds });
+            return Ok(None);
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -285,33 +308,31 @@ pub(crate) fn wait_for<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::usage;
-    use elfen_machine::process::below;
+    use elfen_machine::process::{below, name_of};
     use serde_json::Value;
 
-    fn start(script: &str, scratch: &Scratch) -> Process {
+    fn start(script: &str) -> (Process, Scratch) {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        let setup = ChildSetup::anywhere(Rank::Normal);
-        Process::start("it", command, &setup, scratch).unwrap()
+        let scratch = Scratch::new(1).unwrap();
+        (Process::start_anywhere("it", command, &scratch).unwrap(), scratch)
     }
 
     /// Goal: output and failures of a child are reported. Method: a child that prints, one that
     /// fails, one whose output is no JSON, and one that does not end.
     #[test]
     fn output_and_failures_are_reported() {
-        let scratch = Scratch::new(1).unwrap();
         let long = Duration::from_secs(60);
-        let printed: Value = start("echo '{\"x\":1}'", &scratch).finish_json(None, long).unwrap();
+        let finish = |script, signal, timeout| start(script).0.finish_json(signal, timeout);
+        let printed: Value = finish("echo '{\"x\":1}'", None, long).unwrap();
         assert_eq!(printed["x"], 1);
-        let failed = start("echo 'it: no luck' >&2; exit 3", &scratch).finish(None, long);
-        let failed = failed.unwrap_err().to_string();
+        let failed = finish("echo 'it: no luck' >&2; exit 3", None, long).unwrap_err().to_string();
         assert_eq!(failed, "it ended early (exit status: 3): no luck");
-        let garbled = start("echo x", &scratch).finish_json::<Value>(None, long);
+        let garbled = finish("echo x", None, long);
         assert!(matches!(garbled, Err(LiveError::Garbled { .. })), "{garbled:?}");
-        let stuck = start("exec sleep 600", &scratch).finish(None, Duration::ZERO);
+        let stuck = finish("exec sleep 600", None, Duration::ZERO);
         assert!(matches!(stuck, Err(LiveError::Stuck { .. })), "{stuck:?}");
-        let asked = start("exec sleep 600", &scratch).finish(Some(libc::SIGTERM), long);
+        let asked = finish("exec sleep 600", Some(libc::SIGTERM), long);
         assert!(matches!(asked, Err(LiveError::Failed { .. })), "{asked:?}");
     }
 
@@ -324,28 +345,24 @@ mod tests {
     }
 
     fn assert_all_end(script: &str) {
-        let scratch = Scratch::new(1).unwrap();
-        let mut parent = start(script, &scratch);
-        wait_for(&mut parent, Duration::from_secs(60), |p| {
-            p.stdout_text().contains("ready").then_some(())
-        })
-        .unwrap();
-        let family = below(parent.id());
-        assert!(!family.is_empty());
-        let id = parent.id();
+        let (mut parent, _scratch) = start(script);
+        let ready = |it: &Process| it.stdout_text().contains("ready").then_some(());
+        parent.wait_for(Duration::from_secs(60), ready).unwrap();
+        let family = [below(parent.id()), vec![parent.id()]].concat();
+        assert!(family.len() > 1);
         drop(parent);
-        let lives =
-            |pid: u32| usage::process_name(pid).is_some_and(|name| name == "sh" || name == "sleep");
+        let is_over = |pid: u32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX")
+        };
+        let lives = |pid: u32| {
+            name_of(pid).is_some_and(|name| name == "sh" || name == "sleep") && !is_over(pid)
+        };
         // The process that adopts orphans reaps them at some later time.
         let begin = Instant::now();
-        while family.iter().chain([&id]).any(|&pid| lives(pid) && !is_over(pid)) {
+        while family.iter().any(|&pid| lives(pid)) {
             assert!(begin.elapsed() < Duration::from_secs(60), "{family:?} live on");
             std::thread::sleep(POLL_INTERVAL);
         }
-    }
-
-    fn is_over(pid: u32) -> bool {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        status.is_empty() || status.contains("State:\tZ") || status.contains("State:\tX")
     }
 }

@@ -8,27 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use elfen_machine::process::threads_of;
+use elfen_machine::process::{name_of, threads_of};
 use elfen_shim::observers::OBSERVER;
 
 use super::plan::Job;
-use super::process::{Process, START_TIMEOUT, wait_for};
-use super::scratch::Scratch;
+use super::process::{Process, Rig, START_TIMEOUT};
 use super::service::Helpers;
-use super::{LiveError, Machine, Programs, usage};
+use super::{LiveError, Machine};
 
 /// The most pairs for which the service's words are recorded: an observer reads eight words.
 const SERVICE_WORD_PAIRS_MAX: usize = 3;
 /// The length of the recording that probes the privileges.
 const TRY: Duration = Duration::from_millis(1);
-
-/// The recordings that the user requests.
-#[derive(Clone, Debug)]
-pub struct ShimOptions {
-    pub folder: PathBuf,
-    /// Whether any run has a batch.
-    pub any_batch: bool,
-}
 
 /// The CPUs that an observer watches, and the CPU it runs on.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,20 +39,22 @@ pub(super) struct Recording {
 }
 
 impl Observer {
-    /// The lanes of the first pair, observed from a lane without another use.
+    /// The lanes of the first pair, observed from a lane without another use. `any_batch` says
+    /// whether any run has a batch.
     pub(super) fn choose(
-        shim: &ShimOptions,
+        folder: &Path,
+        any_batch: bool,
         machine: &Machine,
         helpers: &Helpers,
     ) -> Result<Self, LiveError> {
         let refused = |why: &str, fix| LiveError::Refused { why: why.to_owned(), fix };
         let pair =
             machine.pairs.first().ok_or_else(|| refused("there are no lanes", "name some"))?;
-        let batch = pair.batch.first().copied();
+        let batch = pair.batch.iter().next();
         let taken = [helpers.coordinator, helpers.generator];
         let left = machine.spare.iter().copied().find(|cpu| !taken.contains(cpu));
-        let idle = batch
-            .filter(|_| !shim.any_batch && !machine.smt && helpers.outranks_ordinary_threads());
+        let idle =
+            batch.filter(|_| !any_batch && !machine.smt && helpers.outranks_ordinary_threads());
         let (observer_cpu, cpus) = match (left, idle) {
             (Some(left), _) => (left, [pair.request].into_iter().chain(batch).collect()),
             (None, Some(idle)) => (idle, vec![pair.request]),
@@ -74,49 +67,44 @@ impl Observer {
             }
         };
         let with_service_words = machine.pairs.len() <= SERVICE_WORD_PAIRS_MAX;
-        Ok(Self { folder: shim.folder.clone(), cpus, observer_cpu, with_service_words })
+        Ok(Self { folder: folder.to_owned(), cpus, observer_cpu, with_service_words })
     }
 
     /// Makes a very short recording, so that missing privileges are reported before the first run.
-    pub(super) fn probe(&self, programs: &Programs, scratch: &Scratch) -> Result<(), LiveError> {
+    pub(super) fn probe(&self, rig: &Rig) -> Result<(), LiveError> {
         std::fs::create_dir_all(&self.folder)
             .map_err(LiveError::io(format!("making {}", self.folder.display())))?;
-        let file = scratch.path("try.shim");
-        self.start(programs, scratch, None, TRY, file)?.finish().map(drop)
+        self.start(rig, None, TRY, rig.scratch.path("try.shim"))?.finish().map(drop)
     }
 
     /// Starts to record a run of this length, and waits until the observer has begun.
     pub(super) fn record(
         &self,
-        programs: &Programs,
-        scratch: &Scratch,
+        rig: &Rig,
         job: &Job,
         page: Option<&str>,
         duration: Duration,
     ) -> Result<Recording, LiveError> {
-        let (page, file) =
-            (page.filter(|_| self.with_service_words), self.folder.join(file_name(job)));
-        let mut recording = self.start(programs, scratch, page, duration, file)?;
+        let page = page.filter(|_| self.with_service_words);
+        let mut recording = self.start(rig, page, duration, self.folder.join(file_name(job)))?;
         // The observer attaches and prepares its memory first.
-        wait_for(&mut recording.process, START_TIMEOUT, |process| {
+        recording.process.wait_for(START_TIMEOUT, |process| {
             let mut threads = threads_of(process.id()).into_iter();
-            threads.find(|&thread| usage::process_name(thread).as_deref() == Some(OBSERVER))
+            threads.find(|&thread| name_of(thread).as_deref() == Some(OBSERVER))
         })?;
         Ok(recording)
     }
 
     fn start(
         &self,
-        programs: &Programs,
-        scratch: &Scratch,
+        rig: &Rig,
         page: Option<&str>,
         duration: Duration,
         file: PathBuf,
     ) -> Result<Recording, LiveError> {
-        let mut command = Command::new(&programs.elfen);
+        let mut command = Command::new(&rig.programs.elfen);
         command.args(self.options(page, duration)).arg("--json").arg("-o").arg(&file);
-        let process = Process::start_anywhere("elfen shim", command, scratch)?;
-        Ok(Recording { process, file })
+        Ok(Recording { process: rig.start_anywhere("elfen shim", command)?, file })
     }
 
     fn options(&self, page: Option<&str>, duration: Duration) -> Vec<String> {
@@ -139,7 +127,7 @@ impl Observer {
 
 impl Recording {
     /// Waits for the end of the recording, and returns its file.
-    pub(super) fn finish(self) -> Result<PathBuf, LiveError> {
+    pub(super) fn finish(mut self) -> Result<PathBuf, LiveError> {
         self.process.finish(None, START_TIMEOUT)?;
         Ok(self.file)
     }
@@ -157,23 +145,21 @@ fn file_name(job: &Job) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Pair;
+    use super::super::os::Rank;
     use super::super::plan::{check, jobs};
     use super::*;
     use crate::record::Plan;
     use std::collections::BTreeSet;
 
     fn machine(spare: &[u32], smt: bool) -> Machine {
-        let pairs = vec![Pair { request: 0, batch: vec![1] }, Pair { request: 2, batch: vec![3] }];
+        let pairs = elfen_machine::pair::parse("0:1,2:3").unwrap();
         Machine { pairs, spare: spare.to_vec(), smt, ..Machine::default() }
     }
 
     fn choose(spare: &[u32], smt: bool, any_batch: bool) -> Result<Observer, LiveError> {
         let machine = machine(spare, smt);
-        let scratch = Scratch::new(1).unwrap();
-        let helpers = Helpers::choose(&machine, &scratch)?;
-        let shim = ShimOptions { folder: PathBuf::from("recordings"), any_batch };
-        Observer::choose(&shim, &machine, &helpers)
+        let helpers = Helpers::of(&machine, Rank::Normal)?;
+        Observer::choose(Path::new("recordings"), any_batch, &machine, &helpers)
     }
 
     /// Goal: an observer only spins on a lane that the measurement does not use. Method: machines

@@ -44,6 +44,13 @@ impl Scratch {
         self.dir.join(name)
     }
 
+    /// New files for the stdout and the stderr of a child.
+    pub(super) fn output_files(&self) -> [PathBuf; 2] {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        ["out", "err"].map(|kind| self.path(&format!("{number}.{kind}")))
+    }
+
     /// The name of the service's page.
     pub(super) fn service(&self) -> &str {
         &self.service
@@ -91,30 +98,6 @@ fn owner_of(name: &str) -> Option<(&str, Identity, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_rt::signal::service::ServiceReader;
-
-    /// Goal: nothing is left behind, also by killed runs. Method: a folder and a page of this
-    /// process, and of a process that never existed.
-    #[test]
-    fn folders_and_pages_are_removed() {
-        let dead = Identity::own().unwrap().word() ^ 1; // our id, another start
-        let service = format!("{PREFIX}{dead:x}-0");
-        let left = std::env::temp_dir().join(format!("{service}.2"));
-        fs::create_dir(&left).unwrap();
-        fs::write(left.join("file"), "x").unwrap();
-        drop(Service::open(&service, 2).unwrap());
-        assert!(ServiceReader::open(&service).is_ok());
-
-        let scratch = Scratch::new(1).unwrap();
-        assert!(!left.exists());
-        assert!(ServiceReader::open(&service).is_err());
-
-        let (dir, service) = (scratch.dir.clone(), scratch.service.clone());
-        drop(Service::open(&service, 1).unwrap());
-        assert!(dir.is_dir() && ServiceReader::open(&service).is_ok());
-        drop(scratch);
-        assert!(!dir.exists() && ServiceReader::open(&service).is_err());
-    }
 
     #[test]
     fn other_folders_are_left_alone() {

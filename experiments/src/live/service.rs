@@ -1,17 +1,20 @@
 //! `elfen-search` in live runs: its index, its queries, and its process.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use elfen_machine::pair::Pair;
 use elfen_machine::process::threads_of;
 use serde_json::Value;
 
 use super::os::{self, ChildSetup, Rank};
-use super::process::{Process, wait_for};
-use super::scratch::Scratch;
-use super::{LiveError, Machine, Programs, usage};
+use super::process::{Process, Rig};
+use super::{LiveError, Machine, usage};
+
+const NAME: &str = "elfen-search";
 
 /// Tasks that match many documents; several of them make one query. A request has to run long
 /// compared with coordinator and generator: most of a millisecond with the demo's index, and two
@@ -36,11 +39,20 @@ pub(super) struct Helpers {
 }
 
 impl Helpers {
-    /// Chooses CPUs outside all pairs if there are any, else the first batch lane; and the highest
-    /// priority that is permitted.
-    pub(super) fn choose(machine: &Machine, scratch: &Scratch) -> Result<Self, LiveError> {
-        let mut batch_lanes = machine.batch_lanes();
-        let (_, lane) = batch_lanes.next().ok_or_else(|| {
+    /// With the highest priority that is permitted.
+    pub(super) fn choose(rig: &Rig) -> Result<Self, LiveError> {
+        let may = |rank: &Rank| {
+            let setup = ChildSetup::anywhere(*rank);
+            let tried = rig.start("true", Command::new("true"), &setup);
+            tried.and_then(|mut tried| tried.finish(None, ANSWER_TIMEOUT)).is_ok()
+        };
+        let ranks = [Rank::Fifo(2), Rank::Nice(-20), Rank::ShortSlice];
+        Self::of(&rig.machine, ranks.into_iter().find(may).unwrap_or(Rank::Normal))
+    }
+
+    /// On CPUs outside all pairs if there are any, else on the first batch lane.
+    pub(super) fn of(machine: &Machine, rank: Rank) -> Result<Self, LiveError> {
+        let (_, lane) = machine.batch_lanes().next().ok_or_else(|| {
             let why = "there is no pair of lanes".to_owned();
             LiveError::Refused { why, fix: "give a pair by hand, as in --lanes 0:1" }
         })?;
@@ -49,15 +61,7 @@ impl Helpers {
             [only] => (*only, *only),
             [first, second, ..] => (*first, *second),
         };
-        let share_a_lane = machine.spare.is_empty();
-        let may = |rank: &Rank| {
-            let setup = ChildSetup::anywhere(*rank);
-            let tried = Process::start("true", Command::new("true"), &setup, scratch);
-            tried.and_then(|tried| tried.finish(None, ANSWER_TIMEOUT)).is_ok()
-        };
-        let ranks = [Rank::Fifo(2), Rank::Nice(-20), Rank::ShortSlice];
-        let rank = ranks.into_iter().find(may).unwrap_or(Rank::Normal);
-        Ok(Self { coordinator, generator, share_a_lane, rank })
+        Ok(Self { coordinator, generator, share_a_lane: machine.spare.is_empty(), rank })
     }
 
     /// The priority of coordinator, generator and workers. The coordinator preempts the generator,
@@ -83,33 +87,24 @@ impl Helpers {
     /// own has no coordinator of ours.
     pub(super) fn describe(&self, has_coordinator: bool) -> String {
         let Self { coordinator, generator, share_a_lane, rank } = self;
-        let cpus = match (has_coordinator, share_a_lane) {
-            (true, true) => format!(
-                "coordinator and generator share CPU {coordinator} with the batch, because there \
-                 is no other"
-            ),
-            (true, false) if coordinator == generator => {
-                format!("coordinator and generator run on CPU {coordinator}, outside the lanes")
-            }
-            (true, false) => format!(
-                "the coordinator runs on CPU {coordinator} and the generator on CPU {generator}, \
-                 outside the lanes"
-            ),
-            (false, true) => format!(
-                "the generator shares CPU {generator} with the batch, because there is no other"
-            ),
-            (false, false) => {
-                format!("the generator runs on CPU {generator}, outside the lanes")
-            }
+        let (who, programs) = match has_coordinator {
+            true => ("coordinator and generator run", "service and generator run"),
+            false => ("the generator runs", "it runs"),
         };
-        let programs = if has_coordinator { "service and generator run" } else { "it runs" };
+        let cpus = match share_a_lane {
+            true => format!("next to the batch on CPU {generator}, because there is no other"),
+            false if has_coordinator && coordinator != generator => {
+                format!("on CPUs {coordinator} and {generator}, outside the lanes")
+            }
+            false => format!("on CPU {generator}, outside the lanes"),
+        };
         let rank = match rank {
             Rank::Fifo(_) => "before all ordinary threads (SCHED_FIFO)",
             Rank::Nice(_) => "at nice -20",
             Rank::ShortSlice => "at normal priority, with a shorter slice",
             _ => "at normal priority",
         };
-        format!("{cpus}; {programs} {rank}")
+        format!("{who} {cpus}; {programs} {rank}")
     }
 }
 
@@ -125,24 +120,21 @@ impl Corpus {
     /// Opens the index in the user's folder, and builds it there if it is missing. Without a
     /// folder, builds an index for this run only.
     pub(super) fn open(
-        programs: &Programs,
-        scratch: &Scratch,
+        rig: &Rig,
         folder: Option<&Path>,
         documents: u64,
     ) -> Result<Self, LiveError> {
-        let index = folder.map_or_else(|| scratch.path("index"), Path::to_owned);
+        let index = folder.map_or_else(|| rig.scratch.path("index"), Path::to_owned);
         if !index.exists() {
-            let mut command = Command::new(&programs.search);
+            let mut command = Command::new(&rig.programs.search);
             command.args(["index", "--docs", &documents.to_string()]).arg(&index);
-            Process::start_anywhere("elfen-search", command, scratch)?
-                .finish(None, BUILD_TIMEOUT)?;
+            rig.start_anywhere(NAME, command)?.finish(None, BUILD_TIMEOUT)?;
         }
         let (documents, seed) = manifest(&index)?;
-        let mut command = Command::new(&programs.search);
+        let mut command = Command::new(&rig.programs.search);
         command.args(["tasks", "--docs", &documents.to_string(), "--seed", &seed.to_string()]);
-        let tasks = Process::start_anywhere("elfen-search", command, scratch)?;
-        let tasks = tasks.finish(None, ANSWER_TIMEOUT)?;
-        let queries = scratch.path("tasks");
+        let tasks = rig.start_anywhere(NAME, command)?.finish(None, ANSWER_TIMEOUT)?;
+        let queries = rig.scratch.path("tasks");
         fs::write(&queries, long_queries(&tasks))
             .map_err(LiveError::io(format!("writing {}", queries.display())))?;
         Ok(Self { index, queries, documents })
@@ -150,49 +142,22 @@ impl Corpus {
 
     /// Measures the capacity of the service: the sum over its workers, each of which searches
     /// without a pause on its lane.
-    pub(super) fn capacity_rps(
-        &self,
-        programs: &Programs,
-        scratch: &Scratch,
-        machine: &Machine,
-        helpers: &Helpers,
-    ) -> Result<f64, LiveError> {
-        let mut sum = 0.0;
-        for pair in &machine.pairs {
-            let [_, _, rank] = helpers.ranks();
-            sum += self.searching(programs, scratch, pair.request, rank)?.finish()?;
-        }
-        Ok(sum)
+    pub(super) fn capacity_rps(&self, rig: &Rig, helpers: &Helpers) -> Result<f64, LiveError> {
+        let [_, _, rank] = helpers.ranks();
+        let alone = |pair: &Pair| self.search(rig, pair.request, rank);
+        rig.machine.pairs.iter().map(alone).sum()
     }
 
-    /// Starts one worker that searches without a pause on one CPU.
-    pub(super) fn searching(
-        &self,
-        programs: &Programs,
-        scratch: &Scratch,
-        cpu: u32,
-        rank: Rank,
-    ) -> Result<SearchBench, LiveError> {
-        let mut command = Command::new(&programs.search);
+    /// Searches without a pause on one CPU. Returns queries per second.
+    pub(super) fn search(&self, rig: &Rig, cpu: u32, rank: Rank) -> Result<f64, LiveError> {
+        let mut command = Command::new(&rig.programs.search);
         command.args(["bench", "--json", "--passes", "1", "--cpu", &cpu.to_string()]);
         command.arg("--tasks").arg(&self.queries).arg(&self.index);
-        let setup = ChildSetup::on(cpu, rank);
-        Ok(SearchBench(Process::start("elfen-search", command, &setup, scratch)?))
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct SearchBench(Process);
-
-impl SearchBench {
-    /// Waits for its end, and returns queries per second.
-    pub(super) fn finish(self) -> Result<f64, LiveError> {
-        let report: Value = self.0.finish_json(None, BUILD_TIMEOUT)?;
+        let mut bench = rig.start(NAME, command, &ChildSetup::on(cpu, rank))?;
+        let report: Value = bench.finish_json(None, BUILD_TIMEOUT)?;
         let rate = report["queries_per_second"].as_f64().filter(|rate| *rate > 0.0);
-        rate.ok_or_else(|| LiveError::Garbled {
-            name: "elfen-search".to_owned(),
-            why: "no queries_per_second".to_owned(),
-        })
+        let why = "no queries_per_second".to_owned();
+        rate.ok_or_else(|| LiveError::Garbled { name: NAME.to_owned(), why })
     }
 }
 
@@ -236,18 +201,14 @@ fn manifest(index: &Path) -> Result<(u64, u64), LiveError> {
 /// The running service.
 #[derive(Debug)]
 pub(super) struct SearchService {
-    process: Process,
-    pub(super) address: String,
+    pub(super) process: Process,
+    pub(super) corpus: Corpus,
+    address: String,
 }
 
 impl SearchService {
-    pub(super) fn start(
-        programs: &Programs,
-        scratch: &Scratch,
-        machine: &Machine,
-        helpers: &Helpers,
-        corpus: &Corpus,
-    ) -> Result<Self, LiveError> {
+    pub(super) fn start(rig: &Rig, helpers: &Helpers, corpus: Corpus) -> Result<Self, LiveError> {
+        let Rig { programs, machine, scratch } = rig;
         let lanes: Vec<String> = machine.pairs.iter().map(|p| p.request.to_string()).collect();
         let mut command = Command::new(&programs.search);
         // Port 0: the kernel chooses a free port.
@@ -256,27 +217,31 @@ impl SearchService {
         command.args(["--coordinator-cpu", &helpers.coordinator.to_string()]);
         command.args(["--service-name", scratch.service()]).args(machine.emulation_options());
         command.arg("--warmup").arg(&corpus.queries).arg(&corpus.index);
-        let mut process = Process::start_anywhere("elfen-search", command, scratch)?;
-        let address = wait_for(&mut process, OPEN_TIMEOUT, |process| {
+        let mut process = rig.start_anywhere(NAME, command)?;
+        let address = process.wait_for(OPEN_TIMEOUT, |process| {
             let line = process.stdout_text();
             line.strip_prefix("serving on ")?.strip_suffix('\n').map(str::to_owned)
         })?;
         let [first, _, others] = helpers.ranks();
         for thread in threads_of(process.id()) {
             let rank = if thread == process.id() { first } else { others };
-            let thread = i32::try_from(thread).unwrap_or(0);
             os::set_rank(thread, rank).map_err(LiveError::io("ranking the service's threads"))?;
         }
-        Ok(Self { process, address })
+        Ok(Self { process, corpus, address })
     }
 
-    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
-        self.process.check_alive()
+    /// The arguments of the generator that name the service and its requests.
+    pub(super) fn load_args(&self) -> Vec<OsString> {
+        let queries = self.corpus.queries.clone().into_os_string();
+        let words = ["--tasks", "--template", "/search?q={}", &format!("http://{}", self.address)];
+        ["--queries".into(), queries].into_iter().chain(words.map(OsString::from)).collect()
     }
 
     /// CPU time of the coordinator, and of all workers together, in nanoseconds.
     pub(super) fn used_ns(&self) -> (u64, u64) {
-        usage::main_and_other_threads_ns(self.process.id())
+        let id = self.process.id();
+        let coordinator_ns = usage::thread_cpu_ns(id).unwrap_or(0);
+        (coordinator_ns, usage::process_cpu_ns(id).saturating_sub(coordinator_ns))
     }
 }
 

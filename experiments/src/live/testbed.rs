@@ -5,6 +5,7 @@
 //! scenario. CPU time is read at the beginning and at the end of the time that the generator
 //! measures.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,16 +14,14 @@ use elfen_console::duration::number;
 use elfen_run::report::Report;
 use serde::Deserialize;
 
-use super::batches::{BatchResults, BatchStarter, Batches};
+use super::batches::{BatchResults, Batches};
 use super::latencies::{self, Latencies, TIMEOUT, append_service_times, count_as_f64};
-use super::own_program::{self, OwnProgram};
-use super::own_service::OwnService;
-use super::plan::{Job, Spec};
-use super::process::Process;
-use super::recording::{Observer, Recording, ShimOptions};
-use super::scratch::Scratch;
+use super::own_service::{OwnService, ServiceProcesses};
+use super::plan::{Job, Spec, label};
+use super::process::{Process, Rig};
+use super::recording::{Observer, Recording};
 use super::service::{Corpus, Helpers, SearchService};
-use super::{LiveError, Machine, POLL_INTERVAL, Programs, check_interrupted, sleep_until, usage};
+use super::{LiveError, Machine, POLL_INTERVAL, check_interrupted, sleep_until, usage};
 use crate::record::{Alone, Plan, Run, Scenario};
 
 /// The generator's CSV of all requests of a run.
@@ -40,101 +39,59 @@ const CPU_TIME: &str = "seconds of CPU time";
 /// A program that uses less of a lane alone has no work to compare.
 const LEAST_CPUS: f64 = 0.001;
 
-/// What a testbed measures, and on what.
+/// What a testbed measures on, and what it keeps of the runs besides their results.
 #[derive(Clone, Debug, Default)]
 pub struct Order {
     pub machine: Machine,
     /// The size of the index that is built, unless the folder `index` has one.
     pub documents: u64,
     pub index: Option<PathBuf>,
-    pub source: String,
-    pub own: OwnProgram,
-    /// A service of the user's own, instead of `elfen-search`.
-    pub own_service: Option<OwnService>,
+    /// The processes of the plan's service, if it has a service of the user's own.
+    pub service: Option<ServiceProcesses>,
     /// The file for the service times of the runs without a batch.
     pub service_times: Option<PathBuf>,
-    /// The recordings of the runs, if they are requested.
-    pub shim: Option<ShimOptions>,
+    /// The folder for recordings of the runs, if they are requested.
+    pub shim: Option<PathBuf>,
 }
 
 #[derive(Debug)]
-pub(super) enum ServiceUnderTest {
-    Search { search: SearchService, corpus: Corpus },
+enum ServiceUnderTest {
+    Search(SearchService),
     Own(OwnService),
 }
 
 impl ServiceUnderTest {
     /// Builds the index and starts `elfen-search`, or probes the user's service.
-    pub(super) fn start(
-        order: &Order,
-        programs: &Programs,
-        scratch: &Scratch,
-        helpers: &Helpers,
-    ) -> Result<Self, LiveError> {
-        let machine = &order.machine;
-        if let Some(own) = &order.own_service {
-            own.check_ready(programs, scratch, machine, helpers)?;
-            return Ok(Self::Own(own.clone()));
+    fn start(rig: &Rig, helpers: &Helpers, order: &Order, plan: &Plan) -> Result<Self, LiveError> {
+        if let (Some(service), Some(processes)) = (&plan.service, &order.service) {
+            let own = OwnService { service: service.clone(), processes: processes.clone() };
+            own.check_ready(rig, helpers)?;
+            return Ok(Self::Own(own));
         }
-        let corpus = Corpus::open(programs, scratch, order.index.as_deref(), order.documents)?;
-        let search = SearchService::start(programs, scratch, machine, helpers, &corpus)?;
-        Ok(Self::Search { search, corpus })
+        let corpus = Corpus::open(rig, order.index.as_deref(), order.documents)?;
+        SearchService::start(rig, helpers, corpus).map(Self::Search)
     }
 
-    /// The number of documents; 0 for a service of the user's own.
-    pub(super) fn documents(&self) -> u64 {
+    fn load_args(&self) -> Vec<OsString> {
         match self {
-            Self::Search { corpus, .. } => corpus.documents,
-            Self::Own(_) => 0,
+            Self::Search(search) => search.load_args(),
+            Self::Own(own) => own.load_args(),
         }
     }
 
-    pub(super) fn capacity_rps(
-        &self,
-        programs: &Programs,
-        scratch: &Scratch,
-        machine: &Machine,
-        helpers: &Helpers,
-    ) -> Result<f64, LiveError> {
+    fn check_alive(&mut self) -> Result<(), LiveError> {
         match self {
-            Self::Search { corpus, .. } => corpus.capacity_rps(programs, scratch, machine, helpers),
-            Self::Own(_) => unreachable!("the user gives the capacity of such a service"),
-        }
-    }
-
-    /// Adds the service and its requests to the arguments of the generator.
-    pub(super) fn add_load_args(&self, command: &mut Command) {
-        match self {
-            Self::Search { search, corpus } => {
-                command.arg("--queries").arg(&corpus.queries).arg("--tasks");
-                command.args(["--template", "/search?q={}"]);
-                command.arg(format!("http://{}", search.address));
-            }
-            Self::Own(own) => own.add_load_args(command),
-        }
-    }
-
-    /// The name under which it publishes its requests, if it publishes them.
-    pub(super) fn published_name<'a>(&'a self, scratch: &'a Scratch) -> Option<&'a str> {
-        match self {
-            Self::Search { .. } => Some(scratch.service()),
-            Self::Own(own) => own.service.name.as_deref(),
-        }
-    }
-
-    pub(super) fn check_alive(&mut self) -> Result<(), LiveError> {
-        match self {
-            Self::Search { search, .. } => search.check_alive(),
-            Self::Own(own) => own.check_alive(),
+            Self::Search(search) => search.process.check_alive(),
+            Self::Own(own) => own.processes.check(),
         }
     }
 
     /// CPU time in nanoseconds: of its coordinator, which runs outside the request lanes, and of
     /// its workers.
-    pub(super) fn used_ns(&self) -> (u64, u64) {
+    fn used_ns(&self) -> (u64, u64) {
         match self {
-            Self::Search { search, .. } => search.used_ns(),
-            Self::Own(own) => (0, own.used_ns()),
+            Self::Search(search) => search.used_ns(),
+            Self::Own(own) => (0, own.processes.used_ns()),
         }
     }
 }
@@ -143,41 +100,58 @@ impl ServiceUnderTest {
 #[derive(Debug)]
 pub struct Testbed {
     service: ServiceUnderTest,
-    programs: Programs,
     helpers: Helpers,
-    order: Order,
     observer: Option<Observer>,
-    scratch: Scratch,
+    order: Order,
+    plan: Plan,
+    rig: Rig,
 }
 
 impl Testbed {
     /// Builds the index and starts the service.
-    pub fn start(order: Order) -> Result<Self, LiveError> {
-        let programs = Programs::find()?;
-        let lanes = u32::try_from(order.machine.pairs.len()).unwrap_or(u32::MAX);
-        let scratch =
-            Scratch::new(lanes).map_err(LiveError::io("making a folder for temporary files"))?;
-        let helpers = Helpers::choose(&order.machine, &scratch)?;
-        let observer = order.shim.as_ref();
-        let observer = observer.map(|shim| Observer::choose(shim, &order.machine, &helpers));
-        let observer = observer.transpose()?;
-        observer.as_ref().map_or(Ok(()), |observer| observer.probe(&programs, &scratch))?;
-        let service = ServiceUnderTest::start(&order, &programs, &scratch, &helpers)?;
-        Ok(Self { service, programs, helpers, order, observer, scratch })
+    pub fn start(order: Order, plan: Plan) -> Result<Self, LiveError> {
+        let rig = Rig::new(order.machine.clone())?;
+        let helpers = Helpers::choose(&rig)?;
+        let any_batch = plan.scenarios.iter().any(|scenario| scenario != "none");
+        let choose = |folder: &PathBuf| {
+            let observer = Observer::choose(folder, any_batch, &rig.machine, &helpers)?;
+            observer.probe(&rig).map(|()| observer)
+        };
+        let observer = order.shim.as_ref().map(choose).transpose()?;
+        let service = ServiceUnderTest::start(&rig, &helpers, &order, &plan)?;
+        Ok(Self { service, helpers, observer, order, plan, rig })
     }
 
+    /// The number of documents; 0 for a service of the user's own.
     pub fn documents(&self) -> u64 {
-        self.service.documents()
+        match &self.service {
+            ServiceUnderTest::Search(search) => search.corpus.documents,
+            ServiceUnderTest::Own(_) => 0,
+        }
     }
 
     pub fn capacity_rps(&self) -> Result<f64, LiveError> {
-        let Self { programs, scratch, helpers, order, .. } = self;
-        self.service.capacity_rps(programs, scratch, &order.machine, helpers)
+        match &self.service {
+            ServiceUnderTest::Search(search) => {
+                search.corpus.capacity_rps(&self.rig, &self.helpers)
+            }
+            ServiceUnderTest::Own(_) => {
+                unreachable!("the user gives the capacity of such a service")
+            }
+        }
+    }
+
+    /// The name under which the service publishes its requests, if it publishes them.
+    fn published_name(&self) -> Option<&str> {
+        match &self.service {
+            ServiceUnderTest::Search(_) => Some(self.rig.scratch.service()),
+            ServiceUnderTest::Own(own) => own.service.name.as_deref(),
+        }
     }
 
     /// Where coordinator and generator run, and at which priority.
     pub fn helpers(&self) -> String {
-        self.helpers.describe(matches!(self.service, ServiceUnderTest::Search { .. }))
+        self.helpers.describe(matches!(self.service, ServiceUnderTest::Search(_)))
     }
 
     pub fn helpers_share_a_lane(&self) -> bool {
@@ -195,7 +169,7 @@ impl Testbed {
                 self.order.machine.lanes()
             ));
         }
-        limits.extend(own_program::label(&self.order.own.command).map(|label| {
+        limits.extend(label(&self.plan.command).map(|label| {
             format!(
                 "{label}: its work is the CPU time that it got on its lane; its progress in that \
                  time is not known"
@@ -237,25 +211,19 @@ impl Testbed {
         program: &str,
         duration: Duration,
     ) -> Result<Batches, LiveError> {
-        let Self { service, programs, scratch, order, .. } = self;
-        let service_name = service.published_name(scratch);
-        let (machine, source) = (&order.machine, order.source.as_str());
-        let own = &order.own;
-        BatchStarter { programs, scratch, machine, source, own, service_name, duration }
-            .start_all(spec, program)
+        Batches::start(&self.rig, &self.plan, spec, program, self.published_name(), duration)
     }
 
     /// Makes one run of a plan.
-    pub fn measure(&mut self, job: &Job, plan: &Plan, alone: &[Alone]) -> Result<Run, LiveError> {
-        let warmup = Duration::from_secs_f64(plan.warmup_s);
-        let duration = Duration::from_secs_f64(plan.duration_s);
+    pub fn measure(&mut self, job: &Job, alone: &[Alone]) -> Result<Run, LiveError> {
+        let warmup = Duration::from_secs_f64(self.plan.warmup_s);
+        let duration = Duration::from_secs_f64(self.plan.duration_s);
         let mut batches = match &job.batch {
             Some(program) => self.start_batches(&job.spec, program, warmup + duration)?,
             None => Batches::none(),
         };
         let recording = self.observer.as_ref().map(|observer| {
-            let page = self.service.published_name(&self.scratch);
-            observer.record(&self.programs, &self.scratch, job, page, warmup + duration)
+            observer.record(&self.rig, job, self.published_name(), warmup + duration)
         });
         let recording = recording.transpose()?;
         let mut load = self.load(job, warmup, duration)?;
@@ -285,13 +253,12 @@ impl Testbed {
         // The recording names the batch, so it finishes while the batch still runs.
         let recording = recording.map(Recording::finish).transpose()?;
         let done = batches.end()?;
-        let requests = self.scratch.path(REQUESTS);
-        let latencies = Latencies::read(&requests)?;
+        let requests = self.rig.scratch.path(REQUESTS);
+        let (latencies, served) = latencies::read(&requests)?;
         let used = before.until(&after);
         let mut run = self.run(job, &output, done.as_ref(), &used, alone, &latencies);
         run.shim = recording;
         run.latencies_ms = latencies.all();
-        let served = latencies::read_served(&requests)?;
         let times = self.order.service_times.as_ref().filter(|_| job.batch.is_none());
         times.map_or(Ok(()), |file| append_service_times(&served, file))?;
         if self.order.machine.emulated.is_some() {
@@ -301,16 +268,15 @@ impl Testbed {
     }
 
     fn load(&self, job: &Job, warmup: Duration, duration: Duration) -> Result<Process, LiveError> {
-        let mut command = Command::new(&self.programs.load);
+        let mut command = Command::new(&self.rig.programs.load);
         command.args(["--rps", &job.rps.to_string(), "--seed", &job.seed.to_string()]);
         let us = |time: Duration| format!("{}us", time.as_micros());
         command.args(["--duration", &us(duration), "--warmup", &us(warmup)]);
         command.args(["--connections", CONNECTIONS, "--json", "--allow-late", "--spin", "20us"]);
         command.args(["--timeout", &us(TIMEOUT)]);
         command.args(["--cpu", &self.helpers.generator.to_string()]);
-        command.arg("--csv").arg(self.scratch.path(REQUESTS));
-        self.service.add_load_args(&mut command);
-        Process::start("elfen-load", command, &self.helpers.generator_setup(), &self.scratch)
+        command.arg("--csv").arg(self.rig.scratch.path(REQUESTS)).args(self.service.load_args());
+        self.rig.start("elfen-load", command, &self.helpers.generator_setup())
     }
 
     fn sample(&self, load: &Process, batches: &mut Batches) -> Sample {

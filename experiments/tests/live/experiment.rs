@@ -4,9 +4,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use crate::sandbox::{Sandbox, text, two_cpus, wait_until};
+use crate::sandbox::{Sandbox, text, wait_until};
 use serde_json::Value;
 
 pub(crate) const SHORT: &str = "experiment --lanes 0:1 --source service --docs 200 --load 20 \
@@ -65,12 +64,9 @@ fn an_interrupted_experiment_is_completed() {
     let cut = begun.trim_end().len() - 20;
     fs::write(&file, &begun[..cut]).unwrap();
 
-    let output =
-        sandbox.lab(&format!("{SHORT} --json --html it.html --json-out it.json")).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report = sandbox.json(&format!("{SHORT} --json --html it.html --json-out it.json"));
     assert_eq!(runs(&file), ALL);
     assert_eq!(fs::read_to_string(&file).unwrap().lines().next().unwrap(), setup);
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let written = fs::read(sandbox.path("it.json")).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), report);
     let rows = report["rows"].as_array().unwrap();
@@ -84,46 +80,24 @@ fn an_interrupted_experiment_is_completed() {
 
     // No run is missing, so none is made, and the output is the same.
     let whole = fs::read(&file).unwrap();
-    let again = sandbox.lab(&format!("{SHORT} --json")).output().unwrap();
-    let again: Value = serde_json::from_slice(&again.stdout).unwrap();
-    assert_eq!(again["rows"], report["rows"]);
+    assert_eq!(sandbox.json(&format!("{SHORT} --json"))["rows"], report["rows"]);
     assert!(fs::read(&file).unwrap() == whole);
 
     // Runs of another plan are not added.
-    let other = sandbox.lab(&SHORT.replace("--load 20", "--load 30")).output().unwrap();
-    let said = text(&other.stderr);
-    assert_eq!(other.status.code(), Some(2), "{said}");
-    assert!(said.contains("loads of its plan is [0.2] and not [0.3]; name another file"), "{said}");
+    let says = "loads of its plan is [0.2] and not [0.3]; name another file";
+    sandbox.assert_fails(&SHORT.replace("--load 20", "--load 30"), 2, says);
     assert_eq!(runs(&file), ALL);
-}
-
-fn elfen(folder: &Path, words: &str) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
-    command.args(words.split_whitespace()).current_dir(folder).env_remove("ELFEN_LANES");
-    let output = command.output().unwrap();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
-
-fn folder(test: &str) -> std::path::PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("experiment-{test}"));
-    fs::remove_dir_all(&folder).ok();
-    fs::create_dir_all(&folder).unwrap();
-    folder
 }
 
 #[test]
 fn options_override_the_plan_of_a_file() {
-    two_cpus();
-    let folder = folder("plan");
+    let sandbox = Sandbox::new("plan");
     let plan = "load = [20, 50]\nscenario = [\"none\", \"fixed-budget:2ms\"]\n\
                 batch = [\"loop\", \"spin\"]\n\
                 runs = 2\nduration = \"3s\"\nwarmup = \"1s\"\nseed = 4\n";
-    fs::write(folder.join("plan.toml"), plan).unwrap();
+    fs::write(sandbox.path("plan.toml"), plan).unwrap();
     let run = |more: &str| {
-        let words = format!("experiment --lanes 0:1 --plan plan.toml --dry-run {more}");
-        let (status, out, said) = elfen(&folder, &words);
-        assert_eq!(status, Some(0), "{said}");
-        out
+        sandbox.output(&format!("experiment --lanes 0:1 --plan plan.toml --dry-run {more}"))
     };
     let out = run("");
     assert!(out.starts_with("12 runs on lanes 0:1, 48 s at least, in this order:\n"), "{out}");
@@ -132,18 +106,16 @@ fn options_override_the_plan_of_a_file() {
     assert_ne!(run("--seed 5"), out);
     let out = run("--load 70 --runs 1");
     assert_eq!(out.matches("70 %").count(), 3, "{out}");
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// Goal: a program of the user's own is the batch, or one of the batches; the command line
 /// overrides the file. Method: dry runs of both kinds.
 #[test]
 fn a_program_of_the_users_own_is_planned() {
-    two_cpus();
-    let folder = folder("own");
+    let sandbox = Sandbox::new("own");
     let plan = "load = [20]\nscenario = [\"borrow-idle\"]\ncommand = [\"sleep\", \"1\"]\n\
                 checks = \"guard\"\nruns = 1\n";
-    fs::write(folder.join("plan.toml"), plan).unwrap();
+    fs::write(sandbox.path("plan.toml"), plan).unwrap();
     for (words, batches) in [
         ("", &["sleep"][..]),
         ("--batch loop", &["loop", "sleep"]),
@@ -151,23 +123,20 @@ fn a_program_of_the_users_own_is_planned() {
         ("--batch spin -- true", &["spin", "true"]),
     ] {
         let words = format!("experiment --lanes 0:1 --plan plan.toml --dry-run {words}");
-        let (status, out, said) = elfen(&folder, &words);
-        assert_eq!(status, Some(0), "{said}");
+        let out = sandbox.output(&words);
         assert_eq!(out.lines().count(), 1 + batches.len(), "{out}");
         for batch in batches {
             assert!(out.contains(&format!("20 %, borrow-idle with {batch}\n")), "{out}");
         }
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn mistakes_are_named_before_anything_runs() {
-    two_cpus();
-    let folder = folder("mistakes");
-    fs::write(folder.join("key.toml"), "load = [20]\nloads = [20]\n").unwrap();
-    fs::write(folder.join("type.toml"), "\nruns = \"two\"\n").unwrap();
-    fs::write(folder.join("strange.jsonl"), "{\"kind\":\"walk\"}\n").unwrap();
+    let sandbox = Sandbox::new("mistakes");
+    fs::write(sandbox.path("key.toml"), "load = [20]\nloads = [20]\n").unwrap();
+    fs::write(sandbox.path("type.toml"), "\nruns = \"two\"\n").unwrap();
+    fs::write(sandbox.path("strange.jsonl"), "{\"kind\":\"walk\"}\n").unwrap();
     let cases = [
         ("--plan key.toml", 2, "line 2: unknown field `loads`"),
         ("--plan type.toml", 2, "line 2: "),
@@ -176,6 +145,7 @@ fn mistakes_are_named_before_anything_runs() {
         ("--scenario fixed-budget", 2, "as in fixed-budget:2ms"),
         ("--batch xz", 2, "\"xz\" is none of loop"),
         ("--load 0", 2, "a load of 0 %"),
+        ("--load 2000", 2, "a load of 2000 %"),
         ("--load 20 --runs 0", 2, "nothing to measure"),
         ("--duration 5ms", 2, "100 ms to a day"),
         ("--capacity -1", 2, "'-1'"),
@@ -208,16 +178,13 @@ fn mistakes_are_named_before_anything_runs() {
         ("--emulate-smt 1.5 -- true", 2, "leave --emulate-smt or the program out"),
         ("--batch loop -- /no/such/loop", 2, "program \"/no/such/loop\": "),
         ("--output /no/such/folder/it.jsonl", 1, "name a file that can be written"),
+        ("--output /", 1, "it is a folder"),
         ("--output strange.jsonl", 2, "results \"strange.jsonl\": line 1: "),
     ];
     for (words, status, says) in cases {
         let lanes = if words.contains("--lanes") { "" } else { "--lanes 0:1" };
-        let (found, _, said) = elfen(&folder, &format!("experiment {lanes} {words}"));
-        assert_eq!(found, Some(status), "{words}: {said}");
-        assert!(said.contains(says), "{words}: {said}");
-        assert!(said.lines().last().unwrap().starts_with("elfen: "), "{said}");
+        sandbox.assert_fails(&format!("experiment {lanes} {words}"), status, says);
     }
-    fs::remove_dir_all(folder).unwrap();
 }
 
 /// Goal: measured parameters reach the simulator, which names their file. Method: calibrate two
@@ -227,11 +194,8 @@ fn parameters_reach_the_model() {
     let sandbox = Sandbox::new("parameters_reach_the_model");
     let words =
         "calibrate --lanes 0:1 --batch loop,spin --runs 1 --duration 50ms --docs 200 --json";
-    let output = sandbox.lab(words).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let slowdowns = report["slowdowns"].as_array().unwrap();
-    assert_eq!(slowdowns.len(), 2 + 3);
+    let report = sandbox.json(words);
+    assert_eq!(report["model"]["batch"].as_array().unwrap().len(), 2);
     sandbox.assert_nothing_left(&[]);
     let file = fs::read_to_string(sandbox.path("elfen-model.toml")).unwrap();
     let siblings = report["model"]["machine"]["siblings"].as_bool().unwrap();
@@ -239,9 +203,7 @@ fn parameters_reach_the_model() {
 
     let simulate =
         "simulate --rps 80 --policy borrow-idle --requests 1000 --model elfen-model.toml";
-    let (status, out, said) = elfen(&sandbox.path(""), &format!("{simulate} --batch spin --json"));
-    assert_eq!(status, Some(0), "{said}");
-    let parameters: Value = serde_json::from_str::<Value>(&out).unwrap()["parameters"].take();
+    let parameters = &sandbox.json(&format!("{simulate} --batch spin --json"))["parameters"];
     assert!(parameters["source"].as_str().unwrap().contains("elfen-model.toml"), "{parameters}");
     assert_eq!(parameters["batch"], "spin");
     let measured = &report["model"]["batch"][1];
@@ -253,15 +215,13 @@ fn parameters_reach_the_model() {
     let slowdown = nap["nap_slowdown"].as_f64().unwrap().max(1.0);
     let used = parameters["nap_slowdown"].as_f64().unwrap();
     assert!((used - slowdown).abs() < 0.001, "{used}, {slowdown}");
-    let (_, out, _) = elfen(&sandbox.path(""), &format!("{simulate} --slowdown 1.25"));
+    let out = sandbox.output(&format!("{simulate} --slowdown 1.25"));
     assert!(
         out.contains("elfen-model.toml") && out.contains("and --slowdown: batch loop"),
         "{out}"
     );
 
-    let (status, _, said) = elfen(&sandbox.path(""), &format!("{simulate} --batch typical"));
-    assert_eq!(status, Some(2), "{said}");
-    assert!(said.contains("use one of loop, spin"), "{said}");
+    sandbox.assert_fails(&format!("{simulate} --batch typical"), 2, "use one of loop, spin");
 }
 
 #[test]
@@ -281,18 +241,15 @@ fn an_interrupted_calibration_reports_the_signal_and_leaves_nothing() {
 
 #[test]
 fn invalid_models_and_batches_are_refused() {
-    let folder = folder("models");
-    fs::write(folder.join("key.toml"), "[machine]\nelfen = \"0\"\nlanes = 3\n").unwrap();
+    let sandbox = Sandbox::new("models");
+    fs::write(sandbox.path("key.toml"), "[machine]\nelfen = \"0\"\nlanes = 3\n").unwrap();
     for (words, says) in [
         ("--model key.toml", "line 3: "),
         ("--model none.toml", "elfen lab calibrate"),
         ("--batch loop", "use typical or pause"),
     ] {
-        let (status, _, said) = elfen(&folder, &format!("simulate --rps 80 {words}"));
-        assert_eq!(status, Some(2), "{words}: {said}");
-        assert!(said.contains(says), "{words}: {said}");
+        sandbox.assert_fails(&format!("simulate --rps 80 {words}"), 2, says);
     }
-    let (_, out, _) = elfen(&folder, "simulate --rps 80 --requests 1000");
+    let out = sandbox.output("simulate --rps 80 --requests 1000");
     assert!(out.contains("parameters: the thesis's numbers: batch typical"), "{out}");
-    fs::remove_dir_all(folder).unwrap();
 }

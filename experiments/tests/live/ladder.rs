@@ -12,10 +12,7 @@ const FAMILY: [&str; 6] = ["elfen-lab", "elfen", "elfen-hedge", "elfen-load", "j
 #[ignore = "needs a JDK and Lucene"]
 fn a_short_ladder_has_all_its_rungs() {
     let sandbox = Sandbox::new("a_short_ladder");
-    let output = sandbox.lab(&format!("{SHORT} --json")).output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = sandbox.json(&format!("{SHORT} --json"));
     let iterations = report["iterations"].as_array().unwrap();
     let order: Vec<_> = iterations
         .iter()
@@ -51,14 +48,9 @@ fn a_short_ladder_has_all_its_rungs() {
 fn an_interrupted_ladder_leaves_nothing() {
     let sandbox = Sandbox::new("an_interrupted_ladder");
     let running = sandbox.start("ladder --articles 300");
-    let mut family = Vec::new();
-    // The generator runs once the first virtual machine serves. Without Java the ladder ends
-    // before.
-    wait_until("a generator, or the end", || {
-        family = descendants(running.id());
-        let loads = family.iter().any(|&pid| lives(pid, &["elfen-load"]));
-        loads || !lives(running.id(), &["elfen-lab"])
-    });
+    // The generator runs once the first virtual machine serves.
+    running.await_child("elfen-load");
+    let family = descendants(running.id());
     running.signal(libc::SIGINT);
     let output = running.end();
     let said = text(&output.stderr);
@@ -79,9 +71,6 @@ fn invalid_options_are_refused() {
         ("experiment --runs 2 ladder", "unexpected argument"),
     ];
     for (words, why) in cases {
-        let output = sandbox.lab(words).output().unwrap();
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
-        assert!(said.lines().count() == 1 && said.contains(why), "{words}: {said}");
+        sandbox.assert_fails(words, 2, why);
     }
 }

@@ -1,5 +1,7 @@
-//! Tests of `elfen demo`, `elfen lab experiment`, `calibrate` and `ladder` with real processes.
+//! Tests of the commands of the laboratory that start real processes: `elfen demo`, `elfen lab
+//! experiment`, `calibrate`, `ladder`, `check` and `inject`.
 
+mod check;
 mod demo;
 mod experiment;
 mod ladder;

@@ -29,9 +29,7 @@ fn a_program_of_the_users_own_is_measured() {
     own_program(&sandbox, "worker");
     let words = SHORT.replace("none,borrow-idle", "none,unrestrained,borrow-idle");
     let words = words.replace("--batch loop --runs 2 --duration 300ms", "--runs 1 --duration 1s");
-    let output = sandbox.lab(&format!("{words} --json -- ./worker")).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = sandbox.json(&format!("{words} --json -- ./worker"));
     let remarks = report["remarks"].to_string();
     assert!(remarks.contains("worker: its work is the CPU time"), "{remarks}");
     assert!(remarks.contains("the batch ended and was started again"), "{remarks}");
@@ -51,10 +49,8 @@ fn a_program_of_the_users_own_is_measured() {
     }
     sandbox.assert_nothing_left(&[]);
 
-    let other = sandbox.lab(&format!("{words} -- ./worker 0")).output().unwrap();
-    let said = text(&other.stderr);
-    assert_eq!(other.status.code(), Some(2), "{said}");
-    assert!(said.contains("command of its plan is [\"./worker\"] and not"), "{said}");
+    let says = "command of its plan is [\"./worker\"] and not";
+    sandbox.assert_fails(&format!("{words} -- ./worker 0"), 2, says);
 }
 
 /// Starts a service with known response times on these CPUs. Returns it and its address.
@@ -79,18 +75,13 @@ fn a_service_of_the_users_own_is_measured_and_keeps_running() {
     let words = "experiment --lanes 0:1 --source service --batch loop --scenario none,unrestrained \
                  --rps 40 --runs 1 --duration 300ms --warmup 0ms --output it.jsonl --json";
     let fails = |more: &str, says: &str| {
-        let output = sandbox.lab(&format!("{words} {more}")).output().unwrap();
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(says), "{more}: {said}");
+        sandbox.assert_fails(&format!("{words} {more}"), 1, says);
         sandbox.assert_nothing_left(&[]);
     };
     let (mut server, address) = reference_server("0");
     let pid = server.id();
     let command = format!("{words} --service-url http://{address}/x --service-pid {pid}");
-    let output = sandbox.lab(&command).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report = sandbox.json(&command);
     assert_eq!(report["setup"]["plan"]["service"]["url"], format!("http://{address}/x"));
     assert_eq!(report["setup"]["capacity_rps"], 40.0);
     for row in report["rows"].as_array().unwrap() {
@@ -144,17 +135,13 @@ fn an_interrupted_experiment_leaves_no_program_behind() {
 fn a_failing_program_is_reported() {
     let sandbox = Sandbox::new("a_program_of_ones_own_that_fails");
     own_program(&sandbox, "worker");
-    let output = sandbox.lab(&format!("{SHORT} -- ./worker 7")).output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("worker ended by itself (exit status: 7): it said nothing"), "{said}");
+    let says = "worker ended by itself (exit status: 7): it said nothing";
+    sandbox.assert_fails(&format!("{SHORT} -- ./worker 7"), 1, says);
 
     // ELFEN_RUN is only set for a batch under Elfen.
     let script = "#!/bin/sh\n[ -z \"$ELFEN_RUN\" ] || { echo no luck >&2; exit 9; }\n";
     fs::write(sandbox.path("worker"), format!("{script}{OWN}")).unwrap();
-    let output = sandbox.lab(&format!("{SHORT} --checks guard -- ./worker")).output().unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("worker ended by itself (exit status: 9): no luck; "), "{said}");
+    let says = "worker ended by itself (exit status: 9): no luck; ";
+    sandbox.assert_fails(&format!("{SHORT} --checks guard -- ./worker"), 1, says);
     sandbox.assert_nothing_left(&[]);
 }

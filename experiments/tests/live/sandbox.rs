@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use elfen_machine::process::below as descendants;
 use elfen_rt::signal::service::ServiceReader;
+use serde_json::Value;
 
 /// Live runs use two CPUs, so one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
@@ -48,11 +49,40 @@ impl Sandbox {
         command
     }
 
+    /// Its exit status, its output and its messages.
+    pub(crate) fn run(&self, words: &str) -> (Option<i32>, String, String) {
+        let output = self.lab(words).output().unwrap();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    }
+
+    /// The output of a command that succeeds.
+    #[track_caller]
+    pub(crate) fn output(&self, words: &str) -> String {
+        let (status, out, said) = self.run(words);
+        assert_eq!(status, Some(0), "{words}: {said}");
+        out
+    }
+
+    /// Its JSON object.
+    #[track_caller]
+    pub(crate) fn json(&self, words: &str) -> Value {
+        serde_json::from_str(&self.output(words)).unwrap()
+    }
+
+    /// Asserts that it fails with this status and message.
+    #[track_caller]
+    pub(crate) fn assert_fails(&self, words: &str, status: i32, says: &str) {
+        let (found, _, said) = self.run(words);
+        assert_eq!(found, Some(status), "{words}: {said}");
+        assert!(said.contains(says), "{words}: {said}");
+        assert!(said.lines().last().unwrap().starts_with("elfen: "), "{said}");
+    }
+
     /// Starts it in the background and keeps its output.
     pub(crate) fn start(&self, words: &str) -> Running {
         let mut command = self.lab(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        Running { child: Some(command.spawn().unwrap()) }
+        Running::of(command.spawn().unwrap())
     }
 
     /// The temporary folders of live runs, whose names include those of their services.
@@ -88,12 +118,16 @@ pub(crate) fn two_cpus() {
     assert_ne!(online.trim(), "0", "needs two CPUs");
 }
 
-/// An `elfen-lab` that ends with its test.
+/// An `elfen-lab`, or a program that it measures, that ends with its test.
 pub(crate) struct Running {
     child: Option<Child>,
 }
 
 impl Running {
+    pub(crate) fn of(child: Child) -> Self {
+        Self { child: Some(child) }
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.child.as_ref().expect("it has not been waited for").id()
     }

@@ -16,7 +16,8 @@ use serde::Deserialize;
 
 use crate::bench::{Values, joined};
 use crate::live::LiveError;
-use crate::live::process::{Process, START_TIMEOUT, wait_for};
+use crate::live::os::{ChildSetup, Rank};
+use crate::live::process::{Process, START_TIMEOUT};
 use crate::live::scratch::Scratch;
 
 /// The p99.9 of these needs some thousand requests. The last one attaches programs to the kernel,
@@ -64,13 +65,14 @@ impl Done {
 fn start(words: &[&str], scratch: &Scratch) -> Result<Process, LiveError> {
     let mut command = Command::new(find_program("elfen-hedge")?);
     command.args(words);
-    Process::start_with_stdin("elfen-hedge", command, scratch)
+    let setup = ChildSetup { takes_input: true, ..ChildSetup::anywhere(Rank::Normal) };
+    Process::start("elfen-hedge", command, &setup, scratch)
 }
 
 /// A server of our own, and where it listens.
 pub(super) fn server(name: &str, scratch: &Scratch) -> Result<(Process, String), LiveError> {
     let mut server = start(&["answer", name], scratch)?;
-    let port = wait_for(&mut server, START_TIMEOUT, |server| {
+    let port = server.wait_for(START_TIMEOUT, |server| {
         server.stdout_text().strip_suffix('\n')?.parse::<u16>().ok()
     })?;
     Ok((server, format!("127.0.0.1:{port}")))
@@ -105,14 +107,14 @@ impl Proxy {
         let words = ["--listen", "127.0.0.1:0", "--to", to, "--backup", backup];
         let words = [&words[..], &["--policy", policy, "--replay", REPLAYS, "--json"]].concat();
         let mut process = start(&words, scratch)?;
-        let at = wait_for(&mut process, START_TIMEOUT, |proxy| {
+        let at = process.wait_for(START_TIMEOUT, |proxy| {
             Some(proxy.stderr_text().split_once('\n')?.0.rsplit_once(' ')?.1.to_owned())
         })?;
         Ok(Self { process, at })
     }
 
     /// What it counted. A request without an answer is a failure.
-    pub(super) fn end(self) -> Result<Done, LiveError> {
+    pub(super) fn end(mut self) -> Result<Done, LiveError> {
         let done: Done = self.process.finish_json(Some(libc::SIGTERM), START_TIMEOUT)?;
         match done.unanswered {
             0 => Ok(done),

@@ -20,7 +20,7 @@ use super::{
     with_baseline,
 };
 use crate::live::os::{ChildSetup, Rank};
-use crate::live::process::{Process, wait_for};
+use crate::live::process::Process;
 use crate::live::scratch::Scratch;
 
 const TURNS_A_BATCH: u32 = 2_000;
@@ -154,7 +154,7 @@ fn next_to_perf(pipe: &mut Turns, cpus: &CpuSet) -> Result<f64, BenchError> {
     command.args(["sched", "record", "--no-buildid", "-o"]).arg(&file);
     let setup = ChildSetup { cpus: cpus.iter().collect(), ..ChildSetup::anywhere(Rank::Normal) };
     let mut perf = Process::start("perf sched record", command, &setup, &scratch)?;
-    wait_for(&mut perf, TO_RECORD, |_| {
+    perf.wait_for(TO_RECORD, |_| {
         pipe.ns_a_turn(TURNS_A_BATCH).ok()?;
         (file.metadata().ok()?.len() >= HAS_EVENTS).then_some(())
     })?;

@@ -23,7 +23,7 @@ use crate::bench::{
     BenchError, Column, Explain, Hear, Part, Table, cases, label, measure, metric,
     number as figure, rounded, row, with_baseline,
 };
-use crate::live::process::{Process, STOP_TIMEOUT, wait_for};
+use crate::live::process::{Process, STOP_TIMEOUT};
 use crate::live::scratch::Scratch;
 use crate::live::usage;
 
@@ -206,7 +206,7 @@ pub(super) fn recorder(service: &[String]) -> Result<Table, BenchError> {
     command.args(["tailor", "record"]).args(service).arg("-d");
     command.arg(format!("{}ms", all.as_millis())).arg("-o").arg(scratch.path("trace"));
     let mut recorder = Process::start_anywhere("elfen tailor record", command, &scratch)?;
-    wait_for(&mut recorder, STOP_TIMEOUT * 2, |recorder| {
+    recorder.wait_for(STOP_TIMEOUT * 2, |recorder| {
         recorder.stderr_text().contains("elfen: recording ").then_some(())
     })?;
     thread::sleep(SETTLED);

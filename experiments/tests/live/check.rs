@@ -3,19 +3,15 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
+use crate::sandbox::{Running, Sandbox, wait_until};
 use serde_json::Value;
 
-/// Runs the check. Returns its report.
-fn run_check(words: &[&str]) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
-    command.args(["check", "--json"]).args(words).stdin(Stdio::null());
-    let output = command.output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{printed}"))
+/// The report of a check, whether its account holds or not.
+fn run_check(sandbox: &Sandbox, words: &str) -> Value {
+    let (_, report, said) = sandbox.run(&format!("check --json {words}"));
+    serde_json::from_str(&report).unwrap_or_else(|_| panic!("{said}"))
 }
 
 /// Goal: injected faults are charged with the times that their injectors report. Method: six tries
@@ -24,10 +20,11 @@ fn run_check(words: &[&str]) -> Value {
 #[test]
 #[ignore = "needs root and eBPF"]
 fn injected_faults_are_charged_correctly() {
+    let sandbox = Sandbox::new("injected_faults");
     let mut reports = Vec::new();
     let mut right = BTreeSet::new();
     for _ in 0..6 {
-        let report = run_check(&["--runs", "4"]);
+        let report = run_check(&sandbox, "--runs 4");
         right.extend(right_causes(&report));
         reports.push(report);
         let left_out = reports[0]["left_out"].as_array().map_or(0, Vec::len);
@@ -65,8 +62,8 @@ fn is_right_overall(checked: &Value) -> bool {
 #[test]
 #[ignore = "needs root and eBPF"]
 fn predictions_are_compared_with_measurements() {
-    let words = ["--what-if", "1", "--causes", "stop,long", "--runs", "5"];
-    let report = run_check(&words);
+    let sandbox = Sandbox::new("predictions");
+    let report = run_check(&sandbox, "--what-if 1 --causes stop,long --runs 5");
     let rows = report["rows"].as_array().unwrap();
     let of = |row: &Value| (row["workers"].as_u64(), row["cause"].as_str().map(str::to_owned));
     let expected = [(1, "stop"), (1, "long"), (4, "stop"), (4, "long")];
@@ -86,44 +83,23 @@ fn predictions_are_compared_with_measurements() {
 #[test]
 #[ignore = "needs root and eBPF"]
 fn stolen_time_is_measured_in_two_ways() {
-    let report = run_check(&["--steal", "1s"]);
+    let report = run_check(&Sandbox::new("stolen_time"), "--steal 1s");
     let [events, kernel] = ["by_events_ns", "by_kernel_ns"].map(|key| number(&report, key));
     assert!(events < 2_000_000_000 && kernel < 2_000_000_000, "{report:#}");
 }
 
 #[test]
 fn wrong_arguments_are_named() {
-    let own = std::process::id().to_string();
-    for (words, why) in [
-        (&["inject", "stop", "--pid", &own, "--length", "1s"][..], "less than --every"),
-        (&["inject", "softirq", "--pid", &own], "--cpu"),
-        (&["check", "--user"], "unexpected argument"),
-        (&["check", "--causes", "stop,nagel"], "the causes are all, stop, hog"),
-        (&["check", "--what-if", "--causes", "gc"], "gc needs a service of its own"),
+    let sandbox = Sandbox::new("wrong_arguments_of_a_check");
+    let inject = format!("--pid {}", std::process::id());
+    for (words, says) in [
+        (format!("inject stop {inject} --length 1s"), "less than --every"),
+        (format!("inject softirq {inject}"), "--cpu"),
+        ("check --user".to_owned(), "unexpected argument"),
+        ("check --causes stop,nagel".to_owned(), "the causes are all, stop, hog"),
+        ("check --what-if --causes gc".to_owned(), "gc needs a service of its own"),
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
-        let output = command.args(words).stdin(Stdio::null()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
-        assert!(said.starts_with("elfen: ") && said.contains(why), "{words:?}: {said}");
-    }
-}
-
-/// Ends its process, also when a test fails.
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited a minute for {what}");
-        sleep(Duration::from_millis(5));
+        sandbox.assert_fails(&words, 2, says);
     }
 }
 
@@ -132,17 +108,16 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[ignore = "needs root and eBPF"]
 fn a_flood_that_is_killed() {
     const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
+    let sandbox = Sandbox::new("a_flood_that_is_killed");
     let before = fs::read_to_string(STEERING).expect("needs a kernel that steers packets");
     fs::write(STEERING, before.trim()).expect("needs root");
-    let target = Ends(Command::new("sleep").arg("600").spawn().unwrap());
-    let pid = target.0.id().to_string();
-    let words = ["inject", "softirq", "--pid", &pid, "--cpu", "1", "--every", "1s"];
-    let mut flood = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
-    flood.args(words).args(["--length", "900ms"]).stdin(Stdio::null()).stderr(Stdio::null());
-    let flood = Ends(flood.spawn().unwrap());
+    let target = Running::of(Command::new("sleep").arg("600").spawn().unwrap());
+    let pid = target.id();
+    let words = format!("inject softirq --pid {pid} --cpu 1 --every 1s --length 900ms");
+    let flood = sandbox.start(&words);
     let now = || fs::read_to_string(STEERING).unwrap();
-    until("packets to be steered", || now() != before);
-    // By SIGKILL.
-    drop(flood);
-    until("packets to go where they went before", || now() == before);
+    wait_until("packets to be steered", || now() != before);
+    flood.signal(libc::SIGKILL);
+    flood.end();
+    wait_until("packets to go where they went before", || now() == before);
 }

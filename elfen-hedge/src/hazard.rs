@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use elfen_hedge_policy::{Halt, Server};
+use crate::policy::{Halt, Server};
 use elfen_kernel::hazard::{self, Error, Step, Subjects};
 use elfen_machine::process::stat;
 use elfen_tailor::jvm::probes_of;

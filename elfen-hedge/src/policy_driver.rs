@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::policy::{Duplicate, Hedge, Server};
 use elfen_console::output::warn;
-use elfen_hedge_policy::{Duplicate, Hedge, Server};
 use elfen_rt::clock::{monotonic_ns, nanos};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -48,7 +48,7 @@ impl PolicyDriver {
     pub(crate) fn new(shared: Arc<Shared>, observation: Observation) -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
-        let poll_interval_ns = nanos(shared.plan.poll_interval);
+        let poll_interval_ns = nanos(shared.settings.poll_interval);
         Ok(Self { shared, observation, timer, poll_interval_ns, next_poll_ns: None })
     }
 
@@ -128,7 +128,7 @@ impl PolicyDriver {
                 Change::Hidden => warn(&format!(
                     "you may not see which process serves {}, so its state is unknown; run this \
                      as root, or as the server's user",
-                    self.shared.plan.servers[server.index()]
+                    self.shared.address(server)
                 )),
                 Change::Replaced => self.shared.restarted(server),
                 Change::Partial => {}

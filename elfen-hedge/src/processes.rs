@@ -7,7 +7,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use elfen_hedge_policy::Server;
+use crate::policy::Server;
 use elfen_machine::process::{below, stat};
 use elfen_rt::clock::monotonic_ns;
 use elfen_tailor::service::{NotFound, Service, ServiceSelector};

@@ -10,8 +10,7 @@ use std::io;
 use std::time::Duration;
 
 use elfen_console::duration::number;
-use elfen_hedge_policy::Policy;
-use elfen_hedge_policy::simulate::{Plan, Request, simulate};
+use elfen_hedge::policy::simulate::{Plan, Request, simulate};
 use elfen_rt::clock::nanos;
 
 use super::load::Asked;
@@ -19,15 +18,6 @@ use super::load::Asked;
 /// As the proxy has them, unless it is told otherwise.
 const EXTRA_PER_MILLION: u64 = 50_000;
 const LOOK_EVERY: Duration = Duration::from_micros(500);
-fn policy(name: &str) -> io::Result<Policy> {
-    match name {
-        "none" => Ok(Policy::None),
-        "look" => Ok(Policy::Look),
-        "hazard" => Ok(Policy::Hazard),
-        "after=p95" => Ok(Policy::AfterP95),
-        other => Err(io::Error::other(format!("{other} is no policy of the simulator"))),
-    }
-}
 
 /// In the order in which they were sent.
 fn sent(asked: &[Asked]) -> Vec<(u64, Asked)> {
@@ -67,7 +57,7 @@ pub(super) fn latencies_us(
         pauses: [first, Vec::new()],
         poll_interval_ns: nanos(LOOK_EVERY),
     };
-    let outcome = simulate(&plan, policy(name)?, EXTRA_PER_MILLION);
+    let outcome = simulate(&plan, name.parse().map_err(io::Error::other)?, EXTRA_PER_MILLION);
     let told = sent.iter().zip(outcome.latencies_ns);
     Ok(told.filter_map(|((_, asked), ns)| Some(number(ns?) / 1e3 + asked.late_us)).collect())
 }

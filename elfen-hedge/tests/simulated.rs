@@ -2,8 +2,8 @@
 //! within their share; also what each policy gains if servers stand still. Method: the proxy's
 //! policies in simulated time.
 
-use elfen_hedge_policy::Policy;
-use elfen_hedge_policy::simulate::{Outcome, Plan, Request, simulate};
+use elfen_hedge::policy::Policy;
+use elfen_hedge::policy::simulate::{Outcome, Plan, Request, simulate};
 use proptest::prelude::*;
 
 const US: u64 = 1_000;

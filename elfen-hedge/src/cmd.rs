@@ -14,14 +14,12 @@ use elfen_tailor::service::NotFound;
 use elfen_tailor::signals::EndSignals;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::hazard::{AttachError, Hazards};
+use crate::observation::{Observation, ObservationError};
 use crate::policy::{Policy, Server};
-use crate::policy_driver::Observation;
 use crate::proxy::Proxy;
 use crate::settings::Settings;
 use crate::shared::{Counts, Done};
 use crate::test_server;
-use crate::watch::WatchedServers;
 
 const AFTER: &str = "\
 Both servers must give equivalent answers. With `look`, the default, they must run on this \
@@ -112,18 +110,17 @@ fn completions(args: &Completions, out: &mut dyn Write) -> Result<ExitCode, Fail
 }
 
 /// How the policy observes the servers.
-fn observe(settings: &Settings) -> Result<Observation, Failure> {
+fn observe(settings: &Settings) -> Result<Option<Observation>, Failure> {
     let ports = Server::BOTH.map(|server| settings.address(server).port());
-    match settings.policy {
-        Policy::Look => {
-            WatchedServers::find(ports).map(Observation::Polled).map_err(|why| not_visible(&why))
-        }
-        Policy::Hazard => Hazards::find(ports).map(Observation::Events).map_err(|why| match why {
-            AttachError::Server(why) => not_visible(&why),
-            AttachError::Events(error) => no_events(&error),
-        }),
-        _ => Ok(Observation::None),
-    }
+    let observed = match settings.policy {
+        Policy::Look => Observation::by_clocks(ports),
+        Policy::Hazard => Observation::by_events(ports),
+        Policy::None | Policy::After(_) | Policy::AfterP95 => return Ok(None),
+    };
+    observed.map(Some).map_err(|error| match error {
+        ObservationError::Server(why) => not_visible(&why),
+        ObservationError::Events(error) => no_events(&error),
+    })
 }
 
 /// Reports a server that this user may not see. One that is not up yet is waited for instead.

@@ -5,10 +5,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use elfen_rt::clock::monotonic_ns;
 use hyper::Response;
 use hyper::body::Incoming;
 
-use crate::policy::Server;
+use crate::policy::{Hedge, Server};
 use crate::request::{NO_SERVER, Refusal, Request, TOO_LATE};
 use crate::shared::Shared;
 use crate::upstream::{Lost, read_to_end};
@@ -76,7 +77,7 @@ pub(crate) async fn answer(
                         second = Some(to);
                     }
                     // The request is there already, or that server has failed.
-                    _ => flight.not_sent(),
+                    _ => flight.tell(Hedge::not_sent),
                 }
                 continue;
             }
@@ -84,7 +85,7 @@ pub(crate) async fn answer(
         };
         let lost = match ended {
             Ok(response) => {
-                flight.answered(server);
+                flight.tell(|hedge, id| hedge.answered(id, monotonic_ns(), server));
                 shared.replays.lock().record(&request, response.status());
                 if let Some(late) = attempts.running.into_iter().flatten().next() {
                     read_late_answer(shared, late);
@@ -97,7 +98,7 @@ pub(crate) async fn answer(
         if let Lost::Refused(error) = &lost {
             shared.down(server, error);
             if second == Some(server) {
-                flight.not_sent();
+                flight.tell(Hedge::not_sent);
             }
         }
         if attempts.running[other.index()].is_some() {
@@ -108,7 +109,7 @@ pub(crate) async fn answer(
         }
         match lost {
             Lost::Refused(_) => {
-                flight.moved(other);
+                flight.tell(|hedge, id| hedge.moved(id, other));
                 shared.counts.lock().moved += 1;
             }
             // The policy decides at this moment to send it there.
@@ -116,7 +117,9 @@ pub(crate) async fn answer(
                 is_decided = true;
                 second = Some(other);
             }
-            Lost::Dropped if flight.retry(other) => second = Some(other),
+            Lost::Dropped if flight.tell(|hedge, id| hedge.retry(id, other)) => {
+                second = Some(other)
+            }
             Lost::Dropped | Lost::Invalid => break NO_SERVER,
         }
         attempts.begin(shared, other, &request);

@@ -93,23 +93,9 @@ impl State {
 }
 
 impl Flight {
-    pub(crate) fn answered(&self, by: Server) {
-        self.flights.with_policy(|hedge| hedge.answered(self.id, monotonic_ns(), by));
-    }
-
-    /// Notes that it goes to another server, because the first one accepts no connections.
-    pub(crate) fn moved(&self, to: Server) {
-        self.flights.with_policy(|hedge| hedge.moved(self.id, to));
-    }
-
-    /// Whether it may go to another server, after the first one dropped it.
-    pub(crate) fn retry(&self, to: Server) -> bool {
-        self.flights.with_policy(|hedge| hedge.retry(self.id, to))
-    }
-
-    /// Notes that the second server did not get it.
-    pub(crate) fn not_sent(&self) {
-        self.flights.with_policy(|hedge| hedge.not_sent(self.id));
+    /// Tells the policy what became of this request.
+    pub(crate) fn tell<R>(&self, tell: impl FnOnce(&mut Hedge, Id) -> R) -> R {
+        tell(&mut self.flights.state.lock().hedge, self.id)
     }
 }
 

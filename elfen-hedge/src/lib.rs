@@ -12,16 +12,16 @@
 //! | `upstream` | sends a request to a server |
 //! | `replay` | recorded requests that warm a server |
 //! | `flights` | requests without an answer, as the policy knows them |
-//! | [`policy`] | decides when a request is sent again, without a clock; a simulator of it |
+//! | [`policy`] | decides when a request is sent again; its simulator |
 //! | `policy_driver` | calls the policy when it is due |
+//! | `observation` | how servers are observed: clocks, or what halts them as it happens |
 //! | `watch` | whether a server runs, by its CPU clocks |
-//! | `hazard` | what halts a server, as it happens |
 //! | `processes` | which processes a server is |
 //! | `test_server` | a server for tests |
 //! | [`cmd`] | the command |
 //!
-//! hyper reads and writes messages, on one thread. A connection to a server works for one request at a time, and its answer
-//! goes to the client of that request or nowhere.
+//! hyper reads and writes messages, on one thread. A connection to a server works for one request
+//! at a time, and its answer goes to the client of that request or nowhere.
 
 mod clients;
 pub mod cmd;
@@ -29,7 +29,7 @@ mod exchange;
 mod flights;
 #[cfg(fuzzing)]
 pub mod fuzzed;
-mod hazard;
+mod observation;
 pub mod policy;
 mod policy_driver;
 mod processes;

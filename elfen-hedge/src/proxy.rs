@@ -22,8 +22,9 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::clients::{Busy, Client, Clients, Stream};
 use crate::exchange;
+use crate::observation::Observation;
 use crate::policy::Server;
-use crate::policy_driver::{Observation, PolicyDriver, Readable};
+use crate::policy_driver::{PolicyDriver, Readable};
 use crate::request::{
     LARGE_BODY, MALFORMED_BODY, MAX_HEAD, Origin, Refusal, Request, SLOW_BODY, remove_hop_by_hop,
 };
@@ -44,11 +45,11 @@ pub(crate) struct Proxy {
     runtime: tokio::runtime::Runtime,
     listener: TcpListener,
     shared: Arc<Shared>,
-    observation: Observation,
+    observation: Option<Observation>,
 }
 
 impl Proxy {
-    pub(crate) fn open(settings: Settings, observation: Observation) -> io::Result<Self> {
+    pub(crate) fn open(settings: Settings, observation: Option<Observation>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind(settings.listen))?;
         Ok(Self { runtime, listener, shared: Arc::new(Shared::new(settings)), observation })

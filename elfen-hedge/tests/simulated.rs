@@ -75,18 +75,6 @@ fn look_is_a_third_of_waiting_for_the_p95() {
     );
 }
 
-/// Long requests take as long elsewhere: without a pause, nothing is sent twice.
-#[test]
-fn long_requests_are_left_to_work() {
-    let mut plan = plan_with_pauses(0);
-    for request in plan.requests.iter_mut().step_by(100) {
-        request.work_ns = 15 * MS;
-    }
-    let look = simulate(&plan, Policy::Look, 50_000);
-    assert_eq!((look.counts.duplicates, look.counts.swaps), (0, 0));
-    assert!(simulate(&plan, Policy::After(2 * MS), 50_000).counts.duplicates > 100);
-}
-
 /// The first server never returns. Requests that it had before its second sample may have no
 /// answer; later requests have one.
 #[test]

@@ -66,7 +66,7 @@ fn c_and_rust_are_kept_apart() {
 fn terminated_programs_report() {
     use nix::sys::signal::{Signal, kill};
     let child = Command::new(BATCH)
-        .args(["compress", "--duration", "1h", "--json"])
+        .args(["compress", "--duration", "3600s", "--json"])
         .stdout(Stdio::piped())
         .spawn()
         .expect("elfen-batch was built");
@@ -98,7 +98,7 @@ fn errors_are_one_line() {
         let output = batch(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
-        assert!(stderr.starts_with("elfen-batch: "), "{stderr}");
+        assert!(stderr.starts_with("elfen: "), "{stderr}");
         assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{stderr}");
     }
 }

@@ -120,7 +120,7 @@ const LAYERS: [(&str, Layers); 5] = [
     ),
     (
         "workloads",
-        &[&["search"], &["batch", "load"], &["beside"], &["command", "process", "text", "units"]],
+        &[&["search"], &["batch", "load"], &["beside"], &["process", "text", "units"]],
     ),
 ];
 

@@ -158,7 +158,7 @@ fn cgroup_cpu_ns(folder: &Path) -> Option<u64> {
 /// The generator's output of the probe.
 #[derive(Deserialize)]
 struct ProbeOutput {
-    invocations: [Counts; 1],
+    runs: [Counts; 1],
 }
 
 #[derive(Deserialize)]
@@ -192,7 +192,7 @@ impl OwnService {
             }
             other => other,
         });
-        let ProbeOutput { invocations: [counts] } = probed?;
+        let ProbeOutput { runs: [counts] } = probed?;
         let Counts { requests, errors } = counts;
         if errors > 0 || requests == 0 {
             let why = format!("{errors} of {requests} requests to {url} failed");

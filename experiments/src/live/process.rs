@@ -221,8 +221,7 @@ impl Process {
         let said = self.stderr_text();
         let said = said.lines().last().unwrap_or("it said nothing").to_owned();
         let name = name.to_owned();
-        // Elfen's programs begin their messages with their own names.
-        let said = said.strip_prefix(&format!("{name}: ")).map_or(said.clone(), str::to_owned);
+        let said = said.strip_prefix("elfen: ").map_or(said.clone(), str::to_owned);
         LiveError::Failed { name, status, said }
     }
 

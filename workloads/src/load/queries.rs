@@ -1,8 +1,8 @@
 //! Where the requests go and what they ask: the target, and the query set.
 
-use super::error::LoadError;
 use super::protocol::Protocol;
-use std::fmt::Write;
+use elfen_console::failure::{Failure, Status};
+use std::fmt::{self, Write};
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -50,10 +50,15 @@ impl FromStr for Target {
 }
 
 impl Target {
-    pub(crate) fn resolve(&self) -> Result<SocketAddr, LoadError> {
+    pub(crate) fn resolve(&self) -> Result<SocketAddr, Failure> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         let failed = |why: String| {
-            LoadError::Failed(format!("resolving {}: {why}; name a host that exists", self.host))
+            Failure::new(
+                Status::Failed,
+                format!("resolving {}", self.host),
+                why,
+                "name a host that exists",
+            )
         };
         let addresses = (host, self.port).to_socket_addrs();
         let mut addresses = addresses.map_err(|error| failed(error.to_string()))?;
@@ -75,6 +80,10 @@ impl Target {
             Protocol::Redis => encode_redis(line),
         }
     }
+}
+
+pub(crate) fn usage(problem: impl fmt::Display) -> Failure {
+    Failure::new(Status::Usage, "arguments", problem, "see `elfen-load --help`")
 }
 
 /// Every request that can be sent, encoded beforehand.
@@ -99,23 +108,25 @@ pub(crate) enum Lines<'a> {
 
 impl QuerySet {
     /// The one request that the target itself names.
-    pub(crate) fn of_target(target: &Target) -> Result<Self, LoadError> {
+    pub(crate) fn of_target(target: &Target) -> Result<Self, Failure> {
         let line = match target.protocol {
             Protocol::Http if target.path.is_empty() => "/",
             Protocol::Http => &target.path,
             Protocol::Redis => "PING",
         };
-        let request = target.encode(line).map_err(LoadError::Usage)?;
+        let request = target.encode(line).map_err(usage)?;
         Ok(Self { requests: vec![request], skipped: 0 })
     }
 
-    pub(crate) fn read(path: &Path, lines: Lines<'_>, target: &Target) -> Result<Self, LoadError> {
+    pub(crate) fn read(path: &Path, lines: Lines<'_>, target: &Target) -> Result<Self, Failure> {
         let shown = path.display().to_string();
         match fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text, &shown, lines, target).map_err(LoadError::Usage),
-            Err(error) => Err(LoadError::Failed(format!(
-                "reading queries from {shown}: {error}; name a readable text file"
-            ))),
+            Ok(text) => Self::parse(&text, &shown, lines, target).map_err(usage),
+            Err(error) => {
+                let (what, fix) =
+                    (format!("reading queries from {shown}"), "name a readable text file");
+                Err(Failure::new(Status::Failed, what, error, fix))
+            }
         }
     }
 

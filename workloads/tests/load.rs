@@ -236,8 +236,8 @@ fn people_get_a_table() {
     let table = String::from_utf8_lossy(&output.stdout);
     for part in [
         "rate: 1000.0 rps intended, 0.0 rps achieved; 30 requests, 30 errors; seed 1\n",
-        " p50 ",
-        "\n latency ",
+        "  p50  ",
+        "\nlatency  ",
         "\nsend schedule's error: p50 ",
         "\nwarning: 30 of 30 requests failed (503: 30); the latencies are of the others\n",
     ] {

@@ -203,7 +203,6 @@ impl Link {
     }
 }
 
-#[derive(Debug)]
 struct Driver<'a> {
     settings: &'a Settings,
     engine: Engine,

@@ -14,7 +14,6 @@ use super::protocol::{Fault, Reply, Timing};
 use super::record::{Recorder, Sample};
 use crate::units::Nanos;
 use std::collections::{BTreeSet, VecDeque};
-use std::fmt;
 use std::iter::Peekable;
 
 #[derive(Clone, Copy, Debug)]
@@ -271,14 +270,6 @@ impl Engine {
 
     fn pick(&self) -> Option<usize> {
         self.ranks.first().map(|(.., connection)| *connection)
-    }
-}
-
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Engine");
-        shown.field("limits", &self.limits).field("in_flight", &self.in_flight);
-        shown.finish_non_exhaustive()
     }
 }
 

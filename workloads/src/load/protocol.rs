@@ -243,27 +243,26 @@ impl Parser {
         Ok(expects)
     }
 
-    /// What follows the first line of an element, in version 2 of RESP and in what version 3 adds
-    /// to plain replies.
+    /// What follows the first line of an element, in version 2 of RESP: servers speak version 3
+    /// only when asked to.
     fn read_element(&mut self, line: &[u8]) -> Result<Expects, Malformed> {
         let (&kind, rest) = line.split_first().ok_or(Malformed)?;
-        if self.missing == 0 && matches!(kind, b'-' | b'!') {
+        if self.missing == 0 && kind == b'-' {
             self.reply.result = Err(Fault::Refused);
         }
         self.missing = self.missing.saturating_sub(1);
         // A length of -1 is RESP's null.
         let length = || if rest == b"-1" { Ok(None) } else { number(rest, 10).map(Some) };
         let elements = match kind {
-            b'+' | b':' | b'_' | b'#' | b',' | b'(' | b'-' => 0,
-            b'$' | b'=' | b'!' => {
+            b'+' | b':' | b'-' => 0,
+            b'$' => {
                 if let Some(length) = length()? {
                     self.skip = length;
                     return Ok(Expects::BulkEnd);
                 }
                 0
             }
-            b'*' | b'~' => length()?.unwrap_or(0),
-            b'%' => length()?.unwrap_or(0).checked_mul(2).ok_or(Malformed)?,
+            b'*' => length()?.unwrap_or(0),
             _ => return Err(Malformed),
         };
         self.missing = self.missing.checked_add(elements).ok_or(Malformed)?;

@@ -2,7 +2,8 @@
 
 use super::protocol::Protocol;
 use elfen_console::failure::{Failure, Status};
-use std::fmt::{self, Write};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use std::fmt;
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -94,6 +95,9 @@ pub(crate) struct QuerySet {
     pub(crate) skipped: usize,
 }
 
+/// All but the characters that RFC 3986 reserves for nothing.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// How the lines of a query file are to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lines<'a> {
@@ -138,9 +142,13 @@ impl QuerySet {
             }
             let request = match lines {
                 Lines::Requests => line.to_owned(),
-                Lines::Template(template) => template.replace("{}", &percent_encode(line)),
+                Lines::Template(template) => {
+                    template.replace("{}", &utf8_percent_encode(line, ENCODED).to_string())
+                }
                 Lines::Tasks(template) => match task_query(line) {
-                    Some(query) => template.replace("{}", &percent_encode(query)),
+                    Some(query) => {
+                        template.replace("{}", &utf8_percent_encode(query, ENCODED).to_string())
+                    }
                     None => {
                         set.skipped += 1;
                         continue;
@@ -224,19 +232,6 @@ pub(crate) fn task_query(line: &str) -> Option<&str> {
     let query = task.split(" # ").next().unwrap_or(task).trim();
     // `nrq//`, `datetimesort//` and their like name a field or an operation, a `+filter=` a filter.
     (!query.is_empty() && !query.contains("//") && !query.contains("+filter=")).then_some(query)
-}
-
-fn percent_encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                encoded.push(char::from(byte));
-            }
-            _ => write!(encoded, "%{byte:02X}").expect("a String takes everything"),
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 use super::driver::{Run, Settings};
 use super::record::{Distribution, median, median_ci95};
 use crate::units::{Nanos, micros, show_us};
-use comfy_table::{CellAlignment, Table, presets};
 use elfen_console::duration;
+use elfen_console::table::lines;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -287,19 +287,20 @@ impl Report {
             "rate: {:.1} rps intended, {:.1} rps achieved; {} requests, {} errors; seed {}",
             self.intended_rps, self.achieved_rps, self.requests, self.errors, self.seed
         )?;
-        writeln!(out, "{}", self.latencies())?;
+        out.push_str(&self.latencies());
         if self.runs.len() > 1 {
-            let seeds = self.runs.iter().enumerate().map(|(number, one)| {
+            let seeds = self.runs.iter().enumerate();
+            let seeds = seeds.map(|(number, one)| {
                 row(&format!("{number}, {}", one.seed), one.latency_us.figures().map(show_us))
             });
-            writeln!(out, "{}", table("run, seed", seeds))?;
+            out.push_str(&table("run, seed", &seeds.collect::<Vec<_>>()));
         }
         let [p50, p99, max] = [self.late_us.p50, self.late_us.p99, self.late_us.max].map(show_us);
         writeln!(out, "send schedule's error: p50 {p50}, p99 {p99}, max {max}")?;
         self.warnings.iter().try_for_each(|warning| writeln!(out, "warning: {warning}"))
     }
 
-    fn latencies(&self) -> Table {
+    fn latencies(&self) -> String {
         let one = self.runs.len() == 1;
         let name = if one { "latency" } else { "latency, median of runs" };
         let mut rows = vec![row(name, self.latency_us.figures().map(show_us))];
@@ -312,19 +313,12 @@ impl Report {
                 rows.extend(reported.map(|of| row(name, of.figures().map(show_us))));
             }
         }
-        table("", rows)
+        table("", &rows)
     }
 }
 
-fn table(first: &str, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([first, "p50", "p90", "p99", "p99.9", "max", "mean"]);
-    table.add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+fn table(first: &str, rows: &[Vec<String>]) -> String {
+    lines(&[first, "p50", "p90", "p99", "p99.9", "max", "mean"], rows)
 }
 
 fn row(name: &str, figures: [String; 6]) -> Vec<String> {

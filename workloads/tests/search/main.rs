@@ -163,8 +163,7 @@ fn errors_are_one_line() {
     let (address, name) = (service.address.to_string(), service.name.clone());
     let free = "127.0.0.1:0";
     for (args, status, part) in [
-        (&[][..], 2, "subcommand"),
-        (&["index", index], 2, "exists already"),
+        (&["index", index][..], 2, "exists already"),
         (&["serve", "--queue", "0", index], 2, "--queue"),
         (&["serve", "/nonexistent"], 1, "no finished index"),
         (&["serve", "--listen", &address, index], 1, "free"),

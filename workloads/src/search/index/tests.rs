@@ -89,24 +89,6 @@ fn failed_builds_leave_no_trace() {
     assert_eq!(SearchIndex::open(&dir).expect("whole").search("old", 1).expect("good").hits, 1);
 }
 
-/// Goal: what a killed build left is cleared by the next, and never opened. Method: a staging
-/// folder with files in it, as SIGKILL leaves one.
-#[test]
-fn leftovers_are_cleared() {
-    let scratch = tempfile::tempdir().expect("a scratch folder");
-    let dir = scratch.path().join("index");
-    let staging = scratch.path().join(".index.building");
-    fs::create_dir(&staging).expect("scratch is writable");
-    fs::write(staging.join("meta.json"), "half").expect("scratch is writable");
-    fs::write(staging.join(LOCK), "").expect("scratch is writable");
-    for place in [&dir, &staging] {
-        assert!(why(SearchIndex::open(place)).contains("holds no finished index"));
-    }
-    build_at(&dir, &["new"], false).expect("built");
-    assert_eq!(names(scratch.path()), ["index"]);
-    SearchIndex::open(&dir).expect("whole");
-}
-
 /// Goal: a damaged index is refused, or was not damaged in anything that is read; never a panic,
 /// never another answer. Method: every file cut short at several places, then with single bytes
 /// changed, then removed.

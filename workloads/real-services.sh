@@ -139,7 +139,7 @@ stop() {
 
 measure() { # <service> <mode> <round>
 	local work=- overlap=-
-	local batch_program=(elfen-batch compress --duration 1h --json)
+	local batch_program=(elfen-batch compress --duration 3600s --json)
 	case $2 in
 	alone) ;;
 	unrestrained) taskset -c "$request,$batch" "${batch_program[@]}" >"$scratch/batch" & ;;

@@ -5,16 +5,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use elfen_hedge_policy::Server;
+use elfen_rt::clock::monotonic_ns;
+use hyper::Response;
+use hyper::body::Incoming;
 
-use crate::pool::{Lost, Reply};
+use crate::policy::{Hedge, Server};
 use crate::request::{NO_SERVER, Refusal, Request, TOO_LATE};
 use crate::shared::Shared;
+use crate::upstream::{Lost, read_to_end};
 
-/// Limit of second answers that are waited for. A server that stands still may owe many.
-const MAX_LATE: usize = 1024;
-
-type Attempt = Pin<Box<dyn Future<Output = Result<Reply, Lost>> + Send>>;
+type Ended = Result<Response<Incoming>, Lost>;
+type Attempt = Pin<Box<dyn Future<Output = Ended> + Send>>;
 
 /// The attempts at each server, at most one each: no server gets a request twice.
 #[derive(Default)]
@@ -24,9 +25,9 @@ struct Attempts {
 }
 
 impl Attempts {
-    fn begin(&mut self, shared: &Shared, server: Server, request: &Arc<Request>) {
-        let pool = Arc::clone(&shared.pools[server.index()]);
-        self.running[server.index()] = Some(Box::pin(pool.send(Arc::clone(request))));
+    fn begin(&mut self, shared: &Shared, server: Server, request: &Request) {
+        let attempt = shared.upstream.clone().send(shared.address(server), request.clone());
+        self.running[server.index()] = Some(Box::pin(attempt));
     }
 
     fn may_begin(&self, server: Server) -> bool {
@@ -34,7 +35,7 @@ impl Attempts {
     }
 
     /// The next attempt that ends.
-    async fn next(&mut self) -> (Server, Result<Reply, Lost>) {
+    async fn next(&mut self) -> (Server, Ended) {
         poll_fn(|context| {
             for server in Server::BOTH {
                 let running = &mut self.running[server.index()];
@@ -52,15 +53,17 @@ impl Attempts {
 }
 
 /// Has a request answered, by the first server that answers and no other.
-pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Reply, Refusal> {
-    let may_repeat = shared.plan.repeatable.contains(&request.method);
-    let request = Arc::new(request);
+pub(crate) async fn answer(
+    shared: &Arc<Shared>,
+    request: Request,
+) -> Result<Response<Incoming>, Refusal> {
+    let may_repeat = shared.settings.methods.contains(&request.method);
     let mut flight = shared.flights.begin(may_repeat);
     let mut attempts = Attempts::default();
     let mut is_decided = false;
     let mut second = None;
     attempts.begin(shared, flight.server, &request);
-    let give_up = tokio::time::sleep(shared.plan.give_up);
+    let give_up = tokio::time::sleep(shared.settings.give_up);
     tokio::pin!(give_up);
     let refusal = loop {
         let (server, ended) = tokio::select! {
@@ -74,20 +77,20 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
                         second = Some(to);
                     }
                     // The request is there already, or that server has failed.
-                    _ => flight.not_sent(),
+                    _ => flight.tell(Hedge::not_sent),
                 }
                 continue;
             }
             () = &mut give_up => break TOO_LATE,
         };
         let lost = match ended {
-            Ok(reply) => {
-                flight.answered(server);
-                shared.replays.with(|replays| replays.record(&request, reply.response.status()));
+            Ok(response) => {
+                flight.tell(|hedge, id| hedge.answered(id, monotonic_ns(), server));
+                shared.replays.lock().record(&request, response.status());
                 if let Some(late) = attempts.running.into_iter().flatten().next() {
                     read_late_answer(shared, late);
                 }
-                return Ok(reply);
+                return Ok(response);
             }
             Err(lost) => lost,
         };
@@ -95,7 +98,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
         if let Lost::Refused(error) = &lost {
             shared.down(server, error);
             if second == Some(server) {
-                flight.not_sent();
+                flight.tell(Hedge::not_sent);
             }
         }
         if attempts.running[other.index()].is_some() {
@@ -106,35 +109,32 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request) -> Result<Rep
         }
         match lost {
             Lost::Refused(_) => {
-                flight.moved(other);
-                shared.counts.with(|counts| counts.moved += 1);
+                flight.tell(|hedge, id| hedge.moved(id, other));
+                shared.counts.lock().moved += 1;
             }
             // The policy decides at this moment to send it there.
             Lost::Dropped if !is_decided && flight.duplicate.try_recv().is_ok() => {
                 is_decided = true;
                 second = Some(other);
             }
-            Lost::Dropped if flight.retry(other) => second = Some(other),
+            Lost::Dropped if flight.tell(|hedge, id| hedge.retry(id, other)) => {
+                second = Some(other)
+            }
             Lost::Dropped | Lost::Invalid => break NO_SERVER,
         }
         attempts.begin(shared, other, &request);
     };
-    shared.counts.with(|counts| counts.unanswered += 1);
+    shared.counts.lock().unanswered += 1;
     Err(refusal)
 }
 
 /// Reads a second answer to its end, so that its connection can be used again.
 fn read_late_answer(shared: &Arc<Shared>, attempt: Attempt) {
-    if shared.late.with(|late| *late >= MAX_LATE) {
-        return;
-    }
-    shared.late.with(|late| *late += 1);
+    let Ok(permit) = Arc::clone(&shared.late).try_acquire_owned() else { return };
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
-        let read = async { Ok::<bool, Lost>(attempt.await?.read_to_end().await) };
-        let read = tokio::time::timeout(shared.plan.give_up, read).await;
-        let is_whole = matches!(read, Ok(Ok(true)));
-        shared.late.with(|late| *late -= 1);
-        shared.counts.with(|counts| counts.late += u64::from(is_whole));
+        let read = tokio::time::timeout(shared.settings.give_up, read_to_end(attempt)).await;
+        shared.counts.lock().late += u64::from(read == Ok(true));
+        drop(permit);
     });
 }

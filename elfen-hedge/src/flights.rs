@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use elfen_hedge_policy::{Duplicate, Hedge, Id, Server};
 use elfen_rt::clock::monotonic_ns;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use crate::lock::Lock;
+use crate::policy::{Duplicate, Hedge, Id, Server};
 
 #[derive(Debug)]
 pub(crate) struct Flights {
-    state: Lock<State>,
+    state: Mutex<State>,
     /// Notified if a request needs a decision of the policy and no time is set for one.
     pub(crate) begin: Notify,
 }
@@ -40,22 +40,20 @@ pub(crate) struct Flight {
 impl Flights {
     pub(crate) fn new(hedge: Hedge) -> Self {
         let state = State { hedge, duplicate: HashMap::new(), last_id: 0, is_due: false };
-        Self { state: Lock::new(state), begin: Notify::new() }
+        Self { state: Mutex::new(state), begin: Notify::new() }
     }
 
     pub(crate) fn begin(self: &Arc<Self>, may_repeat: bool) -> Flight {
         let (sender, duplicate) = oneshot::channel();
-        let (id, server) = self.state.with(|state| {
-            state.last_id += 1;
-            let id = state.last_id;
-            state.duplicate.insert(id, sender);
-            let server = state.hedge.begin(id, monotonic_ns(), may_repeat);
-            let needs_time = state.hedge.needs_samples() || state.hedge.next_due_ns().is_some();
-            if !state.is_due && needs_time {
-                self.begin.notify_one();
-            }
-            (id, server)
-        });
+        let mut state = self.state.lock();
+        state.last_id += 1;
+        let id = state.last_id;
+        state.duplicate.insert(id, sender);
+        let server = state.hedge.begin(id, monotonic_ns(), may_repeat);
+        let needs_time = state.hedge.needs_samples() || state.hedge.next_due_ns().is_some();
+        if !state.is_due && needs_time {
+            self.begin.notify_one();
+        }
         Flight { flights: Arc::clone(self), id, server, duplicate }
     }
 
@@ -64,24 +62,22 @@ impl Flights {
         &self,
         decide: impl FnOnce(&mut Hedge) -> (Vec<Duplicate>, Option<u64>),
     ) -> Option<u64> {
-        self.state.with(|state| {
-            let (duplicates, due_ns) = decide(&mut state.hedge);
-            state.is_due = due_ns.is_some();
-            state.send(duplicates);
-            due_ns
-        })
+        let mut state = self.state.lock();
+        let (duplicates, due_ns) = decide(&mut state.hedge);
+        state.is_due = due_ns.is_some();
+        state.send(duplicates);
+        due_ns
     }
 
     /// Calls the policy, which may have requests sent again.
     pub(crate) fn decide(&self, decide: impl FnOnce(&mut Hedge) -> Vec<Duplicate>) {
-        self.state.with(|state| {
-            let duplicates = decide(&mut state.hedge);
-            state.send(duplicates);
-        });
+        let mut state = self.state.lock();
+        let duplicates = decide(&mut state.hedge);
+        state.send(duplicates);
     }
 
     pub(crate) fn with_policy<R>(&self, work: impl FnOnce(&mut Hedge) -> R) -> R {
-        self.state.with(|state| work(&mut state.hedge))
+        work(&mut self.state.lock().hedge)
     }
 }
 
@@ -97,39 +93,24 @@ impl State {
 }
 
 impl Flight {
-    pub(crate) fn answered(&self, by: Server) {
-        self.flights.with_policy(|hedge| hedge.answered(self.id, monotonic_ns(), by));
-    }
-
-    /// Notes that it goes to another server, because the first one accepts no connections.
-    pub(crate) fn moved(&self, to: Server) {
-        self.flights.with_policy(|hedge| hedge.moved(self.id, to));
-    }
-
-    /// Whether it may go to another server, after the first one dropped it.
-    pub(crate) fn retry(&self, to: Server) -> bool {
-        self.flights.with_policy(|hedge| hedge.retry(self.id, to))
-    }
-
-    /// Notes that the second server did not get it.
-    pub(crate) fn not_sent(&self) {
-        self.flights.with_policy(|hedge| hedge.not_sent(self.id));
+    /// Tells the policy what became of this request.
+    pub(crate) fn tell<R>(&self, tell: impl FnOnce(&mut Hedge, Id) -> R) -> R {
+        tell(&mut self.flights.state.lock().hedge, self.id)
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.flights.state.with(|state| {
-            state.duplicate.remove(&self.id);
-            state.hedge.forget(self.id);
-        });
+        let mut state = self.flights.state.lock();
+        state.duplicate.remove(&self.id);
+        state.hedge.forget(self.id);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_hedge_policy::Policy;
+    use crate::policy::Policy;
 
     /// Goal: the policy decides in time about every request, also while requests are in flight that
     /// it can't duplicate. Method: a request that may not be sent twice, then one that may.

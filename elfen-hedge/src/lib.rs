@@ -4,40 +4,40 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `proxy` | serves clients' connections |
-//! | `shared` | settings, counts, and servers that are down or were restarted |
+//! | `settings` | the settings, as the command line gives them |
+//! | `shared` | counts, and servers that are down or were restarted |
 //! | `clients` | limits of clients: how many, and how long each may take |
 //! | `request` | checks requests, and rewrites them for servers |
 //! | `exchange` | one request: which servers get it, whose answer counts |
-//! | `pool` | connections to a server |
-//! | `answer` | bodies on their way to clients |
+//! | `upstream` | sends a request to a server |
 //! | `replay` | recorded requests that warm a server |
 //! | `flights` | requests without an answer, as the policy knows them |
+//! | [`policy`] | decides when a request is sent again; its simulator |
 //! | `policy_driver` | calls the policy when it is due |
+//! | `observation` | how servers are observed: clocks, or what halts them as it happens |
 //! | `watch` | whether a server runs, by its CPU clocks |
-//! | `hazard` | what halts a server, as it happens |
 //! | `processes` | which processes a server is |
 //! | `test_server` | a server for tests |
 //! | [`cmd`] | the command |
 //!
-//! hyper reads and writes messages, on one thread. The crate `elfen-hedge-policy` decides when a
-//! request is sent again. A connection to a server works for one request at a time, and its answer
-//! goes to the client of that request or nowhere.
+//! hyper reads and writes messages, on one thread. A connection to a server works for one request
+//! at a time, and its answer goes to the client of that request or nowhere.
 
-mod answer;
 mod clients;
 pub mod cmd;
 mod exchange;
 mod flights;
 #[cfg(fuzzing)]
 pub mod fuzzed;
-mod hazard;
-mod lock;
+mod observation;
+pub mod policy;
 mod policy_driver;
-mod pool;
 mod processes;
 mod proxy;
 mod replay;
 mod request;
+mod settings;
 mod shared;
 mod test_server;
+mod upstream;
 mod watch;

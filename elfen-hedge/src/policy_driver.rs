@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elfen_console::output::warn;
-use elfen_hedge_policy::{Duplicate, Hedge, Server};
 use elfen_rt::clock::{monotonic_ns, nanos};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
@@ -17,25 +16,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::MissedTickBehavior;
 
-use crate::hazard::Hazards;
-use crate::processes::Change;
+use crate::observation::{Observation, Source};
+use crate::policy::{Duplicate, Hedge, Server};
+use crate::processes::{Change, ProcessChange};
 use crate::shared::Shared;
-use crate::watch::{WatchedServer, WatchedServers};
-
-/// How servers are observed, if the policy needs that.
-#[derive(Debug)]
-pub(crate) enum Observation {
-    None,
-    /// Their CPU clocks are polled.
-    Polled(WatchedServers),
-    /// The kernel reports what halts them.
-    Events(Hazards),
-}
+use crate::watch::WatchedServer;
 
 #[derive(Debug)]
 pub(crate) struct PolicyDriver {
     shared: Arc<Shared>,
-    observation: Observation,
+    observation: Option<Observation>,
     timer: TimerFd,
     poll_interval_ns: u64,
     next_poll_ns: Option<u64>,
@@ -45,10 +35,10 @@ pub(crate) struct PolicyDriver {
 const CHANGES_EVERY: Duration = Duration::from_millis(200);
 
 impl PolicyDriver {
-    pub(crate) fn new(shared: Arc<Shared>, observation: Observation) -> io::Result<Self> {
+    pub(crate) fn new(shared: Arc<Shared>, observation: Option<Observation>) -> io::Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
-        let poll_interval_ns = nanos(shared.plan.poll_interval);
+        let poll_interval_ns = nanos(shared.settings.poll_interval);
         Ok(Self { shared, observation, timer, poll_interval_ns, next_poll_ns: None })
     }
 
@@ -57,11 +47,11 @@ impl PolicyDriver {
         let mut changes = tokio::time::interval(CHANGES_EVERY);
         changes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let timer = Readable::new(&self.timer)?;
-        let hazards = match &self.observation {
-            Observation::Events(hazards) => Some(Readable::new(hazards)?),
-            Observation::None | Observation::Polled(_) => None,
+        let halts = match self.observation.as_ref().map(|observation| &observation.source) {
+            Some(Source::Events(hazards)) => Some(Readable::new(hazards)?),
+            _ => None,
         };
-        let observes = !matches!(self.observation, Observation::None);
+        let observes = self.observation.is_some();
         let flights = Arc::clone(&self.shared.flights);
         loop {
             let due_ns = self.on_time();
@@ -69,9 +59,12 @@ impl PolicyDriver {
             tokio::select! {
                 expired = timer.next() => expired?,
                 () = flights.begin.notified() => {}
-                changed = next(hazards.as_ref()) => {
+                changed = next(halts.as_ref()) => {
                     changed?;
-                    self.take_hazards();
+                    let halts = self.observation.iter_mut().flat_map(Observation::take_halts);
+                    for (server, halt, is_halted) in halts {
+                        flights.decide(|hedge| hedge.set_halted(server, halt, is_halted));
+                    }
                 }
                 _ = changes.tick(), if observes => self.handle_process_changes(),
             }
@@ -95,7 +88,9 @@ impl PolicyDriver {
             if hedge.is_idle() {
                 hedge.forget_sample();
                 self.next_poll_ns = None;
-            } else if let Observation::Polled(servers) = &mut self.observation {
+            } else if let Some(Source::Clocks(servers)) =
+                self.observation.as_mut().map(|observation| &mut observation.source)
+            {
                 let next_ns = self.next_poll_ns.get_or_insert(now_ns);
                 if *next_ns <= now_ns {
                     *next_ns = now_ns.saturating_add(self.poll_interval_ns);
@@ -107,34 +102,21 @@ impl PolicyDriver {
         })
     }
 
-    fn take_hazards(&mut self) {
-        let Observation::Events(hazards) = &mut self.observation else { return };
-        for (server, halt, is_halted) in hazards.take() {
-            self.shared.flights.decide(|hedge| hedge.set_halted(server, halt, is_halted));
-        }
-    }
-
     /// Takes changes of the servers' processes.
     fn handle_process_changes(&mut self) {
-        let process_watcher = match &self.observation {
-            Observation::None => return,
-            Observation::Polled(servers) => &servers.process_watcher,
-            Observation::Events(hazards) => &hazards.process_watcher,
-        };
-        let changed: Vec<_> = process_watcher.take().collect();
-        for change in changed {
-            let server = change.server;
-            match change.change {
+        let Some(Observation { process_watcher, source }) = &mut self.observation else { return };
+        for ProcessChange { server, change, processes } in process_watcher.take() {
+            match change {
                 Change::Hidden => warn(&format!(
                     "you may not see which process serves {}, so its state is unknown; run this \
                      as root, or as the server's user",
-                    self.shared.plan.servers[server.index()]
+                    self.shared.address(server)
                 )),
                 Change::Replaced => self.shared.restarted(server),
                 Change::Partial => {}
             }
-            if let Observation::Polled(servers) = &mut self.observation {
-                servers.servers[server.index()] = WatchedServer::of(&change.processes);
+            if let Source::Clocks(servers) = source {
+                servers[server.index()] = WatchedServer::of(&processes);
             }
         }
     }
@@ -167,8 +149,7 @@ async fn next(readable: Option<&Readable>) -> io::Result<()> {
     }
 }
 
-fn sample(hedge: &mut Hedge, watched: &mut WatchedServers, now_ns: u64) -> Vec<Duplicate> {
-    let servers = &mut watched.servers;
+fn sample(hedge: &mut Hedge, servers: &mut [WatchedServer; 2], now_ns: u64) -> Vec<Duplicate> {
     let ran = servers.each_mut().map(WatchedServer::ran);
     hedge.sample(now_ns, ran, |server: Server| servers[server.index()].is_free())
 }

@@ -7,13 +7,14 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use elfen_hedge_policy::Server;
 use elfen_machine::process::{below, stat};
 use elfen_rt::clock::monotonic_ns;
 use elfen_tailor::service::{NotFound, Service, ServiceSelector};
 
+use crate::policy::Server;
+
 /// Interval of checks whether the processes still exist.
-pub(crate) const POLL_NS: u64 = 200_000_000;
+const POLL_EVERY: Duration = Duration::from_millis(200);
 /// Interval of looking for child processes.
 const JOIN_NS: u64 = 1_000_000_000;
 
@@ -35,7 +36,6 @@ pub(crate) struct ServerProcesses {
     is_hidden: bool,
     /// The processes and all their descendants.
     family: Vec<u32>,
-    polled_ns: u64,
     joined_ns: u64,
 }
 
@@ -48,14 +48,8 @@ impl ServerProcesses {
             Err(NotFound::NothingListens(_)) => None,
             Err(other) => return Err(other),
         };
-        let mut serving = Self {
-            port,
-            service,
-            is_hidden: false,
-            family: Vec::new(),
-            polled_ns: 0,
-            joined_ns: 0,
-        };
+        let mut serving =
+            Self { port, service, is_hidden: false, family: Vec::new(), joined_ns: 0 };
         serving.family = family(serving.processes());
         Ok(serving)
     }
@@ -67,10 +61,6 @@ impl ServerProcesses {
     /// What has changed since the last call. Looking for processes is slow, so it is done only if
     /// there are none, or if new ones were started.
     pub(crate) fn poll(&mut self, now_ns: u64) -> Option<Change> {
-        if now_ns.saturating_sub(self.polled_ns) < POLL_NS {
-            return None;
-        }
-        self.polled_ns = now_ns;
         let Some(service) = &mut self.service else { return self.find_first() };
         let some_stay = service.processes.iter().any(is_alive);
         if some_stay && now_ns.saturating_sub(self.joined_ns) < JOIN_NS {
@@ -131,9 +121,7 @@ impl ProcessWatcher {
         let (sender, changed) = channel();
         let (stop, stopped) = channel::<()>();
         std::thread::spawn(move || {
-            while stopped.recv_timeout(Duration::from_nanos(POLL_NS))
-                == Err(RecvTimeoutError::Timeout)
-            {
+            while stopped.recv_timeout(POLL_EVERY) == Err(RecvTimeoutError::Timeout) {
                 let now_ns = monotonic_ns();
                 let changes = serving.each_mut().map(|serving| serving.poll(now_ns));
                 if changes == [None; 2] {
@@ -213,22 +201,6 @@ mod tests {
         processes == [std::process::id()]
     }
 
-    /// Goal: a server that starts later is found. Method: a socket that is bound, which reserves
-    /// the port, and listens later.
-    #[test]
-    fn a_server_that_comes_later_is_found() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
-        let _entered = runtime.enter();
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let mut serving = ServerProcesses::find(socket.local_addr().unwrap().port()).unwrap();
-        assert!(serving.processes().is_empty() && serving.poll(POLL_NS).is_none());
-        let _listener = socket.listen(1).unwrap();
-        assert_eq!(serving.poll(POLL_NS + 1), None, "it is not time yet");
-        assert_eq!(serving.poll(2 * POLL_NS), Some(Change::Replaced));
-        poll_until(&mut serving, &mut (2 * POLL_NS), is_own);
-    }
-
     /// Goal: a worker that joins is included, and one that ends is not, while the first process
     /// stays. Method: a child process that holds our listening socket.
     #[test]
@@ -238,7 +210,6 @@ mod tests {
         let mut at_ns = 0;
         poll_until(&mut serving, &mut at_ns, is_own);
         let mut worker = spawn_worker(&listener);
-        assert_eq!(serving.poll(at_ns + POLL_NS / 2), None, "it is not time yet");
         poll_until(&mut serving, &mut at_ns, |processes| processes.contains(&worker.id()));
         drop(worker.stdin.take());
         worker.wait().unwrap();

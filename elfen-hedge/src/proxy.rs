@@ -1,30 +1,35 @@
 //! Accepts clients' connections, and answers their requests.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use elfen_hedge_policy::Server;
 use elfen_tailor::signals::EndSignals;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Either, Full, LengthLimitError, Limited};
 use hyper::Response;
-use hyper::body::{Body, Bytes, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
-use hyper::service::Service;
+use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::answer::{self, Answer};
 use crate::clients::{Busy, Client, Clients, Stream};
 use crate::exchange;
-use crate::policy_driver::Readable;
-use crate::policy_driver::{Observation, PolicyDriver};
-use crate::request::{LARGE_BODY, MALFORMED_BODY, MAX_HEAD, Origin, Refusal, Request, SLOW_BODY};
-use crate::shared::{Done, Plan, Shared};
+use crate::observation::Observation;
+use crate::policy::Server;
+use crate::policy_driver::{PolicyDriver, Readable};
+use crate::request::{
+    LARGE_BODY, MALFORMED_BODY, MAX_HEAD, Origin, Refusal, Request, SLOW_BODY, remove_hop_by_hop,
+};
+use crate::settings::Settings;
+use crate::shared::{Done, Shared};
 
 /// Limit of bodies. A request is kept until it is answered, because it may have to be sent again.
 const MAX_BODY: usize = 1 << 20;
@@ -40,14 +45,14 @@ pub(crate) struct Proxy {
     runtime: tokio::runtime::Runtime,
     listener: TcpListener,
     shared: Arc<Shared>,
-    observation: Observation,
+    observation: Option<Observation>,
 }
 
 impl Proxy {
-    pub(crate) fn open(plan: Plan, observation: Observation) -> io::Result<Self> {
+    pub(crate) fn open(settings: Settings, observation: Option<Observation>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let listener = runtime.block_on(TcpListener::bind(plan.listen))?;
-        Ok(Self { runtime, listener, shared: Arc::new(Shared::new(plan)), observation })
+        let listener = runtime.block_on(TcpListener::bind(settings.listen))?;
+        Ok(Self { runtime, listener, shared: Arc::new(Shared::new(settings)), observation })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -62,7 +67,7 @@ impl Proxy {
             for server in Server::BOTH {
                 tokio::spawn(Arc::clone(&shared).begin(server));
             }
-            let clients = Clients::new(shared.plan.limits);
+            let clients = Arc::new(Clients::default());
             tokio::select! {
                 ended = wait_for_signal(ending) => ended?,
                 failed = driver.run() => failed?,
@@ -84,9 +89,9 @@ async fn wait_for_signal(ending: &EndSignals) -> io::Result<()> {
 
 async fn close_overdue_clients(shared: &Shared, clients: &Clients) {
     loop {
-        tokio::time::sleep(clients.sweep_interval()).await;
-        let closed = clients.close_overdue();
-        shared.counts.with(|counts| counts.timed_out += closed);
+        tokio::time::sleep(Clients::sweep_interval(&shared.settings)).await;
+        let closed = clients.close_overdue(&shared.settings);
+        shared.counts.lock().timed_out += closed;
     }
 }
 
@@ -95,8 +100,8 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>, clients: &Arc<Clie
     loop {
         match listener.accept().await {
             Ok((socket, from)) => {
-                let evicted = clients.make_room().await;
-                shared.counts.with(|counts| counts.evicted += evicted);
+                let evicted = clients.make_room(shared.settings.max_clients).await;
+                shared.counts.lock().evicted += evicted;
                 id += 1;
                 let client = clients.client();
                 let slot = ClientSlot { clients: Arc::clone(clients), id };
@@ -108,7 +113,7 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>, clients: &Arc<Clie
             // No descriptors are left.
             Err(_) => {
                 let evicted = u64::from(clients.close_oldest());
-                shared.counts.with(|counts| counts.evicted += evicted);
+                shared.counts.lock().evicted += evicted;
                 tokio::time::sleep(DESCRIPTOR_RETRY).await;
             }
         }
@@ -138,16 +143,19 @@ async fn serve(
 ) {
     // Without TCP_NODELAY the kernel only sends later.
     let _slower = socket.set_nodelay(true);
-    let stream = TokioIo::new(Stream::new(socket, Arc::clone(&client)));
-    let origin = Origin { client: from, trusted: shared.plan.trust_forwarded };
-    let conversation = Conversation { shared: Arc::clone(&shared), client, origin };
-    let mut connection = builder().serve_connection(stream, conversation);
+    let stream = TokioIo::new(Stream { socket, client: Arc::clone(&client) });
+    let origin = Origin { client: from, trusted: shared.settings.trust_forwarded };
+    let answer = service_fn(|request| {
+        let (shared, busy) = (Arc::clone(&shared), client.begin());
+        async move { Ok::<_, Infallible>(answer(&shared, origin, request, busy).await) }
+    });
+    let mut connection = builder().serve_connection(stream, answer);
     let ended = (&mut connection).await;
     let parts = connection.into_parts();
-    let mut socket = parts.io.into_inner().into_socket();
+    let mut socket = parts.io.into_inner().socket;
     if ended.as_ref().is_err_and(hyper::Error::is_parse) {
         // hyper has already refused it.
-        shared.counts.with(|counts| counts.refused += 1);
+        shared.counts.lock().refused += 1;
     }
     let is_version_2 = ended.is_err_and(|error| error.is_parse_version_h2());
     // Closing a socket with unread bytes resets it, and the answer may be lost. So read on for a
@@ -169,27 +177,6 @@ pub(crate) fn builder() -> http1::Builder {
     builder
 }
 
-/// Answers the requests of one connection.
-#[derive(Debug)]
-struct Conversation {
-    shared: Arc<Shared>,
-    client: Arc<Client>,
-    origin: Origin,
-}
-
-impl Service<hyper::Request<Incoming>> for Conversation {
-    type Response = Response<Answer>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
-
-    fn call(&self, request: hyper::Request<Incoming>) -> Self::Future {
-        let shared = Arc::clone(&self.shared);
-        let busy = self.client.begin();
-        let origin = self.origin;
-        Box::pin(async move { Ok(answer_request(&shared, origin, request, busy).await) })
-    }
-}
-
 /// Receives a whole request, rewritten for servers.
 pub(crate) async fn receive(
     request: hyper::Request<Incoming>,
@@ -202,22 +189,66 @@ pub(crate) async fn receive(
     Ok(request)
 }
 
-async fn answer_request(
+/// The answer to a request: of a server, or a refusal, with which the connection ends.
+async fn answer(
     shared: &Arc<Shared>,
     origin: Origin,
     request: hyper::Request<Incoming>,
     busy: Busy,
 ) -> Response<Answer> {
-    let request = match receive(request, origin, shared.plan.limits.body).await {
-        Ok(request) => request,
+    let answered = match receive(request, origin, shared.settings.body_timeout).await {
+        Ok(request) => exchange::answer(shared, request).await,
         Err(refusal) => {
-            shared.counts.with(|counts| counts.refused += 1);
-            return answer::refusal(refusal, busy);
+            shared.counts.lock().refused += 1;
+            Err(refusal)
         }
     };
-    match exchange::answer(shared, request).await {
-        Ok(reply) => answer::of_server(reply, busy),
-        Err(refusal) => answer::refusal(refusal, busy),
+    match answered {
+        Ok(response) => {
+            let (mut head, body) = response.into_parts();
+            remove_hop_by_hop(&mut head.headers);
+            Response::from_parts(head, Answer { body: Either::Left(body), _busy: busy })
+        }
+        Err(Refusal(status, why)) => {
+            let text = Full::from(format!("elfen-hedge: {why}\n"));
+            let mut response = Response::new(Answer { body: Either::Right(text), _busy: busy });
+            *response.status_mut() = status;
+            let fields = response.headers_mut();
+            fields.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+            fields.insert(CONNECTION, HeaderValue::from_static("close"));
+            response
+        }
+    }
+}
+
+/// The body of an answer: from a server, or a line from the proxy itself.
+///
+/// hyper asks for the next piece when the client has taken the last ones, and reads no more from
+/// the server until then. So a slow client makes the server wait, and does not fill memory. Without
+/// a Trailer field, which concerns the connection to the server, hyper sends no trailers.
+#[derive(Debug)]
+struct Answer {
+    body: Either<Incoming, Full<Bytes>>,
+    _busy: Busy,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Box<dyn Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

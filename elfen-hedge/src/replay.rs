@@ -5,7 +5,6 @@
 //! requests that were not answered well, because they might be what broke the server.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::{ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, HOST, HeaderMap, USER_AGENT};
@@ -30,7 +29,7 @@ const KEPT: [hyper::header::HeaderName; 5] =
 pub(crate) struct RecordedRequests {
     /// How many requests a restarted server gets.
     pub(crate) count: usize,
-    kept: VecDeque<Arc<Request>>,
+    kept: VecDeque<Request>,
 }
 
 impl RecordedRequests {
@@ -58,12 +57,12 @@ impl RecordedRequests {
             self.kept.pop_front();
         }
         let body = hyper::body::Bytes::new();
-        self.kept.push_back(Arc::new(Request { method, target, fields, body }));
+        self.kept.push_back(Request { method, target, fields, body });
     }
 
     /// The request to send as number `number`; `None` once there were enough, or if none is
     /// recorded.
-    pub(crate) fn nth(&self, number: usize) -> Option<Arc<Request>> {
+    pub(crate) fn nth(&self, number: usize) -> Option<Request> {
         let at = number.checked_rem(self.kept.len())?;
         self.kept.get(at).filter(|_| number < self.count).cloned()
     }

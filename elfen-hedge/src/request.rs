@@ -279,19 +279,4 @@ mod tests {
         assert_eq!(field(&request, "forwarded"), ["for=10.0.0.1", own]);
         assert_eq!(field(&request, "x-forwarded-for"), ["10.0.0.1"]);
     }
-
-    /// Goal: a server gets the length of every body, however the client framed it.
-    #[test]
-    fn a_body_has_its_length() {
-        let post = || hyper::Request::post("/").header("host", "a");
-        let mut chunked = check(post().header("transfer-encoding", "Chunked")).unwrap();
-        chunked.set_body(Bytes::from_static(b"abc"));
-        assert_eq!(field(&chunked, "content-length"), ["3"]);
-        assert!(field(&chunked, "transfer-encoding").is_empty());
-        let empty = check(post().header("content-length", "0")).unwrap();
-        assert_eq!(field(&empty, "content-length"), ["0"]);
-        let mut none = check(post()).unwrap();
-        none.set_body(Bytes::new());
-        assert!(field(&none, "content-length").is_empty());
-    }
 }

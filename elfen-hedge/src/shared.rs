@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elfen_console::failure::to_stderr;
-use elfen_hedge_policy::{Hedge, Policy, Server};
-use hyper::Method;
 use nix::errno::Errno;
+use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
-use crate::clients::Limits;
 use crate::flights::Flights;
-use crate::lock::Lock;
-use crate::pool::{Lost, Pool};
+use crate::policy::{self, Hedge, Server};
 use crate::replay::{MIN_GAP, RecordedRequests};
+use crate::settings::Settings;
+use crate::upstream::{Upstream, read_to_end};
 
 /// A server that does not accept a connection in this time is down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -27,30 +28,11 @@ const NO_NEWS: Duration = Duration::from_secs(5);
 /// How many recorded requests a server may fail before it gets no more.
 const MAX_FAILED_REPLAYS: u32 = 3;
 
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Plan {
-    pub(crate) listen: SocketAddr,
-    /// The first server, and its backup.
-    pub(crate) servers: [SocketAddr; 2],
-    pub(crate) policy: Policy,
-    pub(crate) extra_per_million: u64,
-    pub(crate) poll_interval: Duration,
-    /// Methods of requests that may be sent twice.
-    pub(crate) repeatable: Vec<Method>,
-    /// How long a client waits for the beginning of an answer.
-    pub(crate) give_up: Duration,
-    pub(crate) limits: Limits,
-    /// How many recorded requests a server gets after a restart.
-    pub(crate) replay: usize,
-    /// Whether clients' own `Forwarded` is passed on.
-    pub(crate) trust_forwarded: bool,
-}
-
 /// What the proxy did until its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Done {
     #[serde(flatten)]
-    pub(crate) policy: elfen_hedge_policy::Counts,
+    pub(crate) policy: policy::Counts,
     #[serde(flatten)]
     pub(crate) proxy: Counts,
 }
@@ -81,37 +63,42 @@ struct Recovery {
     ended: Option<Instant>,
 }
 
+/// Limit of second answers that are waited for. A server that stands still may owe many.
+const MAX_LATE: usize = 1024;
+
 /// State that all tasks of the proxy share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) plan: Plan,
-    pub(crate) pools: [Arc<Pool>; 2],
+    pub(crate) settings: Settings,
+    pub(crate) upstream: Upstream,
     pub(crate) flights: Arc<Flights>,
-    pub(crate) replays: Lock<RecordedRequests>,
-    pub(crate) counts: Lock<Counts>,
-    /// How many second answers are still being read.
-    pub(crate) late: Lock<usize>,
-    recovery: Lock<[Recovery; 2]>,
+    pub(crate) replays: Mutex<RecordedRequests>,
+    pub(crate) counts: Mutex<Counts>,
+    /// Permits to read second answers.
+    pub(crate) late: Arc<Semaphore>,
+    recovery: Mutex<[Recovery; 2]>,
 }
 
 impl Shared {
-    pub(crate) fn new(plan: Plan) -> Self {
+    pub(crate) fn new(settings: Settings) -> Self {
         Self {
-            pools: plan.servers.map(|address| Arc::new(Pool::new(address))),
-            flights: Arc::new(Flights::new(Hedge::new(plan.policy, plan.extra_per_million))),
-            replays: Lock::new(RecordedRequests::new(plan.replay)),
-            counts: Lock::default(),
-            late: Lock::default(),
-            recovery: Lock::default(),
-            plan,
+            upstream: Upstream::new(),
+            flights: Arc::new(Flights::new(Hedge::new(settings.policy, settings.max_extra))),
+            replays: Mutex::new(RecordedRequests::new(settings.replay)),
+            counts: Mutex::default(),
+            late: Arc::new(Semaphore::new(MAX_LATE)),
+            recovery: Mutex::default(),
+            settings,
         }
     }
 
+    pub(crate) fn address(&self, server: Server) -> SocketAddr {
+        self.settings.address(server)
+    }
+
     pub(crate) fn done(&self) -> Done {
-        Done {
-            policy: self.flights.with_policy(|hedge| hedge.counts()),
-            proxy: self.counts.with(|counts| *counts),
-        }
+        let policy = self.flights.with_policy(|hedge| hedge.counts());
+        Done { policy, proxy: *self.counts.lock() }
     }
 
     /// Connects to a server at the start. If it is down, that is reported before the first request.
@@ -121,13 +108,11 @@ impl Shared {
         }
     }
 
-    /// Adds a connection that waits for requests.
+    /// Whether a server accepts connections.
     async fn connect(&self, server: Server) -> io::Result<()> {
-        let pool = &self.pools[server.index()];
-        match tokio::time::timeout(CONNECT_TIMEOUT, pool.connect()).await {
-            Ok(connected) => connected.map(|connection| pool.keep(connection)),
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
-        }
+        let connected = TcpStream::connect(self.address(server));
+        tokio::time::timeout(CONNECT_TIMEOUT, connected).await??;
+        Ok(())
     }
 
     /// Handles a server that accepts no connections.
@@ -135,7 +120,7 @@ impl Shared {
         if is_ours(error) || !self.begin_recovery(server, Duration::ZERO) {
             return;
         }
-        let address = self.plan.servers[server.index()];
+        let address = self.address(server);
         to_stderr(&format!("server {address} takes no connections: {error}; waiting for it"));
         self.flights.with_policy(|hedge| hedge.set_cold(server));
         tokio::spawn(Arc::clone(self).recover(server, true));
@@ -152,12 +137,10 @@ impl Shared {
 
     /// Whether a task shall wait for this server: no task does, and none ended in the last `quiet`.
     fn begin_recovery(&self, server: Server, quiet: Duration) -> bool {
-        self.recovery.with(|recovery| {
-            let Recovery { is_running, ended } = &mut recovery[server.index()];
-            let begins = !*is_running && ended.is_none_or(|ended| ended.elapsed() >= quiet);
-            *is_running |= begins;
-            begins
-        })
+        let Recovery { is_running, ended } = &mut self.recovery.lock()[server.index()];
+        let begins = !*is_running && ended.is_none_or(|ended| ended.elapsed() >= quiet);
+        *is_running |= begins;
+        begins
     }
 
     /// Waits until a server accepts connections, and warms it.
@@ -169,28 +152,27 @@ impl Shared {
             }
         }
         if was_down {
-            to_stderr(&format!("server {} takes connections", self.plan.servers[server.index()]));
+            to_stderr(&format!("server {} takes connections", self.address(server)));
         }
-        self.warm(&self.pools[server.index()]).await;
-        self.recovery.with(|recovery| {
-            recovery[server.index()] = Recovery { is_running: false, ended: Some(Instant::now()) };
-        });
+        self.warm(server).await;
+        self.recovery.lock()[server.index()] =
+            Recovery { is_running: false, ended: Some(Instant::now()) };
         self.flights.with_policy(|hedge| hedge.set_warm(server));
     }
 
     /// Sends recorded requests to a server, one at a time. It pauses after each for as long as that
     /// took: if both servers share CPUs, the other server keeps half of one.
-    async fn warm(&self, pool: &Arc<Pool>) {
+    async fn warm(&self, server: Server) {
         let mut failed = 0;
         let mut number = 0;
-        while let Some(request) = self.replays.with(|replays| replays.nth(number)) {
+        loop {
+            let Some(request) = self.replays.lock().nth(number) else { return };
             number += 1;
-            self.counts.with(|counts| counts.replayed += 1);
+            self.counts.lock().replayed += 1;
             let began = Instant::now();
-            let attempt = Arc::clone(pool).send(request);
-            let read = async { Ok::<bool, Lost>(attempt.await?.read_to_end().await) };
-            let read = tokio::time::timeout(self.plan.give_up, read).await;
-            failed += u32::from(!matches!(read, Ok(Ok(true))));
+            let attempt = self.upstream.clone().send(self.address(server), request);
+            let read = tokio::time::timeout(self.settings.give_up, read_to_end(attempt)).await;
+            failed += u32::from(read != Ok(true));
             if failed == MAX_FAILED_REPLAYS {
                 return;
             }

@@ -13,8 +13,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use elfen_machine::process::own_cpu_ns;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -56,18 +57,18 @@ async fn answer(
     request: Request<Incoming>,
     name: String,
     counts: WorkCounts,
-) -> Result<Response<Pieces>, Infallible> {
+) -> Result<Answer, Infallible> {
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let mut parts = path.splitn(3, '/');
     let (form, us) = (parts.next().unwrap_or(""), parts.next().and_then(|us| us.parse().ok()));
     let (Some(us), Some(name_of_request)) = (us, parts.next()) else {
-        let mut response = Response::new(Pieces::whole("the path is /FORM/US/NAME\n".to_owned()));
+        let mut response = Response::new(whole("the path is /FORM/US/NAME\n"));
         *response.status_mut() = StatusCode::NOT_FOUND;
         return Ok(response);
     };
     if form == "count" {
         let count = *counts.borrow().get(name_of_request).unwrap_or(&0);
-        return Ok(Response::new(Pieces::whole(count.to_string())));
+        return Ok(Response::new(whole(count.to_string())));
     }
     // A client that disconnected has sent less.
     let body = request.into_body().collect().await.map(|body| body.to_bytes().len());
@@ -75,14 +76,19 @@ async fn answer(
     work(us);
     let text = format!("{name_of_request} {} by {name}\n", body.unwrap_or(0));
     let mut response = Response::new(match form {
-        "chunked" => Pieces::split(&text),
-        "endless" => Pieces::Endless,
-        _ => Pieces::whole(text),
+        // Without a known length, hyper sends chunks.
+        "chunked" => Full::from(text).map_frame(|frame| frame).boxed(),
+        "endless" => Endless.boxed(),
+        _ => whole(text),
     });
     if form == "close" {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
+}
+
+fn whole(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
+    Full::new(text.into()).boxed()
 }
 
 /// Keeps the only thread busy for this much of its CPU time.
@@ -93,46 +99,19 @@ fn work(us: u64) {
     }
 }
 
-/// The body of an answer.
-#[derive(Debug)]
-enum Pieces {
-    Whole(Option<Bytes>),
-    /// The last piece first.
-    Split(Vec<Bytes>),
-    Endless,
-}
+type Answer = Response<BoxBody<Bytes, Infallible>>;
 
-impl Pieces {
-    fn whole(text: String) -> Self {
-        Self::Whole(Some(Bytes::from(text)))
-    }
+/// A body without an end.
+struct Endless;
 
-    fn split(text: &str) -> Self {
-        let (first, rest) = text.split_at(text.len() / 2);
-        Self::Split(vec![Bytes::from(rest.to_owned()), Bytes::from(first.to_owned())])
-    }
-}
-
-impl Body for Pieces {
+impl Body for Endless {
     type Data = Bytes;
     type Error = Infallible;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let next = match &mut *self {
-            Self::Whole(text) => text.take(),
-            Self::Split(pieces) => pieces.pop(),
-            Self::Endless => Some(Bytes::from_static(&[b'x'; 4096])),
-        };
-        Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(text) => SizeHint::with_exact(text.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Split(_) | Self::Endless => SizeHint::default(),
-        }
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 4096])))))
     }
 }

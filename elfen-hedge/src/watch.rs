@@ -6,33 +6,12 @@
 //! waits for a disk, a lock or another service, and would wait elsewhere as well.
 
 use elfen_machine::process::{cpu_time_ns, stat, threads_of};
-use elfen_tailor::service::NotFound;
-
-use crate::processes::ProcessWatcher;
-use crate::processes::ServerProcesses;
 
 #[derive(Debug)]
 pub(crate) struct WatchedServer {
     processes: Vec<u32>,
     cpu_ns: Option<u64>,
     ran: bool,
-}
-
-/// Both servers, with the thread that finds their processes.
-#[derive(Debug)]
-pub(crate) struct WatchedServers {
-    pub(crate) servers: [WatchedServer; 2],
-    pub(crate) process_watcher: ProcessWatcher,
-}
-
-impl WatchedServers {
-    /// Finds the servers, which may also start later.
-    pub(crate) fn find(ports: [u16; 2]) -> Result<Self, NotFound> {
-        let [first, second] = ports.map(ServerProcesses::find);
-        let serving = [first?, second?];
-        let servers = serving.each_ref().map(|serving| WatchedServer::of(serving.processes()));
-        Ok(Self { servers, process_watcher: ProcessWatcher::start(serving, |_| {}) })
-    }
 }
 
 impl WatchedServer {
@@ -71,21 +50,10 @@ impl WatchedServer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::processes::spawn_worker;
+    use crate::processes::{ServerProcesses, spawn_worker};
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
     use std::net::TcpListener;
-
-    #[test]
-    fn a_process_that_works_has_run() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let serving = ServerProcesses::find(listener.local_addr().unwrap().port()).unwrap();
-        let mut own = WatchedServer::of(serving.processes());
-        assert!(own.ran(), "nothing is known yet");
-        let before = cpu_time_ns(std::process::id()).unwrap();
-        while cpu_time_ns(std::process::id()) == Some(before) {}
-        assert!(own.ran() && own.is_free());
-    }
 
     /// Goal: a sleeping server does not stand still, and a stopped one does. Method: a process that
     /// waits for input it never gets, and is the only one with its socket.

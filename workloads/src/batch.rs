@@ -10,14 +10,16 @@
 //! instead, so no code with checks may get into their binary.
 
 use crate::beside::{Slowdown, Tally};
-use crate::command;
 use crate::process::{catch_interrupts, interrupted};
 use crate::units::{Nanos, parse_nanos, seconds};
 use clap::{Args, ValueEnum};
+use elfen_console::command::Outcome;
+use elfen_console::failure::{Failure, Status};
+use elfen_console::output;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use serde::Serialize;
-use std::io;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -111,28 +113,19 @@ struct Report<'a> {
 
 /// Runs a batch command for a program. `name` and `lang` describe the program in the report.
 pub fn run(
-    command: &str,
     name: &str,
     lang: &str,
     program: &mut dyn Program,
     repetition: &Repetition,
-) -> ExitCode {
-    if let Err(errno) = catch_interrupts() {
-        return command::failure(command, &format!("installing the handler of Ctrl-C: {errno}"));
-    }
-    let report = match repeat(name, lang, program, repetition) {
-        Ok(report) => report,
-        Err(Wrong(what)) => {
-            let advice = "the machine or the program computes incorrectly";
-            return command::failure(command, &format!("{name}: {what}: {advice}"));
-        }
-    };
-    match print(repetition, &report) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            command::failure(command, &format!("writing to the standard output: {error}"))
-        }
-    }
+    out: &mut dyn Write,
+) -> Outcome {
+    catch_interrupts()?;
+    let report = repeat(name, lang, program, repetition).map_err(|Wrong(what)| {
+        let fix = "the machine or the program computes incorrectly";
+        Failure::new(Status::Failed, name, what, fix)
+    })?;
+    output::print(out, repetition.json, &report, || text(&report))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn repeat<'a>(
@@ -172,10 +165,7 @@ fn repeat<'a>(
     })
 }
 
-fn print(repetition: &Repetition, report: &Report<'_>) -> io::Result<()> {
-    if repetition.json {
-        return command::say(&(serde_json::to_string(report)? + "\n"));
-    }
+fn text(report: &Report<'_>) -> String {
     let Report { program, lang, iterations, seconds, per_second, unit, checksum, .. } = report;
     let emulated = report.emulated_core.map_or_else(String::new, |core| {
         let EmulatedCore { slowdown, beside_s, added_s } = core;
@@ -184,10 +174,10 @@ fn print(repetition: &Repetition, report: &Report<'_>) -> io::Result<()> {
              requests"
         )
     });
-    command::say(&format!(
+    format!(
         "{program} ({lang}): {iterations} iterations in {seconds:.2} s, {per_second:.0} {unit}/s, \
          checksum {checksum}{emulated}\n"
-    ))
+    )
 }
 
 /// 32 KB, the same as in micro.h.

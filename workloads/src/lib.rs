@@ -7,7 +7,6 @@
 
 pub mod batch;
 pub mod beside;
-pub mod command;
 pub mod load;
 mod process;
 pub mod search;

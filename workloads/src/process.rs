@@ -2,6 +2,7 @@
 //! open, how long a listening queue is, and to end with a report.
 
 use core_affinity::{CoreId, get_core_ids, set_for_current};
+use elfen_console::failure::{Failure, Status};
 use nix::errno::Errno;
 use nix::sched::CpuSet;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -11,47 +12,39 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use thiserror::Error;
-
-#[derive(Debug, Error)]
-pub(crate) enum PinError {
-    #[error("pinning to CPU {cpu}: the kernel refused; name a CPU that this process may run on")]
-    Refused { cpu: usize },
-    #[error("pinning to CPU {cpu}: no CPU above {} can be named", CpuSet::count() - 1)]
-    TooHigh { cpu: usize },
-    #[error("the kernel does not tell which CPUs this process may run on; name one")]
-    Untold,
-}
 
 /// Pins the calling thread.
-pub(crate) fn pin(cpu: usize) -> Result<(), PinError> {
+pub(crate) fn pin(cpu: usize) -> Result<(), Failure> {
+    let refused = |why: &str| {
+        let fix = "name a CPU that this process may run on";
+        Err(Failure::new(Status::Failed, format!("pinning to CPU {cpu}"), why, fix))
+    };
     // Beyond the set's end, `set_for_current` panics.
     if cpu >= CpuSet::count() {
-        return Err(PinError::TooHigh { cpu });
+        return refused("no CPU as high can be named");
     }
-    if set_for_current(CoreId { id: cpu }) { Ok(()) } else { Err(PinError::Refused { cpu }) }
+    if set_for_current(CoreId { id: cpu }) { Ok(()) } else { refused("the kernel refused") }
 }
 
 /// The CPUs that this process may run on, in order.
-pub(crate) fn allowed_cpus() -> Result<Vec<usize>, PinError> {
-    Ok(get_core_ids().ok_or(PinError::Untold)?.into_iter().map(|core| core.id).collect())
+pub(crate) fn allowed_cpus() -> Result<Vec<usize>, Failure> {
+    let ids = get_core_ids().ok_or_else(|| {
+        let why = "the kernel does not list the CPUs that this process may run on";
+        Failure::new(Status::Failed, "choosing a CPU", why, "name one")
+    })?;
+    Ok(ids.into_iter().map(|core| core.id).collect())
 }
 
 /// Descriptors that are no connections: an index's files, epoll, a listener, standard streams.
 const OTHERS: u64 = 100;
 
-#[derive(Debug, Error)]
-#[error(
-    "opening {connections} connections: {errno}; raise `ulimit -n`, or use fewer --connections"
-)]
-pub(crate) struct TooMany {
-    connections: usize,
-    errno: Errno,
-}
-
 /// Makes room for many connections: raises the soft limit on open files as far as it must be.
-pub(crate) fn allow_connections(connections: usize) -> Result<(), TooMany> {
-    let failed = |errno| TooMany { connections, errno };
+pub(crate) fn allow_connections(connections: usize) -> Result<(), Failure> {
+    let failed = |errno: Errno| {
+        let what = format!("opening {connections} connections");
+        let fix = "raise `ulimit -n`, or use fewer --connections";
+        Failure::new(Status::Failed, what, errno, fix)
+    };
     let wanted = connections as u64 + OTHERS;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(failed)?;
     if soft >= wanted {
@@ -88,14 +81,17 @@ pub(crate) fn interrupted() -> bool {
 /// Takes Ctrl-C and SIGTERM as a request to finish and report, instead of losing what was measured.
 /// The first one sets a flag and lets blocking system calls return; the second one ends the process
 /// as usual.
-pub(crate) fn catch_interrupts() -> Result<(), Errno> {
+pub(crate) fn catch_interrupts() -> Result<(), Failure> {
     // SA_RESETHAND restores the default after the first signal. Without SA_RESTART, epoll_wait
     // returns at once.
     let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESETHAND, SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         // SAFETY: `note` only stores to an atomic, which is allowed in a signal handler at any
         // point.
-        unsafe { sigaction(signal, &action) }?;
+        let installed = unsafe { sigaction(signal, &action) };
+        let what = format!("catching {signal}");
+        installed
+            .map_err(|errno| Failure::new(Status::Failed, what, errno, "see `man sigaction`"))?;
     }
     Ok(())
 }

@@ -77,17 +77,17 @@ fn refuse(stream: TcpStream) {
 }
 
 /// Goal: the keys that scripts rely on are there and agree with each other. Method: three
-/// invocations of 200 requests.
+/// runs of 200 requests.
 #[test]
 fn json_has_its_keys() {
     let service = Service::start();
-    let args = ["--rps", "2000", "--requests", "200", "--invocations", "3", "--seed", "7"];
+    let args = ["--rps", "2000", "--requests", "200", "--runs", "3", "--seed", "7"];
     let report = json(&[&args[..], &[&service.url]].concat());
     assert_eq!((&report["requests"], &report["errors"]), (&600.into(), &0.into()));
     assert_eq!((&report["intended_rps"], &report["seed"]), (&2000.0.into(), &7.into()));
-    let invocations = report["invocations"].as_array().expect("an array");
-    assert_eq!(invocations.iter().map(|one| one["seed"].clone()).collect::<Vec<_>>(), [7, 8, 9]);
-    for one in invocations.iter().chain([&report]) {
+    let runs = report["runs"].as_array().expect("an array");
+    assert_eq!(runs.iter().map(|one| one["seed"].clone()).collect::<Vec<_>>(), [7, 8, 9]);
+    for one in runs.iter().chain([&report]) {
         assert!(one["achieved_rps"].as_f64().expect("a rate") > 0.0);
         let at = |key: &str| one["latency_us"][key].as_f64().expect("a latency");
         assert!(0.0 < at("p50") && at("p50") <= at("p90") && at("p90") <= at("p99"));
@@ -96,11 +96,11 @@ fn json_has_its_keys() {
         assert!(late("p50") <= late("p99") && late("p99") <= late("max"));
     }
     let mut p90: Vec<f64> =
-        invocations.iter().filter_map(|one| one["latency_us"]["p90"].as_f64()).collect();
+        runs.iter().filter_map(|one| one["latency_us"]["p90"].as_f64()).collect();
     p90.sort_by(f64::total_cmp);
     assert_eq!(report["latency_us"]["p90"].as_f64(), Some(p90[1]), "the median of three");
     assert_eq!(report["latency_us_ci95"]["p90"].as_array().map(Vec::len), Some(2));
-    assert_eq!(invocations[0]["service_us"]["p50"].as_f64(), Some(10.0), "the service reports it");
+    assert_eq!(runs[0]["service_us"]["p50"].as_f64(), Some(10.0), "the service reports it");
 }
 
 /// Goal: the same seed sends the same requests at the same times. Method: the CSVs of a run, of it
@@ -177,7 +177,7 @@ fn misbehaviour_is_counted() {
     let url = format!("http://{}", service(misbehave));
     let report = json(&["--rps", "1000", "--requests", "60", "--timeout", "500ms", &url]);
     assert_eq!(report["requests"], 60);
-    let kinds = report["invocations"][0]["error_kinds"].as_object().expect("an object");
+    let kinds = report["runs"][0]["error_kinds"].as_object().expect("an object");
     let counted: u64 = kinds.values().filter_map(Value::as_u64).sum();
     assert_eq!(report["errors"], counted);
     for kind in ["503", "closed", "malformed", "timeout"] {
@@ -199,7 +199,7 @@ fn errors_are_one_line() {
         (&["--rps", "0", &nobody], 2, "rate"),
         (&["--requests", "5", "--duration", "1s", &nobody], 2, "cannot be used with"),
         (&["--queries", "/nonexistent", &nobody], 1, "reading queries"),
-        (&["--csv", "/nonexistent/x", &nobody], 1, "writing"),
+        (&["--csv", "/nonexistent/x", &nobody], 1, "can be written"),
         (&["--cpu", "100000", &nobody], 1, "pinning"),
         (&["--cpu", "1023", &nobody], 1, "the kernel refused"),
         (&[nobody.as_str()], 1, "is the service running"),
@@ -207,7 +207,7 @@ fn errors_are_one_line() {
         let output = load(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{args:?}: {stderr}");
-        assert!(stderr.starts_with("elfen-load: ") && stderr.contains(part), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("elfen: ") && stderr.contains(part), "{args:?}: {stderr}");
         assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{args:?}: {stderr}");
     }
 }
@@ -236,8 +236,8 @@ fn people_get_a_table() {
     let table = String::from_utf8_lossy(&output.stdout);
     for part in [
         "rate: 1000.0 rps intended, 0.0 rps achieved; 30 requests, 30 errors; seed 1\n",
-        " p50 ",
-        "\n latency ",
+        "  p50  ",
+        "\nlatency  ",
         "\nsend schedule's error: p50 ",
         "\nwarning: 30 of 30 requests failed (503: 30); the latencies are of the others\n",
     ] {
@@ -261,7 +261,7 @@ fn an_interrupted_run_reports() {
         })
     );
     let child = Command::new(LOAD)
-        .args(["--rps", "500", "--duration", "1h", "--json", "--allow-late", &url])
+        .args(["--rps", "500", "--duration", "3600s", "--json", "--allow-late", &url])
         .stdout(Stdio::piped())
         .spawn()
         .expect("elfen-load was built");

@@ -119,10 +119,7 @@ const LAYERS: [(&str, Layers); 5] = [
         "experiments",
         &[&["cmd"], &["bench", "faults", "report", "expected"], &["live"], &["record"]],
     ),
-    (
-        "workloads",
-        &[&["search"], &["batch", "load"], &["beside"], &["command", "process", "text", "units"]],
-    ),
+    ("workloads", &[&["search"], &["batch", "load"], &["beside"], &["process", "text", "units"]]),
 ];
 
 /// What the runtime may take from outside: it lives in other people's processes.

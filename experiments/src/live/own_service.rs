@@ -145,7 +145,7 @@ fn cgroup_cpu_ns(folder: &Path) -> Option<u64> {
 /// The generator's output of the probe.
 #[derive(Deserialize)]
 struct ProbeOutput {
-    invocations: [Counts; 1],
+    runs: [Counts; 1],
 }
 
 #[derive(Deserialize)]
@@ -172,7 +172,7 @@ impl OwnService {
             }
             other => other,
         });
-        let ProbeOutput { invocations: [Counts { requests, errors }] } = probed?;
+        let ProbeOutput { runs: [Counts { requests, errors }] } = probed?;
         if errors > 0 || requests == 0 {
             let why = format!("{errors} of {requests} requests to {url} failed");
             let fix = "see what the service answers there, as with `curl -v`";

@@ -167,8 +167,8 @@ impl Process {
     pub(super) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
         let said = self.stderr_text();
         let said = said.lines().last().unwrap_or("it said nothing");
-        // Elfen's programs begin their messages with their own names.
-        let said = said.strip_prefix(&format!("{name}: ")).unwrap_or(said).to_owned();
+        // Elfen's programs begin their messages with this name.
+        let said = said.strip_prefix("elfen: ").unwrap_or(said).to_owned();
         LiveError::Failed { name: name.to_owned(), status, said }
     }
 

@@ -299,7 +299,7 @@ impl Testbed {
         latencies: &Latencies,
     ) -> Run {
         let machine = &self.order.machine;
-        let [invocation] = &output.invocations;
+        let [measured] = &output.runs;
         let reports = done.map(|done| done.reports.clone()).unwrap_or_default();
         let known = alone.iter().find(|alone| Some(&alone.batch) == job.batch.as_ref());
         let right = |done: &BatchResults| {
@@ -319,16 +319,16 @@ impl Testbed {
             invocation: job.invocation,
             seed: job.seed,
             duration_s: used.seconds,
-            requests: invocation.requests,
-            errors: invocation.errors,
-            achieved_rps: invocation.achieved_rps,
+            requests: measured.requests,
+            errors: measured.errors,
+            achieved_rps: measured.achieved_rps,
             p50_ms: latencies.at(500),
             p95_ms: latencies.at(950),
             p99_ms: latencies.at(990),
             p999_ms: latencies.at(999),
             max_ms: latencies.at(1000),
             mean_ms: latencies.mean(),
-            late_p99_ms: invocation.late_us.p99 / 1e3,
+            late_p99_ms: measured.late_us.p99 / 1e3,
             request_lane_utilisation: used.workers / count_as_f64(machine.pairs.len()),
             batch_lane_utilisation: done.map_or(0.0, |_| ran / lanes),
             batch_per_second: done.map(|done| done.per_second.unwrap_or(ran)),
@@ -368,12 +368,12 @@ fn lanes_used(cpu_time: f64, reports: &[Report]) -> f64 {
 #[derive(Debug, Deserialize)]
 struct LoadOutput {
     /// The generator is started for one.
-    invocations: [Invocation; 1],
+    runs: [MeasuredRun; 1],
     warnings: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Invocation {
+struct MeasuredRun {
     requests: u64,
     errors: u64,
     achieved_rps: f64,

@@ -8,6 +8,7 @@
 
 use super::{Lanes, Neighbour, Reading};
 use crate::units::Nanos;
+use elfen_console::failure::{Failure, Status};
 use elfen_kernel::task_map;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::inherit::Run;
@@ -26,7 +27,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use std::{fs, process};
-use thiserror::Error;
 
 /// The task map, and what runs say of their lanes. No system calls, but to refresh.
 #[derive(Debug)]
@@ -38,28 +38,22 @@ pub struct Kernel {
     own: Option<Page<LaneSlot>>,
 }
 
-/// Why a core cannot be emulated here.
-#[derive(Debug, Error)]
-pub enum Lacking {
-    #[error(
-        "emulating a core: opening the task map: {0}; run this as root, or as a member of \
-         group elfen where elfend runs"
-    )]
-    Map(#[from] task_map::Error),
-    #[error("emulating a core: this kernel has no CPU {cpu}; correct --beside")]
-    NoCpu { cpu: u32 },
-}
-
 /// The task map with the accounts of these lanes: of the run that this process belongs to, or else
 /// the machine's.
-pub fn open(lanes: &Lanes) -> Result<Kernel, Lacking> {
+pub fn open(lanes: &Lanes) -> Result<Kernel, Failure> {
+    let lacks =
+        |why: String, fix: &str| Failure::new(Status::Unsupported, "emulating a core", why, fix);
     let (map, own) = match Run::inherited() {
         Some(Run { tasks: Some(map), pages: [Some(pages), ..] }) => (map, Some(pages.lanes)),
-        _ => (task_map::open()?.0, None),
+        _ => {
+            let fix = "run this as root, or as a member of group elfen where elfend runs";
+            let opened = task_map::open();
+            (opened.map_err(|error| lacks(format!("opening the task map: {error}"), fix))?.0, None)
+        }
     };
     let all = lanes.pairs().flat_map(|(request, batch)| [request, batch]);
     match all.into_iter().find(|cpu| *cpu >= map.cpus()) {
-        Some(cpu) => Err(Lacking::NoCpu { cpu }),
+        Some(cpu) => Err(lacks(format!("this kernel has no CPU {cpu}"), "correct --beside")),
         None => Ok(Kernel { map, pages: RwLock::default(), own }),
     }
 }

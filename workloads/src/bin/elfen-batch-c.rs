@@ -2,17 +2,15 @@
 //! that come in at `mcount`.
 
 use clap::{Parser, ValueEnum};
+use elfen_console::command;
 use std::process::ExitCode;
 use workloads::batch::{self, Kind, MicroInC, Repetition};
-use workloads::command;
-
-const COMMAND: &str = "elfen-batch-c";
 
 /// Repeats one of the thesis's programs in C and prints how much of its work was done, with a
 /// checksum of it. `elfen-batch` has the same in Rust, and more.
 #[derive(Debug, Parser)]
 #[command(
-    name = COMMAND,
+    name = "elfen-batch-c",
     version,
     after_help = "Example: elfen-batch-c matrix --duration 5s\n\n\
                   Exit status: 0 done, 1 a result was wrong, 2 wrong arguments."
@@ -25,11 +23,12 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let args: Args = match command::parse(COMMAND) {
-        Ok(args) => args,
-        Err(status) => return status,
-    };
-    let name = args.program.to_possible_value().expect("no variant is hidden");
-    let mut program = MicroInC::new(args.program, args.repetition.seed);
-    batch::run(COMMAND, name.get_name(), "c", &mut program, &args.repetition)
+    command::main::<Args>(
+        |_| Ok(()),
+        |Args { program: kind, repetition }, out| {
+            let name = kind.to_possible_value().expect("no variant is hidden");
+            let mut program = MicroInC::new(kind, repetition.seed);
+            batch::run(name.get_name(), "c", &mut program, &repetition, out)
+        },
+    )
 }

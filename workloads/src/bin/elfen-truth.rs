@@ -8,23 +8,22 @@
 use std::arch::x86_64::_rdtsc;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use elfen_console::command::{self, Outcome};
+use elfen_console::failure::{Failure, Status};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::tag;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
-use workloads::command;
 use workloads::units::{Nanos, nanos_from_f64, parse_nanos};
-
-const COMMAND: &str = "elfen-truth";
 
 /// Takes turns of random length, says so by tags, and writes when each began and ended.
 #[derive(Debug, Parser)]
 #[command(
-    name = COMMAND,
+    name = "elfen-truth",
     version,
     after_help = "Turns have numbers from 1, and the tags odd and even; the number is the thread's \
                   value. Lengths are drawn log-uniformly. FILE gets a row a turn: turn, tag, \
@@ -60,18 +59,17 @@ const TURNS_MAX: u64 = 1 << 26;
 const LENGTHS: usize = 1 << 16;
 
 fn main() -> ExitCode {
-    let args: Args = match command::parse(COMMAND) {
-        Ok(args) => args,
-        Err(status) => return status,
-    };
+    command::main::<Args>(|_| Ok(()), run)
+}
+
+fn run(args: Args, out: &mut dyn Write) -> Outcome {
     if args.shortest == 0 || args.shortest > args.longest {
-        return command::usage(COMMAND, "--shortest is above 0, and not above --longest");
+        let (why, fix) = ("--shortest is 0 or above --longest", "see `elfen-truth --help`");
+        return Err(Failure::new(Status::Usage, "arguments", why, fix));
     }
+    let unwritten = |error| Failure::unwritable("stamps", &args.stamps, error);
     // Before the turns, not after them: a file that cannot be written is said at once.
-    let file = match File::create(&args.stamps) {
-        Ok(file) => file,
-        Err(error) => return unwritten(&args.stamps, &error),
-    };
+    let file = File::create(&args.stamps).map_err(unwritten)?;
     let before = Moment::now();
     // Good to a part in ten thousand; the stamps take the rate over the whole run.
     while before.since_ns() < 10_000_000 {
@@ -87,17 +85,9 @@ fn main() -> ExitCode {
     let mut stamps = vec![1; usize::try_from(most).unwrap_or(LENGTHS)];
     let turns = take_turns(&lengths, ticks, &mut stamps);
     let clock = Conversion { first: before, ns_per_tick: 1.0 / before.ticks_per_ns() };
-    if let Err(error) = write(file, &stamps[..=turns], clock) {
-        return unwritten(&args.stamps, &error);
-    }
-    match command::say(&format!("{turns} turns\n")) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => command::failure(COMMAND, &format!("writing to standard output: {error}")),
-    }
-}
-
-fn unwritten(path: &Path, error: &io::Error) -> ExitCode {
-    command::failure(COMMAND, &format!("writing {}: {error}", path.display()))
+    write(file, &stamps[..=turns], clock).map_err(unwritten)?;
+    writeln!(out, "{turns} turns").map_err(Failure::output)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn whole(value: f64) -> u64 {

@@ -2,13 +2,13 @@
 
 use super::driver::Settings;
 use super::engine::Limits;
-use super::error::LoadError;
 use super::plan::{Arrivals, End};
 use super::protocol::Protocol;
-use super::queries::{Lines, QuerySet, Target};
+use super::queries::{Lines, QuerySet, Target, usage};
 use super::reference::ServiceTimes;
 use crate::units::{Nanos, parse_nanos};
 use clap::Parser;
+use elfen_console::failure::Failure;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Measure this many times, with seeds counting up from --seed; report medians (20 in the
     /// thesis)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
-    pub(crate) invocations: u32,
+    pub(crate) runs: u32,
 
     /// Decides every arrival time and the order of the queries
     #[arg(long, default_value = "1")]
@@ -138,7 +138,7 @@ fn template(text: &str) -> Result<String, String> {
 
 impl Args {
     /// What the arguments mean; reads the files they name.
-    pub(crate) fn settings(&self, target: &Target) -> Result<Settings, LoadError> {
+    pub(crate) fn settings(&self, target: &Target) -> Result<Settings, Failure> {
         let queries = self.query_set(target)?;
         let end = match (self.duration, self.requests, self.passes) {
             (_, Some(requests), _) => End::Requests(requests),
@@ -166,10 +166,10 @@ impl Args {
         })
     }
 
-    fn query_set(&self, target: &Target) -> Result<QuerySet, LoadError> {
+    fn query_set(&self, target: &Target) -> Result<QuerySet, Failure> {
         if self.template.is_some() && target.protocol != Protocol::Http {
             let problem = "--template is for HTTP; write Redis commands as they are";
-            return Err(LoadError::Usage(problem.into()));
+            return Err(usage(problem));
         }
         let Some(path) = &self.queries else { return QuerySet::of_target(target) };
         let lines = match &self.template {

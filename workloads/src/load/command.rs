@@ -2,81 +2,57 @@
 
 use super::args::Args;
 use super::driver::Settings;
-use super::error::LoadError;
 use super::queries::Target;
 use super::reference;
 use super::report::{CSV_HEADER, Report, write_csv};
-use crate::command;
 use crate::process::{catch_interrupts, interrupted};
-use crate::units::{micros, show_nanos};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::units::micros;
+use elfen_console::command::{self, Outcome};
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status};
+use elfen_console::output;
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
-
-const PROGRAM: &str = "elfen-load";
-const INTERRUPTED: u8 = 130;
-const REDRAW_EVERY: Duration = Duration::from_millis(200);
 
 pub fn main() -> ExitCode {
-    let args: Args = match command::parse(PROGRAM) {
-        Ok(args) => args,
-        Err(status) => return status,
-    };
-    match run(&args) {
-        Ok(()) if interrupted() && args.reference_server.is_none() => ExitCode::from(INTERRUPTED),
-        Ok(()) => ExitCode::SUCCESS,
-        Err(LoadError::Usage(problem)) => command::usage(PROGRAM, &problem),
-        Err(error) => {
-            command::complain(PROGRAM, &error.to_string());
-            match error {
-                LoadError::NothingMeasured => ExitCode::from(INTERRUPTED),
-                _ => ExitCode::FAILURE,
-            }
-        }
-    }
+    command::main::<Args>(|_| Ok(()), run)
 }
 
-fn run(args: &Args) -> Result<(), LoadError> {
-    let failed = |what: &str, error| LoadError::Failed(format!("{what}: {error}"));
-    catch_interrupts().map_err(|error| failed("installing the handler of Ctrl-C", error.into()))?;
+fn run(args: Args, out: &mut dyn Write) -> Outcome {
+    catch_interrupts()?;
     if let Some(address) = args.reference_server {
         // A port of 0 asks for any: say which it is.
-        let ready = |address| command::say(&format!("serving on {address}\n"));
+        let ready = |address| writeln!(out, "serving on {address}").and_then(|()| out.flush());
         let times = args.service.unwrap_or_default();
-        return reference::serve(address, times, args.seed, ready).map_err(|error| {
-            let advice = "choose an address that is free";
-            LoadError::Failed(format!("serving at {address}: {error}; {advice}"))
-        });
+        reference::serve(address, times, args.seed, ready).map_err(|error| {
+            let (what, fix) = (format!("serving at {address}"), "choose an address that is free");
+            Failure::new(Status::Failed, what, error, fix)
+        })?;
+        return Ok(ExitCode::SUCCESS);
     }
     let target = args.url.as_ref().expect("clap requires it here");
     let settings = args.settings(target)?;
     if settings.queries.skipped > 0 {
         let skipped = settings.queries.skipped;
-        command::complain(PROGRAM, &format!("left out {skipped} tasks that are no text query"));
+        output::warn(&format!("left out {skipped} tasks that are no text query"));
     }
-    let report = measure(args, target, &settings)?;
-    let text = match args.json {
-        true => serde_json::to_string(&report).map_err(io::Error::from)? + "\n",
-        false => report.table(),
-    };
-    command::say(&text).map_err(|error| failed("writing to the standard output", error))
+    let report = measure(&args, target, &settings)?;
+    output::print(out, args.json, &report, || report.table())?;
+    let status = if interrupted() { Status::Interrupted as u8 } else { 0 };
+    Ok(ExitCode::from(status))
 }
 
-fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, LoadError> {
+fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, Failure> {
     // Opened first: a path that can't be written is better known before the run than after.
     let mut csv = args.csv.as_deref().map(Log::create).transpose()?;
     let mut runs = Vec::new();
-    for number in 0..args.invocations {
+    for number in 0..args.runs {
         if interrupted() {
             break;
         }
-        let bar = bar(args, settings, number);
-        let run = settings.run(args.seed.wrapping_add(number.into()), &bar);
-        bar.finish_and_clear();
-        let mut run = run?;
+        let mut run = settings.run(args.seed.wrapping_add(number.into()))?;
         if run.recorder.requests() == 0 && interrupted() {
             break;
         }
@@ -88,14 +64,15 @@ fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, 
         runs.push(run);
     }
     if runs.is_empty() {
-        return Err(LoadError::NothingMeasured);
+        let (why, fix) = ("interrupted before anything was measured", "let it run for longer");
+        return Err(Failure::new(Status::Interrupted, "measuring", why, fix));
     }
     if let Some(mut csv) = csv {
         csv.write(|out| out.flush())?;
     }
     let mut report = Report::new(target.url(), settings, &runs, args.seed);
     if args.allow_late && report.late_us.max > micros(args.max_late) {
-        let bound = show_nanos(args.max_late);
+        let bound = duration::show(args.max_late);
         let warning = format!("requests were sent later than the bound of {bound} (--allow-late)");
         report.warnings.insert(0, warning);
     }
@@ -105,20 +82,6 @@ fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, 
     Ok(report)
 }
 
-/// A bar on a terminal, which a thread of its own draws: the sending thread only counts.
-fn bar(args: &Args, settings: &Settings, number: u32) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let expected = Some(settings.expected_requests());
-    let bar = ProgressBar::with_draw_target(expected, ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} requests {elapsed}");
-    bar.set_style(style.expect("the template is a constant"));
-    bar.set_message(format!("{:.0} rps, {}/{}", settings.rps, number + 1, args.invocations));
-    bar.enable_steady_tick(REDRAW_EVERY);
-    bar
-}
-
 /// The file of every request, which is written while measuring; its errors name it.
 struct Log<'a> {
     path: &'a Path,
@@ -126,8 +89,9 @@ struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    fn create(path: &'a Path) -> Result<Self, LoadError> {
-        let file = File::create(path).map_err(|error| unwritten(path, &error))?;
+    fn create(path: &'a Path) -> Result<Self, Failure> {
+        let file =
+            File::create(path).map_err(|error| Failure::unwritable("requests", path, error))?;
         let mut log = Self { path, out: BufWriter::new(file) };
         log.write(|out| writeln!(out, "{CSV_HEADER}"))?;
         Ok(log)
@@ -136,12 +100,7 @@ impl<'a> Log<'a> {
     fn write(
         &mut self,
         with: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
-    ) -> Result<(), LoadError> {
-        with(&mut self.out).map_err(|error| unwritten(self.path, &error))
+    ) -> Result<(), Failure> {
+        with(&mut self.out).map_err(|error| Failure::unwritable("requests", self.path, error))
     }
-}
-
-fn unwritten(path: &Path, error: &io::Error) -> LoadError {
-    let advice = "free some space, or name another file";
-    LoadError::Failed(format!("writing {}: {error}; {advice}", path.display()))
 }

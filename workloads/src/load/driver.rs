@@ -4,15 +4,15 @@
 //! timeout counts in milliseconds), then polls without sleeping until the moment has come. What the
 //! service sends is read whenever the thread is awake, and stamped after it was read.
 
-use super::engine::{Engine, Limits};
-use super::error::LoadError;
+use super::engine::{Engine, Limits, Overrun};
 use super::plan::{Arrival, Arrivals, End, Plan};
-use super::protocol::{Failure, Malformed, Parser, Protocol};
+use super::protocol::{Fault, Malformed, Parser, Protocol};
 use super::queries::QuerySet;
 use super::record::{Distribution, Recorder};
 use crate::process::{allow_connections, interrupted, pin};
 use crate::units::{Nanos, nanos_from_f64, seconds};
-use indicatif::ProgressBar;
+use elfen_console::duration;
+use elfen_console::failure::{Failure, Status};
 use mio::event::Event;
 use mio::net::TcpStream;
 use mio::unix::SourceFd;
@@ -50,7 +50,7 @@ pub(crate) struct Settings {
 }
 
 #[derive(Debug)]
-pub(crate) struct Invocation {
+pub(crate) struct Run {
     pub(crate) seed: u64,
     pub(crate) recorder: Recorder,
     /// How long after the timer the thread ran: an answer that comes while it sleeps is seen as
@@ -63,7 +63,7 @@ pub(crate) struct Invocation {
     span_ns: Nanos,
 }
 
-impl Invocation {
+impl Run {
     /// Requests answered well, per second.
     pub(crate) fn achieved_rps(&self) -> f64 {
         let count = self.recorder.latency.count();
@@ -107,28 +107,46 @@ impl Settings {
     }
 
     /// Runs the plan of `seed` against the service, on a thread of its own.
-    pub(crate) fn run(&self, seed: u64, bar: &ProgressBar) -> Result<Invocation, LoadError> {
-        let failed = |error: &dyn std::error::Error| LoadError::Failed(error.to_string());
-        allow_connections(self.limits.connections).map_err(|error| failed(&error))?;
+    pub(crate) fn run(&self, seed: u64) -> Result<Run, Failure> {
+        allow_connections(self.limits.connections)?;
         let planned_end_ns = self.planned_end_ns();
         let driving = || {
-            self.cpu.map_or(Ok(()), pin).map_err(|error| failed(&error))?;
+            self.cpu.map_or(Ok(()), pin)?;
             let plan = Box::new(self.whole_plan(seed));
             let recorder = Recorder::new(self.warmup_ns, self.every_request);
             let engine = Engine::new(plan, self.limits, recorder);
-            Driver::connect(self, engine, bar)?.run()
+            let mut driver = Driver::new(self, engine).map_err(network)?;
+            driver.connect()?;
+            driver.run()
         };
-        let mut invocation = thread::scope(|scope| {
+        let mut run = thread::scope(|scope| {
             scope.spawn(driving).join().expect("the driver's thread panicked")
         })?;
-        let recorder = &mut invocation.recorder;
+        let recorder = &mut run.recorder;
         recorder.samples.sort_by_key(|sample| sample.index);
         let waited_for = matches!(self.end, End::At(_)) && !interrupted();
         let end_ns = recorder.last_done_ns.max(if waited_for { planned_end_ns } else { 0 });
-        invocation.span_ns = end_ns.saturating_sub(self.warmup_ns);
-        invocation.seed = seed;
-        Ok(invocation)
+        run.span_ns = end_ns.saturating_sub(self.warmup_ns);
+        run.seed = seed;
+        Ok(run)
     }
+}
+
+fn network(error: io::Error) -> Failure {
+    Failure::new(Status::Failed, "waiting for the network", error, "see `ulimit -n`")
+}
+
+fn too_late(overrun: Overrun, lost: Option<io::Error>) -> Failure {
+    let Overrun { late_ns, bound_ns, starved } = overrun;
+    let [late, bound] = [late_ns, bound_ns].map(duration::show);
+    let lost = lost.map(|error| format!(" (a connection was lost: {error})")).unwrap_or_default();
+    let (why, fix) = if starved {
+        ("no connection had room", "use more --connections, --pipeline, or --allow-late")
+    } else {
+        ("the generator fell behind", "give it a CPU of its own (--cpu), or --allow-late")
+    };
+    let what = format!("a request was sent {late} late (bound {bound})");
+    Failure::new(Status::Failed, what, format!("{why}{lost}"), fix)
 }
 
 /// One connection: a socket that never blocks, what it still has to send, and where its answers
@@ -185,11 +203,9 @@ impl Link {
     }
 }
 
-#[derive(Debug)]
 struct Driver<'a> {
     settings: &'a Settings,
     engine: Engine,
-    bar: &'a ProgressBar,
     poll: Poll,
     events: Events,
     timer: TimerFd,
@@ -205,42 +221,39 @@ struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Opens all connections and waits until they stand.
-    fn connect(
-        settings: &'a Settings,
-        engine: Engine,
-        bar: &'a ProgressBar,
-    ) -> Result<Self, LoadError> {
+    fn new(settings: &'a Settings, engine: Engine) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)
-            .map_err(io::Error::from)?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
         let source = timer.as_fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&source), TIMER, Interest::READABLE)?;
-        let connections = settings.limits.connections;
-        let mut driver = Self {
+        let links = (0..settings.limits.connections).map(|_| Link::new(settings.protocol));
+        Ok(Self {
             settings,
             engine,
-            bar,
             poll,
             events: Events::with_capacity(1024),
             timer,
             timer_at: None,
-            links: (0..connections).map(|_| Link::new(settings.protocol)).collect(),
+            links: links.collect(),
             retries: VecDeque::new(),
             buffer: vec![0; READ_BYTES],
             origin: Instant::now(),
             overslept: Distribution::default(),
             lost: 0,
             last_error: None,
-        };
+        })
+    }
+
+    /// Opens all connections and waits until they stand.
+    fn connect(&mut self) -> Result<(), Failure> {
+        let connections = self.links.len();
         for first in (0..connections).step_by(OPENING_AT_ONCE) {
-            driver.open_all(first..connections.min(first + OPENING_AT_ONCE)).map_err(|error| {
-                let address = settings.address;
-                let advice = "is the service running there?";
-                LoadError::Failed(format!("connecting to {address}: {error}; {advice}"))
+            self.open_all(first..connections.min(first + OPENING_AT_ONCE)).map_err(|error| {
+                let what = format!("connecting to {}", self.settings.address);
+                Failure::new(Status::Failed, what, error, "is the service running there?")
             })?;
         }
-        Ok(driver)
+        Ok(())
     }
 
     /// Opens some connections and waits until they stand.
@@ -268,7 +281,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Runs the engine's plan to its end; its time counts from now.
-    fn run(mut self) -> Result<Invocation, LoadError> {
+    fn run(mut self) -> Result<Run, Failure> {
         self.origin = Instant::now();
         (0..self.links.len()).for_each(|at| self.engine.set_usable(at, true));
         loop {
@@ -278,10 +291,10 @@ impl<'a> Driver<'a> {
             self.send_due()?;
             let now = self.now();
             while let Some(at) = self.engine.expired(now) {
-                self.close(at, Failure::Timeout, None);
+                self.close(at, Fault::Timeout, None);
             }
             if self.engine.is_done() {
-                return Ok(Invocation {
+                return Ok(Run {
                     seed: 0,
                     recorder: self.engine.into_recorder(),
                     overslept: self.overslept,
@@ -290,7 +303,7 @@ impl<'a> Driver<'a> {
                 });
             }
             self.reopen(now);
-            self.wait()?;
+            self.wait().map_err(network)?;
             let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
             events.iter().for_each(|event| self.take_event(event));
             self.events = events;
@@ -301,7 +314,7 @@ impl<'a> Driver<'a> {
         Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
     }
 
-    fn send_due(&mut self) -> Result<(), LoadError> {
+    fn send_due(&mut self) -> Result<(), Failure> {
         loop {
             match self.engine.next_send(self.now()) {
                 Ok(Some(send)) => {
@@ -309,14 +322,14 @@ impl<'a> Driver<'a> {
                     match self.links[at].send(self.settings.queries.request(send.query)) {
                         Ok(true) => {}
                         Ok(false) => self.engine.set_usable(at, false),
-                        Err(error) => self.close(at, Failure::Closed, Some(error)),
+                        Err(error) => self.close(at, Fault::Closed, Some(error)),
                     }
                 }
                 Ok(None) => return Ok(()),
                 Err(overrun) => {
                     // A lost connection explains requests that waited for one, and nothing else.
                     let last_error = self.last_error.take().filter(|_| overrun.starved);
-                    return Err(LoadError::Late { overrun, last_error });
+                    return Err(too_late(overrun, last_error));
                 }
             }
         }
@@ -369,7 +382,7 @@ impl<'a> Driver<'a> {
             match if is_opening { link.finish_opening() } else { link.flush() } {
                 Ok(true) => self.engine.set_usable(at, true),
                 Ok(false) => {}
-                Err(error) => return self.close(at, Failure::Closed, Some(error)),
+                Err(error) => return self.close(at, Fault::Closed, Some(error)),
             }
         }
         let ends = event.is_read_closed() || event.is_error();
@@ -386,23 +399,22 @@ impl<'a> Driver<'a> {
                 Ok(0) => {
                     if let Some(reply) = self.links[at].parser.end_of_stream() {
                         self.engine.replied(at, self.now(), &reply);
-                        self.bar.inc(1);
                     }
                     let error = io::Error::new(ErrorKind::UnexpectedEof, "the service closed it");
-                    return self.close(at, Failure::Closed, Some(error));
+                    return self.close(at, Fault::Closed, Some(error));
                 }
                 Ok(got) => match self.take_replies(at, got) {
-                    Ok(true) => return self.close(at, Failure::Closed, None),
+                    Ok(true) => return self.close(at, Fault::Closed, None),
                     Ok(false) if got < self.buffer.len() && !ends => return,
                     Ok(false) => {}
                     Err(Malformed) => {
                         let error = io::Error::new(ErrorKind::InvalidData, "malformed answer");
-                        return self.close(at, Failure::Malformed, Some(error));
+                        return self.close(at, Fault::Malformed, Some(error));
                     }
                 },
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return self.close(at, Failure::Closed, Some(error)),
+                Err(error) => return self.close(at, Fault::Closed, Some(error)),
             }
         }
     }
@@ -419,7 +431,6 @@ impl<'a> Driver<'a> {
             if !self.engine.replied(at, now, &reply) {
                 return Err(Malformed);
             }
-            self.bar.inc(1);
             if reply.closes {
                 return Ok(true);
             }
@@ -427,7 +438,7 @@ impl<'a> Driver<'a> {
         Ok(false)
     }
 
-    fn close(&mut self, at: usize, reason: Failure, error: Option<io::Error>) {
+    fn close(&mut self, at: usize, reason: Fault, error: Option<io::Error>) {
         let now = self.now();
         self.engine.closed(at, now, reason);
         // Dropping the stream takes it out of epoll.

@@ -9,13 +9,11 @@
 //! waits here, and the wait is part of its latency and of its lateness: to be late is a failure,
 //! whether the generator or the service is the cause.
 
-use super::error::Overrun;
 use super::plan::Arrival;
-use super::protocol::{Failure, Reply, Timing};
+use super::protocol::{Fault, Reply, Timing};
 use super::record::{Recorder, Sample};
 use crate::units::Nanos;
 use std::collections::{BTreeSet, VecDeque};
-use std::fmt;
 use std::iter::Peekable;
 
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +25,15 @@ pub(crate) struct Limits {
     pub(crate) timeout_ns: Nanos,
     /// How late a send may be before the run fails; `None` lets it go on.
     pub(crate) most_late_ns: Option<Nanos>,
+}
+
+/// The schedule was not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Overrun {
+    pub(crate) late_ns: Nanos,
+    pub(crate) bound_ns: Nanos,
+    /// The request waited for a connection rather than for the generator.
+    pub(crate) starved: bool,
 }
 
 /// What the caller is to write now.
@@ -163,12 +170,12 @@ impl Engine {
 
     /// The connection is gone: what was under way on it failed, the oldest for `reason`, those
     /// behind it because it closed.
-    pub(crate) fn closed(&mut self, connection: usize, now: Nanos, reason: Failure) {
+    pub(crate) fn closed(&mut self, connection: usize, now: Nanos, reason: Fault) {
         let lost = std::mem::take(&mut self.connections[connection].in_flight);
         self.set_usable(connection, false);
         self.in_flight -= lost.len();
         for (behind, request) in lost.into_iter().enumerate() {
-            let failure = if behind == 0 { reason } else { Failure::Closed };
+            let failure = if behind == 0 { reason } else { Fault::Closed };
             let sent = Some((connection, request.since_ns));
             self.record(request.arrival, sent, now, Err(failure), Timing::default());
         }
@@ -180,7 +187,7 @@ impl Engine {
         let timeout = self.limits.timeout_ns;
         let is_over = |first: &mut Request| first.arrival.at_ns + timeout <= now;
         while let Some(request) = self.waiting.pop_front_if(is_over) {
-            self.record(request.arrival, None, now, Err(Failure::Timeout), Timing::default());
+            self.record(request.arrival, None, now, Err(Fault::Timeout), Timing::default());
         }
         let (_, connection) = self.oldest().filter(|(deadline, _)| *deadline <= now)?;
         Some(connection)
@@ -218,7 +225,7 @@ impl Engine {
         arrival: Arrival,
         sent: Option<(usize, Nanos)>,
         now: Nanos,
-        result: Result<(), Failure>,
+        result: Result<(), Fault>,
         timing: Timing,
     ) {
         self.recorder.record(&Sample {
@@ -263,14 +270,6 @@ impl Engine {
 
     fn pick(&self) -> Option<usize> {
         self.ranks.first().map(|(.., connection)| *connection)
-    }
-}
-
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Engine");
-        shown.field("limits", &self.limits).field("in_flight", &self.in_flight);
-        shown.finish_non_exhaustive()
     }
 }
 

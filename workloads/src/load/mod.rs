@@ -9,7 +9,6 @@ mod args;
 pub mod command;
 mod driver;
 mod engine;
-mod error;
 mod plan;
 mod protocol;
 mod queries;

@@ -1,7 +1,7 @@
-//! The plan of an invocation: when each request is due, and which query it asks.
+//! The plan of a run: when each request is due, and which query it asks.
 //!
 //! The plan never looks at the service: that is what makes the loop open. The same seed gives the
-//! same plan, so that an invocation can be run again. Arrival times and the order of the queries
+//! same plan, so that a run can be run again. Arrival times and the order of the queries
 //! come from separate streams of the seed: changing the query set does not move the arrivals.
 
 use crate::units::{Nanos, nanos_from_f64, seconds};
@@ -39,13 +39,13 @@ pub(crate) enum End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
     pub(crate) index: u64,
-    /// Nanoseconds from the start of the invocation: the intended send time.
+    /// Nanoseconds from the start of the run: the intended send time.
     pub(crate) at_ns: Nanos,
     /// Index into the query set.
     pub(crate) query: u32,
 }
 
-/// The plan of one invocation, made as it is consumed.
+/// The plan of one run, made as it is consumed.
 #[derive(Debug)]
 pub(crate) struct Plan {
     arrivals: Arrivals,

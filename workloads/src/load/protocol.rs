@@ -29,7 +29,7 @@ impl Protocol {
 
 /// Why a request got no good answer, in the words of the table, the JSON and the CSV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Failure {
+pub(crate) enum Fault {
     /// An HTTP status other than 2xx.
     Status(u16),
     /// Redis's own error reply.
@@ -42,7 +42,7 @@ pub(crate) enum Failure {
     Timeout,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Status(status) => write!(f, "{status}"),
@@ -66,14 +66,14 @@ pub(crate) struct Timing {
 /// A complete answer, whatever it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
-    pub(crate) result: Result<(), Failure>,
+    pub(crate) result: Result<(), Fault>,
     pub(crate) timing: Timing,
     /// The service will close the connection after this answer.
     pub(crate) closes: bool,
 }
 
 impl Reply {
-    pub(crate) fn bare(result: Result<(), Failure>) -> Self {
+    pub(crate) fn bare(result: Result<(), Fault>) -> Self {
         Self { result, timing: Timing::default(), closes: false }
     }
 }
@@ -204,7 +204,7 @@ impl Parser {
         }
         let status = response.code.ok_or(Malformed)?;
         let is_good = (200..300).contains(&status);
-        let mut reply = Reply::bare(if is_good { Ok(()) } else { Err(Failure::Status(status)) });
+        let mut reply = Reply::bare(if is_good { Ok(()) } else { Err(Fault::Status(status)) });
         reply.closes = response.version == Some(0);
         let (mut length, mut chunked) = (None, None);
         for httparse::Header { name, value } in response.headers.iter() {
@@ -243,27 +243,26 @@ impl Parser {
         Ok(expects)
     }
 
-    /// What follows the first line of an element, in version 2 of RESP and in what version 3 adds
-    /// to plain replies.
+    /// What follows the first line of an element, in version 2 of RESP: servers speak version 3
+    /// only when asked to.
     fn read_element(&mut self, line: &[u8]) -> Result<Expects, Malformed> {
         let (&kind, rest) = line.split_first().ok_or(Malformed)?;
-        if self.missing == 0 && matches!(kind, b'-' | b'!') {
-            self.reply.result = Err(Failure::Refused);
+        if self.missing == 0 && kind == b'-' {
+            self.reply.result = Err(Fault::Refused);
         }
         self.missing = self.missing.saturating_sub(1);
         // A length of -1 is RESP's null.
         let length = || if rest == b"-1" { Ok(None) } else { number(rest, 10).map(Some) };
         let elements = match kind {
-            b'+' | b':' | b'_' | b'#' | b',' | b'(' | b'-' => 0,
-            b'$' | b'=' | b'!' => {
+            b'+' | b':' | b'-' => 0,
+            b'$' => {
                 if let Some(length) = length()? {
                     self.skip = length;
                     return Ok(Expects::BulkEnd);
                 }
                 0
             }
-            b'*' | b'~' => length()?.unwrap_or(0),
-            b'%' => length()?.unwrap_or(0).checked_mul(2).ok_or(Malformed)?,
+            b'*' => length()?.unwrap_or(0),
             _ => return Err(Malformed),
         };
         self.missing = self.missing.checked_add(elements).ok_or(Malformed)?;
@@ -424,7 +423,7 @@ mod tests {
                 }
                 _ => {
                     bytes = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n".to_vec();
-                    reply.result = Err(Failure::Status(503));
+                    reply.result = Err(Fault::Status(503));
                 }
             }
             (bytes, reply)
@@ -448,7 +447,7 @@ mod tests {
         });
         prop_oneof![
             4 => nested.prop_map(|bytes| (bytes, Reply::bare(Ok(())))),
-            1 => Just((b"-ERR no\r\n".to_vec(), Reply::bare(Err(Failure::Refused)))),
+            1 => Just((b"-ERR no\r\n".to_vec(), Reply::bare(Err(Fault::Refused)))),
         ]
     }
 

@@ -1,8 +1,9 @@
 //! Where the requests go and what they ask: the target, and the query set.
 
-use super::error::LoadError;
 use super::protocol::Protocol;
-use std::fmt::Write;
+use elfen_console::failure::{Failure, Status};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use std::fmt;
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -50,10 +51,15 @@ impl FromStr for Target {
 }
 
 impl Target {
-    pub(crate) fn resolve(&self) -> Result<SocketAddr, LoadError> {
+    pub(crate) fn resolve(&self) -> Result<SocketAddr, Failure> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         let failed = |why: String| {
-            LoadError::Failed(format!("resolving {}: {why}; name a host that exists", self.host))
+            Failure::new(
+                Status::Failed,
+                format!("resolving {}", self.host),
+                why,
+                "name a host that exists",
+            )
         };
         let addresses = (host, self.port).to_socket_addrs();
         let mut addresses = addresses.map_err(|error| failed(error.to_string()))?;
@@ -77,6 +83,10 @@ impl Target {
     }
 }
 
+pub(crate) fn usage(problem: impl fmt::Display) -> Failure {
+    Failure::new(Status::Usage, "arguments", problem, "see `elfen-load --help`")
+}
+
 /// Every request that can be sent, encoded beforehand.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QuerySet {
@@ -84,6 +94,9 @@ pub(crate) struct QuerySet {
     /// Task-file lines of a kind that no text query can ask (sorts, ranges, facets).
     pub(crate) skipped: usize,
 }
+
+/// All but the characters that RFC 3986 reserves for nothing.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// How the lines of a query file are to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,23 +112,25 @@ pub(crate) enum Lines<'a> {
 
 impl QuerySet {
     /// The one request that the target itself names.
-    pub(crate) fn of_target(target: &Target) -> Result<Self, LoadError> {
+    pub(crate) fn of_target(target: &Target) -> Result<Self, Failure> {
         let line = match target.protocol {
             Protocol::Http if target.path.is_empty() => "/",
             Protocol::Http => &target.path,
             Protocol::Redis => "PING",
         };
-        let request = target.encode(line).map_err(LoadError::Usage)?;
+        let request = target.encode(line).map_err(usage)?;
         Ok(Self { requests: vec![request], skipped: 0 })
     }
 
-    pub(crate) fn read(path: &Path, lines: Lines<'_>, target: &Target) -> Result<Self, LoadError> {
+    pub(crate) fn read(path: &Path, lines: Lines<'_>, target: &Target) -> Result<Self, Failure> {
         let shown = path.display().to_string();
         match fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text, &shown, lines, target).map_err(LoadError::Usage),
-            Err(error) => Err(LoadError::Failed(format!(
-                "reading queries from {shown}: {error}; name a readable text file"
-            ))),
+            Ok(text) => Self::parse(&text, &shown, lines, target).map_err(usage),
+            Err(error) => {
+                let (what, fix) =
+                    (format!("reading queries from {shown}"), "name a readable text file");
+                Err(Failure::new(Status::Failed, what, error, fix))
+            }
         }
     }
 
@@ -127,9 +142,13 @@ impl QuerySet {
             }
             let request = match lines {
                 Lines::Requests => line.to_owned(),
-                Lines::Template(template) => template.replace("{}", &percent_encode(line)),
+                Lines::Template(template) => {
+                    template.replace("{}", &utf8_percent_encode(line, ENCODED).to_string())
+                }
                 Lines::Tasks(template) => match task_query(line) {
-                    Some(query) => template.replace("{}", &percent_encode(query)),
+                    Some(query) => {
+                        template.replace("{}", &utf8_percent_encode(query, ENCODED).to_string())
+                    }
                     None => {
                         set.skipped += 1;
                         continue;
@@ -213,19 +232,6 @@ pub(crate) fn task_query(line: &str) -> Option<&str> {
     let query = task.split(" # ").next().unwrap_or(task).trim();
     // `nrq//`, `datetimesort//` and their like name a field or an operation, a `+filter=` a filter.
     (!query.is_empty() && !query.contains("//") && !query.contains("+filter=")).then_some(query)
-}
-
-fn percent_encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                encoded.push(char::from(byte));
-            }
-            _ => write!(encoded, "%{byte:02X}").expect("a String takes everything"),
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]

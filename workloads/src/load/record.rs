@@ -1,14 +1,14 @@
-//! What one invocation measured: every latency from the intended send time, and how late the sends
+//! What one run measured: every latency from the intended send time, and how late the sends
 //! were.
 //!
 //! Recording a request is a few array increments, because it happens between two sends. Everything
 //! else is kept only when asked for.
 //!
-//! Percentiles of several invocations are summarised by their median, and how far that median can
-//! be trusted by a bootstrap over the invocations: requests within one invocation wait behind each
-//! other and are no independent sample, invocations are.
+//! Percentiles of several runs are summarised by their median, and how far that median can
+//! be trusted by a bootstrap over the runs: requests within one run wait behind each
+//! other and are no independent sample, runs are.
 
-use super::protocol::{Failure, Timing};
+use super::protocol::{Fault, Timing};
 use crate::units::Nanos;
 use hdrhistogram::Histogram;
 use rand::{RngExt, SeedableRng};
@@ -32,7 +32,7 @@ pub(crate) struct Sample {
     /// When its first byte went to the kernel; `None` if it never did.
     pub(crate) sent_ns: Option<Nanos>,
     pub(crate) done_ns: Nanos,
-    pub(crate) result: Result<(), Failure>,
+    pub(crate) result: Result<(), Fault>,
     pub(crate) timing: Timing,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Recorder {
     pub(crate) late: Distribution,
     pub(crate) queue: Distribution,
     pub(crate) service: Distribution,
-    pub(crate) errors: BTreeMap<Failure, u64>,
+    pub(crate) errors: BTreeMap<Fault, u64>,
     /// Requests that waited because no connection had room for them.
     pub(crate) waited: u64,
     pub(crate) last_intended_ns: Nanos,
@@ -208,7 +208,7 @@ mod tests {
     use proptest::prelude::*;
     use rand_distr::Exp1;
 
-    fn sample(intended_ns: Nanos, latency: Nanos, result: Result<(), Failure>) -> Sample {
+    fn sample(intended_ns: Nanos, latency: Nanos, result: Result<(), Fault>) -> Sample {
         Sample {
             index: intended_ns,
             query: 0,
@@ -228,7 +228,7 @@ mod tests {
         let mut recorder = Recorder::new(1_000, true);
         recorder.record(&sample(999, 1 << 40, Ok(())));
         recorder.record(&sample(1_000, 100, Ok(())));
-        recorder.record(&sample(2_000, 1 << 40, Err(Failure::Timeout)));
+        recorder.record(&sample(2_000, 1 << 40, Err(Fault::Timeout)));
         assert_eq!((recorder.latency.count(), recorder.latency.max_ns()), (1, 100));
         assert_eq!((recorder.errors(), recorder.requests()), (1, 2));
         assert_eq!((recorder.late.count(), recorder.late.max_ns()), (2, 5));

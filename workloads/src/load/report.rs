@@ -1,10 +1,11 @@
 //! What a run says: the figures that scripts read (`--json`), the table that people read, the
 //! sentences that warn of misreading them, and the file of every request (`--csv`).
 
-use super::driver::{Invocation, Settings};
+use super::driver::{Run, Settings};
 use super::record::{Distribution, median, median_ci95};
-use crate::units::{Nanos, micros, show_nanos, show_us};
-use comfy_table::{CellAlignment, Table, presets};
+use crate::units::{Nanos, micros, show_us};
+use elfen_console::duration;
+use elfen_console::table::lines;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -30,7 +31,7 @@ pub(crate) struct Said<T> {
 }
 
 pub(crate) type Latency = Said<f64>;
-/// 95 % confidence intervals of the medians over invocations.
+/// 95 % confidence intervals of the medians over runs.
 pub(crate) type LatencyCi = Said<[f64; 2]>;
 
 impl Latency {
@@ -83,7 +84,7 @@ impl Late {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct InvocationReport {
+pub(crate) struct RunReport {
     pub(crate) intended_rps: f64,
     pub(crate) achieved_rps: f64,
     pub(crate) requests: u64,
@@ -103,7 +104,7 @@ pub(crate) struct InvocationReport {
     pub(crate) seed: u64,
 }
 
-/// One JSON object. Where there are several invocations, figures at the top are medians over them,
+/// One JSON object. Where there are several runs, figures at the top are medians over them,
 /// counts are sums, and lateness is that of the worst.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
@@ -121,47 +122,46 @@ pub(crate) struct Report {
     pub(crate) latency_us_ci95: Option<LatencyCi>,
     pub(crate) late_us: Late,
     pub(crate) seed: u64,
-    pub(crate) invocations: Vec<InvocationReport>,
+    pub(crate) runs: Vec<RunReport>,
     pub(crate) warnings: Vec<String>,
 }
 
-impl InvocationReport {
-    pub(crate) fn new(invocation: &Invocation, intended_rps: f64) -> Self {
-        let recorder = &invocation.recorder;
+impl RunReport {
+    pub(crate) fn new(run: &Run, intended_rps: f64) -> Self {
+        let recorder = &run.recorder;
         let reported = |distribution: &Distribution| {
             (distribution.count() > 0).then(|| Latency::of(distribution))
         };
         Self {
             intended_rps,
-            achieved_rps: invocation.achieved_rps(),
+            achieved_rps: run.achieved_rps(),
             requests: recorder.requests(),
             errors: recorder.errors(),
             error_kinds: recorder.errors.iter().map(|(kind, n)| (kind.to_string(), *n)).collect(),
             latency_us: Latency::of(&recorder.latency),
             late_us: Late::of(&recorder.late),
-            wake_us: (invocation.overslept.count() > 0).then(|| Late::of(&invocation.overslept)),
+            wake_us: (run.overslept.count() > 0).then(|| Late::of(&run.overslept)),
             queue_us: reported(&recorder.queue),
             service_us: reported(&recorder.service),
             waited_for_connection: recorder.waited,
-            lost_connections: invocation.lost,
-            seed: invocation.seed,
+            lost_connections: run.lost,
+            seed: run.seed,
         }
     }
 }
 
 impl Report {
-    /// `invocations` must not be empty.
-    pub(crate) fn new(target: String, settings: &Settings, runs: &[Invocation], seed: u64) -> Self {
+    /// `measured` must not be empty.
+    pub(crate) fn new(target: String, settings: &Settings, measured: &[Run], seed: u64) -> Self {
         let rps = settings.rps;
-        let invocations: Vec<_> = runs.iter().map(|run| InvocationReport::new(run, rps)).collect();
-        let over =
-            |of: fn(&InvocationReport) -> f64| -> Vec<f64> { invocations.iter().map(of).collect() };
-        let worst = |of: fn(&InvocationReport) -> f64| over(of).into_iter().fold(0.0, f64::max);
+        let runs: Vec<_> = measured.iter().map(|run| RunReport::new(run, rps)).collect();
+        let over = |of: fn(&RunReport) -> f64| -> Vec<f64> { runs.iter().map(of).collect() };
+        let worst = |of: fn(&RunReport) -> f64| over(of).into_iter().fold(0.0, f64::max);
         let latencies = |of: fn(&Latency) -> f64| -> Vec<f64> {
-            invocations.iter().map(|one| of(&one.latency_us)).collect()
+            runs.iter().map(|one| of(&one.latency_us)).collect()
         };
         let latency_us =
-            Latency::each(|of| median(&latencies(of))).expect("there is an invocation to report");
+            Latency::each(|of| median(&latencies(of))).expect("there is a run to report");
         Self {
             target,
             protocol: settings.protocol.name(),
@@ -171,8 +171,8 @@ impl Report {
             queries: settings.queries.len(),
             intended_rps: rps,
             achieved_rps: median(&over(|one| one.achieved_rps)).unwrap_or(0.0),
-            requests: invocations.iter().map(|one| one.requests).sum(),
-            errors: invocations.iter().map(|one| one.errors).sum(),
+            requests: runs.iter().map(|one| one.requests).sum(),
+            errors: runs.iter().map(|one| one.errors).sum(),
             latency_us,
             latency_us_ci95: LatencyCi::each(|of| median_ci95(&latencies(of), seed)),
             late_us: Late {
@@ -181,14 +181,14 @@ impl Report {
                 max: worst(|one| one.late_us.max),
             },
             seed,
-            warnings: warnings(runs, settings),
-            invocations,
+            warnings: warnings(measured, settings),
+            runs,
         }
     }
 }
 
-/// What a reader of the figures must know, each kind once, from the first invocation that shows it.
-fn warnings(runs: &[Invocation], settings: &Settings) -> Vec<String> {
+/// What a reader of the figures must know, each kind once, from the first run that shows it.
+fn warnings(runs: &[Run], settings: &Settings) -> Vec<String> {
     let all: Vec<_> = runs.iter().map(|run| warnings_of(run, settings)).collect();
     let of_kind = |kind: usize| {
         let texts = all.iter().enumerate();
@@ -196,8 +196,8 @@ fn warnings(runs: &[Invocation], settings: &Settings) -> Vec<String> {
         let (first, text) = shown.next()?;
         Some(match (runs.len(), shown.count()) {
             (1, _) => text.clone(),
-            (_, 0) => format!("invocation {first}: {text}"),
-            (_, others) => format!("invocation {first}: {text} ({others} others alike)"),
+            (_, 0) => format!("run {first}: {text}"),
+            (_, others) => format!("run {first}: {text} ({others} others alike)"),
         })
     };
     (0..KINDS).filter_map(of_kind).collect()
@@ -205,7 +205,7 @@ fn warnings(runs: &[Invocation], settings: &Settings) -> Vec<String> {
 
 const KINDS: usize = 7;
 
-fn warnings_of(run: &Invocation, settings: &Settings) -> [Option<String>; KINDS] {
+fn warnings_of(run: &Run, settings: &Settings) -> [Option<String>; KINDS] {
     let recorder = &run.recorder;
     let (failed, waited, lost) = (recorder.errors(), recorder.waited, run.lost);
     let requests = recorder.requests();
@@ -249,7 +249,7 @@ fn warnings_of(run: &Invocation, settings: &Settings) -> [Option<String>; KINDS]
             format!(
                 "the last answer came {} after the last request was due: the service may not keep \
                  up, and the latencies grow with the length of the run",
-                show_nanos(tail)
+                duration::show(tail)
             )
         }),
         is_sleepy.then(|| {
@@ -287,55 +287,49 @@ impl Report {
             "rate: {:.1} rps intended, {:.1} rps achieved; {} requests, {} errors; seed {}",
             self.intended_rps, self.achieved_rps, self.requests, self.errors, self.seed
         )?;
-        writeln!(out, "{}", self.latencies())?;
-        if self.invocations.len() > 1 {
-            let seeds = self.invocations.iter().enumerate().map(|(number, one)| {
+        out.push_str(&self.latencies());
+        if self.runs.len() > 1 {
+            let seeds = self.runs.iter().enumerate();
+            let seeds = seeds.map(|(number, one)| {
                 row(&format!("{number}, {}", one.seed), one.latency_us.figures().map(show_us))
             });
-            writeln!(out, "{}", table("invocation, seed", seeds))?;
+            out.push_str(&table("run, seed", &seeds.collect::<Vec<_>>()));
         }
         let [p50, p99, max] = [self.late_us.p50, self.late_us.p99, self.late_us.max].map(show_us);
         writeln!(out, "send schedule's error: p50 {p50}, p99 {p99}, max {max}")?;
         self.warnings.iter().try_for_each(|warning| writeln!(out, "warning: {warning}"))
     }
 
-    fn latencies(&self) -> Table {
-        let one = self.invocations.len() == 1;
-        let name = if one { "latency" } else { "latency, median of invocations" };
+    fn latencies(&self) -> String {
+        let one = self.runs.len() == 1;
+        let name = if one { "latency" } else { "latency, median of runs" };
         let mut rows = vec![row(name, self.latency_us.figures().map(show_us))];
         if let Some(ci) = &self.latency_us_ci95 {
             let shown = |[low, high]: [f64; 2]| format!("{} .. {}", show_us(low), show_us(high));
             rows.push(row("  95 % confidence", ci.figures().map(shown)));
         }
-        if let [only] = self.invocations.as_slice() {
+        if let [only] = self.runs.as_slice() {
             for (name, reported) in [("in queue", only.queue_us), ("in service", only.service_us)] {
                 rows.extend(reported.map(|of| row(name, of.figures().map(show_us))));
             }
         }
-        table("", rows)
+        table("", &rows)
     }
 }
 
-fn table(first: &str, rows: impl IntoIterator<Item = Vec<String>>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([first, "p50", "p90", "p99", "p99.9", "max", "mean"]);
-    table.add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+fn table(first: &str, rows: &[Vec<String>]) -> String {
+    lines(&[first, "p50", "p90", "p99", "p99.9", "max", "mean"], rows)
 }
 
 fn row(name: &str, figures: [String; 6]) -> Vec<String> {
     [name.to_owned()].into_iter().chain(figures).collect()
 }
 
-pub(crate) const CSV_HEADER: &str = "invocation,seed,query,connection,intended_us,sent_us,done_us,\
+pub(crate) const CSV_HEADER: &str = "run,seed,query,connection,intended_us,sent_us,done_us,\
                                      latency_us,late_us,queue_us,service_us,outcome,added_us";
 
 /// One line a request, in the order of intended times; times count from the end of the warm-up.
-pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Invocation) -> io::Result<()> {
+pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Run) -> io::Result<()> {
     let us = |ns: Nanos| format!("{:.3}", micros(ns));
     let or_empty = |ns: Option<Nanos>| ns.map(us).unwrap_or_default();
     let since = |ns: Nanos| ns - run.recorder.warmup_ns;

@@ -2,28 +2,28 @@
 
 use super::bench;
 use super::corpus::Corpus;
-use super::index::{self, IndexError, SearchIndex, Source};
-use super::server::{self, Bounds, Emulated, ServeError, Serving};
+use super::index::{self, SearchIndex, Source};
+use super::server::{self, Bounds, Emulated, Serving};
 use super::tasks::tasks;
-use crate::beside::kernel::{self, Lacking};
+use crate::beside::kernel;
 use crate::beside::{Lanes, Slowdown};
-use crate::command;
 use crate::load::task_query;
-use crate::process::{PinError, allowed_cpus, catch_interrupts, pin};
+use crate::process::{allowed_cpus, catch_interrupts, pin};
 use crate::units::{Nanos, parse_nanos};
 use clap::{Args, Parser, Subcommand};
-use elfen_rt::service::{ClaimError, Service};
-use elfen_rt::signal::service::OpenError;
-use std::io::{self, IsTerminal};
+use elfen_console::command;
+use elfen_console::failure::{Failure, Status, to_stderr};
+use elfen_console::output;
+use elfen_rt::service::Service;
+use std::error::Error;
+use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fs, str};
-use thiserror::Error;
 
-const PROGRAM: &str = "elfen-search";
 const DEFAULT_DOCS: u64 = 100_000;
 const DEFAULT_SEED: u64 = 1;
 
@@ -112,12 +112,12 @@ struct ServeArgs {
     #[arg(long, default_value = "10000", value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
 
-    /// For a request to be whole once it began, and for an answer to be taken
+    /// For an answer to be taken
     #[arg(long, value_parser = parse_nanos, default_value = "10s")]
     patience: Nanos,
 
-    /// How long a client may ask nothing
-    #[arg(long, value_parser = parse_nanos, default_value = "5m")]
+    /// For the next request of a client to be whole
+    #[arg(long, value_parser = parse_nanos, default_value = "300s")]
     idle: Nanos,
 
     /// After SIGTERM, for the answers to be out
@@ -167,82 +167,42 @@ struct BenchArgs {
     json: bool,
 }
 
-#[derive(Debug, Error)]
-enum SearchFailure {
-    #[error(transparent)]
-    Index(#[from] IndexError),
-    #[error(transparent)]
-    Serve(#[from] ServeError),
-    #[error(transparent)]
-    Lacking(#[from] Lacking),
-    #[error("--beside {lanes} names no batch lane beside CPU {cpu}; write it as in {cpu}:BATCH")]
-    NothingBeside { lanes: Lanes, cpu: usize },
-    #[error(transparent)]
-    Pin(#[from] PinError),
-    #[error("reading {path}: {error}; name a readable text file")]
-    Tasks { path: String, error: io::Error },
-    #[error("{path} holds no query; write one a line")]
-    NoTasks { path: String },
-    #[error("opening a service page: {0}")]
-    Page(#[from] OpenError),
-    #[error("claiming a slot of the service page: {0}")]
-    Claim(#[from] ClaimError),
-    #[error("installing the handler of Ctrl-C: {0}")]
-    Interrupt(#[from] nix::errno::Errno),
-    #[error("{0}")]
-    Io(#[from] io::Error),
-}
-
 pub fn main() -> ExitCode {
-    let cli: Cli = match command::parse(PROGRAM) {
-        Ok(cli) => cli,
-        Err(status) => return status,
-    };
-    let done = match &cli.verb {
-        Verb::Index(args) => build(args),
-        Verb::Tasks(args) => print_tasks(args),
-        Verb::Serve(args) => serve(args),
-        Verb::Bench(args) => measure(args),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(
-            error @ (SearchFailure::Index(IndexError::Exists { .. })
-            | SearchFailure::NothingBeside { .. }),
-        ) => command::usage(PROGRAM, &error.to_string()),
-        Err(SearchFailure::Lacking(lacking)) => command::unsupported(PROGRAM, &lacking.to_string()),
-        Err(error) => command::failure(PROGRAM, &error.to_string()),
-    }
+    command::main::<Cli>(
+        |_| Ok(()),
+        |cli, out| {
+            match cli.verb {
+                Verb::Index(args) => build(&args, out),
+                Verb::Tasks(args) => print_tasks(&args, out),
+                Verb::Serve(args) => serve(&args, out),
+                Verb::Bench(args) => measure(&args, out),
+            }?;
+            Ok(ExitCode::SUCCESS)
+        },
+    )
 }
 
-fn build(args: &IndexArgs) -> Result<(), SearchFailure> {
+fn build(args: &IndexArgs, out: &mut dyn Write) -> Result<(), Failure> {
     catch_interrupts()?;
     let (articles, source) = (Corpus::new(args.seed), Source::Builtin { seed: args.seed });
     let begin = Instant::now();
-    let on_terminal = io::stderr().is_terminal();
-    let manifest = index::build(articles, args.docs, source, &args.dir, args.force, |articles| {
-        if on_terminal {
-            eprint!("\r{articles} articles");
-        }
-    });
-    if on_terminal {
-        eprintln!();
-    }
-    let manifest = manifest?;
-    Ok(command::say(&format!(
-        "{}: {} documents in {:.1} s, corpus checksum {}\n",
+    let manifest = index::build(articles, args.docs, source, &args.dir, args.force)?;
+    writeln!(
+        out,
+        "{}: {} documents in {:.1} s, corpus checksum {}",
         args.dir.display(),
         manifest.documents,
         begin.elapsed().as_secs_f64(),
         manifest.corpus_checksum
-    ))?)
+    )
+    .map_err(Failure::output)
 }
 
-fn print_tasks(args: &TaskArgs) -> Result<(), SearchFailure> {
-    Ok(command::say(&(tasks(args.docs, args.seed).join("\n") + "\n"))?)
+fn print_tasks(args: &TaskArgs, out: &mut dyn Write) -> Result<(), Failure> {
+    writeln!(out, "{}", tasks(args.docs, args.seed).join("\n")).map_err(Failure::output)
 }
 
-fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
+fn serve(args: &ServeArgs, out: &mut dyn Write) -> Result<(), Failure> {
     catch_interrupts()?;
     let lanes = if args.lanes.is_empty() { last_cpu()? } else { args.lanes.clone() };
     let emulated = emulated(args, &lanes)?;
@@ -263,26 +223,28 @@ fn serve(args: &ServeArgs) -> Result<(), SearchFailure> {
         warmup,
         emulated,
     };
-    let ready = |address| command::say(&format!("serving on {address}\n"));
-    Ok(server::serve(&index, &serving, ready)?)
+    let ready = |address| writeln!(out, "serving on {address}").and_then(|()| out.flush());
+    server::serve(&index, &serving, ready)
 }
 
 /// What is emulated, with a line that says so: these latencies are not to be taken for a core's.
-fn emulated(args: &ServeArgs, workers: &[usize]) -> Result<Option<Emulated>, SearchFailure> {
+fn emulated(args: &ServeArgs, workers: &[usize]) -> Result<Option<Emulated>, Failure> {
     let (Some(slowdown), Some(lanes)) = (args.beside_slowdown, &args.beside) else {
         return Ok(None);
     };
     let has_neighbours =
         |cpu| u32::try_from(cpu).is_ok_and(|cpu| !lanes.batches_of(cpu).is_empty());
     if let Some(cpu) = workers.iter().copied().find(|cpu| !has_neighbours(*cpu)) {
-        return Err(SearchFailure::NothingBeside { lanes: lanes.clone(), cpu });
+        let why = format!("--beside {lanes} names no batch lane beside CPU {cpu}");
+        let fix = format!("write it as in {cpu}:BATCH");
+        return Err(Failure::new(Status::Usage, "arguments", why, fix));
     }
     let kernel = Arc::new(kernel::open(lanes)?);
-    command::complain(PROGRAM, &format!("emulated core: slowdown {slowdown}, lanes {lanes}"));
+    to_stderr(&format!("emulated core: slowdown {slowdown}, lanes {lanes}"));
     Ok(Some(Emulated { slowdown, lanes: lanes.clone(), kernel }))
 }
 
-fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
+fn measure(args: &BenchArgs, out: &mut dyn Write) -> Result<(), Failure> {
     let index = SearchIndex::open(&args.dir)?;
     let queries = match &args.tasks {
         Some(path) => read_queries(path)?,
@@ -294,33 +256,38 @@ fn measure(args: &BenchArgs) -> Result<(), SearchFailure> {
     };
     pin(args.cpu.or(last_cpu()?.first().copied()).unwrap_or(0))?;
     let name = format!("search-bench-{}", std::process::id());
-    let service = Service::open(&name, 1)?;
-    let mut worker = service.claim(0, 0)?;
+    let failed = |error: &dyn Error| {
+        Failure::new(Status::Failed, format!("publishing as `{name}`"), error, "see /dev/shm")
+    };
+    let service = Service::open(&name, 1).map_err(|error| failed(&error))?;
+    let mut worker = service.claim(0, 0).map_err(|error| failed(&error))?;
     let report = bench::run(&index, &queries, args.passes, args.seed, &service, &mut worker);
     drop(worker);
-    service.remove().map_err(|error| io::Error::other(error.to_string()))?;
-    let report = report?;
-    let text = match args.json {
-        true => serde_json::to_string(&report).map_err(io::Error::from)? + "\n",
-        false => report.text(),
-    };
-    Ok(command::say(&text)?)
+    service.remove().map_err(|error| failed(&error))?;
+    let report = report.map_err(|error| failed(&error))?;
+    output::print(out, args.json, &report, || report.text())
 }
 
-fn last_cpu() -> Result<Vec<usize>, PinError> {
+fn last_cpu() -> Result<Vec<usize>, Failure> {
     Ok(allowed_cpus()?.last().copied().into_iter().collect())
 }
 
 /// Queries one a line; of a luceneutil task, its query.
-fn read_queries(path: &Path) -> Result<Vec<String>, SearchFailure> {
-    let shown = || path.display().to_string();
-    let text =
-        fs::read_to_string(path).map_err(|error| SearchFailure::Tasks { path: shown(), error })?;
+fn read_queries(path: &Path) -> Result<Vec<String>, Failure> {
+    let shown = path.display();
+    let text = fs::read_to_string(path).map_err(|error| {
+        let fix = "name a readable text file";
+        Failure::new(Status::Failed, format!("reading {shown}"), error, fix)
+    })?;
     let lines =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let queries: Vec<String> = lines
         .filter_map(|line| if line.contains(": ") { task_query(line) } else { Some(line) })
         .map(str::to_owned)
         .collect();
-    if queries.is_empty() { Err(SearchFailure::NoTasks { path: shown() }) } else { Ok(queries) }
+    if queries.is_empty() {
+        let why = "it holds no query";
+        return Err(Failure::new(Status::Failed, shown, why, "write one a line"));
+    }
+    Ok(queries)
 }

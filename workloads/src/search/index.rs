@@ -8,12 +8,14 @@
 use super::corpus::Article;
 use super::query::{self, QueryError};
 use crate::batch::checksum;
-use crate::command;
 use crate::process::interrupted;
+use elfen_console::failure::{Failure, Status};
+use elfen_console::output;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -39,24 +41,10 @@ const TOKENIZER: &str = "default";
 const WRITER_BYTES: usize = 256 * 1024 * 1024;
 /// Titles are read for the few best hits alone.
 const STORE_CACHE_BLOCKS: usize = 16;
-const REPORT_EVERY: u64 = 1_000;
 
-#[derive(Debug, Error)]
-pub(crate) enum IndexError {
-    #[error("{dir} exists already; choose another folder, or replace it with --force")]
-    Exists { dir: String },
-    #[error("another process is building {dir}; wait for it, or end it")]
-    Building { dir: String },
-    #[error("{what} {path}: {error}; nothing was changed at the destination")]
-    Io { what: &'static str, path: String, error: io::Error },
-    #[error("indexing into {dir}: {error}; nothing was changed at the destination")]
-    Write { dir: String, error: tantivy::TantivyError },
-    #[error("interrupted; nothing was changed at the destination")]
-    Interrupted,
-    #[error("{dir} holds no finished index ({problem}); build one with `elfen-search index`")]
-    Unfinished { dir: String, problem: String },
-    #[error("the index in {dir} is damaged: {problem}; build it again")]
-    Damaged { dir: String, problem: String },
+/// A build that fails leaves its destination as it was.
+fn unbuilt(what: String, why: impl fmt::Display) -> Failure {
+    Failure::new(Status::Failed, what, why, "nothing was changed at the destination")
 }
 
 /// What the last step of a build writes, and the first of opening reads.
@@ -95,20 +83,20 @@ impl Fields {
     }
 }
 
-/// Builds the index of the first `limit` articles and puts it at `dir`. `progress` sees the count.
+/// Builds the index of the first `limit` articles and puts it at `dir`.
 pub(crate) fn build(
     articles: impl Iterator<Item = Article>,
     limit: u64,
     source: Source,
     dir: &Path,
     force: bool,
-    mut progress: impl FnMut(u64),
-) -> Result<Manifest, IndexError> {
+) -> Result<Manifest, Failure> {
     if dir.exists() && !force {
-        return Err(IndexError::Exists { dir: dir.display().to_string() });
+        let fix = "choose another folder, or replace it with --force";
+        return Err(Failure::new(Status::Usage, dir.display(), "it exists already", fix));
     }
     let staging = Staging::new(dir)?;
-    let (documents, sum) = write_segment(articles, limit, &staging.path, &mut progress)?;
+    let (documents, sum) = write_segment(articles, limit, &staging.path)?;
     let corpus_checksum = format!("{sum:016x}");
     let manifest = Manifest { format: FORMAT, documents, source, corpus_checksum };
     staging.finish(&manifest, dir)?;
@@ -119,9 +107,9 @@ fn write_segment(
     articles: impl Iterator<Item = Article>,
     limit: u64,
     dir: &Path,
-    progress: &mut impl FnMut(u64),
-) -> Result<(u64, u64), IndexError> {
-    let failed = |error| IndexError::Write { dir: dir.display().to_string(), error };
+) -> Result<(u64, u64), Failure> {
+    let failed =
+        |error: tantivy::TantivyError| unbuilt(format!("indexing into {}", dir.display()), error);
     let (schema, fields) = Fields::schema();
     let index = Index::create_in_dir(dir, schema).map_err(failed)?;
     let mut writer: IndexWriter = index.writer_with_num_threads(1, WRITER_BYTES).map_err(failed)?;
@@ -129,7 +117,7 @@ fn write_segment(
     let (mut documents, mut sum) = (0, 0);
     for article in articles.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
         if interrupted() {
-            return Err(IndexError::Interrupted);
+            return Err(unbuilt("building the index".to_owned(), "interrupted"));
         }
         sum ^=
             checksum(article.title.as_bytes()).rotate_left(1) ^ checksum(article.body.as_bytes());
@@ -140,9 +128,6 @@ fn write_segment(
         document.add_text(fields.body, article.body);
         writer.add_document(document).map_err(failed)?;
         documents += 1;
-        if documents.is_multiple_of(REPORT_EVERY) {
-            progress(documents);
-        }
     }
     writer.commit().map_err(failed)?;
     let segments = index.searchable_segment_ids().map_err(failed)?;
@@ -162,19 +147,20 @@ struct Staging {
 }
 
 impl Staging {
-    fn new(dir: &Path) -> Result<Self, IndexError> {
+    fn new(dir: &Path) -> Result<Self, Failure> {
         let mut name = OsString::from(".");
         name.push(dir.file_name().unwrap_or_default());
         name.push(".building");
         let path = dir.with_file_name(name);
-        let io = |what| {
-            let path = path.display().to_string();
-            move |error| IndexError::Io { what, path, error }
+        let io = |what: &str| {
+            let what = format!("{what} {}", path.display());
+            move |error: io::Error| unbuilt(what, error)
         };
         fs::create_dir_all(&path).map_err(io("making"))?;
         let lock = File::create(path.join(LOCK)).map_err(io("locking"))?;
         if lock.try_lock().is_err() {
-            return Err(IndexError::Building { dir: dir.display().to_string() });
+            let why = "another process is building it";
+            return Err(Failure::new(Status::Failed, dir.display(), why, "wait for it, or end it"));
         }
         // What a killed build left behind.
         for entry in fs::read_dir(&path).map_err(io("reading"))? {
@@ -187,10 +173,10 @@ impl Staging {
     }
 
     /// Writes the manifest, makes all of it durable, and moves it to its place in one step.
-    fn finish(self, manifest: &Manifest, dir: &Path) -> Result<(), IndexError> {
-        let io = |what, path: &Path| {
-            let path = path.display().to_string();
-            move |error| IndexError::Io { what, path, error }
+    fn finish(self, manifest: &Manifest, dir: &Path) -> Result<(), Failure> {
+        let io = |what: &str, path: &Path| {
+            let what = format!("{what} {}", path.display());
+            move |error: io::Error| unbuilt(what, error)
         };
         let path = self.path.join(MANIFEST);
         let mut file = File::create(&path).map_err(io("writing", &path))?;
@@ -224,8 +210,7 @@ impl Drop for Staging {
         if let Err(error) = fs::remove_dir_all(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            let what = format!("removing {}: {error}", self.path.display());
-            command::complain("elfen-search", &what);
+            output::warn(&format!("removing {}: {error}", self.path.display()));
         }
     }
 }
@@ -264,10 +249,16 @@ pub(crate) enum SearchError {
 }
 
 impl SearchIndex {
-    pub(crate) fn open(dir: &Path) -> Result<Self, IndexError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, Failure> {
         let shown = dir.display().to_string();
-        let unfinished = |problem| IndexError::Unfinished { dir: shown.clone(), problem };
-        let damaged = |problem| IndexError::Damaged { dir: shown.clone(), problem };
+        let unfinished = |problem: String| {
+            let what = format!("{shown} holds no finished index");
+            Failure::new(Status::Failed, what, problem, "build one with `elfen-search index`")
+        };
+        let damaged = |problem: String| {
+            let what = format!("the index in {shown} is damaged");
+            Failure::new(Status::Failed, what, problem, "build it again")
+        };
         let text = fs::read(dir.join(MANIFEST))
             .map_err(|error| unfinished(format!("reading {MANIFEST}: {error}")))?;
         let manifest: Manifest = serde_json::from_slice(&text)

@@ -11,21 +11,20 @@ mod micro;
 use clap::{Parser, ValueEnum};
 use compress::Compress;
 use corunner::{Spin, Stall};
+use elfen_console::command;
+use elfen_console::failure::Failure;
 use elfen_rt::check;
 use micro::Micro;
 use std::process::ExitCode;
 use std::sync::Arc;
 use workloads::batch::{self, EmulatedCore, Kind, Program, Repetition, Work, Wrong};
-use workloads::beside::kernel::{self, Lacking, OwnClaim, Requests};
+use workloads::beside::kernel::{self, OwnClaim, Requests};
 use workloads::beside::{Lanes, Slowdown, Slowed};
-use workloads::command;
-
-const COMMAND: &str = "elfen-batch";
 
 /// Repeats one batch program and prints how much of its work was done, with a checksum of it.
 #[derive(Debug, Parser)]
 #[command(
-    name = COMMAND,
+    name = "elfen-batch",
     version,
     after_help = "Example: elfen-batch compress --duration 5s\n\n\
                   Every iteration of a seed does the same and has the same checksum. Ctrl-C and \
@@ -79,20 +78,17 @@ impl Which {
 }
 
 fn main() -> ExitCode {
-    let args: Args = match command::parse(COMMAND) {
-        Ok(args) => args,
-        Err(status) => return status,
-    };
-    let name = args.program.to_possible_value().expect("no variant is hidden");
-    match program(&args) {
-        Ok(mut program) => {
-            batch::run(COMMAND, name.get_name(), "rust", program.as_mut(), &args.repetition)
-        }
-        Err(lacking) => command::unsupported(COMMAND, &lacking.to_string()),
-    }
+    command::main::<Args>(
+        |_| Ok(()),
+        |args, out| {
+            let name = args.program.to_possible_value().expect("no variant is hidden");
+            let mut program = program(&args)?;
+            batch::run(name.get_name(), "rust", program.as_mut(), &args.repetition, out)
+        },
+    )
 }
 
-fn program(args: &Args) -> Result<Box<dyn Program>, Lacking> {
+fn program(args: &Args) -> Result<Box<dyn Program>, Failure> {
     let program = args.program.program(args.repetition.seed);
     match (args.beside_slowdown, &args.beside) {
         (Some(slowdown), Some(lanes)) => Ok(Box::new(Beside::new(program, slowdown, lanes)?)),
@@ -111,7 +107,7 @@ struct Beside {
 }
 
 impl Beside {
-    fn new(program: Box<dyn Program>, slowdown: Slowdown, lanes: &Lanes) -> Result<Self, Lacking> {
+    fn new(program: Box<dyn Program>, slowdown: Slowdown, lanes: &Lanes) -> Result<Self, Failure> {
         let kernel = Arc::new(kernel::open(lanes)?);
         let core = Slowed::new(slowdown, Requests::new(kernel.clone(), lanes.clone()));
         Ok(Self { program, core, claim: OwnClaim::new(kernel, lanes.clone()) })

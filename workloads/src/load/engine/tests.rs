@@ -60,7 +60,7 @@ impl<S: FnMut(Nanos) -> Option<Nanos>> World<S> {
             }
             self.deliver();
             while let Some(connection) = self.engine.expired(self.now) {
-                self.close(connection, Failure::Timeout);
+                self.close(connection, Fault::Timeout);
             }
         }
         Ok((self.engine.into_recorder(), self.deepest))
@@ -89,7 +89,7 @@ impl<S: FnMut(Nanos) -> Option<Nanos>> World<S> {
         }
     }
 
-    fn close(&mut self, connection: usize, reason: Failure) {
+    fn close(&mut self, connection: usize, reason: Fault) {
         self.answers.retain(|Reverse((.., of))| *of != connection);
         self.engine.closed(connection, self.now, reason);
         self.engine.set_usable(connection, true);
@@ -235,7 +235,7 @@ fn the_warmup_may_be_late() {
 fn silence_times_out() {
     let limits = Limits { connections: 3, timeout_ns: 100 * MS, ..LIMITS };
     let (recorder, _) = World::new(uniform(1_000.0, 50), limits, |_| None).run().expect("no bound");
-    assert_eq!(recorder.errors.get(&Failure::Timeout), Some(&50));
+    assert_eq!(recorder.errors.get(&Fault::Timeout), Some(&50));
     assert_eq!(recorder.latency.count(), 0);
     assert!(recorder.samples.iter().all(|sample| sample.latency_ns() == 100 * MS));
 }
@@ -288,7 +288,7 @@ proptest! {
             }
             let connection = breaks.random_range(0..connections);
             match breaks.random_range(0..4) {
-                0 => world.close(connection, Failure::Malformed),
+                0 => world.close(connection, Fault::Malformed),
                 1 => world.engine.set_usable(connection, false),
                 _ => world.engine.set_usable(connection, true),
             }

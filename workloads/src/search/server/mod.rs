@@ -1,7 +1,7 @@
 //! Serving an index over HTTP: the threads, where they run, and how they end.
 
+mod answer;
 mod coordinator;
-mod http1;
 mod metrics;
 mod queue;
 mod worker;
@@ -9,19 +9,19 @@ mod worker;
 use super::index::SearchIndex;
 use crate::beside::kernel::{Batches, Kernel};
 use crate::beside::{Lanes, Slowdown, Slowed};
-use crate::process::{PinError, TooMany, allow_connections, bind, pin};
+use crate::process::{allow_connections, bind, pin};
 pub(super) use coordinator::Bounds;
 use coordinator::Coordinator;
-use elfen_rt::service::{ClaimError, Service, Worker as Slot};
-use elfen_rt::signal::service::OpenError;
+use elfen_console::failure::{Failure, Status};
+use elfen_rt::service::{Service, Worker as Slot};
 use metrics::Metrics;
 use queue::{Page, Queue};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 use std::thread;
-use thiserror::Error;
 use tokio::net::TcpListener;
 use worker::{Core, Lane};
 
@@ -55,36 +55,17 @@ impl Emulated {
     }
 }
 
-#[derive(Debug, Error)]
-pub(super) enum ServeError {
-    #[error("listening at {address}: {error}; choose an address that is free")]
-    Listen { address: SocketAddr, error: io::Error },
-    #[error("publishing as `{name}`: {error}; choose another --service-name, or --service-name ''")]
-    Page { name: String, error: OpenError },
-    #[error(
-        "publishing lane {lane} as `{name}`: {error}; end it, or choose another --service-name"
-    )]
-    Claim { name: String, lane: u32, error: ClaimError },
-    #[error(transparent)]
-    Pin(#[from] PinError),
-    #[error(transparent)]
-    TooMany(#[from] TooMany),
-    #[error("serving: {0}")]
-    Io(#[from] io::Error),
-    #[error("some answers were not taken within the time to drain; the clients were cut off")]
-    Undrained,
-}
-
 /// Serves until asked to end. `ready` hears the address once clients can connect.
 pub(super) fn serve(
     index: &SearchIndex,
     serving: &Serving,
     ready: impl FnOnce(SocketAddr) -> io::Result<()>,
-) -> Result<(), ServeError> {
-    let address = serving.address;
-    let listen = |error| ServeError::Listen { address, error };
+) -> Result<(), Failure> {
     allow_connections(serving.bounds.connections)?;
-    let listener = bind(address).map_err(listen)?;
+    let listener = bind(serving.address).map_err(|error| {
+        let (what, fix) = (format!("listening at {}", serving.address), "choose a free address");
+        Failure::new(Status::Failed, what, error, fix)
+    })?;
     let page = serving.page.as_deref().map(|name| open_page(name, serving)).transpose()?;
     let queue = Arc::new(Queue::new(serving.queue, page.clone()));
     let slowdown = serving.emulated.as_ref().map(|emulated| emulated.slowdown);
@@ -121,13 +102,20 @@ pub(super) fn serve(
             bounds: serving.bounds,
             last_request: AtomicU64::new(0),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let drained = runtime.block_on(async {
-            let listener = TcpListener::from_std(listener)?;
-            ready(listener.local_addr()?)?;
-            io::Result::Ok(Arc::new(coordinator).run(listener).await)
-        })?;
-        if drained { Ok(()) } else { Err(ServeError::Undrained) }
+        let served = || -> io::Result<bool> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(listener)?;
+                ready(listener.local_addr()?)?;
+                Ok(Arc::new(coordinator).run(listener).await)
+            })
+        };
+        let failed = |error| Failure::new(Status::Failed, "serving", error, "see `ulimit -n`");
+        if served().map_err(failed)? {
+            return Ok(());
+        }
+        let why = "some answers were not taken in time, and the clients were cut off";
+        Err(Failure::new(Status::Failed, "draining", why, "use a longer --drain"))
     })
 }
 
@@ -139,12 +127,17 @@ impl<T> Drop for CloseOnDrop<'_, T> {
     }
 }
 
-fn open_page(name: &str, serving: &Serving) -> Result<Page, ServeError> {
+fn unpublished(what: String, why: impl fmt::Display) -> Failure {
+    let fix = "end the other service, choose another --service-name, or --service-name ''";
+    Failure::new(Status::Failed, what, why, fix)
+}
+
+fn open_page(name: &str, serving: &Serving) -> Result<Page, Failure> {
     let lanes = u32::try_from(serving.lanes.len()).unwrap_or(u32::MAX);
     match Service::open(name, lanes) {
         // The process publishes until it ends.
         Ok(service) => Ok(Page { service: Box::leak(Box::new(service)), lanes }),
-        Err(error) => Err(ServeError::Page { name: name.to_owned(), error }),
+        Err(error) => Err(unpublished(format!("publishing as `{name}`"), error)),
     }
 }
 
@@ -154,9 +147,9 @@ fn claim(
     page: Option<&Page>,
     lane: u32,
     cpu: usize,
-) -> Result<Option<Slot<'static>>, ServeError> {
+) -> Result<Option<Slot<'static>>, Failure> {
     let (Some(page), Some(name)) = (page, &serving.page) else { return Ok(None) };
     let claimed = page.service.claim(lane, u32::try_from(cpu).unwrap_or(u32::MAX));
-    let failed = |error| ServeError::Claim { name: name.clone(), lane, error };
-    claimed.map(Some).map_err(failed)
+    let what = || format!("publishing lane {lane} as `{name}`");
+    claimed.map(Some).map_err(|error| unpublished(what(), error))
 }

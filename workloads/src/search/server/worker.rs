@@ -4,7 +4,7 @@
 //! It publishes what it works on in its slot of the service page. It never touches a socket: a slow
 //! client is the coordinator's business.
 
-use super::http1::{Answer, Delivery, Timing};
+use super::answer::{self, Answer, Timing};
 use super::metrics::Metrics;
 use super::queue::Queue;
 use crate::beside::kernel::Batches;
@@ -12,7 +12,7 @@ use crate::beside::{Slowed, Tally};
 use crate::search::index::{Beat, Found, SearchError, Seeker};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::Worker as Slot;
-use http::StatusCode;
+use hyper::StatusCode;
 use parking_lot::Mutex;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -26,9 +26,8 @@ pub(super) struct Job {
     pub(super) arrived_ns: u64,
     pub(super) query: String,
     pub(super) limit: usize,
-    pub(super) delivery: Delivery,
-    /// The answer's bytes go to the task of the connection.
-    pub(super) reply: oneshot::Sender<Vec<u8>>,
+    /// The answer goes to the task of the connection.
+    pub(super) reply: oneshot::Sender<Answer>,
 }
 
 /// As slow as a lane that shares its core with its batch lanes.
@@ -118,38 +117,37 @@ pub(super) fn work(queue: &Queue<Job>, metrics: &Metrics, seeker: &mut Seeker, m
         let before = lane.lock().tally();
         let begun_ns = monotonic_ns();
         let listener = is_slowed.then(|| -> Arc<Mutex<dyn Beat>> { lane.clone() });
-        let mut answer = answer(seeker.search(&job.query, job.limit, listener));
+        let mut answer = answer_to(seeker.search(&job.query, job.limit, listener));
         lane.lock().beat();
         lane.lock().found();
         let after = lane.lock().tally();
         let service_ns = monotonic_ns().saturating_sub(begun_ns);
         let queue_ns = begun_ns.saturating_sub(job.arrived_ns);
         let added_ns = is_slowed.then(|| after.added_ns - before.added_ns);
-        answer.timing = Some(Timing { queue_ns, service_ns, added_ns });
-        metrics.count_answer(answer.status);
+        Timing { queue_ns, service_ns, added_ns }.add_to(&mut answer);
+        metrics.count_answer(answer.status());
         metrics.count_search(queue_ns + service_ns, service_ns);
-        let bytes = answer.bytes(job.delivery);
         lane.lock().end();
         metrics.count_slowdown(before, after);
         // A client that left meanwhile has no use for it.
-        let _left = job.reply.send(bytes);
+        let _left = job.reply.send(answer);
         lane.lock().refresh();
     }
 }
 
-fn answer(found: Result<Found, SearchError>) -> Answer {
+fn answer_to(found: Result<Found, SearchError>) -> Answer {
     match found {
         Ok(found) => {
             let mut body = serde_json::to_vec(&found).expect("an answer is plain data");
             body.push(b'\n');
-            Answer::json(StatusCode::OK, body)
+            answer::json(StatusCode::OK, body)
         }
         Err(error) => {
             let status = match error {
                 SearchError::Query(_) => StatusCode::BAD_REQUEST,
                 SearchError::Index(_) => StatusCode::INTERNAL_SERVER_ERROR,
             };
-            Answer::error(status, Some(&error.to_string()))
+            answer::error(status, &error.to_string())
         }
     }
 }
@@ -194,11 +192,10 @@ mod tests {
             let page: &'static Service =
                 Box::leak(Box::new(Service::open(&name, 1).expect("a page")));
             let queue = Queue::new(20, None);
-            let delivery = Delivery { head_only: false, keep_alive: true };
             let ask = |id| {
                 let (reply, answered) = oneshot::channel();
                 let (query, arrived_ns) = ("one two".to_owned(), monotonic_ns());
-                let job = Job { id, arrived_ns, query, limit: 10, delivery, reply };
+                let job = Job { id, arrived_ns, query, limit: 10, reply };
                 queue.push(job).expect("there is room");
                 answered
             };
@@ -207,11 +204,10 @@ mod tests {
             let slot = page.claim(0, 0).expect("it is new");
             let lane = Lane { slot: Some(slot), core: Some(emulated.core(0)) };
             work(&queue, &metrics, &mut index.seeker(), lane);
-            let says = |answered: oneshot::Receiver<Vec<u8>>| {
-                let bytes = answered.blocking_recv().expect("each is answered");
-                let text = String::from_utf8(bytes).expect("text");
-                let (_, ms) = text.split_once("added;dur=").expect("a core is emulated");
-                let (ms, _) = ms.split_once('\r').expect("it is the last");
+            let says = |answered: oneshot::Receiver<Answer>| {
+                let answer = answered.blocking_recv().expect("each is answered");
+                let timing = answer.headers()["server-timing"].to_str().expect("text");
+                let (_, ms) = timing.split_once("added;dur=").expect("a core is emulated");
                 ms.parse::<f64>().expect("a number") / 1e3
             };
             let said: f64 = answers.into_iter().map(says).sum();

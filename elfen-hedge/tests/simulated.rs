@@ -2,40 +2,28 @@
 //! within their share; also what each policy gains if servers stand still. Method: the proxy's
 //! policies in simulated time.
 
-use elfen_hedge_policy::Policy;
-use elfen_hedge_policy::simulate::{Outcome, Plan, Request, simulate};
+use elfen_hedge::policy::Policy;
+use elfen_hedge::policy::simulate::{Outcome, Plan, Request, simulate};
+use elfen_rt::clock::nanos;
 use proptest::prelude::*;
+use rand::{RngExt, SeedableRng};
+use rand_distr::Exp1;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use std::time::Duration;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// A fixed sequence of numbers from 0 to 1.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        f64::from(u32::try_from(self.0 >> 32).unwrap()) / f64::from(u32::MAX)
-    }
-
-    fn exponential(&mut self, mean_ns: u32) -> u64 {
-        let ns = -f64::from(mean_ns) * (1.0 - self.next()).max(1e-9).ln();
-        // At most some tens of the mean.
-        std::time::Duration::from_secs_f64(ns / 1e9).as_nanos().try_into().unwrap()
-    }
-}
-
 /// 300 requests per second of 0.4 ms for 40 s, and `pauses` per second of 20 ms in the first
 /// server.
 fn plan_with_pauses(pauses: u64) -> Plan {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
+    let mut exponential = |mean: Duration| nanos(mean.mul_f64(random.sample(Exp1)));
     let (mut at_ns, mut requests) = (0, Vec::new());
     while at_ns < 40 * SECOND {
-        at_ns += random.exponential(3_333_333);
-        let work_ns = 200 * US + random.exponential(200_000);
+        at_ns += exponential(Duration::from_nanos(3_333_333));
+        let work_ns = 200 * US + exponential(Duration::from_micros(200));
         requests.push(Request { comes_ns: at_ns, work_ns, around_ns: 0, may_double: true });
     }
     let pause = |number: u64| {
@@ -73,18 +61,6 @@ fn look_is_a_third_of_waiting_for_the_p95() {
         quantile(&hazard, 990_000) <= look_p99 && hazard.counts.duplicates <= few,
         "{hazard:?}"
     );
-}
-
-/// Long requests take as long elsewhere: without a pause, nothing is sent twice.
-#[test]
-fn long_requests_are_left_to_work() {
-    let mut plan = plan_with_pauses(0);
-    for request in plan.requests.iter_mut().step_by(100) {
-        request.work_ns = 15 * MS;
-    }
-    let look = simulate(&plan, Policy::Look, 50_000);
-    assert_eq!((look.counts.duplicates, look.counts.swaps), (0, 0));
-    assert!(simulate(&plan, Policy::After(2 * MS), 50_000).counts.duplicates > 100);
 }
 
 /// The first server never returns. Requests that it had before its second sample may have no

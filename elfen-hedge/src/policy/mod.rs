@@ -1,7 +1,7 @@
 //! Decides when a request is sent a second time, to a backup server, and where new requests go
 //! meanwhile.
 //!
-//! The crate is pure: the caller passes the time, the requests that arrived and were answered, and
+//! The module is pure: the caller passes the time, the requests that arrived and were answered, and
 //! which server has run. The proxy `elfen-hedge` and the [`simulate`] of tests and benchmarks use
 //! the same [`Hedge`], which also counts its decisions.
 //!
@@ -9,12 +9,13 @@
 //! its method may be repeated, and only out of what the [`Budget`] has saved. So duplicates and
 //! retries together stay below their share of all requests.
 
-#![forbid(unsafe_code)]
-
 pub mod simulate;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::str::FromStr;
 
+use elfen_console::duration;
+use elfen_rt::clock::nanos;
 use serde::Serialize;
 
 /// One of two equivalent servers.
@@ -57,6 +58,26 @@ pub enum Policy {
     Look,
     /// When its server is halted, which is reported as it happens, and the other is not.
     Hazard,
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Some(Self::None),
+            "look" => Some(Self::Look),
+            "hazard" => Some(Self::Hazard),
+            "after=p95" => Some(Self::AfterP95),
+            _ => text
+                .strip_prefix("after=")
+                .and_then(|time| duration::parse(time).ok())
+                .map(|time| Self::After(nanos(time))),
+        }
+        .ok_or_else(|| {
+            "it must be look, hazard, after=TIME as after=2ms, after=p95, or none".into()
+        })
+    }
 }
 
 /// What halts a server.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use elfen_console::programs::find_program;
-use elfen_hedge_policy::Policy;
+use elfen_hedge::policy::Policy;
 use rand::SeedableRng;
 use rand_distr::{Distribution as _, Exp};
 use rand_xoshiro::Xoshiro256PlusPlus;

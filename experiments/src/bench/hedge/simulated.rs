@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use elfen_console::duration::number;
+use elfen_hedge::policy::Policy;
 use elfen_hedge::policy::simulate::{Plan, Request, simulate};
 use elfen_rt::clock::nanos;
 

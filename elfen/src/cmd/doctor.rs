@@ -8,11 +8,8 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
 use elfen_instrument::{CheckMethod, Compiler, Reason, inspect};
-use elfen_machine::doctor::answers::{Answers, Trial, query_kernel};
 use elfen_machine::doctor::{self, Check, Group, Machine, Status, Verdict};
 use elfen_machine::lane_args::{LaneArgs, not_a_recording, source, topology};
-use elfen_machine::lanes::Lanes;
-use elfen_machine::topology::Topology;
 use elfen_shim::cmd::{WatchableSignals, watchable_signals};
 use serde::Serialize;
 
@@ -61,21 +58,16 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let source = source(args.machine.as_deref(), COMMAND)?;
     let topology = topology(&source)?;
     let lanes = args.lanes.resolve(&topology)?;
-    let answers = match args.machine {
-        Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(COMMAND, &error))?,
-        None => ask(&lanes, &topology),
+    let machine = Machine {
+        source: &source,
+        topology: &topology,
+        lanes: &lanes,
+        by_hand: args.lanes.by_hand(),
     };
-    let by_hand = args.lanes.by_hand();
-    let (source, topology, lanes) = (&source, &topology, &lanes);
-    let machine = Machine { source, topology, lanes, by_hand, answers: &answers };
-    let checks = doctor::examine(&machine);
+    let checks = doctor::examine(&machine).map_err(|error| not_a_recording(COMMAND, &error))?;
     let verdict = Verdict::of(&checks);
     if args.dump_machine {
-        let answers = answers.recording().map_err(|error| Failure::output(error.into()))?;
-        let read = source.recording();
-        // A recording that is recorded again has the answers among its lines.
-        let text = if args.machine.is_some() { read } else { read + &answers };
-        out.write_all(text.as_bytes()).map_err(Failure::output)?;
+        out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     let colours = elfen_console::output::colours();
@@ -86,19 +78,6 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         text(&checks, &verdict, colours) + &program.map(Ways::text).unwrap_or_default()
     })?;
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
-}
-
-/// Asks the kernel of this machine.
-pub(super) fn ask(lanes: &Lanes, topology: &Topology) -> Answers {
-    query_kernel(trial(lanes, topology))
-}
-
-/// Without a pair, any CPU stands for the lanes.
-fn trial(lanes: &Lanes, topology: &Topology) -> Trial {
-    let first = lanes.pairs.first().map(|pair| pair.request);
-    let cpu = first.or_else(|| topology.usable.iter().next()).unwrap_or(0);
-    let request_lanes = u32::try_from(lanes.pairs.len()).unwrap_or(u32::MAX).max(1);
-    Trial { cpu, request_lanes }
 }
 
 /// What `--json` prints; the table shows the same.

@@ -9,7 +9,6 @@ mod fence_run;
 mod help;
 mod isolation;
 mod lab;
-mod lacking;
 mod lanes;
 mod metrics;
 mod pause;
@@ -18,6 +17,7 @@ mod run;
 mod set;
 mod status;
 mod top;
+mod unsupported;
 mod user;
 
 use std::io::Write;

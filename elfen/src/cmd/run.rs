@@ -39,9 +39,9 @@ use elfen_run::report::Report;
 
 use super::checks_args::{self, ChecksName, ChosenChecks};
 use super::fence_run::{self, DefaultFence, FenceRun, NONE};
-use super::lacking;
 use super::pause::RunDir;
 use super::policy_args::PolicyArgs;
+use super::unsupported;
 use super::user::{choose_user, find_user};
 
 const EXAMPLES: &str = "\
@@ -227,7 +227,7 @@ fn open_signals(args: &Args) -> Result<Signals, Failure> {
     };
     let published = service.is_some();
     Signals::open(args.source, service).map_err(|error| match error {
-        Error::Nothing(_) => lacking::failure(&args.lanes, published, refuse(&error)),
+        Error::Nothing(_) => unsupported::explain(&args.lanes, published, refuse(&error)),
         _ => refuse(&error),
     })
 }
@@ -283,7 +283,7 @@ fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure>
     let pairs = args
         .lanes
         .pairs()
-        .map_err(|failure| lacking::failure(&args.lanes, args.service.is_some(), failure))?;
+        .map_err(|failure| unsupported::explain(&args.lanes, args.service.is_some(), failure))?;
     let pairs = select_served(args, signals, pairs)?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));

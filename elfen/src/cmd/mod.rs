@@ -67,7 +67,7 @@ impl Command {
         match self {
             Self::Demo(args) => lab::demo(&args),
             Self::Doctor(args) => doctor::run(&args, out),
-            Self::Generate(args) => generate::run(&args, &Cli::command(), &help::sections(), out),
+            Self::Generate(args) => generate::run(&args, &Cli::command(), out),
             Self::Lab(args) => lab::run(&args),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Metrics(args) => metrics::run(&args, out),

@@ -209,14 +209,6 @@ fn a_recording_replays() {
     assert_eq!(json(&on_machine(file.path(), &["--json"])).0, replayed);
 }
 
-/// Goal: on this machine, whatever it is, the report has its keys and the exit status agrees with
-/// it. Method: run it.
-#[test]
-fn this_machine() {
-    let (report, status) = json(&doctor(&["--json"]).output().expect("elfen starts"));
-    assert_shape(&report, status);
-}
-
 /// Goal: arguments that make no sense are refused in one line with status 2. Method: lanes that are
 /// none, recordings without attempts, two outputs at once.
 #[test]

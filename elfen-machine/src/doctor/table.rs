@@ -87,7 +87,13 @@ fn from_name<T: DeserializeOwned>(name: &'static str) -> T {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::doctor::check::Machine;
+    use crate::lanes::by_hand;
+    use crate::source::Source;
+    use crate::topology::Topology;
 
     /// Goal: whatever a machine is like, each check finds something. Method: the form of the
     /// table. The last rule of a check has no condition; and all that is not a yes says what to do.
@@ -98,6 +104,28 @@ mod tests {
             let last = rules.iter().rev().find(|line| !line.starts_with(' ')).unwrap();
             assert!(["yes", "no", "warn"].contains(last), "{head}: {last}");
             assert!(rules.last().unwrap().starts_with("  "), "{head}");
+        }
+    }
+
+    /// Goal: no rule names a fact that is never set. Method: every name in the table, on a machine
+    /// whose devices interrupt the lanes.
+    #[test]
+    fn every_fact_of_the_table_is_set() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen/tests/doctor/vm.machine");
+        let source = Source::open_recording(&file).unwrap();
+        let topology = Topology::read(&source).unwrap();
+        let lanes = by_hand("0:1", &topology).unwrap();
+        let machine =
+            Machine { source: &source, topology: &topology, lanes: &lanes, by_hand: true };
+        let facts = Facts::of(&machine).unwrap();
+        for line in entries().flat_map(|entry| entry.rules) {
+            if line.starts_with("  ") {
+                facts.fill(line).unwrap();
+                continue;
+            }
+            for (fact, _) in line.split(' ').filter_map(|word| word.split_once('=')) {
+                facts.word(fact).unwrap();
+            }
         }
     }
 }

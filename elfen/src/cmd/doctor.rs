@@ -206,10 +206,8 @@ fn text(checks: &[Check], verdict: &Verdict, colours: bool) -> String {
 fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     let Verdict { missing, next, only } = verdict;
     if !verdict.ok() {
-        return format!(
-            "borrow-idle cannot run here, for want of {}; next: {next}\n",
-            listed(missing)
-        );
+        let missing = listed(missing);
+        return format!("borrow-idle cannot run here: it requires {missing}; next: {next}\n");
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
     let warns = |check: &&Check| {

@@ -21,18 +21,27 @@ pub fn main<Cli: CommandFactory + FromArgMatches>(
     refuse: impl FnOnce(&ArgMatches) -> Result<(), Failure>,
     run: impl FnOnce(Cli, &mut dyn Write) -> Outcome,
 ) -> ExitCode {
+    with_output(|out| parse_and_run(refuse, run, out))
+}
+
+/// As `main`, for a command that writes its output itself.
+pub fn parse_and_run<Cli: CommandFactory + FromArgMatches>(
+    refuse: impl FnOnce(&ArgMatches) -> Result<(), Failure>,
+    run: impl FnOnce(Cli, &mut dyn Write) -> Outcome,
+    out: &mut dyn Write,
+) -> Outcome {
     let words: Vec<OsString> = env::args_os().collect();
     let parsed = Cli::command().try_get_matches_from(&words).and_then(|typed| {
         let cli = Cli::from_arg_matches(&typed)?;
         Ok((cli, typed))
     });
-    with_output(|out| match parsed {
+    match parsed {
         Ok((cli, typed)) => {
             refuse(&typed)?;
             run(cli, out)
         }
         Err(error) => usage::report(&error, &Cli::command(), &words, out),
-    })
+    }
 }
 
 /// Runs a command with a buffer for its output, and flushes it before the exit status is decided:

@@ -13,15 +13,6 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 use crate::failure::{Failure, Status};
 
-/// A section of a command's own page that holds for all its subcommands: rows of two columns, and a
-/// paragraph below them.
-#[derive(Debug)]
-pub struct Section {
-    pub heading: &'static str,
-    pub rows: Vec<(String, String)>,
-    pub note: Option<&'static str>,
-}
-
 /// Write man pages or completions into a folder
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen generate man /usr/local/share/man/man1")]
@@ -41,15 +32,10 @@ enum What {
 }
 
 /// Writes the files of the command `cli`, and prints their paths.
-pub fn run(
-    args: &Args,
-    cli: &Command,
-    sections: &[Section],
-    out: &mut dyn Write,
-) -> Result<ExitCode, Failure> {
+pub fn run(args: &Args, cli: &Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut command = visible(cli);
     match args.what {
-        What::Man => print(pages(command, sections, &args.folder), &args.folder, out),
+        What::Man => print(pages(command, &args.folder), &args.folder, out),
         What::Completions => write_completions(&mut command, &args.folder, out),
     }
 }
@@ -88,47 +74,38 @@ fn visible(cli: &Command) -> Command {
     Command::new(cli.get_name().to_owned())
         .version(env!("CARGO_PKG_VERSION"))
         .about(cli.get_about().cloned().unwrap_or_default())
+        .after_help(cli.get_after_help().cloned().unwrap_or_default())
         .subcommand_required(true)
         .subcommands(shown)
         .disable_help_subcommand(true)
 }
 
-fn pages(mut command: Command, sections: &[Section], folder: &Path) -> io::Result<Vec<PathBuf>> {
+fn pages(mut command: Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
     command.build();
-    let name = command.get_name().to_owned();
     let mut written = Vec::new();
-    let rest = top_sections(&command, sections);
-    write_page(&command, &name, &rest, folder, &mut written)?;
-    for sub in command.get_subcommands() {
-        write_pages_of(sub, &format!("{name}-{}", sub.get_name()), folder, &mut written)?;
-    }
+    let names =
+        command.get_subcommands().map(|sub| format!("{}-{}", command.get_name(), sub.get_name()));
+    let see_also: Vec<String> = names.collect();
+    let name = command.get_name().to_owned();
+    write_pages_of(&command, &name, &see_also, folder, &mut written)?;
     Ok(written)
 }
 
-/// The page of a subcommand, and those of the subcommands below it.
+/// The page of a command, and those of the subcommands below it.
 fn write_pages_of(
     command: &Command,
     name: &str,
-    folder: &Path,
-    written: &mut Vec<PathBuf>,
-) -> io::Result<()> {
-    write_page(command, name, &sections_of_help(command), folder, written)?;
-    for sub in command.get_subcommands() {
-        write_pages_of(sub, &format!("{name}-{}", sub.get_name()), folder, written)?;
-    }
-    Ok(())
-}
-
-fn write_page(
-    command: &Command,
-    name: &str,
-    rest: &Roff,
+    see_also: &[String],
     folder: &Path,
     written: &mut Vec<PathBuf>,
 ) -> io::Result<()> {
     let path = folder.join(format!("{name}.1"));
-    fs::write(&path, page(command, name, rest)?)?;
+    fs::write(&path, page(command, name, &sections(command, see_also))?)?;
     written.push(path);
+    for sub in command.get_subcommands() {
+        let name = format!("{name}-{}", sub.get_name());
+        write_pages_of(sub, &name, &["elfen".to_owned()], folder, written)?;
+    }
     Ok(())
 }
 
@@ -151,58 +128,33 @@ fn page(command: &Command, name: &str, rest: &Roff) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// What a subcommand's help has after its options: examples verbatim, the rest as paragraphs.
-fn sections_of_help(command: &Command) -> Roff {
+/// The sections of the text that help has after the options. A block that begins with a line like
+/// `Examples:` is a section of that name, verbatim. All other blocks are paragraphs.
+fn sections(command: &Command, see_also: &[String]) -> Roff {
     let mut roff = Roff::new();
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let mut heading = "";
-    for block in text.trim_end().split("\n\n") {
-        let (title, lines) = match block.split_once('\n') {
-            Some((first, lines)) if first.starts_with("Example") => ("EXAMPLES", lines),
-            _ => ("NOTES", block),
-        };
-        if block.is_empty() {
-            continue;
-        }
+    let mut heading = String::new();
+    for block in text.trim_end().split("\n\n").filter(|block| !block.is_empty()) {
+        let titled = block.split_once(":\n").filter(|(title, _)| !title.contains('\n'));
+        let (title, lines) = titled.unwrap_or(("Notes", block));
+        let title = if title == "Example" { "Examples" } else { title };
         if title != heading {
-            roff.control("SH", [title]);
-            heading = title;
+            roff.control("SH", [title.to_uppercase().as_str()]);
+            heading = title.to_owned();
         }
-        let verbatim = lines.lines().any(|line| line.starts_with("  "));
-        roff.control(if verbatim { "nf" } else { "PP" }, []);
+        roff.control(if titled.is_some() { "nf" } else { "PP" }, []);
         for line in lines.lines() {
             roff.text([roman(line)]);
         }
-        if verbatim {
+        if titled.is_some() {
             roff.control("fi", []);
         }
     }
     roff.control("SH", ["SEE ALSO"]);
-    roff.text([bold("elfen"), roman("(1), for exit statuses and variables")]);
-    roff
-}
-
-/// What holds for all subcommands, and their list.
-fn top_sections(command: &Command, sections: &[Section]) -> Roff {
-    let mut roff = Roff::new();
-    for section in sections {
-        roff.control("SH", [section.heading.to_uppercase().as_str()]);
-        for (left, right) in &section.rows {
-            roff.control("TP", []);
-            roff.text([bold(left.as_str())]);
-            roff.text([roman(right.as_str())]);
-        }
-        if let Some(note) = section.note {
-            roff.control("PP", []);
-            roff.text([roman(note)]);
-        }
-    }
-    roff.control("SH", ["SEE ALSO"]);
-    let top = command.get_name();
-    let names = command.get_subcommands().map(|sub| format!("{top}-{}", sub.get_name()));
-    let mut list: Vec<Inline> = names.flat_map(|name| [bold(name), roman("(1), ")]).collect();
-    list.pop();
-    list.push(roman("(1)"));
-    roff.text(list);
+    let mut names: Vec<Inline> =
+        see_also.iter().flat_map(|name| [bold(name.as_str()), roman("(1), ")]).collect();
+    names.pop();
+    names.push(roman("(1)"));
+    roff.text(names);
     roff
 }

@@ -16,6 +16,9 @@ use nix::sys::signal::Signal::{
 };
 use nix::sys::signal::{SigSet, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::termios::{
+    LocalFlags, SetArg, SpecialCharacterIndices as Special, Termios, tcgetattr, tcsetattr,
+};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid, read};
 
@@ -49,7 +52,7 @@ pub enum Role {
 /// Splits this process into a child that draws and a parent that waits. The process must have only
 /// one thread.
 pub fn split() -> io::Result<Role> {
-    let before = attributes()?;
+    let before = tcgetattr(io::stdin())?;
     let ours = SigSet::from_iter([SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGCHLD, SIGWINCH]);
     ours.thread_block()?;
     let parent = nix::unistd::getpid();
@@ -73,7 +76,7 @@ fn end_with_parent(parent: Pid) -> io::Result<()> {
     if getppid() == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
 }
 
-fn wait(child: Pid, ours: &SigSet, before: &libc::termios) -> io::Result<Role> {
+fn wait(child: Pid, ours: &SigSet, before: &Termios) -> io::Result<Role> {
     loop {
         match waitpid(child, Some(WaitPidFlag::WNOHANG))? {
             WaitStatus::Exited(_, code) => {
@@ -96,21 +99,12 @@ fn wait(child: Pid, ours: &SigSet, before: &libc::termios) -> io::Result<Role> {
     }
 }
 
-fn attributes() -> io::Result<libc::termios> {
-    // SAFETY: a termios consists of numbers, for which zeros are valid.
-    let mut found: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: `found` is a local variable.
-    let got = unsafe { libc::tcgetattr(io::stdin().as_raw_fd(), &mut found) };
-    if got == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
+fn set_attributes(to: &Termios) {
+    // An error means that the terminal is gone, and then there is nothing to restore.
+    let _gone = tcsetattr(io::stdin(), SetArg::TCSADRAIN, to);
 }
 
-fn set_attributes(to: &libc::termios) {
-    // SAFETY: `to` comes from tcgetattr, at most with other flags. An error means that the terminal
-    // is gone, and then there is nothing to restore.
-    unsafe { libc::tcsetattr(io::stdin().as_raw_fd(), libc::TCSADRAIN, to) };
-}
-
-fn restore(before: &libc::termios) {
+fn restore(before: &Termios) {
     // If the shell has the terminal already, this signal would otherwise stop this process.
     let _unchanged = SigSet::from(SIGTTOU).thread_block();
     let mut out = io::stdout();
@@ -126,21 +120,21 @@ pub fn is_there() -> bool {
 /// The terminal while it is drawn on.
 #[derive(Debug)]
 pub struct Screen {
-    before: libc::termios,
+    before: Termios,
     signals: SignalFd,
 }
 
 impl Screen {
-    fn enter(ours: &SigSet, before: libc::termios) -> io::Result<Self> {
+    fn enter(ours: &SigSet, before: Termios) -> io::Result<Self> {
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let screen = Self { before, signals: SignalFd::with_flags(ours, flags)? };
-        let mut raw = before;
+        let mut raw = screen.before.clone();
         // Deliver keys one by one and without echo. Ctrl-C still sends a signal. Ctrl-Z is
         // disabled, because it would leave the screen half drawn.
-        raw.c_lflag &= !(libc::ICANON | libc::ECHO);
-        raw.c_cc[libc::VSUSP] = 0;
-        raw.c_cc[libc::VMIN] = 0;
-        raw.c_cc[libc::VTIME] = 0;
+        raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
+        for special in [Special::VSUSP, Special::VMIN, Special::VTIME] {
+            raw.control_chars[special as usize] = 0;
+        }
         set_attributes(&raw);
         io::stdout().write_all(ENTER)?;
         Ok(screen)

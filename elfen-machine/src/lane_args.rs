@@ -8,6 +8,7 @@ use std::error::Error;
 use std::path::Path;
 
 use elfen_console::failure::{Failure, Status};
+use elfen_console::output::warn;
 
 use crate::lanes::{self, LaneError, Lanes};
 use crate::pair::{Pair, PairError};
@@ -48,33 +49,35 @@ impl LaneArgs {
 impl LaneArgs {
     /// The pairs for a run or a service, at least one. Prints warnings.
     pub fn pairs(&self) -> Result<Vec<Pair>, Failure> {
-        let topology = topology(&Source::live())?;
-        let lanes = self.resolve(&topology)?;
-        lanes.warnings.iter().for_each(|warning| elfen_console::output::warn(warning));
-        if lanes.pairs.is_empty() {
+        let (topology, pairs) = self.resolve_here()?;
+        if pairs.is_empty() {
             let why = "this machine shows no pair of lanes";
             let fix = lanes::remedy(&topology);
             return Err(Failure::new(Status::Unsupported, "lanes", why, fix));
         }
-        Ok(lanes.pairs)
+        Ok(pairs)
     }
 
     /// For benchmarks: the first pair of this machine, or its first two CPUs if it has no pair.
     pub fn first_pair(&self) -> Result<Pair, Failure> {
-        let topology = topology(&Source::live())?;
-        let lanes = self.resolve(&topology)?;
-        lanes.warnings.iter().for_each(|warning| elfen_console::output::warn(warning));
-        if let Some(pair) = lanes.pairs.into_iter().next() {
+        let (topology, pairs) = self.resolve_here()?;
+        if let Some(pair) = pairs.into_iter().next() {
             return Ok(pair);
         }
         if let Some(pair) = lanes::first_pair(&topology) {
-            elfen_console::output::warn(&format!(
-                "no pairs of lanes here: measuring on CPUs {pair}"
-            ));
+            warn(&format!("no pairs of lanes here: measuring on CPUs {pair}"));
             return Ok(pair);
         }
         let fix = "allow this process a second CPU";
         Err(Failure::new(Status::Unsupported, "measuring", "it takes two CPUs", fix))
+    }
+
+    /// This machine and the pairs on it. Prints warnings.
+    fn resolve_here(&self) -> Result<(Topology, Vec<Pair>), Failure> {
+        let topology = topology(&Source::live())?;
+        let Lanes { pairs, warnings } = self.resolve(&topology)?;
+        warnings.iter().for_each(|warning| warn(warning));
+        Ok((topology, pairs))
     }
 }
 

@@ -5,8 +5,6 @@
 //! they cannot work. Where the machine may hide its cores, there is only a warning: many virtual
 //! machines have siblings that sysfs does not show.
 
-use std::fmt;
-
 use super::cpulist::{CpuSet, ListError};
 use super::pair::{Pair, PairError, parse};
 use super::topology::{Core, CoreKind, Topology};
@@ -39,32 +37,6 @@ pub enum LaneError {
     OutsideAffinity { cpu: u32, affinity: CpuSet },
 }
 
-/// Why a core gives no pair.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Unpaired {
-    EfficientCores,
-    NoSibling,
-    NoSiblingOnline,
-    OutsideCpuset,
-    OutsideAffinity,
-    SiblingsOutsideCpuset,
-    SiblingsOutsideAffinity,
-}
-
-impl fmt::Display for Unpaired {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::EfficientCores => "E cores have one lane",
-            Self::NoSibling => "no sibling",
-            Self::NoSiblingOnline => "no sibling online",
-            Self::OutsideCpuset => "outside the cpuset of this process's cgroup",
-            Self::OutsideAffinity => "outside the affinity mask of this process",
-            Self::SiblingsOutsideCpuset => "the siblings are outside the cpuset",
-            Self::SiblingsOutsideAffinity => "the siblings are outside the affinity mask",
-        })
-    }
-}
-
 /// The pairs of the machine's own topology.
 pub fn default_pairs(topology: &Topology) -> Vec<Pair> {
     let usable = &topology.usable;
@@ -88,9 +60,9 @@ pub fn first_pair(topology: &Topology) -> Option<Pair> {
 }
 
 /// The online CPUs that are in no default pair, by reason.
-pub fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
+pub fn unpaired(topology: &Topology) -> Vec<(&'static str, CpuSet)> {
     let usable = &topology.usable;
-    let mut groups: Vec<(Unpaired, CpuSet)> = Vec::new();
+    let mut groups: Vec<(&str, CpuSet)> = Vec::new();
     let mut add = |reason, cpu| match groups.iter_mut().find(|(known, _)| *known == reason) {
         Some((_, cpus)) => {
             cpus.insert(cpu);
@@ -107,22 +79,22 @@ pub fn unpaired(topology: &Topology) -> Vec<(Unpaired, CpuSet)> {
 }
 
 /// Why this lane of a core is in no pair.
-fn reason(topology: &Topology, core: &Core, cpu: u32) -> Unpaired {
+fn reason(topology: &Topology, core: &Core, cpu: u32) -> &'static str {
     let in_cpuset = &topology.in_cpuset;
     if !in_cpuset.contains(cpu) {
-        Unpaired::OutsideCpuset
+        "outside the cpuset of this process's cgroup"
     } else if !topology.usable.contains(cpu) {
-        Unpaired::OutsideAffinity
+        "outside the affinity mask of this process"
     } else if core.lanes.len() > 1 && !core.lanes.is_subset(in_cpuset) {
-        Unpaired::SiblingsOutsideCpuset
+        "the siblings are outside the cpuset"
     } else if core.lanes.len() > 1 {
-        Unpaired::SiblingsOutsideAffinity
+        "the siblings are outside the affinity mask"
     } else if core.kind == Some(CoreKind::Efficient) {
-        Unpaired::EfficientCores
+        "E cores have one lane"
     } else if topology.offline.is_empty() {
-        Unpaired::NoSibling
+        "no sibling"
     } else {
-        Unpaired::NoSiblingOnline
+        "no sibling online"
     }
 }
 

@@ -56,16 +56,9 @@ pub fn use_ordinary_class() -> io::Result<()> {
 /// batch a sixth of a lane that its guard occupies, and SCHED_IDLE would leave it half.
 pub fn take_guard_rank() -> io::Result<()> {
     use_ordinary_class()?;
-    // SAFETY: gettid takes nothing and cannot fail.
-    let thread = unsafe { libc::gettid() }.unsigned_abs();
-    // SAFETY: setpriority takes numbers.
-    match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, 0) } {
-        0 => {
-            set_slice(0, GUARD_SLICE_NS);
-            Ok(())
-        }
-        _ => Err(io::Error::last_os_error()),
-    }
+    set_own_nice(0)?;
+    set_slice(0, GUARD_SLICE_NS);
+    Ok(())
 }
 
 /// Gives the calling thread a rank above all ordinary ones, for a moment in which nothing else may
@@ -122,13 +115,7 @@ impl Placement {
     /// Puts the calling thread below ordinary ones and above the batch. It then runs soon, and
     /// takes next to nothing of a lane that a guard occupies.
     pub fn lower_own_priority() -> io::Result<()> {
-        // SAFETY: gettid takes nothing and cannot fail.
-        let thread = unsafe { libc::gettid() }.unsigned_abs();
-        // SAFETY: setpriority takes numbers.
-        match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, 19) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        set_own_nice(19)
     }
 
     /// Gives a thread a share of its lane next to the guard. Fails without the right to raise
@@ -176,6 +163,15 @@ pub fn set_slice(thread: u32, slice_ns: u64) {
         Attributes { size: ATTRIBUTES_BYTES, nice, runtime_ns: slice_ns, ..Attributes::default() };
     // SAFETY: `attributes` is live, and its size field is correct.
     let _kept = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) };
+}
+
+/// Sets the nice value of the calling thread.
+fn set_own_nice(nice: i32) -> io::Result<()> {
+    // SAFETY: gettid takes nothing and cannot fail.
+    let thread = unsafe { libc::gettid() }.unsigned_abs();
+    // SAFETY: setpriority takes numbers.
+    let set = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) };
+    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Sets the class of a thread, and its priority in a real-time class; 0 is the caller. Makes one

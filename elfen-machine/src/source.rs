@@ -3,8 +3,9 @@
 //!
 //! A recording is text with one `PATH: CONTENT` a line and `#` for comments; a file of several
 //! lines has several lines. Paths are absolute. The affinity mask of the recording process has the
-//! name `affinity`. A live source remembers everything that was read, so `elfen lanes
-//! --dump-machine` writes exactly what a replay will read.
+//! name `affinity`, and the result of an operation that was tried has the name of the attempt. A
+//! live source remembers everything that was read, so `elfen lanes --dump-machine` writes exactly
+//! what a replay will read.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,6 +26,8 @@ pub enum SourceError {
     NotARecording { line: usize },
     #[error("the recording has no line {AFFINITY}: CPUS")]
     NoAffinity,
+    #[error("the recording has no line {0}: RESULT")]
+    NotTried(&'static str),
     #[error("{path} holds {text:?}: {error}")]
     Malformed { path: String, text: String, error: ListError },
     #[error("sched_getaffinity: {0}")]
@@ -151,6 +154,16 @@ impl Source {
             }
             Self::Recorded(_) => self.cpus(AFFINITY)?.ok_or(SourceError::NoAffinity),
         }
+    }
+
+    /// The result of an operation that is tried now, or that was tried for the recording.
+    pub fn attempt(
+        &self,
+        name: &'static str,
+        attempt: impl FnOnce() -> String,
+    ) -> Result<String, SourceError> {
+        let result = self.read(name, || Ok(Some(attempt())))?;
+        result.ok_or(SourceError::NotTried(name))
     }
 
     fn read(

@@ -5,7 +5,7 @@ mod needs;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_rt::service::Service;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,23 +30,14 @@ struct Terminal {
 
 impl Terminal {
     fn new(columns: u16, rows: u16) -> Self {
-        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        let (mut master, mut device) = (-1, -1);
-        let (name, flags) = (std::ptr::null_mut(), std::ptr::null());
-        // SAFETY: openpty writes two numbers of this frame and reads `size`; it accepts null for
-        // the name and for the flags.
-        let made = unsafe { libc::openpty(&mut master, &mut device, name, flags, &size) };
-        assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let OpenptyResult { master, slave: device } = openpty(&size, None).expect("a terminal");
         // If programs inherited the keyboard end, the terminal would not hang up when the test
         // ends.
-        for end in [master, device] {
-            // SAFETY: takes numbers.
-            assert_eq!(unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) }, 0);
+        for end in [&master, &device] {
+            fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         }
-        // SAFETY: openpty has just returned this descriptor, and nothing else closes it.
-        let keyboard = unsafe { File::from_raw_fd(master) };
-        // SAFETY: as for `master`.
-        let device = unsafe { OwnedFd::from_raw_fd(device) };
+        let keyboard = File::from(master);
         let (mut screen, written) =
             (keyboard.try_clone().unwrap(), Arc::new(Mutex::new(Vec::new())));
         let kept = written.clone();
@@ -56,14 +50,8 @@ impl Terminal {
         Self { keyboard, device, written }
     }
 
-    /// The input, output and local modes, and the special characters.
-    fn modes(&self) -> (u32, u32, u32, [u8; 32]) {
-        // SAFETY: a termios contains only numbers, for which zeros are valid.
-        let mut found: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: tcgetattr writes `found` of this frame.
-        let got = unsafe { libc::tcgetattr(self.device.as_raw_fd(), &mut found) };
-        assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
-        (found.c_iflag, found.c_oflag, found.c_lflag, found.c_cc)
+    fn modes(&self) -> Termios {
+        tcgetattr(&self.device).unwrap()
     }
 
     fn start(&self) -> Child {
@@ -95,10 +83,7 @@ impl Terminal {
 
 /// Begins a session with this terminal, so that Ctrl-C is a signal.
 fn begin_session() -> std::io::Result<()> {
-    // SAFETY: setsid takes nothing.
-    if unsafe { libc::setsid() } < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
+    nix::unistd::setsid()?;
     // SAFETY: TIOCSCTTY takes a number.
     if unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } < 0 {
         return Err(std::io::Error::last_os_error());

@@ -2,13 +2,18 @@
 //! and read them.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
 
 use elfen_rt::pages;
 use elfen_rt::signal::control::{PolicyKind, Settings};
+use nix::errno::Errno;
+use nix::sys::socket::sockopt::{ReceiveTimeout, SendTimeout};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, setsockopt, socket,
+};
+use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
 use super::guarantees::{Broken, Guarantee};
@@ -18,7 +23,7 @@ use crate::cgroup::CgroupPath;
 pub const LONGEST_REQUEST: usize = 4096;
 const LONGEST_ANSWER: usize = 1 << 17;
 /// How long a client waits for a daemon that may hang.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE_S: i64 = 5;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
@@ -268,61 +273,34 @@ impl FenceStatus {
 /// Sends a request to the daemon at a socket. An error of kind `NotFound` or `ConnectionRefused`
 /// means that no daemon runs.
 pub fn ask(socket: &Path, request: &Request) -> io::Result<Answer> {
-    let connection = connect(socket)?;
-    let text = serde_json::to_vec(request)?;
-    // SAFETY: the kernel reads `text.len()` bytes of `text`.
-    let sent = unsafe {
-        libc::send(connection.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL)
-    };
-    if sent < 0 {
-        return Err(unanswered(io::Error::last_os_error()));
-    }
-    let mut answer = vec![0; LONGEST_ANSWER];
-    // SAFETY: the kernel writes at most `answer.len()` bytes into `answer`.
-    let got =
-        unsafe { libc::recv(connection.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
-    match usize::try_from(got) {
-        Err(_) => Err(unanswered(io::Error::last_os_error())),
-        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Ok(length) => Ok(serde_json::from_slice(&answer[..length])?),
-    }
-}
-
-/// Replaces the kernel's error for a timeout, "try again", by a clearer one.
-fn unanswered(error: io::Error) -> io::Error {
-    match error.kind() {
-        io::ErrorKind::WouldBlock => {
-            let why = format!("it has not answered within {} s", PATIENCE.as_secs());
-            io::Error::new(io::ErrorKind::TimedOut, why)
+    let answer = match exchange(socket, &serde_json::to_vec(request)?) {
+        // The kernel's words for a timeout are "try again".
+        Err(Errno::EAGAIN) => {
+            let why = format!("it has not answered within {PATIENCE_S} s");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
-        _ => error,
+        answer => answer?,
+    };
+    if answer.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
+    Ok(serde_json::from_slice(&answer)?)
 }
 
-fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let (address, length) = address(path)?;
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: socket takes numbers.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just created this descriptor for us.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let patience = libc::timeval {
-        tv_sec: libc::time_t::try_from(PATIENCE.as_secs()).unwrap_or(1),
-        tv_usec: 0,
-    };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        let size = libc::socklen_t::try_from(size_of_val(&patience)).unwrap_or(0);
-        // SAFETY: the kernel reads a timeval.
-        unsafe {
-            libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const patience).cast(), size)
-        };
-    }
-    // SAFETY: the kernel reads `length` bytes of `address`.
-    let done = unsafe { libc::connect(fd, (&raw const address).cast(), length) };
-    if done == 0 { Ok(socket) } else { Err(unanswered(io::Error::last_os_error())) }
+/// Sends one message and receives one.
+fn exchange(path: &Path, request: &[u8]) -> nix::Result<Vec<u8>> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let connection = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    let patience = TimeVal::new(PATIENCE_S, 0);
+    setsockopt(&connection, ReceiveTimeout, &patience)?;
+    setsockopt(&connection, SendTimeout, &patience)?;
+    let daemon = connection.as_raw_fd();
+    connect(daemon, &UnixAddr::new(path)?)?;
+    send(daemon, request, MsgFlags::MSG_NOSIGNAL)?;
+    let mut answer = vec![0; LONGEST_ANSWER];
+    let length = recv(daemon, &mut answer, MsgFlags::empty())?;
+    answer.truncate(length);
+    Ok(answer)
 }
 
 /// A path as a socket address.

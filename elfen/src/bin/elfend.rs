@@ -1,15 +1,13 @@
 //! `elfend`, the daemon that holds fences: parses arguments, calls `elfen-fence`, and prints what
 //! it returns.
 
-use std::env;
-use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
+use elfen_console::command::parse_and_run;
 use elfen_console::failure::{Failure, Status};
-use elfen_console::usage;
 use elfen_fence::release::{freeze, release};
 use elfen_fence::settings;
 use elfen_fence::settings::{FILE, Settings};
@@ -72,67 +70,66 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<OsString> = env::args_os().collect();
-    let outcome = match Args::try_parse_from(&words) {
-        Ok(args) => run(&args),
-        Err(error) => usage::report(&error, &Args::command(), &words, &mut io::stdout()),
-    };
-    outcome.unwrap_or_else(|failure| failure.report())
+    // Without a lock of stdout, which the daemon would hold until it ends.
+    let mut out = io::stdout();
+    parse_and_run(|_| Ok(()), |args: Args, out| run(&args, out), &mut out)
+        .unwrap_or_else(|failure| failure.report())
 }
 
-fn run(args: &Args) -> Result<ExitCode, Failure> {
+fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let folder = Folder::new(&args.run_dir);
     if args.command.is_some() && (args.freeze || args.release) {
         let why = "--freeze and --release change fences, and `check` changes nothing";
         return Err(Failure::new(Status::Usage, "check", why, "give one of them"));
     }
-    if args.release {
-        require_root()?;
-        let mut text = String::new();
-        let released = release(&folder)?;
-        if released.fences.is_empty() && released.services.is_empty() {
-            text = no_fence_line(&folder);
-        }
-        for fence in released.fences {
-            text += &format!("fence {:?}: {} is an ordinary cgroup\n", fence.name, fence.path);
-        }
-        for confined in released.services {
-            text +=
-                &format!("service {:?}: {} may run anywhere\n", confined.service, confined.path);
-        }
-        io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    if args.freeze {
-        require_root()?;
-        let frozen = freeze(&folder)?.into_iter();
-        let mut text: String =
-            frozen.map(|fence| format!("fence {:?}: frozen\n", fence.name)).collect();
-        if text.is_empty() {
-            text = no_fence_line(&folder);
-        }
-        io::stdout().write_all(text.as_bytes()).map_err(Failure::output)?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let checked = args.command.as_ref().map(|Command::Check { file }| file.as_ref());
-    let file = checked.flatten().unwrap_or(&args.settings);
-    let settings = Settings::open(file).map_err(|error| {
-        let fix = if file.exists() {
-            "correct the file; `elfend check` reads it and changes nothing"
-        } else {
-            "write it, or name another with --settings"
-        };
-        Failure::new(Status::Usage, "elfend", error, fix)
-    })?;
-    if checked.is_some() {
+    let text = if args.release {
+        release_text(&folder)?
+    } else if args.freeze {
+        freeze_text(&folder)?
+    } else {
+        let file = checked.flatten().unwrap_or(&args.settings);
+        let settings = Settings::open(file).map_err(|error| {
+            let fix = if file.exists() {
+                "correct the file; `elfend check` reads it and changes nothing"
+            } else {
+                "write it, or name another with --settings"
+            };
+            Failure::new(Status::Usage, "elfend", error, fix)
+        })?;
+        if checked.is_none() {
+            require_root()?;
+            return elfen_fence::run(settings, file, &folder).map(|()| ExitCode::SUCCESS);
+        }
         let (_, home) = elfen_fence::require(&settings)?;
-        io::stdout()
-            .write_all(plan_text(&settings, home.as_str()).as_bytes())
-            .map_err(Failure::output)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+        plan_text(&settings, home.as_str())
+    };
+    out.write_all(text.as_bytes()).map_err(Failure::output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn release_text(folder: &Folder) -> Result<String, Failure> {
     require_root()?;
-    elfen_fence::run(settings, file, &folder).map(|()| ExitCode::SUCCESS)
+    let released = release(folder)?;
+    if released.fences.is_empty() && released.services.is_empty() {
+        return Ok(no_fence_line(folder));
+    }
+    let fences = released.fences.iter();
+    let fences =
+        fences.map(|it| format!("fence {:?}: {} is an ordinary cgroup\n", it.name, it.path));
+    let services = released.services.iter();
+    let services =
+        services.map(|it| format!("service {:?}: {} may run anywhere\n", it.service, it.path));
+    Ok(fences.chain(services).collect())
+}
+
+fn freeze_text(folder: &Folder) -> Result<String, Failure> {
+    require_root()?;
+    let frozen = freeze(folder)?;
+    if frozen.is_empty() {
+        return Ok(no_fence_line(folder));
+    }
+    Ok(frozen.iter().map(|fence| format!("fence {:?}: frozen\n", fence.name)).collect())
 }
 
 fn no_fence_line(folder: &Folder) -> String {

@@ -1,4 +1,4 @@
-//! `elfen doctor`: what of Elfen can run on this machine, and why the rest cannot.
+//! `elfen doctor`: which parts of Elfen can run on this machine, and why the others cannot.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -8,51 +8,47 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
 use elfen_instrument::{CheckMethod, Compiler, Reason, inspect};
-use elfen_machine::doctor::answers::{Answers, Trial, query_kernel};
 use elfen_machine::doctor::{self, Check, Group, Machine, Status, Verdict};
 use elfen_machine::lane_args::{LaneArgs, not_a_recording, source, topology};
-use elfen_machine::lanes::Lanes;
-use elfen_machine::topology::Topology;
 use elfen_shim::cmd::{WatchableSignals, watchable_signals};
 use serde::Serialize;
 
 const COMMAND: &str = "elfen doctor";
 const AFTER: &str = "\
-Each line says yes, no or warn; under conflicts, yes means that there is none. The last line says \
-whether borrow-idle can run here. Exit status: 0 if it can, 3 if not.
+Each check is yes, no or warn. Under conflicts, yes means that there is no conflict. The last line \
+says whether borrow-idle can run on this machine. Exit status: 0 if it can, 3 if not.
 
 Examples:
-  elfen doctor                            what can run here, as this user
-  sudo elfen doctor --lanes 0:1           as root, with a pair given by hand
+  elfen doctor                            for this user
+  sudo elfen doctor --lanes 0:1           for root, with a pair given by hand
   elfen doctor --json | jq -r '.checks[] | select(.status == \"no\") | .fix'
-  elfen doctor --dump-machine > machine   what was read and tried, for a report
-  sudo elfen doctor -- python3            how a program would be checked";
+  elfen doctor --dump-machine > machine   record this machine, for a report
+  sudo elfen doctor -- python3            the checks that a program would get";
 
-/// Say what of Elfen can run on this machine, and what would make the rest run
+/// Check which parts of Elfen can run on this machine, and what the others need
 ///
-/// Tries what can be tried: attaches the sched_switch program and detaches it, makes a segment of
-/// shared memory and removes it, opens a hardware counter and closes it.
+/// Tries each operation once and undoes it: attaches the sched_switch program and detaches it,
+/// makes a segment of shared memory and removes it, opens a hardware counter and closes it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
 pub(crate) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// Print one JSON object; `fix` is empty where there is nothing to fix
+    /// Print one JSON object; `fix` is empty if nothing needs to be fixed
     #[arg(long)]
     json: bool,
 
-    /// Print what was read and what the kernel answered, one `PATH: CONTENT` a line, instead of the
-    /// report
+    /// Print what was read and tried instead of the report, one `NAME: RESULT` a line
     #[arg(long, conflicts_with = "json")]
     dump_machine: bool,
 
-    /// Look at a machine that --dump-machine wrote instead of this one; for tests and reports
+    /// Read a machine that --dump-machine recorded instead of this one; for tests and reports
     #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE", hide = true)]
     machine: Option<PathBuf>,
 
-    /// A program: how `elfen run` would check it and why not in a cheaper way, and what `elfen
-    /// shim` would see of it
+    /// A program: which checks `elfen run` would give it, why no cheaper ones, and which signals of
+    /// it `elfen shim` could watch
     #[arg(last = true, value_name = "PROGRAM", conflicts_with = "dump_machine")]
     program: Option<OsString>,
 }
@@ -61,44 +57,27 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let source = source(args.machine.as_deref(), COMMAND)?;
     let topology = topology(&source)?;
     let lanes = args.lanes.resolve(&topology)?;
-    let answers = match args.machine {
-        Some(_) => Answers::recorded(&source).map_err(|error| not_a_recording(COMMAND, &error))?,
-        None => ask(&lanes, &topology),
+    let machine = Machine {
+        source: &source,
+        topology: &topology,
+        lanes: &lanes,
+        by_hand: args.lanes.by_hand(),
     };
-    let by_hand = args.lanes.by_hand();
-    let (source, topology, lanes) = (&source, &topology, &lanes);
-    let machine = Machine { source, topology, lanes, by_hand, answers: &answers };
-    let checks = doctor::examine(&machine);
+    let checks = doctor::examine(&machine).map_err(|error| not_a_recording(COMMAND, &error))?;
     let verdict = Verdict::of(&checks);
     if args.dump_machine {
-        let answers = answers.recording().map_err(|error| Failure::output(error.into()))?;
-        let read = source.recording();
-        // A recording that is recorded again has the answers among its lines.
-        let text = if args.machine.is_some() { read } else { read + &answers };
-        out.write_all(text.as_bytes()).map_err(Failure::output)?;
+        out.write_all(source.recording().as_bytes()).map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
     }
     let colours = elfen_console::output::colours();
-    let program = args.program.as_deref().map(|name| Ways::of(name, &checks)).transpose()?;
+    let program =
+        args.program.as_deref().map(|name| ProgramReport::of(name, &checks)).transpose()?;
     let program = program.as_ref();
     let report = Report { ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
     elfen_console::output::print(out, args.json, &report, || {
-        text(&checks, &verdict, colours) + &program.map(Ways::text).unwrap_or_default()
+        text(&checks, &verdict, colours) + &program.map(ProgramReport::text).unwrap_or_default()
     })?;
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
-}
-
-/// Asks the kernel of this machine.
-pub(super) fn ask(lanes: &Lanes, topology: &Topology) -> Answers {
-    query_kernel(trial(lanes, topology))
-}
-
-/// Without a pair, any CPU stands for the lanes.
-fn trial(lanes: &Lanes, topology: &Topology) -> Trial {
-    let first = lanes.pairs.first().map(|pair| pair.request);
-    let cpu = first.or_else(|| topology.usable.iter().next()).unwrap_or(0);
-    let request_lanes = u32::try_from(lanes.pairs.len()).unwrap_or(u32::MAX).max(1);
-    Trial { cpu, request_lanes }
 }
 
 /// What `--json` prints; the table shows the same.
@@ -108,22 +87,22 @@ struct Report<'a> {
     #[serde(flatten)]
     verdict: &'a Verdict,
     checks: &'a [Check],
-    /// Of a program that was named.
+    /// For the program that the arguments name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    program: Option<&'a Ways>,
+    program: Option<&'a ProgramReport>,
 }
 
-/// How a program would be checked.
+/// The checks that a program would get.
 #[derive(Serialize)]
-struct Ways {
+struct ProgramReport {
     program: String,
     checks: &'static str,
-    /// Ways that would be cheaper, and why it does not allow them.
+    /// Cheaper checks, and why the program does not allow them.
     not: Vec<Not>,
-    /// What checks written while it runs leave to the guard: code that it writes by itself.
+    /// What live checks leave to the guard: code that the program generates.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_to_guard: Option<&'static str>,
-    /// What `elfen shim` would see of it.
+    /// The signals of it that `elfen shim` could watch.
     #[serde(skip_serializing_if = "Option::is_none")]
     shim: Option<WatchableSignals>,
 }
@@ -134,7 +113,7 @@ struct Not {
     why: String,
 }
 
-impl Ways {
+impl ProgramReport {
     fn of(name: &OsStr, checks: &[Check]) -> Result<Self, Failure> {
         let program = name.to_string_lossy().into_owned();
         let file = inspect(name).map_err(|reason| {
@@ -147,7 +126,7 @@ impl Ways {
         })?;
         let live = checks.iter().find(|check| check.name == "checks-live");
         let live = live.map(|check| &check.finding).filter(|live| live.status != Status::Yes);
-        let mut ways = Self {
+        let mut report = Self {
             program,
             checks: CheckMethod::Guard.name(),
             not: Vec::new(),
@@ -159,15 +138,15 @@ impl Ways {
                 (Err(reason), _) => format!("it {reason}"),
                 (Ok(_), Some(live)) => live.why.clone(),
                 (Ok(_), None) => {
-                    ways.checks = checks.name();
+                    report.checks = checks.name();
                     let compiler = file.compiles().filter(|_| checks == CheckMethod::Live);
-                    ways.left_to_guard = compiler.map(left_of);
+                    report.left_to_guard = compiler.map(left_of);
                     break;
                 }
             };
-            ways.not.push(Not { checks: checks.name(), why });
+            report.not.push(Not { checks: checks.name(), why });
         }
-        Ok(ways)
+        Ok(report)
     }
 
     fn text(&self) -> String {
@@ -227,10 +206,8 @@ fn text(checks: &[Check], verdict: &Verdict, colours: bool) -> String {
 fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     let Verdict { missing, next, only } = verdict;
     if !verdict.ok() {
-        return format!(
-            "borrow-idle cannot run here, for want of {}; next: {next}\n",
-            listed(missing)
-        );
+        let missing = listed(missing);
+        return format!("borrow-idle cannot run here: it requires {missing}; next: {next}\n");
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
     let warns = |check: &&Check| {

@@ -1,7 +1,6 @@
 //! The exit statuses and environment variables of all subcommands, for `elfen --help` and the man
 //! page.
 
-use elfen_console::generate::Section;
 use elfen_console::paragraph::wrap;
 
 /// Once `run` has started its program, it returns the exit status of the program.
@@ -28,7 +27,7 @@ const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_USER", "default of `run --user`"),
     ("ELFEN_SOURCE", "default of `run --source`"),
     ("ELFEN_NAP", "default of `run --nap`"),
-    ("ELFEN_CHECKS", "default of `run --inject`"),
+    ("ELFEN_CHECKS", "default of `run --checks`"),
     ("ELFEN_POLL_INTERVAL", "default of `run --poll-interval`"),
     ("ELFEN_TIMER_SLACK", "default of `run --timer-slack`"),
     ("ELFEN_RUN_DIR", "default of --run-dir: /run/elfen, with records of fences"),
@@ -41,18 +40,6 @@ const VARIABLES: [(&str, &str); 21] = [
     ("NO_COLOR", "if set and not empty, no colours on a terminal"),
 ];
 
-pub(crate) fn sections() -> [Section; 2] {
-    let owned = |(left, right): &(&str, &str)| ((*left).to_owned(), (*right).to_owned());
-    [
-        Section {
-            heading: "Exit status",
-            rows: STATUSES.iter().map(owned).collect(),
-            note: Some(FAILURES),
-        },
-        Section { heading: "Environment", rows: VARIABLES.iter().map(owned).collect(), note: None },
-    ]
-}
-
 const FAILURES: &str = "\
      A failure is one line on stderr: `elfen: what failed: why; what to do`. If the machine lacks \
      a requirement of `run`, a screen below the line lists what works, what does not, and the \
@@ -60,17 +47,19 @@ const FAILURES: &str = "\
 
 const COLUMNS: usize = 78;
 
+/// The text below the list of commands. Blocks with a heading are sections of the man page.
 pub(crate) fn all() -> String {
-    let table = |table: &Section| {
-        let width = table.rows.iter().map(|(left, _)| left.len()).max().unwrap_or(0);
-        let row = |(left, right): &(String, String)| format!("  {left:width$}  {right}\n");
-        format!("{}:\n{}\n", table.heading, table.rows.iter().map(row).collect::<String>())
+    let table = |rows: &[(&str, &str)]| {
+        let width = rows.iter().map(|(left, _)| left.len()).max().unwrap_or(0);
+        rows.iter().map(|(left, right)| format!("  {left:width$}  {right}\n")).collect::<String>()
     };
-    let [status, environment] = sections();
-    let example =
-        "Example:\n  elfen doctor     what works on this machine, and what to do next\n\n";
-    let failures = wrap(FAILURES, COLUMNS).join("\n");
-    format!("{example}{}{failures}\n\n{}", table(&status), table(&environment))
+    format!(
+        "Example:\n  elfen doctor     what works on this machine, and what to do next\n\n\
+         Exit status:\n{}\n{}\n\nEnvironment:\n{}\n",
+        table(&STATUSES),
+        wrap(FAILURES, COLUMNS).join("\n"),
+        table(&VARIABLES)
+    )
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ Examples:
   elfen lanes                            the pairs of this machine
   elfen lanes --json                     the same for scripts
   elfen lanes --lanes 0:1,2:3            whether these pairs can be used
-  elfen lanes --slurm >>slurm.conf       the node as Slurm is to know it
-  elfen lanes --dump-machine > machine   what the kernel says, for a report";
+  elfen lanes --slurm >>slurm.conf       this machine as a node of Slurm
+  elfen lanes --dump-machine > machine   record this machine, for a report";
 
 /// List this machine's pairs of lanes, and what limits them
 #[derive(clap::Args, Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "json")]
     dump_machine: bool,
 
-    /// Look at a machine that --dump-machine wrote instead of this one; for tests and reports
+    /// Read a machine that --dump-machine recorded instead of this one; for tests and reports
     #[arg(long, value_name = "FILE", env = "ELFEN_MACHINE")]
     machine: Option<PathBuf>,
 }
@@ -107,7 +107,7 @@ struct PairReport {
 #[derive(Serialize)]
 struct UnpairedReport {
     cpus: CpuSet,
-    reason: String,
+    reason: &'static str,
 }
 
 /// A node of Slurm's, by the keys that slurm.conf has for it.
@@ -124,7 +124,7 @@ impl SlurmNode {
     fn new(lanes: &Lanes) -> Result<Self, Failure> {
         if lanes.pairs.is_empty() {
             let why = "there is no batch lane for jobs";
-            let fix = "name pairs with --lanes; `elfen lanes` says what this machine has";
+            let fix = "name pairs with --lanes; `elfen lanes` lists those of this machine";
             return Err(Failure::new(Status::Unsupported, "a node for Slurm", why, fix));
         }
         let batch: CpuSet = lanes.pairs.iter().flat_map(|pair| pair.batch.iter()).collect();
@@ -143,15 +143,12 @@ impl SlurmNode {
 
 impl Report {
     fn new(topology: &Topology, lanes: Lanes, by_hand: bool) -> Self {
-        let group = |(reason, cpus): (lanes::Unpaired, CpuSet)| UnpairedReport {
-            cpus,
-            reason: reason.to_string(),
-        };
         let unpaired = if by_hand { Vec::new() } else { lanes::unpaired(topology) };
+        let unpaired = unpaired.into_iter().map(|(reason, cpus)| UnpairedReport { cpus, reason });
         Self {
             smt: topology.smt(),
             pairs: lanes.pairs.iter().map(|pair| PairReport::new(pair, topology)).collect(),
-            unpaired: unpaired.into_iter().map(group).collect(),
+            unpaired: unpaired.collect(),
             chosen_by: if by_hand { "hand" } else { "topology" },
             limits: lanes::limits(topology),
             warnings: lanes.warnings,
@@ -226,24 +223,18 @@ impl PairReport {
 }
 
 fn remarks(pair: &Pair, topology: &Topology) -> Vec<String> {
-    let kind = match topology.core_of(pair.request).and_then(|core| core.kind) {
-        Some(CoreKind::Performance) => Some("P core".to_owned()),
-        Some(CoreKind::Efficient) => Some("E core".to_owned()),
-        None => None,
-    };
-    let isolated = share(pair, &topology.isolated, "isolated");
-    let nohz_full = share(pair, &topology.nohz_full, "nohz_full");
-    [kind, isolated, nohz_full].into_iter().flatten().collect()
-}
-
-/// Which lanes of a pair are in a set that has a name.
-fn share(pair: &Pair, set: &CpuSet, name: &str) -> Option<String> {
-    let lanes: CpuSet = pair.lanes().filter(|&cpu| set.contains(cpu)).collect();
-    if lanes.is_empty() {
-        None
-    } else if lanes.len() == pair.batch.len() + 1 {
-        Some(name.to_owned())
-    } else {
-        Some(format!("{lanes} {name}"))
-    }
+    let kind = topology.core_of(pair.request).and_then(|core| core.kind).map(|kind| match kind {
+        CoreKind::Performance => "P core".to_owned(),
+        CoreKind::Efficient => "E core".to_owned(),
+    });
+    let named = [(&topology.isolated, "isolated"), (&topology.nohz_full, "nohz_full")];
+    let shares = named.into_iter().filter_map(|(set, name)| {
+        let lanes: CpuSet = pair.lanes().filter(|&cpu| set.contains(cpu)).collect();
+        match lanes.len() {
+            0 => None,
+            n if n == pair.batch.len() + 1 => Some(name.to_owned()),
+            _ => Some(format!("{lanes} {name}")),
+        }
+    });
+    kind.into_iter().chain(shares).collect()
 }

@@ -9,7 +9,6 @@ mod fence_run;
 mod help;
 mod isolation;
 mod lab;
-mod lacking;
 mod lanes;
 mod metrics;
 mod pause;
@@ -18,6 +17,7 @@ mod run;
 mod set;
 mod status;
 mod top;
+mod unsupported;
 mod user;
 
 use std::io::Write;
@@ -67,7 +67,7 @@ impl Command {
         match self {
             Self::Demo(args) => lab::demo(&args),
             Self::Doctor(args) => doctor::run(&args, out),
-            Self::Generate(args) => generate::run(&args, &Cli::command(), &help::sections(), out),
+            Self::Generate(args) => generate::run(&args, &Cli::command(), out),
             Self::Lab(args) => lab::run(&args),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Metrics(args) => metrics::run(&args, out),

@@ -39,9 +39,9 @@ use elfen_run::report::Report;
 
 use super::checks_args::{self, ChecksName, ChosenChecks};
 use super::fence_run::{self, DefaultFence, FenceRun, NONE};
-use super::lacking;
 use super::pause::RunDir;
 use super::policy_args::PolicyArgs;
+use super::unsupported;
 use super::user::{choose_user, find_user};
 
 const EXAMPLES: &str = "\
@@ -227,7 +227,7 @@ fn open_signals(args: &Args) -> Result<Signals, Failure> {
     };
     let published = service.is_some();
     Signals::open(args.source, service).map_err(|error| match error {
-        Error::Nothing(_) => lacking::failure(&args.lanes, published, refuse(&error)),
+        Error::Nothing(_) => unsupported::explain(&args.lanes, published, refuse(&error)),
         _ => refuse(&error),
     })
 }
@@ -283,7 +283,7 @@ fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure>
     let pairs = args
         .lanes
         .pairs()
-        .map_err(|failure| lacking::failure(&args.lanes, args.service.is_some(), failure))?;
+        .map_err(|failure| unsupported::explain(&args.lanes, args.service.is_some(), failure))?;
     let pairs = select_served(args, signals, pairs)?;
     let (program, arguments) =
         args.program.split_first().unwrap_or_else(|| unreachable!("required"));
@@ -380,7 +380,7 @@ fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec
 /// The choices of a run, for the first line and the report.
 struct Announcement {
     lanes: String,
-    source: &'static str,
+    source: String,
     ipc: Option<&'static str>,
 }
 
@@ -425,7 +425,7 @@ impl Announcement {
     fn report(self, order: &Order) -> Report {
         Report {
             lanes: self.lanes,
-            source: self.source.to_owned(),
+            source: self.source,
             nap: order.nap.kind().name().to_owned(),
             ipc: self.ipc.map(str::to_owned),
             checks: order.checks.name().to_owned(),
@@ -455,19 +455,16 @@ fn create_report(path: &PathBuf) -> Result<File, Failure> {
     File::create(path).map_err(|error| Failure::unwritable("report", path, error))
 }
 
-fn source_name(channels: &Channels) -> &'static str {
-    let writer = channels.tasks.as_ref().map(|(_, writer)| *writer);
-    match (writer, &channels.service) {
-        (Some(Writer::Program(Source::Handed)), None) => "tasks (elfend)",
-        (Some(Writer::Program(Source::Shared)), None) => "tasks (shared)",
-        (Some(Writer::Program(Source::Attached)), None) => "tasks (attached)",
-        (Some(Writer::Module), None) => "module",
-        (Some(Writer::Program(Source::Handed)), Some(_)) => "tasks (elfend) and service",
-        (Some(Writer::Program(Source::Shared)), Some(_)) => "tasks (shared) and service",
-        (Some(Writer::Program(Source::Attached)), Some(_)) => "tasks (attached) and service",
-        (Some(Writer::Module), Some(_)) => "module and service",
-        (None, _) => "service alone",
-    }
+fn source_name(channels: &Channels) -> String {
+    let tasks = match channels.tasks.as_ref().map(|(_, writer)| *writer) {
+        Some(Writer::Program(Source::Handed)) => "tasks (elfend)",
+        Some(Writer::Program(Source::Shared)) => "tasks (shared)",
+        Some(Writer::Program(Source::Attached)) => "tasks (attached)",
+        Some(Writer::Module) => "module",
+        None => return "service alone".to_owned(),
+    };
+    let service = if channels.service.is_some() { " and service" } else { "" };
+    format!("{tasks}{service}")
 }
 
 fn exit_status(ending: Ending) -> u8 {

@@ -65,7 +65,7 @@ impl Cli {
             Command::Check(args) => check::run(&args, out),
             Command::Demo(args) => demo::run(&args, out),
             Command::Experiment(args) => experiment::run(&args, out),
-            Command::Generate(args) => generate::run(&args, &Self::command(), &[], out),
+            Command::Generate(args) => generate::run(&args, &Self::command(), out),
             Command::Inject(args) => inject::run(&args, out),
             Command::Ladder(args) => ladder::run(&args, out),
             Command::Plan(args) => plan::run(&args, out),

@@ -1,9 +1,9 @@
 //! `elfen top`: lanes, what runs on them, what batches borrow, tails compared with their SLOs, and
 //! keys to change policies and budgets.
 
-mod change;
+mod keys;
 mod picture;
-mod seen;
+mod watch;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -14,9 +14,9 @@ use elfen_console::failure::{Failure, Status};
 use elfen_console::terminal::{self, Input, Role, Screen};
 
 use super::pause::RunDir;
-use change::Changes;
-use picture::{Line, Style, draw};
-use seen::Watch;
+use keys::Keys;
+use picture::draw;
+use watch::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Role::Draw(screen) => watch(args, &screen).map_err(failed),
         Role::Done(code) => Ok(code),
         Role::Died(signal) => {
-            let why = format!("what drew was ended by {signal}");
+            let why = format!("the process that draws was ended by {signal}");
             Err(Failure::new(Status::Failed, "the terminal", why, "use --once, and report this"))
         }
     }
@@ -72,12 +72,12 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut watch = Watch::new(args.run_dir.folder().socket());
     loop {
-        let view = watch.look().map_err(|error| {
-            Failure::new(Status::Failed, "looking for batches", error, "try again")
-        })?;
+        let view = watch
+            .read()
+            .map_err(|error| Failure::new(Status::Failed, "finding batches", error, "try again"))?;
         let (columns, rows) = OFF_TERMINAL;
-        let mut lines = draw(&view, columns, rows);
-        // The keys are no use here.
+        let mut lines = draw(&view, None, None, columns, rows);
+        // No keys work here.
         lines.pop();
         let text: Vec<&str> = lines.iter().map(|line| line.text.trim_end()).collect();
         let text = text.join("\n");
@@ -91,43 +91,33 @@ fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
 
 fn watch(args: &Args, screen: &Screen) -> io::Result<ExitCode> {
     let mut watch = Watch::new(args.run_dir.folder().socket());
-    let mut changes = Changes::default();
+    let mut keys = Keys::default();
     let colours = elfen_console::output::colours();
-    let mut view = watch.look()?;
+    let mut view = watch.read()?;
     let mut next = Instant::now() + args.every;
     loop {
-        view.note = changes.note();
-        view.selected = changes.select(&view.batches);
         let (columns, rows) = Screen::size();
-        let lines = draw(&view, columns, rows);
-        screen.show(&lines.iter().map(|line| painted(line, colours)).collect::<Vec<_>>())?;
+        let lines = draw(&view, keys.selected(&watch), keys.note(), columns, rows);
+        let lines = lines.into_iter().map(|line| match colours {
+            true => format!("\x1b[{}m{}", line.style, line.text),
+            false => line.text,
+        });
+        screen.show(&lines.collect::<Vec<_>>())?;
         for input in screen.input(next.saturating_duration_since(Instant::now()))? {
             match input {
                 Input::End | Input::Letter('q') => return Ok(ExitCode::SUCCESS),
-                Input::Up | Input::Letter('k') => changes.up(&view.batches),
-                Input::Down | Input::Letter('j') => changes.down(&view.batches),
-                Input::Letter('p') => changes.policy(&watch),
-                Input::Letter('+' | '=') => changes.budget(&watch, true),
-                Input::Letter('-') => changes.budget(&watch, false),
+                Input::Up | Input::Letter('k') => keys.select_previous(&watch),
+                Input::Down | Input::Letter('j') => keys.select_next(&watch),
+                Input::Letter('p') => keys.change_policy(&watch),
+                Input::Letter('+' | '=') => keys.change_budget(&watch, true),
+                Input::Letter('-') => keys.change_budget(&watch, false),
                 Input::Letter(_) | Input::Resized => {}
             }
         }
         if Instant::now() >= next {
-            view = watch.look()?;
+            view = watch.read()?;
             next = Instant::now() + args.every;
-            changes.forget();
+            keys.age_note();
         }
     }
-}
-
-fn painted(line: &Line, colours: bool) -> String {
-    let code = match line.style {
-        _ if !colours => return line.text.clone(),
-        Style::Plain => return line.text.clone(),
-        Style::Heading => "1",
-        Style::Selected => "7",
-        Style::Alarm => "31",
-        Style::Dim => "2",
-    };
-    format!("\x1b[{code}m{}", line.text)
 }

@@ -1,5 +1,5 @@
-//! What keys do: which batch is selected, and its next policy or budget, by way of its control
-//! page as `elfen set` has it.
+//! What keys change: the selected batch, and its policy or budget, through its control page as
+//! `elfen set` does.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use elfen_console::duration;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_run::batches::Batch;
 
-use super::picture::BatchView;
-use super::seen::Watch;
+use super::watch::Watch;
 
 /// The budget that a policy begins with if there was none.
 const FIRST_BUDGET_NS: u64 = 1_000_000;
 
-/// A keeper looks ten times a second; afterwards the settings that hold count, and no wish.
+/// A supervisor reads requested settings ten times a second. Afterwards the settings in force
+/// count.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_millis(500);
 
 /// Pictures for which a note stays.
@@ -24,52 +24,59 @@ const NOTE_STAYS: u32 = 3;
 type SloWords = (u64, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct Changes {
-    /// The selected batch, by its pid, so that it stays selected when others come and go.
+pub(super) struct Keys {
+    /// The batch that was selected last, by its pid, so that it stays selected when others come and
+    /// go.
     pid: Option<u32>,
+    /// The effect of the last key, and for how many pictures it stays.
     note: Option<(String, u32)>,
-    /// The settings that keys wished for last, by the batch's pid: keys come faster than keepers
-    /// look.
-    wished: Option<(u32, Settings, Instant)>,
+    /// The settings that keys requested last, by the batch's pid: keys come faster than supervisors
+    /// read requests.
+    requested: Option<(u32, Settings, Instant)>,
     /// SLOs of batches that had one, for the way back.
     slos: BTreeMap<u32, SloWords>,
 }
 
-impl Changes {
-    pub(super) fn note(&self) -> Option<String> {
-        self.note.as_ref().map(|(note, _)| note.clone())
+impl Keys {
+    pub(super) fn note(&self) -> Option<&str> {
+        self.note.as_ref().map(|(note, _)| note.as_str())
     }
 
-    /// A picture has passed.
-    pub(super) fn forget(&mut self) {
+    /// Called once a picture.
+    pub(super) fn age_note(&mut self) {
         self.note = self.note.take().and_then(|(note, left)| Some((note, left.checked_sub(1)?)));
     }
 
-    /// The row of the selected batch; the first if it is gone.
-    pub(super) fn select(&self, batches: &[BatchView]) -> usize {
-        batches.iter().position(|batch| Some(batch.pid) == self.pid).unwrap_or(0)
+    /// The position of the selected batch; the first if it is gone.
+    fn position(&self, watch: &Watch) -> usize {
+        watch.batches.iter().position(|batch| Some(batch.pid) == self.pid).unwrap_or(0)
     }
 
-    pub(super) fn up(&mut self, batches: &[BatchView]) {
-        let row = self.select(batches).saturating_sub(1);
-        self.pid = batches.get(row).map(|batch| batch.pid);
+    /// The pid of the selected batch.
+    pub(super) fn selected(&self, watch: &Watch) -> Option<u32> {
+        watch.batches.get(self.position(watch)).map(|batch| batch.pid)
     }
 
-    pub(super) fn down(&mut self, batches: &[BatchView]) {
-        let row = (self.select(batches) + 1).min(batches.len().saturating_sub(1));
-        self.pid = batches.get(row).map(|batch| batch.pid);
+    pub(super) fn select_previous(&mut self, watch: &Watch) {
+        let previous = self.position(watch).saturating_sub(1);
+        self.pid = watch.batches.get(previous).map(|batch| batch.pid);
     }
 
-    pub(super) fn policy(&mut self, watch: &Watch) {
-        self.change(watch, |changes, batch, now| {
+    pub(super) fn select_next(&mut self, watch: &Watch) {
+        let next = watch.batches.get(self.position(watch) + 1);
+        self.pid = next.or(watch.batches.last()).map(|batch| batch.pid);
+    }
+
+    pub(super) fn change_policy(&mut self, watch: &Watch) {
+        self.change(watch, |keys, batch, now| {
             if !watch.is_published(batch) {
-                return Err("no service publishes on its request lanes: borrow-idle alone".into());
+                return Err("only borrow-idle: no service publishes on its request lanes".into());
             }
-            Ok(next_policy(now, changes.slos.get(&batch.pid).copied()))
+            Ok(next_policy(now, keys.slos.get(&batch.pid).copied()))
         });
     }
 
-    pub(super) fn budget(&mut self, watch: &Watch, more: bool) {
+    pub(super) fn change_budget(&mut self, watch: &Watch, more: bool) {
         self.change(watch, |_, _, now| match now.policy {
             PolicyKind::BorrowIdle => Err("borrow-idle has no budget".into()),
             PolicyKind::SloBudget => Err("slo-budget sets its budget itself".into()),
@@ -77,41 +84,40 @@ impl Changes {
         });
     }
 
-    /// Wishes for other settings of the selected batch, and says so.
+    /// Requests other settings for the selected batch, and notes the result.
     fn change(
         &mut self,
         watch: &Watch,
-        wanted: impl FnOnce(&Self, &Batch, &Settings) -> Result<Settings, String>,
+        choose: impl FnOnce(&Self, &Batch, &Settings) -> Result<Settings, String>,
     ) {
-        let selected = watch.batches.iter().find(|batch| Some(batch.pid) == self.pid);
-        let Some(batch) = selected.or(watch.batches.first()) else {
-            return self.say("no batch runs".to_owned());
+        let Some(batch) = watch.batches.get(self.position(watch)) else {
+            self.note = Some(("no batch runs".to_owned(), NOTE_STAYS));
+            return;
         };
-        let wished = self
-            .wished
+        let requested = self
+            .requested
             .filter(|(pid, _, at)| *pid == batch.pid && at.elapsed() < TAKEN_OVER_WITHIN);
-        let Some(now) = wished.map(|(_, wish, _)| wish).or_else(|| batch.settings()) else {
-            return self.say(format!("{}: its settings are being changed", batch.pid));
-        };
-        if now.slo_latency_ns != 0 {
-            self.slos.insert(batch.pid, (now.slo_latency_ns, now.slo_per_million));
-        }
-        let said = match wanted(self, batch, &now) {
-            Ok(settings) => {
-                self.wished = Some((batch.pid, settings, Instant::now()));
-                wish(batch, &settings)
+        let now = requested.map(|(_, settings, _)| settings).or_else(|| batch.settings());
+        let result = match now {
+            None => "its settings are being changed".to_owned(),
+            Some(now) => {
+                if now.slo_latency_ns != 0 {
+                    self.slos.insert(batch.pid, (now.slo_latency_ns, now.slo_per_million));
+                }
+                choose(self, batch, &now).map_or_else(
+                    |why| why,
+                    |settings| {
+                        self.requested = Some((batch.pid, settings, Instant::now()));
+                        request(batch, &settings)
+                    },
+                )
             }
-            Err(why) => why,
         };
-        self.say(format!("{} {}: {said}", batch.pid, batch.program));
-    }
-
-    fn say(&mut self, note: String) {
-        self.note = Some((note, NOTE_STAYS));
+        self.note = Some((format!("{} {}: {result}", batch.pid, batch.program), NOTE_STAYS));
     }
 }
 
-fn wish(batch: &Batch, settings: &Settings) -> String {
+fn request(batch: &Batch, settings: &Settings) -> String {
     if batch.request_settings(settings).is_err() {
         return "it is another user's".to_owned();
     }

@@ -1,10 +1,9 @@
-//! The input and the result of checks, and the verdict on all of them.
+//! The input and the results of checks, and the verdict on all of them.
 
-use super::answers::Answers;
 use crate::cpulist::CpuSet;
 use crate::lanes::Lanes;
 use crate::pair::Pair;
-use crate::source::{Source, SourceError};
+use crate::source::Source;
 use crate::topology::Topology;
 
 /// The input of all checks.
@@ -14,7 +13,6 @@ pub struct Machine<'a> {
     pub topology: &'a Topology,
     pub lanes: &'a Lanes,
     pub by_hand: bool,
-    pub answers: &'a Answers,
 }
 
 impl Machine<'_> {
@@ -27,7 +25,7 @@ impl Machine<'_> {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Group {
     Lanes,
@@ -40,7 +38,7 @@ pub enum Group {
     Conflicts,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     Yes,
@@ -81,34 +79,6 @@ pub struct Check {
 impl Check {
     pub fn works(&self) -> bool {
         self.finding.status != Status::No
-    }
-}
-
-pub(super) type Found = Result<Finding, SourceError>;
-
-pub(super) fn yes(why: impl Into<String>) -> Found {
-    Ok(Finding { status: Status::Yes, why: why.into(), fix: String::new() })
-}
-
-pub(super) fn no(why: impl Into<String>, fix: impl Into<String>) -> Found {
-    Ok(Finding { status: Status::No, why: why.into(), fix: fix.into() })
-}
-
-pub(super) fn warn(why: impl Into<String>, fix: impl Into<String>) -> Found {
-    Ok(Finding { status: Status::Warn, why: why.into(), fix: fix.into() })
-}
-
-/// The first names of a list, and how many more there are.
-pub(super) fn first_of<T: ToString>(
-    items: &[T],
-    shown: usize,
-    separator: &str,
-    and: &str,
-) -> String {
-    let first: Vec<String> = items.iter().take(shown).map(T::to_string).collect();
-    match items.len().saturating_sub(shown) {
-        0 => first.join(separator),
-        more => format!("{}{and} {more} more", first.join(separator)),
     }
 }
 

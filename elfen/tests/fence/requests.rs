@@ -9,7 +9,7 @@ use elfen_machine::fence::status::{Answer, Request, address, ask};
 use elfen_rt::pages;
 
 use super::SPIN;
-use super::stage::{Fenced, kill, require_fences, run, wait_until};
+use super::stage::{ELFEN, ELFEND, Fenced, kill, run, wait_until};
 
 /// Goal: root may not command elfend from inside a fence, or without capabilities as in a
 /// container. Method: both request another budget and the end of a pause; then root outside, which
@@ -17,26 +17,17 @@ use super::stage::{Fenced, kill, require_fences, run, wait_until};
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn root_commands_elfend_only_from_outside_of_fences() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let elfen = env!("CARGO_BIN_EXE_elfen");
     let pid = fenced.daemon.id().to_string();
-    let set = [elfen, "set", &pid, "--policy", "fixed-budget", "--budget", "3ms"];
+    let set = [ELFEN, "set", &pid, "--policy", "fixed-budget", "--budget", "3ms"];
     let bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
-    let inside = |words: &[&str]| {
-        fenced.output_in(&fenced.fence, fenced.command(words[0], &[]).args(&words[1..]))
-    };
-    let outside = |words: &[&str]| run(&mut fenced.command(words[0], &words[1..])).1;
-    let resume = [elfen, "resume"];
-    for words in [&set[..], &resume] {
-        let printed = inside(words);
+    for words in [&set[..], &[ELFEN, "resume"]] {
+        let mut inside = fenced.fence.command(words);
+        let printed = run(inside.env("ELFEN_RUN_DIR", fenced.run_dir())).1;
         assert!(printed.contains("must not command it"), "{words:?}: {printed}");
-        let printed = outside(&[&bare[..], words].concat());
-        assert!(printed.contains("only root may do that"), "{words:?}: {printed}");
+        fenced.ends(&[&bare[..], words].concat(), 1, "only root may do that");
     }
-    let printed = outside(&set);
-    assert!(printed.contains("fixed-budget"), "{printed}");
+    fenced.ends(&set, 0, "fixed-budget");
 }
 
 /// Goal: a fence whose name ends like a record that is being written is held like others. Method:
@@ -44,21 +35,18 @@ fn root_commands_elfend_only_from_outside_of_fences() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_name_of_a_fence_may_end_like_an_unfinished_record() {
-    require_fences();
     let mut fenced = Fenced::start();
-    let settings = fs::read_to_string(fenced.settings_file()).unwrap();
     fenced.end_daemon();
-    let renamed = settings.replace("name = \"batch\"", "name = \"batch.new\"");
+    let renamed = fenced.settings().replace("name = \"batch\"", "name = \"batch.new\"");
     fs::write(fenced.settings_file(), renamed).unwrap();
     fenced.restart();
     fenced.wait_until_running();
-    let script = format!("{} {SPIN}", fenced.fence.enter_script());
-    let mut batch = fenced.command("sh", &["-c", &script]).spawn().unwrap();
+    let mut batch = fenced.fence.start(&["sh", "-c", SPIN]);
     wait_until("a guard", || fenced.guard().is_some());
-    assert!(fenced.elfen(&["pause"]).status.success());
+    fenced.prints(&[ELFEN, "pause"]);
     let freezer = fenced.fence.0.freezer();
     assert!(freezer.is_requested().unwrap(), "a pause reaches it");
-    assert!(fenced.elfen(&["resume"]).status.success());
+    fenced.prints(&[ELFEN, "resume"]);
     fenced.wait_until_running();
     kill(fenced.daemon.id(), libc::SIGKILL);
     wait_until("the freeze", || freezer.is_requested().unwrap());
@@ -74,7 +62,7 @@ fn the_name_of_a_fence_may_end_like_an_unfinished_record() {
 
 /// A connection that sends nothing.
 fn connect(fenced: &Fenced) -> OwnedFd {
-    let path = fenced.run_dir().join("elfend.sock");
+    let path = fenced.socket();
     let (address, length) = pages::socket_address(path.as_os_str().as_bytes()).unwrap();
     let socket = new_socket();
     // SAFETY: the kernel reads `length` bytes of `address`.
@@ -104,7 +92,6 @@ fn is_open(socket: &OwnedFd) -> bool {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn silent_connections_do_not_delay_other_clients() {
-    require_fences();
     let fenced = Fenced::start();
     for _ in 0..3 {
         let all: Vec<OwnedFd> = (0..100).map(|_| connect(&fenced)).collect();
@@ -136,7 +123,6 @@ fn receive_answer(socket: &OwnedFd) -> String {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn invalid_requests_are_refused() {
-    require_fences();
     let mut fenced = Fenced::start();
     for bytes in [&b"{\"do\":\"sta"[..], b"[]", b"\xff\xfe", b"{}"] {
         let answer = receive_answer(&send(&fenced, bytes).unwrap());
@@ -155,13 +141,10 @@ fn invalid_requests_are_refused() {
 
     // elfend does not remove a file that is no socket.
     fenced.end_daemon();
-    let socket = fenced.run_dir().join("elfend.sock");
+    let socket = fenced.socket();
     fs::write(&socket, "mine").unwrap();
-    let script = format!("{} exec \"$0\"", fenced.home.enter_script());
-    let elfend = env!("CARGO_BIN_EXE_elfend");
-    let output = fenced.command("sh", &["-c", &script, elfend]).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && printed.contains("is not a socket"), "{printed}");
+    let script = format!("{} exec {ELFEND}", fenced.home.enter_script());
+    fenced.ends(&["sh", "-c", &script], 1, "is not a socket");
     assert_eq!(fs::read(&socket).unwrap(), b"mine");
 }
 
@@ -171,16 +154,14 @@ fn invalid_requests_are_refused() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn many_clients_leave_no_descriptors_behind() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     let open = || fs::read_dir(format!("/proc/{}/fd", fenced.daemon.id())).unwrap().count();
     let rest = || std::thread::sleep(std::time::Duration::from_millis(10));
     let before = (0..20).map(|_| (rest(), open()).1).min().unwrap();
     for bytes in [&b""[..], b"{\"do\":\"status\"}", b"{\"do\":\"enter\",\"fence\":\"none\"}"] {
         (0..10_000).for_each(|_| drop(send(&fenced, bytes).unwrap()));
     }
-    let socket = fenced.run_dir().join("elfend.sock");
+    let socket = fenced.socket();
     let count_answers = || (0..100).filter(|_| ask(&socket, &Request::Status).is_ok()).count();
     let answered: usize = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..100).map(|_| scope.spawn(count_answers)).collect();
@@ -194,7 +175,7 @@ fn many_clients_leave_no_descriptors_behind() {
 /// A connection whose client process has requested to enter the fence and ended. This process
 /// keeps the connection open.
 fn request_and_exit(fenced: &Fenced) -> OwnedFd {
-    let (address, length) = address(&fenced.run_dir().join("elfend.sock")).unwrap();
+    let (address, length) = address(&fenced.socket()).unwrap();
     let socket = new_socket();
     let fd = socket.as_raw_fd();
     let request = b"{\"do\":\"enter\",\"fence\":\"batch\"}";
@@ -233,9 +214,7 @@ fn has_peer_pidfd() -> bool {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_client_that_has_gone_enters_no_fence() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     kill(fenced.daemon.id(), libc::SIGSTOP);
     drop(send(&fenced, b"{\"do\":\"enter\",\"fence\":\"batch\"}").unwrap());
     kill(fenced.daemon.id(), libc::SIGCONT);

@@ -13,15 +13,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// The time for a batch to get some of a lane that other processes use too.
-const PATIENCE: Duration = Duration::from_secs(60);
-const WORK: Duration = Duration::from_millis(3);
+use crate::process::wait_until;
+use crate::served::{self, number, report, take_turn};
 
-fn tailor(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.arg("tailor").args(words).stdin(Stdio::null());
-    command
-}
+const WORK: Duration = Duration::from_millis(3);
 
 /// Serves requests of 3 ms on CPU 0, with pauses of a third of that, until `ends` is set.
 fn serve(name: &str, ends: &AtomicBool) {
@@ -55,7 +50,7 @@ impl Drop for Batch {
 
 /// Starts a shell that loops next to the service. Its budget lets it overlap every request.
 fn start_batch(name: &str) -> Batch {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = Command::new(served::ELFEN);
     command.args(["run", "--lanes", "0:1", "--source", "service", "--service", name]);
     command.args(["--policy", "fixed-budget", "--budget", "60s", "--checks", "guard", "--"]);
     command.args(["sh", "-c", "while :; do :; done"]).env_remove("ELFEN_LANES");
@@ -64,14 +59,10 @@ fn start_batch(name: &str) -> Batch {
 
 /// Records the service for one second. Returns the report.
 fn record(name: &str, recording: &str) -> Value {
-    let words = ["record", "-d", "1s", "--service", name, "--lanes", "0:1", "-o", recording];
-    let output = tailor(&words).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{printed}");
+    let options = ["-d", "1s", "--service", name, "--lanes", "0:1"];
+    let printed = served::record(&options, recording);
     assert!(!printed.contains("no kernel events"), "needs root and eBPF: {printed}");
-    let report =
-        tailor(&["report", recording, "--slow", "1ms", "-k", "1000", "--json"]).output().unwrap();
-    serde_json::from_slice(&report.stdout).expect("JSON")
+    report(recording, &["--slow", "1ms", "-k", "1000"])
 }
 
 /// How long the batch overlapped each request.
@@ -80,8 +71,8 @@ fn overlaps(report: &Value) -> Vec<u64> {
         // A request without a neighbour has no such list.
         let all = one["beside"].as_array().map_or(&[][..], Vec::as_slice);
         let its = all.iter().filter(|neighbour| neighbour["name"] == "sh");
-        let ns = its.map(|neighbour| neighbour["ns"].as_u64().unwrap()).sum();
-        assert!(ns <= one["latency_ns"].as_u64().unwrap(), "{one:#}");
+        let ns = its.map(|neighbour| number(&neighbour["ns"])).sum();
+        assert!(ns <= number(&one["latency_ns"]), "{one:#}");
         ns
     };
     report["slowest"].as_array().unwrap().iter().map(of).collect()
@@ -90,6 +81,7 @@ fn overlaps(report: &Value) -> Vec<u64> {
 #[test]
 #[ignore = "needs root, two CPUs and eBPF"]
 fn each_request_has_its_overlap_with_a_batch() {
+    let _turn = take_turn();
     let name = format!("beside-{}", std::process::id());
     let folder = tempfile::tempdir().unwrap();
     let recording = folder.path().join("beside.trace");
@@ -97,17 +89,13 @@ fn each_request_has_its_overlap_with_a_batch() {
     let ends = Arc::new(AtomicBool::new(false));
     let (of, until) = (name.clone(), Arc::clone(&ends));
     let serves = std::thread::spawn(move || serve(&of, &until));
-    let deadline = Instant::now() + PATIENCE;
     let batch = start_batch(&name);
     // Other processes use the lane too, so the batch may need time to overlap a request.
-    let report = loop {
-        let report = record(&name, recording);
-        let most = overlaps(&report).into_iter().max().unwrap_or(0);
-        if most > 1_000_000 {
-            break report;
-        }
-        assert!(Instant::now() < deadline, "overlap of {most} ns at most: {:#}", report["beside"]);
-    };
+    let mut report = Value::Null;
+    wait_until("overlap", || {
+        report = record(&name, recording);
+        overlaps(&report).into_iter().max() > Some(1_000_000)
+    });
     drop(batch);
     let rows = report["beside"].as_array().unwrap();
     let row = rows.iter().find(|row| row["name"] == "sh").expect("a row of the batch");

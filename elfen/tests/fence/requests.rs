@@ -1,15 +1,20 @@
 //! Requests to the socket of elfend: what it grants, what it refuses, and which clients it drops.
 
 use std::fs;
+use std::io::Read;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 
 use elfen_machine::cgroup::{CgroupPath, Group, Hierarchies};
-use elfen_machine::fence::status::{Answer, Request, address, ask};
-use elfen_rt::pages;
+use elfen_machine::fence::status::{Answer, Request, ask};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::SPIN;
 use super::stage::{ELFEN, ELFEND, Fenced, kill, run, wait_until};
+
+const ENTER: &[u8] = b"{\"do\":\"enter\",\"fence\":\"batch\"}";
 
 /// Goal: root may not command elfend from inside a fence, or without capabilities as in a
 /// container. Method: both request another budget and the end of a pause; then root outside, which
@@ -60,31 +65,21 @@ fn the_name_of_a_fence_may_end_like_an_unfinished_record() {
     fenced.restart();
 }
 
+fn new_socket() -> Socket {
+    Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap()
+}
+
 /// A connection that sends nothing.
-fn connect(fenced: &Fenced) -> OwnedFd {
-    let path = fenced.socket();
-    let (address, length) = pages::socket_address(path.as_os_str().as_bytes()).unwrap();
+fn connect(fenced: &Fenced) -> Socket {
     let socket = new_socket();
-    // SAFETY: the kernel reads `length` bytes of `address`.
-    let connected =
-        unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(connected, 0, "{}", std::io::Error::last_os_error());
+    socket.connect(&SockAddr::unix(fenced.socket()).unwrap()).unwrap();
     socket
 }
 
-fn new_socket() -> OwnedFd {
-    // SAFETY: socket takes numbers.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-    assert!(fd >= 0);
-    // SAFETY: the kernel has just returned this descriptor, and nothing else closes it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-fn is_open(socket: &OwnedFd) -> bool {
-    let mut byte = 0_u8;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes at most one byte.
-    unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, flags) != 0 }
+/// Whether elfend has not closed the connection.
+fn is_open(socket: &Socket) -> bool {
+    socket.set_nonblocking(true).unwrap();
+    !matches!(socket.peek(&mut [MaybeUninit::uninit()]), Ok(0))
 }
 
 /// Goal: silent connections do not keep other clients waiting. Method: more of them than elfend
@@ -94,7 +89,7 @@ fn is_open(socket: &OwnedFd) -> bool {
 fn silent_connections_do_not_delay_other_clients() {
     let fenced = Fenced::start();
     for _ in 0..3 {
-        let all: Vec<OwnedFd> = (0..100).map(|_| connect(&fenced)).collect();
+        let all: Vec<Socket> = (0..100).map(|_| connect(&fenced)).collect();
         assert!(fenced.ask(&Request::Status).is_some());
         let open = all.iter().filter(|socket| is_open(socket)).count();
         assert!(open <= 8, "{open} silent connections of one user are left");
@@ -102,19 +97,15 @@ fn silent_connections_do_not_delay_other_clients() {
 }
 
 /// Connects and sends these bytes. `None` if the kernel refuses them.
-fn send(fenced: &Fenced, bytes: &[u8]) -> Option<OwnedFd> {
+fn send(fenced: &Fenced, bytes: &[u8]) -> Option<Socket> {
     let socket = connect(fenced);
-    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_NOSIGNAL);
-    // SAFETY: the kernel reads `bytes`.
-    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) };
-    (sent >= 0).then_some(socket)
+    socket.send(bytes).is_ok().then_some(socket)
 }
 
-fn receive_answer(socket: &OwnedFd) -> String {
-    let mut text = vec![0_u8; 1 << 16];
-    // SAFETY: the kernel writes at most `text.len()` bytes into `text`.
-    let got = unsafe { libc::recv(socket.as_raw_fd(), text.as_mut_ptr().cast(), text.len(), 0) };
-    text.truncate(usize::try_from(got).unwrap());
+fn receive_answer(mut socket: &Socket) -> String {
+    let mut text = vec![0; 1 << 16];
+    let length = socket.read(&mut text).unwrap();
+    text.truncate(length);
     String::from_utf8(text).unwrap()
 }
 
@@ -174,24 +165,19 @@ fn many_clients_leave_no_descriptors_behind() {
 
 /// A connection whose client process has requested to enter the fence and ended. This process
 /// keeps the connection open.
-fn request_and_exit(fenced: &Fenced) -> OwnedFd {
-    let (address, length) = address(&fenced.socket()).unwrap();
-    let socket = new_socket();
-    let fd = socket.as_raw_fd();
-    let request = b"{\"do\":\"enter\",\"fence\":\"batch\"}";
+fn request_and_exit(fenced: &Fenced) -> Socket {
+    let (socket, address) = (new_socket(), SockAddr::unix(fenced.socket()).unwrap());
     // SAFETY: the child only makes system calls, on its copy of this memory.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: the kernel reads `length` bytes of `address`.
-        unsafe { libc::connect(fd, (&raw const address).cast(), length) };
-        let (at, bytes) = (request.as_ptr().cast(), request.len());
-        // SAFETY: the kernel reads `request`.
-        unsafe { libc::send(fd, at, bytes, libc::MSG_NOSIGNAL) };
-        // SAFETY: takes a number.
-        unsafe { libc::_exit(0) };
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let sent = socket.connect(&address).and_then(|()| socket.send(ENTER));
+            // SAFETY: takes a number.
+            unsafe { libc::_exit(i32::from(sent.is_err())) }
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        }
     }
-    // SAFETY: waits for the child, and writes nothing.
-    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
     socket
 }
 
@@ -216,7 +202,7 @@ fn has_peer_pidfd() -> bool {
 fn a_client_that_has_gone_enters_no_fence() {
     let fenced = Fenced::start();
     kill(fenced.daemon.id(), libc::SIGSTOP);
-    drop(send(&fenced, b"{\"do\":\"enter\",\"fence\":\"batch\"}").unwrap());
+    drop(send(&fenced, ENTER).unwrap());
     kill(fenced.daemon.id(), libc::SIGCONT);
     // elfend answers requests in order, so it has handled the first request by now.
     let processes = fenced.fence().processes;

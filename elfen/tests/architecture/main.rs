@@ -348,24 +348,30 @@ fn no_source_file_is_too_long() {
     });
 }
 
-fn columns(line: &str) -> usize {
-    line.chars().fold(0, |at, c| match c {
-        '\t' => at / TAB_COLUMNS * TAB_COLUMNS + TAB_COLUMNS,
-        _ => at + 1,
-    })
+/// Says which lines of files with these extensions break a rule.
+fn assert_no_lines(rule: &str, extensions: &[&str], breaks: impl Fn(&str) -> bool) {
+    assert_none(rule, |path| {
+        let source = has_extension(path, extensions);
+        let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
+        let lines = (1..).zip(text.lines()).filter(|(_, line)| breaks(line));
+        let lines: Vec<String> = lines.map(|(number, _)| number.to_string()).collect();
+        (!lines.is_empty()).then(|| format!("lines {}", lines.join(", ")))
+    });
 }
 
 /// Goal: two files can be read side by side. Method: the columns of every line, comments too, which
 /// rustfmt leaves alone.
 #[test]
 fn no_line_of_source_is_too_long() {
-    assert_none("lines of source have at most 100 columns", |path| {
-        let source = has_extension(path, &["rs", "c", "h", "S", "sh", "js"]);
-        let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
-        let long = |(_, line): &(usize, &str)| columns(line) > MAX_COLUMNS;
-        let long = text.lines().enumerate().filter(long).map(|(at, _)| (at + 1).to_string());
-        let long: Vec<String> = long.collect();
-        (!long.is_empty()).then(|| format!("lines {}", long.join(", ")))
+    let columns = |line: &str| {
+        line.chars().fold(0, |at, c| match c {
+            '\t' => at / TAB_COLUMNS * TAB_COLUMNS + TAB_COLUMNS,
+            _ => at + 1,
+        })
+    };
+    let sources = ["rs", "c", "h", "S", "sh", "js"];
+    assert_no_lines("lines of source have at most 100 columns", &sources, |line| {
+        columns(line) > MAX_COLUMNS
     });
 }
 
@@ -379,14 +385,8 @@ fn no_test_skips_itself() {
         concat!(" sk", "ip("),
         concat!("_or_", "skip"),
     ];
-    assert_none("tests that lack something are `#[ignore]`d, and panic when asked for", |path| {
-        let source = has_extension(path, &["rs"]);
-        let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
-        let skips = |line: &str| WORDS.iter().any(|word| line.contains(word));
-        let lines = (1..).zip(text.lines()).filter(|(_, line)| skips(line));
-        let lines: Vec<String> = lines.map(|(number, _)| number.to_string()).collect();
-        (!lines.is_empty()).then(|| format!("lines {}", lines.join(", ")))
-    });
+    let rule = "tests that lack something are `#[ignore]`d, and panic when asked for";
+    assert_no_lines(rule, &["rs"], |line| WORDS.iter().any(|word| line.contains(word)));
 }
 
 /// Goal: an example in a doc comment is run, or says that it is none: where crates have no tests in

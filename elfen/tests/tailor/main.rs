@@ -16,17 +16,16 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use elfen_rt::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::{KilledOnDrop, heed_sigint, wait_until};
 use serde_json::Value;
-use served::{ELFEN, GET, Load, assert_lost_events, number, record, report, tailor as elfen, text};
+use served::{
+    ELFEN, GET, Load, MarkedService, Work, assert_lost_events, number, record, report,
+    tailor as elfen, text,
+};
 
 fn send_signal(process: &KilledOnDrop, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(process.0.id()).unwrap()), signal).expect("it runs");
@@ -248,44 +247,6 @@ fn an_unmodified_nginx_is_recorded() {
     assert!(report["unknown_share"].as_f64().unwrap() < 0.05, "{report:#}");
 }
 
-/// A service of the test that publishes its requests, and sleeps in every twentieth of them.
-struct MarkedService {
-    name: String,
-    ends: Arc<AtomicBool>,
-    serves: JoinHandle<()>,
-}
-
-impl MarkedService {
-    fn start(which: &str) -> Self {
-        let name = format!("marked-{which}-{}", std::process::id());
-        let ends = Arc::new(AtomicBool::new(false));
-        let service = Service::open(&name, 1).unwrap();
-        let until = Arc::clone(&ends);
-        let serves = std::thread::spawn(move || {
-            let mut worker = service.claim(0, 0).unwrap();
-            for request in (1_u64..).take_while(|_| !until.load(Relaxed)) {
-                worker.begin(request);
-                let began = Instant::now();
-                while began.elapsed() < Duration::from_micros(200) {}
-                worker.stage(1);
-                if request % 20 == 0 {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                worker.end();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            drop(worker);
-            service.remove().unwrap();
-        });
-        Self { name, ends, serves }
-    }
-
-    fn end(self) {
-        self.ends.store(true, Relaxed);
-        self.serves.join().unwrap();
-    }
-}
-
 /// Goal: a service that publishes its requests is recorded by its name, with events of the kernel.
 /// Method: a service that sleeps in some requests.
 #[test]
@@ -311,7 +272,12 @@ fn a_recording_without_privileges_has_only_published_events() {
 /// Records a service that sleeps in some requests. Returns the report.
 fn record_marked_service(which: &str, bare: bool) -> Value {
     let folder = tempfile::tempdir().unwrap();
-    let service = MarkedService::start(which);
+    let work = Work {
+        busy: Duration::from_micros(200),
+        sleep: Duration::from_millis(20),
+        pause: Duration::from_millis(1),
+    };
+    let service = MarkedService::start(which, work);
     wait_until("the service", || {
         !record_service(&service.name, "/dev/null", false).stdout.is_empty()
     });

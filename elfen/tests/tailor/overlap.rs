@@ -3,38 +3,14 @@
 //! a recording of the same service after the end of the run.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use elfen_rt::service::Service;
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::process::wait_until;
-use crate::served::{self, number, report, take_turn};
-
-const WORK: Duration = Duration::from_millis(3);
-
-/// Serves requests of 3 ms on CPU 0, with pauses of a third of that, until `ends` is set.
-fn serve(name: &str, ends: &AtomicBool) {
-    let mut cpus = CpuSet::new();
-    cpus.set(0).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
-    let service = Service::open(name, 1).unwrap();
-    let mut worker = service.claim(0, 0).unwrap();
-    for request in (1_u64..).take_while(|_| !ends.load(Relaxed)) {
-        worker.begin(request);
-        let began = Instant::now();
-        while began.elapsed() < WORK {}
-        worker.end();
-        std::thread::sleep(WORK / 3);
-    }
-    drop(worker);
-    service.remove().unwrap();
-}
+use crate::served::{self, MarkedService, Work, number, report, take_turn};
 
 /// A run that ends when this drops.
 struct Batch(Child);
@@ -82,27 +58,25 @@ fn overlaps(report: &Value) -> Vec<u64> {
 #[ignore = "needs root, two CPUs and eBPF"]
 fn each_request_has_its_overlap_with_a_batch() {
     let _turn = take_turn();
-    let name = format!("beside-{}", std::process::id());
+    let (busy, sleep, pause) = (Duration::from_millis(3), Duration::ZERO, Duration::from_millis(1));
+    let service = MarkedService::start("beside", Work { busy, sleep, pause });
+    let name = &service.name;
     let folder = tempfile::tempdir().unwrap();
     let recording = folder.path().join("beside.trace");
     let recording = recording.to_str().unwrap();
-    let ends = Arc::new(AtomicBool::new(false));
-    let (of, until) = (name.clone(), Arc::clone(&ends));
-    let serves = std::thread::spawn(move || serve(&of, &until));
-    let batch = start_batch(&name);
+    let batch = start_batch(name);
     // Other processes use the lane too, so the batch may need time to overlap a request.
     let mut report = Value::Null;
     wait_until("overlap", || {
-        report = record(&name, recording);
+        report = record(name, recording);
         overlaps(&report).into_iter().max() > Some(1_000_000)
     });
     drop(batch);
     let rows = report["beside"].as_array().unwrap();
     let row = rows.iter().find(|row| row["name"] == "sh").expect("a row of the batch");
     assert!(row["tail_ns"].as_u64() > Some(0), "{row:#}");
-    let alone = record(&name, recording);
+    let alone = record(name, recording);
     assert!(!alone["slowest"].as_array().unwrap().is_empty(), "{alone:#}");
     assert_eq!(overlaps(&alone).into_iter().max(), Some(0), "the batch has ended");
-    ends.store(true, Relaxed);
-    serves.join().unwrap();
+    service.end();
 }

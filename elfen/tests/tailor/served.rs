@@ -6,8 +6,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use elfen_rt::service::Service;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::process::{KilledOnDrop, PATIENCE};
@@ -121,5 +124,54 @@ impl Load {
     pub(crate) fn end(self) {
         self.ends.store(true, Relaxed);
         self.clients.into_iter().for_each(|client| client.join().expect("all were answered"));
+    }
+}
+
+/// What a service of the test does in each request, and after it.
+pub(crate) struct Work {
+    pub(crate) busy: Duration,
+    /// How long it sleeps in every twentieth request.
+    pub(crate) sleep: Duration,
+    pub(crate) pause: Duration,
+}
+
+/// A service of the test that publishes its requests, on CPU 0.
+pub(crate) struct MarkedService {
+    pub(crate) name: String,
+    ends: Arc<AtomicBool>,
+    serves: JoinHandle<()>,
+}
+
+impl MarkedService {
+    pub(crate) fn start(which: &str, work: Work) -> Self {
+        let name = format!("marked-{which}-{}", std::process::id());
+        let ends = Arc::new(AtomicBool::new(false));
+        let service = Service::open(&name, 1).unwrap();
+        let until = Arc::clone(&ends);
+        let serves = std::thread::spawn(move || {
+            let mut cpus = CpuSet::new();
+            cpus.set(0).unwrap();
+            sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
+            let mut worker = service.claim(0, 0).unwrap();
+            for request in (1_u64..).take_while(|_| !until.load(Relaxed)) {
+                worker.begin(request);
+                let began = Instant::now();
+                while began.elapsed() < work.busy {}
+                worker.stage(1);
+                if request % 20 == 0 {
+                    std::thread::sleep(work.sleep);
+                }
+                worker.end();
+                std::thread::sleep(work.pause);
+            }
+            drop(worker);
+            service.remove().unwrap();
+        });
+        Self { name, ends, serves }
+    }
+
+    pub(crate) fn end(self) {
+        self.ends.store(true, Relaxed);
+        self.serves.join().unwrap();
     }
 }

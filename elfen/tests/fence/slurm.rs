@@ -82,7 +82,9 @@ impl Cluster {
             fs::create_dir_all(folder.join(inside)).unwrap();
         }
         fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o1777)).unwrap();
-        let line = fenced.prints(&[ELFEN, "lanes", "--slurm", "--lanes", "0:1"]);
+        // Without its warnings, which are errors for Slurm.
+        let line = fenced.command(&[ELFEN, "lanes", "--slurm", "--lanes", "0:1"]).output();
+        let line = String::from_utf8(line.unwrap().stdout).unwrap();
         fs::write(folder.join("slurm.conf"), configuration(&folder, &line)).unwrap();
         let ours = format!(
             "export ELFEN_RUN_DIR={} SLURM_CONF={}/slurm.conf PATH={}:$PATH\n",

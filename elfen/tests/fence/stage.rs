@@ -282,7 +282,7 @@ impl Fenced {
         run(&mut self.command(words))
     }
 
-    /// The output of a command that succeeds.
+    /// What a command that succeeds prints: its output, followed by its errors.
     #[track_caller]
     pub(crate) fn prints(&self, words: &[&str]) -> String {
         let (status, printed) = self.run(words);

@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
+
 /// A file by its module, as in `report::live`; the crate's root has no name.
 pub(crate) type Module = Vec<String>;
 
@@ -77,51 +79,41 @@ fn read(file: &Path, module: Module, files: &mut BTreeMap<Module, Vec<String>>) 
     files.insert(module, tokens);
 }
 
-/// Words, `::`, and single signs; no comments, no strings.
+/// Words, `::`, and single signs; no comments, no literals.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
-    let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-        let quoted = |skip: usize, end: &str| {
-            rest[skip..].find(end).map_or(rest.len(), |at| skip + at + end.len())
-        };
-        let len = match first {
-            _ if rest.starts_with("//") => quoted(0, "\n"),
-            _ if rest.starts_with("/*") => quoted(2, "*/"),
-            _ if rest.starts_with("r#\"") => quoted(3, "\"#"),
-            '"' => string(rest),
-            '\'' if rest[1..].starts_with('\\') => quoted(3, "'"),
-            '\'' if rest.chars().nth(2) == Some('\'') => 2 + rest[1..].find('\'').unwrap_or(0),
-            _ if word > 0 => {
-                tokens.push(rest[..word].to_owned());
-                word
-            }
-            _ if rest.starts_with("::") => {
-                tokens.push("::".to_owned());
-                2
-            }
-            sign => {
-                if !sign.is_whitespace() {
-                    tokens.push(sign.to_string());
-                }
-                sign.len_utf8()
-            }
-        };
-        rest = &rest[len..];
-    }
+    flatten(text.parse().expect("Rust"), &mut tokens);
     tokens
 }
 
-/// How long the string is that a text begins with.
-fn string(text: &str) -> usize {
-    let mut escaped = false;
-    let end = text.char_indices().skip(1).find(|&(_, c)| {
-        let ends = c == '"' && !escaped;
-        escaped = c == '\\' && !escaped;
-        ends
-    });
-    end.map_or(text.len(), |(at, _)| at + 1)
+fn flatten(stream: TokenStream, tokens: &mut Vec<String>) {
+    let mut first_colon = false;
+    for tree in stream {
+        let second_colon = std::mem::take(&mut first_colon);
+        match tree {
+            TokenTree::Ident(word) => tokens.push(word.to_string()),
+            TokenTree::Literal(_) => {}
+            TokenTree::Punct(sign) if sign.as_char() == ':' && second_colon => {
+                tokens.pop();
+                tokens.push("::".to_owned());
+            }
+            TokenTree::Punct(sign) => {
+                first_colon = sign.as_char() == ':' && sign.spacing() == Spacing::Joint;
+                tokens.push(sign.to_string());
+            }
+            TokenTree::Group(group) => {
+                let (opens, closes) = match group.delimiter() {
+                    Delimiter::Parenthesis => ("(", ")"),
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::None => ("", ""),
+                };
+                tokens.push(opens.to_owned());
+                flatten(group.stream(), tokens);
+                tokens.push(closes.to_owned());
+            }
+        }
+    }
 }
 
 /// Leaves out items that only tests and models have.

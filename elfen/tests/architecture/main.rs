@@ -8,6 +8,7 @@
 mod imports;
 mod prose;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,115 +16,43 @@ use std::process::Command;
 use imports::{Imports, Module, name};
 use serde_json::Value;
 
-/// Top-level folder, and the folders that its crates may depend on.
-const ALLOWED: [(&str, &[&str]); 13] = [
-    (
-        "elfen",
-        &[
-            "elfen-tailor",
-            "elfen-shim",
-            "elfen-fence",
-            "elfen-run",
-            "elfen-machine",
-            "elfen-console",
-            "elfen-instrument",
-            "kernel",
-            "elfen-rt",
-        ],
-    ),
-    (
-        "experiments",
-        &[
-            "elfen-hedge",
-            "elfen-tailor",
-            "elfen-shim",
-            "elfen-run",
-            "elfen-machine",
-            "elfen-console",
-            "elfen-instrument",
-            "kernel",
-            "elfen-rt",
-        ],
-    ),
-    ("elfen-shim", &["elfen-machine", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
-    ("elfen-tailor", &["elfen-run", "elfen-machine", "elfen-console", "kernel", "elfen-rt"]),
-    ("elfen-hedge", &["elfen-tailor", "elfen-machine", "elfen-console", "kernel", "elfen-rt"]),
-    (
-        "elfen-fence",
-        &["elfen-run", "elfen-machine", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"],
-    ),
-    ("elfen-run", &["elfen-machine", "elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
-    ("elfen-machine", &["elfen-console", "elfen-instrument", "kernel", "elfen-rt"]),
-    ("workloads", &["elfen-console", "kernel", "elfen-rt"]),
-    ("elfen-console", &[]),
-    ("elfen-instrument", &["elfen-rt"]),
-    ("kernel", &["elfen-rt"]),
-    ("elfen-rt", &[]),
-];
-
-/// Layers of a crate's modules, the highest first: none takes anything from a layer above it.
-type Layers = &'static [&'static [&'static str]];
-
-const LAYERS: [(&str, Layers); 5] = [
-    ("elfen", &[&["cmd"]]),
+/// Layers of a crate's modules, the highest first: none takes anything from a layer above it. A
+/// line is a layer.
+const LAYERS: [(&str, &str); 5] = [
+    ("elfen", "cmd"),
     (
         "elfen_machine",
-        &[
-            &["doctor", "lane_args"],
-            &["lanes", "placement"],
-            &["fence", "topology"],
-            &["source", "systemd"],
-            &["affinity", "cgroup", "hsperf", "pair", "pidfd", "segment"],
-            &["mapped", "process"],
-            &["cpulist"],
-        ],
+        "doctor lane_args
+        lanes placement
+        fence topology
+        source systemd
+        affinity cgroup hsperf pair pidfd segment
+        mapped process
+        cpulist",
     ),
+    // The last layer of Tailor is pure: without a clock, and without a machine.
     (
         "elfen_tailor",
-        &[
-            &["cmd"],
-            &[
-                "duty",
-                "jvm",
-                "kernel_functions",
-                "last_minute",
-                "marks",
-                "recorder",
-                "service",
-                "signals",
-            ],
-            // Pure: without a clock, and without a machine.
-            &[
-                "account",
-                "calls",
-                "causes",
-                "draw",
-                "marked",
-                "neighbours",
-                "queues",
-                "rank",
-                "replay",
-                "report",
-                "request",
-                "runtime",
-                "segment",
-                "service_slots",
-                "stalls",
-                "timeline",
-                "trace",
-                "walk",
-            ],
-        ],
+        "cmd
+        duty jvm kernel_functions last_minute marks recorder service signals
+        account calls causes draw marked neighbours queues rank replay report request runtime \
+        segment service_slots stalls timeline trace walk",
     ),
     (
         "experiments",
-        &[&["cmd"], &["bench", "faults", "report", "expected"], &["live"], &["record"]],
+        "cmd
+        bench faults report expected
+        live
+        record",
     ),
-    ("workloads", &[&["search"], &["batch", "load"], &["beside"], &["process", "text", "units"]]),
+    (
+        "workloads",
+        "search
+        batch load
+        beside
+        process text units",
+    ),
 ];
-
-/// What the runtime may take from outside: it lives in other people's processes.
-const RUNTIME_MAY_USE: &[&str] = &["libc"];
 
 const MAX_LINES: usize = 1000;
 const MAX_COLUMNS: usize = 100;
@@ -174,35 +103,55 @@ fn dependencies(package: &Value) -> impl Iterator<Item = &Value> {
     all.iter().filter(|dependency| dependency["kind"] != "dev")
 }
 
+/// The folders of crates, and what their crates may depend on: a table of ARCHITECTURE.md.
+fn design() -> BTreeMap<String, BTreeSet<String>> {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("a document");
+    let (_, table) = text.split_once("| may depend on |\n").expect("a table of crates");
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split('|').collect();
+        let [_, folder, _, dependencies, _] = cells[..] else { panic!("{line}") };
+        // A crate inside of a folder is named with it.
+        let names = dependencies.split('`').skip(1).step_by(2);
+        let names = names.map(|name| name.split('/').next().unwrap_or(name).to_owned());
+        (folder.trim().trim_matches('`').to_owned(), names.collect())
+    };
+    rows.map(row).collect()
+}
+
 /// What is wrong with a crate's dependencies.
-fn forbidden(package: &Value) -> Vec<String> {
+fn forbidden(package: &Value, design: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let (name, folder) = (text(package, "name"), top(&folder_of(package)));
-    let Some((_, allowed)) = ALLOWED.iter().find(|(known, _)| *known == folder) else {
+    let Some(allowed) = design.get(&folder) else {
         return vec![format!("{name}: no rule says what crates in {folder}/ may depend on")];
     };
     let check = |dependency: &Value| match dependency["path"].as_str() {
         Some(path) => {
             let to = top(Path::new(path));
-            let fine = to == folder || allowed.contains(&to.as_str());
+            let fine = to == folder || allowed.contains(&to);
             (!fine).then(|| format!("{name}: {folder}/ may not depend on {to}/"))
         }
         None => {
+            // The runtime lives in other people's processes, so the table names its crates too.
             let external = text(dependency, "name");
-            let fine = folder != "elfen-rt" || RUNTIME_MAY_USE.contains(&external);
+            let fine = folder != "elfen-rt" || allowed.contains(external);
             (!fine).then(|| format!("{name}: the runtime may not use {external}"))
         }
     };
     dependencies(package).filter_map(check).collect()
 }
 
-/// Goal: no dependency that the design doesn't list. Method: what cargo reads from every manifest,
-/// against `ALLOWED`.
+/// Goal: no dependency that ARCHITECTURE.md doesn't list, and no folder in it without crates.
+/// Method: what cargo reads from every manifest, against the table of crates.
 #[test]
 fn dependencies_are_those_of_the_design() {
     let crates = crates();
-    let folders: Vec<String> = crates.iter().map(|package| top(&folder_of(package))).collect();
-    assert!(folders.contains(&"elfen".into()) && folders.contains(&"elfen-rt".into()));
-    let forbidden: Vec<String> = crates.iter().flat_map(forbidden).collect();
+    let design = design();
+    let folders: BTreeSet<String> = crates.iter().map(|package| top(&folder_of(package))).collect();
+    let listed: BTreeSet<String> = design.keys().cloned().collect();
+    assert!(listed.is_subset(&folders) && folders.contains("elfen-rt"), "{listed:?}, {folders:?}");
+    let forbidden: Vec<String> =
+        crates.iter().flat_map(|package| forbidden(package, &design)).collect();
     assert!(forbidden.is_empty(), "{}", forbidden.join("\n"));
 }
 
@@ -253,10 +202,12 @@ fn forbidden_dependencies_are_found() {
         (package("elfen", external("serde", Value::Null)), 0),
         (package("elsewhere", external("serde", Value::Null)), 1),
     ];
+    let design = design();
     for (package, mistakes) in cases {
-        assert_eq!(forbidden(&package).len(), mistakes, "{package}");
+        assert_eq!(forbidden(&package, &design).len(), mistakes, "{package}");
     }
 }
+
 /// The root files of everything that is built, by the crate's name.
 fn roots() -> Vec<(String, PathBuf)> {
     let of_package = |package: &Value| {
@@ -287,10 +238,11 @@ fn no_imports_go_in_circles() {
 }
 
 /// What is wrong with the imports between the modules of a crate.
-fn upward(imports: &Imports, layers: &[&[&str]]) -> Vec<String> {
+fn upward(imports: &Imports, layers: &str) -> Vec<String> {
     let layer = |module: &Module| {
         let top = module.first()?;
-        Some(layers.iter().position(|layer| layer.contains(&top.as_str())).unwrap_or(usize::MAX))
+        let is_in = |layer: &str| layer.split_whitespace().any(|name| name == top);
+        Some(layers.lines().position(is_in).unwrap_or(usize::MAX))
     };
     let wrong = |(from, to): (&Module, &Module)| {
         let (below, above) = layer(from).zip(layer(to))?;
@@ -343,9 +295,9 @@ fn circles_and_imports_upward_are_found() {
     ];
     assert_eq!(circles(&innocent), None);
     let layered = imports::made_up(&[("", "mod a; mod b;"), ("a", "use crate::b::X;"), ("b", "")]);
-    assert_eq!(upward(&layered, &[&["a"], &["b"]]), Vec::<String>::new());
-    assert_eq!(upward(&layered, &[&["b"], &["a"]]), ["a takes from b"]);
-    assert_eq!(upward(&layered, &[&["a"]]), ["a takes from b: no layer"]);
+    assert_eq!(upward(&layered, "a\nb"), Vec::<String>::new());
+    assert_eq!(upward(&layered, "b\na"), ["a takes from b"]);
+    assert_eq!(upward(&layered, "a"), ["a takes from b: no layer"]);
 }
 
 /// Every file of the repository, without git's own and build output.
@@ -397,24 +349,30 @@ fn no_source_file_is_too_long() {
     });
 }
 
-fn columns(line: &str) -> usize {
-    line.chars().fold(0, |at, c| match c {
-        '\t' => at / TAB_COLUMNS * TAB_COLUMNS + TAB_COLUMNS,
-        _ => at + 1,
-    })
+/// Says which lines of files with these extensions break a rule.
+fn assert_no_lines(rule: &str, extensions: &[&str], breaks: impl Fn(&str) -> bool) {
+    assert_none(rule, |path| {
+        let source = has_extension(path, extensions);
+        let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
+        let lines = (1..).zip(text.lines()).filter(|(_, line)| breaks(line));
+        let lines: Vec<String> = lines.map(|(number, _)| number.to_string()).collect();
+        (!lines.is_empty()).then(|| format!("lines {}", lines.join(", ")))
+    });
 }
 
 /// Goal: two files can be read side by side. Method: the columns of every line, comments too, which
 /// rustfmt leaves alone.
 #[test]
 fn no_line_of_source_is_too_long() {
-    assert_none("lines of source have at most 100 columns", |path| {
-        let source = has_extension(path, &["rs", "c", "h", "S", "sh", "js"]);
-        let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
-        let long = |(_, line): &(usize, &str)| columns(line) > MAX_COLUMNS;
-        let long = text.lines().enumerate().filter(long).map(|(at, _)| (at + 1).to_string());
-        let long: Vec<String> = long.collect();
-        (!long.is_empty()).then(|| format!("lines {}", long.join(", ")))
+    let columns = |line: &str| {
+        line.chars().fold(0, |at, c| match c {
+            '\t' => at / TAB_COLUMNS * TAB_COLUMNS + TAB_COLUMNS,
+            _ => at + 1,
+        })
+    };
+    let sources = ["rs", "c", "h", "S", "sh", "js"];
+    assert_no_lines("lines of source have at most 100 columns", &sources, |line| {
+        columns(line) > MAX_COLUMNS
     });
 }
 
@@ -428,14 +386,8 @@ fn no_test_skips_itself() {
         concat!(" sk", "ip("),
         concat!("_or_", "skip"),
     ];
-    assert_none("tests that lack something are `#[ignore]`d, and panic when asked for", |path| {
-        let source = has_extension(path, &["rs"]);
-        let text = source.then(|| fs::read_to_string(path).expect("UTF-8"))?;
-        let skips = |line: &str| WORDS.iter().any(|word| line.contains(word));
-        let lines = (1..).zip(text.lines()).filter(|(_, line)| skips(line));
-        let lines: Vec<String> = lines.map(|(number, _)| number.to_string()).collect();
-        (!lines.is_empty()).then(|| format!("lines {}", lines.join(", ")))
-    });
+    let rule = "tests that lack something are `#[ignore]`d, and panic when asked for";
+    assert_no_lines(rule, &["rs"], |line| WORDS.iter().any(|word| line.contains(word)));
 }
 
 /// Goal: an example in a doc comment is run, or says that it is none: where crates have no tests in

@@ -9,41 +9,29 @@ use std::time::Duration;
 use elfen_machine::fence::status::LaneAccount;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, comm, end, kill, ran_ns, require_fences, wait_until};
+use super::stage::{ELFEN, Fenced, KilledOnDrop, NOBODY, comm, kill, ran_ns, wait_until};
 
 /// The kernel updates run times at each tick, every 10 ms at the least.
 const LATE_NS: u64 = 20_000_000;
 
-/// A process that spins. It is killed when this drops.
-pub(crate) struct Spinner(Child);
+pub(crate) fn spin_on_cpu(cpu: &str) -> KilledOnDrop {
+    let mut command = Command::new("taskset");
+    command.args(["-c", cpu, "sh", "-c", SPIN]).stdin(Stdio::null());
+    let spinner = KilledOnDrop(command.spawn().unwrap());
+    let spins = || comm(spinner.id()) == "sh" && ran_ns(spinner.id()) > 20_000_000;
+    wait_until("its start", spins);
+    spinner
+}
 
-/// A run with guards of its own. It ends when this drops.
+/// A run with guards of its own. Its program ends with its input, when this drops.
 struct Run(Child);
-
-impl Spinner {
-    pub(crate) fn on_cpu(cpu: &str) -> Self {
-        let mut command = Command::new("taskset");
-        command.args(["-c", cpu, "sh", "-c", SPIN]).stdin(Stdio::null());
-        let spinner = Self(command.spawn().unwrap());
-        let spins = || comm(spinner.0.id()) == "sh" && ran_ns(spinner.0.id()) > 20_000_000;
-        wait_until("its start", spins);
-        spinner
-    }
-}
-
-impl Drop for Spinner {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
 
 impl Run {
     /// Also returns the lines that the run prints before its program runs.
     fn start(fenced: &Fenced) -> (Self, String) {
-        let words = ["run", "--lanes", "0:1", "--source", "tasks", "--checks"];
-        let mut command = fenced.command(env!("CARGO_BIN_EXE_elfen"), &words);
-        command.args(["guard", "--user", "root", "--", "sh", "-c", "echo begun >&2; exec cat"]);
+        let words = [ELFEN, "run", "--lanes", "0:1", "--source", "tasks", "--checks", "guard"];
+        let mut command = fenced.command(&words);
+        command.args(["--user", "root", "--", "sh", "-c", "echo begun >&2; exec cat"]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut run = Self(command.spawn().unwrap());
         let lines = BufReader::new(run.0.stderr.take().unwrap()).lines();
@@ -55,7 +43,6 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // Its program ends with its input.
         drop(self.0.stdin.take());
         self.0.wait().ok();
     }
@@ -95,12 +82,10 @@ fn measure_account(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_run_time_of_a_fence_is_counted() {
-    require_fences();
     let mut fenced = Fenced::start_by_tasks();
-    fenced.wait_until_running();
-    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let batch = fenced.batch(&[], NOBODY, SPIN);
     // The account begins with the first switch after the daemon's request for it.
-    let stranger = Spinner::on_cpu("1");
+    let stranger = spin_on_cpu("1");
     let begun = |account: LaneAccount| account.borrowed_ns + account.overlapped_ns > 0;
     wait_until("an account", || account(&fenced).is_some_and(begun));
     assert!(account(&fenced).is_some_and(|account| (account.lane, account.request) == (1, 0)));
@@ -108,7 +93,7 @@ fn the_run_time_of_a_fence_is_counted() {
     assert!(ran.contains(&(borrowed + overlapped)), "{borrowed} + {overlapped}: {ran:?}");
     drop(stranger);
 
-    let spinner = Spinner::on_cpu("0");
+    let spinner = spin_on_cpu("0");
     let (borrowed, overlapped, ran) = measure_account(&fenced, batch.id());
     println!(
         "next to a spinner: {overlapped} ns overlapped, {borrowed} ns borrowed, {ran:?} ns run"
@@ -116,7 +101,7 @@ fn the_run_time_of_a_fence_is_counted() {
     assert!(ran.contains(&overlapped) && borrowed <= LATE_NS, "{borrowed} + {overlapped}: {ran:?}");
     drop(spinner);
 
-    end(&mut batch);
+    drop(batch);
     wait_until("an empty fence", || fenced.fence().processes == 0);
     let left = account(&fenced).unwrap();
     let status = fenced.status();
@@ -128,14 +113,14 @@ fn the_run_time_of_a_fence_is_counted() {
     wait_until("a busy request lane", || {
         fenced.status().requests.iter().any(|request| request.busy_ns > before)
     });
-    let metrics = String::from_utf8(fenced.elfen(&["metrics", "--once"]).stdout).unwrap();
+    let metrics = fenced.prints(&[ELFEN, "metrics", "--once"]);
     let labels = "{fence=\"batch\",lane=\"1\",request_lane=\"0\"}";
     for name in ["borrowed", "overlapped"] {
         let line = format!("elfen_fence_{name}_seconds_total{labels} ");
         assert!(metrics.contains(&line), "{metrics}");
     }
     assert!(metrics.contains("elfen_request_lane_busy_seconds_total{request_lane=\"0\"} "));
-    let text = String::from_utf8(fenced.elfen(&["status"]).stdout).unwrap();
+    let text = fenced.prints(&[ELFEN, "status"]);
     assert!(text.contains("processes 0, borrowed ") && text.contains(", overlapped "), "{text}");
 
     // The next daemon starts at 0: it did not observe the earlier run time.
@@ -153,9 +138,7 @@ fn the_run_time_of_a_fence_is_counted() {
 fn a_batch_without_an_account_is_warned() {
     const WARNING: &str = "CPU 1: the time of this batch is not counted there, as other batches \
                            use all 3 accounts";
-    require_fences();
     let mut fenced = Fenced::start_by_tasks();
-    fenced.wait_until_running();
     wait_until("an account", || account(&fenced).is_some());
     let runs = [0; 2].map(|_| Run::start(&fenced));
     assert!(

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::SPIN;
 use super::needs;
 use super::stage::{
-    Fenced, OwnCgroup, comm, idle_share, kill, ran_ns, require_fences, wait_until,
+    ELFEN, Fenced, KilledOnDrop, OwnCgroup, comm, idle_share, kill, ran_ns, wait_until,
     wait_until_borrowing,
 };
 
@@ -49,7 +49,7 @@ fn with_options(mut podman: Command, runtime: &str, folder: &Path, parent: &OwnC
 
 /// A containerd with its own folder and socket.
 struct Containerd {
-    daemon: Child,
+    _daemon: KilledOnDrop,
     folder: PathBuf,
 }
 
@@ -65,12 +65,12 @@ impl Containerd {
         let mut command = Command::new("containerd");
         command.arg("--config").arg(folder.join("config.toml")).stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(fs::File::create(folder.join("daemon")).unwrap());
-        let started = Self { daemon: command.spawn().unwrap(), folder: folder.to_owned() };
+        let daemon = KilledOnDrop(command.spawn().unwrap());
         wait_until("containerd's socket", || {
             let log = || fs::read_to_string(folder.join("daemon")).unwrap();
             log().contains("successfully booted") && folder.join("socket").exists()
         });
-        started
+        Self { _daemon: daemon, folder: folder.to_owned() }
     }
 
     /// The command that runs a container in a cgroup.
@@ -80,13 +80,6 @@ impl Containerd {
         ctr.args(["run", "--rm", "--cgroup", parent.0.path.child("ctr").as_str(), "--rootfs"]);
         ctr.arg(image).arg(parent.name().replace('/', "-"));
         ctr
-    }
-}
-
-impl Drop for Containerd {
-    fn drop(&mut self) {
-        kill(self.daemon.id(), libc::SIGTERM);
-        self.daemon.wait().ok();
     }
 }
 
@@ -167,12 +160,10 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn of(programs: &[&str], start: fn() -> Fenced) -> Self {
-        require_fences();
         needs::programs(programs);
         let folder = tempfile::tempdir().unwrap();
         let image = make_image(folder.path());
         let fenced = start();
-        fenced.wait_until_running();
         Self { _elsewhere: LeftoverCgroups(fenced.heavy.0.path.clone()), fenced, folder, image }
     }
 }
@@ -219,21 +210,20 @@ fn assert_fenced(fenced: &Fenced, process: u32, engine: &str) {
     let mut taskset = Command::new("taskset");
     let elsewhere = taskset.args(["-pc", "0", &process.to_string()]).output().unwrap();
     assert!(!elsewhere.status.success(), "{elsewhere:?}");
-    let mut worker = fenced.service().claim(0, 0).unwrap();
-    worker.begin(1);
+    let worker = fenced.begin_request();
     let busy = fenced.held_share(process);
-    worker.end();
+    drop(worker);
     let again = idle_share(process);
     println!(
         "a container of {engine} in the fence: {first} per mille of its lane while the request \
          lane idles, {busy} while its guard holds it, {again} again"
     );
-    assert!(fenced.elfen(&["pause"]).status.success());
+    fenced.prints(&[ELFEN, "pause"]);
     std::thread::sleep(Duration::from_millis(100));
     let frozen_at_ns = ran_ns(process);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(ran_ns(process), frozen_at_ns);
-    assert!(fenced.elfen(&["resume"]).status.success());
+    fenced.prints(&[ELFEN, "resume"]);
     wait_until_borrowing(process);
     assert!(busy <= 30, "{busy}");
 }
@@ -257,8 +247,7 @@ fn a_container_is_fenced_by_its_parent() {
     let sibling = fenced.heavy.child("beside");
     sibling.0.make().unwrap();
     let outside = start(&sibling, &["--cpuset-cpus", "1"]);
-    let mut worker = fenced.service().claim(0, 0).unwrap();
-    worker.begin(1);
+    let worker = fenced.begin_request();
     // A new group may wait for its first time slice for seconds.
     let mut busy = 0;
     wait_until("a share of the lane", || {
@@ -266,7 +255,7 @@ fn a_container_is_fenced_by_its_parent() {
         busy >= 100
     });
     println!("the same without the fence as its parent: {busy} per mille");
-    worker.end();
+    drop(worker);
 }
 
 /// Goal: a container of another runtime is fenced too. Method: podman with crun.

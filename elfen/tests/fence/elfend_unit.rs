@@ -5,12 +5,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use elfen_machine::process::children;
 
 use super::SPIN;
-use super::stage::{Fenced, NOBODY, comm, end, kill, ran_ns, require_fences, wait_until};
+use super::process::PATIENCE;
+use super::stage::{ELFEND, Fenced, NOBODY, comm, kill, wait_until, wait_until_borrowing};
 
 /// The next notification of the daemon.
 fn read_notification(socket: &UnixDatagram) -> String {
@@ -24,7 +24,6 @@ fn read_notification(socket: &UnixDatagram) -> String {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_service_manager_is_notified() {
-    require_fences();
     let mut fenced = Fenced::start();
     let path = fenced.run_dir().join("notify");
     let name = fenced.heavy.name().to_owned();
@@ -34,15 +33,14 @@ fn the_service_manager_is_notified() {
         (UnixDatagram::bind_addr(&abstract_name).unwrap(), format!("@{name}")),
     ];
     for (socket, address) in sockets {
-        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         fenced.end_daemon();
-        fenced.daemon = fenced.daemon_command().env("NOTIFY_SOCKET", address).spawn().unwrap();
+        fenced.restart_by(&["env", &format!("NOTIFY_SOCKET={address}")]);
         while read_notification(&socket) != "READY=1" {}
         assert_eq!(
             [read_notification(&socket), read_notification(&socket)],
             ["WATCHDOG=1", "WATCHDOG=1"]
         );
-        fenced.wait_for_socket();
         kill(fenced.daemon.id(), libc::SIGTERM);
         while read_notification(&socket) != "STOPPING=1" {}
         fenced.daemon.wait().unwrap();
@@ -54,10 +52,8 @@ fn the_service_manager_is_notified() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_command_after_a_kill_freezes_the_fence() {
-    require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_running();
-    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let batch = fenced.batch(&[], NOBODY, SPIN);
     let keeper = fenced.status().guard_process.unwrap();
     let mut processes = children(fenced.daemon.id()).into_iter();
     let watchdog = processes.find(|&child| comm(child) == "elfend-watchdog").unwrap();
@@ -69,16 +65,12 @@ fn the_command_after_a_kill_freezes_the_fence() {
     wait_until("its end", || !Path::new(&format!("/proc/{keeper}/exe")).exists());
     let freezer = fenced.fence.0.freezer();
     assert!(!freezer.is_requested().unwrap(), "no process of elfend has frozen it");
-    let frozen = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--freeze"]).output().unwrap();
-    assert!(frozen.status.success(), "{frozen:?}");
-    assert_eq!(String::from_utf8_lossy(&frozen.stdout), "fence \"batch\": frozen\n");
+    assert_eq!(fenced.prints(&[ELFEND, "--freeze"]), "fence \"batch\": frozen\n");
     wait_until("standing still", || freezer.is_frozen().unwrap());
     // It is not a pause: the next daemon thaws the fence.
-    let before = ran_ns(batch.id());
     fenced.restart();
     fenced.wait_until_running();
-    wait_until("borrowing again", || ran_ns(batch.id()) > before + 2_000_000);
-    end(&mut batch);
+    wait_until_borrowing(batch.id());
 }
 
 /// Goal: the packaged units are valid. Method: systemd's check of units, with the programs of this
@@ -90,7 +82,7 @@ fn the_packaged_units_are_valid() {
     let folder = tempfile::tempdir().unwrap();
     for unit in ["elfend.service", "elfen.slice"] {
         let text = std::fs::read_to_string(packaging.join(unit)).unwrap();
-        let text = text.replace("/usr/bin/elfend", env!("CARGO_BIN_EXE_elfend"));
+        let text = text.replace("/usr/bin/elfend", ELFEND);
         std::fs::write(folder.path().join(unit), text).unwrap();
     }
     let mut command = Command::new("systemd-analyze");

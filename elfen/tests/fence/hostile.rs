@@ -1,25 +1,19 @@
 //! Hostile programs in a fence: attempts to leave it, to gain time by writing into shared pages,
 //! and to crowd out other processes.
-//!
-//! `FENCE_ROUNDS=200 cargo test -p elfen --test fence crowd -- --nocapture` prints the times of
-//! logins next to a crowd.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use elfen_machine::fence::status::Frozen;
-use elfen_rt::clock::monotonic_ns;
-use elfen_rt::service::Worker;
 
 use super::SPIN;
+use super::pages::compile;
 use super::stage::{
-    AS_NOBODY, Fenced, NOBODY, comm, end, kill, ran_ns, require_fences, run, wait_until,
+    AS_NOBODY, ELFEN, Fenced, KilledOnDrop, NOBODY, comm, kill, ran_ns, wait_until,
 };
-use super::stops::{print_percentiles, rounds};
 
 /// Attempts to leave: a name, and a script that must fail. `$ROOT` is the root of the cgroups.
 const ATTEMPTS: [(&str, &str); 8] = [
@@ -48,9 +42,7 @@ pub(crate) fn cpu_of(process: u32) -> Option<u32> {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_without_privileges_stays_on_its_lanes() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     let folders = fenced.fence.0.folders();
     let attempts: String = ATTEMPTS
         .iter()
@@ -93,7 +85,7 @@ fn a_program_without_privileges_stays_on_its_lanes() {
     });
     println!("{samples} samples in {:?}, none of them outside of the lane", since.elapsed());
     assert!(samples > 0);
-    end(&mut batch);
+    drop(batch);
 
     let mut outside = Command::new("setpriv");
     let outside = outside.args(AS_NOBODY).args(["taskset", "-c", "0", "true"]).status().unwrap();
@@ -106,27 +98,20 @@ fn a_program_without_privileges_stays_on_its_lanes() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn service_managers_are_out_of_reach() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     let list = |manager: &str, by: &str| {
         let script = format!(
             "mount -t tmpfs none /run && mkdir -p {manager} && {by} sh -c 'ls -d {manager} 2>&1'"
         );
-        let mut own = fenced.command("unshare", &["--mount", "sh", "-c", &script]);
-        let output = own.current_dir("/").output().unwrap();
-        let printed = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(printed).unwrap())
+        fenced.run(&["unshare", "--mount", "sh", "-c", &script])
     };
-    let elfen = env!("CARGO_BIN_EXE_elfen");
-    let user = AS_NOBODY.join(" ");
     let of_user = format!("/run/user/{NOBODY}/systemd/private");
     for manager in [&*of_user, "/run/dbus/system_bus_socket"] {
-        let inside = format!("{elfen} run --fence batch --user {NOBODY} --");
-        let (seen, printed) = list(manager, &inside);
-        assert!(!seen && printed.contains("Permission denied"), "{printed}");
-        let (seen, printed) = list(manager, &format!("setpriv {user}"));
-        assert!(seen, "{printed}");
+        let (status, printed) =
+            list(manager, &format!("{ELFEN} run --fence batch --user {NOBODY} --"));
+        assert!(status != Some(0) && printed.contains("Permission denied"), "{printed}");
+        let (status, printed) = list(manager, &format!("setpriv {}", AS_NOBODY.join(" ")));
+        assert_eq!(status, Some(0), "{printed}");
     }
 }
 
@@ -136,24 +121,19 @@ fn service_managers_are_out_of_reach() {
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups and Linux 6.12"]
 fn other_processes_of_its_user_are_out_of_reach() {
-    require_fences();
     // SAFETY: this call returns the version, and passes no pointer.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
     assert!(version >= 6, "needs scopes of Landlock, which Linux has from 6.12 on");
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let user = AS_NOBODY;
-    let mut outside = fenced.command("setpriv", &user).args(["sleep", "600"]).spawn().unwrap();
+    let by_user = [&["setpriv"], &AS_NOBODY[..]].concat();
+    let outside = fenced.command(&[&by_user[..], &["sleep", "600"]].concat()).spawn().unwrap();
+    let outside = KilledOnDrop(outside);
     wait_until("a process of the user's", || comm(outside.id()) == "sleep");
     let script = format!("ls -dL /proc/{}/root && echo seen", outside.id());
-    let list = |program: &str, words: &[&str]| {
-        run(fenced.command(program, words).args(["sh", "-c", &script]).current_dir("/")).1
-    };
-    let by_user = list("setpriv", &user);
-    let inside = ["run", "--fence", "batch", "--user", NOBODY, "--"];
-    let printed = list(env!("CARGO_BIN_EXE_elfen"), &inside);
-    end(&mut outside);
+    let list = |by: &[&str]| fenced.run(&[by, &["sh", "-c", &script]].concat()).1;
+    let by_user = list(&by_user);
     assert!(by_user.contains("seen"), "{by_user}");
+    let printed = list(&[ELFEN, "run", "--fence", "batch", "--user", NOBODY, "--"]);
     assert!(printed.contains("Permission denied") && !printed.contains("seen"), "{printed}");
 }
 
@@ -162,9 +142,7 @@ fn other_processes_of_its_user_are_out_of_reach() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_class_above_the_guards_freezes_the_fence() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     // A kernel with RT_GROUP_SCHED gives new groups no real-time budget.
     for group in [&fenced.heavy, &fenced.fence] {
         for folder in group.0.folders() {
@@ -188,7 +166,6 @@ fn a_class_above_the_guards_freezes_the_fence() {
     // SAFETY: `none` is a live sched_param.
     assert_eq!(unsafe { libc::sched_setscheduler(pid, libc::SCHED_OTHER, &none) }, 0);
     fenced.wait_until_running();
-    end(&mut batch);
 }
 
 /// Goal: a process that is in the fence in one hierarchy only is put back in all of them. Method:
@@ -196,10 +173,8 @@ fn a_class_above_the_guards_freezes_the_fence() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_process_partly_inside_is_put_back() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let batch = fenced.batch(&[], NOBODY, SPIN);
     let inside = || fenced.fence.0.processes().unwrap().contains(&batch.id());
     wait_until("entering", inside);
     for folder in fenced.fence.0.folders().iter().skip(1) {
@@ -208,7 +183,6 @@ fn a_process_partly_inside_is_put_back() {
         wait_until("being put back", || fenced.fence.0.partly_inside().unwrap().is_empty());
         assert!(inside(), "{}", folder.display());
     }
-    end(&mut batch);
 }
 
 /// Goal: a paused fence that another process thaws is frozen again. A fence that another process
@@ -216,15 +190,13 @@ fn a_process_partly_inside_is_put_back() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_paused_fence_that_is_thawed_is_frozen_again() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    assert!(fenced.elfen(&["pause"]).status.success());
+    fenced.prints(&[ELFEN, "pause"]);
     wait_until("the pause", || fenced.fence().frozen.is_some());
     let freezer = fenced.fence.0.freezer();
     freezer.thaw().unwrap();
     wait_until("the second freeze", || freezer.is_requested().unwrap());
-    assert!(fenced.elfen(&["resume"]).status.success());
+    fenced.prints(&[ELFEN, "resume"]);
     // elfend did not freeze the fence this time, so it only reports the state.
     freezer.freeze().unwrap();
     wait_until("the report", || fenced.fence().frozen == Some(Frozen::ByOthers));
@@ -237,33 +209,17 @@ const SCRIBBLE: &str = "scribble";
 /// scheduler gives a task at SCHED_IDLE up to 4, and critical sections take 2.
 const MAX_HELD_SHARE: u64 = 10;
 
-fn build_scribble(folder: &Path) -> PathBuf {
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let file = folder.join(SCRIBBLE);
-    let mut cc = Command::new("cc");
-    cc.args(["-O2", "-Wall", "-Werror", "-I"]).arg(here.join("../elfen-rt/include"));
-    cc.arg(here.join("tests/fence/scribble.c")).arg("-o").arg(&file);
-    assert!(cc.status().unwrap().success());
-    file
-}
-
 /// Starts the program in the fence, and waits until it writes. Returns how many pages it can write.
-fn start_scribble(fenced: &Fenced, program: &Path, what: &str) -> (Child, usize) {
-    let words = ["run", "--fence", "batch", "--user", NOBODY, "--"];
-    let mut command = fenced.command(env!("CARGO_BIN_EXE_elfen"), &words);
-    command.arg(program).arg(fenced.run_dir().join("elfend.sock")).arg(what).current_dir("/");
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+fn start_scribble(fenced: &Fenced, program: &Path, what: &str) -> (KilledOnDrop, usize) {
+    let words = [ELFEN, "run", "--fence", "batch", "--user", NOBODY, "--"];
+    let mut command = fenced.command(&words);
+    command.arg(program).arg(fenced.socket()).arg(what);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = KilledOnDrop(child);
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let before: Vec<String> = lines.take_while(|line| line != "ready").collect();
     assert_eq!(comm(child.id()), SCRIBBLE, "it received no pages");
     (child, before.len())
-}
-
-fn begin_request(fenced: &Fenced) -> Worker<'_> {
-    let mut worker = fenced.service().claim(0, 0).unwrap();
-    worker.begin(1);
-    worker
 }
 
 /// Goal: a process in a fence gets no more of its lane next to a request by writing into the pages
@@ -272,99 +228,43 @@ fn begin_request(fenced: &Fenced) -> Worker<'_> {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_gains_nothing_by_writing_into_its_pages() {
-    require_fences();
-    let folder = tempfile::tempdir().unwrap();
-    let program = build_scribble(folder.path());
     let fenced = Fenced::start();
-    fenced.wait_until_running();
+    let program = fenced.run_dir().join(SCRIBBLE);
+    compile("scribble.c", &program);
     let mut shares = Vec::new();
     for what in ["hotplug", "critical", "policy", "ipc", "junk"] {
-        let (mut child, writable) = start_scribble(&fenced, &program, what);
+        let (child, writable) = start_scribble(&fenced, &program, what);
         assert_eq!(writable, 1, "only the page of hints is writable");
-        let worker = begin_request(&fenced);
+        let _worker = fenced.begin_request();
         shares.push((what, fenced.held_share(child.id())));
-        drop(worker);
-        end(&mut child);
     }
-    let mut spinning = fenced.batch(&[], NOBODY, SPIN);
-    let worker = begin_request(&fenced);
+    let spinning = fenced.batch(&[], NOBODY, SPIN);
+    let _worker = fenced.begin_request();
     shares.push(("afterwards", fenced.held_share(spinning.id())));
-    drop(worker);
-    end(&mut spinning);
     println!("per mille of the held lane: {shares:?}");
     assert!(shares.iter().all(|&(_, share)| share < MAX_HELD_SHARE), "{shares:?}");
 }
 
 const CROWD: usize = 600;
 
-/// The time of a login shell of another user, from its start to its first output: what remains of
-/// an ssh login once it is connected. The shell runs in the cgroup of this test, outside of the
-/// fence.
-fn log_in() -> u64 {
-    let began = monotonic_ns();
-    let mut shell = Command::new("setpriv");
-    shell.args(AS_NOBODY);
-    shell.args(["sh", "-l", "-c", "echo here"]).current_dir("/").stdin(Stdio::null());
-    let answer = shell.output().unwrap();
-    assert!(answer.status.success() && answer.stdout == b"here\n", "{answer:?}");
-    monotonic_ns() - began
-}
-
-fn crowd_script() -> String {
-    format!("i=0; while [ $i -lt {CROWD} ]; do i=$((i+1)); ({SPIN}) & done; wait")
-}
-
-/// The crowd, at nice 19 and without a fence. It is killed when this drops.
-struct UnfencedCrowd(Child);
-
-impl UnfencedCrowd {
-    fn start() -> Self {
-        use std::os::unix::process::CommandExt;
-        let mut command = Command::new("nice");
-        command.args(["-n", "19", "sh", "-c", &crowd_script()]).stdin(Stdio::null());
-        Self(command.process_group(0).spawn().unwrap())
-    }
-
-    fn size(&self) -> usize {
-        let task = format!("/proc/{0}/task/{0}/children", self.0.id());
-        fs::read_to_string(task).unwrap_or_default().split_whitespace().count()
-    }
-}
-
-impl Drop for UnfencedCrowd {
-    fn drop(&mut self) {
-        // SAFETY: takes numbers; the group is that of our child, which has not been waited for.
-        unsafe { libc::killpg(i32::try_from(self.0.id()).unwrap(), libc::SIGKILL) };
-        self.0.wait().ok();
-    }
-}
-
 /// Goal: users can log in next to a crowd in the fence; the crowd stays on its lane, and a pause
-/// freezes it. Method: as many processes as the TasksMax of a unit might allow, logins, and the
-/// same without a fence.
+/// freezes it. Method: as many processes as the TasksMax of a unit might allow, and a login shell
+/// of another user, outside of the fence: what remains of an ssh login once it is connected.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn users_can_log_in_next_to_a_crowd() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let logins = |of: usize| (0..rounds(of)).map(|_| log_in()).collect();
-    print_percentiles("a login shell alone", logins(20));
-    let mut batch = fenced.batch(&[], NOBODY, &crowd_script());
+    let crowd = format!("i=0; while [ $i -lt {CROWD} ]; do i=$((i+1)); ({SPIN}) & done; wait");
+    let mut batch = fenced.batch(&[], NOBODY, &crowd);
     let inside = || fenced.fence.0.processes().unwrap();
     wait_until("a crowd", || inside().len() > CROWD);
-    print_percentiles(&format!("next to {CROWD} processes in the fence"), logins(20));
+    let shell = [&["setpriv"], &AS_NOBODY[..], &["sh", "-l", "-c", "echo here"]].concat();
+    assert_eq!(fenced.prints(&shell), "here\n");
     assert!(inside().into_iter().filter_map(cpu_of).all(|cpu| cpu == 1), "on its lane");
-    let began = monotonic_ns();
-    assert!(fenced.elfen(&["pause"]).status.success());
-    print_percentiles("elfen pause of the crowd", vec![monotonic_ns() - began]);
+    fenced.prints(&[ELFEN, "pause"]);
     assert!(fenced.fence.0.freezer().is_frozen().unwrap());
-    assert!(fenced.elfen(&["resume"]).status.success());
+    fenced.prints(&[ELFEN, "resume"]);
     inside().into_iter().for_each(|process| kill(process, libc::SIGKILL));
     wait_until("their end", || inside().is_empty());
     batch.wait().unwrap();
-
-    let unfenced = UnfencedCrowd::start();
-    wait_until("a crowd", || unfenced.size() == CROWD);
-    print_percentiles("next to the crowd at nice 19, without a fence", logins(5));
 }

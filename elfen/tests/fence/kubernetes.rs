@@ -3,13 +3,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use super::SPIN;
-use super::stage::{
-    Fenced, OwnCgroup, comm, kill, ran_ns, require_fences, settings, wait_until,
-    wait_until_borrowing,
-};
+use super::stage::{Fenced, OwnCgroup, comm, ran_ns, settings, wait_until, wait_until_borrowing};
 
 const TIER: &str = "kubepods/besteffort";
 /// How often a kubelet writes the weight of its tier.
@@ -36,11 +32,6 @@ fn settings_of_pods(heavy: &OwnCgroup) -> String {
     settings(heavy.name(), &format!("{}/{TIER}/pod*", heavy.name()))
 }
 
-fn start_container(cgroup: &OwnCgroup) -> Child {
-    let script = format!("{} exec sh -c '{SPIN}'", cgroup.enter_script());
-    Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap()
-}
-
 /// Writes what a kubelet with the cgroupfs driver writes at each start, and each minute: the least
 /// weight for its tier.
 fn write_tier_weight(tier: &OwnCgroup) -> std::io::Result<()> {
@@ -60,22 +51,20 @@ fn write_tier_weight(tier: &OwnCgroup) -> std::io::Result<()> {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn elfend_must_run_among_the_pods() {
-    require_fences();
     let fenced = Fenced::start_in(kubepods);
     fenced.wait_until_running();
     let tier = fenced.heavy.child(TIER);
     let outside = fenced.heavy.child("system");
     outside.0.make().unwrap();
-    let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["check"]);
     fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
-    let printed = fenced.output_in(&outside, &check);
+    let printed = fenced.check_in(&outside);
     assert!(printed.contains(&format!("from {}, where elfend is", outside.0.path)), "{printed}");
     assert!(printed.contains(&format!("start elfend in {}", tier.0.path)), "{printed}");
-    let printed = fenced.output_in(&fenced.home, &check);
+    let printed = fenced.check();
     assert!(printed.starts_with("guards at home in "), "{printed}");
 
     fs::write(fenced.settings_file(), settings(fenced.heavy.name(), tier.name())).unwrap();
-    let printed = fenced.output_in(&fenced.home, &check);
+    let printed = fenced.check();
     assert!(printed.contains("does not start") && printed.contains("fence its pods"), "{printed}");
     // Its children made this cgroup, and remove it.
     std::mem::forget(tier);
@@ -90,7 +79,7 @@ fn elfend_must_run_among_the_pods() {
     assert!(text.contains(packaged));
     let ours = format!("{}/{TIER}/pod*", fenced.heavy.name());
     fs::write(fenced.settings_file(), text.replace(packaged, &ours)).unwrap();
-    let printed = fenced.output_in(&fenced.home, &check);
+    let printed = fenced.check();
     assert!(
         printed.contains("fence \"besteffort\"") && printed.contains("on CPUs 16,17"),
         "{printed}"
@@ -104,7 +93,6 @@ fn elfend_must_run_among_the_pods() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn pods_are_fenced_next_to_a_kubelet() {
-    require_fences();
     let fenced = Fenced::start_in(kubepods);
     fenced.wait_until_running();
     let tier = fenced.heavy.child(TIER);
@@ -118,7 +106,7 @@ fn pods_are_fenced_next_to_a_kubelet() {
     second.0.make().unwrap();
     // Version 1 refuses this write, version 2 ignores it.
     let _refused = second.0.keep_to(&"0".parse().unwrap());
-    let mut pods = [start_container(&fenced.fence), start_container(&second)];
+    let pods = [&fenced.fence, &second].map(|pod| pod.start(&["sh", "-c", SPIN]));
     wait_until("a fence of the new pod", || names() == ["batch:pod1", "batch:pod2"]);
     for pod in &pods {
         wait_until("its start", || comm(pod.id()) == "sh" && ran_ns(pod.id()) > 10_000_000);
@@ -132,20 +120,16 @@ fn pods_are_fenced_next_to_a_kubelet() {
     let repaired = fenced.status().fences.into_iter().flat_map(|fence| fence.repaired);
     println!("{STARTS} starts of a kubelet, repaired since: {:?}", repaired.collect::<Vec<_>>());
 
-    let mut worker = fenced.service().claim(0, 0).unwrap();
-    worker.begin(1);
+    let worker = fenced.begin_request();
     let busy = fenced.held_share(pods[0].id());
     println!("a pod of the tier: {busy} per mille of the held lane");
-    worker.end();
     drop(worker);
     wait_until_borrowing(pods[0].id());
     assert!(busy <= 30, "{busy}");
 
-    kill(pods[1].id(), libc::SIGKILL);
-    pods[1].wait().unwrap();
-    drop(second);
+    let [first_pod, second_pod] = pods;
+    drop((second_pod, second));
     wait_until("the end of its fence", || names() == ["batch:pod1"]);
-    kill(pods[0].id(), libc::SIGKILL);
-    pods[0].wait().unwrap();
+    drop(first_pod);
     std::mem::forget(tier);
 }

@@ -5,12 +5,11 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use elfen_rt::signal::account::Claim;
 
-use super::needs;
-use super::stage::{Fenced, NOBODY, require_fences, run};
+use super::stage::{ELFEN, Fenced, NOBODY, run};
 
 /// Ids that only these tests use: the group, and a member.
 const GROUP: &str = "64900";
@@ -27,24 +26,18 @@ fn start_with_group() -> Fenced {
     lines.push(&ours);
     fs::write(&group, lines.join("\n") + "\n").unwrap();
     fenced.end_daemon();
-    let daemon = fenced.daemon_command();
     // In a mount namespace, so that other processes see the machine's own file.
     let script = format!("mount --bind '{}' /etc/group && exec \"$0\" \"$@\"", group.display());
-    let mut command = fenced.command("unshare", &["--mount", "sh", "-c", &script]);
-    command.arg(daemon.get_program()).args(daemon.get_args());
-    let log = fs::File::options().append(true).open(fenced.log_file()).unwrap();
-    fenced.daemon = command.stderr(log).spawn().unwrap();
-    fenced.wait_for_socket();
+    fenced.restart_by(&["unshare", "--mount", "sh", "-c", &script]);
     fenced.wait_until_running();
     fenced
 }
 
 /// Runs a program as this user with these groups. Returns its exit status and output.
 fn run_as(fenced: &Fenced, user: &str, groups: &str, words: &[&str]) -> (Option<i32>, String) {
-    let ids = ["--reuid", user, "--regid", user, groups];
-    let mut command = fenced.command("setpriv", &ids);
-    command.env("ELFEN_SOCKET", fenced.run_dir().join("elfend.sock"));
-    run(command.args(words).current_dir("/"))
+    let socket = format!("ELFEN_SOCKET={}", fenced.socket().display());
+    let by = ["setpriv", "--reuid", user, "--regid", user, groups, "env", &socket];
+    fenced.run(&[&by, words].concat())
 }
 
 fn run_as_member(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
@@ -60,9 +53,8 @@ fn run_as_nobody(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn members_enter_and_change_nothing() {
-    require_fences();
     let fenced = start_with_group();
-    let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
+    let elfen = fenced.copy(ELFEN);
     let where_am_i = ["--", "cat", "/proc/self/cgroup"];
     for options in [&["run", "--fence", "batch"][..], &["run"]] {
         let words = [&[elfen.as_str()], options, &where_am_i].concat();
@@ -92,9 +84,8 @@ fn members_enter_and_change_nothing() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn members_receive_the_task_map() {
-    require_fences();
     let mut fenced = start_with_group();
-    let elfen = fenced.copy(Path::new(env!("CARGO_BIN_EXE_elfen")));
+    let elfen = fenced.copy(ELFEN);
     let guarded = [elfen.as_str(), "run", "--lanes", "0:1", "--source", "tasks"];
     let dry = [&guarded[..], &["--dry-run", "--", "true"]].concat();
     let (status, printed) = run_as_member(&fenced, &dry);
@@ -104,7 +95,7 @@ fn members_receive_the_task_map() {
     assert_eq!(status, Some(7), "{printed}");
     assert!(printed.contains("borrowed") && !printed.contains("is not counted"), "{printed}");
     // The received map does not permit claims of accounts.
-    let socket = fenced.run_dir().join("elfend.sock");
+    let socket = fenced.socket();
     let map = elfen_rt::pages::request_task_map(socket.as_os_str().as_bytes()).unwrap();
     assert!(map.renew(0) && map.claim(1, 0, Claim::of_program(1), |_| true).is_none());
     let (status, printed) = run_as_nobody(&fenced, &dry);
@@ -122,10 +113,8 @@ fn members_receive_the_task_map() {
     assert_eq!(row(&stranger)["status"], "no", "{stranger}");
     assert!(stranger.contains("only root and members of group elfen are given the task map"));
 
-    let bench = ["lab", "bench", "signal", "--lanes", "0:1"];
-    let (status, printed) = run(&mut fenced.command(env!("CARGO_BIN_EXE_elfen"), &bench));
     let holder = format!("{} (elfend)", fenced.daemon.id());
-    assert!(status == Some(1) && printed.contains(&holder), "{printed}");
+    fenced.ends(&[ELFEN, "lab", "bench", "signal", "--lanes", "0:1"], 1, &holder);
 
     fenced.end_daemon();
     let (_, alone) = run_as_member(&fenced, &doctor);
@@ -137,7 +126,6 @@ fn members_receive_the_task_map() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_c_program_of_a_member_reads_the_task_map() {
-    require_fences();
     let mut fenced = start_with_group();
     let reader = fenced.copy(&build_who_runs(&fenced));
     let (status, lines) = run_as_member(&fenced, &[&reader, "0"]);
@@ -152,17 +140,15 @@ fn a_c_program_of_a_member_reads_the_task_map() {
     assert!(status == Some(1) && printed.contains("does elfend run?"), "{printed}");
 }
 
-fn build_who_runs(fenced: &Fenced) -> PathBuf {
+fn build_who_runs(fenced: &Fenced) -> String {
     let runtime = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("elfen-rt");
     let program = fenced.run_dir().join("built");
     fs::create_dir(&program).unwrap();
     let program = program.join("who-runs");
-    let socket = fenced.run_dir().join("elfend.sock");
-    let mut cc =
-        fenced.command(needs::find("cc").unwrap().to_str().unwrap(), &["-Wall", "-Werror"]);
-    cc.arg(format!("-DELFEN_SOCKET=\"{}\"", socket.display()));
+    let mut cc = fenced.command(&["cc", "-Wall", "-Werror"]);
+    cc.arg(format!("-DELFEN_SOCKET=\"{}\"", fenced.socket().display()));
     cc.arg("-I").arg(runtime.join("include")).arg(runtime.join("examples/who-runs.c"));
     let (status, printed) = run(cc.arg("-o").arg(&program));
     assert_eq!(status, Some(0), "{printed}");
-    program
+    program.to_str().unwrap().to_owned()
 }

@@ -1,15 +1,20 @@
 //! Requests to the socket of elfend: what it grants, what it refuses, and which clients it drops.
 
 use std::fs;
+use std::io::Read;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 
 use elfen_machine::cgroup::{CgroupPath, Group, Hierarchies};
-use elfen_machine::fence::status::{Answer, Request, address, ask};
-use elfen_rt::pages;
+use elfen_machine::fence::status::{Answer, Request, ask};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::SPIN;
-use super::stage::{Fenced, kill, require_fences, run, wait_until};
+use super::stage::{ELFEN, ELFEND, Fenced, kill, run, wait_until};
+
+const ENTER: &[u8] = b"{\"do\":\"enter\",\"fence\":\"batch\"}";
 
 /// Goal: root may not command elfend from inside a fence, or without capabilities as in a
 /// container. Method: both request another budget and the end of a pause; then root outside, which
@@ -17,26 +22,17 @@ use super::stage::{Fenced, kill, require_fences, run, wait_until};
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn root_commands_elfend_only_from_outside_of_fences() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let elfen = env!("CARGO_BIN_EXE_elfen");
     let pid = fenced.daemon.id().to_string();
-    let set = [elfen, "set", &pid, "--policy", "fixed-budget", "--budget", "3ms"];
+    let set = [ELFEN, "set", &pid, "--policy", "fixed-budget", "--budget", "3ms"];
     let bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
-    let inside = |words: &[&str]| {
-        fenced.output_in(&fenced.fence, fenced.command(words[0], &[]).args(&words[1..]))
-    };
-    let outside = |words: &[&str]| run(&mut fenced.command(words[0], &words[1..])).1;
-    let resume = [elfen, "resume"];
-    for words in [&set[..], &resume] {
-        let printed = inside(words);
+    for words in [&set[..], &[ELFEN, "resume"]] {
+        let mut inside = fenced.fence.command(words);
+        let printed = run(inside.env("ELFEN_RUN_DIR", fenced.run_dir())).1;
         assert!(printed.contains("must not command it"), "{words:?}: {printed}");
-        let printed = outside(&[&bare[..], words].concat());
-        assert!(printed.contains("only root may do that"), "{words:?}: {printed}");
+        fenced.ends(&[&bare[..], words].concat(), 1, "only root may do that");
     }
-    let printed = outside(&set);
-    assert!(printed.contains("fixed-budget"), "{printed}");
+    fenced.ends(&set, 0, "fixed-budget");
 }
 
 /// Goal: a fence whose name ends like a record that is being written is held like others. Method:
@@ -44,21 +40,18 @@ fn root_commands_elfend_only_from_outside_of_fences() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_name_of_a_fence_may_end_like_an_unfinished_record() {
-    require_fences();
     let mut fenced = Fenced::start();
-    let settings = fs::read_to_string(fenced.settings_file()).unwrap();
     fenced.end_daemon();
-    let renamed = settings.replace("name = \"batch\"", "name = \"batch.new\"");
+    let renamed = fenced.settings().replace("name = \"batch\"", "name = \"batch.new\"");
     fs::write(fenced.settings_file(), renamed).unwrap();
     fenced.restart();
     fenced.wait_until_running();
-    let script = format!("{} {SPIN}", fenced.fence.enter_script());
-    let mut batch = fenced.command("sh", &["-c", &script]).spawn().unwrap();
+    let mut batch = fenced.fence.start(&["sh", "-c", SPIN]);
     wait_until("a guard", || fenced.guard().is_some());
-    assert!(fenced.elfen(&["pause"]).status.success());
+    fenced.prints(&[ELFEN, "pause"]);
     let freezer = fenced.fence.0.freezer();
     assert!(freezer.is_requested().unwrap(), "a pause reaches it");
-    assert!(fenced.elfen(&["resume"]).status.success());
+    fenced.prints(&[ELFEN, "resume"]);
     fenced.wait_until_running();
     kill(fenced.daemon.id(), libc::SIGKILL);
     wait_until("the freeze", || freezer.is_requested().unwrap());
@@ -72,31 +65,21 @@ fn the_name_of_a_fence_may_end_like_an_unfinished_record() {
     fenced.restart();
 }
 
+fn new_socket() -> Socket {
+    Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap()
+}
+
 /// A connection that sends nothing.
-fn connect(fenced: &Fenced) -> OwnedFd {
-    let path = fenced.run_dir().join("elfend.sock");
-    let (address, length) = pages::socket_address(path.as_os_str().as_bytes()).unwrap();
+fn connect(fenced: &Fenced) -> Socket {
     let socket = new_socket();
-    // SAFETY: the kernel reads `length` bytes of `address`.
-    let connected =
-        unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(connected, 0, "{}", std::io::Error::last_os_error());
+    socket.connect(&SockAddr::unix(fenced.socket()).unwrap()).unwrap();
     socket
 }
 
-fn new_socket() -> OwnedFd {
-    // SAFETY: socket takes numbers.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-    assert!(fd >= 0);
-    // SAFETY: the kernel has just returned this descriptor, and nothing else closes it.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-fn is_open(socket: &OwnedFd) -> bool {
-    let mut byte = 0_u8;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes at most one byte.
-    unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, flags) != 0 }
+/// Whether elfend has not closed the connection.
+fn is_open(socket: &Socket) -> bool {
+    socket.set_nonblocking(true).unwrap();
+    !matches!(socket.peek(&mut [MaybeUninit::uninit()]), Ok(0))
 }
 
 /// Goal: silent connections do not keep other clients waiting. Method: more of them than elfend
@@ -104,10 +87,9 @@ fn is_open(socket: &OwnedFd) -> bool {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn silent_connections_do_not_delay_other_clients() {
-    require_fences();
     let fenced = Fenced::start();
     for _ in 0..3 {
-        let all: Vec<OwnedFd> = (0..100).map(|_| connect(&fenced)).collect();
+        let all: Vec<Socket> = (0..100).map(|_| connect(&fenced)).collect();
         assert!(fenced.ask(&Request::Status).is_some());
         let open = all.iter().filter(|socket| is_open(socket)).count();
         assert!(open <= 8, "{open} silent connections of one user are left");
@@ -115,19 +97,15 @@ fn silent_connections_do_not_delay_other_clients() {
 }
 
 /// Connects and sends these bytes. `None` if the kernel refuses them.
-fn send(fenced: &Fenced, bytes: &[u8]) -> Option<OwnedFd> {
+fn send(fenced: &Fenced, bytes: &[u8]) -> Option<Socket> {
     let socket = connect(fenced);
-    let (fd, flags) = (socket.as_raw_fd(), libc::MSG_NOSIGNAL);
-    // SAFETY: the kernel reads `bytes`.
-    let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) };
-    (sent >= 0).then_some(socket)
+    socket.send(bytes).is_ok().then_some(socket)
 }
 
-fn receive_answer(socket: &OwnedFd) -> String {
-    let mut text = vec![0_u8; 1 << 16];
-    // SAFETY: the kernel writes at most `text.len()` bytes into `text`.
-    let got = unsafe { libc::recv(socket.as_raw_fd(), text.as_mut_ptr().cast(), text.len(), 0) };
-    text.truncate(usize::try_from(got).unwrap());
+fn receive_answer(mut socket: &Socket) -> String {
+    let mut text = vec![0; 1 << 16];
+    let length = socket.read(&mut text).unwrap();
+    text.truncate(length);
     String::from_utf8(text).unwrap()
 }
 
@@ -136,7 +114,6 @@ fn receive_answer(socket: &OwnedFd) -> String {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn invalid_requests_are_refused() {
-    require_fences();
     let mut fenced = Fenced::start();
     for bytes in [&b"{\"do\":\"sta"[..], b"[]", b"\xff\xfe", b"{}"] {
         let answer = receive_answer(&send(&fenced, bytes).unwrap());
@@ -155,13 +132,10 @@ fn invalid_requests_are_refused() {
 
     // elfend does not remove a file that is no socket.
     fenced.end_daemon();
-    let socket = fenced.run_dir().join("elfend.sock");
+    let socket = fenced.socket();
     fs::write(&socket, "mine").unwrap();
-    let script = format!("{} exec \"$0\"", fenced.home.enter_script());
-    let elfend = env!("CARGO_BIN_EXE_elfend");
-    let output = fenced.command("sh", &["-c", &script, elfend]).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && printed.contains("is not a socket"), "{printed}");
+    let script = format!("{} exec {ELFEND}", fenced.home.enter_script());
+    fenced.ends(&["sh", "-c", &script], 1, "is not a socket");
     assert_eq!(fs::read(&socket).unwrap(), b"mine");
 }
 
@@ -171,16 +145,14 @@ fn invalid_requests_are_refused() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn many_clients_leave_no_descriptors_behind() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     let open = || fs::read_dir(format!("/proc/{}/fd", fenced.daemon.id())).unwrap().count();
     let rest = || std::thread::sleep(std::time::Duration::from_millis(10));
     let before = (0..20).map(|_| (rest(), open()).1).min().unwrap();
     for bytes in [&b""[..], b"{\"do\":\"status\"}", b"{\"do\":\"enter\",\"fence\":\"none\"}"] {
         (0..10_000).for_each(|_| drop(send(&fenced, bytes).unwrap()));
     }
-    let socket = fenced.run_dir().join("elfend.sock");
+    let socket = fenced.socket();
     let count_answers = || (0..100).filter(|_| ask(&socket, &Request::Status).is_ok()).count();
     let answered: usize = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..100).map(|_| scope.spawn(count_answers)).collect();
@@ -193,24 +165,19 @@ fn many_clients_leave_no_descriptors_behind() {
 
 /// A connection whose client process has requested to enter the fence and ended. This process
 /// keeps the connection open.
-fn request_and_exit(fenced: &Fenced) -> OwnedFd {
-    let (address, length) = address(&fenced.run_dir().join("elfend.sock")).unwrap();
-    let socket = new_socket();
-    let fd = socket.as_raw_fd();
-    let request = b"{\"do\":\"enter\",\"fence\":\"batch\"}";
+fn request_and_exit(fenced: &Fenced) -> Socket {
+    let (socket, address) = (new_socket(), SockAddr::unix(fenced.socket()).unwrap());
     // SAFETY: the child only makes system calls, on its copy of this memory.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: the kernel reads `length` bytes of `address`.
-        unsafe { libc::connect(fd, (&raw const address).cast(), length) };
-        let (at, bytes) = (request.as_ptr().cast(), request.len());
-        // SAFETY: the kernel reads `request`.
-        unsafe { libc::send(fd, at, bytes, libc::MSG_NOSIGNAL) };
-        // SAFETY: takes a number.
-        unsafe { libc::_exit(0) };
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let sent = socket.connect(&address).and_then(|()| socket.send(ENTER));
+            // SAFETY: takes a number.
+            unsafe { libc::_exit(i32::from(sent.is_err())) }
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        }
     }
-    // SAFETY: waits for the child, and writes nothing.
-    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
     socket
 }
 
@@ -233,11 +200,9 @@ fn has_peer_pidfd() -> bool {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_client_that_has_gone_enters_no_fence() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     kill(fenced.daemon.id(), libc::SIGSTOP);
-    drop(send(&fenced, b"{\"do\":\"enter\",\"fence\":\"batch\"}").unwrap());
+    drop(send(&fenced, ENTER).unwrap());
     kill(fenced.daemon.id(), libc::SIGCONT);
     // elfend answers requests in order, so it has handled the first request by now.
     let processes = fenced.fence().processes;

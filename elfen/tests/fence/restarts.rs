@@ -1,25 +1,32 @@
 //! Deaths of elfend's processes, and its stop and restart.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use elfen_machine::fence::status::Frozen;
 
 use super::SPIN;
-use super::stage::{
-    Fenced, NOBODY, end, kill, ran_ns, require_fences, wait_until, wait_until_borrowing,
-};
+use super::pages::Checked;
+use super::process::PATIENCE;
+use super::stage::{ELFEN, ELFEND, Fenced, NOBODY, kill, ran_ns, wait_until, wait_until_borrowing};
 
 /// Goal: a batch without guards is frozen, and continues with new guards. Method: the process with
 /// the guards is killed several times.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_are_killed_are_replaced() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let batch = fenced.batch(&[], NOBODY, SPIN);
+    let freezer = fenced.fence.0.freezer();
     for round in 1..=3 {
         wait_until_borrowing(batch.id());
         let keeper = fenced.status().guard_process.unwrap();
         kill(keeper, libc::SIGKILL);
+        // New guards thaw the fence, so this does not sleep between its looks.
+        let since = Instant::now();
+        while !freezer.is_requested().unwrap() {
+            assert!(since.elapsed() < PATIENCE, "{}", fenced.log());
+        }
         wait_until("new guards", || {
             let status = fenced.status();
             let runs = status.fences.iter().all(|fence| fence.frozen.is_none());
@@ -29,14 +36,12 @@ fn guards_that_are_killed_are_replaced() {
         });
     }
     assert_eq!(fenced.log().matches("no guards run on its lanes").count(), 3);
-    let mut worker = fenced.service().claim(0, 0).unwrap();
-    worker.begin(1);
+    let _worker = fenced.begin_request();
     wait_until("guards that hold", || {
         let before = fenced.guard().map(ran_ns);
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        sleep(Duration::from_millis(50));
         before.is_some_and(|before| fenced.guard().is_some_and(|new| ran_ns(new) > before))
     });
-    end(&mut batch);
 }
 
 /// Goal: guards that hang are noticed: their fence is frozen until they continue, or until elfend
@@ -44,10 +49,8 @@ fn guards_that_are_killed_are_replaced() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_hang_freeze_their_fence() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let batch = fenced.batch(&[], NOBODY, SPIN);
     wait_until_borrowing(batch.id());
     let first = fenced.status().guard_process.unwrap();
     let stop = |keeper| {
@@ -72,7 +75,6 @@ fn guards_that_hang_freeze_their_fence() {
     });
     fenced.wait_until_running();
     wait_until_borrowing(batch.id());
-    end(&mut batch);
 }
 
 /// Goal: a fence whose guard may not run on its lane, or whose guard thread does not progress, is
@@ -81,10 +83,8 @@ fn guards_that_hang_freeze_their_fence() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_cannot_run_freeze_their_fence() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let batch = fenced.batch(&[], NOBODY, SPIN);
     wait_until_borrowing(batch.id());
     let wait_until_unguarded = || {
         wait_until("the freeze", || fenced.fence().frozen == Some(Frozen::Unguarded));
@@ -114,7 +114,6 @@ fn guards_that_cannot_run_freeze_their_fence() {
     fenced.wait_until_running();
     wait_until_borrowing(batch.id());
     assert_eq!(fenced.status().guard_processes_lost, 0, "{}", fenced.log());
-    end(&mut batch);
 }
 
 /// Goal: a daemon that was stopped itself does not take its guards for hung. Method: it is stopped
@@ -122,11 +121,9 @@ fn guards_that_cannot_run_freeze_their_fence() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_daemon_that_was_stopped_freezes_nothing() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     kill(fenced.daemon.id(), libc::SIGSTOP);
-    std::thread::sleep(std::time::Duration::from_secs(4));
+    sleep(Duration::from_secs(4));
     kill(fenced.daemon.id(), libc::SIGCONT);
     assert_eq!(fenced.fence().frozen, None);
     assert_eq!(fenced.status().guard_processes_lost, 0);
@@ -138,38 +135,28 @@ fn a_daemon_that_was_stopped_freezes_nothing() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_survives_the_daemon() {
-    require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_running();
     let mut batch = fenced.batch(&[], NOBODY, SPIN);
     wait_until_borrowing(batch.id());
     let freezer = fenced.fence.0.freezer();
     fenced.daemon.kill().unwrap();
     fenced.daemon.wait().unwrap();
     wait_until("the freeze by the guard process", || freezer.is_frozen().unwrap());
-    let frozen_at_ns = ran_ns(batch.id());
     fenced.restart();
     fenced.wait_until_running();
-    wait_until("progress", || {
-        assert_eq!(batch.try_wait().unwrap(), None, "the batch has ended");
-        ran_ns(batch.id()) > frozen_at_ns + 2_000_000
-    });
+    wait_until_borrowing(batch.id());
+    assert_eq!(batch.try_wait().unwrap(), None, "the batch has ended");
 
     // A regular stop freezes the fence too. Without a daemon, --release thaws it.
     fenced.end_daemon();
     wait_until("the freeze", || freezer.is_frozen().unwrap());
-    let resumed = fenced.elfen(&["resume"]);
-    let printed = String::from_utf8_lossy(&resumed.stderr);
-    assert!(resumed.status.code() == Some(1) && printed.contains("no guards hold"), "{printed}");
+    fenced.ends(&[ELFEN, "resume"], 1, "no guards hold");
     assert!(freezer.is_frozen().unwrap());
-    let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
-    assert!(released.status.success(), "{released:?}");
-    let released_at_ns = ran_ns(batch.id());
-    wait_until("running unguarded", || ran_ns(batch.id()) > released_at_ns + 2_000_000);
+    fenced.prints(&[ELFEND, "--release"]);
+    wait_until_borrowing(batch.id());
     let group = &fenced.fence.0;
     assert!(!group.rank().unwrap().idle);
     assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
-    end(&mut batch);
 }
 
 /// Goal: a pause outlives the daemon, and a new daemon does not thaw the fence. Method: a pause
@@ -177,20 +164,52 @@ fn a_batch_survives_the_daemon() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_new_daemon_keeps_a_pause() {
-    require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_running();
     fenced.end_daemon();
-    assert!(fenced.elfen(&["pause", "--why", "until Monday"]).status.success());
-    assert!(fenced.elfen(&["pause", "--keep-why"]).status.success());
+    fenced.prints(&[ELFEN, "pause", "--why", "until Monday"]);
+    fenced.prints(&[ELFEN, "pause", "--keep-why"]);
     fenced.restart();
     wait_until("the pause", || {
         fenced.fence().frozen == Some(Frozen::Paused("until Monday".to_owned()))
     });
     assert!(fenced.fence.0.freezer().is_requested().unwrap());
-    let status = fenced.elfen(&["status", "--healthy"]);
-    assert_eq!(status.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&status.stdout).contains("until Monday"));
-    assert!(fenced.elfen(&["resume"]).status.success());
-    assert!(fenced.elfen(&["status", "--healthy"]).status.success());
+    fenced.ends(&[ELFEN, "status", "--healthy"], 1, "until Monday");
+    fenced.prints(&[ELFEN, "resume"]);
+    fenced.prints(&[ELFEN, "status", "--healthy"]);
+}
+
+/// Goal: the batch does not run while the kernel reports its fence frozen, on a free lane and on a
+/// held one. Without systemd, that is also so after daemon and guards were killed together. Method:
+/// the time that the batch writes; SIGKILL in either order, at once and up to 50 ms apart, and
+/// while both are stopped.
+#[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
+fn a_fence_stops_by_its_freezer_and_by_the_death_of_both() {
+    let program = Checked::build();
+    let mut fenced = Fenced::start();
+    let freezer = fenced.fence.0.freezer();
+    let mut batch = program.start_without_checks(&fenced);
+    for round in 0..20 {
+        program.wait_for_progress();
+        let _worker = (round % 2 == 0).then(|| fenced.begin_request());
+        freezer.freeze().unwrap();
+        program.wait_until_stopped(&fenced);
+        freezer.thaw().unwrap();
+    }
+    for round in 0..6 {
+        fenced.wait_until_running();
+        program.wait_for_progress();
+        let (daemon, keeper) = (fenced.daemon.id(), fenced.status().guard_process.unwrap());
+        let order = if round % 2 == 0 { [daemon, keeper] } else { [keeper, daemon] };
+        if round % 3 == 2 {
+            order.iter().for_each(|&process| kill(process, libc::SIGSTOP));
+        }
+        kill(order[0], libc::SIGKILL);
+        sleep(Duration::from_millis(round % 3 * 25));
+        kill(order[1], libc::SIGKILL);
+        fenced.daemon.wait().unwrap();
+        program.wait_until_stopped(&fenced);
+        assert_eq!(batch.try_wait().unwrap(), None, "the batch has ended");
+        fenced.restart();
+    }
 }

@@ -4,24 +4,19 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use elfen_machine::process::children;
 use elfen_rt::service::Service;
 
 use super::SPIN;
 use super::stage::{
-    Fenced, NOBODY, OwnCgroup, comm, end, kill, require_fences, settings, wait_until,
+    ELFEN, ELFEND, Fenced, KilledOnDrop, NOBODY, OwnCgroup, comm, kill, settings, wait_until,
     wait_until_borrowing,
 };
 
 /// The variable that makes this test program a service; its value names the page.
 const PUBLISHES: &str = "FENCE_TEST_PUBLISHES";
-
-/// The settings of the stage, with `confine` for a service in a cgroup.
-fn confining_settings(fenced: &Fenced, cgroup: &OwnCgroup) -> String {
-    let more = format!("lanes = \"0:1\"\ncgroup = \"{}\"\nconfine = true", cgroup.name());
-    settings(fenced.heavy.name(), fenced.fence.name()).replacen("lanes = \"0:1\"", &more, 1)
-}
 
 fn allowed_cpus(process: u32) -> String {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
@@ -30,9 +25,8 @@ fn allowed_cpus(process: u32) -> String {
 }
 
 /// Starts a service that pins itself to the batch lane.
-fn start_pinned(cgroup: &OwnCgroup) -> Child {
-    let script = format!("{} exec taskset -c 1 sh -c '{SPIN}'", cgroup.enter_script());
-    let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn().unwrap();
+fn start_pinned(cgroup: &OwnCgroup) -> KilledOnDrop {
+    let child = cgroup.start(&["taskset", "-c", "1", "sh", "-c", SPIN]);
     wait_until("a service", || allowed_cpus(child.id()) == "1");
     child
 }
@@ -49,44 +43,37 @@ fn taskset(cpu: &str, process: u32) -> bool {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_service_is_confined_to_its_request_lane() {
-    require_fences();
     let mut fenced = Fenced::start();
-    fenced.wait_until_running();
     let place = fenced.heavy.child("service");
     place.0.make().unwrap();
-    let mut service = start_pinned(&place);
+    let service = start_pinned(&place);
     let all = place.0.effective_cpus().unwrap();
-    let plain = settings(fenced.heavy.name(), fenced.fence.name());
-    let kept = confining_settings(&fenced, &place);
+    let more = format!("lanes = \"0:1\"\ncgroup = \"{}\"\nconfine = true", place.name());
+    let confining = fenced.settings().replacen("lanes = \"0:1\"", &more, 1);
     for round in 1..=2 {
-        fenced.reload(&kept);
+        fenced.reload(&confining);
         wait_until("its request lane", || allowed_cpus(service.id()) == "0");
         assert!(!taskset("1", service.id()), "it cannot return to the batch lane");
         wait_until("the report", || !fenced.status().confined.is_empty());
         place.0.keep_to_parent().unwrap();
         wait_until("being put back", || allowed_cpus(service.id()) == "0");
         wait_until("counting it", || fenced.status().confined[0].repaired == 1);
-        let metrics = fenced.elfen(&["metrics", "--once"]);
-        let metrics = String::from_utf8_lossy(&metrics.stdout).into_owned();
         let counted = format!(
             "elfen_service_confined_repaired_total{{service=\"{}\",cgroup=\"/{}\"}} 1\n",
             fenced.heavy.name(),
             place.name()
         );
-        assert!(metrics.contains(&counted), "{metrics}");
-        let status = fenced.elfen(&["status"]);
-        let text = String::from_utf8_lossy(&status.stdout).into_owned();
-        assert!(text.contains(&format!("/{} on CPUs 0", place.name())), "{text}");
+        fenced.ends(&[ELFEN, "metrics", "--once"], 0, &counted);
+        fenced.ends(&[ELFEN, "status"], 0, &format!("/{} on CPUs 0", place.name()));
         fenced.wait_until_running();
         if round == 1 {
-            fenced.reload(&plain);
+            fenced.reload(&fenced.settings());
             wait_until("the end of the confinement", || place.0.effective_cpus().unwrap() == all);
             assert_eq!(fenced.status().confined, []);
             assert!(taskset("1", service.id()));
         }
     }
-    let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["check"]);
-    let printed = fenced.output_in(&fenced.home, &check);
+    let printed = fenced.check();
     assert!(printed.contains(&format!("cgroup /{}: ", place.name())), "{printed}");
     assert!(printed.contains("kept to CPUs 0"), "{printed}");
 
@@ -96,13 +83,9 @@ fn a_service_is_confined_to_its_request_lane() {
     fenced.restart();
     wait_until("finding it", || !fenced.status().confined.is_empty());
     fenced.end_daemon();
-    let released = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["--release"]).output().unwrap();
-    let printed = String::from_utf8_lossy(&released.stdout);
-    assert!(released.status.success() && printed.contains("may run anywhere"), "{released:?}");
+    fenced.ends(&[ELFEND, "--release"], 0, "may run anywhere");
     assert_eq!(place.0.effective_cpus().unwrap(), all);
     assert!(taskset("1", service.id()));
-    service.kill().unwrap();
-    service.wait().unwrap();
 }
 
 /// Goal: invalid settings change nothing. A fence with a new name stays the same fence, and a fence
@@ -110,12 +93,10 @@ fn a_service_is_confined_to_its_request_lane() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn sighup_reloads_the_settings() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let mut batch = fenced.batch(&[], NOBODY, SPIN);
+    let batch = fenced.batch(&[], NOBODY, SPIN);
     wait_until_borrowing(batch.id());
-    let usual = settings(fenced.heavy.name(), fenced.fence.name());
+    let usual = fenced.settings();
     let keeper = fenced.status().guard_process;
     let wrong = [
         ("no file", String::new(), "names lanes to lend"),
@@ -140,9 +121,8 @@ fn sighup_reloads_the_settings() {
     assert_ne!(fenced.status().guard_process, keeper, "other guards");
     assert_eq!(fenced.fence().repaired, []);
     wait_until_borrowing(batch.id());
-    assert!(fenced.elfen(&["pause"]).status.success());
-    let paused = fenced.elfen(&["resume"]);
-    assert!(String::from_utf8_lossy(&paused.stdout).contains("resumed: night"), "{paused:?}");
+    fenced.prints(&[ELFEN, "pause"]);
+    fenced.ends(&[ELFEN, "resume"], 0, "resumed: night");
 
     let other = fenced.heavy.child("other");
     fenced.reload(&usual.replace(fenced.fence.name(), other.name()));
@@ -151,7 +131,6 @@ fn sighup_reloads_the_settings() {
     assert!(!group.rank().unwrap().idle && !group.freezer().is_requested().unwrap());
     assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
     wait_until_borrowing(batch.id());
-    end(&mut batch);
 }
 
 /// The metrics at an address; `None` if no process serves them.
@@ -169,10 +148,8 @@ fn scrape(address: SocketAddr) -> Option<String> {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn metrics_are_served_at_the_address_of_the_settings() {
-    require_fences();
     let fenced = Fenced::start();
-    fenced.wait_until_running();
-    let usual = settings(fenced.heavy.name(), fenced.fence.name());
+    let usual = fenced.settings();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let served = format!("metrics = \"{address}\"\n{usual}");
@@ -188,12 +165,7 @@ fn metrics_are_served_at_the_address_of_the_settings() {
     });
     assert!(prints("elfen_confinement{level=\"fence\"} 1\n"), "{:?}", scrape(address));
     assert!(prints("elfen_lane_offline{cpu=\"1\"} 0\n"), "{:?}", scrape(address));
-    let children = || {
-        let children = format!("/proc/{0}/task/{0}/children", fenced.daemon.id());
-        let children = fs::read_to_string(children).unwrap();
-        let all = children.split_whitespace().map(|child| child.parse().unwrap());
-        all.collect::<Vec<u32>>()
-    };
+    let children = || children(fenced.daemon.id());
     let keeper = fenced.status().guard_process.unwrap();
     let is_server = |child: &u32| *child != keeper && comm(*child) != "elfend-watchdog";
     let [server] = *children().into_iter().filter(is_server).collect::<Vec<_>>() else {
@@ -234,30 +206,18 @@ extern "C" fn publish_if_asked() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_with_its_service_inside_is_refused() {
-    require_fences();
     let fenced = Fenced::start();
     let own = fenced.heavy.child("service");
     own.0.make().unwrap();
     let page = format!("{}-x", fenced.heavy.name());
-    let script = format!("{} exec \"$0\" \"$@\"", own.enter_script());
     let test = std::env::current_exe().unwrap();
-    let mut service = Command::new("sh")
-        .args(["-c", &script])
-        .arg(test)
-        .env(PUBLISHES, &page)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut service = own.command(&[test.to_str().unwrap()]);
+    let service = service.env(PUBLISHES, &page).stdout(Stdio::null()).spawn().unwrap();
+    let service = KilledOnDrop(service);
     fs::write(fenced.settings_file(), settings(&page, own.name())).unwrap();
-    let check = || {
-        let check = fenced.command(env!("CARGO_BIN_EXE_elfend"), &["check"]);
-        fenced.output_in(&fenced.home, &check)
-    };
     let why = format!("holds process {} of service", service.id());
-    wait_until("refusing it", || check().contains(&why));
-    service.kill().unwrap();
-    service.wait().unwrap();
-    assert!(check().contains("fence \"batch\": cgroup"), "{}", check());
+    wait_until("refusing it", || fenced.check().contains(&why));
+    drop(service);
+    assert!(fenced.check().contains("fence \"batch\": cgroup"), "{}", fenced.check());
     Service::open_with_mode(&page, 1, 0o644).unwrap().remove().unwrap();
 }

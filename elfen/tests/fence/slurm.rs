@@ -15,10 +15,7 @@ use elfen_machine::fence::status::Frozen;
 
 use super::needs;
 use super::preload;
-use super::stage::{
-    AS_NOBODY, Fenced, OwnCgroup, comm, idle_share, kill, require_fences, wait_until,
-};
-use super::stops::rounds;
+use super::stage::{AS_NOBODY, ELFEN, Fenced, OwnCgroup, comm, idle_share, kill, wait_until};
 
 const PACKAGED_LIBRARY: &str = "/usr/lib/elfen/libelfen_preload.so";
 
@@ -85,22 +82,22 @@ impl Cluster {
             fs::create_dir_all(folder.join(inside)).unwrap();
         }
         fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o1777)).unwrap();
-        let elfen = Path::new(env!("CARGO_BIN_EXE_elfen"));
-        let line = fenced.elfen(&["lanes", "--slurm", "--lanes", "0:1"]);
-        let line = String::from_utf8(line.stdout).unwrap();
+        // Without its warnings, which are errors for Slurm.
+        let line = fenced.command(&[ELFEN, "lanes", "--slurm", "--lanes", "0:1"]).output();
+        let line = String::from_utf8(line.unwrap().stdout).unwrap();
         fs::write(folder.join("slurm.conf"), configuration(&folder, &line)).unwrap();
         let ours = format!(
             "export ELFEN_RUN_DIR={} SLURM_CONF={}/slurm.conf PATH={}:$PATH\n",
             fenced.run_dir().display(),
             folder.display(),
-            elfen.parent().unwrap().display()
+            Path::new(ELFEN).parent().unwrap().display()
         );
         let count = format!("echo >>{}/checks\n", folder.display());
         let health = format!("{ours}{count}exec {}\n", packaged("slurm-health").display());
         write_script(&folder.join("health"), &health);
         // The paths of this build in place of those that the package installs.
         let prolog = fs::read_to_string(packaged("slurm-task-prolog")).unwrap();
-        let socket = fenced.run_dir().join("elfend.sock").display().to_string();
+        let socket = fenced.socket().display().to_string();
         let library = preload::library().join("libelfen_preload.so").display().to_string();
         let here = [("/run/elfen/elfend.sock", &socket), (PACKAGED_LIBRARY, &library)];
         let prolog = here.into_iter().fold(prolog, |text, (from, to)| {
@@ -203,10 +200,9 @@ fn refs(words: &[String]) -> Vec<&str> {
 fn spawn(folder: &Path, cgroup: &OwnCgroup, program: &str, words: &[&[&str]]) -> Child {
     let mut log = fs::File::options();
     let log = log.create(true).append(true).open(folder.join(format!("{program}.out"))).unwrap();
-    let mut command = Command::new("sh");
-    command.args(["-c", &format!("{} exec \"$0\" \"$@\"", cgroup.enter_script())]);
-    command.arg(needs::find(program).unwrap()).args(words.concat());
-    command.env("SLURM_CONF", folder.join("slurm.conf")).stdin(Stdio::null());
+    let program = needs::find(program).unwrap();
+    let mut command = cgroup.command(&[&[program.to_str().unwrap()], &words.concat()[..]].concat());
+    command.env("SLURM_CONF", folder.join("slurm.conf"));
     command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
 
@@ -251,11 +247,10 @@ impl SpinningJob {
     /// `meanwhile` while it is held.
     fn assert_fenced(&self, fenced: &Fenced, meanwhile: impl FnOnce()) {
         let first = idle_share(self.process);
-        let mut worker = fenced.service().claim(0, 0).unwrap();
-        worker.begin(1);
+        let worker = fenced.begin_request();
         let busy = fenced.held_share(self.process);
         meanwhile();
-        worker.end();
+        drop(worker);
         let (job, again) = (&self.job, idle_share(self.process));
         println!("job {job} of Slurm: {first} per mille idle, {busy} busy, {again} idle again");
         assert!(busy <= 30, "{busy}");
@@ -265,7 +260,7 @@ impl SpinningJob {
         fs::write(cluster.folder.join("out/end"), "").unwrap();
         cluster.wait_for("its end", |cluster| cluster.state(&self.job) == "COMPLETED");
         let out = fs::read_to_string(cluster.folder.join("out").join(&self.job)).unwrap();
-        let socket = fenced.run_dir().join("elfend.sock").display().to_string();
+        let socket = fenced.socket().display().to_string();
         assert_eq!(out, format!("Cpus_allowed_list:\t1\n{socket}\n1\n"));
     }
 }
@@ -291,19 +286,18 @@ fn assert_slurmd_answers(cluster: &Cluster, seconds: usize) {
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups and Slurm"]
 fn jobs_of_slurm_are_fenced() {
-    require_fences();
     const SLURM: [&str; 7] =
         ["munged", "slurmctld", "slurmd", "slurmstepd", "sbatch", "scontrol", "make"];
     needs::programs(&SLURM);
     let fenced = Fenced::start();
-    fenced.wait_until_running();
     let mut cluster = Cluster::start(&fenced);
     cluster.wait_for("a node", |cluster| cluster.node_state().starts_with("idle"));
     let first = SpinningJob::start(&cluster, &fenced);
     first.assert_fenced(&fenced, || cluster.restart_node());
     first.end(&cluster, &fenced);
+    let held = std::env::var("FENCE_ROUNDS").map_or(3, |seconds| seconds.parse().unwrap());
     let second = SpinningJob::start(&cluster, &fenced);
-    second.assert_fenced(&fenced, || assert_slurmd_answers(&cluster, rounds(3)));
+    second.assert_fenced(&fenced, || assert_slurmd_answers(&cluster, held));
     second.end(&cluster, &fenced);
 
     fenced.home.set_weight(1);

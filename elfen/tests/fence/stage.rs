@@ -4,9 +4,10 @@
 //! At the end of each test its fence is thawed, emptied and removed.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,26 +15,21 @@ use std::time::{Duration, Instant};
 use elfen_machine::cgroup::{CgroupPath, Group, Hierarchies};
 use elfen_machine::fence::status::{Answer, FenceStatus, Request, Status, ask};
 use elfen_machine::process::threads_of;
-use elfen_rt::service::Service;
+use elfen_rt::memory::Access;
+use elfen_rt::pages;
+use elfen_rt::service::{Service, Worker};
 
 use super::needs;
-pub(crate) use super::process::wait_until;
+pub(crate) use super::process::{KilledOnDrop, wait_until};
+
+pub(crate) const ELFEN: &str = env!("CARGO_BIN_EXE_elfen");
+pub(crate) const ELFEND: &str = env!("CARGO_BIN_EXE_elfend");
 
 /// A user without privileges or files.
 pub(crate) const NOBODY: &str = "65534";
 
 /// The options of `setpriv` for user nobody.
 pub(crate) const AS_NOBODY: [&str; 5] = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
-
-/// Fails on machines that cannot test fences, with what is missing.
-#[track_caller]
-pub(crate) fn require_fences() {
-    needs::root();
-    needs::idle_lanes();
-    if let Err(error) = Hierarchies::read() {
-        panic!("needs cgroups: {error}");
-    }
-}
 
 /// A cgroup of the test. Dropping it kills its processes and removes it.
 pub(crate) struct OwnCgroup(pub(crate) Group);
@@ -60,6 +56,19 @@ impl OwnCgroup {
             .iter()
             .map(|folder| format!("echo $$ >{}/cgroup.procs;", folder.display()))
             .collect()
+    }
+
+    /// A command that starts in the cgroup.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        let script = format!("{} exec \"$0\" \"$@\"", self.enter_script());
+        command.args(["-c", &script]).args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a program in the cgroup.
+    pub(crate) fn start(&self, words: &[&str]) -> KilledOnDrop {
+        KilledOnDrop(self.command(words).spawn().unwrap())
     }
 
     pub(crate) fn set_weight(&self, weight: u64) {
@@ -127,8 +136,11 @@ pub(crate) struct Fenced {
 }
 
 impl Fenced {
+    /// Waits until the fence runs.
     pub(crate) fn start() -> Self {
-        Self::start_with_weight(100)
+        let fenced = Self::start_with_weight(100);
+        fenced.wait_until_running();
+        fenced
     }
 
     /// The cgroup of the guards has this weight.
@@ -141,29 +153,25 @@ impl Fenced {
         })
     }
 
-    /// `lay_out` makes the cgroups of the guards and of the fence in the heavy one.
-    pub(crate) fn start_in(lay_out: impl FnOnce(&OwnCgroup) -> (OwnCgroup, OwnCgroup)) -> Self {
-        let mut fenced = Self::prepare(lay_out);
-        fenced.wait_for_socket();
-        fenced
-    }
-
     /// Its guards read the task map, and not the service's page.
     pub(crate) fn start_by_tasks() -> Self {
         let mut fenced = Self::start();
         fenced.end_daemon();
         fs::write(fenced.settings_file(), fenced.settings_by_tasks()).unwrap();
         fenced.restart();
+        fenced.wait_until_running();
         fenced
     }
 
-    pub(crate) fn settings_by_tasks(&self) -> String {
-        let settings = settings(self.heavy.name(), self.fence.name());
-        settings.replacen("source = \"service\"", "source = \"tasks\"", 1)
-    }
-
-    fn prepare(lay_out: impl FnOnce(&OwnCgroup) -> (OwnCgroup, OwnCgroup)) -> Self {
+    /// `lay_out` makes the cgroups of the guards and of the fence in the heavy one.
+    #[track_caller]
+    pub(crate) fn start_in(lay_out: impl FnOnce(&OwnCgroup) -> (OwnCgroup, OwnCgroup)) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
+        needs::root();
+        needs::idle_lanes();
+        if let Err(error) = Hierarchies::read() {
+            panic!("needs cgroups: {error}");
+        }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
         // Users open the socket in this folder.
@@ -174,11 +182,23 @@ impl Fenced {
         let (home, fence) = lay_out(&heavy);
         let service = Service::open_with_mode(heavy.name(), 1, 0o644).unwrap();
         fs::write(folder.path().join("elfend.toml"), settings(heavy.name(), fence.name())).unwrap();
-        let daemon = daemon(&home, folder.path()).spawn().unwrap();
-        Self { _alone: alone, daemon, service: Some(service), fence, home, heavy, folder }
+        let daemon = daemon(&home, folder.path(), &["env"]).spawn().unwrap();
+        let service = Some(service);
+        let mut fenced = Self { _alone: alone, daemon, service, fence, home, heavy, folder };
+        fenced.wait_for_socket();
+        fenced
     }
 
-    pub(crate) fn wait_for_socket(&mut self) {
+    /// The settings that this daemon starts with.
+    pub(crate) fn settings(&self) -> String {
+        settings(self.heavy.name(), self.fence.name())
+    }
+
+    pub(crate) fn settings_by_tasks(&self) -> String {
+        self.settings().replacen("source = \"service\"", "source = \"tasks\"", 1)
+    }
+
+    fn wait_for_socket(&mut self) {
         wait_until("elfend's socket", || {
             assert_eq!(self.daemon.try_wait().unwrap(), None, "{}", self.log());
             self.ask(&Request::Status).is_some()
@@ -189,27 +209,49 @@ impl Fenced {
         self.service.as_ref().unwrap()
     }
 
+    /// Begins a request on the request lane. It ends when the worker drops.
+    pub(crate) fn begin_request(&self) -> Worker<'_> {
+        let mut worker = self.service().claim(0, 0).unwrap();
+        worker.begin(1);
+        worker
+    }
+
     /// Starts a new daemon after the last one has ended.
     pub(crate) fn restart(&mut self) {
-        self.daemon = daemon(&self.home, self.folder.path()).spawn().unwrap();
+        self.restart_by(&["env"]);
+    }
+
+    /// Starts a new daemon by another program.
+    pub(crate) fn restart_by(&mut self, by: &[&str]) {
+        self.daemon = daemon(&self.home, self.folder.path(), by).spawn().unwrap();
         self.wait_for_socket();
+    }
+
+    pub(crate) fn end_daemon(&mut self) {
+        kill(self.daemon.id(), libc::SIGTERM);
+        self.daemon.wait().unwrap();
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {
         self.folder.path().join("run")
     }
 
-    pub(crate) fn log_file(&self) -> PathBuf {
-        self.folder.path().join("log")
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.run_dir().join("elfend.sock")
     }
 
     /// The lines that the daemon has written.
     pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.log_file()).unwrap()
+        fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
     pub(crate) fn ask(&self, request: &Request) -> Option<Answer> {
-        ask(&self.run_dir().join("elfend.sock"), request).ok()
+        ask(&self.socket(), request).ok()
+    }
+
+    /// The pages of each service, as root gets them.
+    pub(crate) fn pages(&self, access: Access) -> pages::Answer {
+        pages::request_pages(self.socket().as_os_str().as_bytes(), access).unwrap()
     }
 
     pub(crate) fn status(&self) -> Status {
@@ -228,30 +270,52 @@ impl Fenced {
         wait_until("running", || self.fence().frozen.is_none());
     }
 
-    pub(crate) fn command(&self, program: &str, words: &[&str]) -> Command {
-        let mut command = Command::new(program);
-        command.args(words).env("ELFEN_RUN_DIR", self.run_dir());
-        command.env("ELFEN_SETTINGS", self.folder.path().join("elfend.toml"));
-        for variable in ["ELFEN_LANES", "SUDO_UID", "JOURNAL_STREAM", "NOTIFY_SOCKET"] {
-            command.env_remove(variable);
-        }
-        command.stdin(Stdio::null());
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).stdin(Stdio::null()).current_dir("/");
+        set_environment(&mut command, self.folder.path());
         command
     }
 
-    pub(crate) fn elfen(&self, words: &[&str]) -> Output {
-        self.command(env!("CARGO_BIN_EXE_elfen"), words).output().unwrap()
+    /// Runs a command. Returns its exit status, and its output followed by its errors.
+    pub(crate) fn run(&self, words: &[&str]) -> (Option<i32>, String) {
+        run(&mut self.command(words))
+    }
+
+    /// What a command that succeeds prints: its output, followed by its errors.
+    #[track_caller]
+    pub(crate) fn prints(&self, words: &[&str]) -> String {
+        let (status, printed) = self.run(words);
+        assert_eq!(status, Some(0), "{words:?}: {printed}");
+        printed
+    }
+
+    /// Asserts that a command ends with this status and prints these words.
+    #[track_caller]
+    pub(crate) fn ends(&self, words: &[&str], status: i32, why: &str) {
+        let (found, printed) = self.run(words);
+        let right = found == Some(status) && printed.contains(why);
+        assert!(right, "{words:?}: {found:?}, not {status} and {why}: {printed}");
+    }
+
+    /// What `elfend check` prints in the cgroup of the guards.
+    pub(crate) fn check(&self) -> String {
+        self.check_in(&self.home)
+    }
+
+    pub(crate) fn check_in(&self, cgroup: &OwnCgroup) -> String {
+        let mut command = cgroup.command(&[ELFEND, "check"]);
+        set_environment(&mut command, self.folder.path());
+        run(&mut command).1
     }
 
     /// Starts a shell script in the fence. `by` is a program that starts `elfen`, with its
     /// arguments.
-    pub(crate) fn batch(&self, by: &[&str], user: &str, script: &str) -> Child {
-        let elfen = env!("CARGO_BIN_EXE_elfen");
-        let words = [elfen, "run", "--fence", "batch", "--user", user, "--", "sh", "-c", script];
-        let words: Vec<&str> = by.iter().copied().chain(words).collect();
-        let mut command = self.command(words[0], &words[1..]);
-        command.current_dir("/").stdout(Stdio::piped()).stderr(Stdio::null());
-        let child = command.spawn().unwrap();
+    pub(crate) fn batch(&self, by: &[&str], user: &str, script: &str) -> KilledOnDrop {
+        let words = [ELFEN, "run", "--fence", "batch", "--user", user, "--", "sh", "-c", script];
+        let mut command = self.command(&[by, &words].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let child = KilledOnDrop(command.spawn().unwrap());
         // Right after its start the child still has the name of this process.
         wait_until("a program in the fence", || {
             ["sh", "chrt", "sleep"].contains(&&*comm(child.id()))
@@ -275,17 +339,9 @@ impl Fenced {
         shares[1]
     }
 
-    /// The output of a command that starts in a cgroup.
-    pub(crate) fn output_in(&self, cgroup: &OwnCgroup, command: &Command) -> String {
-        let script = format!("{} exec \"$0\" \"$@\"", cgroup.enter_script());
-        let mut shell = self.command("sh", &["-c", &script]);
-        shell.arg(command.get_program()).args(command.get_args());
-        run(&mut shell).1
-    }
-
     /// Copies a program to where every user can run it.
-    pub(crate) fn copy(&self, program: &Path) -> String {
-        let copy = self.run_dir().join(program.file_name().unwrap());
+    pub(crate) fn copy(&self, program: &str) -> String {
+        let copy = self.run_dir().join(Path::new(program).file_name().unwrap());
         fs::copy(program, &copy).unwrap();
         copy.to_str().unwrap().to_owned()
     }
@@ -298,16 +354,6 @@ impl Fenced {
     pub(crate) fn reload(&self, settings: &str) {
         fs::write(self.settings_file(), settings).unwrap();
         kill(self.daemon.id(), libc::SIGHUP);
-    }
-
-    /// The command that starts a daemon after the last one has ended.
-    pub(crate) fn daemon_command(&self) -> Command {
-        daemon(&self.home, self.folder.path())
-    }
-
-    pub(crate) fn end_daemon(&mut self) {
-        kill(self.daemon.id(), libc::SIGTERM);
-        self.daemon.wait().unwrap();
     }
 }
 
@@ -329,14 +375,23 @@ pub(crate) fn settings(service: &str, cgroup: &str) -> String {
     )
 }
 
-fn daemon(home: &OwnCgroup, folder: &Path) -> Command {
-    let script = format!("{} exec {}", home.enter_script(), env!("CARGO_BIN_EXE_elfend"));
-    let mut command = Command::new("sh");
-    let log = fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
-    command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+/// Points a command to the daemon of a folder.
+fn set_environment(command: &mut Command, folder: &Path) {
     command.env("ELFEN_RUN_DIR", folder.join("run"));
     command.env("ELFEN_SETTINGS", folder.join("elfend.toml"));
-    command.env_remove("JOURNAL_STREAM").env_remove("NOTIFY_SOCKET");
+    for variable in ["ELFEN_LANES", "SUDO_UID", "JOURNAL_STREAM", "NOTIFY_SOCKET"] {
+        command.env_remove(variable);
+    }
+}
+
+/// The command that starts a daemon in its cgroup by another program.
+fn daemon(home: &OwnCgroup, folder: &Path, by: &[&str]) -> Command {
+    let inside = home.command(&[ELFEND]);
+    let mut command = Command::new(by[0]);
+    command.args(&by[1..]).arg(inside.get_program()).args(inside.get_args());
+    set_environment(&mut command, folder);
+    let log = fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     command
 }
 
@@ -345,12 +400,6 @@ pub(crate) fn run(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     let printed = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&printed).into_owned())
-}
-
-/// Kills a child, and waits for its end.
-pub(crate) fn end(child: &mut Child) {
-    child.kill().unwrap();
-    child.wait().unwrap();
 }
 
 /// Sends a signal. A process that has ended is no failure.

@@ -7,11 +7,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
 
 use elfen_machine::fence::status::FenceStatus;
 
-use super::stage::{Fenced, NOBODY, OwnCgroup, comm, kill, require_fences, wait_until};
+use super::stage::{ELFEN, Fenced, NOBODY, OwnCgroup, comm, kill, wait_until};
 
 /// The script in place of `systemctl`. `units` and `cgroup.UNIT` contain its answers.
 const SYSTEMCTL: &str = "\
@@ -68,21 +67,19 @@ impl Units {
         let units = Self { fenced, fences, folder };
         units.list_units(&["x-a.slice", "x-b.slice"]);
         units.set_mode("answer");
-        let tried = units.on_systemd("true").status().unwrap();
-        assert!(tried.success(), "needs to mount a file over /proc/1/comm");
+        let tried = units.fenced.run(&units.on_systemd("true").each_ref().map(String::as_str));
+        assert_eq!(tried.0, Some(0), "needs to mount a file over /proc/1/comm: {}", tried.1);
         units
     }
 
     /// A shell script on a machine that appears to run systemd.
-    fn on_systemd(&self, script: &str) -> Command {
+    fn on_systemd(&self, script: &str) -> [String; 5] {
         let folder = self.folder.display();
         let script = format!(
             "mount -t tmpfs none /run && mkdir -p /run/systemd/system && \
              mount --bind '{folder}/comm' /proc/1/comm && {script}"
         );
-        let mut command = self.fenced.command("unshare", &["--mount", "sh", "-c"]);
-        command.arg(script);
-        command
+        ["unshare", "--mount", "sh", "-c", &script].map(str::to_owned)
     }
 
     fn list_units(&self, units: &[&str]) {
@@ -113,14 +110,9 @@ impl Units {
     /// Starts a daemon with these settings.
     fn start_daemon(&mut self, text: &str, commands: &str) {
         fs::write(self.fenced.settings_file(), text).unwrap();
-        let script = self.fenced.daemon_command();
-        let script = script.get_args().nth(1).unwrap().to_owned();
         let folder = self.folder.join(commands);
-        let mut command =
-            self.on_systemd(&format!("PATH='{}' exec /bin/sh -c \"$0\"", folder.display()));
-        let log = fs::File::options().append(true).open(self.fenced.log_file()).unwrap();
-        self.fenced.daemon = command.arg(script).stderr(log).spawn().unwrap();
-        self.fenced.wait_for_socket();
+        let by = self.on_systemd(&format!("PATH='{}' exec /bin/sh \"$@\"", folder.display()));
+        self.fenced.restart_by(&by.each_ref().map(String::as_str));
     }
 
     fn running(&self) -> Vec<FenceStatus> {
@@ -139,7 +131,6 @@ impl Units {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_pattern_makes_fences_of_all_its_units() {
-    require_fences();
     let mut units = Units::start();
     units.hold("x-*.slice", "bin");
     wait_until("both", || units.running().len() == 2);
@@ -155,9 +146,8 @@ fn a_pattern_makes_fences_of_all_its_units() {
         assert!(units.requests().contains(&request), "{}", units.requests());
     }
     let by = ["run", "--fence", "batch:x-b.slice", "--user", NOBODY, "--", "cat"];
-    let inside = units.fenced.elfen(&[&by[..], &["/proc/self/cgroup"]].concat());
-    let printed = String::from_utf8_lossy(&inside.stdout).into_owned();
-    assert!(printed.contains(units.fences[1].name()), "{inside:?}: {}", units.requests());
+    let by = [&[ELFEN], &by[..], &["/proc/self/cgroup"]].concat();
+    units.fenced.ends(&by, 0, units.fences[1].name());
     assert!(units.requests().contains("StartTransientUnit"), "{}", units.requests());
     units.list_units(&["x-a.slice", "x-b.slice", "x-later.slice"]);
     wait_until("the third", || units.running().len() == 3);
@@ -166,10 +156,8 @@ fn a_pattern_makes_fences_of_all_its_units() {
     units.hold("missing.slice", "bin");
     units.wait_for_line("unit missing.slice does not run");
     assert!(units.running().is_empty());
-    assert_eq!(units.fenced.elfen(&["status", "--healthy"]).status.code(), Some(1));
-    let metrics = units.fenced.elfen(&["metrics", "--once"]);
-    let metrics = String::from_utf8(metrics.stdout).unwrap();
-    assert!(metrics.contains("elfen_fences_waiting 1"), "{metrics}");
+    units.fenced.ends(&[ELFEN, "status", "--healthy"], 1, "");
+    units.fenced.ends(&[ELFEN, "metrics", "--once"], 0, "elfen_fences_waiting 1");
 }
 
 /// Goal: of two units that overlap, one becomes a fence and the other waits, with the reason.
@@ -177,7 +165,6 @@ fn a_pattern_makes_fences_of_all_its_units() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn of_overlapping_units_one_is_a_fence() {
-    require_fences();
     let mut units = Units::start();
     let inner = units.fences[0].child("inner");
     inner.0.make().unwrap();
@@ -199,7 +186,6 @@ fn of_overlapping_units_one_is_a_fence() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn unchanged_units_cause_no_requests() {
-    require_fences();
     let mut units = Units::start();
     let kept = "lanes = \"0:1\"\nunit = \"x-b.slice\"\nconfine = true";
     units.start_daemon(&units.settings_of("x-a.slice").replacen("lanes = \"0:1\"", kept, 1), "bin");
@@ -227,7 +213,6 @@ fn unchanged_units_cause_no_requests() {
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn fences_hold_without_help_of_systemd() {
-    require_fences();
     let mut units = Units::start();
     units.set_mode("refuse");
     units.hold("x-a.slice", "bin");

@@ -1,11 +1,10 @@
 //! Programs that drop rights while they run.
 
-use std::fs;
 use std::process::Command;
 
 use serde_json::Value;
 
-use super::{BusyTurns, LANES, build_source, elfen_run, elfen_run_live, require_live_checks};
+use super::{BusyTurns, build_source, elfen_run, elfen_run_live, run_next_to_requests, take_lanes};
 
 const RUNS: u32 = 20;
 
@@ -14,8 +13,7 @@ const RUNS: u32 = 20;
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_program_that_forbids_mmap_survives() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     let program = build_source("filtered.c", folder.path(), "filtered", &[]);
     let turns = BusyTurns::start();
@@ -33,21 +31,15 @@ fn a_program_that_forbids_mmap_survives() {
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn checks_are_taken_out_of_a_program_that_filters() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     let program = build_source("filtered.c", folder.path(), "filtered", &[]);
-    let report = folder.path().join("report");
     let reboot = libc::SYS_reboot.to_string();
     let mut live = Value::Null;
     for before in ["400", "1000", "3000"] {
-        let turns = BusyTurns::start();
-        let mut command = elfen_run_live(&["--json-out", report.to_str().unwrap()], &program);
-        let output = command.args([&reboot, before, "1500"]).output().unwrap();
-        drop(turns);
+        let (output, mut report) = run_next_to_requests(&program, &[&reboot, before, "1500"]);
         assert_eq!(output.status.code(), Some(3), "{output:?}");
-        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
-        live = report["live"].clone();
+        live = report["live"].take();
         if live["first_touch_ns"].as_u64().unwrap_or(0) > 0 {
             break;
         }
@@ -56,55 +48,31 @@ fn checks_are_taken_out_of_a_program_that_filters() {
     assert_eq!(live["sites"]["on"], 0, "{live}");
 }
 
-#[test]
-#[ignore = "needs root, two idle CPUs and eBPF"]
-fn a_filter_by_prctl_is_survived() {
-    assert_ends_as_alone("all-but-exit");
-}
-
-#[test]
-#[ignore = "needs root, two idle CPUs and eBPF"]
-fn a_filter_by_seccomp_is_survived() {
-    assert_ends_as_alone("all-but-exit-by-seccomp");
-}
-
-#[test]
-#[ignore = "needs root, two idle CPUs and eBPF"]
-fn strict_mode_is_survived() {
-    assert_ends_as_alone("strict");
-}
-
-#[test]
-#[ignore = "needs root, two idle CPUs and eBPF"]
-fn no_new_privileges_are_survived() {
-    assert_ends_as_alone("no-new-privs");
-}
-
-#[test]
-#[ignore = "needs root, two idle CPUs and eBPF"]
-fn a_user_namespace_is_survived() {
-    assert_ends_as_alone("user-namespace");
-}
-
-#[test]
-#[ignore = "needs root, two idle CPUs and eBPF"]
-fn a_new_root_is_survived() {
-    assert_ends_as_alone("chroot");
-}
-
 /// Goal: a program that drops rights, early or late, ends as it does alone. Method: the steps of
 /// sandboxes, next to requests. A filter that allows only exit forbids the system call of a check
 /// that rings. `SANDBOX_RUNS` sets the number of runs, each early and late.
-fn assert_ends_as_alone(what: &str) {
-    let _lanes = LANES.lock();
-    require_live_checks();
+#[test]
+#[ignore = "needs root, two idle CPUs and eBPF"]
+fn programs_that_drop_rights_end_as_alone() {
+    let _lanes = take_lanes();
     let runs = std::env::var("SANDBOX_RUNS").map_or(4, |runs| runs.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
     let dynamic = build_source("filtered.c", folder.path(), "filtered", &[]);
     let fixed = build_source("filtered.c", folder.path(), "static", &["-static"]);
-    for (run, program) in (0..runs).zip([&dynamic, &fixed].into_iter().cycle()) {
+    let steps = [
+        "all-but-exit",
+        "all-but-exit-by-seccomp",
+        "strict",
+        "no-new-privs",
+        "user-namespace",
+        "chroot",
+    ];
+    let programs = [&dynamic, &fixed].into_iter().cycle();
+    for (step, (run, program)) in
+        steps.iter().flat_map(|step| (0..runs).zip(programs.clone()).map(move |run| (step, run)))
+    {
         for [before, after] in [[run * 3 % 40, 60], [300 + run * 37 % 500, 60]] {
-            let arguments = [what.to_owned(), before.to_string(), after.to_string()];
+            let arguments = [(*step).to_owned(), before.to_string(), after.to_string()];
             let alone = Command::new(program).args(&arguments).status().unwrap();
             assert_eq!(alone.code(), Some(3), "{arguments:?}");
             let turns = BusyTurns::start();

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses some of these functions")]
 
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::thread::sleep;
@@ -27,7 +28,24 @@ impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         // The process may have ended already. SIGKILL ends a stopped process too.
         drop(self.0.kill());
-        drop(self.0.wait());
+        // A failed test may have left the process in a frozen cgroup, where it does not end.
+        if !std::thread::panicking() {
+            drop(self.0.wait());
+        }
+    }
+}
+
+impl Deref for KilledOnDrop {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for KilledOnDrop {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
     }
 }
 

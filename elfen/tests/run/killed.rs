@@ -5,16 +5,17 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
+use elfen_machine::process::children;
 use elfen_rt::service::Service;
 use elfen_rt::signal::lane::LaneState;
 
 use crate::needs;
-use crate::process::wait_until;
-use crate::stage::{Running, exists, kill, parent_if_alive, parent_of, wait_until_gone};
+use crate::process::{KilledOnDrop, wait_until};
+use crate::stage::{Running, exists, kill, parent_of, wait_until_gone};
 
 const ROUNDS: u64 = 10;
 const SERVICE: &str = "ELFEN_TEST_SERVICE";
@@ -49,29 +50,14 @@ fn serve(name: &str) {
     }
 }
 
-struct ServiceProcess(Child);
-
-impl ServiceProcess {
-    fn start(name: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        let mut child = command
-            .env(SERVICE, name)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "serving\n");
-        Self(child)
-    }
-}
-
-impl Drop for ServiceProcess {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+fn start_service(name: &str) -> KilledOnDrop {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(SERVICE, name).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut service = KilledOnDrop(command.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(service.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "serving\n");
+    service
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,12 +95,16 @@ fn whichever_process_is_killed_nothing_is_left() {
 
 fn play_round(seed: &mut u64) {
     let name = format!("killed-{}", std::process::id());
-    let mut serving = ServiceProcess::start(&name);
+    let mut serving = start_service(&name);
     // The batch has a child, so that the guard must hold several processes.
     let script = "(while :; do :; done) & while :; do :; done";
     let running = Running::start_next_to(&name, script);
     let (supervisor, launcher) = (running.supervisor(), running.launcher.id());
-    let child = children_of(running.batch);
+    let mut child = Vec::new();
+    wait_until("a child", || {
+        child = children(running.batch);
+        !child.is_empty()
+    });
     let pages = [1, 2].map(|field: usize| running.inheritance[field].parse::<i32>().unwrap());
     let spare = parent_of(supervisor);
     let victim = match next_random(seed) % 7 {
@@ -136,7 +126,7 @@ fn play_round(seed: &mut u64) {
     std::thread::sleep(Duration::from_micros(next_random(seed) % 40_000));
     println!("  {victim:?}");
     match victim {
-        Victim::Service => serving.0.kill().unwrap(),
+        Victim::Service => serving.kill().unwrap(),
         Victim::Launcher => kill(launcher, libc::SIGKILL),
         Victim::Supervisor => kill(supervisor, libc::SIGKILL),
         Victim::Spare => kill(spare, libc::SIGKILL),
@@ -188,15 +178,4 @@ fn a_stopped_supervisor_is_replaced() {
     assert_eq!(ended.signal(), Some(libc::SIGKILL), "{ended}");
     drop(serving);
     Service::open(&name, 1).unwrap().remove().unwrap();
-}
-
-fn children_of(parent: u32) -> Vec<u32> {
-    let mut found = Vec::new();
-    wait_until("a child", || {
-        let processes = std::fs::read_dir("/proc").unwrap().flatten();
-        let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        found = ids.filter(|&pid| parent_if_alive(pid) == Some(parent)).collect();
-        !found.is_empty()
-    });
-    found
 }

@@ -10,10 +10,10 @@ mod process;
 mod stage;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,15 +22,17 @@ use elfen_rt::memory::{Access, Memory};
 use elfen_rt::process::Identity;
 use elfen_rt::service::Service;
 use elfen_rt::signal::control::ControlSlot;
-use elfen_rt::signal::lane::{LaneSlot, LaneState};
+use elfen_rt::signal::lane::LaneState;
 use elfen_rt::signal::page::Page;
 
-use process::wait_until;
+use process::{KilledOnDrop, wait_until};
 use stage::{Running, Serving, exists, kill, parent_of, wait_until_gone, without_counters};
+
+/// A program that ends with its input.
+const READS: &str = "echo $$ $ELFEN_RUN; read line; exit 3";
 
 #[test]
 fn output_input_and_status_are_those_of_the_program() {
-    needs::two_cpus();
     let serving = Serving::start();
     let mut command = serving.elfen(&[], &["sh", "-c", "cat; echo to stderr >&2; exit 42"]);
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -44,7 +46,6 @@ fn output_input_and_status_are_those_of_the_program() {
 
 #[test]
 fn statuses_are_those_of_a_shell() {
-    needs::two_cpus();
     let serving = Serving::start();
     let status = |program: &[&str]| serving.elfen(&[], program).output().unwrap().status;
     assert_eq!(status(&["true"]).code(), Some(0));
@@ -59,7 +60,6 @@ fn statuses_are_those_of_a_shell() {
 
 #[test]
 fn the_batch_stays_on_its_lane_at_its_rank() {
-    needs::two_cpus();
     let serving = Serving::start();
     let mut running =
         Running::start(&serving, "grep Cpus_allowed_list /proc/self/status; exec sleep 600");
@@ -94,7 +94,6 @@ fn parse_rank(stat: &str) -> (String, i64, i64) {
 /// launcher and supervisor runs on a request lane. Method: the kernel's files of all their threads.
 #[test]
 fn guards_are_ordinary_threads_and_supervisors_leave_the_request_lane() {
-    needs::two_cpus();
     let serving = Serving::start();
     for prefix in [&["nice", "-n", "19"][..], &["chrt", "-i", "0"]] {
         let running = Running::start_by(prefix, &serving.name, "exec sleep 600");
@@ -147,13 +146,12 @@ fn a_run_whose_guards_would_be_weak_is_refused() {
 /// in the lane's slot.
 #[test]
 fn the_lane_naps_while_a_request_runs_and_borrows_when_it_ends() {
-    needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let running = Running::start(&serving, "while :; do :; done");
     let lanes = running.lanes();
     let slot = lanes.slot(0).unwrap();
-    let is = |state| slot.state().is_some_and(|(found, _)| found == state);
+    let is = |state| running.is(state);
     for request in 1..=5 {
         wait_until("borrowing", || is(LaneState::Running));
         worker.begin(request);
@@ -174,7 +172,6 @@ fn the_lane_naps_while_a_request_runs_and_borrows_when_it_ends() {
 /// needs CPU time.
 #[test]
 fn a_batch_gets_time_to_handle_sigterm() {
-    needs::two_cpus();
     let serving = Serving::start();
     let script = "trap 'n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done; exit 7' TERM; \
                   echo; while :; do :; done";
@@ -190,7 +187,6 @@ fn a_batch_gets_time_to_handle_sigterm() {
 
 #[test]
 fn signals_to_the_launcher_reach_the_batch() {
-    needs::two_cpus();
     let serving = Serving::start();
     let script = "trap 'echo usr1' USR1; trap 'echo term; exit 7' TERM; echo ready; \
                   while :; do sleep 0.02; done";
@@ -210,7 +206,6 @@ fn signals_to_the_launcher_reach_the_batch() {
 
 #[test]
 fn a_stopped_batch_is_a_stopped_job() {
-    needs::two_cpus();
     let serving = Serving::start();
     let mut running = Running::start(&serving, "kill -STOP $$; echo continued");
     let launcher = i32::try_from(running.launcher.id()).unwrap();
@@ -226,7 +221,6 @@ fn a_stopped_batch_is_a_stopped_job() {
 
 #[test]
 fn the_batch_continues_when_the_launcher_is_killed() {
-    needs::two_cpus();
     let serving = Serving::start();
     let mut running = Running::start(&serving, "sleep 0.3; echo done");
     let supervisor = running.supervisor();
@@ -239,26 +233,17 @@ fn the_batch_continues_when_the_launcher_is_killed() {
 
 #[test]
 fn the_lane_stays_guarded_when_supervisors_are_killed() {
-    needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let script = "while [ ! -e \"$GO\" ]; do sleep 0.02; done; exit 5";
     let go = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("go-{}", serving.name));
     let running = Running::start(&serving, &format!("GO={}; {script}", go.display()));
-    let (supervisor, launcher) = (running.supervisor(), running.launcher.id());
-    let spare = parent_of(supervisor);
-    assert_eq!(parent_of(spare), launcher);
-    kill(supervisor, libc::SIGKILL);
-    wait_until("the spare takes over", || parent_of(running.batch) == spare);
-    kill(spare, libc::SIGKILL);
-    wait_until("the launcher takes over", || parent_of(running.batch) == launcher);
+    running.kill_supervisors();
     // The new guard follows the service too.
-    let lanes = running.lanes();
-    let is = |state| lanes.slot(0).unwrap().state().is_some_and(|(found, _)| found == state);
     worker.begin(1);
-    wait_until("napping", || is(LaneState::Held));
+    wait_until("napping", || running.is(LaneState::Held));
     worker.end();
-    wait_until("borrowing", || is(LaneState::Running));
+    wait_until("borrowing", || running.is(LaneState::Running));
     fs::write(&go, "").unwrap();
     assert_eq!(running.end().code(), Some(5));
     fs::remove_file(go).unwrap();
@@ -269,31 +254,21 @@ fn the_lane_stays_guarded_when_supervisors_are_killed() {
 /// also after both supervisors were killed, when only the launcher knows the batch.
 #[test]
 fn a_process_that_a_batch_writes_into_its_page_gets_no_signal() {
-    needs::two_cpus();
     for kills_supervisor in [false, true] {
         let serving = Serving::start();
         let mut running = Running::start(&serving, "exec sleep 600");
-        let mut decoy = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut decoy = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
         let id = running.inheritance[2].parse().unwrap();
         let control: Page<ControlSlot> =
             Page::open(Memory::attach_id(id, Access::Write).unwrap()).unwrap();
         let other = Identity::of(decoy.id().cast_signed()).unwrap();
         control.slot(0).unwrap().batch.store(other.word(), Relaxed);
         if kills_supervisor {
-            let supervisor = running.supervisor();
-            let spare = parent_of(supervisor);
-            kill(supervisor, libc::SIGKILL);
-            wait_until("the spare takes over", || parent_of(running.batch) == spare);
-            kill(spare, libc::SIGKILL);
-            wait_until("the launcher takes over", || {
-                parent_of(running.batch) == running.launcher.id()
-            });
+            running.kill_supervisors();
         }
         kill(running.launcher.id(), libc::SIGTERM);
         assert_eq!(running.launcher.wait().unwrap().signal(), Some(libc::SIGTERM));
         assert_eq!(decoy.try_wait().unwrap(), None, "the decoy got no signal");
-        decoy.kill().unwrap();
-        decoy.wait().unwrap();
     }
 }
 
@@ -301,7 +276,6 @@ fn a_process_that_a_batch_writes_into_its_page_gets_no_signal() {
 /// supervisor ends it. Method: a process in a new session; a signal to it, or to the supervisor.
 #[test]
 fn processes_that_the_batch_leaves_behind_stay_guarded() {
-    needs::two_cpus();
     let serving = Serving::start();
     for (to_supervisor, signal) in [(false, libc::SIGKILL), (true, libc::SIGTERM)] {
         let script = "setsid sleep 600 >/dev/null 2>&1 & echo $!";
@@ -320,7 +294,6 @@ fn processes_that_the_batch_leaves_behind_stay_guarded() {
 /// exec, closed descriptors, ignored signals.
 #[test]
 fn programs_have_the_same_output() {
-    needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
     let scripts = [
@@ -340,38 +313,7 @@ fn programs_have_the_same_output() {
 }
 
 #[test]
-fn a_report_has_the_keys_that_scripts_rely_on() {
-    needs::two_cpus();
-    let serving = Serving::start();
-    let _worker = serving.service().claim(0, 0).unwrap();
-    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", serving.name));
-    let file_name = file.to_str().unwrap();
-    let options = ["--policy", "fixed-budget", "--budget", "2ms", "--json-out", file_name];
-    let status = serving.elfen(&options, &["sh", "-c", "sleep 0.05; exit 3"]).status().unwrap();
-    assert_eq!(status.code(), Some(3));
-    let report: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    for key in ["wall_ns", "napped_ns", "naps"] {
-        assert!(report[key].is_u64(), "{key}: {report}");
-    }
-    // Without the task map the kernel does not count these times, so they are null.
-    for key in ["borrowed_ns", "overlapped_ns"] {
-        assert!(report.get(key).is_some_and(|value| value.is_null()), "{key}: {report}");
-    }
-    for key in ["reaction_ns", "wake_ns"] {
-        for figure in ["median", "p99", "max", "n"] {
-            assert!(report[key].get(figure).is_some(), "{key}.{figure}: {report}");
-        }
-    }
-    assert_eq!(report["policy"], "fixed-budget");
-    assert_eq!(report["budget_ns"], 2_000_000);
-    assert_eq!((&report["lanes"], &report["exit_status"]), (&"0:1".into(), &3.into()));
-    assert_eq!((&report["source"], &report["checks"]), (&"service alone".into(), &"guard".into()));
-    fs::remove_file(file).unwrap();
-}
-
-#[test]
 fn a_running_batch_is_listed_and_can_be_given_another_policy() {
-    needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
     let running = Running::start(&serving, "exec sleep 600");
@@ -402,38 +344,53 @@ fn a_running_batch_is_listed_and_can_be_given_another_policy() {
     wait_until("the end of the listing", || listed().is_none());
 }
 
-/// Goal: the report names the policy and the budget in force at the end, and says whether `elfen
-/// set` changed them. Method: a run with a change of policy, and one without.
+fn read_report(file: &Path) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(file).unwrap()).expect("a report")
+}
+
+/// Goal: the report has the keys that scripts rely on. It names the policy and the budget in force
+/// at the end, and says whether `elfen set` changed them. Method: a run with a change of policy,
+/// and one without.
 #[test]
 fn the_report_names_the_policy_at_the_end() {
-    needs::two_cpus();
     let serving = Serving::start();
     let _worker = serving.service().claim(0, 0).unwrap();
     let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report");
     for set in [&[][..], &["--policy", "refresh-budget", "--budget", "3ms"]] {
-        let file = folder.path().join("report");
         let options = ["--policy", "fixed-budget", "--budget", "2ms", "--json-out"];
         let options = [&options[..], &[file.to_str().unwrap()]].concat();
-        let mut command = serving.elfen(&options, &["sh", "-c", "echo $$; read line"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut launcher = command.spawn().unwrap();
-        let mut pid = String::new();
-        BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut pid).unwrap();
+        let running = Running::of(serving.elfen(&options, &["sh", "-c", READS]));
         if !set.is_empty() {
             let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
-            let output = elfen.args(["set", pid.trim()]).args(set).output().unwrap();
+            let output =
+                elfen.args(["set", &running.batch.to_string()]).args(set).output().unwrap();
             assert!(output.status.success(), "{output:?}");
         }
-        drop(launcher.stdin.take());
-        launcher.wait().unwrap();
-        let report: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-        let says = (&report["policy"], &report["budget_ns"], &report["policy_was_set"]);
+        assert_eq!(running.end().code(), Some(3));
+        let report = read_report(&file);
+        let says = [&report["policy"], &report["budget_ns"], &report["policy_was_set"]];
         let expected = if set.is_empty() {
-            ("fixed-budget".into(), 2_000_000.into(), false.into())
+            serde_json::json!(["fixed-budget", 2_000_000, false])
         } else {
-            ("refresh-budget".into(), 3_000_000.into(), true.into())
+            serde_json::json!(["refresh-budget", 3_000_000, true])
         };
-        assert_eq!(says, (&expected.0, &expected.1, &expected.2), "{report}");
+        assert_eq!(serde_json::json!(says), expected, "{report}");
+        for key in ["wall_ns", "napped_ns", "naps"] {
+            assert!(report[key].is_u64(), "{key}: {report}");
+        }
+        // Without the task map the kernel does not count these times, so they are null.
+        for key in ["borrowed_ns", "overlapped_ns"] {
+            assert!(report.get(key).is_some_and(|value| value.is_null()), "{key}: {report}");
+        }
+        for key in ["reaction_ns", "wake_ns"] {
+            for figure in ["median", "p99", "max", "n"] {
+                assert!(report[key].get(figure).is_some(), "{key}.{figure}: {report}");
+            }
+        }
+        let says = [&report["lanes"], &report["exit_status"], &report["source"], &report["checks"]];
+        let expected = serde_json::json!(["0:1", 3, "service alone", "guard"]);
+        assert_eq!(serde_json::json!(says), expected, "{report}");
     }
 }
 
@@ -442,7 +399,6 @@ fn the_report_names_the_policy_at_the_end() {
 /// that checks use.
 #[test]
 fn dynamic_budget_uses_published_counters() {
-    needs::two_cpus();
     let serving = Serving::start();
     let mut worker = serving.service().claim(0, 0).unwrap();
     let policy = ["--policy", "dynamic-budget", "--budget", "1ms", "--ref-ipc", "1.0"];
@@ -464,14 +420,8 @@ fn dynamic_budget_uses_published_counters() {
     let report = folder.path().join("report");
     let mut options = policy.to_vec();
     options.extend(["--json-out", report.to_str().unwrap()]);
-    let script = "echo $$ $ELFEN_RUN; read line";
-    let mut command = elfen(&options, &["sh", "-c", script]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut launcher = command.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let id = line.split_whitespace().nth(2).unwrap().parse().unwrap();
-    let lanes: Page<LaneSlot> = Page::open(Memory::attach_id(id, Access::Read).unwrap()).unwrap();
+    let running = Running::of(elfen(&options, &["sh", "-c", READS]));
+    let lanes = running.lanes();
     let lane = lanes.slot(0).unwrap();
     let mut counted = (1, 1);
     let page = serving.service().page().slot(0).unwrap();
@@ -488,10 +438,8 @@ fn dynamic_budget_uses_published_counters() {
         worker.end();
     }
     wait_until("the end of an old IPC", || ipc().is_none());
-    drop(launcher.stdin.take());
-    launcher.wait().unwrap();
-    let report: serde_json::Value =
-        serde_json::from_slice(&fs::read(&report).unwrap()).expect("a report");
+    running.end();
+    let report = read_report(&report);
     assert_eq!((&report["policy"], &report["ipc"]), (&"dynamic-budget".into(), &"service".into()));
 }
 

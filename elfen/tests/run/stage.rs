@@ -13,6 +13,7 @@ use elfen_rt::service::Service;
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
 use elfen_rt::signal::page::Page;
 
+use crate::needs;
 use crate::process::wait_until;
 
 /// A service of the test, for lane 0 of pair 0:1. Its page is removed when this drops.
@@ -24,6 +25,7 @@ pub(crate) struct Serving {
 impl Serving {
     pub(crate) fn start() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        needs::two_cpus();
         let name = format!("run-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         Self { service: Some(Service::open(&name, 1).unwrap()), name }
     }
@@ -82,12 +84,9 @@ pub(crate) fn wait_until_gone(page: i32) {
 }
 
 pub(crate) fn parent_of(pid: u32) -> u32 {
-    parent_if_alive(pid).unwrap()
-}
-
-pub(crate) fn parent_if_alive(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:\t"))?.parse().ok()
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:\t"));
+    parent.unwrap().parse().unwrap()
 }
 
 pub(crate) fn kill(pid: u32, signal: i32) {
@@ -120,9 +119,15 @@ impl Running {
         let words = by.iter().map(OsStr::new).chain([plain.get_program()]).chain(plain.get_args());
         let words: Vec<&OsStr> = words.collect();
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).env_remove("ELFEN_LANES");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut launcher = command.process_group(0).spawn().unwrap();
+        command.args(&words[1..]).env_remove("ELFEN_LANES").process_group(0);
+        Self::of(command)
+    }
+
+    /// Starts a run whose program first prints its process id and its ELFEN_RUN. Its input ends
+    /// with the run.
+    pub(crate) fn of(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut launcher = command.spawn().unwrap();
         let mut output = BufReader::new(launcher.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
@@ -133,6 +138,17 @@ impl Running {
 
     pub(crate) fn supervisor(&self) -> u32 {
         parent_of(self.batch)
+    }
+
+    /// Kills both supervisors, one after the other has taken over.
+    pub(crate) fn kill_supervisors(&self) {
+        let (supervisor, launcher) = (self.supervisor(), self.launcher.id());
+        let spare = parent_of(supervisor);
+        assert_eq!(parent_of(spare), launcher);
+        kill(supervisor, libc::SIGKILL);
+        wait_until("the spare takes over", || parent_of(self.batch) == spare);
+        kill(spare, libc::SIGKILL);
+        wait_until("the launcher takes over", || parent_of(self.batch) == launcher);
     }
 
     pub(crate) fn lanes(&self) -> Page<LaneSlot> {
@@ -153,6 +169,7 @@ impl Running {
     }
 
     pub(crate) fn end(mut self) -> ExitStatus {
+        // This also closes the input.
         self.launcher.wait().unwrap()
     }
 }

@@ -7,50 +7,61 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use elfen_machine::process::children;
+use elfen_rt::service::{Service, Worker};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
-#[path = "live_checks/filtered.rs"]
 mod filtered;
-#[path = "live_checks/java.rs"]
 mod java;
+#[path = "../needs/mod.rs"]
 mod needs;
+mod zoo;
 
-/// Only one test at a time uses the lanes.
-static LANES: Mutex<()> = Mutex::new(());
 const ROUNDS: u32 = 10;
 /// The argument for half of the work: rounds, and another program that starts after them.
 const WORK: &str = "3";
 
-/// Keeps the request lane on CPU 0 alternately busy and idle, until this drops.
+/// A thread on CPU 0 that alternately works and pauses, until this drops.
 struct BusyTurns {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl BusyTurns {
+    /// Turns of 300 us that the kernel reports. The pauses have different lengths, so that requests
+    /// meet the batch anywhere.
     fn start() -> Self {
-        const TURN: Duration = Duration::from_micros(300);
+        let pause = |turn: u64| Duration::from_micros(400 + turn * 7919 % 1000);
+        Self::start_with(None, Duration::from_micros(300), pause)
+    }
+
+    /// Turns of this length, which are requests on the page of the service.
+    fn start_with(
+        service: Option<Arc<Service>>,
+        length: Duration,
+        pause: impl Fn(u64) -> Duration + Send + 'static,
+    ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let turns = move || {
-            let cpu = [1_u64];
-            // SAFETY: the kernel reads 8 bytes of `cpu`; 0 is this thread.
-            let pinned = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, cpu.as_ptr()) };
-            assert_eq!(pinned, 0);
-            for turn in 0_u32.. {
-                if stopped.load(Relaxed) {
-                    return;
-                }
+            let mut cpus = CpuSet::new();
+            cpus.set(0).unwrap();
+            sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
+            let mut worker = service.as_ref().map(|service| service.claim(0, 0).unwrap());
+            for turn in (0..).take_while(|_| !stopped.load(Relaxed)) {
+                worker.iter_mut().for_each(|worker| worker.begin(1));
                 let start = Instant::now();
-                while start.elapsed() < TURN {}
-                // Pauses of different lengths, so that requests meet the batch anywhere.
-                thread::sleep(Duration::from_micros(400 + u64::from(turn * 7919 % 1000)));
+                while start.elapsed() < length {}
+                worker.iter_mut().for_each(Worker::end);
+                thread::sleep(pause(turn));
             }
         };
         Self { stop, thread: Some(thread::spawn(turns)) }
@@ -76,12 +87,41 @@ fn elfen_run(options: &[&str], program: &Path) -> Command {
     command
 }
 
-/// Fails on machines that do not support live checks.
+/// Only one test at a time uses the lanes.
 #[track_caller]
-fn require_live_checks() {
+fn reserve_lanes() -> MutexGuard<'static, ()> {
+    static LANES: Mutex<()> = Mutex::new(());
+    let lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
     needs::idle_lanes();
+    lanes
+}
+
+/// Reserves the lanes. Fails on machines that do not support live checks.
+#[track_caller]
+fn take_lanes() -> MutexGuard<'static, ()> {
+    let lanes = reserve_lanes();
     let output = elfen_run_live(&[], Path::new("/bin/true")).output().unwrap();
     assert!(output.status.success(), "needs live checks: {output:?}");
+    lanes
+}
+
+/// Runs a program with live checks, next to requests. Also returns the report.
+fn run_next_to_requests(program: &Path, arguments: &[&str]) -> (Output, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let turns = BusyTurns::start();
+    let mut command = elfen_run_live(&["--json-out", report.to_str().unwrap()], program);
+    let output = command.args(arguments).output().unwrap();
+    drop(turns);
+    let report = fs::read(&report).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output, serde_json::from_slice(&report).unwrap())
+}
+
+/// The output and status of a program that runs without `elfen`.
+fn run_alone(program: &Path, arguments: &[&str]) -> (String, Option<i32>) {
+    let alone = output_and_status(&Command::new(program).args(arguments).output().unwrap());
+    assert_eq!(alone.1, Some(3), "{alone:?}");
+    alone
 }
 
 /// Builds the program of `work.c`, stripped, with these options.
@@ -110,56 +150,35 @@ fn all_positive<const N: usize>(live: &Value, words: [&str; N]) -> bool {
 
 /// Runs a program for more and more rounds, until its live checks are as expected. Asserts each
 /// time that output and status are those of the program alone.
-fn run_until(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) -> Value {
-    let folder = tempfile::tempdir().unwrap();
-    let report = folder.path().join("report");
-    let mut live = Value::Null;
+fn run_until(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) {
+    let mut last = Value::Null;
     for rounds in rounds {
-        let alone = output_and_status(&Command::new(program).arg(rounds).output().unwrap());
-        assert_eq!(alone.1, Some(3), "{alone:?}");
-        let turns = BusyTurns::start();
-        let mut command = elfen_run_live(&["--json-out", report.to_str().unwrap()], program);
-        let output = command.arg(rounds).output().unwrap();
-        drop(turns);
+        let alone = run_alone(program, &[rounds]);
+        let (output, mut report) = run_next_to_requests(program, &[rounds]);
         assert_eq!(output_and_status(&output), alone, "{output:?}");
-        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
-        live = report["live"].clone();
-        if enough(&live) {
-            break;
+        last = report["live"].take();
+        if enough(&last) {
+            return;
         }
     }
-    live
+    panic!("{program:?}: {last}");
 }
 
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn programs_do_the_same_work_with_live_checks() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     for (name, options) in [("dynamic", &[][..]), ("static", &["-static"][..])] {
         let program = build(folder.path(), name, options);
-        let alone = output_and_status(&Command::new(&program).output().unwrap());
-        assert_eq!(alone.1, Some(3), "{alone:?}");
-        let report = folder.path().join("report");
-        let turns = BusyTurns::start();
-        let output =
-            elfen_run_live(&["--json-out", report.to_str().unwrap()], &program).output().unwrap();
-        drop(turns);
-        assert_eq!(
-            output_and_status(&output),
-            alone,
-            "{name}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        let alone = run_alone(&program, &[]);
+        let (output, report) = run_next_to_requests(&program, &[]);
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output_and_status(&output), alone, "{name}: {printed}");
         let live = &report["live"];
         assert_eq!(report["checks"], "live");
-        for word in
-            [&live["sites"]["on"], &live["probes"], &live["stopped_by_check"], &live["processes"]]
-        {
-            assert!(word.as_u64().unwrap() > 0, "{name}: {live}");
-        }
+        let counts = ["/sites/on", "/probes", "/stopped_by_check", "/processes"];
+        assert!(all_positive(live, counts), "{name}: {live}");
         assert!(live["refused"].is_null(), "{live}");
     }
 }
@@ -171,15 +190,13 @@ fn programs_do_the_same_work_with_live_checks() {
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn loops_without_calls_get_checks() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     let has_rounds =
         |live: &Value| all_positive(live, ["/sites/several", "/sites/rounds", "/stopped_by_check"]);
     for (name, options) in [("loops", &[][..]), ("static loops", &["-static"][..])] {
         let program = build_source("rounds.c", folder.path(), name, options);
-        let last = run_until(&program, ["500000000", "2000000000", "8000000000"], has_rounds);
-        assert!(has_rounds(&last), "{name}: {last}");
+        run_until(&program, ["500000000", "2000000000", "8000000000"], has_rounds);
     }
 }
 
@@ -188,13 +205,11 @@ fn loops_without_calls_get_checks() {
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn an_interpreter_keeps_a_check_that_runs_too_often() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     let program = build_source("interpreter.c", folder.path(), "interpreter", &[]);
     let has_one = |live: &Value| all_positive(live, ["/sites/dense", "/stopped_by_check"]);
-    let last = run_until(&program, ["20000000", "100000000", "400000000"], has_one);
-    assert!(has_one(&last), "{last}");
+    run_until(&program, ["20000000", "100000000", "400000000"], has_one);
 }
 
 /// Goal: a program that never runs next to a request is not changed. Method: the report of a run
@@ -202,8 +217,7 @@ fn an_interpreter_keeps_a_check_that_runs_too_often() {
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_program_without_requests_is_not_changed() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
     let options = ["--json-out", report.to_str().unwrap()];
@@ -221,8 +235,7 @@ fn a_program_without_requests_is_not_changed() {
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn programs_outside_of_the_batch_are_not_changed() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     let program = build_source("rounds.c", folder.path(), "stranger", &[]);
     let mut stranger = Command::new("taskset");
@@ -233,17 +246,11 @@ fn programs_outside_of_the_batch_are_not_changed() {
     thread::sleep(Duration::from_millis(500));
     let before = mapped();
     assert!(before.contains("stranger"), "{before}");
-    let report = folder.path().join("report");
-    let turns = BusyTurns::start();
-    let mut command =
-        elfen_run_live(&["--json-out", report.to_str().unwrap()], Path::new("/bin/sleep"));
-    let output = command.arg("2").output().unwrap();
-    drop(turns);
+    let (output, report) = run_next_to_requests(Path::new("/bin/sleep"), &["2"]);
     let after = mapped();
     stranger.kill().unwrap();
     stranger.wait().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
     assert!(all_positive(&report["live"], ["/missed", "/missed_by/passing"]), "{report}");
     assert_eq!(after, before, "{report}");
 }
@@ -253,28 +260,23 @@ fn programs_outside_of_the_batch_are_not_changed() {
 #[test]
 #[ignore = "needs root, two idle CPUs, eBPF, strace and gdb"]
 fn traced_programs_are_left_to_their_guards() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     needs::programs(&["strace", "gdb"]);
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "traced", &[]);
+    let (alone, _) = run_alone(&program, &[WORK]);
     let program = program.to_str().unwrap();
-    let (alone, _) = output_and_status(&Command::new(program).arg(WORK).output().unwrap());
-    let (report, calls) = (folder.path().join("report"), folder.path().join("calls"));
-    let options = ["--json-out", report.to_str().unwrap()];
+    let calls = folder.path().join("calls");
     let strace = ["-f", "-o", calls.to_str().unwrap(), program, WORK];
     let quietly = "handle all nostop noprint pass";
     let gdb = ["-batch", "-nx", "-ex", quietly, "-ex", "run", "--args", program, WORK];
     for (tracer, words) in [("strace", &strace[..]), ("gdb", &gdb[..])] {
-        let turns = BusyTurns::start();
-        let output = elfen_run_live(&options, Path::new(tracer)).args(words).output().unwrap();
-        drop(turns);
+        let (output, report) = run_next_to_requests(Path::new(tracer), words);
         let (printed, status) = output_and_status(&output);
         let lines: Vec<&str> = printed.lines().collect();
         assert!(alone.lines().all(|line| lines.contains(&line)), "{tracer}: {output:?}");
         // gdb has an exit status of its own.
         assert!(tracer == "gdb" || status == Some(3) && printed == alone, "{output:?}");
-        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         let why = report["live"]["refused"].as_str().unwrap_or_default();
         assert!(why == "a debugger or tracer has it", "{tracer}: {}", report["live"]);
         let why_not = format!("without checks: {why}");
@@ -287,8 +289,7 @@ fn traced_programs_are_left_to_their_guards() {
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_program_gets_checks_after_its_tracer_has_gone() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let folder = tempfile::tempdir().unwrap();
     let program = build_source("traced.c", folder.path(), "traced", &[]);
     let has_checks = |live: &Value| {
@@ -296,8 +297,7 @@ fn a_program_gets_checks_after_its_tracer_has_gone() {
             && live["missed_by"]["refused"].as_u64() > Some(0)
             && live["refused"].is_null()
     };
-    let last = run_until(&program, ["20000000", "60000000", "200000000"], has_checks);
-    assert!(has_checks(&last), "{last}");
+    run_until(&program, ["20000000", "60000000", "200000000"], has_checks);
 }
 
 /// Goal: whenever the supervisor is killed, above all while it learns, the batch's output is right
@@ -306,16 +306,14 @@ fn a_program_gets_checks_after_its_tracer_has_gone() {
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_killed_supervisor_causes_no_wrong_output() {
-    let _lanes = LANES.lock();
-    require_live_checks();
+    let _lanes = take_lanes();
     let number = |name: &str| std::env::var(name).ok()?.parse().ok();
     let rounds = number("LIVE_KILLED_ROUNDS").unwrap_or(ROUNDS);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let first = number("ELFEN_SEED").unwrap_or(now.subsec_nanos());
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "killed", &[]);
-    let alone = output_and_status(&Command::new(&program).arg(WORK).output().unwrap());
-    assert_eq!(alone.1, Some(3), "{alone:?}");
+    let alone = run_alone(&program, &[WORK]);
     let _turns = BusyTurns::start();
     for seed in (0..rounds).map(|round| first.wrapping_add(round)) {
         let wait = Duration::from_micros(u64::from(seed.wrapping_mul(2_654_435_761) % 300_000));
@@ -335,11 +333,9 @@ fn a_killed_supervisor_causes_no_wrong_output() {
 }
 
 fn kill_supervisor(launcher: &Child) {
-    let id = launcher.id();
-    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
-    if let Some(supervisor) = children.split_whitespace().next().and_then(|pid| pid.parse().ok()) {
-        // SAFETY: kill takes numbers. The parent of this process is the launcher, which this test
-        // has not waited for.
-        unsafe { libc::kill(supervisor, libc::SIGKILL) };
+    if let Some(&supervisor) = children(launcher.id()).first() {
+        // The parent of this process is the launcher, which this test has not waited for. The
+        // process may have ended.
+        let _gone = kill(Pid::from_raw(supervisor.cast_signed()), Signal::SIGKILL);
     }
 }

@@ -3,6 +3,11 @@
 //! command's own injector, and an unmodified nginx; recorders that end in every way; invalid files
 //! and arguments.
 
+mod faults;
+mod jvm;
+mod lucene;
+mod overlap;
+#[path = "../process/mod.rs"]
 mod process;
 mod served;
 
@@ -11,21 +16,16 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use elfen_rt::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use process::{KilledOnDrop, heed_sigint, wait_until};
 use serde_json::Value;
-use served::{Load, tailor as elfen};
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("UTF-8")
-}
+use served::{
+    ELFEN, GET, Load, MarkedService, Work, assert_lost_events, number, record, report,
+    tailor as elfen, text,
+};
 
 fn send_signal(process: &KilledOnDrop, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(process.0.id()).unwrap()), signal).expect("it runs");
@@ -53,7 +53,7 @@ fn start_redis(folder: &Path) -> (KilledOnDrop, u16) {
 /// Starts an injector that stops a process for 60 ms of each 300 ms.
 fn start_stopper(pid: u32) -> KilledOnDrop {
     let pid = pid.to_string();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let mut command = Command::new(ELFEN);
     command.args(["lab", "inject", "stop", "--pid", &pid, "--every", "300ms", "--length", "60ms"]);
     KilledOnDrop(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
@@ -67,17 +67,13 @@ fn stops_of_a_redis_are_the_first_cause() {
     let stopper = start_stopper(redis.0.id());
     let (port, recording) = (port.to_string(), folder.path().join("redis.trace"));
     let recording = recording.to_str().unwrap();
-    let words = ["record", "-d", "3s", "--port", &port, "--detail", "full", "-o", recording];
-    let recorded = elfen(&words).output().unwrap();
-    assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let report = elfen(&["report", recording, "--slow", "20ms", "--json"]).output().unwrap();
-    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    record(&["-d", "3s", "--port", &port, "--detail", "full"], recording);
+    let report = report(recording, &["--slow", "20ms"]);
     let first = &report["causes"][0];
     assert_eq!(first["cause"], "stopped", "{report:#}");
-    assert!(report["requests"].as_u64().unwrap() >= report["complete"].as_u64().unwrap());
-    assert!(report["complete"].as_u64().unwrap() > 100, "{report:#}");
+    assert!(number(&report["requests"]) >= number(&report["complete"]));
+    assert!(number(&report["complete"]) > 100, "{report:#}");
     for slow in report["slowest"].as_array().unwrap() {
-        let number = |value: &Value| value.as_u64().expect("a number");
         let mut at_ns = number(&slow["arrived_ns"]);
         for segment in slow["segments"].as_array().unwrap() {
             assert_eq!(number(&segment["from_ns"]), at_ns, "no gap: {slow:#}");
@@ -117,7 +113,7 @@ fn check_published_causes(port: &str) {
         .spawn();
     let watch = KilledOnDrop(watch.unwrap());
     let seen = |words: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        let mut command = Command::new(ELFEN);
         let output = command.env("ELFEN_CONFIG", "/dev/null").args(words).output().unwrap();
         text(&output.stdout).to_owned()
     };
@@ -136,11 +132,10 @@ fn check_published_causes(port: &str) {
 /// A report without a cause predicts a lower p99; a cause that did not occur is refused, with the
 /// list of those that did. Also checks the HTML page and the Perfetto trace.
 fn check_replay_without_causes(recording: &str, folder: &Path) {
-    let words = ["report", recording, "--slow", "20ms", "--json", "--without", "stopped"];
+    let words = ["--slow", "20ms", "--without", "stopped"];
     let (page, trace) = (folder.join("page.html"), folder.join("trace"));
     let files = ["--html", page.to_str().unwrap(), "--perfetto", trace.to_str().unwrap()];
-    let report = elfen(&[&words[..], &files].concat()).output().unwrap();
-    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let report = report(recording, &[&words[..], &files].concat());
     assert_eq!(report["without"]["causes"][0], "stopped", "{report:#}");
     let (p99, without) = (&report["latency_ns"]["p99"], &report["without"]["latency_ns"]["p99"]);
     // Without a queue on this machine there is no prediction.
@@ -157,8 +152,7 @@ fn check_replay_without_causes(recording: &str, folder: &Path) {
 /// Starts a recorder, and waits until it has written events of many requests.
 fn start_recorder(port: &str, recording: &str) -> KilledOnDrop {
     drop(fs::remove_file(recording));
-    let words = ["record", "--port", port, "-o", recording];
-    let mut command = elfen(&words);
+    let mut command = elfen(&["record", "--port", port, "-o", recording]);
     heed_sigint(&mut command);
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let recorder = KilledOnDrop(recorder);
@@ -174,9 +168,7 @@ fn check_interrupted_recorder(port: &str, recording: &str) {
     let mut recorder = start_recorder(port, recording);
     send_signal(&recorder, Signal::SIGINT);
     assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is the regular end");
-    let report = elfen(&["report", recording, "--json"]).output().unwrap();
-    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
-    assert_eq!(report["whole"], true);
+    assert_eq!(report(recording, &[])["whole"], true);
 }
 
 /// The recording of a killed recorder is readable.
@@ -196,16 +188,7 @@ fn check_overwhelmed_recorder(port: &str, recording: &str) {
     std::thread::sleep(Duration::from_millis(700));
     send_signal(&recorder, Signal::SIGCONT);
     assert!(recorder.0.wait().unwrap().success());
-    let report = elfen(&["report", recording, "--json"]).output().unwrap();
-    let number = |report: &Value, key: &str| report[key].as_u64().expect("a number");
-    // The loss may affect all requests. Then there is no report.
-    match serde_json::from_slice::<Value>(&report.stdout) {
-        Err(_) => assert!(text(&report.stderr).contains("requests lost events"), "{report:?}"),
-        Ok(report) => {
-            assert!(number(&report, "lost_events") > 0, "{report:#}");
-            assert!(number(&report, "complete") < number(&report, "requests"), "{report:#}");
-        }
-    }
+    assert_lost_events(recording);
     let words = ["record", "-d", "2s", "--port", port, "-o", "/dev/full"];
     let full = elfen(&words).output().unwrap();
     assert_eq!(full.status.code(), Some(1), "{}", text(&full.stderr));
@@ -215,20 +198,19 @@ fn check_overwhelmed_recorder(port: &str, recording: &str) {
 /// With `--duty`, only a part of each second is recorded. Requests that cross its limits are left
 /// out, no event counts as lost, and the other requests are explained.
 fn check_partial_recording(port: &str, recording: &str) {
-    let words = ["record", "-d", "3s", "--port", port, "--duty", "30%", "-o", recording];
-    let recorded = elfen(&words).output().unwrap();
-    assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let report = elfen(&["report", recording, "--json"]).output().unwrap();
-    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let words = ["-d", "3s", "--port", port];
+    record(&[&words[..], &["--duty", "30%"]].concat(), recording);
+    let report = report(recording, &[]);
     let share = report["recorded_share"].as_f64().unwrap();
     assert!((0.05..0.8).contains(&share), "{report:#}");
-    assert!(report["complete"].as_u64().unwrap() > 50, "{report:#}");
+    assert!(number(&report["complete"]) > 50, "{report:#}");
     assert!(report["unknown_share"].as_f64().unwrap() < 0.05, "{report:#}");
     let screen = elfen(&["report", recording]).output().unwrap();
     assert!(text(&screen.stdout).contains("because of --duty"), "{}", text(&screen.stdout));
     for wrong in ["0%", "100%", "much", "-5%"] {
         let duty = format!("--duty={wrong}");
-        let refused = elfen(&[&words[..5], &[duty.as_str()]].concat()).output().unwrap();
+        let refused = elfen(&[&["record"], &words[..], &[duty.as_str()]].concat());
+        let refused = { refused }.output().unwrap();
         assert_eq!(refused.status.code(), Some(2), "{wrong}");
     }
 }
@@ -249,65 +231,20 @@ fn an_unmodified_nginx_is_recorded() {
     fs::write(folder.path().join("nginx.conf"), configuration).unwrap();
     let mut command = Command::new("/usr/sbin/nginx");
     command.arg("-c").arg(folder.path().join("nginx.conf")).stderr(Stdio::null());
-    let nginx = KilledOnDrop(command.process_group(0).spawn().expect("needs nginx"));
+    let mut nginx = KilledOnDrop(command.process_group(0).spawn().expect("needs nginx"));
     wait_until("nginx", || listens(port));
-    let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
-    let load = Load::start(port, ask, |answer| !answer.is_empty());
+    let load = Load::start(port, GET, |answer| !answer.is_empty());
     let recording = folder.path().join("nginx.trace");
     let (pid, recording) = (nginx.0.id().to_string(), recording.to_str().unwrap().to_owned());
-    let recorded =
-        elfen(&["record", "-d", "2s", "--pid", &pid, "-o", &recording]).output().unwrap();
+    record(&["-d", "2s", "--pid", &pid], &recording);
     load.end();
     // After SIGTERM, the master ends its workers; SIGKILL would leave them behind.
     send_signal(&nginx, Signal::SIGTERM);
-    let mut nginx = nginx;
-    nginx.0.wait().unwrap();
-    assert!(recorded.status.success(), "{}", text(&recorded.stderr));
-    let report = elfen(&["report", &recording, "--json"]).output().unwrap();
-    let printed = text(&report.stderr).to_owned();
-    let report: Value =
-        serde_json::from_slice(&report.stdout).unwrap_or_else(|_| panic!("{printed}"));
+    nginx.wait().unwrap();
+    let report = report(&recording, &[]);
     assert_eq!(report["service"], "nginx");
-    assert!(report["complete"].as_u64().unwrap() > 100 && report["unclear"] == 0, "{report:#}");
+    assert!(number(&report["complete"]) > 100 && report["unclear"] == 0, "{report:#}");
     assert!(report["unknown_share"].as_f64().unwrap() < 0.05, "{report:#}");
-}
-
-/// A service of the test that publishes its requests, and sleeps in every twentieth of them.
-struct MarkedService {
-    name: String,
-    ends: Arc<AtomicBool>,
-    serves: JoinHandle<()>,
-}
-
-impl MarkedService {
-    fn start(which: &str) -> Self {
-        let name = format!("marked-{which}-{}", std::process::id());
-        let ends = Arc::new(AtomicBool::new(false));
-        let service = Service::open(&name, 1).unwrap();
-        let until = Arc::clone(&ends);
-        let serves = std::thread::spawn(move || {
-            let mut worker = service.claim(0, 0).unwrap();
-            for request in (1_u64..).take_while(|_| !until.load(Relaxed)) {
-                worker.begin(request);
-                let began = Instant::now();
-                while began.elapsed() < Duration::from_micros(200) {}
-                worker.stage(1);
-                if request % 20 == 0 {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                worker.end();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            drop(worker);
-            service.remove().unwrap();
-        });
-        Self { name, ends, serves }
-    }
-
-    fn end(self) {
-        self.ends.store(true, Relaxed);
-        self.serves.join().unwrap();
-    }
 }
 
 /// Goal: a service that publishes its requests is recorded by its name, with events of the kernel.
@@ -335,7 +272,12 @@ fn a_recording_without_privileges_has_only_published_events() {
 /// Records a service that sleeps in some requests. Returns the report.
 fn record_marked_service(which: &str, bare: bool) -> Value {
     let folder = tempfile::tempdir().unwrap();
-    let service = MarkedService::start(which);
+    let work = Work {
+        busy: Duration::from_micros(200),
+        sleep: Duration::from_millis(20),
+        pause: Duration::from_millis(1),
+    };
+    let service = MarkedService::start(which, work);
     wait_until("the service", || {
         !record_service(&service.name, "/dev/null", false).stdout.is_empty()
     });
@@ -346,9 +288,7 @@ fn record_marked_service(which: &str, bare: bool) -> Value {
     let printed = text(&recorded.stderr);
     assert!(recorded.status.success(), "{printed}");
     assert_eq!(printed.contains("no kernel events"), bare, "{printed}");
-    let words = ["report", recording, "--slow", "10ms", "--json"];
-    let report = elfen(&words).output().unwrap();
-    serde_json::from_slice(&report.stdout).expect("JSON")
+    report(recording, &["--slow", "10ms"])
 }
 
 /// Records a service for one second, on request without privileges.
@@ -358,7 +298,7 @@ fn record_service(name: &str, recording: &str, bare: bool) -> Output {
     if bare && nix::unistd::geteuid().is_root() {
         command = Command::new("setpriv");
         command.args(["--bounding-set=-all", "--inh-caps=-all"]);
-        command.args([env!("CARGO_BIN_EXE_elfen"), "tailor"]).stdin(Stdio::null());
+        command.args([ELFEN, "tailor"]).stdin(Stdio::null());
     }
     command.args(words).output().unwrap()
 }

@@ -2,9 +2,6 @@
 //! nor the service. Method: an injector that is killed during an injection; two recorders at once;
 //! and one that is stopped for longer than its rings last.
 
-mod process;
-mod served;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use process::{KilledOnDrop, PATIENCE, heed_sigint, wait_until};
-use serde_json::Value;
-use served::{Load, tailor as elfen};
+
+use crate::process::{KilledOnDrop, PATIENCE, heed_sigint, wait_until};
+use crate::served::{Load, assert_lost_events, number, report, tailor as elfen};
 
 /// Starts a service that answers each line, with a thread for each client. Returns its port.
 fn start_echo() -> u16 {
@@ -64,20 +61,8 @@ fn two_recorders_of_one_service_are_independent() {
     load.end();
     let of_first = String::from_utf8_lossy(&first.stderr);
     assert!(first.status.success() && ended.success(), "{of_first}{printed}");
-    let read_report = |recording: &str| {
-        let report = elfen(&["report", recording, "--json"]).output().unwrap();
-        (serde_json::from_slice::<Value>(&report.stdout), report.stderr)
-    };
-    let whole = read_report(&whole).0.expect("JSON");
-    assert!(whole["complete"].as_u64() > Some(50), "{whole:#}");
-    match read_report(&small) {
-        (Ok(small), _) => assert!(small["lost_events"].as_u64() > Some(0), "{small:#}"),
-        // All of its requests lost events.
-        (Err(_), printed) => {
-            let printed = String::from_utf8_lossy(&printed).into_owned();
-            assert!(printed.contains("requests lost events"), "{printed}");
-        }
-    }
+    assert!(number(&report(&whole, &[])["complete"]) > 50);
+    assert_lost_events(&small);
 }
 
 const STOPPED: Duration = Duration::from_secs(5);
@@ -124,9 +109,8 @@ fn a_stopped_recorder_does_not_delay_its_service() {
     assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is the regular end");
     // The requests of the load were answered too.
     load.end();
-    let report = elfen(&["report", recording, "--json"]).output().unwrap();
-    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
-    let number = |key: &str| report[key].as_u64().expect("a number");
+    let report = report(recording, &[]);
+    let number = |key: &str| number(&report[key]);
     assert_eq!(report["whole"], true, "{report:#}");
     assert!(number("lost_events") > 1_000, "{report:#}");
     assert!(number("complete") > 50 && number("complete") < number("requests"), "{report:#}");

@@ -3,21 +3,21 @@
 //! is alternately busy and idle for 10 ms. Output and status must be the same.
 //!
 //! The service's page says when the lane is busy, so that other processes do not slow the test
-//! down. `ZOO_SIGNAL=tasks cargo test -p elfen --test zoo -- --nocapture` uses the task map, which
-//! live checks require, and prints the overlap of each program. `ZOO_ALL=1` adds programs,
-//! `ZOO_ONLY=lua` selects by name, and `ZOO_ROUNDS=20` sets the number of rounds.
+//! down. `ZOO_SIGNAL=tasks cargo test -p elfen --test live_checks zoo -- --nocapture` uses the task
+//! map, which live checks require, and prints the overlap of each program. `ZOO_ALL=1` adds
+//! programs, `ZOO_ONLY=lua` selects by name, and `ZOO_ROUNDS=20` sets the number of rounds.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use elfen_rt::service::Service;
 
-mod needs;
+use super::{BusyTurns, reserve_lanes};
+
+const TURN: Duration = Duration::from_millis(10);
 
 /// A program: its name, the commands that it needs (or scripts that must succeed), and a script
 /// that uses it and prints a result.
@@ -66,7 +66,7 @@ const FFMPEG: &str = "ffmpeg -v error -threads 2 -f lavfi -i testsrc=duration=2:
 #[test]
 #[ignore = "needs two idle CPUs and the programs of the zoo"]
 fn unmodified_programs_do_the_same_work() {
-    needs::idle_lanes();
+    let _lanes = reserve_lanes();
     let folder = tempfile::tempdir().unwrap();
     // The Rust program of the zoo is `elfen-lab`.
     let own = Path::new(env!("CARGO_BIN_EXE_elfen")).parent().unwrap().display();
@@ -93,7 +93,7 @@ fn unmodified_programs_do_the_same_work() {
         let script = format!("rm -f all *.o; {script}");
         let alone = shell(Command::new("sh").args(["-c", &script]));
         assert!(alone.1 == Some(0) && !alone.0.is_empty(), "{program} alone: {alone:?}");
-        let turns = BusyTurns::start(service.clone());
+        let turns = BusyTurns::start_with(Some(service.clone()), TURN, |_| TURN);
         let report = folder.path().join("report");
         let mut elfen = Command::new(env!("CARGO_BIN_EXE_elfen"));
         let signal = asked("ZOO_SIGNAL").unwrap_or_else(|| "service".to_owned());
@@ -127,43 +127,6 @@ fn is_there(command: &str, path: &str) -> bool {
     let look = format!("command -v {command}");
     let look = if command.contains(' ') { command } else { &look };
     Command::new("sh").args(["-c", look]).env("PATH", path).output().unwrap().status.success()
-}
-
-/// A thread that keeps the request lane on CPU 0 alternately busy and idle, and says so on the
-/// service's page.
-struct BusyTurns {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl BusyTurns {
-    fn start(service: Arc<Service>) -> Self {
-        const TURN: Duration = Duration::from_millis(10);
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let turns = move || {
-            let cpu = [1_u64];
-            // SAFETY: the kernel reads 8 bytes of `cpu`; 0 is this thread.
-            let pinned = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, cpu.as_ptr()) };
-            assert_eq!(pinned, 0);
-            let mut worker = service.claim(0, 0).unwrap();
-            while !stopped.load(Relaxed) {
-                worker.begin(1);
-                let start = Instant::now();
-                while start.elapsed() < TURN {}
-                worker.end();
-                thread::sleep(TURN);
-            }
-        };
-        Self { stop, thread: Some(thread::spawn(turns)) }
-    }
-}
-
-impl Drop for BusyTurns {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-    }
 }
 
 /// Writes the inputs of the programs, the same on every machine.

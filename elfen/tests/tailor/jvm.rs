@@ -2,11 +2,7 @@
 //! by the names of its threads. Method: a small Java server with forced collections, and the JVM's
 //! log of them as ground truth.
 
-mod process;
-mod served;
-
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,9 +10,10 @@ use std::time::{Duration, Instant};
 use elfen_rt::clock::nanos;
 use elfen_rt::signal::event::{Event, Kind, Runtime};
 use elfen_tailor::jvm::Jvms;
-use process::KilledOnDrop;
 use serde_json::Value;
-use served::{Load, tailor as elfen};
+
+use crate::process::KilledOnDrop;
+use crate::served::{GET, Load, number, record, report, start_with_port};
 
 /// Starts a JVM whose log has times of the machine's clock. Returns it and its port.
 fn start_java(folder: &Path, options: &[&str]) -> (KilledOnDrop, u16) {
@@ -24,12 +21,7 @@ fn start_java(folder: &Path, options: &[&str]) -> (KilledOnDrop, u16) {
     let log = format!("-Xlog:gc:file={}:timenanos", folder.join("gc.log").display());
     let mut command = Command::new("java");
     command.args(["-Xmx512m", "-XX:+UseSerialGC", "-Dsun.net.httpserver.nodelay=true", &log]);
-    command.args(options).arg(source).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut java = KilledOnDrop(command.spawn().expect("needs java"));
-    let mut line = String::new();
-    BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let port = line.trim().parse().unwrap_or_else(|_| panic!("java said {line:?}"));
-    (java, port)
+    start_with_port(command.args(options).arg(source).stdin(Stdio::null()), "java")
 }
 
 /// The spans of the collections in a log with lines as `[123456789ns] GC(0) Pause Full
@@ -57,26 +49,19 @@ struct Recorded {
 fn record_jvm() -> Recorded {
     let folder = tempfile::tempdir().unwrap();
     let (java, port) = start_java(folder.path(), &[]);
-    let ask = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
-    let load = Load::start(port, ask, |answer| answer.ends_with(b"hello"));
+    let load = Load::start(port, GET, |answer| answer.ends_with(b"hello"));
     let (port, recording) = (port.to_string(), folder.path().join("java.trace"));
     let recording = recording.to_str().unwrap();
-    let words = ["record", "-d", "4s", "--port", &port, "-o", recording];
-    let recorded = elfen(&words).output().unwrap();
+    let printed = record(&["-d", "4s", "--port", &port], recording);
     load.end();
     drop(java);
-    let printed = String::from_utf8(recorded.stderr).unwrap();
-    assert!(recorded.status.success(), "{printed}");
-    let report = elfen(&["report", recording, "--slow", "p97", "--json"]).output().unwrap();
-    let report = serde_json::from_slice(&report.stdout)
-        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&report.stderr)));
+    let report = report(recording, &["--slow", "p97"]);
     Recorded { printed, report, truth: collections(&folder.path().join("gc.log")) }
 }
 
 /// The time that the slowest requests are charged for collections, and the part of it that the
 /// JVM's log confirms.
 fn charged_and_true_ns(Recorded { report, truth, .. }: &Recorded) -> (u64, u64) {
-    let number = |value: &Value| value.as_u64().expect("a number");
     let slow = report["slowest"].as_array().unwrap().iter();
     let segments = slow.flat_map(|slow| slow["segments"].as_array().unwrap());
     let spans = segments

@@ -2,17 +2,13 @@
 //! thesis's table in it; and it publishes its requests. Method: a recording by port, in which
 //! answers wait for acknowledgements; then a recording by the service's name.
 
-mod process;
-mod served;
-
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-use process::KilledOnDrop;
-use serde_json::Value;
-use served::Load;
+use crate::process::KilledOnDrop;
+use crate::served::{Load, number, record, report, start_with_port};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -44,12 +40,7 @@ fn serve(words: &[String], library: &Path, name: &str) -> (KilledOnDrop, u16) {
     let mut command = Command::new("java");
     command.args(["-Xmx256m", "-XX:+UseSerialGC"]).args(words).args(["serve", "300", "1"]);
     // A silent input that does not end, as that of a terminal.
-    command.arg(library).arg(name).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut java = KilledOnDrop(command.spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(java.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let port = line.trim().parse().unwrap_or_else(|_| panic!("java said {line:?}"));
-    (java, port)
+    start_with_port(command.arg(library).arg(name).stdin(Stdio::piped()), "java")
 }
 
 /// Whether the answer has its announced length.
@@ -69,17 +60,6 @@ fn reads_input(process: u32) -> bool {
     threads.filter_map(name).any(|name| name.trim() == "told")
 }
 
-fn elfen(words: &[&str]) -> Output {
-    served::tailor(words).output().unwrap()
-}
-
-fn report(recording: &str) -> Value {
-    // The service delays each answer, so its usual request is slow.
-    let explained = elfen(&["report", recording, "--slow", "20ms", "--json"]);
-    serde_json::from_slice(&explained.stdout)
-        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&explained.stderr)))
-}
-
 #[test]
 #[ignore = "needs root, eBPF, a JDK and Lucene"]
 fn the_first_cause_of_a_lucene_service_is_found() {
@@ -91,20 +71,20 @@ fn the_first_cause_of_a_lucene_service_is_found() {
     let load = Load::start(port, ask, is_whole);
     let recording = folder.path().join("lucene.trace");
     let (port, recording) = (port.to_string(), recording.to_str().unwrap());
-    let by_port = elfen(&["record", "-d", "3s", "--port", &port, "-o", recording]);
-    assert!(by_port.status.success(), "{}", String::from_utf8_lossy(&by_port.stderr));
-    let explained = report(recording);
+    // The service delays each answer, so its usual request is slow.
+    let slow = ["--slow", "20ms"];
+    record(&["-d", "3s", "--port", &port], recording);
+    let explained = report(recording, &slow);
     assert_eq!(explained["causes"][0]["cause"], "tcp-out", "{explained:#}");
     // The client's kernel acknowledges late.
-    assert!(explained["latency_ns"]["p50"].as_u64() > Some(20_000_000), "{explained:#}");
-    let by_name = elfen(&["record", "-d", "2s", "--service", &name, "-o", recording]);
-    assert!(by_name.status.success(), "{}", String::from_utf8_lossy(&by_name.stderr));
-    let explained = report(recording);
+    assert!(number(&explained["latency_ns"]["p50"]) > 20_000_000, "{explained:#}");
+    record(&["-d", "2s", "--service", &name], recording);
+    let explained = report(recording, &slow);
     load.end();
     // In the background of a shell, the kernel would stop a service that reads its input.
     assert!(!reads_input(java.0.id()), "the service reads its input without an option for it");
     drop(java);
-    assert!(explained["requests"].as_u64() > Some(20) && explained["port"] == 0, "{explained:#}");
+    assert!(number(&explained["requests"]) > 20 && explained["port"] == 0, "{explained:#}");
     let stages = explained["stages"].as_array().unwrap_or_else(|| panic!("{explained:#}"));
     assert_eq!(stages.len(), 3, "reads, searches and answers: {explained:#}");
     elfen_rt::service::Service::open(&name, 1).unwrap().remove().unwrap();

@@ -163,7 +163,7 @@ fn play_round(seed: &mut u64) {
 fn a_stopped_supervisor_is_replaced() {
     needs::two_cpus();
     let name = format!("stopped-{}", std::process::id());
-    let serving = ServiceProcess::start(&name);
+    let serving = start_service(&name);
     let running = Running::start_next_to(&name, "while :; do :; done");
     let supervisor = running.supervisor();
     let naps = || running.lanes().slot(0).unwrap().naps.load(Relaxed);

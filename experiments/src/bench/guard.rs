@@ -1,4 +1,4 @@
-//! `elfen lab bench guard`: what a guard takes from a batch while the request lane idles, as the
+//! `elfen lab bench guard`: what a guard costs a batch while the request lane idles. It is the
 //! share of the time in which the batch does not run. Baseline: the same batch without a guard.
 
 use std::ffi::OsString;
@@ -27,9 +27,9 @@ use super::{
     with_baseline,
 };
 
-/// Two readings of the clock are nearer than this unless something came between them.
+/// Two consecutive readings of the clock are closer than this, unless the batch was interrupted.
 const PAUSE_NS: u64 = 200;
-/// On a lane that has idled for a while, guards look less often.
+/// Guards poll less often once their lane has idled for a while.
 const SETTLE_NS: u64 = 300_000_000;
 
 const EXAMPLE: &str = "\
@@ -38,7 +38,7 @@ Example:
 
 /// Measure what a guard takes from a batch while the request lane idles
 ///
-/// Needs no privileges: a service's page that says idle all the time.
+/// Needs no privileges: the signal is a service's page that says idle all the time.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -48,11 +48,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     looks: PollTimingArgs,
 
-    /// Rounds, each with a guard and without
+    /// Rounds, each with a guard and without one
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = runs())]
     runs: usize,
 
-    /// How long the batch is measured in each
+    /// How long the batch is measured in each round
     #[arg(short, long, value_name = "TIME", default_value = "200ms",
         value_parser = duration::parse)]
     duration: Duration,
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     Ok(Report::from(table?).about(looked(order.poll_timing)))
 }
 
-/// A borrow-idle run whose batch is this process itself, by the page of a service.
+/// A borrow-idle run whose batch is this process itself. The signal is the page of a service.
 fn order(args: &Args) -> Result<Order, BenchError> {
     let (nap, alarm) = NapName::Spin.open()?;
     Ok(Order {
@@ -112,7 +112,8 @@ const LOST: &[Column] = &[
         .show(&[Part::Median, Part::Interval, Part::P99, Part::Max]),
 ];
 
-/// How much of the time a batch of nothing but readings of the clock does not run.
+/// The batch only reads the clock. Returns the part of the time in which it does not run, in
+/// millionths.
 fn lost_per_million(cpu: u32, lasting: Duration) -> io::Result<f64> {
     let batch = || -> io::Result<f64> {
         Placement::new(&[cpu].into_iter().collect()).apply(0)?;
@@ -128,6 +129,6 @@ fn lost_per_million(cpu: u32, lasting: Duration) -> io::Result<f64> {
         }
         Ok(number(lost_ns) / number(last_ns - start_ns) * 1e6)
     };
-    // In a thread of its own, which stays a batch.
+    // The batch gets a thread of its own, because that thread keeps the batch's scheduling class.
     thread::scope(|scope| super::joined(scope.spawn(batch)))
 }

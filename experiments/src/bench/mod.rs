@@ -1,10 +1,11 @@
-//! `elfen lab bench`: what Elfen's parts cost on this machine. One file or folder a benchmark.
+//! `elfen lab bench`: what Elfen's parts cost on this machine. Each benchmark has its own file or
+//! folder.
 //!
 //! A benchmark has cases, columns, and a closure that runs one round of a case ([`measure`]). This
-//! file does the rest for all of them. It interleaves the rounds, so that whatever the machine does
-//! meanwhile happens to every case. It compares a case with its baseline round by round, because a
-//! shared machine drifts more than most parts cost. It prints one form of table and one form of
-//! JSON.
+//! file does the rest for all benchmarks. It interleaves the rounds, so that a disturbance of the
+//! machine affects every case. It compares a case with its baseline round by round, because a
+//! shared machine drifts more than most parts cost. It prints every benchmark in the same table
+//! format and the same JSON format.
 
 pub(crate) mod batch;
 pub(crate) mod check;
@@ -42,7 +43,7 @@ use serde_json::Value;
 
 use crate::live::{LiveError, check_interrupted};
 
-/// Receives what is being measured, to show it to the waiting user.
+/// Receives a description of the current measurement, to show it to the waiting user.
 pub(crate) type Hear<'a> = &'a mut dyn FnMut(&str);
 
 /// Keys and their values, in the order in which they are printed.
@@ -56,8 +57,8 @@ macro_rules! row {
 }
 pub(crate) use row;
 
-/// Something that is measured in turn with others: its labels, and the case that it is compared
-/// with, round by round.
+/// What is measured: its labels, and the index of the case that it is compared with, round by
+/// round.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     labels: Row,
@@ -74,19 +75,19 @@ impl Case {
     }
 }
 
-/// Cases of one label each.
+/// Makes one case for each name, with the name as its only label.
 pub(crate) fn cases<const N: usize>(key: &'static str, names: [&str; N]) -> Vec<Case> {
     names.map(|name| case(vec![(key, name.into())])).to_vec()
 }
 
-/// All but the first are compared with the first.
+/// Makes the first case the baseline of all other cases.
 pub(crate) fn with_baseline(mut cases: Vec<Case>) -> Vec<Case> {
     cases.iter_mut().skip(1).for_each(|case| case.baseline = Some(0));
     cases
 }
 
-/// Runs `runs` rounds of every case by `run`, which is told the case and the round, and gives the
-/// table.
+/// Runs `runs` rounds of every case and returns the table. `run` gets the index of the case, the
+/// number of the round, and the values to fill in.
 pub(crate) fn measure(
     (key, columns): (&'static str, &'static [Column]),
     cases: &[Case],
@@ -111,8 +112,8 @@ pub(crate) fn play(
     Ok(all)
 }
 
-/// One round: the values of each case. Each round begins with another case, so that no case is
-/// always behind the same one.
+/// Runs one round and returns the values of each case. Each round starts with a different case, so
+/// that no case always follows the same one.
 fn play_round(
     cases: &[Case],
     (round, runs): (usize, usize),
@@ -134,7 +135,7 @@ fn add_round(all: &mut [Samples], round: Vec<Values>) {
     all.iter_mut().zip(round).for_each(|(samples, values)| samples.0.push(values));
 }
 
-/// What one round of a case found: measurements, counts and labels.
+/// The results of one round of a case: measurements, counts and labels.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Values {
     measured: BTreeMap<&'static str, Vec<f64>>,
@@ -151,12 +152,12 @@ impl Values {
         self.measured.entry(key).or_default().extend(values);
     }
 
-    /// The row has the sum over all rounds.
+    /// Adds to a count. The row contains the sum over all rounds.
     pub(crate) fn count(&mut self, key: &'static str, count: u64) {
         *self.counts.entry(key).or_default() += count;
     }
 
-    /// The row has that of the last round.
+    /// Sets a label. The row contains the label of the last round.
     pub(crate) fn label(&mut self, key: &'static str, value: impl Into<Value>) {
         self.labels.push((key, value.into()));
     }
@@ -175,14 +176,14 @@ impl Samples {
         Stats::of(self.0.iter().flat_map(|round| round.of(key)).copied().collect())
     }
 
-    /// What `compare` makes of this case and of its baseline, round by round.
+    /// Applies `compare` to the medians of this case and of its baseline in each round.
     fn against(&self, base: &Self, key: &str, compare: fn(f64, f64) -> f64) -> Option<Stats> {
         let median = |round: &Values| Stats::of(round.of(key).to_vec()).map(|stats| stats.median);
         let pair = |(own, base)| Some(compare(median(own)?, median(base)?));
         Stats::of(self.0.iter().zip(&base.0).filter_map(pair).collect())
     }
 
-    /// Counts and labels.
+    /// Returns the counts, summed over all rounds, and the labels of the last round.
     fn row(&self) -> Row {
         let mut counts = BTreeMap::<_, u64>::new();
         for (key, count) in self.0.iter().flat_map(|round| &round.counts) {
@@ -194,11 +195,11 @@ impl Samples {
     }
 }
 
-/// Many measurements of one thing.
+/// Statistics of many measurements of one quantity.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct Stats {
     pub(crate) median: f64,
-    /// The 95 % interval of the median. It takes six values.
+    /// The 95 % interval of the median. It requires at least six values.
     pub(crate) ci95: Option<[f64; 2]>,
     pub(crate) p90: f64,
     pub(crate) p99: f64,
@@ -209,47 +210,49 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    /// `None` of nothing.
+    /// Returns `None` if there are no values.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_unstable_by(f64::total_cmp);
         let n = values.len();
         let (min, max) = (rounded(*values.first()?), rounded(*values.last()?));
         let median = rounded(f64::midpoint(values[(n - 1) / 2], values[n / 2]));
-        // The nearest rank.
+        // Nearest-rank percentiles.
         let at = |permille: usize| rounded(values[(n * permille).div_ceil(1000).max(1) - 1]);
         let [p90, p99, p999] = [900, 990, 999].map(at);
-        // By order statistics: the rank (n + 1) / 2 - 1.96 * sqrt(n) / 2, and its mirror image.
+        // The interval by order statistics: the rank (n + 1) / 2 - 1.96 * sqrt(n) / 2, and its
+        // mirror image.
         let rank = (100 * (n + 1)).saturating_sub((38_416 * n).isqrt()) / 200;
         let ci95 = rank.checked_sub(1).map(|low| [values[low], values[n - rank]].map(rounded));
         Some(Self { median, ci95, p90, p99, p999, min, max, n })
     }
 }
 
-/// To a thousandth.
+/// Rounds to a thousandth.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// A part of a whole, in percent; 0 of nothing.
+/// Returns a part of a whole in percent, and 0 if the whole is 0.
 pub(crate) fn percent(part: u64, whole: u64) -> f64 {
     let number = elfen_console::duration::number;
     if whole == 0 { 0.0 } else { 100.0 * number(part) / number(whole) }
 }
 
-/// What a column holds.
+/// Where the value of a column comes from.
 #[derive(Clone, Copy, Debug)]
 enum Of {
     /// A label of the case, or a count.
     Label,
-    /// How much of one count another is, in percent.
+    /// The first count as a percentage of the second count.
     Share(&'static str, &'static str),
-    /// Statistics of what was measured under the column's key.
+    /// Statistics of the values that were measured under the column's key.
     Values,
-    /// The same of a comparison with the baseline, of values under this key.
+    /// Statistics of a comparison with the baseline, using the values that were measured under this
+    /// key.
     Against(&'static str, fn(f64, f64) -> f64),
 }
 
-/// A part of statistics that the text shows; JSON has all.
+/// A statistic that the text shows. JSON contains all statistics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part {
     Median,
@@ -259,14 +262,14 @@ pub(crate) enum Part {
     P999,
     Max,
     Min,
-    /// From the least to the most.
+    /// From the minimum to the maximum.
     Range,
     N,
 }
 use Part::*;
 
 impl Part {
-    /// The heading of its column, unless it is the first.
+    /// The heading of the statistic's column. The first statistic uses the column's title instead.
     fn name(self) -> &'static str {
         match self {
             Median => "median",
@@ -295,12 +298,12 @@ pub(crate) struct Column {
     parts: &'static [Part],
 }
 
-/// A label, as it is.
+/// A column that prints a label unchanged.
 pub(crate) const fn label(key: &'static str, title: &'static str) -> Column {
     number(key, title, "", 0)
 }
 
-/// A number that the case has as a label.
+/// A column that prints a label of the case as a number.
 pub(crate) const fn number(
     key: &'static str,
     title: &'static str,
@@ -311,7 +314,7 @@ pub(crate) const fn number(
     Column { key, title, of: Of::Label, unit, lower_is_better: None, digits, scale: 1.0, parts }
 }
 
-/// A count in percent of another one.
+/// A column that prints one count as a percentage of another count.
 pub(crate) const fn share(
     key: &'static str,
     title: &'static str,
@@ -321,7 +324,7 @@ pub(crate) const fn share(
     Column { of: Of::Share(part, whole), ..number(key, title, "%", digits) }
 }
 
-/// A metric: statistics of values that were measured under this key.
+/// A metric: statistics of the values that were measured under this key.
 pub(crate) const fn metric(
     key: &'static str,
     title: &'static str,
@@ -333,17 +336,17 @@ pub(crate) const fn metric(
 }
 
 impl Column {
-    /// By how much more than the baseline.
+    /// Shows the difference from the baseline.
     pub(crate) const fn added_to(self, key: &'static str) -> Self {
         Self { of: Of::Against(key, |own, base| own - base), parts: &[Median, Interval, N], ..self }
     }
 
-    /// How many times the baseline.
+    /// Shows the ratio to the baseline.
     pub(crate) const fn ratio_of(self, key: &'static str) -> Self {
         Self { of: Of::Against(key, |own, base| own / base), parts: &[Median, Interval, N], ..self }
     }
 
-    /// By how many percent more than the baseline.
+    /// Shows the difference from the baseline in percent of the baseline.
     pub(crate) const fn percent_of(self, key: &'static str) -> Self {
         let compare = |own: f64, base: f64| (own / base - 1.0) * 100.0;
         Self { of: Of::Against(key, compare), parts: &[Median, Interval, N], ..self }
@@ -357,17 +360,18 @@ impl Column {
         Self { lower_is_better: Some(false), ..self }
     }
 
-    /// The text shows the value times this, in the column's unit; JSON has what was measured.
+    /// Multiplies the value by `scale` in the text, where the column's unit applies. JSON has the
+    /// unscaled value.
     pub(crate) const fn scaled(self, scale: f64) -> Self {
         Self { scale, ..self }
     }
 
-    /// What the text shows of statistics.
+    /// Chooses the statistics that the text shows.
     pub(crate) const fn show(self, parts: &'static [Part]) -> Self {
         Self { parts, ..self }
     }
 
-    /// What the column adds to a row of labels and counts.
+    /// Adds the column's value to a row that already has its labels and counts.
     fn add_to(&self, row: &mut Row, own: &Samples, base: Option<&Samples>) {
         let value = match self.of {
             Of::Label => return,
@@ -440,7 +444,7 @@ fn cell(value: &Value, digits: usize, scale: f64) -> String {
     }
 }
 
-/// The rows that one scenario gave.
+/// The rows of one scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     pub(crate) key: &'static str,
@@ -448,13 +452,13 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
 }
 
-/// What a row has under a key.
+/// Returns the value under a key, or null.
 pub(crate) fn value_of<'a>(row: &'a Row, key: &str) -> &'a Value {
     row.iter().find(|(known, _)| *known == key).map_or(&Value::Null, |(_, value)| value)
 }
 
 impl Table {
-    /// The table of rounds that were run.
+    /// Builds the table from the samples of all rounds.
     pub(crate) fn of(
         (key, columns): (&'static str, &'static [Column]),
         cases: &[Case],
@@ -480,15 +484,15 @@ impl Table {
     }
 }
 
-/// What a benchmark found.
+/// The results of a benchmark.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Report {
-    /// What was measured with, and what is no case's.
+    /// Parameters and results that belong to the whole benchmark, not to one case.
     pub(crate) about: Row,
     pub(crate) tables: Vec<Table>,
     /// What could not be measured, and why.
     pub(crate) left_out: Vec<String>,
-    /// What is not as it should be: then the command fails once all is printed.
+    /// A wrong result. The command prints the whole report and then fails.
     pub(crate) wrong: Option<String>,
 }
 
@@ -499,7 +503,7 @@ impl From<Table> for Report {
 }
 
 impl Report {
-    /// Of nothing but what could not be measured.
+    /// A report that says only what could not be measured, and why.
     pub(crate) fn without(what: &str, why: impl Display) -> Self {
         Self { left_out: vec![format!("{what}: {why}")], ..Self::default() }
     }
@@ -508,7 +512,7 @@ impl Report {
         Self { about, ..self }
     }
 
-    /// Adds a table, or its rows to the one that has its key.
+    /// Adds a table. If there already is a table with its key, adds the rows to that table.
     pub(crate) fn add(&mut self, table: Table) {
         match self.tables.iter_mut().find(|known| known.key == table.key) {
             Some(known) => known.rows.extend(table.rows),
@@ -534,7 +538,7 @@ impl Report {
         text
     }
 
-    /// For `--json`: the name of the benchmark goes first.
+    /// Returns the report for `--json`. The name of the benchmark is the first entry.
     pub(crate) fn json<'a>(&'a self, benchmark: &'a str) -> impl Serialize {
         Json { benchmark, report: self }
     }
@@ -556,7 +560,8 @@ impl Serialize for Json<'_> {
         for Table { key, columns, rows } in &self.report.tables {
             map.serialize_entry(key, &rows.iter().map(Entries).collect::<Vec<_>>())?;
             for column in columns.iter().filter(|column| column.lower_is_better.is_some()) {
-                // Scaled ones have theirs in the text alone; JSON keys end with the unit.
+                // The unit of a scaled column applies only to the text. JSON keys end with the unit
+                // of their values.
                 let unit = (column.scale == 1.0).then_some(column.unit);
                 let better = column.lower_is_better;
                 metrics.insert(
@@ -571,7 +576,7 @@ impl Serialize for Json<'_> {
     }
 }
 
-/// A row as an object, with its keys in their order.
+/// Serializes a row as an object, with its keys in their order.
 struct Entries<'a>(&'a Row);
 
 impl Serialize for Entries<'_> {
@@ -583,7 +588,7 @@ impl Serialize for Entries<'_> {
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
-    /// In its last words.
+    /// A failure that already has its final message.
     #[error("{0}")]
     Known(Failure),
     #[error(transparent)]
@@ -602,7 +607,7 @@ impl BenchError {
     }
 }
 
-/// Says what failed, and what to do.
+/// Turns an error into a [`BenchError`] that names what failed and what to do.
 pub(crate) trait Explain<T> {
     fn explain(self, what: impl Display, fix: &str) -> Result<T, BenchError>;
 }
@@ -619,7 +624,7 @@ impl From<Failure> for BenchError {
     }
 }
 
-/// Of the recorder's programs as well.
+/// This error also comes from the recorder's programs.
 impl From<task_map::Error> for BenchError {
     fn from(error: task_map::Error) -> Self {
         Self::Known(signals::failure("attaching programs to the kernel", &error))
@@ -629,7 +634,7 @@ impl From<task_map::Error> for BenchError {
 const BUILD_ALL: &str = "build all of Elfen (`cargo build --release`), or set ELFEN_LIB";
 const SHARED_MEMORY: &str = "see `ipcs -l` for the limits of shared memory";
 
-/// What to do about each kind of error, where a benchmark says nothing closer.
+/// What to do about each kind of error, unless a benchmark gives more specific advice.
 macro_rules! fixes {
     ($($error:ty => $fix:expr;)*) => {
         $(impl From<$error> for BenchError {
@@ -650,19 +655,19 @@ fixes! {
     serde_json::Error => "use programs of the same version as this command";
 }
 
-/// `--runs` of a benchmark, for clap.
+/// Parses `--runs` of a benchmark.
 pub(crate) fn runs() -> clap::builder::RangedU64ValueParser<usize> {
     clap::builder::RangedU64ValueParser::new().range(1..=100_000)
 }
 
-/// The first pair: its request lane and its first batch lane.
+/// Returns the request lane and the first batch lane of the first pair.
 pub(crate) fn lanes(args: &LaneArgs) -> Result<(u32, u32), BenchError> {
     let pair = args.first_pair()?;
     let batch = pair.batch.iter().next();
     Ok((pair.request, batch.unwrap_or_else(|| unreachable!("a pair has a batch lane"))))
 }
 
-/// How often guards look, as reports have it.
+/// The poll timing of guards, as reports print it.
 pub(crate) fn looked(looks: PollTiming) -> Row {
     let PollReport { poll_interval_ns, timer_slack_ns } = looks.into();
     row!["poll_interval_ns" => poll_interval_ns, "timer_slack_ns" => timer_slack_ns]
@@ -674,14 +679,14 @@ pub(crate) fn pin(cpu: u32) -> Result<(), BenchError> {
     pinned.explain(format_args!("cannot run on CPU {cpu}"), "see `elfen lanes` for CPUs to use")
 }
 
-/// A page that goes with the last process that maps it.
+/// A page in shared memory that is freed when the last process that maps it ends.
 fn private_page<S: Slot>(slots: u32) -> Result<Page<S>, MemoryError> {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<S>::bytes(slots), 0o600)?;
     memory.remove_name()?;
     Page::format(memory, slots, pid_namespace(), &[0; 32]).map_err(|_| MemoryError::Size)
 }
 
-/// What a thread returned; its panic goes on here.
+/// Returns the result of a thread. A panic of that thread continues here.
 pub(crate) fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
@@ -699,7 +704,7 @@ mod tests {
         let one = stats(vec![2.0404]);
         assert_eq!((one.median, one.p99, one.max, one.n, one.ci95), (2.04, 2.04, 2.04, 1, None));
         assert_eq!(Stats::of(Vec::new()), None);
-        // The exact binomial ranks, in the tables of order statistics.
+        // The exact binomial ranks, from tables of order statistics.
         let low = |n: u8| stats((1..=n).map(f64::from).collect()).ci95.map(|[low, _]| low);
         let exact = [(5, None), (6, Some(1.0)), (9, Some(2.0)), (12, Some(3.0)), (20, Some(6.0))];
         exact.iter().for_each(|&(n, rank)| assert_eq!(low(n), rank, "{n}"));
@@ -715,8 +720,8 @@ mod tests {
     ];
 
     /// Goal: rounds are interleaved, a case is compared with the baseline of its round, counts are
-    /// sums, and text and JSON say the same. Method: two cases, of which the second takes 10 %
-    /// longer than the first, and times that double and triple from round to round.
+    /// summed, and text and JSON agree. Method: the second of two cases always takes 10 % longer,
+    /// and the times double and triple from round to round.
     #[test]
     fn cases_are_played_and_printed() {
         let (mut heard, mut played) = (Vec::new(), Vec::new());

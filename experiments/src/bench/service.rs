@@ -1,5 +1,5 @@
 //! `elfen lab bench service`: what publishing a request costs a service. Baseline: the two readings
-//! of the clock that it cannot do without.
+//! of the clock that publishing always needs.
 
 use std::hint::black_box;
 
@@ -45,8 +45,8 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         Ok(())
     })?;
     drop(worker);
-    // No other process knows the name; if the removal fails, the page goes with the machine's next
-    // restart.
+    // No other process knows the name. If the removal fails, the page stays until the machine
+    // restarts.
     service.remove().map_err(OpenError::Memory)?;
     Ok(table.into())
 }

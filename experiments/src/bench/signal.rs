@@ -1,4 +1,5 @@
-//! `elfen lab bench signal`: how late the task map is, and what its program adds to a switch.
+//! `elfen lab bench signal`: the delay of the task map, and what its program adds to a context
+//! switch.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,8 +19,8 @@ use super::{
 };
 
 const DELAYS_A_ROUND: usize = 40;
-/// Between two wake-ups of the request lane: long enough to go idle, so that both kinds of switches
-/// are seen.
+/// The time between two wake-ups of the request lane. It is long enough for the lane to go idle, so
+/// that switches to the idle task and from it are measured.
 const WAKE_EVERY: Duration = Duration::from_micros(50);
 const TURNS_A_ROUND: u32 = 250;
 
@@ -29,8 +30,8 @@ Example:
 
 /// Measure how late the task map is, and what it costs
 ///
-/// The delay from a context switch to a reader on another CPU, and what the program adds to a
-/// switch, interleaved with the program detached.
+/// The delay from a context switch until a reader on another CPU sees it. Also what the program
+/// adds to a switch, interleaved with the program detached.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let turns = Turns::pipe().explain(PIPE, LANES)?;
     let mut signal = Signal { request, reader, loaded: Loaded::load()?, turns };
     let costs = ("costs", COSTS);
-    // First without a lease, then with one: a lease outlives a round.
+    // The cases without a lease come first, because a lease outlives a round.
     let mut report = Report::default();
     for kinds in [&[Detached, Unwatched][..], &[Detached, Watched, Delay]] {
         let cases: Vec<Case> = kinds.iter().map(Kind::case).collect();
@@ -62,9 +63,10 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
 const PIPE: &str = "handing a byte between two threads";
 const LANES: &str = "see `elfen lanes` for CPUs to use";
 
-/// With a program attached by another process there is no baseline.
+/// If another process has attached the program, there is no baseline to measure.
 fn refuse_if_attached() -> Result<(), BenchError> {
-    // A process that may not ask may not attach either, which is said then.
+    // A process that may not query this may not attach the program either. Loading it then prints
+    // the error.
     if task_map::is_attached() != Some(true) {
         return Ok(());
     }
@@ -79,11 +81,11 @@ fn refuse_if_attached() -> Result<(), BenchError> {
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Switches without the program,
+    /// Context switches without the program.
     Detached,
-    /// with it,
+    /// Context switches on a CPU that no process watches.
     Unwatched,
-    /// and on a watched CPU, where each switch is timed.
+    /// Context switches on a watched CPU, where each switch gets a time stamp.
     Watched,
     Delay,
 }
@@ -112,9 +114,9 @@ const COSTS: &[Column] = &[
 ];
 
 struct Signal {
-    /// Switches happen here,
+    /// The CPU on which the switches happen.
     request: u32,
-    /// and are seen from here.
+    /// The CPU from which the switches are observed.
     reader: u32,
     loaded: Loaded,
     turns: Turns,
@@ -138,13 +140,13 @@ impl Signal {
         }
         pin(self.request)?;
         let ns = self.turns.ns_a_turn(TURNS_A_ROUND).explain(PIPE, LANES)?;
-        // A turn hands a byte there and back.
+        // A round trip consists of two switches.
         values.add("ns", ns / 2.0);
         Ok(())
     }
 
-    /// A thread on the request lane that sleeps and wakes, and this one, which watches it from the
-    /// reader's CPU.
+    /// Measures delays: a thread on the request lane sleeps and wakes, and the calling thread
+    /// watches it from the reader's CPU.
     fn delays(&self, map: &TaskMap, slot: &TaskSlot) -> Result<Vec<f64>, BenchError> {
         let stop = AtomicBool::new(false);
         let cpu = self.request;
@@ -164,8 +166,7 @@ impl Signal {
     }
 }
 
-/// How long after each switch its task was seen. Switches that were missed are left out, not
-/// guessed.
+/// Returns the delays from a switch until it was seen. Switches that were missed are left out.
 fn watch_switches(slot: &TaskSlot, gave_up: impl Fn() -> bool) -> Vec<f64> {
     let mut delays = Vec::with_capacity(DELAYS_A_ROUND);
     let mut last_task = slot.task.load(Relaxed);
@@ -185,8 +186,8 @@ fn watch_switches(slot: &TaskSlot, gave_up: impl Fn() -> bool) -> Vec<f64> {
     delays
 }
 
-/// Two threads on one CPU that hand each other a byte: every hand-over is a context switch. This
-/// thread asks, and the partner answers, until this drops.
+/// Two threads on one CPU that pass a byte back and forth. Each hand-over is a context switch. The
+/// caller starts each round trip, and the second thread answers until this value is dropped.
 pub(super) struct Turns {
     from: PipeReader,
     to: PipeWriter,
@@ -196,7 +197,7 @@ impl Turns {
     pub(super) fn pipe() -> io::Result<Self> {
         let (mut theirs_in, ours_out) = io::pipe()?;
         let (ours_in, mut theirs_out) = io::pipe()?;
-        // It inherits our affinity.
+        // The thread inherits the caller's affinity.
         thread::spawn(move || {
             let mut byte = [0];
             while theirs_in.read_exact(&mut byte).and_then(|()| theirs_out.write_all(&byte)).is_ok()
@@ -206,7 +207,7 @@ impl Turns {
         Ok(Self { from: ours_in, to: ours_out })
     }
 
-    /// Nanoseconds for a byte there and back: two context switches.
+    /// Returns the nanoseconds of a round trip, which is two context switches.
     pub(super) fn ns_a_turn(&mut self, turns: u32) -> io::Result<f64> {
         let mut byte = [0];
         let start = monotonic_ns();

@@ -1,7 +1,8 @@
-//! The scheduler's own account of which task ran where and when, read from the text of its trace.
+//! The scheduler's record of which task ran where and when, parsed from the text of its trace.
 //!
-//! Names of tasks may contain anything, so a line is read from where they can't be: the task that
-//! an event is of stands before its CPU, and what comes last in an event is told from the end.
+//! Task names may contain any text, so a line is parsed around them. The id of the event's own task
+//! comes before the CPU and is searched from there. The last field of an event is searched from the
+//! end of the line.
 
 use std::fs;
 use std::io;
@@ -11,20 +12,20 @@ use elfen_console::failure::{Failure, Status};
 
 use super::BenchError;
 
-/// Something that happened to a task, in the order in which it did.
+/// A scheduler event of a task. Events are in the order in which they happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Event {
-    /// `CLOCK_MONOTONIC`, to a microsecond: the trace says no more.
+    /// `CLOCK_MONOTONIC`. The trace has only microseconds.
     pub(super) at_ns: u64,
     pub(super) cpu: u32,
-    /// By its thread id, as all that follow: 0 is the idle task.
+    /// The thread id, like all other ids here. 0 is the idle task.
     pub(super) task: i32,
     pub(super) kind: Kind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// The CPU runs `next` from now on. `preempted`: the task would have run on.
+    /// The CPU runs `next` from now on. `preempted`: the old task could have run on.
     Switch {
         next: i32,
         preempted: bool,
@@ -33,13 +34,13 @@ pub(super) enum Kind {
     Fork {
         child: i32,
     },
-    /// It runs another program from now on. A thread that is not its process's first takes over
-    /// that one's id.
+    /// The task starts another program. If the task is not the first thread of its process, it
+    /// takes over the id of the first thread.
     Exec,
     Exit,
 }
 
-/// Why there is no trace, or why it tells less than all that happened.
+/// Why there is no trace, or why it is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TraceError {
     #[error("no tracefs at {FOLDER}")]
@@ -71,7 +72,7 @@ impl From<TraceError> for BenchError {
 
 const COUNTS: &str = "# entries-in-buffer/entries-written: ";
 
-/// All events of a trace, as the file `trace` prints them.
+/// Parses all events of a trace, as the file `trace` prints them.
 pub(super) fn events(text: &str) -> Result<Vec<Event>, TraceError> {
     let mut events = Vec::new();
     for line in text.lines() {
@@ -93,12 +94,13 @@ fn refuse_gaps(counts: &str) -> Result<(), TraceError> {
     Err(TraceError::Gaps { kept: kept.to_owned(), written: written.to_owned() })
 }
 
-/// Of a line `NAME-PID [001] d..2. 12.345678: sched_switch: ...`.
+/// Parses a line like `NAME-PID [001] d..2. 12.345678: sched_switch: ...`.
 fn event(line: &str) -> Option<Event> {
     const MARKS: [&str; 4] =
         [": sched_switch: ", ": sched_process_fork: ", ": sched_process_exec: ", EXIT];
     const EXIT: &str = ": sched_process_exit: ";
-    // The first mark of a line that any has: names are too short to hold one.
+    // Task names are too short to contain a mark, so the first mark that is found belongs to the
+    // event.
     let (mark, begin) =
         MARKS.iter().find_map(|mark| line.find(mark).map(|begin| (*mark, begin)))?;
     let (head, said) = (&line[..begin], &line[begin + mark.len()..]);
@@ -112,7 +114,7 @@ fn event(line: &str) -> Option<Event> {
         EXIT => Kind::Exit,
         _ if mark == MARKS[0] => Kind::Switch {
             next: after(said, "next_pid=")?,
-            // `R`, or `R+` of a task that was put off its CPU.
+            // The state is `R`, or `R+` if the task was preempted.
             preempted: said.split_once(" ==> ")?.0.rsplit_once("prev_state=")?.1.starts_with('R'),
         },
         _ if mark == MARKS[1] => Kind::Fork { child: after(said, "child_pid=")? },
@@ -127,19 +129,20 @@ fn after(said: &str, key: &str) -> Option<i32> {
 
 const FOLDER: &str = "/sys/kernel/tracing";
 const BUFFERS: &str = "/sys/kernel/tracing/instances";
-/// The process id follows.
+/// The process id follows this prefix.
 const NAME: &str = "elfen-bench-";
-/// Of CPUs that only start and end tasks.
+/// The buffer size of CPUs where only the start and end of tasks is recorded.
 const SMALL_KB: u64 = 1024;
 
-/// The switches of some CPUs, and the tasks that begin and end anywhere. Goes with this.
+/// A trace of the context switches of some CPUs, and of all tasks that start or end. Removed on
+/// drop.
 #[derive(Debug)]
 pub(super) struct Buffer {
     folder: PathBuf,
 }
 
 impl Buffer {
-    /// Begins to trace, with so much room for each of these CPUs.
+    /// Starts to trace, with a buffer of `room_kb` for each of these CPUs.
     pub(super) fn start(cpus: &[u32], room_kb: u64) -> Result<Self, TraceError> {
         if !Path::new(BUFFERS).exists() {
             return Err(not_there());
@@ -165,7 +168,7 @@ impl Buffer {
         fs::write(self.folder.join(file), value)
     }
 
-    /// Ends it, and gives what was traced.
+    /// Stops the trace, and returns its events.
     pub(super) fn read(self) -> Result<Vec<Event>, TraceError> {
         self.set("tracing_on", "0")?;
         let text = fs::read(self.folder.join("trace"))?;
@@ -175,8 +178,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A buffer that stays costs memory until the next benchmark removes it. It is not
-        // worth a message.
+        // A buffer that stays costs memory until the next benchmark removes it. This is not worth a
+        // message.
         let _removed = fs::remove_dir(&self.folder);
     }
 }
@@ -205,11 +208,11 @@ fn remove_abandoned() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Recorded; the tasks are made up.
+    /// A recorded trace with invented task names.
     const TRACE: &str = include_str!("trace/recorded.txt");
 
-    /// Goal: every kind of event is read, whatever tasks are called. Method: a recorded trace with
-    /// names that look like the trace's own words.
+    /// Goal: every kind of event is parsed, whatever the names of the tasks are. Method: a recorded
+    /// trace with task names that look like parts of the trace's own format.
     #[test]
     fn what_happened_is_read() {
         let found = events(TRACE).unwrap();
@@ -227,15 +230,15 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    /// Goal: a trace that lost something is no trace. Method: the counts in its header.
+    /// Goal: an incomplete trace is refused. Method: the header says that events were lost.
     #[test]
     fn gaps_are_told() {
         let error = events(&TRACE.replace("7/7", "7/9")).unwrap_err().to_string();
         assert_eq!(error, "it has gaps: 7 events of 9 fit into its buffer");
     }
 
-    /// Goal: what cannot be read is refused and not left out. Method: a line with each of its parts
-    /// taken from it.
+    /// Goal: a line that cannot be parsed is an error and is not skipped. Method: a line that lacks
+    /// one of its parts.
     #[test]
     fn lines_that_are_not_understood_are_told() {
         let line = TRACE.lines().find(|line| line.contains("sched_switch")).unwrap();

@@ -1,9 +1,10 @@
-//! The same policies in front of two Lucene servers in Java, each of which collects its whole heap
-//! now and then, and of which the first is restarted under load.
+//! The same policies in front of two Lucene servers in Java. Each server collects its whole heap
+//! now and then. In a second series of turns, the first server is restarted under load.
 //!
-//! Virtual machines take long to start and longer to get warm, so the same two serve all turns.
-//! They are told when to collect, the same in all turns and never both at once: two that collect in
-//! step are no help to each other, whatever the policy. During a restart neither collects.
+//! Virtual machines start slowly and take even longer to warm up, so the same two servers are used
+//! in all turns. The benchmark triggers their collections at the same points of every turn, and
+//! never both at once. If both collected together, neither could replace the other, whatever the
+//! policy. During a restart neither collects.
 
 use std::fs;
 use std::io;
@@ -20,14 +21,14 @@ use crate::live::{LiveError, check_interrupted};
 
 const ARTICLES: u32 = 10_000;
 const QUESTIONS: u32 = 1_000;
-/// A compiler takes what was called some hundred times.
+/// The JIT compiler compiles a method after some hundred calls.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// Requests come meanwhile, which the proxy remembers.
+/// Requests arrive during this time, and the proxy records them for its replay.
 const BEFORE_RESTART: Duration = Duration::from_secs(2);
 const AFTER_RESTART: Duration = Duration::from_secs(1);
 const RESTART_AT_MOST: Duration = Duration::from_secs(120);
 
-/// Servers that stand ready, and are warm.
+/// Two running servers that are warm.
 pub(super) struct Servers {
     scratch: Scratch,
     lucene: Lucene,
@@ -41,7 +42,7 @@ impl Servers {
     pub(super) fn start(plan: &Plan) -> Result<Self, LiveError> {
         let scratch = Scratch::new(1).map_err(LiveError::io("making a folder"))?;
         let lucene = Lucene::build(&scratch, QUESTIONS)?;
-        // What can be cured in them is.
+        // Use the options that avoid the pauses that can be avoided.
         let options = Rung::PreTouch.options();
         let questions = fs::read_to_string(&lucene.questions)
             .map_err(LiveError::io(format!("reading {}", lucene.questions.display())))?;
@@ -74,7 +75,7 @@ impl Servers {
         asked
     }
 
-    /// One policy, while both collect.
+    /// Measures one policy while both servers collect from time to time.
     pub(super) fn collecting(
         &self,
         plan: &Plan,
@@ -92,7 +93,8 @@ impl Servers {
         Ok((asked?, proxy.end()?))
     }
 
-    /// Has both collect as often as the plan has pauses, the backup between two of the first's.
+    /// Triggers `plan.pauses` collections of the first server. The backup collects halfway between
+    /// two of them.
     fn collect(&self, plan: &Plan, began: Instant) -> Result<(), LiveError> {
         let half = plan.time / (plan.pauses + 1) / 2;
         for turn in 2..2 * (plan.pauses + 1) {
@@ -104,7 +106,7 @@ impl Servers {
         Ok(())
     }
 
-    /// How long requests took that came in the first second of a restarted server.
+    /// Returns the latencies of the requests that were due in the first second after a restart.
     pub(super) fn restarted(
         &mut self,
         plan: &Plan,
@@ -113,14 +115,14 @@ impl Servers {
     ) -> Result<Vec<f64>, LiveError> {
         let [to, backup] = self.addresses();
         let proxy = Proxy::start(policy, [&to, &backup], &self.scratch)?;
-        // It ends when the server has served for a second.
+        // The load ends one second after the server has started to serve.
         let endless = Plan { time: RESTART_AT_MOST, ..*plan };
         let due = due(&endless, seed)?;
         let ends = AtomicBool::new(false);
         let began = Instant::now();
         let first = self.first.take();
         let (asked, started) = std::thread::scope(|scope| {
-            // Relaxed: a flag that is polled; nothing is published through it.
+            // Relaxed: a flag that is polled; no other data depends on it.
             let load = scope.spawn(|| self.load(&due, &proxy.at, &|| !ends.load(Relaxed)));
             let started = self.start_anew(first, began);
             ends.store(true, Relaxed);
@@ -132,7 +134,7 @@ impl Servers {
         Ok(asked?.into_iter().filter(within).map(|asked| asked.took_us).collect())
     }
 
-    /// When it began to serve, since `began`.
+    /// Restarts the server. Returns it, and the time from `began` until it served.
     fn start_anew(
         &self,
         first: Option<Java>,
@@ -147,11 +149,12 @@ impl Servers {
         Ok((java, served))
     }
 
-    /// Asks again on a new connection if the answer breaks off, or there is none. A proxy can't
-    /// mend one whose server was killed in its middle, and tries again only some that were dropped.
+    /// Repeats the request on a new connection if the connection broke. The proxy cannot repair an
+    /// answer whose server was killed in the middle of it, and it retries only some of the dropped
+    /// requests.
     fn ask(&self, stream: &mut TcpStream, number: usize) -> io::Result<()> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-        // One that was reset has none.
+        // A connection that was reset has no peer address, so get the address first.
         let proxy = stream.peer_addr()?;
         let question = &self.questions[number % self.questions.len()];
         let path = format!("/search?q={question}");

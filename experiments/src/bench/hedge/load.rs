@@ -1,5 +1,5 @@
-//! Two servers, `elfen-hedge` in front of them, and requests that come whether the last ones were
-//! answered or not.
+//! Two servers, `elfen-hedge` in front of them, and an open-loop load: requests are sent on time,
+//! even if earlier ones are still unanswered.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -20,17 +20,17 @@ use crate::live::os::{ChildSetup, Rank};
 use crate::live::process::{Process, START_TIMEOUT};
 use crate::live::scratch::Scratch;
 
-/// The p99.9 of these needs some thousand requests. The last one attaches programs to the kernel,
-/// which takes root.
+/// The p99.9 of these policies needs some thousand requests. The last policy attaches programs to
+/// the kernel, which requires root.
 const POLICIES: [(&str, Policy); 4] = [
     ("none", Policy::None),
     ("after=p95", Policy::AfterP95),
     ("look", Policy::Look),
     ("hazard", Policy::Hazard),
 ];
-/// Recorded requests that a restarted server gets before those of clients.
+/// The number of recorded requests that a restarted server gets before it gets those of clients.
 const REPLAYS: &str = "1000";
-/// More are not in flight at once, even if a server stands still for half a second.
+/// Enough for all requests in flight, even if a server stands still for half a second.
 const CONNECTIONS: usize = 128;
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -38,14 +38,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) struct Plan {
     pub(super) time: Duration,
     pub(super) rps: f64,
-    /// In a round, of so long.
+    /// The number of pauses in a turn.
     pub(super) pauses: u32,
     pub(super) pause: Duration,
-    /// Of a request, in microseconds.
+    /// The work of a request, in microseconds.
     pub(super) work_us: u32,
 }
 
-/// What `elfen-hedge --json` prints, as far as it is needed.
+/// The fields of `elfen-hedge --json` that are needed here.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Done {
     requests: u64,
@@ -69,7 +69,7 @@ fn start(words: &[&str], scratch: &Scratch) -> Result<Process, LiveError> {
     Process::start("elfen-hedge", command, &setup, scratch)
 }
 
-/// A server of our own, and where it listens.
+/// Starts a server (`elfen-hedge answer`). Returns its process and its address.
 pub(super) fn server(name: &str, scratch: &Scratch) -> Result<(Process, String), LiveError> {
     let mut server = start(&["answer", name], scratch)?;
     let port = server.wait_for(START_TIMEOUT, |server| {
@@ -78,21 +78,22 @@ pub(super) fn server(name: &str, scratch: &Scratch) -> Result<(Process, String),
     Ok((server, format!("127.0.0.1:{port}")))
 }
 
-/// All that may be had here.
+/// The policies that this user may run.
 pub(super) fn policies() -> &'static [(&'static str, Policy)] {
     &POLICIES[..POLICIES.len() - usize::from(!nix::unistd::geteuid().is_root())]
 }
 
-/// A request, by when it was to be sent.
+/// A request: when it was due, and its measured times.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Asked {
     pub(super) due: Duration,
-    /// By so much its client was late: the server does not know of that.
+    /// How much later than `due` the client sent the request. The server does not know of this
+    /// delay.
     pub(super) late_us: f64,
     pub(super) took_us: f64,
 }
 
-/// The proxy in front of two servers, and where it listens.
+/// The proxy in front of two servers, and the address where it listens.
 pub(super) struct Proxy {
     process: Process,
     pub(super) at: String,
@@ -113,7 +114,7 @@ impl Proxy {
         Ok(Self { process, at })
     }
 
-    /// What it counted. A request without an answer is a failure.
+    /// Ends the proxy, and returns its counts. Unanswered requests are a failure.
     pub(super) fn end(mut self) -> Result<Done, LiveError> {
         let done: Done = self.process.finish_json(Some(libc::SIGTERM), START_TIMEOUT)?;
         match done.unanswered {
@@ -126,7 +127,7 @@ impl Proxy {
     }
 }
 
-/// When requests are to be sent.
+/// Draws the times at which requests are due.
 pub(super) fn due(plan: &Plan, seed: u64) -> Result<Vec<Duration>, LiveError> {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
     let gaps = Exp::new(plan.rps).map_err(io::Error::other);
@@ -139,7 +140,8 @@ pub(super) fn due(plan: &Plan, seed: u64) -> Result<Vec<Duration>, LiveError> {
     Ok(due)
 }
 
-/// Asks as long as it `goes_on`; how long each request took, from when it was to be sent.
+/// Sends requests while `goes_on` returns true. The latency of a request counts from the time at
+/// which it was due.
 pub(super) fn load(
     due: &[Duration],
     at: &str,
@@ -182,7 +184,7 @@ pub(super) fn connect(at: impl ToSocketAddrs) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Asks for so much work, and takes the answer, which names the request.
+/// Requests `work_us` of work, and checks that the answer names the request.
 pub(super) fn ask_for(stream: &mut TcpStream, number: usize, work_us: u32) -> io::Result<()> {
     let body = get(stream, &format!("/length/{work_us}/{number}"))?;
     match body.starts_with(&format!("{number} 0 by ")) {
@@ -191,7 +193,7 @@ pub(super) fn ask_for(stream: &mut TcpStream, number: usize, work_us: u32) -> io
     }
 }
 
-/// Asks for a path, and takes the whole answer.
+/// Requests a path, and reads the whole answer.
 pub(super) fn get(stream: &mut TcpStream, path: &str) -> io::Result<String> {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n")?;
     let (mut bytes, mut answer) = ([0; 4096], Vec::new());
@@ -206,7 +208,7 @@ pub(super) fn get(stream: &mut TcpStream, path: &str) -> io::Result<String> {
     }
 }
 
-/// The body of an answer that has come to its end; any but a good one is an error.
+/// Returns the body once the answer is complete. Any status but 200 is an error.
 fn body_of(answer: &[u8]) -> io::Result<Option<String>> {
     let text = String::from_utf8_lossy(answer);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return Ok(None) };

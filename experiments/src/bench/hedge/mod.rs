@@ -1,5 +1,5 @@
-//! `elfen lab bench hedge`: what each policy of `elfen-hedge` makes of the same pauses; or with
-//! `--alone`, what the proxy itself takes.
+//! `elfen lab bench hedge`: the latency under each policy of `elfen-hedge` with the same pauses.
+//! With `--alone`: the cost of the proxy itself.
 
 mod jvm;
 mod load;
@@ -35,24 +35,24 @@ With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-j
 
 /// Measure what `elfen-hedge` makes of a server that stands still
 ///
-/// Two servers of our own behind the proxy, of which the first is stopped now and then; each policy
-/// by turns, under the same requests. Latencies are from when a request was to be sent, and every
-/// answer is compared with its request. Next to them is the p99 that the simulator foresees for the
-/// same requests and pauses. Each round has a turn without stops, which tells what each request
-/// takes besides its work.
+/// The benchmark starts two servers behind the proxy and stops the first now and then. The policies
+/// take turns, under the same requests. Latency counts from the time at which a request was due.
+/// Every answer is compared with its request. The table also has the p99 that the simulator
+/// predicts for the same requests and pauses. Each round has a turn without stops, which measures
+/// what each request takes besides its work.
 ///
-/// With --jvm nothing is foreseen, and the servers are those of `workloads/lucene`, each of which
-/// collects its whole heap as often as the first would be stopped, and never both at once. After
-/// these turns come others without collections. In them the first server is killed and started
-/// again, and latencies are those of its first second.
+/// With --jvm there is no prediction. The servers are those of `workloads/lucene`. Each collects
+/// its whole heap as often as the first would be stopped, and never both at once. After these turns
+/// come others without collections. In them the first server is killed and started again, and the
+/// latencies are those of its first second.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Rounds, in which each policy has a turn
+    /// Rounds, in each of which every policy has a turn
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = runs())]
     runs: usize,
 
-    /// How long a turn is
+    /// How long a turn lasts
     #[arg(short, long, value_name = "TIME", default_value = "4s", value_parser = duration::parse)]
     duration: Duration,
 
@@ -61,21 +61,21 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rps: u32,
 
-    /// How much work a request is
+    /// How long a request works
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
         conflicts_with = "jvm")]
     work: Duration,
 
-    /// How often the first server is stopped in a turn
+    /// How often the first server is stopped in each turn
     #[arg(long, value_name = "N", default_value_t = 7)]
     pauses: u32,
 
-    /// And for how long
+    /// How long each stop lasts
     #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = duration::parse,
         conflicts_with = "jvm")]
     pause: Duration,
 
-    /// Two Lucene servers in Java, with their own pauses and a new start
+    /// Two Lucene servers in Java, with their own pauses and a restart
     #[arg(long)]
     jvm: bool,
 
@@ -134,10 +134,11 @@ const POLICIES: &[Column] = &[
     metric("restart_us", "restart: p99", "ms", 2).scaled(1e-3).lower().show(&[Part::P99]),
 ];
 
-/// Each policy under the same requests and pauses, with servers of our own.
+/// Measures each policy with the same requests and pauses. The servers are those of `elfen-hedge
+/// answer`.
 fn stopped(plan: &Plan, cases: &[Case], runs: usize, hear: Hear<'_>) -> Result<Table, BenchError> {
     let scratch = Scratch::new(1)?;
-    // The round and its requests without stops.
+    // The number of the round, and its requests without stops.
     let mut undisturbed: (Option<usize>, Vec<Asked>) = (None, Vec::new());
     measure(("policies", POLICIES), cases, runs, hear, |case, round, values| {
         if undisturbed.0 != Some(round) {
@@ -154,10 +155,10 @@ fn stopped(plan: &Plan, cases: &[Case], runs: usize, hear: Hear<'_>) -> Result<T
     })
 }
 
-/// From when to when the first server was stopped, as requests count time.
+/// When the first server was stopped: start and end, on the clock of the requests.
 type Pauses = Vec<(Duration, Duration)>;
 
-/// Requests of a round are the same under all policies.
+/// Plays one turn. Within a round, the requests are the same under all policies.
 fn turn(
     plan: &Plan,
     policy: &str,
@@ -169,7 +170,7 @@ fn turn(
     let proxy = Proxy::start(policy, [&to, &backup], scratch)?;
     let due = due(plan, round as u64)?;
     let (asked, pauses) = thread::scope(|scope| {
-        // It lives as long as requests come, and the thread ends before.
+        // The server outlives the thread that stops it.
         let (first, began) = (&first, Instant::now());
         let pauses = scope.spawn(move || pause(plan, first, began));
         let ask = |stream: &mut _, number| ask_for(stream, number, plan.work_us);
@@ -192,7 +193,7 @@ fn pause(plan: &Plan, server: &Process, began: Instant) -> Pauses {
     (0..plan.pauses).map(stop).collect()
 }
 
-/// Clients at once, for the most requests per second.
+/// The number of concurrent clients in the throughput test.
 const MANY: usize = 32;
 
 const WAYS: &[Column] = &[
@@ -203,7 +204,7 @@ const WAYS: &[Column] = &[
     metric("rps", "requests", "1/s", 0).higher().show(&[Part::Median]),
 ];
 
-/// The same requests straight to a server and through the proxy, where no server pauses.
+/// Sends the same requests directly to a server and through the proxy, without pauses.
 fn alone(lasting: Duration, runs: usize, hear: Hear<'_>) -> Result<Table, BenchError> {
     let scratch = Scratch::new(1)?;
     let ways = with_baseline(cases("way", ["direct", "proxied"]));
@@ -233,7 +234,7 @@ fn by_many(at: &str, lasting: Duration) -> io::Result<usize> {
     })
 }
 
-/// One client that is never idle: how long each of its requests took.
+/// Runs one client without think time. Returns how long each of its requests took.
 fn busy(at: &str, lasting: Duration) -> io::Result<Vec<f64>> {
     let mut stream = connect(at)?;
     let (began, mut took_us) = (Instant::now(), Vec::new());

@@ -1,10 +1,9 @@
-//! The requests and pauses of a turn again, in simulated time: whether the simulator, by which
-//! policies are judged before anything runs, says what the proxy does.
+//! Replays the requests and pauses of a turn in simulated time. Policies are judged by the
+//! simulator before anything runs, so its prediction is compared with the proxy.
 //!
-//! It knows the policies, queues and stops, and nothing of networks and processes. What each
-//! request takes besides its own work and those before it is measured without stops: the
-//! very same requests were asked then, in a turn of their own, and what the machine does to some of
-//! them is in it.
+//! The simulator knows policies, queues and stops, but no networks or processes. What a request
+//! takes besides its own work and the queue is measured in a turn without stops. That turn has the
+//! very same requests, so the measurement includes what the machine did to some of them.
 
 use std::time::Duration;
 
@@ -15,11 +14,11 @@ use elfen_rt::clock::nanos;
 
 use super::load::Asked;
 
-/// As the proxy has them, unless it is told otherwise.
+/// The proxy's defaults: the limit of duplicates, and the interval between two polls.
 const EXTRA_PER_MILLION: u64 = 50_000;
 const LOOK_EVERY: Duration = Duration::from_micros(500);
 
-/// In the order in which they were sent.
+/// Returns the requests in the order in which they were sent, with the time of sending in ns.
 fn sent(asked: &[Asked]) -> Vec<(u64, Asked)> {
     let ns = |us: f64| nanos(Duration::from_secs_f64(us.max(0.0) / 1e6));
     let mut sent: Vec<(u64, Asked)> =
@@ -28,8 +27,9 @@ fn sent(asked: &[Asked]) -> Vec<(u64, Asked)> {
     sent
 }
 
-/// Requests without stops: each with what its answer took besides so much work, and
-/// that of those before it, for one server.
+/// Builds the simulator's requests from a turn without stops. For each request, it subtracts the
+/// work and the queueing at one server from the measured latency. The rest is the time around the
+/// work.
 fn undisturbed(sent: &[(u64, Asked)], work_ns: u64) -> Vec<Request> {
     let mut free_ns = 0;
     let request = |&(comes_ns, asked): &(u64, Asked)| {
@@ -42,8 +42,8 @@ fn undisturbed(sent: &[(u64, Asked)], work_ns: u64) -> Vec<Request> {
     sent.iter().map(request).collect()
 }
 
-/// How long each of these requests would have taken, of which so many microseconds were work, if
-/// the first server was stopped then; they were asked without stops.
+/// Predicts the latency of these requests under `policy`, if the first server had been stopped at
+/// the given times. `asked` was measured without stops. Each request contains `work_us` of work.
 pub(super) fn latencies_us(
     policy: Policy,
     asked: &[Asked],
@@ -74,9 +74,9 @@ mod tests {
         (0..100).map(asked).collect()
     }
 
-    /// Goal: without a policy a stop is waited for, with one it is not; what lies around the work
-    /// is added, to each request its own. Method: a request each 10 ms, of which one meets a stop
-    /// of 8 ms, and another took 3 ms longer without stops.
+    /// Goal: without a policy a request waits for a stop to end, and with a policy it does not. The
+    /// time around the work is added to its own request. Method: one request every 10 ms. One of
+    /// them meets a stop of 8 ms, and another one took 3 ms longer without stops.
     #[test]
     fn a_stop_in_simulated_time() {
         let ms = Duration::from_millis;
@@ -94,7 +94,7 @@ mod tests {
         assert!((700.0..2_500.0).contains(&look[98]) && look[99] == 3_700.0, "{look:?}");
     }
 
-    /// Goal: a request that waited for another has no more around its work. Method: two at once.
+    /// Goal: queueing does not count as time around the work. Method: two requests at once.
     #[test]
     fn queueing_is_not_around_a_request() {
         let due = Duration::from_millis(5);

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The batch's side of `elfen lab bench overlap`: reads the clock all the time, and notes when it
- * was off its lane. With -DCHECKS each round has a check, and that is all that it shares with
- * Elfen. With -DLOOP it works in a loop without a call, and notes its switches alone.
+ * The batch program of `elfen lab bench overlap`. It reads the clock all the time, and records when
+ * it was off its lane. With -DCHECKS each round has a check, which is all that it shares with
+ * Elfen. With -DLOOP it works in a loop without a call, and records only its context switches.
  *
- * It is off its lane while another task has the CPU, and while a check holds it up. An interrupt
- * leaves it on its lane.
+ * The program is off its lane while another task has the CPU, and while a check naps. During an
+ * interrupt it counts as on its lane.
  *
- *   batch FILE      (on SIGTERM: pairs of 64-bit words, from when on it was off, and until when;
- *                    those of naps and those of switches may have parts in common)
+ * Usage: batch FILE
+ *
+ * On SIGTERM it writes its pauses to FILE, as pairs of 64-bit words: start and end. A nap and a
+ * context switch may overlap.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -20,9 +22,9 @@
 #endif
 
 #define MOST 2000000
-/* Longer than any two readings are apart, and shorter than any nap. */
+/* Longer than the time between two readings of the clock, and shorter than any nap. */
 #define STRETCH 2000
-/* Readings from check to check. */
+/* Readings of the clock between two checks. */
 #define ROUND 2
 
 static uint64_t pauses[MOST][2];
@@ -76,7 +78,7 @@ int main(int argc, char **argv)
 		return 2;
 	note_switches(0, -1);
 	signal(SIGTERM, end);
-	/* Says that it runs. */
+	/* Tells the benchmark that the program runs. */
 	puts("ready");
 	fflush(stdout);
 #ifdef LOOP

@@ -1,10 +1,10 @@
-//! `elfen lab bench overlap`: how long a batch runs next to requests, and how fast it is off its
-//! lane and back, as two programs see it that know nothing of Elfen.
+//! `elfen lab bench overlap`: how long a batch runs next to requests, and how fast it leaves its
+//! lane and comes back. Two programs that contain no other part of Elfen measure it.
 //!
-//! One program is busy and idle in turns, with pauses drawn at random. The other reads the clock
-//! all the time. The first notes when its lane was busy, and the second when it was off its own, by
-//! the kernel's record of switches. Next to what their notes have in common stands what `elfen run`
-//! reports of the same time.
+//! The request program is busy and idle by turns, with random pauses. It records when its lane was
+//! busy. The batch program reads the clock all the time. It records when it was off its lane. Both
+//! use the kernel's record of context switches. The benchmark prints the overlap of their records
+//! next to the overlap that `elfen run` reports for the same time.
 
 mod notes;
 
@@ -35,11 +35,11 @@ or a tenth of a percent of the busy time.";
 /// Measure how long a batch runs next to requests under borrow-idle, and how fast it is off its
 /// lane
 ///
-/// Two small programs that know nothing of Elfen note when they had their CPU: one is busy and idle
-/// in turns, with pauses drawn at random, and the other, under `elfen run`, reads the clock all the
-/// time. For checks in its source, for a guard, and for what a run chooses for a stripped program
-/// that works in a loop without a call, once a second of learning is over; next to it stands what
-/// the run reports. Needs a C compiler, and root for the task map.
+/// One small program is busy and idle in turns, with pauses drawn at random. A second one reads the
+/// clock all the time under `elfen run`. Both record when they had their CPU, independently of
+/// Elfen. The batch has checks in its source, or a guard, or what `elfen run` chooses for a
+/// stripped program after one second of learning. That program works in a loop without a call. The
+/// table also has what the run reports. Needs a C compiler, and root for the task map.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -62,8 +62,8 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         keeps_output: true,
     };
     let overlaps = Overlaps { sources, starts };
-    // `inline`: by checks in its source. `auto`: by what `elfen run` chooses for a program as it
-    // is, whose work is a loop without a call.
+    // `inline`: checks in the source. `auto`: what `elfen run` chooses for an unmodified program
+    // that works in a loop without a call.
     let (kinds, cases) = args.next_to.cases(["inline", "guard", "auto"]);
     let run = |case: usize, _, values: &mut Values| {
         overlaps.run(kinds[case], args.next_to.duration, values)
@@ -89,9 +89,10 @@ const OVERLAPS: &[Column] = &[
     metric("resume_ns", "to resume", "us", 2).scaled(1e-3).lower().show(&[Part::Median]),
 ];
 
-/// How long what is not counted takes, of a program that is learned about.
+/// How long `elfen run` learns about the `auto` program. This time is not counted.
 const LEARN: Duration = Duration::from_secs(1);
-/// How long a batch may take to end: it writes down what it noted, on a lane that others may want.
+/// How long a batch may take to end. It still writes its records, on a lane that other tasks may
+/// use.
 const TO_NOTE: Duration = Duration::from_secs(60);
 
 const SOURCES: [(&str, &str); 3] = [
@@ -108,7 +109,8 @@ fn build() -> Result<Sources, BenchError> {
         compile(&["batch.c", "-o", "guard"])?,
         // elfen_check.h finds its slow path in the library that `elfen run` preloads.
         compile(&["batch.c", "-o", "inline", "-DCHECKS"])?,
-        // Nothing says what is where in it. The libraries for a static one may not be installed.
+        // The program is stripped, so no symbol tells where its functions are. Static libraries may
+        // not be installed.
         match compile(&["batch.c", "-o", "auto", "-DLOOP", "-s", "-static"])? {
             Ok(()) => Ok(()),
             Err(_) => compile(&["batch.c", "-o", "auto", "-DLOOP", "-s"])?,
@@ -135,14 +137,14 @@ impl Overlaps<'_> {
         let words = [self.sources.path(checks), notes.clone()].map(PathBuf::into_os_string);
         let mut front = self.starts.under(checks, &words)?;
         let found = run_of(&mut front, self.starts.folder)?;
-        // The first looks of the run, and the lane's first lease.
+        // Wait for the first polls of the run, and for the lane's first lease.
         thread::sleep(Duration::from_millis(300));
         if checks == "auto" {
             self.play(turn, LEARN)?;
         }
         let before_ns = overlapped_ns(&found)?;
         let (turns, others) = self.play(turn, lasting)?;
-        // What the guard counts at its next look belongs to these turns.
+        // The overlap that the guard adds at its next poll belongs to these turns.
         thread::sleep(Duration::from_millis(50));
         let reported_ns = overlapped_ns(&found)?.saturating_sub(before_ns);
         front.stop(TO_NOTE);
@@ -157,7 +159,8 @@ impl Overlaps<'_> {
         Ok(())
     }
 
-    /// The turns of the requests' program, and when the lane was busy with others.
+    /// Runs the request program. Returns its own turns, and the times in which only other tasks
+    /// kept the lane busy.
     fn play(
         &self,
         turn: Duration,
@@ -181,14 +184,14 @@ impl Overlaps<'_> {
     }
 }
 
-/// The pages of a run, once its batch says that it runs.
+/// Returns the pages of the run, once the batch has printed that it runs.
 fn run_of(front: &mut Running, folder: &Path) -> Result<Batch, BenchError> {
     let is_ready =
         || fs::read_to_string(folder.join("output")).is_ok_and(|said| said.starts_with("ready"));
     if let Some(status) = front.wait_until(is_ready)? {
         return Err(front.refusal(status).into());
     }
-    // Its front starts a spare process, and that the keeper.
+    // `elfen run` starts a spare process, and the spare process starts the supervisor.
     let family = below(front.id().unsigned_abs());
     let ours = |found: &Batch| family.contains(&found.supervisor.pid().unsigned_abs());
     running()?.into_iter().find(ours).ok_or_else(no_account)

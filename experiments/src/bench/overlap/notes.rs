@@ -1,4 +1,4 @@
-//! What the two programs noted, and what their notes have in common.
+//! The records of the two programs, and how long they overlap.
 
 use std::fs;
 use std::io;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use elfen_console::duration::number;
 
-/// A stretch of time, from and to.
+/// A period of time: its start and its end.
 pub(super) type Stretch = (u64, u64);
 
-/// Pairs of words, as the programs write them.
+/// Reads pairs of 64-bit words, as the programs write them.
 pub(super) fn read(file: &Path) -> io::Result<Vec<Stretch>> {
     let bytes = fs::read(file)?;
     let words: Vec<u64> =
@@ -17,7 +17,7 @@ pub(super) fn read(file: &Path) -> io::Result<Vec<Stretch>> {
     Ok(words.as_chunks().0.iter().map(|&[from, to]| (from, to)).collect())
 }
 
-/// In their order, and those that have a part in common as one.
+/// Sorts the periods, and merges those that overlap or touch.
 pub(super) fn joined(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
     stretches.sort_unstable();
     stretches.dedup_by(|next, before| {
@@ -30,22 +30,22 @@ pub(super) fn joined(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
     stretches
 }
 
-/// What is seen of all turns from outside.
+/// The overlap, measured from outside of Elfen.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Seen {
-    /// Of the lane, with others' time.
+    /// How long the request lane was busy, including with other tasks.
     pub(super) busy_ns: u64,
-    /// How long the batch ran in that.
+    /// How long the batch ran while the request lane was busy.
     pub(super) overlapped_ns: u64,
-    /// From the start of a turn to the batch off its lane for the rest of it; all of the turn if it
-    /// was not.
+    /// For each turn: the time from its start until the batch left its lane for the rest of the
+    /// turn. It is the whole turn if the batch did not.
     pub(super) stops_ns: Vec<f64>,
-    /// From the end of a turn that the batch was off for to the batch back.
+    /// For each turn at whose end the batch was off its lane: the time until the batch was back.
     pub(super) resumes_ns: Vec<f64>,
 }
 
-/// All are in their order. While others keep the request lane busy the batch is to be off its lane
-/// as well, and overlaps if it is not.
+/// Compares the periods, which must be sorted. While other tasks keep the request lane busy, the
+/// batch must be off its lane as well. If it is not, that time is overlap too.
 pub(super) fn compare(turns: &[Stretch], others: &[Stretch], pauses: &[Stretch]) -> Seen {
     let mut seen = of_turns(turns, pauses);
     let beside_others = of_turns(others, pauses);
@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn a_batch_stops_when_it_is_off_for_the_rest_of_the_turn() {
         let turns = [(100, 200), (300, 400), (500, 600)];
-        // A moment off its lane in the middle of the second turn is no stop, nor is one in the
-        // third.
+        // The batch leaves its lane for a moment in the middle of the second and third turns.
+        // Neither counts as a stop.
         let pauses = [(110, 205), (340, 345), (510, 520), (590, 640)];
         let seen = compare(&turns, &[(700, 710)], &pauses);
         assert_eq!(seen.stops_ns, [10.0, 100.0, 90.0]);

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The request's side of `elfen lab bench overlap`: busy for TURN ns, then asleep for a time drawn
- * evenly from half of that to one and a half times that and 1 ms more, for NS. It notes when
- * its lane was busy, by itself and by others; nothing here knows of Elfen.
+ * The request program of `elfen lab bench overlap`. For NS nanoseconds it is busy for TURN ns and
+ * then sleeps, again and again. Each pause is random: between TURN / 2 and TURN * 3 / 2 + 1 ms. The
+ * program records when its lane was busy, with itself and with other tasks. Nothing here depends on
+ * Elfen.
  *
- *   request TURN NS SEED > turns           (pairs of 64-bit words, from and to: its turns, 0 and 0,
- *                                           and the turns of others)
+ * Usage: request TURN NS SEED > turns
+ *
+ * The output is pairs of 64-bit words, start and end: its own turns, then 0 and 0, then the turns
+ * of other tasks.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -26,7 +29,7 @@ static uint64_t now(void)
 	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* Xorshift: any generator will do to keep requests out of step with timers. */
+/* Xorshift. Any generator is good enough to keep requests out of step with timers. */
 static uint64_t draw(uint64_t *state, uint64_t below)
 {
 	*state ^= *state << 13;
@@ -36,8 +39,8 @@ static uint64_t draw(uint64_t *state, uint64_t below)
 }
 
 /*
- * A turn is the lane's: from when it was given to anybody until it was given to nobody, with this
- * program among them.
+ * A turn lasts from when the lane gets busy until it idles. It is an own turn if this program ran
+ * in it.
  */
 static void read_turns(uint32_t own)
 {
@@ -46,7 +49,7 @@ static void read_turns(uint32_t own)
 	struct a_switch found;
 
 	while (next_switch(&found)) {
-		/* What the thread that leaves says is enough. */
+		/* Switch-out events name the next thread, so switch-in events are not needed. */
 		if (found.in)
 			continue;
 		if (found.next && !from)

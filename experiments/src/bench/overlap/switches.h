@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Who got a CPU and when, as the kernel notes it for any program that asks perf_event_open(2). A
- * thread's own readings of the clock are not enough: the first one comes some microseconds after it
- * got its CPU, by which time a batch that checks is off its lane, and the last one before the
- * interrupt at whose end it loses it.
+ * Context switches, as the kernel records them for any program that calls perf_event_open(2).
+ *
+ * Reading the clock is not precise enough. A thread reads it some microseconds after it got its
+ * CPU, when a batch with checks has already left its lane. Its last reading comes before the
+ * interrupt that takes the CPU away.
  */
 #include <linux/perf_event.h>
 #include <stdint.h>
@@ -12,20 +13,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A power of two: of 4 KiB each. */
+/* A power of two. Each page has 4 KiB. */
 #define RING_PAGES 64
 
 struct a_switch {
 	uint64_t at;
-	/* Of those that are noted of one thread: it gets its CPU, and does not lose it. */
+	/* For events of one thread: 1 if the thread gets its CPU, 0 if it loses it. */
 	int in;
-	/* Of those that are noted of a CPU: the thread that gets it, 0 for nobody. */
+	/* For events of a CPU: the thread that gets the CPU, or 0 if the CPU idles. */
 	uint32_t next;
 };
 
 static struct perf_event_mmap_page *ring;
 
-/* Of the calling thread, with 0 and -1; or with -1 of one CPU. */
+/* Records the calling thread with (0, -1), or all threads of one CPU with (-1, cpu). */
 static void note_switches(int thread, int cpu)
 {
 	struct perf_event_attr ask = {
@@ -36,7 +37,7 @@ static void note_switches(int thread, int cpu)
 		.sample_id_all = 1,
 		.context_switch = 1,
 		.use_clockid = 1,
-		.clockid = 1, /* CLOCK_MONOTONIC, as the task map has it */
+		.clockid = 1, /* CLOCK_MONOTONIC, like the task map */
 	};
 	int event = syscall(SYS_perf_event_open, &ask, thread, cpu, -1, PERF_FLAG_FD_CLOEXEC);
 
@@ -45,24 +46,24 @@ static void note_switches(int thread, int cpu)
 		exit(3);
 }
 
-/* Records are made of words, and may begin at the ring's end and go on at its beginning. */
+/* Records consist of words. A record may wrap around at the end of the ring. */
 static uint64_t word(uint64_t at)
 {
 	return *(uint64_t *)((char *)ring + ring->data_offset + at % ring->data_size);
 }
 
-/* Whether there is another one; costs one load where there is none. */
+/* Returns whether there was another switch. If there was none, this costs one load. */
 static int next_switch(struct a_switch *found)
 {
 	uint64_t tail = ring->data_tail, first;
 	struct perf_event_header header;
 
-	/* The kernel writes records before it moves the head. */
+	/* Pairs with the kernel, which writes records before it moves the head. */
 	if (__atomic_load_n(&ring->data_head, __ATOMIC_ACQUIRE) == tail)
 		return 0;
 	first = word(tail);
 	__builtin_memcpy(&header, &first, sizeof(header));
-	/* A lost one would be a turn or a pause that is not there. */
+	/* Lost records would hide a turn or a pause, so the program ends. */
 	if (header.type != PERF_RECORD_SWITCH && header.type != PERF_RECORD_SWITCH_CPU_WIDE)
 		exit(4);
 	found->in = !(header.misc & PERF_RECORD_MISC_SWITCH_OUT);

@@ -1,5 +1,7 @@
-//! Programs that are measured: C sources that are built here and now; and one run of a program,
-//! alone on a lane or under `elfen run`, and whether it prints and ends as another run did.
+//! Programs that a benchmark measures.
+//!
+//! This file builds C sources, and runs a program alone on a lane or under `elfen run`. It also
+//! compares the output and the exit status of two runs.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -26,18 +28,19 @@ use crate::live::process::Process;
 use crate::live::usage::Descendants;
 use crate::live::{LiveError, check_interrupted};
 
-/// We wake up on a CPU that may be the request lane, where that is a moment of overlap.
+/// This process may wake up on the request lane, where a wake-up is a moment of overlap. So it
+/// polls rarely.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// For a front whose batch was killed.
+/// How long `elfen run` may take to write its report after its batch was killed.
 const TO_REPORT: Duration = Duration::from_secs(2);
-/// More output than this fills the disk that others use as well.
+/// More output than this would fill a disk that other programs use as well.
 const OUTPUT_MAX: u64 = 1 << 30;
 
 const ELFEN_RUN: &str = "elfen run";
-/// Lines of `elfen run` itself begin so.
+/// The prefix of the lines that `elfen run` itself prints.
 const ELFEN_SAYS: &str = "elfen: ";
 
-/// How a program runs next to requests, for the benchmarks that play them.
+/// How a program runs next to requests. Shared by the benchmarks that play requests.
 #[derive(clap::Args, Debug)]
 pub(crate) struct NextToArgs {
     #[command(flatten)]
@@ -48,11 +51,11 @@ pub(crate) struct NextToArgs {
         default_value = "200us,1ms,10ms")]
     pub(super) turns: Vec<Duration>,
 
-    /// How long turns of one length are counted, from 1s to 60s
+    /// How long turns of the same length are counted, from 1s to 60s
     #[arg(short, long, value_name = "TIME", value_parser = counted, default_value = "5s")]
     pub(super) duration: Duration,
 
-    /// How batch and guard nap
+    /// How the batch and the guard nap
     #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
     nap: NapName,
 
@@ -61,7 +64,7 @@ pub(crate) struct NextToArgs {
 }
 
 impl NextToArgs {
-    /// The words of `elfen run` that say the same.
+    /// Returns the equivalent options of `elfen run`.
     pub(super) fn options(&self) -> Vec<String> {
         let mut options = self.looks.words().to_vec();
         if let Some(nap) = self.nap.name() {
@@ -70,7 +73,8 @@ impl NextToArgs {
         options
     }
 
-    /// Turns of each length, next to a program under each kind of checks.
+    /// Combines each kind of checks with each length of a turn. Returns the combinations and their
+    /// cases.
     pub(super) fn cases<'a>(
         &self,
         checks: impl IntoIterator<Item = &'a str>,
@@ -100,10 +104,11 @@ fn counted(text: &str) -> Result<Duration, String> {
     within(text, least, most, "turns are counted for 1s to 60s")
 }
 
-/// C sources in a folder of our own, and what is built from them. It goes with this.
+/// C sources in a temporary folder, and the programs that are built from them. Dropping this
+/// removes the folder.
 pub(super) struct Sources(TempDir);
 
-/// What the compiler says of a source that it does not take.
+/// `Err` is the compiler's message about a source that it cannot compile.
 pub(super) type Compiled = Result<(), String>;
 
 impl Sources {
@@ -121,7 +126,8 @@ impl Sources {
 
     pub(super) fn compile<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<Compiled, BenchError> {
         let mut command = Command::new("cc");
-        // Aligned, so that a program is not judged by where it happened to put a loop.
+        // Functions and loops are aligned, so that the result does not depend on where the compiler
+        // placed a loop.
         command.args(["-O2", "-falign-functions=64", "-falign-loops=32", "-I."]);
         let output = command.args(words).current_dir(self.0.path()).output().map_err(|error| {
             let why = format!("no C compiler, `cc`: {error}");
@@ -145,10 +151,10 @@ const HEADERS: [(&str, &str); 2] = [
 #[derive(Clone, Debug)]
 pub(super) struct Starts<'a> {
     pub(super) lanes: (u32, u32),
-    /// More words for `elfen run`.
+    /// More options for `elfen run`.
     pub(super) options: &'a [String],
     pub(super) folder: &'a Path,
-    /// Whether what it prints is kept.
+    /// Whether the output of the program is kept.
     pub(super) keeps_output: bool,
 }
 
@@ -156,14 +162,14 @@ pub(super) struct Starts<'a> {
 pub(super) struct Running {
     process: Process,
     output: Option<PathBuf>,
-    /// Of an `elfen run`.
+    /// The file of the report, if the process is an `elfen run`.
     report: Option<PathBuf>,
-    /// Whether we told it to end.
+    /// Whether `stop` sent SIGTERM to the process.
     stopped: bool,
 }
 
 impl Starts<'_> {
-    /// On a CPU, not under `elfen run`. The first word is the program.
+    /// Starts a program on a CPU, without `elfen run`. The first word is the program.
     pub(super) fn alone(
         &self,
         cpu: u32,
@@ -181,13 +187,13 @@ impl Starts<'_> {
         let report = self.folder.join("report.json");
         let mut command = self.elfen_run(checks)?;
         command.arg("--json-out").arg(&report).arg("--").args(words);
-        // The front passes it on; killed, it would leave its batch behind.
+        // `elfen run` forwards SIGTERM to its batch. If it were killed, its batch would survive.
         let anywhere = ChildSetup::anywhere(Rank::Nice(0));
         let place = ChildSetup { death_signal: libc::SIGTERM, ..anywhere };
         self.start(ELFEN_RUN, command, &place, "output", Some(report))
     }
 
-    /// Fails, in the words of `elfen run`, where it would refuse the program.
+    /// Fails with the message of `elfen run` if `elfen run` would refuse the program.
     pub(super) fn check(&self, checks: &str, words: &[OsString]) -> Result<(), LiveError> {
         let mut command = self.elfen_run(checks)?;
         command.args(["--dry-run", "--"]).args(words);
@@ -217,7 +223,8 @@ impl Starts<'_> {
         report: Option<PathBuf>,
     ) -> Result<Running, LiveError> {
         if let Some(report) = &report {
-            // One that is there afterwards is this run's.
+            // Removes the previous report, so that a file that exists after the run belongs to this
+            // run.
             fs::remove_file(report).ok();
         }
         let output = self.keeps_output.then(|| self.folder.join(output));
@@ -233,7 +240,8 @@ impl Running {
         self.process.id().cast_signed()
     }
 
-    /// Its status when it has ended; nothing if `enough` says so first.
+    /// Waits for the process, and returns its exit status. Returns `None` if `enough` returns true
+    /// first.
     pub(super) fn wait_until(
         &mut self,
         mut enough: impl FnMut() -> bool,
@@ -264,21 +272,21 @@ impl Running {
         })
     }
 
-    /// Ends what has not ended yet, within about this time.
+    /// Ends the process and its descendants, within about this time.
     pub(super) fn stop(&mut self, patience: Duration) {
         self.stopped = true;
         let pid = self.process.id();
         let family = Descendants::of(pid);
         os::send(pid, libc::SIGTERM);
         self.process.wait(patience);
-        // What heeds no SIGTERM, and what a shell that heeded it left behind: it would run next to
-        // the next measurement. A front that waits still has its report to write.
+        // Some processes ignore SIGTERM, and a shell that obeyed it may leave children. They would
+        // run next to the next measurement. A waiting `elfen run` still has to write its report.
         family.kill();
         self.process.wait(TO_REPORT);
     }
 
-    /// What `elfen run` says of a run that has ended. One that says nothing did not run the
-    /// program, or was stopped before it came to that.
+    /// The report of an `elfen run` that has ended. Without a report, `elfen run` either did not
+    /// start the program, which is an error, or was stopped too early, which is not.
     pub(super) fn report(&mut self) -> Result<Option<Report>, LiveError> {
         let Some(file) = &self.report else { return Ok(None) };
         let written = fs::metadata(file).is_ok_and(|data| data.len() > 0);
@@ -289,7 +297,8 @@ impl Running {
         }
     }
 
-    /// Of an `elfen run`; a screen may stand below its line.
+    /// The error of an `elfen run`. Its message may come before other output, such as a full-screen
+    /// view.
     pub(super) fn refusal(&self, status: ExitStatus) -> LiveError {
         let said = self.process.stderr_text();
         let line = said.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
@@ -297,7 +306,7 @@ impl Running {
         LiveError::Failed { name: ELFEN_RUN.to_owned(), status, said }
     }
 
-    /// For one that ended by itself; nothing where what it printed was not kept.
+    /// The result of a process that ended by itself, or `None` if its output was not kept.
     pub(super) fn ended(&self, status: ExitStatus) -> Option<Ended> {
         Some(Ended { status: as_shell(status), output: self.output.clone()? })
     }
@@ -308,17 +317,17 @@ fn as_shell(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
-/// How one run of the program ended.
+/// The result of one run of the program.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
-    /// As a shell sees it.
+    /// The exit status, as a shell prints it.
     pub(super) status: u8,
-    /// What it printed.
+    /// The file with its output.
     pub(super) output: PathBuf,
 }
 
 impl Ended {
-    /// What is different in another run, if anything is.
+    /// Returns how another run differs, or `None` if it does not.
     pub(super) fn unlike(&self, other: &Self) -> io::Result<Option<String>> {
         if self.status != other.status {
             let (this, that) = (self.status, other.status);
@@ -329,7 +338,7 @@ impl Ended {
     }
 }
 
-/// Counted from 1, as `cmp` does.
+/// Counts bytes from 1, as `cmp` does.
 fn first_difference(one: &Path, other: &Path) -> io::Result<Option<u64>> {
     let [mut one, mut other] =
         [File::open(one)?, File::open(other)?].map(|file| BufReader::new(file).bytes());
@@ -359,8 +368,8 @@ mod tests {
         starts.start(ELFEN_RUN, command, &place, "output", Some(report)).unwrap()
     }
 
-    /// Goal: what a program has started ends with it, so that it disturbs no other measurement.
-    /// Method: a shell whose child lives on when the shell ends.
+    /// Goal: the children of a stopped program end with it, so that they disturb no other
+    /// measurement. Method: a shell whose child outlives it.
     #[test]
     fn what_a_stopped_program_leaves_behind_ends() {
         let folder = tempfile::tempdir().unwrap();
@@ -380,8 +389,8 @@ mod tests {
         }
     }
 
-    /// Goal: a run that is told to end before it has begun reports nothing, and no failure; one
-    /// that ends so by itself is one. Method: shells that write no report.
+    /// Goal: a run that is stopped before it has begun has no report, and that is not an error. If
+    /// it is killed by another process, that is an error. Method: shells that write no report.
     #[test]
     fn a_run_that_is_stopped_early_is_no_failure() {
         let folder = tempfile::tempdir().unwrap();
@@ -393,8 +402,8 @@ mod tests {
         assert!(matches!(killed.report(), Err(LiveError::Failed { .. })));
     }
 
-    /// Goal: a difference is found wherever it is, and none where there is none. Method: outputs of
-    /// several lengths, with a byte changed, added or taken away.
+    /// Goal: a difference is found wherever it is, and equal outputs are equal. Method: outputs of
+    /// several lengths, with a byte changed, added or removed.
     #[test]
     fn differences_are_found() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,11 @@
-//! `elfen lab bench batch`: what any program of the user's is like as a batch. Measured are what it
-//! overlaps of requests that come at random, how fast it is off its lane, what `elfen run` costs it
-//! while the lane idles, and whether it does the same as alone. Baseline: `--checks guard`.
+//! `elfen lab bench batch`: how any program of the user behaves as a batch. It measures:
 //!
-//! The scheduler's own trace says which task ran when; Elfen is not asked.
+//! - how long the program overlaps with requests that come at random,
+//! - how fast it leaves its lane,
+//! - what `elfen run` costs it while the lane idles,
+//! - whether its output and exit status are the same as alone.
+//!
+//! Baseline: `--checks guard`. The times come from the scheduler's own trace, not from Elfen.
 
 mod seen;
 
@@ -37,13 +40,13 @@ use crate::live::{LiveError, install_signal_handlers};
 const AUTO: &str = "auto";
 /// The baseline.
 const GUARD: &str = "guard";
-/// Below this a program's wall time is that of being started.
+/// In a shorter program, the wall time is mostly the time of starting it.
 const TOO_SHORT: Duration = Duration::from_millis(50);
-/// Only the user knows how long a program takes alone.
+/// Only the user knows how long a program takes alone, so the limit is generous.
 const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// What `elfen run` takes to attach, about.
+/// About how long `elfen run` takes to attach.
 const TO_START: Duration = Duration::from_millis(300);
-/// Of the trace, on a lane where everything happens every 50 us.
+/// The trace buffer for each second, enough for a lane with events every 50 us.
 const KB_A_SECOND: u64 = 2048;
 
 const EXAMPLES: &str = "\
@@ -61,25 +64,26 @@ A program that prints something else than alone, or ends otherwise, is a failure
 
 /// Measure a program of your own as a batch: overlap, reaction, slowdown, output
 ///
-/// A thread plays requests: busy for a turn, then asleep for a time drawn at random. Meanwhile the
+/// A thread plays requests: it is busy for a turn and then sleeps for a random time. Meanwhile the
 /// program runs under `elfen run`, again and again. Then it runs on an idle lane, by turns with
-/// `--checks guard`; naps next to others that come by there are left out. Needs root, and tracefs.
+/// `--checks guard`. Naps next to other tasks that run on the request lane are left out there.
+/// Needs root, and tracefs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     next_to: NextToArgs,
 
-    /// How the program is checked, besides by its guard; `guard` is always measured as well
+    /// How the program is checked; `guard` is always measured as well
     #[arg(long, value_name = "HOW", default_value = AUTO, env = "ELFEN_CHECKS",
         value_parser = checks_parser())]
     checks: String,
 
-    /// How much of each run is not counted, as the program is learned meanwhile
+    /// The part of each run that is not counted, because the program is learned meanwhile
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
     learn: Duration,
 
-    /// Pairs of whole runs on an idle lane; 0 for none, and for no comparison of what it prints
+    /// Pairs of whole runs on an idle lane; with 0, neither slowdown nor output is compared
     #[arg(long, value_name = "N", default_value_t = 5,
         value_parser = clap::value_parser!(u16).range(0..=1000))]
     runs: u16,
@@ -89,7 +93,7 @@ pub(crate) struct Args {
     pub(crate) program: Vec<OsString>,
 }
 
-/// As `elfen run --checks` takes it.
+/// Accepts what `elfen run --checks` accepts.
 fn checks_parser() -> PossibleValuesParser {
     let names = CheckMethod::BEST_FIRST.map(CheckMethod::name);
     PossibleValuesParser::new([AUTO].into_iter().chain(names))
@@ -101,7 +105,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let (request, batch) = lanes(&args.next_to.lanes)?;
     install_signal_handlers()?;
     let folder = tempfile::tempdir()?;
-    // Refused before minutes go by.
+    // Refuse before minutes have passed.
     drop(Buffer::start(&[request], 1)?);
     let starts = Starts {
         lanes: (request, batch),
@@ -180,7 +184,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     Ok(Report { about, tables, left_out, wrong })
 }
 
-/// Why whole runs are not compared, if they are not.
+/// Returns why whole runs are not compared, if they are not.
 fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
     match alone {
         None => Some("as --runs is 0".to_owned()),
@@ -195,7 +199,7 @@ fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
     }
 }
 
-/// Runs that were compared with the run alone.
+/// The comparison of whole runs with the run alone.
 const COMPARED: &[Column] = &[
     label("checks", "output and exit status"),
     number("runs", "runs", "", 0),
@@ -203,20 +207,21 @@ const COMPARED: &[Column] = &[
     label("first_difference", "the first difference"),
 ];
 
-/// Two runs alone.
+/// Two runs of the program by itself, without `elfen run`.
 #[derive(Debug)]
 struct Alone {
-    /// The shorter one.
+    /// The wall time of the shorter run.
     wall: Duration,
     status: u8,
-    /// What the second did otherwise than the first: then there is nothing to compare with.
+    /// How the second run differed from the first. If it did, other runs cannot be compared with
+    /// them.
     unlike: Option<String>,
 }
 
 /// Turns of one length, next to the program under one kind of checks.
 const ROWS: &[Column] = &[
     label("checks", "checks"),
-    // How the program was checked indeed.
+    // The kind of checks that `elfen run` used.
     label("used", "used"),
     number("turn_ns", "turn", "us", 0).scaled(1e-3),
     number("turns", "turns", "", 0),
@@ -229,7 +234,7 @@ const ROWS: &[Column] = &[
     ]),
 ];
 
-/// Whole runs on an idle lane, under the guard and as chosen.
+/// Whole runs on an idle lane, with the guard and with the chosen checks.
 const WHOLE: &[Column] = &[
     label("checks", "whole runs on an idle lane"),
     metric("wall_ns", "time", "ms", 1).scaled(1e-6).lower().show(&[Part::Median]),
@@ -239,20 +244,20 @@ const WHOLE: &[Column] = &[
 
 const RATIO: &[Part] = &[Part::Median, Part::Range, Part::N];
 
-/// Where runs keep their files, and what they are compared with.
+/// The state of the benchmark: how runs are started, and what their output is compared with.
 struct Stage<'a> {
     args: &'a Args,
     starts: Starts<'a>,
-    /// Nothing if two runs alone differ, or none was made.
+    /// The output of a run alone. `None` if two such runs differ, or if there was none.
     alone: Option<Ended>,
-    /// For a whole run.
+    /// The time limit of a whole run.
     patience: Duration,
-    /// What each run did otherwise than alone, by its checks.
+    /// For each kind of checks: how each run differed from the run alone.
     compared: BTreeMap<String, Vec<Option<String>>>,
 }
 
 impl<'a> Stage<'a> {
-    /// The baseline first.
+    /// The kinds of checks to measure, the baseline first.
     fn methods(&self) -> Vec<&'a str> {
         let chosen = (self.args.checks != GUARD).then_some(self.args.checks.as_str());
         [GUARD].into_iter().chain(chosen).collect()
@@ -268,7 +273,7 @@ impl<'a> Stage<'a> {
         let [Some(first), Some(second)] = [first, second] else { return Ok(None) };
         let unlike = first.unlike(&second)?;
         let status = first.status;
-        // Next to turns of any length it has a third of its lane at least.
+        // Next to turns of any length, the program has its lane for at least a third of the time.
         self.patience = first_wall.max(second_wall) * 10 + Duration::from_secs(30);
         self.alone = unlike.is_none().then_some(first);
         Ok(Some(Alone { wall: first_wall.min(second_wall), status, unlike }))
@@ -308,17 +313,18 @@ impl<'a> Stage<'a> {
         let Some(RunReport { wall_ns, figures, .. }) = self.whole_under(checks)? else {
             return Ok(());
         };
-        // A nap next to another task on the request lane is no cost of what was chosen.
+        // A nap next to another task on the request lane does not belong to the cost of the chosen
+        // checks.
         let wall_ns = wall_ns.saturating_sub(figures.napped_ns);
         values.add("wall_ns", duration::number(wall_ns.max(1)));
-        // How long the batch itself ran: what is missing to the whole was taken from it.
+        // How long the batch itself ran. The rest of the wall time was taken from it.
         values.extend("ran_ns", figures.ran_ns().map(|ns| duration::number(ns.max(1))));
         Ok(())
     }
 
-    /// Runs the program again and again while requests are played, until they have been counted
-    /// for long enough or `limit` is over. Gives the processes that were started, and how the
-    /// program was checked indeed.
+    /// Runs the program again and again while requests are played, until they have been counted for
+    /// long enough or `limit` is over. Returns the pids of the `elfen run` processes, and the kind
+    /// of checks that was used.
     fn run_next_to(
         &mut self,
         player: Player,
@@ -339,7 +345,8 @@ impl<'a> Stage<'a> {
             };
             let ended = running.wait_until(|| is_enough(counted))?;
             if is_enough(counted) {
-                // Before the batch is told to end: that takes the lane, whatever runs on the other.
+                // Stop the requests before the batch. A batch that handles SIGTERM gets its lane
+                // even next to a request.
                 player = None;
             }
             counted += start.elapsed().saturating_sub(self.args.learn + TO_START);
@@ -357,8 +364,8 @@ impl<'a> Stage<'a> {
         Ok((fronts, used))
     }
 
-    /// A program that came to no end while turns were counted is compared with itself alone
-    /// all the same.
+    /// Runs the program once to its end, if no run ended while turns were counted. So its output is
+    /// compared as well.
     fn once_next_to_requests(&mut self, checks: &str) -> Result<(), BenchError> {
         let ran = self.compared.contains_key(checks);
         let (Some(_), false, Some(&turn)) = (&self.alone, ran, self.args.next_to.turns.first())
@@ -387,7 +394,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Waits for its end, but not for ever: others may hold the lanes.
+/// Waits for a program to end, with a time limit: other programs may occupy the lanes.
 fn whole(
     running: &mut Running,
     patience: Duration,
@@ -403,8 +410,8 @@ fn whole(
 
 const SEED: u64 = 7;
 
-/// The requests: a thread that is busy for a turn and asleep for a pause drawn at random, so that
-/// it is in step with no timer. It plays until this drops.
+/// The requests: a thread that is busy for a turn, and then sleeps for a random time. So it is not
+/// synchronized with any timer. It plays until this value is dropped.
 #[derive(Debug)]
 struct Player {
     /// The thread's id.
@@ -428,10 +435,10 @@ impl Player {
     }
 }
 
-/// The turn that goes on is played to its end.
+/// Lets the thread finish its current turn.
 impl Drop for Player {
     fn drop(&mut self) {
-        // Relaxed: nothing is published through it.
+        // Relaxed: a flag that is polled; no other data depends on it.
         self.stop.store(true, Relaxed);
         if let Some(Err(panic)) = self.handle.take().map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
@@ -446,7 +453,7 @@ fn play(cpu: u32, turn: Duration, stop: &AtomicBool, said: &Sender<io::Result<i3
         return;
     }
     let mut random = Xoshiro256PlusPlus::seed_from_u64(SEED);
-    // From half a turn to one and a half, and up to a millisecond more.
+    // The pause is between half a turn and one and a half turns, and up to a millisecond longer.
     let span_ns = u64::try_from(turn.as_nanos()).unwrap_or(u64::MAX / 2) + 1_000_000;
     while !stop.load(Relaxed) {
         thread::sleep(turn / 2 + Duration::from_nanos(random.random_range(0..span_ns)));

@@ -1,39 +1,39 @@
-//! What the scheduler's trace shows of a batch next to requests.
+//! Evaluates the scheduler's trace of a batch next to requests.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::bench::trace::{Event, Kind};
 
-/// The tasks to look for in a trace.
+/// The tasks to find in a trace.
 #[derive(Clone, Debug)]
 pub(super) struct Cast {
     pub(super) request_cpu: u32,
     pub(super) batch_cpu: u32,
     /// The thread that plays requests.
     pub(super) request: i32,
-    /// Every `elfen run`, by the process that was started. What they start is the batch from when
-    /// it runs a program of its own: guards and keepers never do.
+    /// The pid of every `elfen run`. A descendant belongs to the batch from when it starts a
+    /// program. Guards and supervisors never start one.
     pub(super) fronts: Vec<i32>,
-    /// From its beginning on, a batch is learned about for so long.
+    /// The first part of each batch's life, which is not counted because the batch is learned.
     pub(super) learn_ns: u64,
 }
 
-/// While a batch lived and was learned.
+/// The result, counted while a batch lived and had been learned.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Seen {
-    /// Of the request lane.
+    /// How long the request lane was busy with the request.
     pub(super) busy_ns: u64,
-    /// How much of that a batch task was on the batch lane.
+    /// How long a batch task was on the batch lane during that time.
     pub(super) overlapped_ns: u64,
     pub(super) turns: u64,
-    /// From the beginning of a turn to the batch off its lane; all of a turn that ended first. Of
-    /// turns that began while a batch task was on its lane.
+    /// For each turn that began while the batch was on its lane: the time until the batch left the
+    /// lane. It is the whole turn if the turn ended first.
     pub(super) reactions_ns: Vec<u64>,
-    /// Whether the request thread is in the trace at all.
+    /// Whether the request thread is in the trace.
     pub(super) any_request: bool,
 }
 
-/// Events are taken in their order.
+/// The state while events are processed in their order.
 struct Watch<'a> {
     cast: &'a Cast,
     family: Family<'a>,
@@ -41,9 +41,9 @@ struct Watch<'a> {
     last_ns: u64,
     request_is_on: bool,
     batch_is_on: bool,
-    /// A turn goes on.
+    /// Whether a turn is running.
     in_turn: bool,
-    /// The batch is on its lane, and has been since the turn began, which was then.
+    /// The start of the turn, if the batch has been on its lane since then.
     waits_since_ns: Option<u64>,
 }
 
@@ -80,12 +80,12 @@ pub(super) fn seen(events: &[Event], cast: &Cast) -> Seen {
 }
 
 impl Watch<'_> {
-    /// When the batch that lives is learned.
+    /// Returns from when on the current batch counts as learned.
     fn learned_ns(&self) -> Option<u64> {
         self.family.began_ns.map(|began_ns| began_ns.saturating_add(self.cast.learn_ns))
     }
 
-    /// Counts the time since the last event.
+    /// Adds the time since the last event.
     fn pass(&mut self, now_ns: u64) {
         let from_ns = std::mem::replace(&mut self.last_ns, now_ns);
         let Some(learned_ns) = self.learned_ns().filter(|_| self.request_is_on) else { return };
@@ -111,7 +111,7 @@ impl Watch<'_> {
         }
     }
 
-    /// A task that becomes the batch is on a CPU already.
+    /// A task that becomes a batch task is already on a CPU.
     fn on_exec(&mut self, event: &Event) {
         self.family.execs(event.task, event.at_ns);
         if event.cpu == self.cast.batch_cpu {
@@ -119,20 +119,20 @@ impl Watch<'_> {
         }
     }
 
-    /// The batch is off its lane, or the request is.
+    /// Ends a reaction: the batch has left its lane, or the turn has ended.
     fn react(&mut self, now_ns: u64) {
         let waited_ns = self.waits_since_ns.take().map(|from_ns| now_ns.saturating_sub(from_ns));
         self.seen.reactions_ns.extend(waited_ns);
     }
 }
 
-/// The tasks that descend from an `elfen run`, and those of them that are its batch.
+/// The descendants of `elfen run` processes, and which of them belong to the batch.
 struct Family<'a> {
     fronts: &'a [i32],
-    /// Whether a descendant belongs to the batch. An id that is used again is that of a new child.
+    /// Whether a descendant belongs to the batch. If an id is reused, it belongs to the new child.
     members: HashMap<i32, bool>,
     living: HashSet<i32>,
-    /// The batch that lives.
+    /// The start of the current batch.
     began_ns: Option<u64>,
 }
 
@@ -166,7 +166,7 @@ impl<'a> Family<'a> {
         self.began_ns.get_or_insert(now_ns);
     }
 
-    /// It is still the batch's while it ends.
+    /// Until it leaves its CPU, an exiting task still belongs to the batch.
     fn exits(&mut self, task: i32) {
         self.living.remove(&task);
         if self.living.is_empty() {
@@ -200,7 +200,8 @@ mod tests {
         event(at_ns, cpu, task, Kind::Switch { next, preempted: false })
     }
 
-    /// A front, its keeper 11, a guard, and a batch that begins at 100 and has the lane at 110.
+    /// An `elfen run` with a supervisor (11), a guard, and a batch. The batch starts at 100 and
+    /// gets the lane at 110.
     fn start() -> Vec<Event> {
         vec![
             fork(10, 1, FRONT),
@@ -217,8 +218,8 @@ mod tests {
         seen(&[start(), more.to_vec()].concat(), &cast(learn_ns))
     }
 
-    /// Goal: a guard, a stranger and idle time are no overlap, and a child of the batch is. Method:
-    /// a turn next to each of them.
+    /// Goal: a child of the batch overlaps; a guard, an unrelated task and idle time do not.
+    /// Method: a turn next to each of them.
     #[test]
     fn the_batchs_own_tasks_overlap() {
         let more = [
@@ -235,8 +236,8 @@ mod tests {
         assert_eq!((seen.turns, seen.reactions_ns), (1, vec![30]));
     }
 
-    /// Goal: what a batch overlaps while it is learned is told apart. Method: a turn before the
-    /// time, one over it, and one after it.
+    /// Goal: overlap is not counted while the batch is learned. Method: turns before, across and
+    /// after the end of the learning time.
     #[test]
     fn learning_is_not_counted() {
         let turn = |from, to| [switch(from, 0, 0, REQUEST), switch(to, 0, REQUEST, 0)];
@@ -245,8 +246,8 @@ mod tests {
         assert_eq!((seen.turns, seen.reactions_ns), (1, vec![100]), "a whole turn");
     }
 
-    /// Goal: time without a batch is not counted, and the next run is learned again; its ids may be
-    /// those of the last. Method: an exit, a turn, and another run.
+    /// Goal: time without a batch is not counted, and the next run is learned again. Its ids may be
+    /// the same as in the last run. Method: an exit, a turn, and another run.
     #[test]
     fn batches_end_and_begin_again() {
         let turn = |from, to| [switch(from, 0, 0, REQUEST), switch(to, 0, REQUEST, 0)].to_vec();
@@ -264,8 +265,8 @@ mod tests {
         assert_eq!(seen.overlapped_ns, 50 + 40);
     }
 
-    /// Goal: a request that is put off its lane for a moment is one turn. Method: a preemption in
-    /// the middle of a turn, with the batch off its lane later.
+    /// Goal: a request that is preempted for a moment is still one turn. Method: a preemption in
+    /// the middle of a turn; the batch leaves its lane later.
     #[test]
     fn a_preempted_turn_goes_on() {
         let more = [
@@ -280,7 +281,8 @@ mod tests {
         assert_eq!((seen.busy_ns, seen.overlapped_ns), (90, 40));
     }
 
-    /// Goal: ids of another pid namespace are noticed. Method: a trace without the request.
+    /// Goal: a trace with ids of another pid namespace is detected. Method: a trace without the
+    /// request.
     #[test]
     fn a_trace_of_strangers_is_known() {
         assert!(!seen(&start(), &cast(0)).any_request);

@@ -1,9 +1,9 @@
-//! `elfen lab bench check`: what a check costs, for each way to have one. Baseline: the same
-//! program without checks.
+//! `elfen lab bench check`: what a check costs, for each way to put it into a program. Baseline:
+//! the same program without checks.
 //!
-//! The programs are built here and now, as users build theirs. They run as the batch of a run whose
-//! request lane idles all the time, by a page of a service that no other process knows. So what is
-//! measured is the fast path.
+//! The benchmark builds the programs on this machine, as users build theirs. They run as the batch
+//! of a run whose request lane is always idle, according to the page of a service. No other process
+//! knows that service. So this measures the fast path.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
             values.add("ns_per_call", number(printed.best_ns) / number(calls));
             Ok(())
         })?;
-        // The plain one has nothing to be compared with.
+        // The baseline has no comparison to print.
         table.rows.remove(0);
         report.add(table);
     }
@@ -111,12 +111,12 @@ const CHECKS: &[Column] = &[
         .ratio_of("ns_per_call")
         .lower()
         .show(&[Part::Median, Part::Interval]),
-    // Exact, where callgrind counted them.
+    // Exact numbers, if callgrind counted them.
     figure("added_instructions_per_call", "instructions", "", 1).lower(),
     label("what", "what it is"),
 ];
 
-/// What each build adds for a call; or why nothing was counted.
+/// The instructions that each build adds to a call, or why they were not counted.
 fn added_instructions(
     builds: &[Build],
     run: &Run,
@@ -129,7 +129,8 @@ fn added_instructions(
     Ok(counts.iter().map(|count| Some(added(count))).collect())
 }
 
-/// The last of the CPUs that we may use: the first one gets most interrupts.
+/// Returns the CPU of `--cpu`, or the last CPU that this process may use. The first CPU gets most
+/// interrupts.
 fn cpu(args: &Args) -> Result<u32, BenchError> {
     let allowed = affinity::allowed()?;
     let Some(cpu) = args.cpu else {
@@ -144,13 +145,14 @@ fn cpu(args: &Args) -> Result<u32, BenchError> {
     Err(Failure::new(Status::Usage, "choosing a CPU", why, fix).into())
 }
 
-/// A way to have checks, as the compiler is asked for it.
+/// A way to put checks into a program, and the compiler flags that it needs.
 #[derive(Debug)]
 struct Kind {
     name: &'static str,
     flags: &'static [&'static str],
     library: Library,
-    /// Batch lanes of the run: with one, patched functions need not know where they run.
+    /// The number of batch lanes of the run. With one, patched functions need not know where they
+    /// run.
     lanes: u32,
     what: &'static str,
 }
@@ -160,12 +162,12 @@ struct Kind {
 enum Library {
     None,
     Ours,
-    /// Hooks that return at once: what a call costs, whatever is called.
+    /// Hooks that return at once, which show what the call alone costs.
     Returning,
 }
 
 static PLAIN: Kind = Kind { library: Library::None, ..ours("plain", &[], 1, "no checks") };
-/// Counts where checks would be.
+/// Counts the places where checks would be.
 static COUNTING: Kind = Kind { library: Library::None, ..ours("counting", &["-DCOUNT"], 1, "") };
 
 const FENTRY: &[&str] = &["-pg", "-mfentry"];
@@ -200,17 +202,17 @@ const fn returning(name: &'static str, flags: &'static [&'static str], what: &'s
 
 const PROGRAMS: [&str; 4] = ["calls", "fib", "matrix", "words"];
 
-/// Instructions are counted in this program alone: a run under callgrind takes half a second.
+/// Only this program's instructions are counted, because a run under callgrind takes half a second.
 const COUNTED: &str = "calls";
 
-/// Repetitions in one process; the shortest counts, as the one that was disturbed least.
+/// Repetitions in one process. The shortest one counts, because it was disturbed least.
 const REPETITIONS: u32 = 10;
 
 /// The files that the programs are built from.
 const FILES: [(&str, &str); 2] =
     [("programs.c", include_str!("programs.c")), ("returning.c", include_str!("returning.c"))];
 
-/// The library whose hooks only return.
+/// Builds the library whose hooks only return.
 fn build_returning(sources: &Sources) -> Result<PathBuf, BenchError> {
     let words = ["-shared", "-fPIC", "returning.c", "-o", "returning.so"];
     sources.compile(&words)?.explain("the C compiler", COMPILER)?;
@@ -231,15 +233,16 @@ struct Build {
 struct Printed {
     best_ns: u64,
     computed: String,
-    /// Checks in one repetition, if they were counted.
+    /// The number of checks in one repetition, if they were counted.
     checks: u64,
 }
 
 impl Build {
-    /// The kind's build, or what a compiler says that cannot build it.
+    /// Builds this kind, or returns the compiler's message if it cannot.
     fn of(sources: &Sources, kind: &'static Kind) -> Result<Result<Self, String>, BenchError> {
         let object = format!("{}.o", kind.name);
-        // In two steps: linked with -pg, a program would profile itself as well.
+        // Compiling and linking are separate steps. If -pg were passed to the linker, the program
+        // would profile itself.
         let flags = [&["-c", "programs.c", "-o", &object], kind.flags].concat();
         let compiled = match sources.compile(&flags)? {
             Ok(()) => sources.compile(&[&object, "-o", kind.name])?,
@@ -248,7 +251,7 @@ impl Build {
         Ok(compiled.map(|()| Self { kind, file: sources.path(kind.name) }))
     }
 
-    /// One that any compiler can build.
+    /// Builds a kind that every compiler supports.
     fn new(sources: &Sources, kind: &'static Kind) -> Result<Self, BenchError> {
         Self::of(sources, kind)?.explain("the C compiler", COMPILER)
     }
@@ -274,7 +277,7 @@ impl Build {
         printed.ok_or_else(|| self.failed(program, format!("it printed {line:?}")))
     }
 
-    /// Instructions of one repetition: the difference that two more of them make, halved.
+    /// Counts the instructions of one repetition: half of what two more repetitions add.
     fn instructions(&self, run: &Run, program: &'static str) -> Result<u64, String> {
         let [few, many] = [1, 3].map(|repetitions| {
             let mut valgrind = Command::new("valgrind");
@@ -312,17 +315,17 @@ impl Build {
     }
 }
 
-/// `Collected : 1731181` in what callgrind prints.
+/// Parses `Collected : 1731181` in the output of callgrind.
 fn collected(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.split_once("Collected :"))?;
     line.1.trim().parse().ok()
 }
 
-/// CPUs that no machine has: no task runs there but in our pages.
+/// CPU numbers that no machine has. These lanes exist only in our pages.
 const NO_CPUS: [u32; 3] = [SLOTS_MAX - 1, SLOTS_MAX - 2, SLOTS_MAX - 3];
 
 struct Run {
-    /// Pages with one batch lane and with two; the second lane is on no CPU.
+    /// Pages with one batch lane and with two. The second lane is on a CPU that does not exist.
     lanes: [Page<LaneSlot>; 2],
     control: Page<ControlSlot>,
     service: Service,
@@ -332,12 +335,12 @@ struct Run {
 }
 
 impl Run {
-    /// A run whose batch lane is `cpu`.
+    /// Creates a run whose batch lane is `cpu`.
     fn new(cpu: u32, ours: PathBuf, returning: PathBuf) -> Result<Self, BenchError> {
         let service = Service::open(&format!("bench-check-{}", std::process::id()), 2)?;
         for (slot, request) in (0..).zip([NO_CPUS[0], NO_CPUS[1]]) {
-            // Held for as long as the page: a lane that no worker has claimed is looked at again
-            // and again.
+            // The claim must last as long as the page. A lane that no worker has claimed is polled
+            // again and again.
             std::mem::forget(service.claim(slot, request)?);
         }
         let lanes = [private_page::<LaneSlot>(1)?, private_page::<LaneSlot>(2)?];
@@ -362,7 +365,8 @@ impl Run {
             Library::Returning => _ = command.env("LD_PRELOAD", &self.returning),
             Library::Ours => {
                 let page = self.page(kind);
-                // Off: the program's first check says that it runs.
+                // The program's first check changes this to `Running`, which shows that the program
+                // has checks.
                 page.slots().for_each(|slot| slot.enter(LaneState::Off, 0));
                 let inherited = Inherited {
                     lanes: id(page.memory()),
@@ -375,7 +379,7 @@ impl Run {
         }
     }
 
-    /// Whether the program has checked since `prepare`, if it has checks.
+    /// Whether the program has run a check since `prepare`. Also true for a program that has none.
     fn was_checked(&self, kind: &Kind) -> bool {
         let state = self.page(kind).slot(0).map(|slot| slot.state.load(Relaxed));
         kind.library != Library::Ours || state == Some(LaneState::Running as u64)
@@ -388,8 +392,8 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // No other process knows the name; if the removal fails, the page goes with the machine's
-        // next restart.
+        // No other process knows the name. If the removal fails, the page stays until the machine
+        // restarts.
         let _removed = self.service.page().memory().remove_name();
     }
 }

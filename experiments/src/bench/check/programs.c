@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What `elfen lab bench check` puts checks into: programs that differ in how often they enter a
- * function. Built once for each kind of check; with -DINLINE checks are in the source, and with
- * -DCOUNT they are counted instead.
+ * The programs into which `elfen lab bench check` puts checks. They differ in how often they enter
+ * a function. They are built once for each kind of check. With -DINLINE the checks are in the
+ * source. With -DCOUNT they are counted instead.
  *
- *     programs NAME REPETITIONS
+ * Usage: programs NAME REPETITIONS
  *
- * prints the shortest repetition in nanoseconds, what it computed, and how many checks it met.
+ * Prints the time of the shortest repetition in nanoseconds, the result, and the number of checks.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -27,7 +27,7 @@ static unsigned long checks;
 
 typedef unsigned long word;
 
-/* ---- calls: nothing but calls of a function that does nothing ---- */
+/* ---- calls: only calls of an empty function ---- */
 
 NOINLINE static void nothing(void)
 {
@@ -57,7 +57,7 @@ static word run_fib(void)
 	return fib(20);
 }
 
-/* ---- matrix: the thesis's, a function that multiplies 5x5 matrices ---- */
+/* ---- matrix: multiplies 5x5 matrices, as in the thesis ---- */
 
 enum { SIDE = 5 };
 
@@ -91,7 +91,7 @@ static word matrix(void)
 	return (word)(c[2][3] * 1e9);
 }
 
-/* ---- words: counts the words of a text, as programs do ---- */
+/* ---- words: counts the words of a text, as real programs do ---- */
 
 enum { TEXT = 60000, BUCKETS = 1024, ENTRIES = 8192 };
 
@@ -210,7 +210,7 @@ int main(int argc, char **argv)
 	for (i = 0; argc == 3 && i < sizeof(programs) / sizeof(programs[0]); i++) {
 		if (strcmp(argv[1], programs[i].name))
 			continue;
-		/* The first one warms up. */
+		/* The first run warms up. */
 		result = programs[i].run();
 		for (repetition = 0; repetition < atoi(argv[2]); repetition++) {
 			word start = now_ns(), took;

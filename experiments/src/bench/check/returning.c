@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Hooks that do nothing, for what a call costs, whatever is called. */
+/* Hooks that only return. They show what the call alone costs. */
 __asm__(".globl mcount\n.type mcount, @function\nmcount:\n\tret\n"
 	".globl __fentry__\n.type __fentry__, @function\n__fentry__:\n\tret\n");
 

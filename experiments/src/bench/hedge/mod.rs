@@ -33,7 +33,7 @@ Examples:
 
 With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java).";
 
-/// Measure what `elfen-hedge` makes of a server that stands still
+/// Measure latencies through `elfen-hedge` while a server stands still
 ///
 /// The benchmark starts two servers behind the proxy and stops the first now and then. The policies
 /// take turns, under the same requests. Latency counts from the time at which a request was due.

@@ -1,13 +1,18 @@
-//! `elfen lab bench nap`: how long a lane takes to fall asleep and to wake, by every nap of this
+//! `elfen lab bench nap`: how long a lane takes to fall asleep and to wake, with every nap of this
 //! machine. This is the thesis's Figure 5.7.
 //!
-//! A thread on the request lane asks a second one, on the batch lane, to sleep, knows it asleep,
-//! and wakes it. Being asked is a flag. Waking is a store to the line that the second thread waits
-//! on; for a futex, FUTEX_WAKE; for the device, the request lane going idle, which alone wakes it.
+//! A thread on the request lane sets a flag, which asks a second thread on the batch lane to sleep.
+//! It waits until the second thread sleeps, and wakes it. What wakes the second thread depends on
+//! the nap:
 //!
-//! When a lane sleeps can be read nowhere. On two lanes of one core the first thread feels it: its
-//! own instructions run faster (`released`). Elsewhere, the task map says when the kernel takes the
-//! lane from the thread (`switched`), and a nap outside the kernel begins when called (`entered`).
+//! - A futex is woken by FUTEX_WAKE.
+//! - A device nap ends when the request lane goes idle, and only then.
+//! - Other naps wait on a cache line, and a store to that line ends them.
+//!
+//! The moment at which a lane falls asleep cannot be read anywhere. On two lanes of one core, the
+//! first thread's own instructions run faster then (`released`). Otherwise, the task map contains
+//! when the kernel switched away from the thread (`switched`). A nap outside of the kernel counts
+//! from its call (`entered`).
 
 mod released;
 mod sleeper;
@@ -77,16 +82,16 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         "request_cpu" => request,
         "batch_cpu" => batch,
         "tsc_mhz" => (naps.ticks_per_ns * 1000.0).round(),
-        // The nap that `auto` takes here.
+        // The nap that `auto` chooses on this machine.
         "auto" => Nap::auto().kind().name(),
     ];
     Ok(Report::from(table).about(about))
 }
 
-/// Nanoseconds that a nap takes to sleep and to wake, in the median, by its name.
+/// The name of a nap, and the median nanoseconds that it takes to sleep and to wake.
 pub(crate) type NapTimes = (&'static str, Option<f64>, Option<f64>);
 
-/// The times of all naps, for the model of a machine.
+/// Measures the times of all naps, for the model of a machine.
 pub(crate) fn times(lanes: Lanes, naps: usize) -> Result<Vec<NapTimes>, BenchError> {
     let all = Naps::open(lanes)?;
     let run = |case, _, values: &mut Values| all.run(case, values);
@@ -98,23 +103,23 @@ pub(crate) fn times(lanes: Lanes, naps: usize) -> Result<Vec<NapTimes>, BenchErr
     Ok(all.ways.iter().zip(&played).map(times).collect())
 }
 
-/// Where to measure. The two differ.
+/// The lanes to measure on. They must differ.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lanes {
-    /// The measuring thread is here,
+    /// The lane of the measuring thread.
     pub(crate) request: u32,
-    /// and the one that sleeps here.
+    /// The lane of the thread that sleeps.
     pub(crate) batch: u32,
 }
 
-/// How it was known that the lane slept.
+/// How the benchmark detected that the lane slept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SleepSeenBy {
     /// The sibling had the core to itself.
     Released,
-    /// The kernel had switched the lane away from the thread.
+    /// The kernel had switched from the thread to another task.
     Switched,
-    /// The thread was about to wait; what the CPU takes from there on is missing.
+    /// The thread was about to wait. The time that the CPU takes from there on is missing.
     Entered,
 }
 
@@ -130,20 +135,21 @@ impl SleepSeenBy {
 
 const NAPS_A_ROUND: usize = 20;
 
-/// Between two steps: at least this, and a part of as much again that differs from round to round.
+/// The shortest pause between two steps. Each pause is up to twice as long, and differs from round
+/// to round.
 const SETTLE_NS: u64 = 20_000;
 
-/// A thread that is still on its lane after this does not sleep.
+/// A thread that is still on its lane after this time is not sleeping.
 const SWITCH_LIMIT_NS: u64 = 5_000_000;
 
 /// Every nap of this machine, and a futex.
 struct Naps {
     lanes: Lanes,
-    /// Each by its name, or why it cannot run here.
+    /// The name of each nap, and the nap or the reason why it cannot run here.
     ways: Vec<(&'static str, Result<Way, String>)>,
-    /// There is one if the two lanes share a core.
+    /// Present if the two lanes share a core.
     probe: Option<Probe>,
-    /// If it can be read.
+    /// Present if the task map is needed and can be read.
     map: Option<TaskMap>,
     ticks_per_ns: f64,
 }
@@ -161,7 +167,7 @@ impl Naps {
         pin(lanes.request)?;
         let ticks_per_ns = calibrate_clock();
         let probe = with_sleeper(lanes, &Way::Futex, |bench| bench.calibrate_probe())?;
-        // Only root may, as a rule; without it, less can be seen.
+        // Usually only root may open the task map. Without it, fewer naps can be observed.
         let map = if probe.is_none() { task_map::open().ok() } else { None };
         let nap = |kind: Kind| (kind.name(), open(kind, lanes).map(Way::Nap));
         let mut ways: Vec<_> = Kind::ALL.into_iter().map(nap).collect();
@@ -180,7 +186,7 @@ impl Naps {
         let Ok(way) = &self.ways[case].1 else { return Ok(()) };
         let seen_by = self.seen_by(way);
         with_sleeper(self.lanes, way, |bench| {
-            // The thread that sleeps is a new one: its first nap does not count.
+            // The sleeping thread is new, so its first nap does not count.
             bench.round(self, seen_by)?;
             for _ in 0..NAPS_A_ROUND {
                 let Round { sleep, wake } = bench.round(self, seen_by)?;
@@ -191,7 +197,7 @@ impl Naps {
         })
     }
 
-    /// The batch lane in the task map.
+    /// The slot of the batch lane in the task map.
     fn batch_slot(&self) -> Option<&TaskSlot> {
         self.map.as_ref()?.slot(self.lanes.batch)
     }
@@ -200,14 +206,14 @@ impl Naps {
         match way {
             _ if self.probe.is_some() => Some(SleepSeenBy::Released),
             Way::Futex => self.batch_slot().map(|_| SleepSeenBy::Switched),
-            // The thread stays on its lane, inside the kernel: from outside it looks busy.
+            // The thread stays on its lane, inside the kernel, so the task map shows it as running.
             Way::Nap(Nap::Device(_)) => None,
             Way::Nap(_) => Some(SleepSeenBy::Entered),
         }
     }
 }
 
-/// What could not be measured of a nap that can run.
+/// What could not be measured although the nap can run.
 fn lacks(seen_by: Option<SleepSeenBy>, slept: bool, woke: bool) -> String {
     let mut lacks = Vec::new();
     match seen_by {
@@ -221,7 +227,7 @@ fn lacks(seen_by: Option<SleepSeenBy>, slept: bool, woke: bool) -> String {
     lacks.join("; ")
 }
 
-/// The nap of this kind, or why there is none between these lanes.
+/// Opens the nap of this kind, or returns why it cannot be used between these lanes.
 pub(crate) fn open(kind: Kind, lanes: Lanes) -> Result<Nap, String> {
     match kind {
         Kind::Device => Ok(Nap::Device(open_device(lanes)?)),
@@ -229,7 +235,7 @@ pub(crate) fn open(kind: Kind, lanes: Lanes) -> Result<Nap, String> {
     }
 }
 
-/// The device, with the request lane's switches timed.
+/// Opens the device, and lets it time the request lane's switches.
 fn open_device(lanes: Lanes) -> Result<Device, String> {
     let device = device::open().map_err(|missing| format!("{missing}; {}", missing.fix()))?;
     match device.module().watch(lanes.request, true) {
@@ -238,7 +244,7 @@ fn open_device(lanes: Lanes) -> Result<Device, String> {
     }
 }
 
-/// Ticks of the time stamp counter a nanosecond.
+/// Measures the ticks of the time stamp counter per nanosecond.
 fn calibrate_clock() -> f64 {
     let (start_ns, start) = (monotonic_ns(), ticks());
     while monotonic_ns() - start_ns < 20_000_000 {
@@ -248,7 +254,7 @@ fn calibrate_clock() -> f64 {
     number(end - start) / number(end_ns - start_ns)
 }
 
-/// Runs `measure` next to a thread that sleeps as asked, and ends that thread.
+/// Runs `measure` next to a thread that sleeps when asked, and ends that thread.
 fn with_sleeper<T>(
     lanes: Lanes,
     way: &Way,
@@ -260,19 +266,19 @@ fn with_sleeper<T>(
         let result = measure(&mut bench);
         shared.stop();
         let slept = joined(bench.sleeper);
-        // Why it did not answer, then.
+        // If the thread failed, its error explains why it did not answer.
         slept.and(result)
     })
 }
 
-/// What one nap took, in cycles; `None` if it ended otherwise than asked, or was not seen.
+/// The cycles that one nap took. `None` if it ended for another reason, or was not detected.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     sleep: Option<f64>,
     wake: Option<f64>,
 }
 
-/// The measuring thread, and the one that sleeps.
+/// The measuring thread's state, and the handle of the thread that sleeps.
 struct Bench<'scope, 'env> {
     shared: &'env Shared,
     way: &'env Way,
@@ -296,7 +302,8 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         Self { shared, way, lanes, sleeper, round: 0 }
     }
 
-    /// The sibling's pace while the batch lane works, against its pace while that sleeps.
+    /// Compares the sibling's pace while the batch lane works with its pace while the batch lane
+    /// sleeps.
     fn calibrate_probe(&mut self) -> Result<Option<Probe>, BenchError> {
         self.ask();
         self.wake();
@@ -325,11 +332,11 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         self.await_done()?;
         let wake = self.shared.woken_after(self.way, woken, naps.ticks_per_ns);
         let sleep = slept.map(|at| number(at.saturating_sub(asked)));
-        // A nap that nothing woke was none of the lane's doing.
+        // If the nap ended for another reason, when it began to sleep does not count either.
         Ok(Round { sleep: sleep.filter(|_| wake.is_some()), wake })
     }
 
-    /// Asks the second thread to sleep; says when.
+    /// Asks the second thread to sleep. Returns when.
     fn ask(&mut self) -> u64 {
         self.round += 1;
         self.shared.hold(self.way);
@@ -338,7 +345,7 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         asked
     }
 
-    /// Wakes the second thread; says when that began.
+    /// Wakes the second thread. Returns when the wake-up began.
     fn wake(&self) -> u64 {
         let began = ticks();
         match self.way {
@@ -348,8 +355,8 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         began
     }
 
-    /// When the lane was seen to run something else; `None` if it did not run the thread before, or
-    /// goes on to.
+    /// Returns when the task map showed another task on the lane. `None` if the thread was not on
+    /// the lane before, or stays on it.
     fn switched_at(&self, batch_slot: Option<&TaskSlot>) -> Option<u64> {
         let (slot, sleeper) = (batch_slot?, self.shared.sleeper.load(Relaxed));
         let end_ns = monotonic_ns() + SWITCH_LIMIT_NS;
@@ -374,7 +381,7 @@ impl<'scope, 'env> Bench<'scope, 'env> {
     fn await_round(&self, reached: impl Fn(&Shared) -> u64) -> Result<(), BenchError> {
         let start_ns = monotonic_ns();
         while reached(self.shared) != self.round {
-            // A second thread that could not be pinned has ended.
+            // The second thread may have ended because it could not be pinned.
             if monotonic_ns() - start_ns > ANSWER_NS || self.sleeper.is_finished() {
                 let batch = self.lanes.batch;
                 return Err(BenchError::failed(
@@ -388,7 +395,7 @@ impl<'scope, 'env> Bench<'scope, 'env> {
     }
 
     fn settle(&self) {
-        // The odd multiplier spreads the rounds over the second half.
+        // The odd multiplier spreads the rounds over the second half of the pause.
         let part_ns = self.round.wrapping_mul(7919) % SETTLE_NS;
         let end_ns = monotonic_ns() + SETTLE_NS + part_ns;
         while monotonic_ns() < end_ns {

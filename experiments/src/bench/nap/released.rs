@@ -1,30 +1,31 @@
-//! Feeling from one lane whether the other sleeps: the same few instructions take longer while the
-//! sibling works.
+//! Detects from one lane whether its sibling sleeps: the same few instructions take longer while
+//! the sibling works.
 //!
-//! The thesis counted the core's micro-operations every 150 cycles; this needs no counter. A
-//! stretch of arithmetic is timed again and again, and when a row of them ran at the pace of a
-//! sibling that sleeps, the core was given away at the first of the row.
+//! The thesis counted the core's micro-operations every 150 cycles. This method needs no counter.
+//! It times short stretches of arithmetic, one after the other. Several fast stretches in a row
+//! show that the sibling sleeps. The core was released at the start of the first one.
 
 use super::sleeper::{ticks, work};
 
-/// How many stretches make a pace.
+/// The number of stretches from which a pace is measured.
 const STRETCHES: usize = 4096;
 
-/// A sleeping sibling makes a stretch at least this much shorter, or the two share no core.
+/// A stretch must be faster by this factor while the sibling sleeps. Otherwise the lanes do not
+/// share a core.
 const GAIN: f64 = 1.15;
 
-/// Stretches in a row at the faster pace. One alone may be chance.
+/// The number of consecutive fast stretches that is required. A single fast stretch may be chance.
 const ROW: u32 = 16;
 
-/// A lane that has not given the core away after as many stretches, some milliseconds, does not.
+/// If the core was not released after this many stretches (some milliseconds), it will not be.
 const LIMIT: u32 = 50_000;
 
-/// Stretches of arithmetic one after the other, in ticks.
+/// Measures consecutive stretches of arithmetic, in ticks.
 pub(super) fn paces() -> Vec<u64> {
     (0..STRETCHES).map(|_| stretch().1).collect()
 }
 
-/// Begin and length of one stretch, of one or two hundred cycles.
+/// Runs one stretch of one or two hundred cycles. Returns its start and its length.
 fn stretch() -> (u64, u64) {
     let began = ticks();
     for _ in 0..4 {
@@ -33,22 +34,23 @@ fn stretch() -> (u64, u64) {
     (began, ticks() - began)
 }
 
-/// Tells the pace next to a sleeping sibling from that next to a working one.
+/// Distinguishes a sleeping sibling from a working one by the length of a stretch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Probe {
-    /// A stretch of fewer ticks ran alone.
+    /// If a stretch takes fewer ticks than this, the sibling sleeps.
     below: u64,
 }
 
 impl Probe {
-    /// `None` if the sibling makes no difference: then these are lanes of different cores.
+    /// Returns `None` if the sibling makes no difference, because the lanes belong to different
+    /// cores.
     pub(super) fn between(working: Vec<u64>, asleep: Vec<u64>) -> Option<Self> {
         let (working, asleep) = (median(working)?, median(asleep)?);
         let [with, alone] = [working, asleep].map(elfen_console::duration::number);
         (alone * GAIN < with).then_some(Self { below: working.midpoint(asleep) })
     }
 
-    /// When the sibling gave the core away; `None` if it did not.
+    /// Waits until the sibling releases the core. Returns the time, or `None` if it does not.
     pub(super) fn released_at(&self) -> Option<u64> {
         let mut row = Row::default();
         (0..LIMIT).find_map(|_| {
@@ -63,7 +65,7 @@ fn median(mut lengths: Vec<u64>) -> Option<u64> {
     lengths.get(lengths.len() / 2).copied()
 }
 
-/// Fast stretches one after the other.
+/// Consecutive fast stretches.
 #[derive(Default)]
 struct Row {
     began: u64,
@@ -71,7 +73,7 @@ struct Row {
 }
 
 impl Row {
-    /// When the row began, once it is long enough.
+    /// Adds a stretch. Returns the start of the row once the row is long enough.
     fn add(&mut self, began: u64, fast: bool) -> Option<u64> {
         if !fast {
             self.length = 0;
@@ -89,8 +91,8 @@ impl Row {
 mod tests {
     use super::*;
 
-    /// Goal: lanes of different cores are told from siblings. Method: paces that are alike, apart,
-    /// and the wrong way round.
+    /// Goal: lanes of different cores are distinguished from siblings. Method: paces that are
+    /// similar, different, and the wrong way round.
     #[test]
     fn a_probe_needs_two_paces() {
         let of = |working: u64, asleep: u64| Probe::between(vec![working; 9], vec![asleep; 9]);
@@ -100,7 +102,7 @@ mod tests {
         assert_eq!(Probe::between(Vec::new(), vec![1]), None);
     }
 
-    /// Goal: the core is given away at the first of a row, and interruptions begin a new one.
+    /// Goal: the core is released at the start of a row, and a slow stretch starts a new row.
     /// Method: fast and slow stretches, ten ticks apart.
     #[test]
     fn a_row_begins_with_its_first() {
@@ -114,7 +116,7 @@ mod tests {
         assert_eq!(seen(&|at| at % 16 != 0), None);
     }
 
-    /// Goal: a pace can be measured at all. Method: no stretch is empty, or the clock stands still.
+    /// Goal: a pace can be measured. Method: the clock advances during each stretch.
     #[test]
     fn stretches_take_time() {
         assert!(paces().iter().all(|&length| length > 0));

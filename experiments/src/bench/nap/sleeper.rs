@@ -1,4 +1,5 @@
-//! The thread on the batch lane: works until it is asked to sleep, sleeps, and says when it woke.
+//! The thread on the batch lane. It works until it is asked to sleep, sleeps, and publishes when it
+//! woke.
 
 use std::hint::black_box;
 use std::ptr;
@@ -21,16 +22,17 @@ pub(super) enum Way {
     Futex,
 }
 
-/// Either thread answers the other within this, or something is broken.
+/// How long one thread waits for the other before it reports an error.
 pub(super) const ANSWER_NS: u64 = 10_000_000_000;
 
-/// A sleep that the measuring thread does not end is over after this.
+/// The longest sleep, if the measuring thread does not end it.
 const BOUND_NS: u64 = 100_000_000;
 
-/// The task that keeps the lane busy until the sleeper is to wake, as the task map would name it.
+/// The task that keeps the request lane busy until the sleeper is to wake, in the format of the
+/// task map.
 const SOME_TASK: u64 = 1 << 32 | 1;
 
-/// A word with its lines to itself: it is polled.
+/// A word that is polled, so it has cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Word(AtomicU64);
@@ -43,9 +45,9 @@ impl std::ops::Deref for Word {
     }
 }
 
-/// What the two threads tell each other.
+/// What the two threads share.
 pub(super) struct Shared {
-    /// The second thread, as the task map names it.
+    /// The second thread, in the format of the task map.
     pub(super) sleeper: AtomicU64,
     pub(super) asked: Word,
     pub(super) entered: Word,
@@ -53,20 +55,21 @@ pub(super) struct Shared {
     pub(super) done: Word,
     woke_at: AtomicU64,
     woke_at_ns: AtomicU64,
-    /// When the request lane went idle, as the device says; 0 if it did not.
+    /// When the request lane went idle, according to the device. 0 if it did not.
     idle_at_ns: AtomicU64,
-    /// The request lane's switches before the measuring thread left it for a device nap to end.
+    /// The number of the request lane's switches when the measuring thread was about to leave it,
+    /// which ends a device nap.
     left_at_switch: AtomicU64,
-    /// Keeps the measuring thread off the request lane until `done`.
+    /// A futex that keeps the measuring thread off the request lane until `done`.
     answered: AtomicU32,
     woken: AtomicBool,
     stopped: AtomicBool,
     futex: AtomicU32,
-    /// One slot that looks like a request lane's.
+    /// One slot that looks like that of a request lane.
     lane: Page<TaskSlot>,
 }
 
-/// `Nap::open` gives no nap that blocks; the futex is their baseline.
+/// `Nap::open` returns no nap that blocks, so this word has no writer. The futex is the baseline.
 static NOBODY_BLOCKS: AtomicU32 = AtomicU32::new(0);
 
 impl Shared {
@@ -93,7 +96,7 @@ impl Shared {
         self.lane.slot(0).unwrap_or_else(|| unreachable!("a page of one slot"))
     }
 
-    /// From here on, a thread that sleeps this way goes on sleeping.
+    /// From here on, a thread that sleeps this way does not wake.
     pub(super) fn hold(&self, way: &Way) {
         self.answered.store(0, Relaxed);
         match way {
@@ -102,17 +105,18 @@ impl Shared {
         }
     }
 
-    /// Wakes the thread that naps by the device: the measuring thread leaves the lane, and stays
-    /// away until the second thread has seen since when it idles. Were the lane taken back by the
-    /// clock, slow wake-ups would find it busy again, and the fast ones alone would be measured.
+    /// Wakes the thread that sleeps in a device nap: the measuring thread leaves the request lane.
+    /// It stays away until the second thread has read since when the lane idles. If it came back
+    /// after a fixed time, slow wake-ups would find the lane busy again. Only the fast ones would
+    /// be measured.
     pub(super) fn leave_lane(&self, device: &Device, request_cpu: u32) {
         let switches = device.slot(request_cpu).map_or(0, |slot| slot.switches.load(Relaxed));
-        // Relaxed: the kernel's store of the switch that follows publishes it.
+        // Relaxed: the kernel's store of the following switch publishes it.
         self.left_at_switch.store(switches, Relaxed);
         futex(&self.answered, libc::FUTEX_WAIT, 0, Some(&timespec(ANSWER_NS)));
     }
 
-    /// Wakes the thread that sleeps this way. A device nap does not end by this: see the head of
+    /// Wakes the thread that sleeps this way. It does not end a device nap: see the header of
     /// `nap`.
     pub(super) fn release(&self, way: &Way) {
         match way {
@@ -129,7 +133,8 @@ impl Shared {
         self.asked.store(u64::MAX, Release);
     }
 
-    /// The second thread. Works hard while it waits to be asked, so that its sibling feels it.
+    /// The loop of the second thread. It works hard while it waits, so that the sibling is slowed
+    /// down.
     pub(super) fn sleep_when_asked(&self, way: &Way, request_cpu: u32) {
         self.sleeper.store(own_task(), Relaxed);
         let mut round = 0;
@@ -166,8 +171,8 @@ impl Shared {
         }
     }
 
-    /// When the measuring thread left the request lane idle; `None` if another task has run there
-    /// since.
+    /// Returns since when the request lane has been idle. `None` if another task has run there
+    /// since the measuring thread left.
     fn idle_at_ns(&self, way: &Way, request_cpu: u32) -> Option<u64> {
         let Way::Nap(Nap::Device(device)) = way else { return None };
         let switch = device.slot(request_cpu)?.snapshot()?;
@@ -175,8 +180,8 @@ impl Shared {
         switch.at_ns.filter(|_| at_once && switch.running == Running::Idle)
     }
 
-    /// Cycles from waking, which began at `began`, to the second thread's first instruction; `None`
-    /// if it woke for another reason.
+    /// Returns the cycles from `began`, when the wake-up started, to the second thread's first
+    /// instruction. `None` if the thread woke for another reason.
     pub(super) fn woken_after(&self, way: &Way, began: u64, ticks_per_ns: f64) -> Option<f64> {
         if !self.woken.load(Relaxed) {
             return None;
@@ -190,7 +195,8 @@ impl Shared {
     }
 }
 
-/// The calling thread in the task map; only in the initial pid namespace.
+/// Returns the calling thread in the format of the task map. Valid only in the initial pid
+/// namespace.
 fn own_task() -> u64 {
     // SAFETY: gettid takes nothing and cannot fail.
     let thread = unsafe { libc::gettid() };
@@ -206,7 +212,8 @@ pub(super) fn work() {
     black_box(sums);
 }
 
-/// The time stamp counter. Constant, and the same on all CPUs, wherever Linux uses it as its clock.
+/// Reads the time stamp counter. It is constant and synchronized across CPUs wherever Linux uses it
+/// as its clock.
 pub(super) fn ticks() -> u64 {
     // SAFETY: every x86-64 has a time stamp counter, and Linux lets programs read it.
     unsafe { std::arch::x86_64::_rdtsc() }
@@ -220,7 +227,7 @@ fn timespec(ns: u64) -> libc::timespec {
 fn futex(word: &AtomicU32, operation: i32, value: u32, timeout: Option<&libc::timespec>) {
     let timeout = timeout.map_or(ptr::null(), ptr::from_ref);
     let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word and the timeout outlive the call. Whatever it returns, its callers look at
-    // the word.
+    // SAFETY: the word and the timeout outlive the call. Callers check the word, so the result of
+    // the call is not needed.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
 }

@@ -1,5 +1,5 @@
 //! `elfen lab bench overlap`: how long a batch runs next to requests, and how fast it leaves its
-//! lane and comes back. Two programs that contain no other part of Elfen measure it.
+//! lane and comes back. Two small programs measure this from outside of Elfen.
 //!
 //! The request program is busy and idle by turns, with random pauses. It records when its lane was
 //! busy. The batch program reads the clock all the time. It records when it was off its lane. Both

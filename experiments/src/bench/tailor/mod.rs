@@ -1,7 +1,8 @@
 //! `elfen lab bench tailor`: what recording for `elfen tailor` costs a hand-over between two
-//! threads, or a service that is under load.
+//! threads, or a service under load.
 //!
-//! No reader runs while hand-overs are measured. What it takes is measured with a service.
+//! No process reads the events while hand-overs are measured. The cost of reading is measured with
+//! a service.
 
 mod served;
 
@@ -24,7 +25,7 @@ use crate::live::process::Process;
 use crate::live::scratch::Scratch;
 
 const TURNS_A_BATCH: u32 = 2_000;
-/// Holds the events of a batch.
+/// The ring buffer has room for all events of a batch.
 const RING: u32 = 65_536;
 
 const EXAMPLE: &str = "\
@@ -42,9 +43,10 @@ Examples:
 
 /// Measure what recording for `elfen tailor` costs
 ///
-/// A hand-over between two threads through pipes, interleaved with nothing attached, and what `perf
-/// sched record` adds to the same hand-over, where there is one. With --service or --redis, the CPU
-/// time of a request of a service that is under load, recorded and not, and that of the recorder.
+/// A hand-over between two threads through pipes, interleaved with the same hand-over without
+/// recording. If perf is installed, also what `perf sched record` adds. With --service or --redis:
+/// the CPU time of a request of a service under load, with and without recording, and the CPU time
+/// of the recorder.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -52,22 +54,23 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", group = "served")]
     service: Option<String>,
 
-    /// The port of a Redis on this machine, recorded by its sockets; it counts its commands itself,
-    /// and is asked by `redis-cli`
+    /// The port of a Redis on this machine. Its sockets are recorded, and its own count of commands
+    /// is read by `redis-cli`
     #[arg(long, value_name = "PORT", group = "served",
         value_parser = clap::value_parser!(u16).range(1..))]
     redis: Option<u16>,
 
-    /// Record only for so much of each time, as `elfen tailor record --duty` does of 4 s
+    /// Record only for this part of each time, as `elfen tailor record --duty` does with 4 s
     #[arg(long, value_name = "PERCENT", default_value = "100%", requires = "served",
         value_parser = duty)]
     duty: u32,
 
-    /// Rounds, each with every detail and with none [default: 20 of a service, 12 of hand-overs]
+    /// Rounds, each with every detail and without recording [default: 20 with a service, 12 with
+    /// hand-overs]
     #[arg(long, value_name = "N", value_parser = runs())]
     runs: Option<usize>,
 
-    /// How long the service is measured in each
+    /// How long the service is measured in each round
     #[arg(short, long, value_name = "TIME", default_value = "1s", requires = "served",
         value_parser = duration::parse)]
     duration: Duration,
@@ -133,7 +136,7 @@ fn hand_overs(runs: usize, hear: Hear<'_>) -> Result<Report, BenchError> {
     Ok(Report { about: row!["cpu" => cpu], tables: vec![table], left_out, wrong: None })
 }
 
-/// The case of `perf sched record`.
+/// The index of the `perf sched record` case.
 const PERF: usize = 2;
 const COSTS: &[Column] = &[
     label("case", "what"),
@@ -141,12 +144,13 @@ const COSTS: &[Column] = &[
     metric("added_ns", "added", "ns", 1).added_to("ns").lower(),
 ];
 
-/// It writes what it has once some has come together.
+/// How long perf may take until it has written events. It writes them in blocks.
 const TO_RECORD: Duration = Duration::from_secs(10);
-/// More than what the file begins with.
+/// More bytes than the header of perf's file.
 const HAS_EVENTS: u64 = 256 << 10;
 
-/// A hand-over while `perf sched record` records all CPUs, itself on any of these.
+/// Measures a hand-over while `perf sched record` records all CPUs. perf itself may run on any of
+/// `cpus`.
 fn next_to_perf(pipe: &mut Turns, cpus: &CpuSet) -> Result<f64, BenchError> {
     let scratch = Scratch::new(1)?;
     let file = scratch.path("perf.data");

@@ -1,7 +1,8 @@
-//! What recording costs a service that is under load: its CPU time for each request that it
-//! finished, by the scheduler's account and its own count; and what the recorder itself takes.
+//! What recording costs a service under load, and how much CPU time the recorder itself takes.
 //!
-//! While programs are attached, events are taken as `elfen tailor record` takes them.
+//! The cost is the service's CPU time for each request that it finished. The scheduler accounts for
+//! the CPU time, and the service counts its requests. While the programs are attached, events are
+//! read as `elfen tailor record` reads them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,24 +28,24 @@ use crate::live::process::{Process, STOP_TIMEOUT};
 use crate::live::scratch::Scratch;
 use crate::live::usage;
 
-/// As `elfen tailor` looks at its rings.
+/// The interval at which `elfen tailor` reads its rings.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const RING: u32 = 16_384;
 
-/// A service that is under load.
+/// A service under load.
 #[derive(Debug)]
 pub(super) struct Served {
     counted: Counted,
     processes: Vec<u32>,
 }
 
-/// What counts the requests that a service has finished.
+/// Where the number of finished requests comes from.
 #[derive(Debug)]
 enum Counted {
-    /// The service publishes its requests.
+    /// The page on which the service publishes its requests.
     Page(ServiceReader),
-    /// A Redis on this port, which is asked for its own statistics. It has no marks, so its sockets
-    /// are recorded.
+    /// The statistics of the Redis on this port. A Redis publishes no requests, so its sockets are
+    /// recorded.
     Redis(u16),
 }
 
@@ -91,7 +92,8 @@ impl Served {
         Ok(Self { counted: Counted::Redis(port), processes })
     }
 
-    /// Recorded with no detail, with some and with all, for `duty` percent of each `time`.
+    /// Measures the service without recording, with some detail and with all, for `duty` percent of
+    /// each `time`.
     pub(super) fn measure(
         &self,
         time: Duration,
@@ -103,7 +105,7 @@ impl Served {
         let cases = with_baseline(cases("detail", ["none", "sched", "full"]));
         measure(("served", SERVED), &cases, runs, hear, |case, _, values| {
             let window = self.window(details[case], time, duty)?;
-            // A Redis counts that it is asked for its count.
+            // A Redis counts the query for its statistics as a command.
             let most_of_ours = u64::from(matches!(self.counted, Counted::Redis(_)));
             if window.requests <= most_of_ours {
                 return Err(BenchError::failed("it finished no request", "put it under load"));
@@ -122,7 +124,7 @@ impl Served {
         let requests = match &self.counted {
             Counted::Page(page) => {
                 let slots = (0..page.lanes()).filter_map(|lane| page.slot(lane));
-                // Relaxed: a count, by which nothing else is read.
+                // Relaxed: a count; no other data depends on it.
                 slots.map(|slot| slot.finished_requests.load(Relaxed)).sum()
             }
             Counted::Redis(port) => redis_number(*port, "stats", "total_commands_processed")
@@ -132,7 +134,8 @@ impl Served {
         Ok(Window { cpu_ns, requests, events: 0 })
     }
 
-    /// Recorded for its part of the time. Only with a part is beginning and ending in it.
+    /// Measures one window, and records for `duty` percent of it. If that is less than the whole
+    /// window, attaching and detaching are part of the measurement.
     fn window(
         &self,
         detail: Option<Detail>,
@@ -175,7 +178,7 @@ impl Served {
     }
 }
 
-/// A number of a section of what a Redis says of itself.
+/// Reads a number from a section of a Redis's `INFO`.
 fn redis_number(port: u16, section: &str, name: &str) -> io::Result<u64> {
     let mut command = Command::new("redis-cli");
     let output = command.args(["-p", &port.to_string(), "INFO", section]).output()?;
@@ -192,13 +195,13 @@ fn number_in(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(value)
 }
 
-/// The recorder's CPU is measured for so long.
+/// How long the recorder's CPU time is measured.
 const RECORDER_FOR: Duration = Duration::from_secs(10);
-/// It has read its programs into the kernel, and looked which processes there are.
+/// How long the recorder takes to load its programs into the kernel, and to find the processes.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// What `elfen tailor record` takes as a process, with all that it does, from looks at its rings to
-/// writing its file. The first words name the service.
+/// Measures the CPU time of a whole `elfen tailor record`, from reading its rings to writing its
+/// file. `service` is the option that names the service.
 pub(super) fn recorder(service: &[String]) -> Result<Table, BenchError> {
     let scratch = Scratch::new(1)?;
     let all = RECORDER_FOR + SETTLED * 2;
@@ -233,7 +236,7 @@ const RECORDER: &[Column] = &[
     figure("cpu_percent", "CPU", "%", 2).lower(),
 ];
 
-/// `1234 events in FILE, 5 lost; ..`
+/// Parses `1234 events in FILE, 5 lost; ..`.
 fn counts(text: &str) -> Option<(u64, u64)> {
     let (events, rest) = text.split_once(" events in ")?;
     let (_, lost) = rest.rsplit_once(" lost; ")?.0.rsplit_once(", ")?;

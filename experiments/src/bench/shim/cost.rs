@@ -1,7 +1,7 @@
-//! What being observed costs: the same work with an observer and without.
+//! What being observed costs: the same work with and without an observer.
 //!
-//! Next to Shim's price stands that of one bare load at the same times, from the same rounds: no
-//! observer costs less.
+//! The table compares Shim's cost with that of one bare load at the same times, measured in the
+//! same rounds. No observer can cost less than the load.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use crate::bench::{
     with_baseline,
 };
 
-/// What a batch of work takes, unobserved.
+/// How long a batch of work takes without an observer.
 const BATCH_NS: u64 = 4_000_000;
-/// So small a part of a batch goes before it.
+/// The warm-up runs one part in this many of a batch.
 const WARM_UP: u64 = 8;
-/// As fast as it goes, and what the paper has its figures for.
+/// As fast as possible, and the two periods for which the paper has figures.
 const PERIODS_TICKS: [u64; 3] = [0, 1_200, 2_600];
-/// What observing may cost. Longer periods are tried for programs that pay more at the last one,
-/// up to a look each 40 us or so.
+/// The limit for a cheap period. If the longest period costs more, longer ones are tried, up to
+/// about one sample each 40 us.
 const CHEAP_PERCENT: f64 = 2.0;
 const LONGEST_TICKS: u64 = 80_000;
-/// The observer, as it is printed.
+/// The observer's name in the table.
 pub(super) const SHIM: &str = "elfen shim";
 
-/// Of a program, next to each observer.
+/// The cost of each observer for a program.
 pub(super) const COSTS: &[Column] = &[
     label("program", "observed"),
-    // Where it writes the word that is observed.
+    // How often the program writes the observed word.
     label("stores", "stores"),
     label("by", "by"),
-    // Of looks; 0 for as fast as it goes.
+    // The period of the samples. 0 stands for as fast as possible.
     label("period_ticks", "each, ticks"),
-    // If that is what the default made of the distance.
+    // Whether the default chose the period from the distance.
     label("auto", "auto"),
     metric("slowdown_percent", "slower", "%", 1).percent_of("time").lower().show(&[
         Part::Median,
@@ -53,7 +53,7 @@ pub(super) const COSTS: &[Column] = &[
 struct Program {
     name: &'static str,
     stores: &'static str,
-    /// Does so many rounds, and writes the word in each.
+    /// Runs this many rounds, and writes the word in each.
     work: fn(&AtomicU64, u64),
 }
 
@@ -67,10 +67,11 @@ const PROGRAMS: [Program; 7] = [
     Program { name: "nothing but writes", stores: "each", work: writes },
 ];
 
-/// No observer: the baseline.
+/// The baseline, without an observer.
 const NOTHING: &str = "nothing";
 
-/// Each program next to no observer, to a bare load and to Shim's observer, at several periods.
+/// Measures each program without an observer, with a bare load, and with Shim's observer, at
+/// several periods.
 pub(super) fn measure(stage: &mut Stage<'_>, runs: usize) -> Result<Report, BenchError> {
     let (mut report, mut cheap) = (Report::default(), Vec::new());
     for program in &PROGRAMS {
@@ -100,7 +101,8 @@ pub(super) fn measure(stage: &mut Stage<'_>, runs: usize) -> Result<Report, Benc
     Ok(report)
 }
 
-/// `None` is the default: by the distance in each round, and from there on.
+/// Measures one period. With `None`, Shim's default chooses the period by the distance in each
+/// round, and adapts it.
 fn at_period(
     stage: &mut Stage<'_>,
     runs: usize,
@@ -121,19 +123,19 @@ fn at_period(
             Some(ticks) => (ticks, None),
             None => {
                 let pacing = Pacing::new(lanes.clock.ticks(AUTO_NS), lanes.distance()?);
-                // The first that the default takes.
+                // The period with which the default starts.
                 values.label("period_ticks", pacing.initial_period());
                 (pacing.initial_period(), Some(pacing))
             }
         };
         let work = || {
-            // An observer has memory to write first. Without one, it sleeps as long.
+            // An observer first writes to its memory. The case without an observer waits as well.
             thread::sleep(Duration::from_millis(2));
             // A CPU that slept is slow at first.
             (program.work)(word, rounds / WARM_UP);
             ticks_of(program, word, rounds)
         };
-        // Ticks of a batch of work, once the observer is at it.
+        // The ticks of a batch of work, while the observer runs.
         let ticks = match case {
             0 => work(),
             1 => {
@@ -154,7 +156,7 @@ fn at_period(
         values.add("time", number(ticks));
         Ok(())
     })?;
-    // Nothing is compared with nothing.
+    // The baseline has no comparison to print.
     table.rows.remove(0);
     Ok(table)
 }
@@ -165,15 +167,15 @@ const CHEAP: &[Column] = &[
     label("from_ticks", "at most 2 % slower from, ticks"),
 ];
 
-/// From which period on a program pays no more than the bar, if any was so long. Periods come in
-/// order: one that is dearer than the last undoes that.
+/// Returns the shortest period from which on a program is at most `CHEAP_PERCENT` slower. The
+/// periods must be sorted. A period that costs more makes all shorter ones count as expensive.
 fn cheap_from(slowdowns: &[(u64, f64)]) -> Option<u64> {
     let dear = slowdowns.iter().rposition(|&(_, slowdown)| slowdown > CHEAP_PERCENT);
     let cheap = &slowdowns[dear.map_or(0, |dear| dear + 1)..];
     cheap.iter().map(|&(ticks, _)| ticks).find(|&ticks| ticks > 0)
 }
 
-/// Rounds that take about as long as a batch should.
+/// Returns the rounds that take about `BATCH_NS`.
 fn rounds_of(lanes: Lanes, program: &Program, word: &AtomicU64) -> u64 {
     const TRY: u64 = 10_000;
     let least = (0..10).map(|_| ticks_of(program, word, TRY)).min().unwrap_or(1);
@@ -218,7 +220,7 @@ fn locked<const LOCKS: usize>(word: &AtomicU64, rounds: u64) {
     }
 }
 
-/// As a program does that says its functions at entries and returns.
+/// Writes the word as a program does that publishes its functions at entries and returns.
 fn calls(word: &AtomicU64, rounds: u64) {
     #[inline(never)]
     fn fib(word: &AtomicU64, n: u64) -> u64 {
@@ -227,7 +229,7 @@ fn calls(word: &AtomicU64, rounds: u64) {
         word.store(black_box(n), Relaxed);
         sum
     }
-    // 25 calls a round.
+    // 25 calls in each round.
     (0..rounds).for_each(|_| _ = black_box(fib(word, 6)));
 }
 

@@ -1,12 +1,16 @@
-//! Whether double-time error finds the rates that are wrong. The observer is interrupted by a
-//! signal whose handler takes 1 to 30 us, and the observed publishes the clock itself: so the true
-//! rate is 1, and each rate tells by itself whether it is wrong.
+//! Whether the double-time error finds the rates that are wrong.
 //!
-//! What the observed did not run is not the filter's to find: it keeps an account of its own
-//! pauses, and rates over them are left out. Nor is what it wrote and nobody saw yet: its stores
-//! are now and then on their way for microseconds while it goes on, as each value's own time tells;
-//! those that were for longer than a line takes there and back are left out as well. What holds the
-//! observer up makes a value younger than its sample, and never older.
+//! A signal handler interrupts the observer for 1 to 30 us at a time. The observed thread publishes
+//! the clock itself. So the true rate is 1, and each rate shows whether it is wrong.
+//!
+//! Two kinds of errors are outside of the filter's task, so these rates are left out:
+//!
+//! - Rates over a pause of the observed thread. The thread records its own pauses.
+//! - Rates with a value that took longer than a round trip of a line to arrive. A store may be
+//!   delayed for microseconds while its thread continues. The value is a time, which shows the
+//!   delay.
+//!
+//! An interruption of the observer makes a value newer than its sample, but never older.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Mutex, PoisonError};
@@ -29,30 +33,31 @@ use crate::bench::{
 };
 
 const PERIODS: [(&str, u64); 4] = [("max", 0), ("1200", 1_200), ("2600", 2_600), ("26000", 26_000)];
-/// Enough wrong rates to judge the filter by, or so long.
+/// Each case measures until this many wrong rates were found, which is enough to judge the filter.
 const ENOUGH: u64 = 1_000;
 const LIMIT: Duration = Duration::from_secs(60);
 const ROUND_SAMPLES: usize = 1 << 20;
 const ROUND_NS: u64 = 300_000_000;
 const SIGNAL: Signal = Signal::SIGUSR2;
 const SIGNAL_EVERY: Duration = Duration::from_micros(100);
-/// The observed stood still if it took so long from one write to the next: as far as a rate may be
-/// off, or shorter pauses would pass for errors of the observer.
+/// A longer time between two writes is a pause of the observed thread. With a higher limit than the
+/// error of a wrong rate, shorter pauses would be taken for errors of the observer.
 const PAUSE_TICKS: u64 = WRONG.0;
-/// A pause may show in samples that began so long after it.
+/// A pause may affect samples that began up to this long after it.
 const AGE_TICKS: u64 = 1_000;
-/// A rate over so many ticks and percent of its time is wrong; over fewer it is right.
+/// A rate is wrong if its error exceeds both limits: ticks, and percent of its time. A rate is
+/// right unless its error exceeds both limits of `RIGHT`.
 const WRONG: (u64, u64) = (300, 5);
 const RIGHT: (u64, u64) = (130, 1);
 
 const DTE: &[Column] = &[
     label("period", "period, ticks"),
-    // Of all rates: over a pause of the observed, or of a store that was on its way.
+    // Percent of all rates that were left out.
     share("left_out_percent", "left out", 1, ("left_out", "rates")),
     number("wrong", "wrong rates", "", 0),
     share("removed_percent", "removed", 1, ("removed", "wrong")).higher(),
     share("kept_percent", "right kept", 1, ("kept", "right")).higher(),
-    // What the paper's rule, a hundredth and no floor, keeps of them.
+    // Percent of the right rates that the paper's rule keeps: one hundredth, and no floor.
     share("kept_by_paper_percent", "by the paper's rule", 1, ("kept_by_paper", "right")).higher(),
     number("highest_before", "highest", "", 1),
     number("highest_after", "then", "", 1),
@@ -62,7 +67,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
     handle_signals().map_err(std::io::Error::from)?;
     let (lanes, periods) = (stage.lanes, cases("period", PERIODS.map(|(name, _)| name)));
     let table = stage.measure(("dte", DTE), &periods, 1, |case, _, values| {
-        // A value that is read may be as old as a round trip, and may be as long on its way.
+        // The oldest value that is still accepted is as old as a round trip.
         let (round_trip, word) = (lanes.distance()?, line());
         let (stop, pauses) = (&AtomicBool::new(false), &Pauses::default());
         thread::scope(|scope| {
@@ -93,7 +98,8 @@ fn publish_clock(
     let mut last = clock::before();
     while !stop.load(Relaxed) {
         let now = clock::before();
-        // Pairs with `written_after`: a reader of this sees the pauses that were noted before.
+        // Pairs with `written_after`: a reader of this store also sees the pauses that were
+        // recorded before.
         word.store(now, Release);
         if now - last > PAUSE_TICKS {
             pauses.lock().unwrap_or_else(PoisonError::into_inner).push((last, now));
@@ -125,8 +131,8 @@ fn at_period(
     Ok(tally)
 }
 
-/// Waits until the observed has gone on: the pause that it may have stood in is told of before its
-/// second write from then on. Others may have its lane for many milliseconds.
+/// Waits until the observed thread has written twice more. A pause is recorded before the second
+/// write after it. Other tasks may occupy the thread's lane for many milliseconds.
 fn written_after(word: &AtomicU64, end: u64) {
     let start = Instant::now();
     let mut seen = end;
@@ -138,7 +144,7 @@ fn written_after(word: &AtomicU64, end: u64) {
     }
 }
 
-/// A sample: both its ends, and what was read.
+/// A sample: its start, its end, and the value that was read.
 type Point = (u64, u64, u64);
 
 struct Keep {
@@ -181,7 +187,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Samples and pauses are in the order of their times.
+    /// Counts the rates between consecutive samples. Samples and pauses must be sorted by time.
     fn add(&mut self, samples: &[Point], pauses: &[(u64, u64)], floor_ticks: u64) {
         let mut pauses = pauses.iter().peekable();
         self.rates += samples.len().saturating_sub(1) as u64;
@@ -207,7 +213,8 @@ impl Tally {
             if kept {
                 self.highest_after = self.highest_after.max(rate);
             }
-            // A line that is late in one sample and at once there in the other.
+            // A line may be late in one sample and on time in the other, so the sum of both delays
+            // is tolerated.
             if beyond(WRONG) && off > 2 * self.round_trip {
                 self.wrong += 1;
                 self.removed += u64::from(!kept);
@@ -234,10 +241,10 @@ impl Tally {
 
 static RANDOM: AtomicU64 = AtomicU64::new(88_172_645_463_325_252);
 
-/// Stays for 1 to 30 us.
+/// Spins for 1 to 30 us.
 extern "C" fn hold(_: libc::c_int) {
     let mut random = Random::of(RANDOM.load(Relaxed));
-    // Ticks: at 2.6 GHz, of 1 to 30 us.
+    // In ticks at 2.6 GHz: from 1 to 30 us.
     let end = clock::before() + 2_600 + random.below(75_400);
     RANDOM.store(random.draw(), Relaxed);
     while clock::before() < end {
@@ -248,12 +255,12 @@ extern "C" fn hold(_: libc::c_int) {
 fn handle_signals() -> nix::Result<()> {
     let handler = SigHandler::Handler(hold);
     let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
-    // SAFETY: `hold` reads the clock and stores to an atomic of its own, which any thread may do at
+    // SAFETY: `hold` reads the clock and accesses one atomic of its own, which any thread may do at
     // any time.
     unsafe { sigaction(SIGNAL, &action) }.map(|_| ())
 }
 
-/// Signals the calling thread until it is dropped.
+/// Sends a signal to the calling thread at each interval, until the timer is dropped.
 fn start_timer() -> nix::Result<Timer> {
     let thread_id = nix::unistd::gettid().as_raw();
     let notify = SigevNotify::SigevThreadId { signal: SIGNAL, thread_id, si_value: 0 };
@@ -266,20 +273,20 @@ fn start_timer() -> nix::Result<Timer> {
 mod tests {
     use super::*;
 
-    /// Goal: each rate is put where it belongs. Method: a rate that is right, one over which the
-    /// observer was held inside of a sample, one over a pause of the observed, and one of a value
-    /// that is seen late.
+    /// Goal: each rate is classified correctly. Method: a right rate, one with the observer
+    /// interrupted inside a sample, one over a pause of the observed thread, and one that is seen
+    /// late.
     #[test]
     fn rates_are_judged_by_the_clock_that_they_count() {
         let samples = [
             (10_000, 10_100, 10_050),
             (20_000, 20_100, 20_050),
-            (30_000, 60_100, 60_050), // held between its ends
+            (30_000, 60_100, 60_050), // interrupted inside the sample
             (70_000, 70_100, 70_050),
             (80_000, 80_100, 79_950),
-            (90_000, 90_100, 81_000), // the observed stood still
+            (90_000, 90_100, 81_000), // the observed thread paused
             (100_000, 100_100, 99_950),
-            (110_000, 110_100, 106_000), // its stores were on their way
+            (110_000, 110_100, 106_000), // the store was delayed
         ];
         let mut tally = Tally { round_trip: 300, ..Tally::default() };
         tally.add(&samples, &[(81_000, 91_000)], 26);

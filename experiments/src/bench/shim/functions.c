@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What it costs a program to say its functions: calls of a function that does nothing. FILE gets
- * their seconds of CPU.
+ * Measures what it costs a program to publish its functions: calls an empty function CALLS times.
+ * Writes the CPU time in seconds to FILE.
  *
- *   functions FILE CALLS
+ * Usage: functions FILE CALLS
  */
 #include <stdio.h>
 #include <stdlib.h>

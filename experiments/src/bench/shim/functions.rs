@@ -1,6 +1,6 @@
-//! What it costs a program to say which function it is in: one program, built without, with room at
-//! its entries, with room and returns, and with the hooks that `-finstrument-functions` has it
-//! call. It calls a function that does nothing, so that the stores are all that it pays for.
+//! What it costs a program to publish the function that it runs. One program is built in four ways:
+//! without, with room at entries, with room and returns, and with the hooks of
+//! `-finstrument-functions`. It calls an empty function, so the stores are its only cost.
 
 use std::fs;
 use std::process::Command;
@@ -28,7 +28,8 @@ const TURNS: usize = 11;
 const FUNCTIONS: &[Column] = &[
     label("says", "functions say by"),
     figure("file_bytes", "file", "bytes", 0),
-    // Of an empty function, with all stores and next to no observer.
+    // The time of an empty call with all stores. The observer samples so rarely that it costs
+    // nothing.
     metric("ns_a_call", "an empty call", "ns", 2).lower().show(&[Part::Median, Part::Interval]),
 ];
 
@@ -58,7 +59,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
     Ok(table.into())
 }
 
-/// The CPU time that the calls took.
+/// Returns the CPU time that the calls took.
 fn seconds(lanes: Lanes, sources: &Sources, way: usize) -> Result<f64, BenchError> {
     let (program, told, calls) =
         (sources.path(WAYS[way].0), sources.path("told"), CALLS.to_string());

@@ -1,9 +1,10 @@
-//! `elfen lab bench shim`: what observing by `elfen shim` gives, and what it costs. Measured are
-//! how often a word can be read, what the observed pays, whether double-time error finds the wrong
-//! rates, and whether a recording agrees with the observed's own account.
+//! `elfen lab bench shim`: what `elfen shim` observes, and what observing costs. It measures how
+//! often a word can be read, how much the observed program slows down, and whether the double-time
+//! error finds wrong rates. It also compares recordings with the observed program's own record.
 //!
-//! All of it depends on how far apart the two lanes are, which in a virtual machine changes under
-//! us. So the distance is measured before and after each part, and a far machine is waited for.
+//! All results depend on the distance of the two lanes, which the host of a virtual machine may
+//! change at any time. So the distance is measured before and after each part. If the lanes are far
+//! apart, the benchmark waits.
 
 mod cost;
 mod dte;
@@ -39,37 +40,42 @@ Examples:
 
 /// Measure what `elfen shim` sees, and what being observed costs
 ///
-/// How often a word is read and seen to change; how much slower programs are that write it, next to
-/// what one bare load at the same times costs them; Lua's as well, next to perf record; whether
-/// double-time error finds the rates that are wrong; how far recordings of elfen-truth are from its
-/// own stamps, alone and next to a competitor of the observer's; whether all switches of a lane are
-/// accounted for; what functions that say that they run cost, by stores and by hooks, and whether
-/// those that perf finds are all seen. All depends on how far apart the lanes are: far ones are
-/// waited for, and what was measured while they went apart is measured again; if they stay so, that
-/// is said.
+/// `rates`: how often a word is read, and how often it is seen to change. `dte`: whether the
+/// double-time error finds the rates that are wrong. `truth`: how far recordings of elfen-truth are
+/// from its own stamps. `competitor`: the same, while another thread competes with the observer.
+/// `switches`: whether all switches of a lane are accounted for.
+///
+/// `costs`: how much slower programs are that write a word, compared with one bare load at the same
+/// times. `functions`: what it costs functions to publish that they run, by stores and by hooks.
+/// `programs`: how much slower Lua is, compared with perf record. `profile`: whether all functions
+/// that perf finds are seen. `spread`: how the spread of a rate narrows with the period.
+///
+/// All results depend on the distance of the lanes. If the lanes are far apart, the benchmark
+/// waits. A measurement during which they moved apart is repeated. If they stay far apart, the
+/// first table shows it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The observed lane and the observer's, on another core: OBSERVED:OBSERVER [default: the first
-    /// and the last CPU of this process]
+    /// The observed lane and the observer's lane, on different cores: OBSERVED:OBSERVER [default:
+    /// the first and the last CPU of this process]
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// Measure only this; may be repeated
+    /// Measure only this part; may be repeated
     #[arg(long, value_name = "PART")]
     only: Vec<Part>,
 
-    /// Rounds, observed and not, that each cost is the median of
+    /// Rounds, with and without the observer; each cost is the median of all rounds
     #[arg(long, value_name = "N", default_value_t = 41, value_parser = runs())]
     runs: usize,
 
-    /// A Lua to run scripts by, as one whose functions say that they are entered; may be repeated
-    /// [default: lua5.4 of PATH]
+    /// A Lua that runs the scripts, such as one whose functions publish their entries; may be
+    /// repeated [default: lua5.4 of PATH]
     #[arg(long, value_name = "FILE")]
     lua: Vec<PathBuf>,
 }
 
-/// What can be measured by itself.
+/// The parts that can be measured separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Part {
     Rates,
@@ -84,7 +90,7 @@ enum Part {
     Spread,
 }
 
-/// How far apart the lanes were: ticks for a line there and back.
+/// The distance of the lanes: ticks for a round trip of a cache line.
 const ROUND_TRIPS: &[Column] = &[
     label("part", "part"),
     figure("shortest", "a line there and back, from", "ticks", 0),
@@ -135,7 +141,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     Ok(report.about(row![
         "clock_step_ticks" => lanes.clock.step_ticks,
         "ticks_per_us" => rounded(number(lanes.clock.ticks_per_second) / 1e6),
-        // The longest that anything was measured at.
+        // The longest distance during any measurement.
         "line_round_trip_ticks" => longest,
     ]))
 }

@@ -1,10 +1,15 @@
-//! Lua, which was not written to be observed, started by `elfen shim` as a user starts it. Measured
-//! are what being observed costs it, next to `perf record`; whether its functions are seen that
-//! perf finds; what a recording takes; and how the spread of a rate narrows with the period.
+//! Lua, a program that was not written to be observed, under `elfen shim` as a user starts it. It
+//! measures:
 //!
-//! A script says by its own CPU clock what its work took, so that what starts it is in no figure.
-//! Unobserved is one that is looked at each millisecond: all that its functions store is stored.
-//! What the stores cost by themselves is another row, compared with the program started alone.
+//! - what being observed costs, compared with `perf record`,
+//! - whether all functions that perf finds are seen,
+//! - the size of a recording,
+//! - how the spread of a rate narrows with the period.
+//!
+//! Each script measures its work with its own CPU clock, so the time of starting it is not
+//! included. A run with one sample each millisecond counts as unobserved: it does all stores of its
+//! functions. Another row shows the cost of the stores, compared with the program without `elfen
+//! shim`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -40,7 +45,7 @@ local function work() return fib(20) end",
 end",
     ),
 ];
-/// Of any script: takes so many rounds, and writes what they took.
+/// Appended to each script: runs the given number of rounds, and writes their seconds to a file.
 const ROUNDS: &str = "
 local start = os.clock()
 for _ = 1, tonumber(arg[2]) do work() end
@@ -48,18 +53,19 @@ local took = os.clock() - start
 io.open(arg[1], 'w'):write(string.format('%.9f', took)):close()
 ";
 
-/// What a run takes, unobserved.
+/// How long a run takes without an observer.
 const RUN_SECONDS: f64 = 0.1;
-/// One with the cost measured by `elfen shim` itself: it has a figure each tenth of a second.
+/// How long a run with `--measure-cost` takes. `elfen shim` then has a result each tenth of a
+/// second.
 const MEASURED_SECONDS: f64 = 1.5;
 const MEASURED_TURNS: usize = 10;
 const PERIODS_TICKS: [u64; 4] = [0, 300, 1_200, 2_600];
-/// What both ways of measuring a cost are compared at, and functions are looked for.
+/// The period at which both ways of measuring a cost are compared, and functions are searched.
 const COMPARED_TICKS: u64 = 300;
-/// Looked at, and next to never.
+/// So long a period that the run counts as unobserved.
 const UNOBSERVED: &str = "1ms";
 const PERF_HZ: u64 = 50_000;
-/// Runs that perf makes five times as long need no more.
+/// perf makes a run five times as long, so fewer runs are enough.
 const PERF_ROUNDS: usize = 11;
 
 /// How a script is run.
@@ -68,7 +74,7 @@ enum Way {
     Alone,
     Unobserved,
     Observed(u64),
-    /// By the default.
+    /// With the default period.
     Auto,
     Perf,
 }
@@ -79,7 +85,7 @@ struct Program<'a> {
     lua: &'a Path,
     folder: &'a Path,
     script: PathBuf,
-    /// What to watch: its functions, if it says them.
+    /// The options that watch its functions. Empty if it does not publish them.
     watch: &'static [&'static str],
     stores: String,
 }
@@ -110,7 +116,7 @@ impl<'a> Program<'a> {
         !self.watch.is_empty()
     }
 
-    /// One run by `elfen shim`.
+    /// Runs the script under `elfen shim`.
     fn shim(&self, words: &[&str], rounds: u64) -> Result<Output, BenchError> {
         let mut command = self.lanes.shim()?;
         Ok(command.args(words).arg("--").args(self.words(rounds)).output()?)
@@ -125,7 +131,7 @@ impl<'a> Program<'a> {
         self.folder.join("took")
     }
 
-    /// Seconds that the rounds took.
+    /// Runs the script, and returns the seconds that its rounds took.
     fn run(&self, way: Way, rounds: u64) -> Result<f64, BenchError> {
         let observed = |period: &str| {
             let words = [self.watch, &["--period", period]].concat();
@@ -143,7 +149,7 @@ impl<'a> Program<'a> {
         })
     }
 
-    /// One run by `perf record`; gives the file of its samples.
+    /// Runs the script under `perf record`. Returns the file of the samples.
     fn perf(&self, hz: u64, rounds: u64) -> Result<(PathBuf, Output), BenchError> {
         let data = self.folder.join("perf.data");
         let mut perf = Command::new("perf");
@@ -152,7 +158,7 @@ impl<'a> Program<'a> {
         Ok((data, output))
     }
 
-    /// What `elfen shim --json` prints, at this period.
+    /// Returns what `elfen shim --json` prints at this period.
     fn summary(&self, words: &[&str], ticks: u64, rounds: u64) -> Result<Value, BenchError> {
         let period = self.lanes.period(ticks);
         let words = [&["--json", "--period", &period], words].concat();
@@ -161,10 +167,10 @@ impl<'a> Program<'a> {
             .map_err(|error| program_failed(format_args!("elfen shim --json: {error}")))
     }
 
-    /// Rounds that take about so long.
+    /// Returns the rounds that take about this many seconds.
     fn rounds(&self, seconds: f64) -> Result<u64, BenchError> {
         let ten = self.run(Way::Unobserved, 10)?;
-        // A number of rounds, by the type that a whole number can be had from.
+        // `Duration` converts the number to an integer without a cast.
         Ok(Duration::from_secs_f64((seconds / ten * 10.0).clamp(1.0, 1e9)).as_secs())
     }
 
@@ -176,7 +182,7 @@ impl<'a> Program<'a> {
     }
 }
 
-/// What says the functions. Nothing is printed of a program whose functions cannot be watched.
+/// Returns how the program publishes its functions. `None` if its functions cannot be watched.
 fn source_of(printed: &[u8]) -> Option<String> {
     let printed: Value = serde_json::from_slice(printed).ok()?;
     let mut signals = printed["signals"].as_array()?.iter();
@@ -184,7 +190,7 @@ fn source_of(printed: &[u8]) -> Option<String> {
     function["source"].as_str().map(str::to_owned)
 }
 
-/// All scripts of one Lua.
+/// Prepares all scripts for one Lua.
 fn each<'a>(
     lanes: Lanes,
     lua: &'a Path,
@@ -198,7 +204,7 @@ fn without_functions(what: &str, lua: &Path) -> String {
     format!("{what}: the functions of {} do not say that they are entered", lua.display())
 }
 
-/// Costs of one Lua, and whether both ways of measuring them agree.
+/// Measures the costs of one Lua, and whether both ways of measuring a cost agree.
 pub(super) fn measure(
     stage: &mut Stage<'_>,
     lua: &Path,
@@ -222,7 +228,7 @@ pub(super) fn measure(
     Ok(report)
 }
 
-/// One script, run in each way.
+/// Runs one script in each way.
 fn costs(
     stage: &mut Stage<'_>,
     program: &Program<'_>,
@@ -235,7 +241,7 @@ fn costs(
             Way::Alone => ("nothing, and nothing is stored", None),
             Way::Unobserved => ("nothing: its stores alone", None),
             Way::Observed(ticks) => (SHIM, Some(*ticks)),
-            // Whatever it was at each run.
+            // The period may differ from run to run.
             Way::Auto => (SHIM, None),
             Way::Perf => ("perf record -e cpu-clock", Some(perf_ticks)),
         };
@@ -246,7 +252,7 @@ fn costs(
             "period_ticks" => period_ticks,
             "auto" => *way == Way::Auto,
         ]);
-        // What the stores cost is how much slower the unobserved program is than one without them.
+        // The cost of the stores is the slowdown of the unobserved run compared with `Alone`.
         match way {
             Way::Alone => case,
             Way::Unobserved => case.against(0),
@@ -261,7 +267,7 @@ fn costs(
         }
         Ok(())
     })?;
-    // The first is compared with nothing.
+    // The baseline has no comparison to print.
     table.rows.remove(0);
     Ok(table)
 }
@@ -272,8 +278,9 @@ fn has_perf() -> bool {
     perf.status().is_ok_and(|status| status.success())
 }
 
-/// The cost of one run as `elfen shim --measure-cost` says it, and as pairs of runs do: in the same
-/// rounds, as what a look costs changes with how far apart the lanes are.
+/// The cost of observing, as `elfen shim --measure-cost` prints it and as pairs of runs show it.
+/// Both are measured in the same rounds, because the cost of a sample depends on the distance of
+/// the lanes.
 const AGREEMENTS: &[Column] = &[
     label("program", "observed"),
     label("period_ticks", "each, ticks"),
@@ -303,7 +310,7 @@ fn both_ways(stage: &mut Stage<'_>, program: &Program<'_>) -> Result<Table, Benc
     })
 }
 
-/// What `elfen shim --measure-cost` says.
+/// Returns the cost that `elfen shim --measure-cost` printed.
 fn measured_cost(printed: &Value) -> Result<f64, BenchError> {
     printed["cost_percent"]["median"].as_f64().ok_or_else(|| {
         let why = printed["cost_unknown"].as_str().unwrap_or("it says no cost");
@@ -311,16 +318,16 @@ fn measured_cost(printed: &Value) -> Result<f64, BenchError> {
     })
 }
 
-/// What a run takes whose functions are looked for, or whose calls are counted.
+/// How long a run takes when functions are searched or calls are counted.
 const PROFILED_SECONDS: f64 = 4.0;
 const PROFILED_HZ: u64 = 4_000;
 /// 10 MHz.
 const RECORDED_AT: &str = "100ns";
-/// Shares of perf's profile that have to be seen.
+/// The share of perf's samples from which on a function has to be seen.
 const LEAST_PERCENT: f64 = 2.0;
 
-/// Functions of the program itself with two of a hundred of perf's samples and more, and those
-/// among them that were seen to run.
+/// The program's own functions that have at least 2 % of perf's samples, and how many of them Shim
+/// saw.
 const PROFILES: &[Column] = &[
     label("program", "2 % and more by perf, of"),
     figure("by_perf", "functions", "", 0),
@@ -328,12 +335,12 @@ const PROFILES: &[Column] = &[
     label("missing", "not seen"),
 ];
 
-/// A Lua whose functions say that they run, compared with perf's profile of the same script; and
-/// what a recording of it takes.
+/// Compares a Lua whose functions publish that they run with perf's profile of the same script.
+/// Also measures the size of a recording.
 ///
-/// perf interrupts the program each quarter of a millisecond. Which functions it finds there often
-/// is the truth that all that have a share of the time are seen. Functions of libraries say nothing
-/// of themselves: they are their callers', and so in no figure.
+/// perf interrupts the program each quarter of a millisecond. Every function that perf often finds
+/// should be seen by Shim. Functions of libraries publish nothing: Shim counts them as their
+/// callers, so they are left out.
 pub(super) fn profile(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchError> {
     let folder = tempfile::tempdir()?;
     let mut report = Report::default();
@@ -385,7 +392,7 @@ fn profile_of(program: &Program<'_>, rounds: u64) -> Result<Row, BenchError> {
     ])
 }
 
-/// Functions of one file that a report of perf has often.
+/// Returns the functions of one file that have at least `LEAST_PERCENT` in a report of perf.
 fn often(report: &str, file: &str) -> Vec<String> {
     let of_line = |line: &str| {
         let mut words = line.split_whitespace();
@@ -400,7 +407,7 @@ fn often(report: &str, file: &str) -> Vec<String> {
 const SPREAD_TICKS: [u64; 3] = [1_200, 50_000, 5_000_000];
 const HOTTEST: usize = 10;
 
-/// What is seen at one period, in calls per microsecond.
+/// The rates at one period, in calls per microsecond.
 const SPREADS: &[Column] = &[
     label("program", "calls of"),
     label("period_ticks", "each, ticks"),
@@ -408,17 +415,17 @@ const SPREADS: &[Column] = &[
     figure("median", "median", "1/us", 2),
     figure("p90", "p90", "1/us", 2),
     figure("kept_percent", "kept", "%", 2),
-    // Of the ten functions that take most time at the first period.
+    // How many of the ten hottest functions are also among the ten hottest at the first period.
     figure("same_of_ten_hottest", "same of ten hottest", "", 0),
 ];
 
-/// The paper's first figure, in software: the finer one looks, the more there is to see.
+/// The paper's first figure, in software: shorter periods show more detail.
 ///
-/// The rate of calls of a Lua with functions, at three periods: the spread of what is seen narrows
-/// as each sample covers more, while the functions that take most of the time stay the same.
+/// Measures the rate of calls of a Lua with functions, at three periods. The spread narrows as each
+/// sample covers more time, while the hottest functions stay the same.
 pub(super) fn spread(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchError> {
     let folder = tempfile::tempdir()?;
-    // Strings go through more functions than fib does.
+    // The script with strings calls more different functions than fib does.
     let program = Program::new(stage.lanes, lua, folder.path(), SCRIPTS[1])?;
     if !program.has_functions() {
         let left_out = vec![without_functions("rates of calls", lua)];
@@ -431,7 +438,8 @@ pub(super) fn spread(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchE
         let keep = ["--keep", "histogram", "--watch"];
         let (functions, seen) = stage.undisturbed(|_| {
             let functions = [&keep[..], &["function"]].concat();
-            // With no signal that names what is done, all calls are in one distribution.
+            // No signal is watched that would split the calls by function, so there is one
+            // distribution.
             let calls = [&keep[..], &["value", "--rate", "calls"]].concat();
             let summary = |words: &[&str]| program.summary(words, ticks, rounds);
             Ok((summary(&functions)?, summary(&calls)?))
@@ -455,7 +463,7 @@ pub(super) fn spread(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchE
     Ok(Table { key: "spreads", columns: SPREADS, rows }.into())
 }
 
-/// Tags are in the order of their times.
+/// Returns the functions with the most time. The tags are already sorted by time.
 fn hottest(summary: &Value) -> Vec<String> {
     let tags = summary["tags"].as_array().into_iter().flatten();
     let functions = tags.filter(|tag| tag["signal"] == "function");

@@ -1,5 +1,5 @@
-//! How often a word is read, with its runs recorded, and how often it is seen to change. Baseline:
-//! a few lines of our own that load it, which no observer betters.
+//! How often a word is read while its runs are recorded, and how often it is seen to change.
+//! Baseline: a few lines of our own that load it. No observer can be faster.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use super::stage::{Bare, Lanes, Stage, line, observe};
 use crate::bench::{BenchError, Column, Part, Report, Values, cases, joined, label, metric, pin};
 
 const RUN_NS: u64 = 100_000_000;
-/// The best counts: one that nothing interrupted.
+/// The best of these runs counts, because nothing interrupted it.
 const RUNS: usize = 5;
 const BEST: &[Part] = &[Part::Min];
 
-/// A word that nothing writes, one that is written as often as it goes, and one with some work
-/// between two writes: how many steps of work are between two writes, and whether it is a bare load
-/// that looks.
+/// Each case: its name, the steps of work between two writes, and whether a bare load observes the
+/// word. One word is never written, one is written as often as possible, and one has more work
+/// between two writes.
 const CASES: [(&str, Option<u64>, bool); 5] = [
     ("not written", None, false),
     ("written all the time", Some(12), false),
@@ -45,7 +45,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
         let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
             let writer = work.map(|work| scope.spawn(move || write(lanes, word, work, stop)));
-            // It has to be on its lane.
+            // Wait until the writer is on its lane.
             thread::sleep(Duration::from_millis(5));
             let seen = match by_load {
                 true => load(lanes, word, values),
@@ -78,7 +78,7 @@ fn record(lanes: Lanes, word: &'static AtomicU64, values: &mut Values) -> Result
     let runs: u64 = chunks.iter().map(|(head, _)| u64::from(head.runs)).sum();
     let bytes: u64 = chunks.iter().map(|(head, _)| u64::from(head.bytes)).sum();
     values.add("ticks_a_sample", number(ticks) / number(seen.samples.max(1)));
-    // One run is a word that never changed.
+    // A word that never changed is a single run.
     if runs > 1 {
         values.add("ticks_a_new_value", number(ticks) / number(runs));
         values.add("bytes_a_run", number(bytes) / number(runs));
@@ -86,7 +86,8 @@ fn record(lanes: Lanes, word: &'static AtomicU64, values: &mut Values) -> Result
     Ok(())
 }
 
-/// Writes until it is stopped, with so much work in between; gives the ticks from write to write.
+/// Writes until `stop` is set, with `work` steps between two writes. Returns the ticks from write
+/// to write.
 fn write(lanes: Lanes, word: &AtomicU64, work: u64, stop: &AtomicBool) -> Result<f64, BenchError> {
     pin(lanes.on)?;
     let (start, mut writes) = (clock::before(), 0_u64);

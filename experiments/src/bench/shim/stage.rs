@@ -1,9 +1,9 @@
-//! What the parts of this benchmark share: the lanes and how far apart they are, a word on a line
-//! of its own, the observer.
+//! What the parts of this benchmark share: the lanes and their distance, a word on a cache line of
+//! its own, and the observer.
 //!
-//! The host may move a virtual CPU at any moment, and a line then takes six times as long as
-//! before. So the distance is measured before and after whatever is measured, and what was
-//! disturbed is measured again.
+//! The host may move a virtual CPU at any moment. A cache line then takes six times as long as
+//! before. So the distance is measured before and after each measurement, and a disturbed
+//! measurement is repeated.
 
 use std::fs;
 use std::hint::{black_box, spin_loop};
@@ -32,18 +32,19 @@ use crate::bench::{
     play_round, row,
 };
 
-/// Where to measure.
+/// The lanes to measure on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lanes {
-    /// The lane that is observed,
+    /// The lane that is observed.
     pub(super) on: u32,
-    /// and the observer's.
+    /// The lane of the observer.
     pub(super) from: u32,
     pub(super) clock: Clock,
 }
 
 impl Lanes {
-    /// Ticks for a line there and back; `None` if the other lane was not to be had.
+    /// Measures the ticks of a round trip of a line. `None` if the other lane was busy with other
+    /// tasks.
     pub(super) fn round_trip(self) -> Result<Option<u64>, BenchError> {
         on_lane(self.from, || Ok(round_trip::measure_ticks(self.on)))
     }
@@ -52,7 +53,7 @@ impl Lanes {
         self.round_trip()?.ok_or_else(no_round_trip)
     }
 
-    /// An `elfen shim` on these lanes.
+    /// Returns an `elfen shim` command for these lanes.
     pub(super) fn shim(self) -> Result<Command, BenchError> {
         let mut command = Command::new(find_program("elfen")?);
         let [on, from] = [self.on, self.from].map(|lane| lane.to_string());
@@ -60,7 +61,7 @@ impl Lanes {
         Ok(command)
     }
 
-    /// A period, as `elfen shim` takes it.
+    /// Formats a period for `elfen shim --period`.
     pub(super) fn period(self, ticks: u64) -> String {
         match ticks {
             0 => "max".to_owned(),
@@ -68,7 +69,7 @@ impl Lanes {
         }
     }
 
-    /// An observer with this much memory.
+    /// Configures an observer with this much memory.
     pub(super) fn how(self, period_ticks: u64, memory: usize) -> ObserverConfig {
         ObserverConfig {
             from: self.from,
@@ -85,12 +86,12 @@ pub(super) fn no_round_trip() -> BenchError {
     BenchError::failed(why, "leave both lanes to it, and try again")
 }
 
-/// A program that was observed did not do what it should.
+/// Reports that an observed program did not do what it should.
 pub(super) fn program_failed(why: impl std::fmt::Display) -> BenchError {
     BenchError::failed(format!("a program: {why}"), "see that it runs by itself")
 }
 
-/// The seconds that a program wrote to this file, once `run` has run it.
+/// Returns the seconds that a program wrote to this file when `run` ran it.
 pub(super) fn seconds_told(
     file: &Path,
     run: impl FnOnce() -> Result<Output, BenchError>,
@@ -103,7 +104,8 @@ pub(super) fn seconds_told(
     seconds.ok_or_else(|| program_failed(format_args!("it did not run: {}", said.trim())))
 }
 
-/// In a thread of its own: this one stays where it may be, as its children have to.
+/// Runs `what` on a lane in a new thread. The calling thread keeps its affinity, which its children
+/// inherit.
 pub(super) fn on_lane<T: Send>(
     lane: u32,
     what: impl FnOnce() -> Result<T, BenchError> + Send,
@@ -116,17 +118,17 @@ pub(super) fn on_lane<T: Send>(
     })
 }
 
-/// A word on a line of its own.
+/// A word on a cache line of its own.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Line(AtomicU64);
 
-/// One that lives as long as this process: the observer's words do.
+/// Returns a word that lives as long as this process, as the observer requires.
 pub(super) fn line() -> &'static AtomicU64 {
     &Box::leak(Box::<Line>::default()).0
 }
 
-/// The observer of `elfen shim`, on one word.
+/// Starts the observer of `elfen shim` on one word.
 pub(super) fn observe(
     lanes: Lanes,
     word: &'static AtomicU64,
@@ -145,22 +147,22 @@ pub(super) fn observe(
     Observers::start([(words, how)], &orders)
 }
 
-/// One load at a time and nothing besides, in a thread of its own until it is told to stop: what
-/// any observer costs the writer of the word.
+/// A thread that only does one load at a time. This is what any observer costs the writer of the
+/// word.
 ///
-/// It shares no code with `elfen shim`, so that the two can be compared. What a program pays more
-/// next to that is Shim's, and what it pays here is the processor's, which takes the line from the
-/// writer's cache for the load, and gives it back for the next store.
+/// It shares no code with `elfen shim`, so the two can be compared. The cost of the load comes from
+/// the processor, which moves the line from the writer's cache and back for the next store. Any
+/// further cost comes from Shim.
 pub(super) struct Bare {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Seen, BenchError>>,
 }
 
-/// What it did.
+/// What the thread counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) loads: u64,
-    /// Loads that found another value than the one before.
+    /// Loads that returned a different value than the previous load.
     pub(super) new_values: u64,
 }
 
@@ -181,9 +183,9 @@ impl Bare {
     }
 }
 
-/// As far apart as Shim's samples are, and as irregular.
+/// Loads the word at irregular times, with the same average distance as Shim's samples.
 fn look(word: &AtomicU64, period_ticks: u64, stop: &AtomicBool) -> Seen {
-    /// Between two looks at whether to go on.
+    /// The number of loads between two checks of `stop`.
     const LOADS: u32 = 64;
     let mut next = clock::now();
     let mut random = next | 1;
@@ -207,30 +209,29 @@ fn look(word: &AtomicU64, period_ticks: u64, stop: &AtomicBool) -> Seen {
     seen
 }
 
-/// Lanes further apart than this are far.
+/// The lanes are near if a round trip takes at most this long.
 const NEAR_TICKS: u64 = 400;
-/// Far lanes are waited for, so often and so long each time.
+/// How often and how long each time the benchmark waits for the lanes to be near.
 const WAITS: u32 = 10;
 const WAIT: Duration = Duration::from_secs(1);
-/// What was measured while the lanes went apart is measured again, so often.
+/// How often a measurement is repeated during which the lanes moved apart.
 const REPEATS: u32 = 2;
 
-/// Measures what it is told, once the lanes are near each other, and keeps an account of how far
-/// apart they were.
+/// Waits until the lanes are near, measures, and records the distance of the lanes.
 pub(super) struct Stage<'a> {
     pub(super) lanes: Lanes,
     hear: Hear<'a>,
     trips: Vec<Trips>,
-    /// Lanes that were waited for in vain are far apart for good.
+    /// Set if waiting did not help. The lanes then count as far apart permanently.
     gave_up: bool,
 }
 
-/// How far apart the lanes were in one part: ticks for a line there and back.
+/// The distance of the lanes during one part: ticks for a round trip of a line.
 struct Trips {
     part: String,
     shortest: u64,
     longest: u64,
-    /// If the other lane was not to be had, or far away whenever it was measured.
+    /// Set if the lanes were far apart, or the other lane was busy, when the distance was measured.
     disturbed: bool,
     repeated: u32,
 }
@@ -246,7 +247,7 @@ impl<'a> Stage<'a> {
         self.trips.push(Trips { part, shortest, longest, disturbed: false, repeated: 0 });
     }
 
-    /// The rows of all parts, and the longest distance that anything was measured at.
+    /// Returns the rows of all parts, and the longest distance during any measurement.
     pub(super) fn end(self) -> (Vec<Row>, Option<u64>) {
         let longest = self.trips.iter().map(|trips| trips.longest).max();
         let row = |Trips { part, shortest, longest, disturbed, repeated }: Trips| {
@@ -261,8 +262,8 @@ impl<'a> Stage<'a> {
         (self.trips.into_iter().map(row).collect(), longest)
     }
 
-    /// What `once` measures, with the lanes near each other before it and after it if that is to be
-    /// had.
+    /// Calls `once`, if possible with the lanes near each other before and after it. Repeats the
+    /// call if they moved apart.
     pub(super) fn undisturbed<T>(
         &mut self,
         mut once: impl FnMut(Hear<'_>) -> Result<T, BenchError>,
@@ -287,7 +288,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// The same of each round of a table.
+    /// Measures a table. Each round is protected like `undisturbed`.
     pub(super) fn measure(
         &mut self,
         (key, columns): (&'static str, &'static [Column]),
@@ -304,7 +305,8 @@ impl<'a> Stage<'a> {
         Ok(Table::of((key, columns), cases, &all))
     }
 
-    /// The round trip of a line, once it is short, or when that was waited for in vain.
+    /// Waits until the round trip of a line is short, or until waiting is given up. Returns the
+    /// shortest round trip.
     fn wait_until_near(&mut self) -> Result<u64, BenchError> {
         let mut least = None;
         for wait in 0..WAITS {

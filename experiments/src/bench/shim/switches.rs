@@ -1,5 +1,5 @@
-//! Whether the observer of a lane's tasks sees all that the scheduler does: two threads hand the
-//! lane to each other some ten thousand times, and the scheduler's own trace says when.
+//! Whether the observer of a lane's tasks sees all switches. Two threads hand the lane to each
+//! other some ten thousand times, and the scheduler's own trace records each switch.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::sync::{Arc, OnceLock};
@@ -27,28 +27,28 @@ use crate::bench::{
 
 const PERIOD_NS: u64 = 1_000;
 const SWITCHES: u32 = 20_000;
-/// Lengths are drawn log-uniformly.
+/// The lengths of turns are drawn log-uniformly between these.
 const SHORTEST_NS: f64 = 2e3;
 const LONGEST_NS: f64 = 1e6;
-/// Before and behind it, in which the lane idles.
+/// How long the lane idles before and after the turns.
 const MARGIN: Duration = Duration::from_millis(5);
-/// The trace says its times to a microsecond.
+/// The resolution of the trace's times.
 const TRACE_NS: u64 = 1_000;
-/// Between a recording's end and when counting ends, and between its beginning and when that does.
+/// Counting starts and ends within this time of the recording's start and end.
 const MOMENT_NS: u64 = 20_000;
 const ROOM_KB: u64 = 16 << 10;
 const MEMORY: usize = 16 << 20;
-/// If another task's switch falls on the very moment at which counting begins or ends.
+/// The measurement is repeated if a switch falls on the moment at which counting starts or ends.
 const TRIES: u32 = 5;
 
-/// What the scheduler did, and what of it was seen.
+/// What the scheduler did, and how much of it was seen.
 const COLUMNS: &[Column] = &[
     number("period_ns", "switches, each", "ns", 0),
     number("switches", "by the scheduler", "", 0),
     number("seen", "seen", "", 0).higher(),
-    // As the summary of `elfen shim` says it.
+    // The number that the summary of `elfen shim` prints.
     number("missed", "missed", "", 0).lower(),
-    // Of two periods or more, while there was no gap.
+    // Times without a switch that last two periods or more and contain no gap.
     number("stretches", "stretches", "", 0),
     number("stretches_seen_percent", "seen", "%", 2).higher(),
 ];
@@ -75,12 +75,12 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
     Ok(Report::without("who runs", "others switched whenever counting began or ended"))
 }
 
-/// A recording, and what of its switches was counted.
+/// A recording, and the switches that were counted.
 struct Run {
     recording: Recording,
     seen: u64,
     missed: u64,
-    /// The same two moments by the clock of samples and by that of the trace.
+    /// The start and the end, each on the clock of samples and on the clock of the trace.
     moments: [(u64, u64); 2],
 }
 
@@ -114,15 +114,15 @@ fn observed(lanes: Lanes, map: &'static TaskMap) -> Result<Run, BenchError> {
     })
 }
 
-/// What two threads on one lane hand to each other: the lane.
+/// Lets two threads on one lane run in turns.
 struct Baton {
-    /// The turn that goes on; even turns are the first thread's.
+    /// The number of the current turn. Even turns belong to the first thread.
     turn: AtomicU32,
     players: [OnceLock<Thread>; 2],
 }
 
 impl Baton {
-    /// Every second turn, each of a length of its own.
+    /// Runs every second turn. The length of each turn is random.
     fn play(&self, lanes: Lanes, own: u32) -> Result<(), BenchError> {
         pin(lanes.on)?;
         self.player(own).get_or_init(thread::current);
@@ -155,7 +155,7 @@ impl Baton {
     }
 }
 
-/// `None` if a switch falls on the moment at which counting began or ended.
+/// Returns `None` if a switch falls on the moment at which counting began or ended.
 fn compare(run: &Run, trace: &[Event]) -> Option<Row> {
     let switches: Vec<(u64, u32)> = trace
         .iter()
@@ -165,7 +165,7 @@ fn compare(run: &Run, trace: &[Event]) -> Option<Row> {
         })
         .collect();
     let states = states(run);
-    // Counting begins behind where the recording does, and ends behind its last sample.
+    // Counting begins after the recording does, and ends after its last sample.
     let (begun, ended) = (states.first()?.from, states.last()?.to);
     let near = |at: u64, moment: u64| at.abs_diff(moment) <= MOMENT_NS;
     if switches.iter().any(|&(at, _)| near(at, begun) || near(at, ended)) {
@@ -199,19 +199,19 @@ fn compare(run: &Run, trace: &[Event]) -> Option<Row> {
         "missed" => run.missed,
         "stretches" => stretches,
         "stretches_seen_percent" => rounded(percent(seen_stretches, stretches)),
-        // How long those were that were not seen.
+        // The lengths of the stretches that were not seen.
         "unseen_ns" => unseen_ns,
     ])
 }
 
-/// What a recording says of a time: which thread ran, or `None` in a gap.
+/// A period of the recording: the thread that ran, or `None` in a gap.
 struct Stay {
     from: u64,
     to: u64,
     task: Option<u32>,
 }
 
-/// By the clock of the trace.
+/// Returns the periods of the recording, converted to the clock of the trace.
 fn states(run: &Run) -> Vec<Stay> {
     let [(first_ticks, first_ns), (last_ticks, last_ns)] = run.moments;
     let (ticks, ns) = (last_ticks - first_ticks, last_ns - first_ns);

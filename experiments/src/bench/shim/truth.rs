@@ -1,8 +1,9 @@
-//! Whether a recording agrees with the observed: `elfen shim`, as a user starts it, looks at
-//! `elfen-truth`, whose turns have numbers that it publishes and stamps that it keeps.
+//! Whether a recording agrees with the observed program. `elfen shim`, started as a user starts it,
+//! observes `elfen-truth`. That program publishes numbered turns and records the time stamps of
+//! each turn.
 //!
-//! A turn that a gap touches, or that its thread did not run through, has no length that anybody
-//! saw: it is in no figure.
+//! A turn is left out if a gap touches it or its thread was preempted in it: nothing could see its
+//! whole length.
 
 use std::fs;
 use std::hint::spin_loop;
@@ -25,24 +26,24 @@ use crate::bench::{
 };
 
 const RUN: &str = "3s";
-/// How it is asked, and how it is called.
+/// The values of `--period`, which also name the rows.
 const PERIODS: [&str; 4] = ["max", "115ns", "1us", "10us"];
-/// Lengths of turns, two classes to a power of ten, from 100 ns to 100 us.
+/// Classes of turn lengths, two to a power of ten, from 100 ns to 100 us.
 const CLASSES_NS: [u64; 7] = [100, 316, 1_000, 3_162, 10_000, 31_623, 100_001];
 
-/// Turns of one class of lengths, at one period.
+/// The turns of one class of lengths, at one period.
 const TRUTH: &[Column] = &[
     label("period", "period"),
     figure("run_ns", "turns", "ns", 0),
     figure("runs", "n", "", 0),
     figure("seen_percent", "seen", "%", 1).higher(),
-    // How far off the lengths are of those that were seen.
+    // The error of the lengths of the turns that were seen.
     metric("error_percent", "off", "%", 1).lower().show(&[Part::Median, Part::P90]),
-    // How far off the share of a tag is, of all turns at this period.
+    // The error of the share of a tag, over all turns at this period.
     figure("share_error_percent", "share off by", "%", 1).lower(),
 ];
 
-/// What a recording takes.
+/// The size of a recording.
 pub(super) const SIZES: &[Column] = &[
     label("program", "recording of"),
     label("period", "each"),
@@ -52,7 +53,7 @@ pub(super) const SIZES: &[Column] = &[
     figure("gigabytes_a_minute", "size", "GB/min", 2).lower(),
 ];
 
-/// The recording or the stamps are not what they should be.
+/// Reports a recording or stamps that are wrong.
 fn untrue(why: impl std::fmt::Display) -> BenchError {
     BenchError::failed(format!("the truth: {why}"), BUILD_ALL)
 }
@@ -74,7 +75,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
     Ok(Report { tables: vec![truth, sizes], ..Report::default() })
 }
 
-/// `elfen shim` next to `elfen-truth`, and the files that they leave.
+/// Runs `elfen shim` with `elfen-truth`, and reads the files that they write.
 struct Run {
     truth: PathBuf,
     folder: tempfile::TempDir,
@@ -102,7 +103,7 @@ impl Run {
         Ok(command.spawn()?)
     }
 
-    /// What was recorded, and the lengths of the turns.
+    /// Returns the recording, and the lengths of the turns.
     fn read(&self, output: &Output) -> Result<(Recording, Vec<u64>), BenchError> {
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
@@ -115,7 +116,7 @@ impl Run {
     }
 }
 
-/// Lengths of turns by their numbers; 0 for none.
+/// Returns the lengths of the turns by their numbers. Number 0 has the length 0.
 fn stamps(file: &Path) -> Result<Vec<u64>, BenchError> {
     let text = fs::read_to_string(file)?;
     let length = |row: &str| {
@@ -146,8 +147,8 @@ pub(super) fn size(recording: &Recording, bytes: u64, program: String, period: &
 /// A turn as it was seen: its number, and its first and last tick.
 type Seen = (usize, u64, u64);
 
-/// Turns that follow each other without a gap. The first and the last of each may have begun or
-/// ended unobserved.
+/// Returns sequences of turns without a gap in between. The first and the last turn of each
+/// sequence may have begun or ended while the observer did not look.
 fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
     let mut found = vec![Vec::new()];
     for (run, end) in recording.runs_with_ends(signal) {
@@ -155,7 +156,7 @@ fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
             State::Value(turn) if turn > 0 => {
                 let turn = usize::try_from(turn).unwrap_or(usize::MAX);
                 if let Some(stretch) = found.last_mut() {
-                    // A chunk begins a run again.
+                    // A new chunk starts a run again, so a turn may consist of several runs.
                     match stretch.last_mut() {
                         Some((last, _, until)) if *last == turn => *until = end,
                         _ => stretch.push((turn, run.start_ticks, end)),
@@ -169,7 +170,7 @@ fn unbroken(recording: &Recording, signal: usize) -> Vec<Vec<Seen>> {
     found
 }
 
-/// Turns of one class while they are counted.
+/// The statistics of one class while its turns are counted.
 #[derive(Default)]
 struct Class {
     runs: u64,
@@ -222,7 +223,7 @@ fn compare(recording: &Recording, stamps: &[u64], period: &str) -> Result<Vec<Ro
         let Class { runs, off } = class;
         row![
             "period" => period,
-            // From, and below.
+            // The class includes its lower bound and excludes its upper bound.
             "run_ns" => [bounds[0], bounds[1] - bounds[1] % 2],
             "runs" => runs,
             "seen_percent" => rounded(percent(off.len() as u64, runs)),
@@ -234,7 +235,8 @@ fn compare(recording: &Recording, stamps: &[u64], period: &str) -> Result<Vec<Ro
 }
 
 const COMPETED_PERIOD: &str = "1us";
-/// Of the run, between its first and last looks at the kernel's account.
+/// How long after the start the kernel's account is read first, and how long after that it is read
+/// again.
 const BEFORE: Duration = Duration::from_millis(500);
 const BETWEEN: Duration = Duration::from_millis(2_000);
 const LOOKS: u32 = 400;
@@ -247,8 +249,8 @@ const COMPETITOR: &[Column] = &[
     figure("share_error_percent", "share off by", "%", 2).lower(),
 ];
 
-/// Whether gaps are all of the time in which the observer did not look: a thread that spins takes
-/// half of its lane, and the kernel's account of the observer says how much that was.
+/// Whether gaps cover all of the time in which the observer did not run. A thread that spins takes
+/// half of the observer's lane. The kernel's account of the observer shows how much time that was.
 pub(super) fn competitor(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
     let lanes = stage.lanes;
     let row = stage.undisturbed(|_| {
@@ -277,8 +279,8 @@ fn next_to(lanes: Lanes) -> Result<Row, BenchError> {
     let (recording, stamps) = run.read(&output)?;
     let [first, last] = looked?;
     let clock = recording.head.clock;
-    // Between two looks at the kernel's account: how long the recording says that it did not look,
-    // and what the kernel says.
+    // Compare the gaps in the recording with the time that the observer did not run, between two
+    // readings of the kernel's account.
     let gap_ns = clock.ns(gaps(&recording, first.at, last.at));
     let time_ns = clock.ns(last.at - first.at);
     let not_run_ns = time_ns.saturating_sub(last.ran_ns - first.ran_ns);
@@ -292,14 +294,14 @@ fn next_to(lanes: Lanes) -> Result<Row, BenchError> {
     ])
 }
 
-/// How long a thread has run by some time.
+/// How long a thread had run at some time.
 #[derive(Clone, Copy, Debug)]
 struct Account {
     at: u64,
     ran_ns: u64,
 }
 
-/// Of the observer, twice.
+/// Reads the observer's account twice.
 fn accounts(elfen: &mut Child) -> Result<[Account; 2], BenchError> {
     let tasks = format!("/proc/{}/task", elfen.id());
     let gone = || untrue("its observer did not run");
@@ -324,7 +326,7 @@ fn accounts(elfen: &mut Child) -> Result<[Account; 2], BenchError> {
     Ok([first, account()?])
 }
 
-/// Ticks of gaps between two times.
+/// Returns the ticks of gaps between two times.
 fn gaps(recording: &Recording, from: u64, to: u64) -> u64 {
     let gaps = recording.runs_with_ends(0).filter(|(run, _)| run.state == State::Gap);
     gaps.map(|(run, end)| end.min(to).saturating_sub(run.start_ticks.max(from))).sum()

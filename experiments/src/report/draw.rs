@@ -1,9 +1,9 @@
-//! A figure's picture, by plotters.
+//! Draws the picture of a figure with plotters.
 //!
-//! Plotters counts in whole pixels, so a pixel of the page is ten of its own. It draws in the
-//! colours of the light theme. [`style`] makes the page's colours of them, so one picture serves
-//! light, dark and paper, and gives each line its dash. Browsers show the numbers of a mark when
-//! the pointer is on it.
+//! Plotters counts in whole pixels, so a pixel of the page is ten of plotters' pixels. The picture
+//! has the colours of the light theme. [`style`] maps them to the colours of the page, and gives
+//! each line its dashes. So one picture serves the light theme, the dark theme and paper. Browsers
+//! show the numbers of a mark when the pointer is on it.
 
 use std::error::Error;
 use std::ops::Range;
@@ -18,30 +18,31 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Style};
 use super::text::{clip, short};
 
-/// Plotters' pixels to one of the page.
+/// Plotters' pixels for each pixel of the page.
 const PX: i32 = 10;
-/// Every figure is as wide, so that text is as large in all of them.
+/// All figures have the same width, so that their text has the same size.
 const WIDTH: i32 = 760 * PX;
 const FONT: i32 = 12 * PX;
-/// Room for the labels at the left of a panel over numbers, and for the names of rows.
+/// The width of the labels to the left of a panel over numbers, and of the names to the left of
+/// rows.
 const LABELS: i32 = 62 * PX;
 const NAMES: i32 = 168 * PX;
-/// Room for the number behind a bar.
+/// The width of the number at the end of a bar.
 const NUMBER: i32 = 76 * PX;
-/// A panel's title, and the labels below it.
+/// The height of a panel's title, and of the labels below the panel.
 const TITLE: i32 = 26 * PX;
 const FOOT: i32 = 44 * PX;
-/// A row has this for each series, and some space.
+/// The height of a row: this for each series, and some space.
 const BAR: i32 = 18 * PX;
 const BETWEEN: i32 = 10 * PX;
 const DOT: i32 = 4 * PX;
 
-/// Widths of lines; the style knows lines and rules by them.
+/// The widths of lines. The style sheet recognizes lines and rules by their width.
 const STROKE: u32 = 19;
 const WHISKER: u32 = 13;
 const RULE: u32 = 11;
 
-/// Colours of what is no series, with the page's names for them.
+/// The colours of everything but series, with the page's names for them.
 const SOFT: (u32, &str) = (0x5f5e5a, "soft");
 const LINE: (u32, &str) = (0xe1e0da, "line");
 const BASE: (u32, &str) = (0xa3a29b, "base");
@@ -50,7 +51,8 @@ const TEXT: (u32, &str) = (0x2b2b2a, "ink");
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
 
-/// What turns the colours of a picture into those of the page, and gives lines their dashes.
+/// Returns the style sheet that maps the colours of a picture to those of the page, and gives lines
+/// their dashes.
 pub(super) fn style() -> String {
     let mut style = format!("[stroke-width=\"{RULE}\"] {{ stroke-dasharray: 30 30; }}\n");
     for Style { rgb, dash, .. } in Style::ALL {
@@ -72,17 +74,17 @@ fn colour(rgb: u32) -> RGBColor {
 }
 
 fn text_style(rgb: u32, h_pos: HPos) -> TextStyle<'static> {
-    // The back end divides the size by this.
+    // The back end divides the size by this factor.
     let style = ("sans-serif", f64::from(FONT) * 1.24).with_color(colour(rgb));
     style.into_text_style(&(0, 0)).pos(Pos::new(h_pos, VPos::Center))
 }
 
-/// A count of what a page has room for.
+/// Converts a number of things on a page.
 fn count(of: usize) -> i32 {
     i32::try_from(of.min(10_000)).unwrap_or(0)
 }
 
-/// A text in a width, cut off where it is longer.
+/// Shortens a text so that it fits into a width.
 fn fit(text: &str, width: i32) -> String {
     const CHARACTER: i32 = 64;
     clip(text, usize::try_from(width / CHARACTER).unwrap_or(0))
@@ -90,27 +92,27 @@ fn fit(text: &str, width: i32) -> String {
 
 /// An axis of numbers or of names.
 struct Ruler {
-    /// Of the logarithms on a logarithmic axis.
+    /// The range of the axis; on a logarithmic axis, the range of the logarithms.
     places: RangedCoordf64,
     log: bool,
-    /// `None` leaves them to plotters.
+    /// `None` lets plotters choose the ticks.
     ticks: Option<Vec<f64>>,
 }
 
 impl Ruler {
-    /// Below this a logarithm says nothing about a measurement.
+    /// On a logarithmic axis, smaller values say nothing about a measurement.
     const LOG_LEAST: f64 = 1e-9;
-    /// From this factor between the values on, [`Scale::Auto`] is logarithmic.
+    /// [`Scale::Auto`] is logarithmic if the values differ by more than this factor.
     const LOG_FROM: f64 = 8.0;
 
-    /// A row for each name, the first at the top.
+    /// Creates an axis with a row for each name, the first name at the top.
     fn names(names: usize) -> Self {
         let ticks = (0..names).map(|index| index as f64).collect();
         let places = (names as f64 - 0.5..-0.5).into();
         Self { places, log: false, ticks: Some(ticks) }
     }
 
-    /// An axis for these values, with no more ticks than wanted if it is logarithmic.
+    /// Creates an axis for these values. A logarithmic axis has at most `ticks` ticks.
     fn over(values: impl Iterator<Item = f64> + Clone, scale: Scale, ticks: usize) -> Self {
         let low = values.clone().fold(f64::INFINITY, f64::min);
         let high = values.fold(f64::NEG_INFINITY, f64::max);
@@ -131,7 +133,7 @@ impl Ruler {
         Self { places: (from..to).into(), log: false, ticks: None }
     }
 
-    /// From one of 1, 2 and 5 times a power of ten to another one.
+    /// Creates a logarithmic axis. Both ends are 1, 2 or 5 times a power of ten.
     fn logarithmic(low: f64, high: f64, most: usize) -> Self {
         let decade = |power: i32| [1.0, 2.0, 5.0].map(|one| one * 10_f64.powi(power));
         let steps: Vec<f64> = (-10..=16).flat_map(decade).collect();
@@ -139,7 +141,7 @@ impl Ruler {
         let last =
             steps.iter().position(|step| *step >= high).unwrap_or(steps.len() - 1).max(first + 1);
         let count = last - first + 1;
-        // Every step, every power of ten, or every second, third and so on of those.
+        // Label every step, every power of ten, or every second, third and so on of the powers.
         let every = if count <= most { 1 } else { 3 * count.div_ceil(3 * most) };
         let ticks = (first..=last).filter(|index| index % every == 0).map(|index| steps[index]);
         Self {
@@ -156,7 +158,7 @@ impl Ranged for Ruler {
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
         let place = if self.log { value.ln() } else { *value };
-        // Plotters counts in an i32, which a place far outside of the axis does not fit into.
+        // Plotters uses i32 coordinates. A place far outside of the axis would overflow.
         let Range { start, end } = self.places.range();
         self.places.map(&place.clamp(start.min(end), start.max(end)), limit)
     }
@@ -180,7 +182,7 @@ impl ValueFormatter<f64> for Ruler {
     }
 }
 
-/// The picture of a figure: its panels above each other.
+/// Draws a figure: its panels one above the other.
 pub(super) fn picture(figure: &Figure) -> String {
     let heights: Vec<i32> = (0..figure.panels.len()).map(|index| height(figure, index)).collect();
     svg((WIDTH, heights.iter().sum::<i32>().max(PX)), |root, marks| {
@@ -194,7 +196,7 @@ pub(super) fn picture(figure: &Figure) -> String {
     })
 }
 
-/// Of a panel. The first over numbers matters most.
+/// Returns the height of a panel. Over numbers, the first panel is the most important one.
 fn height(figure: &Figure, index: usize) -> i32 {
     let plot = match &figure.x {
         Across::Names { names, .. } => {
@@ -206,17 +208,17 @@ fn height(figure: &Figure, index: usize) -> i32 {
     TITLE + plot + foot(figure, index)
 }
 
-/// Room below a panel.
+/// Returns the height of the labels below a panel.
 fn foot(figure: &Figure, index: usize) -> i32 {
     if has_labels(figure, index) { FOOT } else { FOOT / 3 }
 }
 
-/// Panels over the same numbers have their labels below the last.
+/// Panels over the same numbers have labels only below the last panel.
 fn has_labels(figure: &Figure, index: usize) -> bool {
     matches!(figure.x, Across::Names { .. }) || index + 1 == figure.panels.len()
 }
 
-/// A series as the legend shows it.
+/// Draws a series for the legend.
 pub(super) fn key(series: &Series) -> String {
     let middle = (18 * PX, 7 * PX);
     svg((36 * PX, 14 * PX), |root, _| {
@@ -236,7 +238,7 @@ pub(super) fn key(series: &Series) -> String {
     })
 }
 
-/// An `svg` element of this size, with what a browser shows of its marks.
+/// Renders an `svg` element of this size. Adds the texts that a browser shows for marks.
 fn svg((width, height): (i32, i32), draw: impl FnOnce(&Area<'_>, &mut String) -> Drawn) -> String {
     let (mut svg, mut marks) = (String::new(), String::new());
     let size = (width.unsigned_abs(), height.unsigned_abs());
@@ -246,7 +248,7 @@ fn svg((width, height): (i32, i32), draw: impl FnOnce(&Area<'_>, &mut String) ->
     svg.replace("</svg>", &(marks + "</svg>"))
 }
 
-/// The axis of values of a panel.
+/// Creates the axis of values of a panel.
 fn values(figure: &Figure, panel: &Panel, ticks: usize) -> Ruler {
     let is_alike = matches!(figure.x, Across::Names { one_scale: true, .. });
     let panels = figure.panels.iter().filter(|other| is_alike || *other == panel);
@@ -254,12 +256,12 @@ fn values(figure: &Figure, panel: &Panel, ticks: usize) -> Ruler {
         let points = panel.series.iter().flat_map(|series| &series.points);
         points.flat_map(Point::values).chain(panel.rules.iter().map(|rule| rule.y))
     });
-    // A bar without its foot shows nothing.
+    // The length of a bar is meaningful only if its axis is linear and begins at 0.
     let has_bars = panel.series.iter().any(|series| series.mark == Mark::Bars);
     Ruler::over(values, if has_bars { Scale::Linear } else { panel.y.scale }, ticks)
 }
 
-/// The horizontal axis of numbers.
+/// Creates the horizontal axis of numbers.
 fn places(figure: &Figure, axis: &Axis, ticks: usize) -> Ruler {
     let ends = |series: &Series| {
         let width = if let Mark::Histogram { width } = series.mark { width } else { 0.0 };
@@ -309,14 +311,14 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
     mesh.draw()?;
     drop(mesh);
 
-    // Over names the values go to the right, and the places down.
+    // Over names, values go to the right, and places go down.
     let at = |along: f64, value: f64| if is_names { (value, along) } else { (along, value) };
     let soft = |h_pos| text_style(SOFT.0, h_pos);
     for rule in &panel.rules {
         let ends = [at(f64::MIN, rule.y), at(f64::MAX, rule.y)];
         chart.draw_series([PathElement::new(ends, colour(SOFT.0).stroke_width(RULE))])?;
         let name = fit(&rule.name, WIDTH - LABELS);
-        // Below the labels, or at the left below the line.
+        // The name of the rule: below the labels, or at the left end below the line.
         let (end, at, h_pos) = if is_names {
             (ends[1], (0, 34 * PX), HPos::Center)
         } else {
@@ -327,7 +329,7 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
     }
     for (nth, series) in panel.series.iter().enumerate() {
         let color = colour(series.style.rgb);
-        // Series of a row share it.
+        // The series of a row share its height.
         let slot = if is_names { 0.8 / panel.series.len() as f64 } else { 0.0 };
         let shift = slot * f64::from(from_middle(nth, panel.series.len())) / 2.0;
         let middle = |point: &Point| at(point.x + shift, point.y);
@@ -371,12 +373,12 @@ fn draw_panel(area: &Area<'_>, figure: &Figure, index: usize, marks: &mut String
     Ok(())
 }
 
-/// Twice the distance from the middle of so many things to one of them.
+/// Returns twice the distance from the middle of `of` equally spaced things to thing number `at`.
 fn from_middle(at: usize, of: usize) -> i32 {
     2 * count(at) - (count(of) - 1)
 }
 
-/// What stands at a point of a series, in pixels or on the axes.
+/// Returns the mark of a point, in pixels or in the units of the axes.
 fn marker<At>(series: &Series, at: At) -> Option<Circle<At, i32>> {
     let color = colour(series.style.rgb);
     match series.mark {

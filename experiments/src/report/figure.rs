@@ -1,7 +1,7 @@
-//! A report as data: its tables and its figures, which are panels that share an axis.
+//! A report as data: its tables and its figures. The panels of a figure share a horizontal axis.
 //!
-//! It has no pixels. The picture, the CSV and `--json` are all made from this, so they cannot
-//! differ.
+//! Nothing here has pixels. The picture, the CSV and `--json` are all made from this data, so they
+//! always agree.
 
 use elfen_console::page::Table;
 use serde::Serialize;
@@ -10,17 +10,17 @@ use super::text::short;
 use crate::live::plan::scenario_name;
 use crate::record::Scenario;
 
-/// A report, before it is drawn.
+/// The data of a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     pub title: String,
     /// The command that wrote the report.
     pub command: String,
-    /// What the reader has to know before any figure, a sentence each.
+    /// What the reader has to know before any figure: one sentence each.
     pub notes: Vec<String>,
     pub tables: Vec<Table>,
     pub figures: Vec<Figure>,
-    /// Behind the figures.
+    /// Tables that come after the figures.
     pub appendix: Vec<Table>,
 }
 
@@ -30,18 +30,18 @@ pub struct Figure {
     /// Names the figure in links and files: lower-case words joined by hyphens.
     pub id: String,
     pub title: String,
-    /// What it shows, in one sentence.
+    /// What the figure shows, in one sentence.
     pub reading: String,
     pub source: Source,
     /// The parameters behind a simulation, or the machine behind a measurement.
     pub made_with: String,
-    /// The command that makes its numbers.
+    /// The command that produces the figure's numbers.
     pub command: String,
     pub x: Across,
     pub panels: Vec<Panel>,
 }
 
-/// Where numbers come from.
+/// Where the numbers of a figure come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -57,11 +57,12 @@ pub enum Source {
 #[serde(rename_all = "kebab-case")]
 pub enum Across {
     Number(Axis),
-    /// The points' `x` counts these from 0.
+    /// The `x` of a point is an index into `names`, from 0.
     Names {
         quantity: String,
         names: Vec<String>,
-        /// Whether the panels show the same quantity, and are compared by their lengths.
+        /// Whether all panels show the same quantity. They then have the same scale, so that
+        /// lengths are comparable.
         #[serde(skip)]
         one_scale: bool,
     },
@@ -70,7 +71,7 @@ pub enum Across {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Axis {
     pub quantity: String,
-    /// May be empty.
+    /// Empty if the quantity has no unit.
     pub unit: String,
     pub scale: Scale,
 }
@@ -78,10 +79,10 @@ pub struct Axis {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scale {
-    /// From 0, or from the lowest value if that is less.
+    /// Includes 0.
     #[default]
     Linear,
-    /// Linear where a value is 0 or less.
+    /// Logarithmic, but linear if a value is 0 or less.
     Log,
     /// Logarithmic if the values span more than a factor of 8.
     Auto,
@@ -114,13 +115,13 @@ pub struct Series {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mark {
-    /// A line through its points.
+    /// A line through its points, with a dot on each.
     Line,
-    /// A line alone, for many points.
+    /// Only a line, for many points.
     Curve,
-    /// Points alone.
+    /// Only points.
     Dots,
-    /// Hollow points: what others published.
+    /// Hollow points, for numbers that others published.
     Rings,
     /// Columns side by side, on an axis of names.
     Bars,
@@ -128,7 +129,7 @@ pub enum Mark {
     Histogram { width: f64 },
 }
 
-/// A value, and the interval around it where one is known.
+/// A value, and its interval if one is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Point {
     pub x: f64,
@@ -136,17 +137,18 @@ pub struct Point {
     pub interval: Option<(f64, f64)>,
 }
 
-/// How a series looks: it differs from others by colour, and without colour by dash. The same thing
-/// looks the same in every figure.
+/// How a series looks. Styles differ in colour, and also in their dashes for readers who see no
+/// colours. A scenario has the same style in every figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Style {
-    /// Of the colour in `elfen-console/src/page.css`, which has one for light, dark and paper. They
-    /// were searched for the largest least distance between those that meet in one figure, with
-    /// full colour vision and three kinds of colour blindness.
+    /// The name of the colour in `elfen-console/src/page.css`, which defines it for the light
+    /// theme, the dark theme and paper. A search chose the colours. It maximized the smallest
+    /// distance between colours in the same figure, for full colour vision and for three kinds of
+    /// colour blindness.
     pub name: &'static str,
     /// The colour of the light theme, 0xRRGGBB.
     pub rgb: u32,
-    /// Lengths of strokes and gaps, in tenths of a pixel.
+    /// The lengths of strokes and gaps, in tenths of a pixel.
     pub dash: &'static str,
 }
 
@@ -176,7 +178,7 @@ impl Style {
 }
 
 impl Scenario {
-    /// The name in figures and tables.
+    /// The name of the scenario in figures and tables.
     pub fn title(self) -> &'static str {
         match self {
             Self::None => "no batch",
@@ -203,10 +205,10 @@ impl Scenario {
     }
 }
 
-/// Beyond this, and as far below 0, nothing is a measurement.
+/// No measurement is larger than this, or smaller than its negative.
 pub(super) const MOST: f64 = 1e15;
 
-/// What cannot be drawn.
+/// A value that cannot be drawn.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("figure {figure:?}, series {series:?}: {value} is no number that can be drawn")]
 pub struct Refused {
@@ -220,7 +222,7 @@ impl Point {
         Self { x, y, interval: None }
     }
 
-    /// The value with its interval, for people.
+    /// Formats the value and its interval for readers.
     pub(super) fn shown(&self) -> String {
         let interval = self
             .interval
@@ -228,7 +230,7 @@ impl Point {
         short(self.y) + &interval
     }
 
-    /// The value and the ends of its interval.
+    /// Returns the value and both ends of its interval.
     pub(super) fn values(&self) -> [f64; 3] {
         let (low, high) = self.interval.unwrap_or((self.y, self.y));
         [self.y, low, high]
@@ -256,7 +258,7 @@ impl Axis {
         Self { scale, ..self }
     }
 
-    /// The text at the axis.
+    /// Returns the text next to the axis.
     pub fn label(&self) -> String {
         if self.unit.is_empty() {
             self.quantity.clone()
@@ -288,14 +290,14 @@ impl Across {
         }
     }
 
-    /// The name that `x` counts; `None` on an axis of numbers, and where there is no name.
+    /// Returns the name at index `x`. `None` on an axis of numbers, or if there is none.
     pub(super) fn name(&self, x: f64) -> Option<&str> {
         let Self::Names { names, .. } = self else { return None };
         let found = names.iter().enumerate().find(|(index, _)| *index as f64 == x);
         found.map(|(_, name)| name.as_str())
     }
 
-    /// Where a point is, for people.
+    /// Formats a place on the axis for readers.
     pub(super) fn place(&self, x: f64) -> String {
         match self {
             Self::Number(_) => short(x),
@@ -305,23 +307,23 @@ impl Across {
 }
 
 impl Figure {
-    /// Every series, from the first panel on.
+    /// Returns the series of all panels, in order.
     pub(super) fn series(&self) -> impl Iterator<Item = &Series> {
         self.panels.iter().flat_map(|panel| &panel.series)
     }
 }
 
 impl Report {
-    /// Refuses infinities, what is no number, and names that do not exist.
+    /// Refuses NaN, infinities, values beyond `MOST`, and names that do not exist.
     pub fn check(&self) -> Result<(), Refused> {
         for figure in &self.figures {
             let refuse = |series: &str, value: f64| Refused {
                 figure: figure.title.clone(),
                 series: series.to_owned(),
-                // As short as it was written: 1e300.
+                // The shortest notation, such as 1e300.
                 value: format!("{value:?}"),
             };
-            // NaN is not at most anything.
+            // Also false for NaN.
             let is_drawable = |value: &f64| value.abs() <= MOST;
             let exists =
                 |x: f64| matches!(figure.x, Across::Number(_)) || figure.x.name(x).is_some();

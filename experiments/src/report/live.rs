@@ -1,7 +1,7 @@
-//! The report of live runs: a summary, and the thesis's figures from what was measured.
+//! The report of live runs: a summary, and the thesis's figures from the measurements.
 //!
-//! `crate::live::summary` computes medians and ratios with their intervals. This file finds them,
-//! draws them and puts them into words.
+//! `crate::live::summary` computes medians and ratios with their intervals. This file selects them,
+//! draws them and describes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::text::{percent, sentence, short};
 use crate::live::summary::{self, Row};
 use crate::record::{Line, Run, Scenario, Setup};
 
-/// Why lines give no report.
+/// Why a results file gives no report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     #[error("it is empty")]
@@ -28,7 +28,7 @@ pub enum Unusable {
     NoRuns,
 }
 
-/// The report of a results file's lines; its title and command may be changed before it is
+/// Creates the report of a results file. The caller may change its title and command before it is
 /// rendered.
 pub fn report(lines: &[Line]) -> Result<Report, Unusable> {
     let setup = match lines.first() {
@@ -64,7 +64,7 @@ pub fn report(lines: &[Line]) -> Result<Report, Unusable> {
     })
 }
 
-/// Refuses what no run can have measured.
+/// Refuses numbers that no run can have measured.
 fn check(run: &Run, line: usize) -> Result<(), Unusable> {
     let numbers = [
         ("load", run.load),
@@ -89,16 +89,16 @@ fn check(run: &Run, line: usize) -> Result<(), Unusable> {
     }
 }
 
-// Where the runs were made, by which mechanisms, and what speaks against them.
+// Notes about the machine, the mechanisms, and doubtful runs.
 
-/// Whether runs after `other` may be compared with those after `setup`: an experiment that went on
-/// writes a second setup.
+/// Whether runs after the setup `other` may be compared with those after `setup`. An experiment
+/// that was continued has a second setup.
 fn is_same(setup: &Setup, other: &Setup) -> bool {
     let place = |s: &Setup| (s.kernel.clone(), s.cpu.clone(), s.cpus, s.smt, s.lanes.clone());
     place(setup) == place(other) && setup.documents == other.documents
 }
 
-/// One sentence on the machine and one on the service.
+/// Describes the machine and the service, in a sentence each.
 fn description(setup: &Setup) -> String {
     let Setup { elfen, kernel, cpu, cpus, lanes, .. } = setup;
     let rate = short(setup.capacity_rps);
@@ -112,7 +112,7 @@ fn description(setup: &Setup) -> String {
         }
     };
     let smt = if setup.smt { "lanes of one core each" } else { "not known to share a core" };
-    // A damaged file may have any number here.
+    // In a damaged file, this may be any number.
     let started = i64::try_from(setup.started_s).ok();
     let day = started.and_then(|s| time::OffsetDateTime::from_unix_timestamp(s).ok());
     let day = day.map_or_else(|| "an unknown day".to_owned(), |time| time.date().to_string());
@@ -123,7 +123,7 @@ fn description(setup: &Setup) -> String {
     )
 }
 
-/// What the machine cannot show, and where the helpers ran.
+/// Returns what the machine cannot show, and where the helpers ran.
 fn limits(setup: &Setup) -> Vec<String> {
     let mut limits: Vec<&str> = setup.limits.iter().map(String::as_str).collect();
     if limits.iter().all(|limit| !limit.contains(&setup.helpers)) {
@@ -132,21 +132,21 @@ fn limits(setup: &Setup) -> Vec<String> {
     limits.into_iter().filter(|limit| !limit.is_empty()).map(sentence).collect()
 }
 
-/// What `elfen run` chose, once for each choice.
+/// Lists the different choices that `elfen run` made.
 fn mechanisms(rows: &[Row]) -> Option<String> {
     let chosen: BTreeSet<&str> = rows.iter().filter_map(|row| row.mechanisms.as_deref()).collect();
     let chosen: Vec<&str> = chosen.into_iter().collect();
     (!chosen.is_empty()).then(|| format!("Elfen ran with {}.", chosen.join("; and with ")))
 }
 
-/// A generator that sends later than this part of p99 is a part of what is measured.
+/// If the load generator is later than this fraction of p99, its delay distorts the measurement.
 const LATE_PART: f64 = 0.1;
 const LATE: &str = "the load generator was late by more than a tenth of p99";
-/// More places than this are not worth listing.
+/// Longer lists of places are replaced by "many".
 const PLACES: usize = 4;
 
-/// What speaks against some runs: failures, and warnings, those together that differ only in their
-/// numbers.
+/// Returns a table of failures and warnings, if there are any. Warnings that differ only in their
+/// numbers are combined.
 fn doubts(runs: &[&Run]) -> Option<Table> {
     let mut kinds: BTreeMap<String, (&str, u32, BTreeSet<String>)> = BTreeMap::new();
     for run in runs {
@@ -181,7 +181,7 @@ fn place(run: &Run) -> String {
     format!("{} at {} load", run.scenario.title(), percent(run.load))
 }
 
-/// Its words, without numbers and their units.
+/// Removes numbers and their units from a warning.
 fn without_numbers(warning: &str) -> String {
     let units = ["ns", "us", "µs", "ms", "s"];
     let is_word =
@@ -189,11 +189,11 @@ fn without_numbers(warning: &str) -> String {
     warning.split_whitespace().filter(is_word).collect::<Vec<_>>().join(" ")
 }
 
-/// The scenario that shared the core, and how.
+/// The scenario that shared the core, and its details.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Side {
     scenario: Scenario,
-    /// In the words of the plan, `fixed-budget:2ms`; empty in files that do not say.
+    /// The plan's notation, such as `fixed-budget:2ms`. Empty in files without it.
     asked: String,
 }
 
@@ -211,16 +211,17 @@ impl Side {
     }
 }
 
-/// A number of a row, if it has that.
+/// Returns a number of a row, if the row has it.
 type Value = fn(&Row) -> Option<summary::Figure>;
 type Cell = fn(&Row) -> String;
 
-/// A row's load in percent, to a ten-thousandth: what is closer is the same load.
+/// Returns a row's load in percent, rounded to a ten-thousandth. Loads that are closer count as
+/// equal.
 fn load_percent(row: &Row) -> f64 {
     (row.load * 1e6).round() / 1e4
 }
 
-/// What can be drawn: a ratio to nothing is none.
+/// Returns the figure if it can be drawn. A ratio to zero cannot.
 fn finite(figure: summary::Figure) -> Option<summary::Figure> {
     let [low, high] = figure.ci95.unwrap_or([figure.median; 2]);
     [figure.median, low, high].iter().all(|value| value.abs() <= MOST).then_some(figure)
@@ -237,17 +238,18 @@ const TABLE_NOTE: &str = "Medians over invocations; in parentheses the 95 % inte
     from a request's start until the batch is off its lane, median and p99.";
 const HELPERS_NOTE: &str = " With helpers: load generator and coordinator counted in, where they \
     share the batch lane's CPU.";
-/// Helpers that take less of a lane than this are not worth a column.
+/// If helpers take less of a lane than this, their column is left out.
 const HELPED: f64 = 0.005;
 
-/// All rows.
+/// All rows of a results file.
 struct Measured<'a> {
     setup: &'a Setup,
     rows: Vec<Row>,
 }
 
 impl Measured<'_> {
-    /// The batch programs that ran; one without a name if the service was alone.
+    /// Returns the batch programs that ran, or a single `None` if only the service alone was
+    /// measured.
     fn batches(&self) -> Vec<Option<&str>> {
         let mut batches: Vec<Option<&str>> = Vec::new();
         for row in self.rows.iter().filter(|row| row.scenario != Scenario::None) {
@@ -258,7 +260,7 @@ impl Measured<'_> {
         if batches.is_empty() { vec![None] } else { batches }
     }
 
-    /// In percent of what the service can serve.
+    /// Returns the loads in percent of what the service can serve.
     fn loads(&self) -> Vec<f64> {
         let mut loads: Vec<f64> = self.rows.iter().map(load_percent).collect();
         loads.sort_by(f64::total_cmp);
@@ -266,7 +268,7 @@ impl Measured<'_> {
         loads
     }
 
-    /// The table on top: every load with everything that shared the core.
+    /// Returns the summary: every load with every scenario that shared the core.
     fn table(&self) -> Table {
         let several = self.batches().len() > 1;
         let helped = self.rows.iter().any(|row| row.helper_utilisation.median > HELPED);
@@ -286,7 +288,7 @@ impl Measured<'_> {
         ];
         let is_shown = |(name, cell): &(&str, Cell)| {
             let wanted = (several || *name != "program") && (helped || *name != "with helpers");
-            // What no run has is no column: there is no overlap without a task map.
+            // Columns without any value are left out, such as the overlap without a task map.
             wanted && self.rows.iter().any(|row| !cell(row).is_empty())
         };
         let columns: Vec<_> = columns.into_iter().filter(is_shown).collect();
@@ -317,7 +319,7 @@ impl Measured<'_> {
     }
 }
 
-/// A part of what it does alone; where that is not known, its work a second.
+/// The batch's work as a part of its work without a service, or else its work per second.
 fn batch_cell(row: &Row) -> String {
     let work = match row.batch_relative.and_then(finite) {
         Some(part) => with_interval(Some(part), 100.0, " %"),
@@ -351,12 +353,12 @@ struct OverLoad {
     title: &'static str,
     reading: &'static str,
     scenarios: [Scenario; 6],
-    /// If only these ran, other figures show them already.
+    /// If only these scenarios ran, other figures already show them.
     known: &'static [Scenario],
 }
 
 const OVER_LOAD: [OverLoad; 2] = [
-    // What the thesis's Figure 5.4 would compare with borrow-idle.
+    // The alternatives to borrow-idle, compared as in the thesis's Figure 5.4.
     OverLoad {
         id: "co-running",
         title: "p99 and utilisation without Elfen",
@@ -394,11 +396,11 @@ const PERCENTILES: [(&str, Style, Value); 3] = [
     ("p99", Style::INK, |row| Some(row.p99_ms)),
 ];
 
-/// One batch program's runs, and those without any.
+/// The runs with one batch program, and the runs of the service alone.
 struct Bench<'a> {
     measured: &'a Measured<'a>,
     batch: Option<&'a str>,
-    /// After the ids of figures if there are several batch programs.
+    /// Appended to the ids of figures if there are several batch programs.
     number: Option<usize>,
 }
 
@@ -421,19 +423,19 @@ impl Bench<'_> {
         }
     }
 
-    /// The rows of this batch program, without those of the service alone.
+    /// Returns the rows of this batch program, without those of the service alone.
     fn rows(&self) -> impl Iterator<Item = &Row> + Clone {
         self.measured.rows.iter().filter(|row| row.batch.as_deref() == self.batch)
     }
 
-    /// The scenarios of the runs with this batch, and the service alone.
+    /// Returns the scenarios of the runs with this batch, and the service alone.
     fn sides(&self) -> Vec<Side> {
         let rows = self.measured.rows.iter().filter(|row| belongs(row, self.batch));
         let sides: BTreeSet<Side> = rows.map(Side::of).collect();
         sides.into_iter().collect()
     }
 
-    /// The scenarios that shared the core.
+    /// Returns only the scenarios with a batch.
     fn beside(&self) -> Vec<Side> {
         self.sides().into_iter().filter(|side| side.scenario != Scenario::None).collect()
     }
@@ -445,21 +447,22 @@ impl Bench<'_> {
         self.measured.rows.iter().find(is).and_then(value).and_then(finite)
     }
 
-    /// A line over the loads.
+    /// Creates a line over the loads.
     fn line(&self, name: impl Into<String>, style: Style, side: &Side, value: Value) -> Series {
         let loads = self.measured.loads().into_iter();
         let points = loads.filter_map(|load| Some(point(load, self.value(load, side, value)?)));
         Series::new(name, Mark::Line, style, points.collect())
     }
 
-    /// A mark for each side that has the value, numbered by the sides.
+    /// Creates a mark for each side that has the value, at the index of the side.
     fn marks(&self, mark: Mark, sides: &[Side], load: f64, value: Value) -> Series {
         let places = sides.iter().enumerate();
         let place = |(index, side)| Some(point(index as f64, self.value(load, side, value)?));
         Series::new("median", mark, Style::BLUE, places.filter_map(place).collect())
     }
 
-    /// A row for each side, a panel for each load; `None` if no side has a value.
+    /// Creates a figure with a row for each side and a panel for each load. `None` if no side has
+    /// the value.
     fn by_side(
         &self,
         (id, title, reading): (&str, &str, &str),
@@ -479,7 +482,7 @@ impl Bench<'_> {
         (!figure.panels.is_empty()).then_some(figure)
     }
 
-    /// p99 as a multiple of that alone.
+    /// Draws p99 as a multiple of p99 without a batch.
     fn cost(&self) -> Option<Figure> {
         let axis = Axis::new("p99", "times that without a batch");
         let reading = "p99 as a multiple of p99 without a batch, each against the same invocation.";
@@ -492,7 +495,7 @@ impl Bench<'_> {
         Some(figure)
     }
 
-    /// The batch's work.
+    /// Draws the batch's work.
     fn throughput(&self) -> Option<Figure> {
         let relative = self.rows().any(|row| row.batch_relative.is_some());
         let (axis, value): (Axis, Value) = if relative {
@@ -510,7 +513,7 @@ impl Bench<'_> {
         self.by_side(("throughput", "What the batch gets done", reading), (Mark::Bars, axis), value)
     }
 
-    /// Figure 5.2.
+    /// Draws the percentiles of the service alone (Figure 5.2).
     fn percentiles(&self) -> Option<Figure> {
         let alone = self.sides().into_iter().find(|side| side.scenario == Scenario::None)?;
         let lines = PERCENTILES.map(|(name, style, value)| self.line(name, style, &alone, value));
@@ -525,7 +528,7 @@ impl Bench<'_> {
         Some(figure)
     }
 
-    /// A line for each side; `None` if there is nothing to show that is not known.
+    /// Draws a line for each side. `None` if other figures show all of these scenarios.
     fn over_load(&self, of: &OverLoad) -> Option<Figure> {
         let mut sides = self.sides();
         sides.retain(|side| of.scenarios.contains(&side.scenario));
@@ -546,7 +549,7 @@ impl Bench<'_> {
         Some(figure)
     }
 
-    /// The same in rows: with one load there is nothing to draw a line through.
+    /// Draws the same values as bars, because a single load gives no line.
     fn at_one_load(&self) -> Figure {
         let sides = self.sides();
         let load = self.measured.loads().last().copied().unwrap_or(0.0);
@@ -567,7 +570,8 @@ impl Bench<'_> {
     }
 }
 
-/// A scenario's style; a second budget of a scenario takes one that no other scenario has.
+/// Returns a style for each side. If a scenario has several budgets, each further one gets a style
+/// that no other scenario uses.
 fn styles(sides: &[Side]) -> Vec<Style> {
     let others: Vec<Style> = sides.iter().map(|side| side.scenario.style()).collect();
     let mut taken: Vec<Style> = Vec::new();

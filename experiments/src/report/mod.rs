@@ -10,8 +10,8 @@
 //! | `page` | the HTML around it, and its numbers as CSV |
 //! | `text` | numbers and names for people |
 //!
-//! The maker of a report fills in a [`Report`] and renders it. Nothing is measured or simulated
-//! while it is drawn, so the same report is always the same bytes.
+//! A module fills in a [`Report`] and renders it. Rendering measures and simulates nothing, so the
+//! same report always gives the same bytes.
 
 mod draw;
 pub mod figure;

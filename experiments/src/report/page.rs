@@ -1,4 +1,4 @@
-//! A report as a page, with the numbers of its figures as tables and as CSV.
+//! Renders a report as an HTML page. The numbers of its figures are included as tables and as CSV.
 
 use elfen_console::page::{self, Block, Page, Table};
 
@@ -6,7 +6,7 @@ use super::draw;
 use super::figure::{Figure, Panel, Point, Refused, Report, Series, Source};
 
 impl Report {
-    /// The report as one HTML file that needs nothing else.
+    /// Returns the report as one self-contained HTML file.
     pub fn html(&self) -> Result<String, Refused> {
         self.check()?;
         let tables =
@@ -24,7 +24,7 @@ impl Report {
     }
 }
 
-/// A figure with its picture and its numbers.
+/// Converts a figure: its picture, its tables and its CSV.
 fn whole(figure: &Figure) -> page::Figure {
     page::Figure {
         id: figure.id.clone(),
@@ -53,7 +53,7 @@ fn description(figure: &Figure) -> String {
     format!("{}{} The numbers are in the table below.", figure.reading, panels.collect::<String>())
 }
 
-/// Every name once, if there is anything to tell apart.
+/// Returns each series once, or nothing if there is only one.
 fn legend(figure: &Figure) -> Vec<(String, String)> {
     let mut seen: Vec<&Series> = Vec::new();
     for series in figure.series() {
@@ -67,9 +67,9 @@ fn legend(figure: &Figure) -> Vec<(String, String)> {
     seen.into_iter().map(|series| (draw::key(series), series.name.clone())).collect()
 }
 
-/// The numbers of a figure as CSV (RFC 4180), a line for each point that is drawn.
+/// Returns the numbers of a figure as CSV (RFC 4180), with a line for each point that is drawn.
 ///
-/// Numbers are written so that reading them gives the same bits.
+/// Parsing a printed number returns exactly the same value.
 fn csv(figure: &Figure) -> String {
     let mut csv =
         csv::WriterBuilder::new().terminator(csv::Terminator::CRLF).from_writer(Vec::new());
@@ -92,7 +92,7 @@ fn csv(figure: &Figure) -> String {
     String::from_utf8(bytes).expect("CSV of texts is text")
 }
 
-/// The numbers of a panel: a row for each place, a column for each series.
+/// Returns the numbers of a panel: a row for each place, a column for each series.
 fn panel_table(figure: &Figure, panel: &Panel) -> Table {
     let mut places: Vec<f64> =
         panel.series.iter().flat_map(|series| &series.points).map(|point| point.x).collect();

@@ -1,8 +1,9 @@
-//! A recording of `elfen shim`: where the time went, how long each stay was, and when.
+//! The report of a recording of `elfen shim`: where the time went, how long each run was, and when
+//! it was.
 //!
-//! A recording may come from anywhere, so names are clipped and cleaned, tags beyond those that can
-//! be told apart are left to the tables, and what is no number is refused by the check of the
-//! report.
+//! A recording may come from an untrusted source, so names are shortened. Figures show only as many
+//! tags as can be told apart, and tables show the rest. The report's check refuses NaN and
+//! infinities.
 
 use elfen_console::duration::{number, show};
 use elfen_console::page::Table;
@@ -15,16 +16,16 @@ use super::figure::Style;
 use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Scale, Series, Source};
 use super::text::{clip, sentence};
 
-/// Tags with a bar, and with a line.
+/// How many tags get a bar. `STYLES` limits how many get a line.
 const BARS: usize = 16;
 const STYLES: [Style; 6] =
     [Style::BLUE, Style::RED, Style::AQUA, Style::ORANGE, Style::VIOLET, Style::OCHRE];
-/// Parts of the whole time.
+/// The number of parts into which the whole time is divided.
 const SLICES: usize = 200;
 const LONGEST: usize = 10;
 const NAME_CHARS: usize = 48;
 
-/// `command` is the one that draws the page.
+/// Creates the report. `command` is the command that draws the page.
 pub fn report(recording: &Recording, command: &str) -> Report {
     let summary = Summary::of(recording);
     let maker = Maker { recording, summary: &summary, command };
@@ -94,7 +95,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Time by tag, lengths of runs by tag, and the whole in slices.
+    /// Draws the time by tag, the lengths of runs by tag, and the shares of the tags over time.
     fn of_tags(&self, index: usize, tags: &[&TagFigure]) -> Vec<Figure> {
         let signal = clean(&self.recording.head.signals[index].name);
         let names = tags.iter().take(BARS).map(|tag| clean(&tag.name)).collect();
@@ -122,7 +123,8 @@ impl Maker<'_> {
             let Some(found) = all.by_name.get(&tag.name) else { continue };
             let mut halves: Vec<(f64, f64)> = Vec::new();
             for (low, _, count) in found.lengths.columns() {
-                // Two columns to a doubling: fine ones are noise.
+                // Two columns for each doubling of the length. Narrower columns would mostly show
+                // noise.
                 let half = (number(low.max(1)).log2() * 2.0).floor();
                 match halves.last_mut() {
                     Some((last, sum)) if *last == half => *sum += number(count),
@@ -142,7 +144,7 @@ impl Maker<'_> {
         self.figure(texts, x, Axis::new("runs", "").scaled(Scale::Log), series)
     }
 
-    /// The whole time in slices, and the share of each tag in each.
+    /// Draws the share of each tag in each slice of the time.
     fn strip(&self, index: usize, signal: &str, tags: &[&TagFigure]) -> Figure {
         let names = Names::of(self.recording, index);
         let slices = Slices::of(self.recording);
@@ -178,7 +180,7 @@ impl Maker<'_> {
         self.figure(texts, Across::number("time", "ms"), Axis::new("share", "%"), series)
     }
 
-    /// Where to look closer.
+    /// Lists the longest runs, which deserve a closer look.
     fn longest(&self, index: usize) -> Table {
         let (recording, names) = (self.recording, Names::of(self.recording, index));
         let clock = recording.head.clock;
@@ -217,7 +219,7 @@ impl Maker<'_> {
             .noted("`elfen shim show` and `elfen shim export` take such a part of the recording.")
     }
 
-    /// A number over time: its mean in each slice, from the least to the most.
+    /// Draws a number over time: its mean in each slice, with its minimum and maximum.
     fn of_values(&self, index: usize) -> Option<Figure> {
         let signal = &self.recording.head.signals[index];
         let slices = Slices::of(self.recording);
@@ -237,7 +239,7 @@ impl Maker<'_> {
             (*weight > 0.0).then(|| Point { x: slices.ms(at), y: sum / weight, interval })
         };
         let points: Vec<Point> = found.iter().enumerate().filter_map(point).collect();
-        // A word that was never written says nothing.
+        // A word that was never written has nothing to show.
         if points.iter().all(|point| point.y == 0.0) {
             return None;
         }
@@ -279,7 +281,7 @@ impl Maker<'_> {
     }
 }
 
-/// A run, of which gaps may have cut parts: it took at least as long as its longest part.
+/// A run. Gaps may hide parts of it, so it took at least as long as its longest part.
 struct Stay {
     state: State,
     from: u64,
@@ -298,7 +300,7 @@ impl Stay {
         stay
     }
 
-    /// Its last part is this.
+    /// Extends the run, with a last part that begins at `part_from`.
     fn go_on(&mut self, part_from: u64, end: u64) {
         (self.part_from, self.until) = (part_from, end);
         self.longest_ticks = self.longest_ticks.max(end.saturating_sub(part_from));
@@ -323,12 +325,12 @@ fn of_each(signal: &str, tags: &[&TagFigure]) -> Table {
     }
 }
 
-/// A name that can stand in a page, however it came into the file.
+/// Shortens a name from a file for the page.
 fn clean(name: &str) -> String {
     clip(name, NAME_CHARS)
 }
 
-/// What a signal's values are called in the summary.
+/// The names of a signal's values, as the summary prints them.
 struct Names<'a>(std::collections::HashMap<u64, &'a str>);
 
 impl<'a> Names<'a> {
@@ -350,7 +352,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The whole time in equal parts.
+/// Divides the whole time into equal parts.
 struct Slices {
     first: f64,
     length: f64,
@@ -369,7 +371,8 @@ impl Slices {
         slice as f64 * self.length * self.ms_per_tick
     }
 
-    /// Gives each slice the part of it that lies between two times.
+    /// Calls `give` for each slice between two times, with the part of the slice that lies between
+    /// them.
     fn add(&self, from: u64, to: u64, mut give: impl FnMut(usize, f64)) {
         let at = |ticks: u64| (number(ticks) - self.first) / self.length;
         let (from, to) = (at(from).max(0.0), at(to).min(SLICES as f64));

@@ -1,7 +1,7 @@
-//! The figures of the thesis's chapter 5, from the simulator, and its naps.
+//! The figures of the thesis's chapter 5, from the simulator, and the times of its naps.
 //!
-//! Each figure is made from the parameters and the seed; the same two give the same figures.
-//! Numbers that the thesis prints are shown as rings, as long as the parameters are the thesis's.
+//! The parameters and the seed determine each figure. Numbers that the thesis prints are shown as
+//! rings, if the parameters are those of the thesis.
 
 use elfen_console::page::Table;
 use elfen_rt::policy::slo::Slo;
@@ -26,19 +26,19 @@ use super::figure::{Source, Style};
 use crate::expected::control;
 use crate::record::Scenario;
 
-/// The parameters that the model is fed with.
+/// The parameters of the model.
 #[derive(Clone, Debug)]
 pub struct Parameters {
-    /// Where they come from, as every figure says it.
+    /// Where the parameters come from, as every figure prints it.
     pub origin: String,
     pub demand: Demand,
-    /// Batch programs by name, the first of which the policies are shown with.
+    /// Batch programs by name. The policies are shown with the first one.
     pub batches: Vec<(String, Batch)>,
-    /// Of the 99th percentile.
+    /// The limit of the 99th percentile.
     pub slo_ms: u64,
-    /// The options that make `elfen lab simulate` use them; empty for its defaults.
+    /// The options of `elfen lab simulate` that select these parameters; empty for its defaults.
     pub options: String,
-    /// Whether the thesis's published numbers belong beside them.
+    /// Whether the thesis's published numbers are shown as well.
     pub are_of_thesis: bool,
 }
 
@@ -56,18 +56,18 @@ impl Default for Parameters {
     }
 }
 
-/// A report to be simulated.
+/// What to simulate for a report.
 #[derive(Clone, Debug)]
 pub struct Simulation {
     pub parameters: Parameters,
-    /// Of each point of each figure.
+    /// The number of requests for each point of each figure.
     pub requests: u64,
     pub seed: u64,
     /// The command that makes the report.
     pub command: String,
 }
 
-/// The figures of single requests keep them all in memory.
+/// The figures of single requests keep all of them in memory.
 const MOST_REQUESTS: u64 = 10_000_000;
 
 /// Why a report cannot be simulated.
@@ -86,11 +86,11 @@ impl Simulation {
         Slo { per_million: 990_000, latency_ns: self.parameters.slo_ms * MS }
     }
 
-    /// All figures that can be simulated, and how near the model is to the thesis.
+    /// Simulates all figures, and compares the model with the thesis.
     pub fn report(&self) -> Result<Report, Impossible> {
         let lab = Lab::new(self)?;
         let mut figures: Vec<Figure> = OVER_LOAD.iter().map(|spec| lab.over_load(spec)).collect();
-        // In the order of the thesis.
+        // The order of the thesis.
         figures.insert(2, lab.pauses());
         figures.insert(0, lab.demand());
         figures.push(lab.overhead());
@@ -106,7 +106,7 @@ impl Simulation {
     }
 }
 
-/// Every number that the thesis prints, against the model's.
+/// Returns every number that the thesis prints, next to the model's number.
 fn published(simulation: &Simulation) -> Table {
     let Simulation { requests, seed, .. } = *simulation;
     let rows = thesis::rows(requests, seed).iter().map(thesis::Row::cells).collect();
@@ -116,7 +116,7 @@ fn published(simulation: &Simulation) -> Table {
     ))
 }
 
-/// Loads at round distances, and what a service alone makes of them.
+/// Equally spaced loads, and the results of the service alone at each load.
 struct Sweep<'a> {
     simulation: &'a Simulation,
     cores: u64,
@@ -124,11 +124,12 @@ struct Sweep<'a> {
     alone: Vec<Outcome>,
 }
 
-/// A line ends where its tail is beyond this many SLOs: what follows would press the rest flat.
+/// A line ends where its tail exceeds this many SLOs. Higher points would make the rest of the line
+/// flat.
 const TAIL_SLOS: u64 = 2;
 
 impl<'a> Sweep<'a> {
-    /// `steps` loads up to about `part` of what the cores can serve.
+    /// Chooses `steps` loads, up to about the fraction `part` of what the cores can serve.
     fn new(
         simulation: &'a Simulation,
         cores: u64,
@@ -163,15 +164,15 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    /// The rates next to a batch in this scenario, on all CPUs.
+    /// Simulates all rates next to a batch in this scenario, in parallel.
     ///
-    /// slo-budget is judged every minute and steered every second, as `elfen lab simulate` does by
-    /// default.
+    /// slo-budget is judged every minute and adjusted every second, which is the default of `elfen
+    /// lab simulate`.
     fn with(&self, scenario: Scenario, batch: &Batch, slo: Slo) -> Vec<Outcome> {
         let is_steered = scenario == Scenario::SloBudget;
         let watch = is_steered.then_some(Watch { slo, judge_ns: 60 * S, control_ns: Some(S) });
         let model = |(index, &rps): (usize, &f64)| {
-            // The service alone is simulated first: its tail leaves the others their budgets.
+            // The service alone comes first: the budget of the others is the SLO minus its tail.
             let alone_ns = self.alone.get(index).map_or(0, |alone| alone.tail_ns(&slo));
             let budget_ns = Some(slo.latency_ns.saturating_sub(alone_ns));
             let control = control(scenario, budget_ns, REF_IPC_MILLI);
@@ -182,12 +183,12 @@ impl<'a> Sweep<'a> {
         models.par_iter().map(|model| model.run_on(1)).collect()
     }
 
-    /// The thesis's budget: the SLO less the tail of the service alone.
+    /// Returns the thesis's budget: the SLO minus the tail of the service alone.
     fn headroom_ns(&self, index: usize, slo: &Slo) -> u64 {
         slo.latency_ns.saturating_sub(self.alone[index].tail_ns(slo))
     }
 
-    /// How many of the outcomes can be drawn beside each other.
+    /// Returns how many of the outcomes fit into the figure, from the lowest load on.
     fn drawable(&self, outcomes: &[Outcome]) -> usize {
         let most_ns = self.simulation.parameters.slo_ms * MS * TAIL_SLOS;
         let fits = |outcome: &&Outcome| outcome.quantile_ns(0.99) <= most_ns;
@@ -195,7 +196,7 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// The nearest number with one digit that isn't 0.
+/// Rounds to one significant digit.
 fn one_digit(value: f64) -> f64 {
     let power = 10_f64.powf(value.log10().floor());
     (value / power).round() * power
@@ -225,18 +226,18 @@ impl Line {
 /// Points that the thesis prints.
 type Rings = &'static [(f64, f64)];
 
-/// A figure over the loads of one sweep: latency above, the utilisation of the core below.
+/// A figure over the loads of one sweep: latency above, utilisation of the core below.
 struct OverLoad {
     id: &'static str,
     title: &'static str,
     reading: &'static str,
-    /// Seven cores that share a queue, or one.
+    /// Whether seven cores share a queue, or there is only one core.
     seven: bool,
     lines: Lines,
-    /// Of the latency, and of the utilisation.
+    /// The published points of the latency, and of the utilisation.
     rings: [Rings; 2],
-    /// One of its points: the place of its rate, and options of `elfen lab simulate`. A budget is
-    /// appended.
+    /// An example point: the index of its rate, and the options of `elfen lab simulate`. A budget
+    /// is appended if needed.
     point: (usize, &'static str),
 }
 
@@ -244,7 +245,7 @@ struct OverLoad {
 enum Lines {
     /// Quantiles of the service alone.
     Alone,
-    /// Alone, and next to each batch program, which nothing restrains.
+    /// The service alone, and next to each batch program without restrictions.
     Unrestrained,
     /// Next to the first batch program, in each of these scenarios.
     Scenarios(&'static [Scenario]),
@@ -325,14 +326,15 @@ const OVER_LOAD: [OverLoad; 6] = [
     },
 ];
 
-/// The loads of Figures 5.12 and 5.5 among the rates of one core: 80 and 120 of the thesis's RPS.
+/// The loads of Figures 5.12 and 5.5, as indices of the rates of one core: 80 and 120 requests per
+/// second in the thesis.
 const OVERHEAD_AT: usize = 7;
 const PAUSES_AT: usize = 11;
 
 /// The simulations that several figures share.
 struct Lab<'a> {
     simulation: &'a Simulation,
-    /// One core, and seven that share a queue.
+    /// A single core, and seven cores that share a queue.
     one: Sweep<'a>,
     seven: Sweep<'a>,
 }
@@ -353,12 +355,13 @@ impl<'a> Lab<'a> {
         })
     }
 
-    /// The batch program that policies are shown with.
+    /// Returns the batch program with which the policies are shown.
     fn batch(&self) -> &Batch {
         &self.simulation.parameters.batches[0].1
     }
 
-    /// Numbers that the thesis prints, if there are any and they belong here.
+    /// Returns the thesis's published numbers as a series, if there are any and the parameters are
+    /// those of the thesis.
     fn rings(&self, points: &[(f64, f64)]) -> Option<Series> {
         let belongs = self.simulation.parameters.are_of_thesis && !points.is_empty();
         let points = points.iter().map(|&(x, y)| Point::at(x, y)).collect();
@@ -386,7 +389,7 @@ impl<'a> Lab<'a> {
         )
     }
 
-    /// The report's command and, below it, one that makes a single point.
+    /// Returns the report's command, followed by a command for a single point.
     fn command(&self, point: &str) -> String {
         let Simulation { command, requests, seed, .. } = self.simulation;
         let options = match self.simulation.parameters.options.as_str() {
@@ -425,7 +428,7 @@ impl<'a> Lab<'a> {
             }
             Lines::Unrestrained => {
                 let alone = Line::p99(Scenario::None.title(), Style::INK, sweep.alone.clone());
-                // Neither the style of the service alone nor that of borrow-idle.
+                // Skip the styles of the service alone and of borrow-idle.
                 let styles = Style::ALL.into_iter().skip(2).cycle();
                 let beside = batches.iter().zip(styles).map(|((name, batch), style)| {
                     Line::p99(format!("beside {name}"), style, with(Scenario::Unrestrained, batch))
@@ -448,7 +451,7 @@ impl<'a> Lab<'a> {
         let latencies = lines.iter().map(latency).collect();
         let utilisations: Vec<Series> = lines.iter().map(utilisation).collect();
         let (quantity, utilisations) = match spec.lines {
-            // All quantiles are of the same requests, which run on one lane.
+            // All quantiles belong to the same requests, so they have the same utilisation.
             Lines::Alone => {
                 let name = "request lane".to_owned();
                 ("latency", vec![Series { name, ..utilisations[2].clone() }])
@@ -480,8 +483,8 @@ impl<'a> Lab<'a> {
         figure
     }
 
-    /// What borrowing costs the batch (Figure 5.12): its time, its share of its lane, and what it
-    /// gets done in that.
+    /// Draws what borrowing costs the batch (Figure 5.12): its time, its share of its lane, and its
+    /// pace while it has the lane.
     fn overhead(&self) -> Figure {
         const ROWS: [Scenario; 6] = [
             Scenario::Unrestrained,
@@ -500,7 +503,7 @@ impl<'a> Lab<'a> {
         let outcomes = ROWS.map(at);
         let share = Outcome::batch_lane_utilisation;
         let work = |outcome: &Outcome| outcome.batch_work(batch);
-        // A batch that gets nothing done takes for ever, which no axis has room for.
+        // A batch that makes no progress would take infinite time, so it has no bar.
         let time = |outcome: &Outcome| (work(outcome) > 0.0).then(|| 1.0 / work(outcome));
         let pace =
             |outcome: &Outcome| (share(outcome) > 0.0).then(|| work(outcome) / share(outcome));
@@ -535,7 +538,7 @@ impl<'a> Lab<'a> {
         figure
     }
 
-    /// Figure 5.1.
+    /// Draws the distribution of the demand (Figure 5.1).
     fn demand(&self) -> Figure {
         let demand = &self.simulation.parameters.demand;
         let mut random = stream(self.simulation.seed, Purpose::Demand, 0);
@@ -554,7 +557,7 @@ impl<'a> Lab<'a> {
         figure
     }
 
-    /// Figure 5.5.
+    /// Draws the distribution of the pauses (Figure 5.5).
     fn pauses(&self) -> Figure {
         let (rps, batch) = (self.one.rates[PAUSES_AT], self.batch());
         let mut pauses: Vec<u64> = Vec::new();
@@ -578,11 +581,11 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// Buckets of a figure; longer times are counted and not drawn.
+/// The number of buckets in a figure. Longer times are counted but not drawn.
 const BUCKETS: usize = 70;
 
-/// How sorted times are distributed, each with a weight: columns above, and their sum below. The
-/// columns have room for this share of them.
+/// Draws a distribution: columns above, and their cumulative sum below. The times are sorted and
+/// weighted. The columns cover at least the fraction `share` of the weight.
 fn distribution(
     times: &[u64],
     share: f64,
@@ -618,7 +621,7 @@ fn distribution(
     ]
 }
 
-/// A round width with which `most_ns` fits into the figure.
+/// Returns a round bucket width with which `most_ns` fits into the figure.
 fn bucket_ns(most_ns: u64) -> u64 {
     let least = most_ns / 65 + 1;
     let mut power = 1;
@@ -630,7 +633,7 @@ fn bucket_ns(most_ns: u64) -> u64 {
     }
 }
 
-/// What `elfen lab bench nap --json` printed, as far as Figure 5.8 needs it.
+/// The fields of `elfen lab bench nap --json` that Figure 5.8 needs.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Naps {
     pub request_cpu: u32,
@@ -651,7 +654,7 @@ pub struct Cycles {
     pub median: f64,
 }
 
-/// Cycles at 2 GHz to sleep and to wake (section 5.3.2), under our name for the same.
+/// The cycles at 2 GHz to sleep and to wake (section 5.3.2), under Elfen's names for the naps.
 const PUBLISHED_NAPS: [(&str, [f64; 2]); 3] =
     [("mwait", [2443.0, 1036.0]), ("device", [3285.0, 1438.0]), ("futex", [11518.0, 3968.0])];
 
@@ -660,14 +663,14 @@ const NAPS_READING: &str = "On the thesis's machine nanonap (here: device) gives
     and 2.8 times as long.";
 
 impl Nap {
-    /// To sleep, and to wake.
+    /// Returns the cycles to sleep, and to wake.
     fn cycles(&self) -> [Option<f64>; 2] {
         [self.sleep_cycles, self.wake_cycles].map(|cycles| Some(cycles?.median))
     }
 }
 
-/// How long a lane takes to fall asleep and to wake: the published naps, and those that were
-/// measured if there are any.
+/// Draws how long a lane takes to fall asleep and to wake, with the published naps. Measured naps
+/// are added if there are any.
 pub fn naps(measured: Option<&Naps>, command: &str) -> Figure {
     let mut names = PUBLISHED_NAPS.map(|(name, _)| name.to_owned()).to_vec();
     let here = measured.map_or(&[][..], |measured| &measured.naps);

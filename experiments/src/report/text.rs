@@ -1,6 +1,6 @@
-//! Numbers and names as people read them.
+//! Formats numbers and names for readers.
 
-/// A text of so many characters at most.
+/// Shortens a text to at most `most` characters.
 pub(super) fn clip(text: &str, most: usize) -> String {
     let mut clipped: String = text.chars().take(most).collect();
     if text.chars().nth(most).is_some() {
@@ -10,7 +10,7 @@ pub(super) fn clip(text: &str, most: usize) -> String {
     clipped
 }
 
-/// A clause with a capital and a full stop.
+/// Turns a clause into a sentence, with a capital letter and a full stop.
 pub(super) fn sentence(clause: &str) -> String {
     let clause = clause.trim_end_matches('.');
     let mut rest = clause.chars();
@@ -19,18 +19,19 @@ pub(super) fn sentence(clause: &str) -> String {
     })
 }
 
-/// A number to four digits, or to its last whole digit, without zeros at its end.
+/// Formats a number with four significant digits, or with all digits of its integer part. Removes
+/// trailing zeros.
 pub(super) fn short(value: f64) -> String {
     let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
     if rounded != 0.0 && !(1e-4..1e9).contains(&rounded.abs()) {
         return format!("{rounded:e}");
     }
     let decimals = rounded.to_string().split_once('.').map_or(0, |(_, rest)| rest.len());
-    // No negative zero.
+    // Avoids a negative zero.
     format!("{:.decimals$}", value + 0.0).replace('-', "−")
 }
 
-/// A part as a percentage.
+/// Formats a fraction as a percentage.
 pub(super) fn percent(part: f64) -> String {
     short(part * 100.0) + " %"
 }

@@ -1,6 +1,5 @@
-//! Goal: what the picture shows is what the CSV says. Method: random figures are rendered; the
-//! places of their marks are read from the SVG and compared with where the values of the CSV belong
-//! by the labels of the ticks, point by point.
+//! Goal: the picture agrees with the CSV. Method: random figures are rendered. The labels of the
+//! ticks show where each value of the CSV belongs. Each mark of the SVG must be there.
 
 use experiments::report::Report;
 use experiments::report::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Style};
@@ -9,18 +8,18 @@ use roxmltree::Node;
 
 use super::page::{csv_of, named, of_class, parse, render};
 
-/// Coordinates are whole tenths of a pixel, and so are those of the ticks.
+/// Coordinates of marks and ticks are rounded to a tenth of a pixel.
 const TOLERANCE: f64 = 4.0;
 
-/// An axis, as its labels tell it.
+/// An axis, reconstructed from the labels of its ticks.
 struct Ruler {
     log: bool,
     ends: [(f64, f64); 2],
 }
 
 impl Ruler {
-    /// From the labels that are anchored at their `middle`, below the picture, or at their `end`,
-    /// left of it.
+    /// Reads the labels with this text anchor: `middle` for the axis below the picture, `end` for
+    /// the axis to the left.
     fn new(figure: Node<'_, '_>, anchor: &str, log: bool) -> Self {
         let along = if anchor == "end" { "y" } else { "x" };
         let ticks: Vec<(f64, f64)> = named(figure, "text")
@@ -52,7 +51,7 @@ fn number(label: &str) -> Option<f64> {
     label.trim().replace('−', "-").parse().ok()
 }
 
-/// The corners of a line.
+/// Returns the corners of a line.
 fn corners(node: Node<'_, '_>) -> Vec<(f64, f64)> {
     let pairs = node.attribute("points").expect("points").split_whitespace();
     let pair = |pair: &str| {
@@ -62,13 +61,13 @@ fn corners(node: Node<'_, '_>) -> Vec<(f64, f64)> {
     pairs.map(pair).collect()
 }
 
-/// Elements of a picture, without what the pointer finds.
+/// Returns the elements of a picture, without the invisible circles for the pointer.
 fn drawn<'a, 'b>(figure: Node<'a, 'b>, name: &'a str) -> Vec<Node<'a, 'b>> {
     let all = named(figure, name).into_iter();
     all.filter(|node| node.attribute("class") != Some("hit")).collect()
 }
 
-/// A page with one panel of one series.
+/// Renders a page with one panel and one series.
 fn page(x: Across, scale: Scale, mark: Mark, points: Vec<Point>) -> String {
     let series = vec![Series::new("series", mark, Style::INK, points)];
     let panel = Panel { y: Axis::new("y", "ms").scaled(scale), series, rules: Vec::new() };
@@ -125,7 +124,7 @@ proptest! {
         let page = parse(&html);
         let figure = named(page.root(), "figure")[0];
 
-        // Where each mark stands along the axis of values, and along the other one.
+        // The position of each mark on the axis of values, and on the other axis.
         let right = Ruler::new(figure, "middle", is_log && has_names);
         let up = (!has_names).then(|| Ruler::new(figure, "end", is_log));
         let ends: Vec<(f64, f64)> = if has_bars {

@@ -1,6 +1,5 @@
-//! Goal: no data makes a page that a browser or a tool could not read, or that loads anything.
-//! Method: figures and tables of any text and any number are rendered and parsed; what is no number
-//! is refused.
+//! Goal: whatever the data, a page can be parsed, and loads or runs nothing. Method: figures and
+//! tables with any text and any number are rendered and parsed. NaN and infinities are refused.
 
 use elfen_console::page::Table;
 use experiments::report::Report;
@@ -13,7 +12,7 @@ use roxmltree::Node;
 use super::page::{csv_of, named, of_class, parse, render};
 
 const XMLNS: [&str; 2] = ["http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"];
-/// What a name may try.
+/// Hostile names.
 const NASTY: [&str; 8] = [
     "<script>alert(1)</script>",
     "\"/><img src=x onerror=alert(1)>",
@@ -92,7 +91,7 @@ fn report() -> impl Strategy<Value = Report> {
     )
 }
 
-/// What a browser would follow or run.
+/// Returns a description of a node that a browser would follow or run.
 fn forbidden(node: Node<'_, '_>) -> Option<String> {
     let (name, namespace) = (node.tag_name().name(), node.tag_name().namespace());
     let bad_element = ["script", "img", "iframe", "object", "embed"].contains(&name);
@@ -106,7 +105,7 @@ fn forbidden(node: Node<'_, '_>) -> Option<String> {
     (is_bad || has_bad).then(|| format!("{node:?}"))
 }
 
-/// Coordinates that no browser can draw.
+/// Returns a coordinate that no browser can draw.
 fn undrawable(node: Node<'_, '_>) -> Option<String> {
     let bad = |key: &str, value: &str| match key {
         "x" | "y" | "cx" | "cy" | "points" => value.contains("NaN") || value.contains("inf"),
@@ -140,7 +139,7 @@ proptest! {
         prop_assert_eq!(render(&report), html.clone());
     }
 
-    /// A place for a number holds what is no number, once in each report.
+    /// NaN, an infinity or too large a number is refused, wherever in the report it occurs.
     #[test]
     fn what_is_no_number_is_refused(
         bad in prop::sample::select(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 2e15]),
@@ -169,7 +168,7 @@ fn of(x: Across, panel: Panel) -> Report {
     Report { figures: vec![figure], ..Report::default() }
 }
 
-/// Goal: a point at a name that does not exist is refused. Method: one name, points beside it.
+/// Goal: a point at a name that does not exist is refused. Method: one name, and points next to it.
 #[test]
 fn names_that_do_not_exist() {
     for (x, fine) in [(0.0, true), (1.0, false), (0.5, false), (-1.0, false)] {
@@ -181,8 +180,8 @@ fn names_that_do_not_exist() {
     }
 }
 
-/// Goal: a picture has the colours of the light theme, and without colour no two styles share a
-/// dash. Method: all pairs.
+/// Goal: the styles have the colours of the light theme, and no two styles have the same dashes.
+/// Method: all pairs.
 #[test]
 fn dashes_differ() {
     let css = include_str!("../../../elfen-console/src/page.css");

@@ -1,6 +1,5 @@
-//! Goal: a report of live runs says what the runs measured, and a damaged file is named by its
-//! line. Method: runs whose medians and ratios are known by hand, written as an experiment writes
-//! them.
+//! Goal: a report of live runs shows what the runs measured, and the error for a damaged file names
+//! the line. Method: runs with known medians and ratios, written as an experiment writes them.
 
 use std::path::Path;
 
@@ -34,7 +33,7 @@ fn setup() -> Line {
     })
 }
 
-/// A run whose p99 is given; the rest follows from it.
+/// Creates a run with a given p99. The other numbers follow from it.
 fn run(scenario: Scenario, load: f64, invocation: u32, p99_ms: f64) -> Run {
     let alone = scenario == Scenario::None;
     Run {
@@ -61,7 +60,8 @@ fn run(scenario: Scenario, load: f64, invocation: u32, p99_ms: f64) -> Run {
     }
 }
 
-/// Three invocations at each load; p99 of the service alone is 10, 20 and 60 ms at every load.
+/// Creates three invocations at each load. p99 of the service alone is 10, 20 and 60 ms at every
+/// load.
 fn lines(loads: &[f64], scenarios: &[(Scenario, f64)]) -> Vec<Line> {
     let mut lines = vec![setup()];
     for (invocation, p99_ms) in [(0, 10.0), (1, 20.0), (2, 60.0)] {
@@ -98,7 +98,7 @@ fn medians_and_ratios() {
     );
     assert_eq!(cost.panels.len(), 2);
     for panel in &cost.panels {
-        // The same ratio in every invocation, though p99 differs sixfold between them.
+        // The ratio is the same in every invocation, although p99 differs by a factor of six.
         let ratio = |x, y| Point { x, y, interval: Some((y, y)) };
         assert_eq!(panel.series[0].points, [ratio(0.0, 4.0), ratio(1.0, 1.25)]);
     }
@@ -113,7 +113,7 @@ fn medians_and_ratios() {
     assert_eq!((work[0].y, work[1].y), (0.8, 0.25));
 }
 
-/// What a report says, without its numbers of points: what a reader would compare two reports by.
+/// Returns what a reader would compare in two reports: all texts, but not the values of the points.
 fn digest(name: &str, lines: &[Line]) -> String {
     let report = report(lines).expect("a report");
     render(&report);
@@ -138,7 +138,7 @@ fn digest(name: &str, lines: &[Line]) -> String {
     digest
 }
 
-/// The runs of a scenario, changed.
+/// Changes all runs of a scenario.
 fn change(mut lines: Vec<Line>, scenario: Scenario, change: impl Fn(&mut Run)) -> Vec<Line> {
     for line in &mut lines {
         if let Line::Run(run) = line
@@ -150,8 +150,8 @@ fn change(mut lines: Vec<Line>, scenario: Scenario, change: impl Fn(&mut Run)) -
     lines
 }
 
-/// Goal: what is in a report follows from which runs there are. Method: all of them against a file;
-/// `SNAPSHOTS=overwrite` writes it.
+/// Goal: the runs determine which parts a report has. Method: digests of several reports are
+/// compared with a file. `SNAPSHOTS=overwrite` writes the file.
 #[test]
 fn what_reports_say() {
     let one = lines(&[0.5], &THREE);
@@ -247,7 +247,7 @@ fn files_that_are_damaged() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Cut anywhere, or with any byte changed, a file gives a report or names a line.
+    /// A file that is cut off or has a changed byte gives a report or an error that names a line.
     #[test]
     fn any_damage(at in 0.0..1.0, byte in any::<u8>(), cut in any::<bool>()) {
         let mut bytes = text(&lines(&[0.2, 0.5], &THREE)).into_bytes();
@@ -268,7 +268,7 @@ proptest! {
         }
     }
 
-    /// Extreme measurements are drawn: all zero, huge, tiny, one run.
+    /// Extreme measurements can be drawn: only zeros, huge or tiny values, a single run.
     #[test]
     fn any_measurement(
         values in prop::collection::vec(

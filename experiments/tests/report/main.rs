@@ -1,5 +1,5 @@
-//! Reports as a browser and a spreadsheet meet them: the rendered file is parsed, its pictures are
-//! measured, its CSVs read.
+//! Tests of reports as a browser and a spreadsheet read them. The file is parsed, its pictures are
+//! measured, and its CSVs are read.
 
 mod drawn;
 mod extremes;

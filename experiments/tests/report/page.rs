@@ -1,10 +1,11 @@
-//! A rendered report, parsed as XML: every test that reads one holds that it is well-formed.
+//! Renders a report and parses it as XML, so every test that uses this checks that it is
+//! well-formed.
 
 use experiments::report::Report;
 use percent_encoding::percent_decode_str;
 use roxmltree::{Document, Node, ParsingOptions};
 
-/// The report's bytes, which are XML.
+/// Renders a report, and checks that the result is XML.
 pub(crate) fn render(report: &Report) -> String {
     let html = report.html().expect("all of it can be drawn");
     parse(&html);
@@ -16,12 +17,12 @@ pub(crate) fn parse(html: &str) -> Document<'_> {
     Document::parse_with_options(html, options).unwrap_or_else(|error| panic!("{error}\n{html}"))
 }
 
-/// Elements of this name below a node, in the order of the file.
+/// Returns the elements with this name below a node, in the order of the file.
 pub(crate) fn named<'a, 'b>(node: Node<'a, 'b>, name: &'a str) -> Vec<Node<'a, 'b>> {
     node.descendants().filter(|node| node.tag_name().name() == name).collect()
 }
 
-/// The same by class.
+/// Returns the elements with this class below a node.
 pub(crate) fn of_class<'a, 'b>(node: Node<'a, 'b>, class: &'a str) -> Vec<Node<'a, 'b>> {
     let has = |node: &Node<'a, 'b>| {
         node.attribute("class").is_some_and(|classes| classes.split(' ').any(|one| one == class))
@@ -29,7 +30,7 @@ pub(crate) fn of_class<'a, 'b>(node: Node<'a, 'b>, class: &'a str) -> Vec<Node<'
     node.descendants().filter(has).collect()
 }
 
-/// A figure's CSV, as its link holds it, without the heading.
+/// Returns the CSV of a figure, as its link contains it, without the heading.
 pub(crate) fn csv_of(figure: Node<'_, '_>) -> Vec<Vec<String>> {
     let link = named(figure, "a").into_iter().find_map(|a| a.attribute("download").and(Some(a)));
     let uri = link.expect("every figure has its numbers").attribute("href").expect("a link");

@@ -1,5 +1,5 @@
-//! Goal: a recording of `elfen shim` is a page with where the time went and when, whatever is in
-//! the file. Method: one of `elfen-truth`, as it is, with hostile names, and with times at random.
+//! Goal: any recording of `elfen shim` gives a page that shows where the time went, and when.
+//! Method: a recording of `elfen-truth`, unchanged, with hostile names, and with random times.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ fn a_recording_is_a_page() {
     };
     let shares: f64 = points(0, 0).iter().sum();
     assert!((shares - 100.0).abs() < 0.01, "{shares}");
-    // In each slice, nothing is there twice.
+    // The shares in a slice sum up to 100 % at most.
     let series = report.figures[2].panels[0].series.len();
     for slice in 0..points(2, 0).len() {
         let sum: f64 = (0..series).map(|series| points(2, series)[slice]).sum();

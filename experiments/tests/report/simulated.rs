@@ -1,5 +1,5 @@
-//! Goal: the simulated figures show what the thesis does, and the same seed gives the same bytes.
-//! Method: whole reports from few requests; the figures' data and the rendered page.
+//! Goal: the simulated figures show the effects that the thesis shows, and the same seed gives the
+//! same bytes. Method: reports from few requests; their data and the rendered page are checked.
 
 use experiments::report::Report;
 use experiments::report::figure::{Figure, Source};
@@ -19,7 +19,7 @@ fn figure<'a>(report: &'a Report, id: &str) -> &'a Figure {
     report.figures.iter().find(|figure| figure.id == id).unwrap_or_else(|| panic!("no {id}"))
 }
 
-/// The value of a series in the `panel`th panel at `x`.
+/// Returns the value of a series in panel number `panel` at `x`.
 #[track_caller]
 fn value(figure: &Figure, panel: usize, series: &str, x: f64) -> f64 {
     let found = figure.panels[panel].series.iter().find(|one| one.name == series);
@@ -70,8 +70,7 @@ fn the_figures_of_the_thesis() {
     near(value(figure(&report, "simulated-pauses"), 1, "summed up", 15.0), 0.53, 0.05);
 }
 
-/// Columns of a histogram are all there is: with those that the figure has no room for they sum
-/// to 1.
+/// A histogram covers all times: its columns and the times beyond the figure sum up to 1.
 #[test]
 fn histograms_are_whole() {
     let report = simulation(20_000, 3).report().expect("it can be simulated");
@@ -94,7 +93,7 @@ fn the_same_seed_gives_the_same_bytes() {
     assert_ne!(first, page(8));
 }
 
-/// Every figure says that it is simulated, with what, and by which command; and has its CSV.
+/// Every figure names its source, its parameters and its command, and has a CSV.
 #[test]
 fn every_figure_says_how_it_was_made() {
     let report = simulation(2000, 5).report().expect("it can be simulated");
@@ -114,8 +113,8 @@ fn every_figure_says_how_it_was_made() {
     }
 }
 
-/// Other parameters bring their own name and none of the thesis's numbers, whatever the size of
-/// their times.
+/// A report with other parameters names their origin and contains no numbers of the thesis. Their
+/// times may be of any size.
 #[test]
 fn other_parameters() {
     for mean_ns in [2e3, 3e6, 7e9] {

@@ -274,8 +274,7 @@ mod tests {
     use super::*;
 
     /// Goal: each rate is classified correctly. Method: a right rate, one with the observer
-    /// interrupted inside a sample, one over a pause of the observed thread, and one that is seen
-    /// late.
+    /// interrupted inside a sample, one over a pause of the observed thread, and a late one.
     #[test]
     fn rates_are_judged_by_the_clock_that_they_count() {
         let samples = [

@@ -1,8 +1,8 @@
 //! The scheduler's record of which task ran where and when, parsed from the text of its trace.
 //!
-//! Task names may contain any text, so a line is parsed around them. The id of the event's own task
-//! comes before the CPU and is searched from there. The last field of an event is searched from the
-//! end of the line.
+//! Task names may contain any text, so a line is parsed around them. The CPU and the id of the
+//! event's own task are found from the right, starting at the event's name. The last field of an
+//! event is found from the end of the line.
 
 use std::fs;
 use std::io;

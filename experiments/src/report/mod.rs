@@ -1,14 +1,14 @@
 //! Figures and tables as one self-contained HTML file.
 //!
-//! | file | what it does |
+//! | module | contents |
 //! | --- | --- |
-//! | [`figure`] | what a report is: tables, figures, panels, series, points |
-//! | [`live`] | figures and the summary of a results file |
-//! | [`simulated`] | the thesis's figures, by the model, and its naps |
-//! | [`shim`] | a recording of `elfen shim` |
-//! | `draw` | a figure's picture, by plotters |
-//! | `page` | the HTML around it, and its numbers as CSV |
-//! | `text` | numbers and names for people |
+//! | [`figure`] | the data of a report: tables, figures, panels, series, points |
+//! | [`live`] | the summary and the figures of a results file |
+//! | [`simulated`] | the thesis's figures from the simulator, and the times of naps |
+//! | [`shim`] | the figures of a recording of `elfen shim` |
+//! | `draw` | the picture of a figure, drawn with plotters |
+//! | `page` | the HTML page, with the numbers of its figures as CSV |
+//! | `text` | formats numbers and names for readers |
 //!
 //! A module fills in a [`Report`] and renders it. Rendering measures and simulates nothing, so the
 //! same report always gives the same bytes.

@@ -79,7 +79,7 @@ fn of_sizes() -> impl Strategy<Value = f64> + Clone {
     prop_oneof![0.001..0.1, 1.0..100.0, 1e3..1e6]
 }
 
-/// How the marks of a figure are drawn, and over what.
+/// How the marks of a figure are drawn, and whether its axis has names or numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Line,

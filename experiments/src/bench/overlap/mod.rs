@@ -32,7 +32,7 @@ Example:
 What is seen and what is reported agree if they are no further apart than a fifth of what is seen, \
 or a tenth of a percent of the busy time.";
 
-/// Measure how long a batch runs next to requests under borrow-idle, and how fast it is off its
+/// Measure how long a batch runs next to requests under borrow-idle, and how fast it leaves its
 /// lane
 ///
 /// One small program is busy and idle in turns, with pauses drawn at random. A second one reads the

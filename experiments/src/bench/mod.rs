@@ -210,7 +210,7 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    /// Returns `None` if there are no values.
+    /// Returns `None` if `values` is empty.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_unstable_by(f64::total_cmp);
         let n = values.len();

@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
 const PIPE: &str = "handing a byte between two threads";
 const LANES: &str = "see `elfen lanes` for CPUs to use";
 
-/// If another process has attached the program, there is no baseline to measure.
+/// The baseline cannot be measured if another process has attached the program.
 fn refuse_if_attached() -> Result<(), BenchError> {
     // A process that may not query this may not attach the program either. Loading it then prints
     // the error.

@@ -40,7 +40,7 @@ pub(super) enum Kind {
     Exit,
 }
 
-/// Why there is no trace, or why it is incomplete.
+/// Why the trace is missing or incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TraceError {
     #[error("no tracefs at {FOLDER}")]

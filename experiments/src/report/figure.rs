@@ -137,8 +137,8 @@ pub struct Point {
     pub interval: Option<(f64, f64)>,
 }
 
-/// How a series looks. Styles differ in colour, and also in their dashes for readers who see no
-/// colours. A scenario has the same style in every figure.
+/// How a series looks. Styles differ in colour, and also in their dashes, so that they can be told
+/// apart without colour. A scenario has the same style in every figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Style {
     /// The name of the colour in `elfen-console/src/page.css`, which defines it for the light

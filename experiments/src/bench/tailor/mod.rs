@@ -45,7 +45,7 @@ Examples:
 ///
 /// A hand-over between two threads through pipes, interleaved with the same hand-over without
 /// recording. If perf is installed, also what `perf sched record` adds. With --service or --redis:
-/// the CPU time of a request of a service under load, with and without recording, and the CPU time
+/// the CPU time of a request of a service under load, with and without recording. Also the CPU time
 /// of the recorder.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]

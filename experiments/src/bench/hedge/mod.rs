@@ -41,7 +41,7 @@ With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-j
 /// predicts for the same requests and pauses. Each round has a turn without stops, which measures
 /// what each request takes besides its work.
 ///
-/// With --jvm there is no prediction. The servers are those of `workloads/lucene`. Each collects
+/// With --jvm the simulator is not used. The servers are those of `workloads/lucene`. Each collects
 /// its whole heap as often as the first would be stopped, and never both at once. After these turns
 /// come others without collections. In them the first server is killed and started again, and the
 /// latencies are those of its first second.

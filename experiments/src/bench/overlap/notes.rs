@@ -17,7 +17,7 @@ pub(super) fn read(file: &Path) -> io::Result<Vec<Stretch>> {
     Ok(words.as_chunks().0.iter().map(|&[from, to]| (from, to)).collect())
 }
 
-/// Sorts the periods, and merges those that overlap or touch.
+/// Sorts the periods, and merges periods that overlap or touch.
 pub(super) fn joined(mut stretches: Vec<Stretch>) -> Vec<Stretch> {
     stretches.sort_unstable();
     stretches.dedup_by(|next, before| {

@@ -3,7 +3,7 @@
 //!
 //! The controller gets the same input as from the service's page: the requests that finished in the
 //! window, in the buckets of that page's histogram. A new budget applies from the next request on.
-//! A real batch thread would apply it immediately, possibly in the middle of a request.
+//! In a live run, a batch thread applies it immediately, possibly in the middle of a request.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::{Controller, Slo, Window};

@@ -57,7 +57,6 @@ fn a_queue_that_another_core_drains() {
     assert!((budget_ns..budget_ns + 2 * CHECK_NS).contains(&shared_ns), "{shared_ns}");
     // With requests that keep the queue filled, only the rest of the first request's budget is
     // left: 2 ms.
-    // left, 2 ms.
     let fifth = [&trace[..], &[(3 * MS, MS)]].concat();
     let served = serve(&fifth, Policy::RefreshBudget { budget_ns });
     assert!(served[2].overlapped_ns > budget_ns - MS, "drained by the fourth's end");

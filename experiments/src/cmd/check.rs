@@ -25,11 +25,11 @@ Examples:
 
 /// Inject known faults into a test service, and compare them with the explanation
 ///
-/// The service has one thread. These are the faults: it is stopped; a thread with a higher priority
-/// or an equal one takes its CPU; its lock is held; its file is evicted from the cache; it gets
-/// long requests and bursts; Nagle's algorithm delays an answer; packets are handled on its CPU.
-/// Two more services are written in Java: one collects its heap, the other is new and loads
-/// classes. Both need a JDK.
+/// The service has one thread. It is stopped, or loses its CPU to a thread with a higher or an
+/// equal priority. Its lock is held, and its file is evicted from the cache. It gets long requests
+/// and bursts. Nagle's algorithm delays an answer, and packets are handled on its CPU. Two more
+/// services are written in Java: one collects its heap, the other is new and loads classes. Both
+/// need a JDK.
 ///
 /// The time that Tailor charges to a cause is compared with the clocks of the injectors. It must be
 /// within 10 % or 0.3 ms for 95 of 100 requests that a fault touched for at least a millisecond.
@@ -76,7 +76,7 @@ pub(super) struct Args {
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen-lab serve 0     on CPU 0")]
 pub(super) struct ServeArgs {
-    /// The CPU that it runs on
+    /// The CPU that the service runs on
     cpu: u32,
 
     /// Run at an ordinary priority instead of a real-time one

@@ -1,8 +1,8 @@
-// A JVM service for `elfen lab check`, with one thread for each client. A request is a line of text:
+// A JVM service for `elfen lab check`, with a thread for each client. A request is a line of text:
 // - "spin N" spins for N microseconds. The answer is the time that the thread did not run, in
 //   nanoseconds.
 // - "collect" collects the whole heap.
-// - "load N" loads N classes for the first time. The answer is the CPU time of this, in nanoseconds.
+// - "load N" loads N classes for the first time. The answer is the CPU time, in nanoseconds.
 // - "N" spins for N microseconds.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
@@ -30,7 +30,7 @@ public class JavaService {
     static final ArrayDeque<String> CLASSES = new ArrayDeque<>();
     static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
 
-    /** Lists the names of classes and loads one of them, so that later requests only load classes. */
+    /** Lists the names of classes and loads one of them. Later requests then only load classes. */
     static void prepare() throws Exception {
         Path root = FileSystems.getFileSystem(URI.create("jrt:/")).getPath("/modules/java.xml");
         try (Stream<Path> all = Files.walk(root.getFileSystem().getPath(UNUSED))) {

@@ -1,7 +1,7 @@
-//! The latencies of all requests of a run, from the generator's CSV.
+//! Reads the latencies of all requests of a run from the generator's CSV.
 //!
-//! The generator's own percentiles leave out failed requests, so a service that answers nothing
-//! would look fast. Here a failed request counts as the generator's timeout.
+//! The generator's own percentiles leave out failed requests. With them, a service that fails all
+//! requests would look fast. Here, a failed request counts as the generator's timeout.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -13,10 +13,10 @@ use serde::Deserialize;
 use super::LiveError;
 use crate::record::Served;
 
-/// The timeout of a request, which is the latency of a failed one.
+/// The timeout of a request, which is the latency of failed requests.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// In milliseconds, ascending.
+/// Latencies in milliseconds, in ascending order.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Latencies(Vec<f64>);
 
@@ -27,7 +27,7 @@ impl Latencies {
         self.0.sort_unstable_by(f64::total_cmp);
     }
 
-    /// The lowest latency that at least `per_thousand` of 1000 requests do not exceed.
+    /// Returns the lowest latency that at least `per_thousand` of 1000 requests do not exceed.
     pub(super) fn at(&self, per_thousand: usize) -> f64 {
         let rank = (self.0.len() * per_thousand).div_ceil(1000);
         self.0[rank.saturating_sub(1)]
@@ -42,8 +42,8 @@ impl Latencies {
     }
 }
 
-/// The columns of the generator's CSV that are used here. Without a service that reports times,
-/// there are no service times; without an emulated core, none was added to.
+/// The columns of the generator's CSV that are used here. `service_us` is `None` if the service
+/// does not report service times. `added_us` is `None` if the core is not emulated.
 #[derive(Deserialize)]
 struct Request {
     outcome: String,

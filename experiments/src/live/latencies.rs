@@ -53,8 +53,8 @@ struct Request {
     added_us: Option<f64>,
 }
 
-/// Reads a generator's CSV: the latencies of all requests, and the answered requests that have a
-/// service time, in the order of their due times.
+/// Reads a generator's CSV. Returns the latencies of all requests. Also returns the answered
+/// requests that have a service time, in the order of their due times.
 pub(super) fn read(csv: &Path) -> Result<(Latencies, Vec<Served>), LiveError> {
     let file = File::open(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
     let garbled = |why| LiveError::Garbled { name: "elfen-load".to_owned(), why };
@@ -98,9 +98,9 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Goal: percentiles include failed requests, and a service time is without the slowdown of an
-    /// emulated core. Method: a CSV of four requests, one of which was refused at once, with and
-    /// without service times; invalid files.
+    /// Goal: percentiles include failed requests, and service times exclude the slowdown of an
+    /// emulated core. Method: a CSV of four requests, one of which failed immediately, with and
+    /// without service times; and invalid files.
     #[test]
     fn failed_requests_count_as_slow() {
         let csv = "seed,latency_us,outcome,intended_us,service_us,added_us\n\

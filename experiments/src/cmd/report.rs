@@ -37,7 +37,7 @@ pub(super) struct Args {
     /// are simulated
     results: Option<PathBuf>,
 
-    /// The thesis's figures, simulated, in addition to those of live runs
+    /// The thesis's figures, simulated, besides those of live runs
     #[arg(long)]
     thesis: bool,
 
@@ -46,7 +46,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 
-    /// The output of `elfen lab bench nap --json`, for the figure of naps
+    /// What `elfen lab bench nap --json` printed, for the figure of naps
     #[arg(long = "naps", value_name = "FILE")]
     nap: Option<PathBuf>,
 

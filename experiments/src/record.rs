@@ -229,8 +229,8 @@ impl Run {
     }
 }
 
-/// An answered request. It has the time at which it was due, since the start of the run, and its
-/// service time without the slowdown of an emulated core.
+/// An answered request: when it was due, counted from the start of the run, and its service time
+/// without the slowdown of an emulated core.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(from = "(f64, f64)", into = "(f64, f64)")]
 pub struct Served {

@@ -32,7 +32,7 @@ pub enum Demand {
     /// - One lane is busy for 70 to 71 % of the time at 120 RPS (Figures 5.2 and 5.5). Here the
     ///   mean is 5.8 ms, which gives 69.6 %.
     /// - p99 is 60 ms at 70 RPS, 76 ms at 100 RPS, and 100 ms just above 120 RPS (sections 5.2 and
-    ///   5.5). The other three parameters are fitted to these numbers.
+    ///   5.5). The other parameters are fitted to these numbers.
     ///
     /// These three values of p99 leave little choice. In a queue with one worker, they require that
     /// short requests differ little, and that the demand itself has a p99 above 50 ms. `elfen lab

@@ -23,9 +23,9 @@ Examples:
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// `stop` by SIGSTOP, `hog` by a thread at a real-time priority, `io` by evicting the data of
-    /// the process's mapped files from memory, `softirq` by datagrams that loopback steers to its
-    /// CPU
+    /// The fault: `stop` sends SIGSTOP. `hog` runs a thread at a real-time priority. `io` evicts
+    /// the data of the process's mapped files from memory. `softirq` sends datagrams that loopback
+    /// steers to its CPU
     #[arg(value_enum)]
     kind: Kind,
 
@@ -45,7 +45,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "15ms", value_parser = duration::parse)]
     length: Duration,
 
-    /// How long to inject; without it, until Ctrl-C
+    /// How long to inject faults; by default until Ctrl-C
     #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
 

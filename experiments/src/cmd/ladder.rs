@@ -86,7 +86,7 @@ struct Report<'a> {
     rows: Vec<CauseResult>,
     /// The p99.9 of the first rung, divided by that of the last rung.
     fold_p999: f64,
-    /// Why nothing was recorded; null if it was.
+    /// Why the iterations were not recorded; null if they were.
     not_recorded: Option<&'a str>,
     iterations: &'a [Iteration],
 }

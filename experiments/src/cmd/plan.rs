@@ -123,7 +123,7 @@ struct PolicyReport {
     summary: Summary,
     /// The number of machines that the batch load needs in addition to the service's.
     batch_machines: Option<u64>,
-    /// How many of the machines that the batch load needs without sharing this policy saves.
+    /// How many machines fewer the batch load needs than without sharing.
     machines_saved: Option<u64>,
 }
 

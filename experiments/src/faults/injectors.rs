@@ -228,7 +228,7 @@ fn range(line: &str) -> Option<libc::iovec> {
 
 const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
 
-/// The number of sockets that receive each packet. With so many, the kernel needs tens of
+/// The number of sockets that receive each packet. With this number, the kernel needs tens of
 /// microseconds for one packet.
 const RECEIVERS: usize = 256;
 const BURST: u32 = 8;

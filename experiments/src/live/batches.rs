@@ -4,9 +4,9 @@
 //! A program of `elfen-batch` reports its work when it ends, and must not end by itself.
 //!
 //! A program of the user's own may end at any time. If it ends with status 0, it is started again.
-//! It does not report its work. So its work is the CPU time of its process and all descendants,
-//! including those that have ended. This CPU time includes naps in the program's checks. If the
-//! kernel counts the time on the lane, the report of `elfen run` has the exact figure.
+//! It does not report its work. So its work is the CPU time of its process and all descendants, and
+//! ended processes count. This CPU time includes naps in the program's checks. If the kernel counts
+//! the time on the lane, the report of `elfen run` has the exact figure.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

@@ -79,7 +79,8 @@ impl Process {
         };
         let input = if setup.takes_input { Stdio::piped() } else { Stdio::null() };
         command.stdin(input).stdout(file(&out)?).stderr(file(&err)?);
-        // All compared programs run as the same user, including those that `elfen run` starts.
+        // All compared programs run as the same user. This includes the programs that `elfen run`
+        // starts.
         command.env_remove("SUDO_UID");
         os::configure(&mut command, setup);
         let child = command.spawn().map_err(LiveError::io(format!("starting {name}")))?;

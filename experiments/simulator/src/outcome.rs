@@ -21,7 +21,7 @@ pub struct Outcome {
     pub tally: Tally,
     /// Simulated time, summed over all cores.
     pub core_ns: u128,
-    /// Windows with at least one request.
+    /// Windows with at least one request. `windows_held` counts those in which the SLO was met.
     pub windows: u64,
     pub windows_held: u64,
 }

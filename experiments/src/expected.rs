@@ -1,16 +1,21 @@
-//! What live runs should show if the model is right: the same service, load, batch and scenarios,
-//! simulated.
+//! Predicts the results of live runs: simulates the same service, load, batch and scenarios.
 //!
-//! A live run of one pair is one core with a queue of its own: `elfen-load` sends requests at
-//! exponentially distributed intervals whether or not the service keeps up, one worker serves them
-//! in the order of arrival, and how long each runs alone is what the service said of a run without
-//! scenario. All scenarios of an invocation meet the same requests at the same times, so the model
-//! is given these very requests: two tails of some hundred requests each differ by chance, far more
-//! than by what a policy does to them. And it is given how long each of them worked in the run that
-//! it is held against, without what the emulated core added: from one run to the next a virtual
-//! machine is faster or slower by a fifth, which is no scenario's doing. What the generator sees
-//! besides (its own way to the service and back) is not in there, so a live ratio of two tails is
-//! nearer to 1 than the simulated one, the more the shorter requests are.
+//! The model of a live run of one pair is one core with a queue of its own. `elfen-load` sends
+//! requests at exponentially distributed intervals, whether or not the service keeps up. One worker
+//! serves them in the order of arrival.
+//!
+//! All scenarios of an invocation get the same requests at the same times. The simulation gets
+//! exactly these requests too. With other random requests, two tails of some hundred requests
+//! differ by chance, and this difference is far larger than the effect of a policy.
+//!
+//! The service time of each simulated request is the time that it worked in the measured run,
+//! without what the emulated core added. So the prediction includes the speed of the machine in
+//! this run. Between two runs, a virtual machine may be faster or slower by a fifth, whatever the
+//! scenario is.
+//!
+//! The generator also measures its own way to the service and back, which the simulation leaves
+//! out. So a measured ratio of two tails is closer to 1 than the simulated ratio. The shorter the
+//! requests are, the larger this difference is.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
@@ -28,17 +33,18 @@ use simulator::time::{MS, S, nanoseconds, real};
 use simulator::windows::Watch;
 use simulator::{Model, Queue};
 
-/// What is expected of one scenario.
+/// The prediction for one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Expected {
     pub scenario: String,
-    /// p99 as a multiple of what the same requests have alone.
+    /// The p99, as a multiple of the p99 of the same requests without a batch.
     pub p99_to_none: f64,
     #[serde(flatten)]
     pub summary: Summary,
 }
 
-/// The requests of `service` in each scenario; `None` for one that the model has no rule for.
+/// Simulates the requests of `service` in each scenario. Returns `None` if the model does not
+/// support one of the scenarios.
 pub fn expected(service: &Model, scenarios: &[Spec]) -> Option<Vec<Expected>> {
     let p99 = |outcome: &Outcome| real(outcome.quantile_ns(0.99));
     let alone = plan::run(service, Control::NoBatch);
@@ -53,8 +59,8 @@ pub fn expected(service: &Model, scenarios: &[Spec]) -> Option<Vec<Expected>> {
     scenarios.iter().map(beside).collect()
 }
 
-/// Beside each row of an experiment on an emulated core, what the model makes of it. Only one pair
-/// of one batch lane is a core of the model.
+/// Adds the model's prediction to each row of an experiment on an emulated core. Only one pair with
+/// one batch lane can be modelled.
 pub fn foresee(rows: &mut [Row], lines: &[Line]) {
     let setup = lines.iter().find_map(|line| match line {
         Line::Setup(setup) => Some(setup),
@@ -79,9 +85,11 @@ pub fn foresee(rows: &mut [Row], lines: &[Line]) {
     }
 }
 
-/// What programs on an emulated core do to each other: naps cost nothing there. The first look of a
-/// guard within a request begins a window of counts, half a period after its start on average, and
-/// the next look ends it.
+/// Returns how programs slow each other on an emulated core, where naps cost nothing.
+///
+/// The IPC of a request is known after 1.5 polling intervals of the guard. On average, the guard's
+/// first poll in a request comes half an interval after its start. This poll begins a measurement
+/// of the counters, and the next poll ends it.
 fn emulated(factor: f64, plan: &Plan) -> Batch {
     let milli = nanoseconds(factor * 1e3);
     Batch {
@@ -96,7 +104,7 @@ fn emulated(factor: f64, plan: &Plan) -> Batch {
     }
 }
 
-/// A figure as the model has it and as a run has it.
+/// A number from the model, and the same number from a run.
 #[derive(Clone, Copy, Debug)]
 struct Pairing {
     foreseen: f64,
@@ -109,20 +117,23 @@ impl Pairing {
     }
 }
 
-/// The core that runs were made on.
+/// The core on which the runs were measured.
 struct Core {
     batch: Batch,
-    /// Coordinator and generator take their part of the batch lane, whatever runs there.
+    /// Whether the coordinator and the load generator run on the batch lane, and so take time from
+    /// the batch.
     lent_to_helpers: bool,
 }
 
 impl Core {
-    /// The very requests that both runs met, when they were due and as long as each worked there,
-    /// alone and in the scenario that `run` had: p99 to none, and the utilisation of both lanes.
+    /// Simulates the requests of both runs: those of `alone` without a batch, and those of `run` in
+    /// its scenario. Arrivals and service times are as measured. Returns the ratio of both p99 and
+    /// the utilisation of both lanes, each with its measured value.
     fn again(&self, run: &Run, alone: &Run) -> Option<[Pairing; 2]> {
         let tail_ns = |outcome: &Outcome| real(outcome.quantile_ns(0.99));
         let scenario: Spec = run.asked.parse().ok()?;
-        // The service publishes an IPC of 1 alone; what the user calls its IPC need not be that.
+        // Without a batch, the service publishes an IPC of 1. The scenario may name another
+        // reference IPC.
         let ref_ipc_milli = scenario.ref_ipc().unwrap_or(1.0) * real(REF_IPC_MILLI);
         let in_scenario = beside(&self.service(run)?, &scenario, nanoseconds(ref_ipc_milli))?;
         let without = plan::run(&self.service(alone)?, Control::NoBatch);
@@ -141,7 +152,8 @@ impl Core {
         ])
     }
 
-    /// The requests of a run, on this core; nothing without any.
+    /// Returns a model of this core with the requests of a run, or `None` if the run has no
+    /// requests.
     fn service(&self, run: &Run) -> Option<Model> {
         let ns = |us: f64| nanoseconds(us.max(0.0) * 1e3);
         let requests: Vec<(u64, u64)> =
@@ -173,13 +185,14 @@ fn foreseen(runs: impl Iterator<Item = [Pairing; 2]>) -> Option<Foreseen> {
     })
 }
 
-/// What keeps the batch out of the service's way; `None` for what the model has no rule for, and
-/// for a policy without its budget. dynamic-budget takes `ref_ipc_milli` for the IPC of the service
-/// alone.
+/// Returns the rule that decides when the batch runs.
+///
+/// Returns `None` for scenarios that the model does not support, and for a policy without its
+/// budget. dynamic-budget takes `ref_ipc_milli` as the IPC of the service without a batch.
 pub fn control(scenario: Scenario, budget_ns: Option<u64>, ref_ipc_milli: u64) -> Option<Control> {
     let policy = match scenario {
         Scenario::None => return Some(Control::NoBatch),
-        // On a lane of its own no priority keeps a batch from anything.
+        // The batch has a lane of its own, where its priority has no effect.
         Scenario::Unrestrained | Scenario::Nice19 | Scenario::SchedIdle => {
             return Some(Control::Unrestrained);
         }
@@ -188,19 +201,19 @@ pub fn control(scenario: Scenario, budget_ns: Option<u64>, ref_ipc_milli: u64) -
         Scenario::FixedBudget => Policy::FixedBudget { budget_ns: budget_ns? },
         Scenario::RefreshBudget => Policy::RefreshBudget { budget_ns: budget_ns? },
         Scenario::DynamicBudget => Policy::DynamicBudget { budget_ns: budget_ns?, ref_ipc_milli },
-        // Until the first window ends: nothing.
+        // The budget is 0 until the first window ends.
         Scenario::SloBudget => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
     };
     Some(Control::Policy(policy))
 }
 
-/// The service's requests in a scenario.
+/// Simulates the service's requests in a scenario.
 fn beside(service: &Model, scenario: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
     let control = control(scenario.scenario, scenario.budget_ns(), ref_ipc_milli)?;
     let watch = match scenario.scenario {
         Scenario::SloBudget => {
             let slo: Slo = scenario.slo()?.parse().ok()?;
-            // The keeper of a run sets the budget once a second.
+            // In a live run, the budget is also set once per second.
             Some(Watch { slo, judge_ns: 60 * S, control_ns: Some(S) })
         }
         _ => service.watch,
@@ -214,9 +227,9 @@ mod tests {
     use crate::live::summary;
     use crate::record::Served;
 
-    /// Requests of 1 ms, `apart_us` from one to the next, met alone and in three scenarios; in the
-    /// second invocation others had the machine, and in the third it was half as fast under
-    /// borrow-idle.
+    /// Returns the rows of an experiment with requests of 1 ms, one every `apart_us`, without a
+    /// batch and in three scenarios. In the second invocation, all runs are disturbed and p99 is 40
+    /// ms higher. In the third invocation, the machine is half as fast under borrow-idle.
     fn measured(lanes: &str, emulate_smt: Option<f64>, apart_us: f64, helpers: f64) -> Vec<Row> {
         let plan = Plan { emulate_smt, ..Plan::default() };
         let setup = Setup {
@@ -261,9 +274,9 @@ mod tests {
         rows.iter().find(|row| row.scenario == scenario).unwrap().expected
     }
 
-    /// Goal: what the model says stands beside what was measured, where the model knows the core,
-    /// and the machine's speed is no scenario's doing. Method: requests of 1 ms that never meet, by
-    /// hand 1.5 times as long beside a batch.
+    /// Goal: rows have a prediction if the model supports the core, and the prediction follows the
+    /// machine's speed. Method: requests of 1 ms that never wait for each other, and take 1.5 times
+    /// as long next to a batch.
     #[test]
     fn rows_of_an_emulated_core_are_foreseen() {
         let rows = measured("0:1", Some(1.5), 10_000.0, 0.0);
@@ -286,9 +299,9 @@ mod tests {
         }
     }
 
-    /// Goal: the model takes the requests as they came, and not such as they are on average.
-    /// Method: requests 1.2 ms apart, which wait for each other once they take 1.5 ms, the last of
-    /// them for a thousand times the 0.3 ms.
+    /// Goal: the model simulates the requests as they arrived, not average ones. Method: requests
+    /// every 1.2 ms. They wait for each other if they take 1.5 ms, and the last one waits for a
+    /// thousand times 0.3 ms.
     #[test]
     fn the_very_requests_are_met_again() {
         let rows = measured("0:1", Some(1.5), 1_200.0, 0.0);
@@ -296,8 +309,9 @@ mod tests {
         assert!((unrestrained.p99_ratio.median - 298.5).abs() < 3.0, "{unrestrained:?}");
     }
 
-    /// Goal: what generator and coordinator take of the batch lane is no batch's. Method: a tenth
-    /// of the lane; of a lane of their own it is nothing.
+    /// Goal: the time of the generator and the coordinator on the batch lane does not count as the
+    /// batch's. Method: they use a tenth of the lane, or nothing because they have a lane of their
+    /// own.
     #[test]
     fn helpers_on_the_batch_lane_are_no_batch() {
         let idle = |helpers| {

@@ -1,10 +1,13 @@
-//! Does Elfen keep the SLO, and what does it buy?
+//! Measures and simulates whether Elfen keeps a service's SLO, and how much batch work it gains.
 //!
-//! `simulator` is a model of SMT cores that runs the very policies of `elfen-rt`, with a planner on
-//! top of it, and held against what the thesis published; [`live`] measures real processes and
-//! [`record`] is what that leaves behind; [`expected`] is what the model says of a live run;
-//! [`report`] draws both; `bench` measures Elfen's own parts. [`cmd`] reads the arguments of all
-//! these and prints the results.
+//! - The crate `simulator` is a model of SMT cores that runs the policies of `elfen-rt`. It has a
+//!   planner, and a comparison with the published numbers of the thesis.
+//! - [`live`] measures real processes. [`record`] is the format of its results.
+//! - [`expected`] predicts live runs with the model.
+//! - [`report`] draws figures of simulations and of live runs.
+//! - [`faults`] tests the explanations of `elfen tailor` with known faults.
+//! - `bench` measures the cost of Elfen's own parts.
+//! - [`cmd`] parses the arguments of all commands and prints their results.
 
 mod bench;
 pub mod cmd;

@@ -1,9 +1,9 @@
-//! The results file of a live experiment: JSON lines, a [`Setup`] first, then a [`Run`] as each run
-//! ends.
+//! The results file of a live experiment, in JSON lines. The first line is a [`Setup`]. Each
+//! finished run adds a [`Run`].
 //!
 //! A crash can only cut off the last line. [`read`] leaves such a line out, so that the experiment
-//! can continue. The report draws from these lines; a user may give it any file, so [`read`] trusts
-//! nothing in it.
+//! can continue. The report is drawn from these lines. Users may give it any file, so [`read`]
+//! checks everything.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ pub enum Line {
     Run(Run),
 }
 
-/// The version of the format, which the first line names. Other versions are refused.
+/// The version of the format, which is in the first line. Other versions are refused.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Schema;
@@ -42,7 +42,7 @@ impl From<Schema> for u32 {
     }
 }
 
-/// Everything that is needed to repeat the runs that follow.
+/// What is needed to repeat the runs that follow.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Setup {
     pub schema: Schema,
@@ -50,41 +50,42 @@ pub struct Setup {
     pub kernel: String,
     pub cpu: String,
     pub cpus: u32,
-    /// Whether the lanes of every pair are hyperthreads of one core, by the kernel's topology.
+    /// Whether the lanes of every pair are hyperthreads of one core in the kernel's topology.
     pub smt: bool,
     /// The value of `--lanes`.
     pub lanes: String,
-    /// The command that made the file.
+    /// The command that created the file.
     pub command: String,
-    /// Seconds since 1970.
+    /// When the experiment started, in seconds since 1970.
     pub started_s: u64,
     pub seed: u64,
     /// The capacity of the service. Loads are shares of it.
     pub capacity_rps: f64,
     pub documents: u64,
-    /// What this experiment does not show, a sentence each.
+    /// What this experiment does not show, one sentence for each limit.
     pub limits: Vec<String>,
     /// The requested plan. Runs are added to a file only for the same plan.
     pub plan: Option<Plan>,
     /// The CPUs and the priority of coordinator and generator.
     #[serde(default)]
     pub helpers: String,
-    /// Whether coordinator and generator share the batch lane, because there is no other CPU.
+    /// Whether the coordinator and the generator share the batch lane, because all CPUs are in
+    /// pairs.
     #[serde(default)]
     pub helpers_share_a_lane: bool,
-    /// Every batch program alone, on one lane.
+    /// The work of every batch program alone, on one lane.
     #[serde(default)]
     pub alone: Vec<Alone>,
 }
 
-/// Everything that determines the runs of an experiment.
+/// The parameters that determine the runs of an experiment.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Plan {
     /// Shares of the service's capacity.
     pub loads: Vec<f64>,
     /// More loads, in requests per second.
     pub rates: Vec<f64>,
-    /// In the user's words: `none`, `fixed-budget:2ms`.
+    /// The scenarios as the user writes them: `none`, `fixed-budget:2ms`.
     pub scenarios: Vec<String>,
     pub batches: Vec<String>,
     /// How often each combination of load, scenario and batch is run.
@@ -100,7 +101,7 @@ pub struct Plan {
     /// A batch program of the user's own, with its arguments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// The value of `elfen run --checks`; `None` is auto.
+    /// The value of `elfen run --checks`; `None` means auto.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checks: Option<String>,
     /// A service of the user's own, instead of `elfen-search`.
@@ -108,20 +109,20 @@ pub struct Plan {
     pub service: Option<Service>,
 }
 
-/// A service of the user's own. Its processes are not part of the plan: they change when it
-/// restarts.
+/// A service of the user's own. Its processes are not part of the plan, because they change when
+/// the service restarts.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Service {
     pub url: String,
-    /// The name under which it publishes its requests.
+    /// The name under which the service publishes its requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The file of queries; each request has one of its lines.
+    /// The file of queries. Each request has one line of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queries: Option<PathBuf>,
 }
 
-/// What a batch program does alone on a lane.
+/// The work of a batch program alone on a lane.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Alone {
     pub batch: String,
@@ -136,10 +137,10 @@ pub struct Alone {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Scenario {
-    /// The service alone.
+    /// The service runs alone.
     #[default]
     None,
-    /// A batch program at normal priority.
+    /// A batch program runs at normal priority.
     Unrestrained,
     Nice19,
     SchedIdle,
@@ -160,14 +161,15 @@ pub struct Run {
     /// The requested load, as a share of the service's capacity.
     pub load: f64,
     pub rps: f64,
-    /// The number of this run among those of the same load, scenario and batch, from 0.
+    /// The number of this run among the runs of the same load, scenario and batch, from 0.
     pub invocation: u32,
     pub seed: u64,
     pub duration_s: f64,
     pub requests: u64,
     pub errors: u64,
     pub achieved_rps: f64,
-    /// Percentiles are over all requests. A failed request counts as 10 s, the generator's timeout.
+    /// The percentiles are over all requests. A failed request counts as 10 s, the generator's
+    /// timeout.
     pub p50_ms: f64,
     pub p95_ms: f64,
     pub p99_ms: f64,
@@ -176,11 +178,11 @@ pub struct Run {
     pub mean_ms: f64,
     /// The 99th percentile of the generator's delay in sending.
     pub late_p99_ms: f64,
-    /// Shares of the wall time, summed over all pairs and divided by their number.
+    /// The utilisations are parts of the wall time, averaged over all pairs.
     pub request_lane_utilisation: f64,
     pub batch_lane_utilisation: f64,
-    /// Work of the batch per second, in the program's own unit. `None` without a batch, and for a
-    /// batch that got too little time to end.
+    /// The work of the batch per second, in the program's own unit. `None` without a batch, or if
+    /// the batch got too little time to end.
     pub batch_per_second: Option<f64>,
     /// Whether the results of the batch are correct.
     pub batch_verified: Option<bool>,
@@ -189,21 +191,21 @@ pub struct Run {
     /// The reports of the batch lanes after the first.
     #[serde(default)]
     pub more_reports: Vec<Report>,
-    /// The scenario in the words of the plan: `fixed-budget:2ms`.
+    /// The scenario as the plan writes it: `fixed-budget:2ms`.
     #[serde(default)]
     pub asked: String,
-    /// The objective of slo-budget: the value of `--slo`.
+    /// The SLO of slo-budget, which is the value of `--slo`.
     pub slo: Option<String>,
     pub batch_unit: Option<String>,
     pub batch_checksum: Option<String>,
     /// How often a program of the user's own ended and was started again.
     #[serde(default)]
     pub batch_ends: u32,
-    /// CPU time of coordinator and generator, in CPUs. Where they share the batch lane, this part
-    /// of it is not available to the batch.
+    /// The CPU time of the coordinator and the generator, in CPUs. If they share the batch lane,
+    /// the batch cannot use this part of the lane.
     #[serde(default)]
     pub helper_utilisation: f64,
-    /// The latency of each request, in ascending order. Files do not have them.
+    /// The latency of each request, in ascending order. Results files do not contain it.
     #[serde(skip)]
     pub latencies_ms: Vec<f64>,
     /// The requests of a run on an emulated core, as the input of a simulation.
@@ -214,7 +216,7 @@ pub struct Run {
     pub shim: Option<PathBuf>,
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// Seconds since 1970.
+    /// When the run ended, in seconds since 1970.
     #[serde(default)]
     pub ended_s: u64,
 }
@@ -227,7 +229,7 @@ impl Run {
     }
 }
 
-/// An answered request: when it was due, since the beginning of the run, and its service time
+/// An answered request: when it was due, counted from the start of the run, and its service time
 /// without the slowdown of an emulated core.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(from = "(f64, f64)", into = "(f64, f64)")]
@@ -248,7 +250,7 @@ impl From<Served> for (f64, f64) {
     }
 }
 
-/// The setup in the first line, if there is one.
+/// Returns the setup in the first line, if the file has it.
 pub fn setup(lines: &[Line]) -> Option<&Setup> {
     lines.first().and_then(|line| match line {
         Line::Setup(setup) => Some(setup),
@@ -256,7 +258,7 @@ pub fn setup(lines: &[Line]) -> Option<&Setup> {
     })
 }
 
-/// The runs among these lines.
+/// Returns the runs among these lines.
 pub fn runs(lines: &[Line]) -> impl Iterator<Item = &Run> {
     lines.iter().filter_map(|line| match line {
         Line::Run(run) => Some(run),
@@ -268,9 +270,10 @@ pub fn runs(lines: &[Line]) -> impl Iterator<Item = &Run> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     pub lines: Vec<Line>,
-    /// The length of the whole lines in bytes: less than the file if the last line is cut off.
+    /// The length of the complete lines in bytes. It is less than the file's length if the last
+    /// line is cut off.
     pub bytes: usize,
-    /// The number of the last line if it is cut off. It is not in `lines`: the run was interrupted.
+    /// The number of the last line if it is cut off by an interruption. It is not in `lines`.
     pub cut: Option<usize>,
 }
 
@@ -283,7 +286,7 @@ pub enum BadLine {
     NoLine { line: usize, why: String },
 }
 
-/// Reads all lines, or names the first invalid line.
+/// Reads all lines. Fails at the first invalid line.
 pub fn read(file: &[u8]) -> Result<Written, BadLine> {
     let mut written = Written { lines: Vec::new(), bytes: 0, cut: None };
     for (line, bytes) in (1..).zip(file.split_inclusive(|&byte| byte == b'\n')) {
@@ -293,7 +296,7 @@ pub fn read(file: &[u8]) -> Result<Written, BadLine> {
         };
         let text = std::str::from_utf8(whole).map_err(|_| BadLine::NoText(line))?;
         written.lines.push(serde_json::from_str(text).map_err(|error| {
-            // The parser only sees this line, and calls it line 1.
+            // The parser sees only this line, and calls it line 1.
             let text = error.to_string();
             let why = text.rsplit_once(" at line ").map_or(text.as_str(), |(why, _)| why);
             BadLine::NoLine { line, why: why.to_owned() }
@@ -307,8 +310,8 @@ pub fn read(file: &[u8]) -> Result<Written, BadLine> {
 mod tests {
     use super::*;
 
-    /// Goal: a file of another version is refused, and its schema is named. Method: a setup as this
-    /// version writes it, with another number, and without one.
+    /// Goal: a file of another version is refused, and the message names its schema. Method: a
+    /// setup as this version writes it, with another number, and without a number.
     #[test]
     fn files_of_another_schema_are_refused() {
         let setup = serde_json::to_string(&Line::Setup(Setup::default())).unwrap() + "\n";

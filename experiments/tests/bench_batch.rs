@@ -1,6 +1,6 @@
-//! Goal: `elfen lab bench batch` says what a program is like as a batch, and in one line why it
-//! can't. Method: the real command on small shells, with tracefs mounted for it alone; wrong
-//! arguments; a user who is not root.
+//! Goal: `elfen lab bench batch` measures a program as a batch, or reports in one line why it
+//! cannot. Method: run the command on small shell scripts, with tracefs mounted only for this
+//! command. Also run it with wrong arguments, and as a user without root's privileges.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,13 +24,14 @@ fn plain(arguments: &[&str]) -> Output {
     command.env_remove("ELFEN_LANES").args(words(arguments)).output().unwrap()
 }
 
-/// Two measurements on the same lanes would be in each other's way.
+/// Two measurements on the same lanes would disturb each other.
 static LANES: Mutex<()> = Mutex::new(());
 
-/// What can be traced by root alone, in a mount namespace; with what is left in tracefs on stderr.
+/// Runs the command as root in a mount namespace of its own, with tracefs. Its stderr ends with the
+/// names of the trace instances that are left.
 #[track_caller]
 fn traced(arguments: &[&str]) -> Output {
-    // SAFETY: takes nothing.
+    // SAFETY: geteuid takes no arguments and cannot fail.
     assert_eq!(unsafe { libc::geteuid() }, 0, "needs root");
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     assert_ne!(online.trim(), "0", "needs two CPUs");
@@ -92,7 +93,7 @@ fn users_who_may_not_trace_are_told_so() {
     }
     let mut command = Command::new(&copy);
     command.args(words(&["--lanes", "0:1", "--", "true"]));
-    // SAFETY: takes nothing.
+    // SAFETY: geteuid takes no arguments and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
         command.uid(NOBODY).gid(NOBODY);
     }
@@ -119,8 +120,8 @@ fn a_batch_is_measured_and_nothing_stays_behind() {
     assert!(report["alone_wall_ns"].is_null() && report["whole"].is_null());
 }
 
-/// Goal: a program that does something else as a batch is a failure. Method: one that prints where
-/// it finds its channels, which it has under `elfen run` only.
+/// Goal: a program whose output differs when it is a batch is reported as a failure. Method: a
+/// script that prints the variable ELFEN_RUN, which is set only under `elfen run`.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn another_output_than_alone_is_a_failure() {

@@ -1,5 +1,6 @@
-//! Goal: `elfen lab bench check` says what it measured, and why if it can't. Method: one round of
-//! it, with the preload library as it is shipped, and machines that lack something.
+//! Goal: `elfen lab bench check` prints its measurements, or the reason why it cannot measure.
+//! Method: one round with the preload library as it is shipped, and environments that lack
+//! something.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -11,8 +12,9 @@ use tempfile::TempDir;
 #[path = "../../elfen/tests/preload/mod.rs"]
 mod preload;
 
-/// The command in a folder of its own, with the preload library as it is shipped. A library next to
-/// the command comes before `ELFEN_LIB`, and cargo may have put a debug build there.
+/// Returns the command in a folder of its own, with the preload library as it is shipped. A library
+/// next to the command would be preferred to `ELFEN_LIB`, and cargo may have put a debug build
+/// there.
 fn bench(arguments: &[&str]) -> Command {
     static LAB: OnceLock<TempDir> = OnceLock::new();
     let folder = LAB.get_or_init(|| {
@@ -57,8 +59,8 @@ fn every_program_is_measured_with_every_kind_that_the_compiler_builds() {
     }
 }
 
-/// Goal: a check in place costs instructions, and as many as it has. Method:
-/// callgrind's counts, which repeat.
+/// Goal: the benchmark counts exactly the instructions of a check. Method: compare with the counts
+/// of callgrind, which do not vary.
 #[test]
 #[ignore = "needs GCC and valgrind"]
 fn instructions_are_those_of_the_check() {
@@ -71,7 +73,7 @@ fn instructions_are_those_of_the_check() {
         let mut of_kind = checks.filter(|check| check["kind"] == kind);
         of_kind.find_map(|check| check["added_instructions_per_call"].as_f64())
     };
-    // A load, a comparison, a branch.
+    // A load, a comparison, and a branch.
     assert_eq!(added("patch-pair"), Some(3.0));
     // The call and the return.
     assert_eq!(added("fentry-return"), Some(2.0));

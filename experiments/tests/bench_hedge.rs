@@ -1,5 +1,5 @@
-//! Goal: `elfen lab bench hedge` ends with figures of each policy of `elfen-hedge`. Method: short
-//! turns; the benchmark itself checks that every answer is its request's.
+//! Goal: `elfen lab bench hedge` prints figures of each policy of `elfen-hedge`. Method: short
+//! measurements. The benchmark itself checks that each answer belongs to its request.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ fn elfen(words: &[&str]) -> Command {
     command
 }
 
-/// What each policy made of a benchmark, as it prints it.
+/// Runs the benchmark and returns its results for each policy.
 #[track_caller]
 fn benchmarked(words: &[&str]) -> Vec<Value> {
     let program = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen-hedge");
@@ -59,8 +59,8 @@ fn wrong_arguments() {
     }
 }
 
-/// The same with servers in Java, of which the first is restarted under each policy. `hazard` needs
-/// root and eBPF.
+/// Goal: the benchmark also works with servers in Java. Method: the first server is restarted under
+/// each policy. The policy `hazard` needs root and eBPF.
 #[test]
 #[ignore = "needs root, eBPF and a JDK"]
 fn and_so_does_that_with_servers_in_java() {

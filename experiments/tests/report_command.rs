@@ -1,9 +1,11 @@
-//! `elfen lab report` as a user meets it: what it prints and writes, and how it refuses.
+//! Tests `elfen lab report` from outside: its output, its files, and its error messages.
 //!
-//! `report_files/results.jsonl` are live runs, `report_files/nap.json` is what `elfen lab bench nap
-//! --json` printed, and `report_files/live.json` and `report_files/help.txt` what the command makes
-//! of them. After a change that is meant, `SNAPSHOTS=overwrite cargo test -p experiments --test
-//! report_command` writes the last two anew.
+//! - `report_files/results.jsonl` has live runs.
+//! - `report_files/nap.json` has the output of `elfen lab bench nap --json`.
+//! - `report_files/live.json` and `report_files/help.txt` have the expected output of the command.
+//!
+//! After an intended change, `SNAPSHOTS=overwrite cargo test -p experiments --test report_command`
+//! writes the last two files again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/report_files")
 }
 
-/// `elfen lab report` with these words, in a folder.
+/// Runs `elfen lab report` with these words, in a folder.
 fn report(words: &[&str], folder: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
     command.arg("report").args(words).current_dir(folder).output().expect("elfen starts")
@@ -27,7 +29,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// What it prints without a word on stderr.
+/// Returns the output of a command that succeeds and prints nothing on stderr.
 #[track_caller]
 fn printed(words: &[&str], folder: &Path) -> String {
     let output = report(words, folder);
@@ -50,15 +52,16 @@ fn ids(report: &Value) -> Vec<&str> {
     figures.iter().map(|figure| figure["id"].as_str().expect("an id")).collect()
 }
 
-/// Goal: help and JSON stay as they are until a change is meant. Method: both against files.
+/// Goal: unintended changes of the help and of the JSON are noticed. Method: compare both with
+/// files.
 #[test]
 fn as_recorded() {
     assert_file("help.txt", printed(&["--help"], &folder()));
     assert_file("live.json", printed(&["results.jsonl", "--json"], &folder()));
 }
 
-/// Goal: one file is written, where it was said, and the command says so. Method: with and without
-/// a name, and to standard output; all three are the same page.
+/// Goal: the command writes one file, in the given place, and prints its name. Method: without a
+/// name, with a name, and to standard output. All three give the same page.
 #[test]
 fn where_it_goes() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -73,7 +76,7 @@ fn where_it_goes() {
     assert_eq!(fs::read_dir(scratch.path()).expect("a folder").count(), 2);
 }
 
-/// Goal: what each set of arguments brings. Method: the figures' ids.
+/// Goal: each set of arguments gives its figures. Method: compare the ids of the figures.
 #[test]
 fn what_is_in_it() {
     let few = ["--requests", "1000", "--json"];
@@ -105,8 +108,8 @@ fn what_is_in_it() {
     assert_eq!([point(0), point(1)], [(Some(3.0), Some(520.0)), (Some(2.0), Some(91_000.0))]);
 }
 
-/// Goal: figures say that their parameters were measured, and by what. Method: a file as `elfen
-/// calibrate` writes it; nothing of the thesis stands beside its figures.
+/// Goal: figures name the file of their measured parameters, and do not show numbers of the thesis.
+/// Method: a file as `elfen lab calibrate` writes it.
 #[test]
 fn a_calibrated_model() {
     let words = ["--model", "model.toml", "--requests", "2000", "--json"];
@@ -123,8 +126,8 @@ fn a_calibrated_model() {
     }
 }
 
-/// Goal: the command under a simulated figure makes what the figure shows. Method: run each command
-/// that makes one point, and look for the p99 that it prints among the figure's points.
+/// Goal: the command under a simulated figure gives a point of the figure. Method: run each command
+/// that gives one point, and search for its p99 among the figure's points.
 #[test]
 fn the_command_below_makes_the_point_above() {
     let few = ["--requests", "20000", "--seed", "3", "--json"];
@@ -154,8 +157,8 @@ fn the_command_below_makes_the_point_above() {
     assert_eq!(made, 12);
 }
 
-/// Goal: a last line that was cut off is left out, and said. Method: the results without their last
-/// bytes.
+/// Goal: a last line that was cut off is left out, with a warning. Method: the results without
+/// their last bytes.
 #[test]
 fn a_file_that_was_cut_off() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -167,8 +170,8 @@ fn a_file_that_was_cut_off() {
     assert_eq!(text(&output.stderr), warning);
 }
 
-/// Goal: every mistake is one line that names the file and the line, with status 2, and nothing is
-/// written. Method: each argument and each file wrong in turn.
+/// Goal: every mistake gives one line that names the file and the line, with status 2, and no file
+/// is written. Method: one wrong argument or one wrong file in each command.
 #[test]
 fn what_is_refused() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -223,8 +226,8 @@ fn what_is_refused() {
 const HUGE_NAP: &str = r#"{"request_cpu": 0, "batch_cpu": 1, "tsc_mhz": 2000, "naps":
     [{"nap": "spin", "sleep_cycles": {"median": 1e300}, "wake_cycles": null}]}"#;
 
-/// Goal: a place that cannot be written is a failure that names it. Method: a folder that does not
-/// exist, and a full device.
+/// Goal: if the page cannot be written, the command fails and names it. Method: a folder that does
+/// not exist, and a full device.
 #[test]
 fn places_that_cannot_be_written() {
     for file in ["/nonexistent/report.html", "/dev/full"] {

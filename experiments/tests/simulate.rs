@@ -1,4 +1,5 @@
-//! `elfen lab simulate` and `elfen lab plan` as a user meets them: keys, arguments, files.
+//! Tests `elfen lab simulate`, `plan` and `thesis` from outside: the keys of their JSON, their
+//! arguments, and their files.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -9,7 +10,7 @@ fn elfen(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_elfen-lab")).args(words).output().expect("elfen starts")
 }
 
-/// What a command line prints, which has to succeed.
+/// Runs a command line, which must succeed, and returns the JSON that it prints.
 #[track_caller]
 fn json(line: &str) -> Value {
     let words: Vec<&str> = line.split_whitespace().collect();
@@ -25,8 +26,8 @@ fn number(report: &Value, key: &str) -> f64 {
     report[key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"))
 }
 
-/// Goal: the keys that scripts rely on, with values that belong together. Method: two runs under
-/// one seed, alone and with borrow-idle.
+/// Goal: the JSON has the keys that scripts use, with consistent values. Method: two simulations
+/// with one seed, without a batch and with borrow-idle.
 #[test]
 fn what_scripts_rely_on() {
     let alone = json("simulate --rps 100 --requests 100000 --seed 3 --json");
@@ -48,7 +49,8 @@ fn what_scripts_rely_on() {
     assert!((1.0..1.02).contains(&slower), "{slower}");
 }
 
-/// Goal: the same seed is the same run, but for its speed. Method: three thread counts.
+/// Goal: the same seed gives the same output, except for the speed of the simulation. Method: three
+/// numbers of threads.
 #[test]
 fn the_same_seed_prints_the_same() {
     let run = |threads: u32| {
@@ -64,8 +66,9 @@ fn the_same_seed_prints_the_same() {
     assert_eq!(alone, run(5));
 }
 
-/// Goal: a trace written is a trace read. Method: simulate, write, simulate what was written; and
-/// a demand file of the service times alone gives their mean.
+/// Goal: a written trace can be read, and a demand file gives the mean of its service times.
+/// Method: simulate, write a trace, and simulate the trace. Then simulate with a CSV of service
+/// times.
 #[test]
 fn traces_and_recorded_demands() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -82,8 +85,8 @@ fn traces_and_recorded_demands() {
     assert!((busy - 0.003).abs() < 0.0001, "{busy}");
 }
 
-/// Goal: the plan names the policies that keep the SLO, and more than borrow-idle is bought.
-/// Method: a load with headroom, and one without.
+/// Goal: the plan lists the policies that keep the SLO, and budgets give more batch work than
+/// borrow-idle. Method: a load with headroom, and a load without.
 #[test]
 fn a_plan_and_one_that_cannot_be() {
     let plan = json("plan --slo p99=100ms --rps 60 --requests 100000 --batch-load 3 --json");
@@ -110,7 +113,7 @@ fn a_plan_and_one_that_cannot_be() {
     assert!(stderr.contains("times these requests") && stderr.lines().count() == 1, "{stderr}");
 }
 
-/// Goal: every mistake is one line and status 2. Method: each option wrong in turn.
+/// Goal: every mistake gives one line and status 2. Method: one wrong option in each command.
 #[test]
 fn wrong_arguments() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -195,8 +198,8 @@ fn wrong_arguments() {
     }
 }
 
-/// Goal: a trace that cannot be written is a failure that names it. Method: a folder that does not
-/// exist, and a full device.
+/// Goal: if a trace cannot be written, the command fails and names it. Method: a folder that does
+/// not exist, and a full device.
 #[test]
 fn a_trace_that_cannot_be_written() {
     for file in ["/nonexistent/trace.csv", "/dev/full"] {
@@ -207,9 +210,10 @@ fn a_trace_that_cannot_be_written() {
     }
 }
 
-/// Where every row of the table stands, whatever the thesis has there: a change of the model that
-/// moves one has to say so here and in `experiments/README.md`. Ten of them are no evidence for the
-/// model, being fitted or built in.
+/// The expected range of the simulated value of each row, whatever the thesis prints. A change of
+/// the model that moves a row out of its range has to change this table and
+/// `experiments/README.md`. Ten of these rows are fitted or built in, so they do not support the
+/// model.
 const BANDS: [(&str, &str, f64, f64); 17] = [
     ("p99 at 100 RPS", "fitted", 75.5, 77.5),
     ("rate at p99 = 60 ms", "fitted", 72.0, 74.0),
@@ -230,7 +234,7 @@ const BANDS: [(&str, &str, f64, f64); 17] = [
     ("7 cores, dynamic: utilisation", "fitted", 1.73, 1.75),
 ];
 
-/// The same of those that miss the thesis: by 22, 25, 8, 11, 17 and 31 %.
+/// The expected ranges of the rows that differ from the thesis, by 22, 25, 8, 11, 17 and 31 %.
 const MISSES: [(&str, &str, f64, f64); 6] = [
     ("borrow-idle: won at 120 RPS", "follows", 0.30, 0.31),
     ("borrow-idle: batch time, 80 RPS", "follows", 1.85, 1.88),
@@ -240,8 +244,8 @@ const MISSES: [(&str, &str, f64, f64); 6] = [
     ("7 cores, dynamic: p99 added", "follows", 25.5, 26.7),
 ];
 
-/// Goal: the check of the thesis prints every row where it is known to stand, and says of each miss
-/// why. Method: the JSON against the bands above.
+/// Goal: `elfen lab thesis` prints every row within its expected range, and gives a reason for each
+/// row that differs from the thesis. Method: compare the JSON with the tables above.
 #[test]
 fn the_thesis() {
     let report = json("thesis --requests 200000 --json");
@@ -259,8 +263,9 @@ fn the_thesis() {
     }
 }
 
-/// Goal: whether checks or a guard look, and how a lane naps, is said and counts. Method: the same
-/// requests beside checks, a guard, and PAUSE; what each command takes unless told otherwise.
+/// Goal: the kind of polling and the kind of nap affect the simulation, and the output names both.
+/// Method: the same requests with checks, with a guard, and with PAUSE. Also the defaults of each
+/// command.
 #[test]
 fn checks_guards_and_naps() {
     let simulate = |options: &str| {
@@ -279,7 +284,8 @@ fn checks_guards_and_naps() {
     );
     assert_eq!(said(&pause, "nap_slowdown"), 1.37);
     assert_eq!(said(&checks, "nap_slowdown"), 1.0);
-    // Half a period for each request that found the lane idle.
+    // A request that finds the lane idle shares its core for half a period. The guard's period is
+    // 500 times as long as the time between two checks.
     let shared = number(&guard, "overlapped_fraction") / number(&checks, "overlapped_fraction");
     assert!((50.0..250.0).contains(&shared), "{shared}");
     let slower =
@@ -314,9 +320,9 @@ fn checks_guards_and_naps() {
     assert!(!source.contains("PAUSE"), "{source}");
 }
 
-/// Goal: what a live run should find can be asked in the words of `elfen lab experiment`. Method: a
-/// file of service times, a load as a part of the capacity, and each policy; a scenario's row is
-/// what the same policy gives by itself.
+/// Goal: `--scenario` predicts a live run, with the names of scenarios of `elfen lab experiment`.
+/// Method: a file of service times, a load in percent of the capacity, and each policy. The row of
+/// a scenario equals the result of its policy alone.
 #[test]
 fn what_a_live_run_should_find() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,11 +1,11 @@
-//! The thesis's batch programs and naps: the defaults of the model.
+//! The thesis's batch programs and naps, with the default costs of the model.
 //!
-//! The thesis prints few numbers on interference. The constants here follow from those; everything
-//! else is a parameter.
+//! The thesis prints few numbers on interference. The constants in this file are derived from them.
+//! Every other value is a parameter.
 
 use super::pair::{Batch, Polling, Signal};
 
-/// A batch program by name.
+/// A batch program of the model, and how it and a request slow each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub name: &'static str,
@@ -14,22 +14,23 @@ pub struct Kind {
 }
 
 pub const KINDS: [Kind; 2] = [
-    // A real program.
+    // An ordinary program.
     Kind {
         name: "typical",
-        // Figure 5.10(c): the utilisation of a core is 1.75 at 600 RPS on seven cores, where almost
-        // every request is shared. At 5.8 ms per request alone, that is a factor of 1.51. Section
-        // 5.6 cites 30 to 50 %.
+        // Figure 5.10(c): a core has a utilisation of 1.75 at 600 RPS on seven cores, where almost
+        // every request shares its core. A request takes 5.8 ms alone, so sharing slows it by a
+        // factor of 1.51. Section 5.6 cites a slowdown of 30 to 50 %.
         request_slowdown_milli: 1500,
-        // Not published.
+        // Not published; the same factor is assumed.
         batch_slowdown_milli: 1500,
     },
-    // A program of IPC 0.01, which does almost nothing.
+    // A program with an IPC of 0.01.
     Kind { name: "pause", request_slowdown_milli: PAUSE_MILLI, batch_slowdown_milli: 1000 },
 ];
 
-/// The slowdown of a request next to a program of IPC 0.01, in thousandths. Section 5.2: with it,
-/// p99 at 40 RPS is that at 100 RPS without; and PAUSE has "a similar IPC".
+/// The slowdown of a request next to a program with an IPC of 0.01, in thousandths. In section 5.2,
+/// p99 at 40 RPS next to this program equals p99 at 100 RPS without it. The section gives PAUSE "a
+/// similar IPC".
 const PAUSE_MILLI: u64 = 1370;
 
 /// A kind of nap, by its name in `elfen run --nap`.
@@ -41,20 +42,21 @@ pub struct Nap {
     pub slowdown_milli: u64,
 }
 
-/// Times are from cycles at 2 GHz in section 5.3.2. That a request next to a lane in MWAIT has the
-/// core to itself follows from "releases its hardware resources" there; it was not measured here.
+/// The times are computed from the cycles of section 5.3.2 at 2 GHz. A request next to a lane in
+/// MWAIT has a slowdown of 1, because the section says that MWAIT "releases its hardware
+/// resources". We have not measured this.
 pub const NAPS: [Nap; 4] = [
     // nanonap: 3285 cycles to sleep, 1438 to wake.
     Nap { name: "device", sleep_ns: 1643, wake_ns: 719, slowdown_milli: 1000 },
-    // No numbers are published for these, so they have those of MWAIT without the system call: 2443
-    // and 1036 cycles.
+    // No numbers are published for these two. They use the numbers of MWAIT without the system
+    // call: 2443 and 1036 cycles.
     Nap { name: "umwait", sleep_ns: 1222, wake_ns: 518, slowdown_milli: 1000 },
     Nap { name: "mwaitx", sleep_ns: 1222, wake_ns: 518, slowdown_milli: 1000 },
-    // A lane that executes PAUSE never sleeps, and never releases its share of the core.
+    // A lane that executes PAUSE never sleeps and never releases its share of the core.
     Nap { name: "spin", sleep_ns: 0, wake_ns: 518, slowdown_milli: PAUSE_MILLI },
 ];
 
-/// The nap of this name.
+/// Returns the nap with this name.
 pub fn nap(name: &str) -> Option<Nap> {
     NAPS.into_iter().find(|nap| nap.name == name)
 }
@@ -62,11 +64,12 @@ pub fn nap(name: &str) -> Option<Nap> {
 /// A check every microsecond, as in a program of small functions. This is an assumption.
 pub const CHECKS: Polling = Polling::Checks { every_ns: 1000 };
 
-/// The default guard of `elfen run` for a program without checks.
+/// A poll every 500 us: the default guard of `elfen run` for a program without checks.
 pub const GUARD: Polling = Polling::Guard { every_ns: 500_000 };
 
 impl Kind {
-    /// The program as in the thesis: with checks in its code, on a lane with nanonap.
+    /// Returns the batch program of the thesis: it has checks in its code, and its lane naps with
+    /// nanonap.
     pub fn batch(&self) -> Batch {
         self.on(&NAPS[0], CHECKS)
     }

@@ -1,8 +1,8 @@
-//! How long requests run with the core to themselves.
+//! Service times: how long requests run when no other thread shares their core.
 //!
-//! The demand of the thesis's search service (Figure 5.1) is built in. The numbers of the figure
-//! are not printed. [`Demand::Search`] is the simplest distribution that agrees with the published
-//! numbers; its documentation lists them.
+//! The demand of the thesis's search service (Figure 5.1) is built in. The thesis prints no numbers
+//! for this figure. [`Demand::Search`] is the simplest distribution that agrees with the published
+//! numbers, which its documentation lists.
 
 use std::io::{self, BufRead};
 
@@ -28,17 +28,17 @@ pub enum Demand {
     /// The demand of the thesis's Lucene, as far as it is published:
     ///
     /// - "Most requests are short, a few very long", by one to two orders of magnitude (Figure
-    ///   5.1). Here the median is 4.7 ms and the longest request 56 ms.
+    ///   5.1). Here the median is 4.7 ms and the longest request takes 56 ms.
     /// - One lane is busy for 70 to 71 % of the time at 120 RPS (Figures 5.2 and 5.5). Here the
     ///   mean is 5.8 ms, which gives 69.6 %.
-    /// - p99 is 60 ms at 70 RPS, 76 ms at 100, and 100 ms just above 120 (sections 5.2 and 5.5).
-    ///   The three other numbers are fitted to these.
+    /// - p99 is 60 ms at 70 RPS, 76 ms at 100 RPS, and 100 ms just above 120 RPS (sections 5.2 and
+    ///   5.5). The other parameters are fitted to these numbers.
     ///
-    /// The last item leaves little choice. In a queue with one worker, p99 only rises that slowly
-    /// from 70 to 120 RPS if short requests differ little and the p99 of the demand itself is above
-    /// 50 ms. `elfen lab thesis` prints how well it fits.
+    /// These three values of p99 leave little choice. In a queue with one worker, they require that
+    /// short requests differ little, and that the demand itself has a p99 above 50 ms. `elfen lab
+    /// thesis` prints how well the distribution fits.
     Search,
-    /// One of these, with equal probability.
+    /// Each request takes one of these times. All of them have the same probability.
     Recorded {
         service_ns: Vec<u64>,
     },
@@ -57,7 +57,8 @@ pub enum RecordError {
     NoColumn,
 }
 
-/// One request in 87 is long, 51 to 56 ms; the others are lognormal around 4.6 ms.
+/// One request in 87 is long and takes 51 to 56 ms. The service times of the others are lognormal
+/// around 4.6 ms.
 const LONG_SHARE: f64 = 0.0115;
 const LONG_FROM_NS: f64 = 51e6;
 const LONG_TO_NS: f64 = 56e6;
@@ -65,14 +66,16 @@ const SHORT_SIGMA: f64 = 0.5;
 const MEAN_NS: f64 = 5.8e6;
 
 impl Demand {
-    /// A lognormal demand, by its mean and the standard deviation of its logarithm.
+    /// Returns a lognormal demand with this mean. `sigma` is the standard deviation of its
+    /// logarithm.
     pub fn log_normal(mean_ns: f64, sigma: f64) -> Self {
         Self::LogNormal { mu: mean_ns.ln() - sigma * sigma / 2.0, sigma }
     }
 
-    /// Reads one service time in microseconds per line; or a CSV with a column `service_us` or
-    /// `service_ns`, as `elfen-load` writes it. Requests without a reported service time have empty
-    /// fields.
+    /// Reads one service time in microseconds per line, or a CSV with a column `service_us` or
+    /// `service_ns`, as `elfen-load` writes it.
+    ///
+    /// Empty fields are skipped: they belong to requests without a reported service time.
     pub fn recorded(mut lines: impl BufRead) -> Result<Self, RecordError> {
         let mut first = String::new();
         lines.read_line(&mut first)?;
@@ -105,7 +108,7 @@ impl Demand {
         Ok(Self::Recorded { service_ns })
     }
 
-    /// The service time of the next request; a day at most.
+    /// Draws the service time of the next request, at most a day.
     pub fn sample(&self, random: &mut Random) -> u64 {
         let ns = match self {
             Self::Fixed { ns } => *ns,
@@ -120,7 +123,7 @@ impl Demand {
         ns.min(DAY)
     }
 
-    /// The longest request; for an unbounded distribution, its mean.
+    /// Returns the longest service time, or the mean if the distribution has no upper bound.
     pub(super) fn longest_ns(&self) -> u64 {
         match self {
             Self::Recorded { service_ns } => service_ns.iter().copied().max().unwrap_or(0),
@@ -129,7 +132,7 @@ impl Demand {
         }
     }
 
-    /// The mean, in nanoseconds.
+    /// Returns the mean service time in nanoseconds.
     pub fn mean_ns(&self) -> f64 {
         match self {
             Self::Fixed { ns } => real(*ns),

@@ -1,5 +1,5 @@
-//! A simulator of SMT cores: requests on one lane, batch threads on the other, and the policies of
-//! `elfen-rt` between them.
+//! A simulator of SMT cores. Requests run on one lane of a core and batch threads on the other. The
+//! policies of `elfen-rt` decide when the batch runs.
 //!
 //! | file | what it models |
 //! | --- | --- |
@@ -44,18 +44,19 @@ use source::{Share, Source};
 use trace::Served;
 
 impl Model {
-    /// Simulates on all CPUs. The outcome does not depend on the number of threads.
+    /// Simulates with one thread per CPU. The outcome does not depend on the number of threads.
     pub fn run(&self) -> Outcome {
         self.run_on(thread::available_parallelism().map_or(1, NonZeroUsize::get))
     }
 
-    /// Simulates on this number of threads.
+    /// Simulates with this number of threads.
     pub fn run_on(&self, threads: usize) -> Outcome {
         let next = AtomicU64::new(0);
         let work = || {
             let mut sum = Outcome::default();
             loop {
-                // Relaxed: the counter hands out numbers and publishes nothing.
+                // Relaxed is enough: the counter only gives each thread another queue and publishes
+                // no data.
                 let queue = next.fetch_add(1, Ordering::Relaxed);
                 if queue >= self.queues() {
                     return sum;
@@ -73,7 +74,8 @@ impl Model {
         sum
     }
 
-    /// Simulates on this thread and passes every request to `sink`, queue by queue.
+    /// Simulates on the calling thread, one queue after the other, and passes every request to
+    /// `sink`.
     pub fn run_into(&self, sink: &mut impl FnMut(&Served)) -> Outcome {
         let mut sum = Outcome::default();
         for queue in 0..self.queues() {

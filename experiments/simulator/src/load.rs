@@ -1,9 +1,13 @@
-//! When requests arrive: at random, at a rate that may follow the time of day and have bursts.
+//! The arrival times of requests: random, at a rate that may follow the time of day and have
+//! bursts.
 //!
-//! A rate is a sequence of intervals with constant rates. The distance to the next request is one
-//! exponentially distributed unit, and an interval of `r` requests per second advances by `r` units
-//! per second. So steady rates, days and bursts are drawn alike. All cores of a service share the
-//! sequence: a burst affects them at the same time.
+//! Time is a sequence of intervals, each with a constant rate. For each request, one exponentially
+//! distributed number is drawn. An interval of `r` requests per second uses up `r` units of this
+//! number per second. When the number is used up, the request arrives. So steady rates, days and
+//! bursts need no separate code.
+//!
+//! All cores of a service share the sequence of intervals, so a burst affects them at the same
+//! time.
 
 use rand_distr::{Distribution, Exp1};
 
@@ -15,13 +19,13 @@ use super::time::{DAY, S, nanoseconds, real};
 pub struct Load {
     /// The rate at midnight, when a simulation begins.
     pub low_rps: f64,
-    /// The rate at noon. Between both, the rate follows a sine. Equal to `low_rps` for a steady
-    /// rate.
+    /// The rate at noon. Between midnight and noon, the rate follows a sine. For a steady rate, it
+    /// equals `low_rps`.
     pub high_rps: f64,
     pub bursts: Option<Bursts>,
 }
 
-/// Bursts, with exponentially distributed lengths and pauses.
+/// Bursts of requests. Their lengths and the pauses between them are exponentially distributed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Bursts {
     /// The rate that a burst adds.
@@ -37,7 +41,7 @@ impl Load {
         Self { low_rps: rps, high_rps: rps, bursts: None }
     }
 
-    /// Multiplies all rates by `factor`.
+    /// Returns the load with all rates multiplied by `factor`.
     pub fn scaled(mut self, factor: f64) -> Self {
         self.low_rps *= factor;
         self.high_rps *= factor;
@@ -47,7 +51,7 @@ impl Load {
         self
     }
 
-    /// Whether all rates and lengths are in range and not all rates are 0.
+    /// Whether all rates and lengths are in range and at least one rate is above 0.
     pub fn is_possible(&self) -> bool {
         let extra = self.bursts.map_or(0.0, |bursts| bursts.extra_rps);
         let rates = [self.low_rps, self.high_rps, extra];
@@ -56,7 +60,7 @@ impl Load {
         sane && rates.iter().sum::<f64>() > 0.0 && self.bursts.is_none_or(lengths)
     }
 
-    /// The mean rate over whole days.
+    /// Returns the mean rate over whole days.
     pub fn mean_rps(&self) -> f64 {
         let part = |b: Bursts| b.extra_rps * b.length_ns / (b.length_ns + b.pause_ns);
         f64::midpoint(self.low_rps, self.high_rps) + self.bursts.map_or(0.0, part)
@@ -68,9 +72,9 @@ impl Load {
     }
 }
 
-/// The highest rate: one request per nanosecond.
+/// The highest valid rate: one request per nanosecond.
 const MOST_RPS: f64 = 1e9;
-/// The length of an interval of constant rate within a day.
+/// The length of an interval of constant rate, when the rate follows the time of day.
 const DAY_STEP_NS: u64 = 60 * S;
 
 /// The sequence of intervals with constant rates.
@@ -79,7 +83,7 @@ struct Rates {
     load: Load,
     random: Random,
     bursting: bool,
-    /// When the next burst begins, or the current burst ends.
+    /// When the current burst ends, or when the next burst begins.
     turn_ns: u64,
 }
 
@@ -89,7 +93,7 @@ impl Rates {
         Self { load: *load, random, bursting: false, turn_ns: pause.unwrap_or(u64::MAX) }
     }
 
-    /// The rate at `from_ns`, and the end of its interval.
+    /// Returns the rate at `from_ns`, and when the interval with this rate ends.
     fn after(&mut self, from_ns: u64) -> (f64, u64) {
         while let Some(bursts) = self.load.bursts.filter(|_| self.turn_ns <= from_ns) {
             self.bursting = !self.bursting;
@@ -104,13 +108,13 @@ impl Rates {
     }
 }
 
-/// The arrivals at one queue.
+/// The arrival times of the requests of one queue.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     rates: Rates,
     random: Random,
-    /// This queue's part of the rate of the service, in requests per nanosecond for one request per
-    /// second.
+    /// Multiplied by the service's rate in requests per second, this gives the queue's rate in
+    /// requests per nanosecond.
     share: f64,
     now_ns: f64,
     until_ns: f64,
@@ -118,14 +122,15 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// The arrivals of `share` of the requests of `machine`, from the random stream `queue`.
+    /// Creates the arrivals of a queue that gets this `share` of the requests of `machine`. The
+    /// random stream has the number `queue`.
     pub fn new(load: &Load, seed: u64, machine: u64, queue: u64, share: f64) -> Self {
         let rates = Rates::new(load, stream(seed, Purpose::Load, machine));
         let random = stream(seed, Purpose::Arrivals, queue);
         Self { rates, random, share: share / 1e9, now_ns: 0.0, until_ns: 0.0, rate: 0.0 }
     }
 
-    /// The time of the next arrival.
+    /// Returns the time of the next arrival.
     #[inline]
     pub fn next_ns(&mut self) -> u64 {
         let mut pressure: f64 = Exp1.sample(&mut self.random);
@@ -143,7 +148,7 @@ impl Arrivals {
     }
 }
 
-/// At least a nanosecond, so that time advances.
+/// Draws an exponentially distributed time. It is at least a nanosecond, so that time advances.
 fn exponential_ns(random: &mut Random, mean_ns: f64) -> u64 {
     let e: f64 = Exp1.sample(random);
     nanoseconds(e * mean_ns).max(1)

@@ -8,7 +8,7 @@ use super::windows::Watch;
 /// How requests are assigned to the cores of a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queue {
-    /// Each core has its own queue; a request goes to a random one.
+    /// Each core has its own queue. Each request goes to a random queue.
     PerCore,
     /// All cores of a machine share one queue.
     Shared,
@@ -17,7 +17,7 @@ pub enum Queue {
 /// All parameters of a simulation.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The number of machines, which only differ in their random numbers.
+    /// The number of machines. They differ only in their random numbers.
     pub machines: u64,
     /// SMT cores of each machine.
     pub cores: u64,
@@ -31,10 +31,11 @@ pub struct Model {
     pub seed: u64,
 }
 
-/// The most cores of all machines together.
+/// The highest number of cores, counted over all machines.
 pub const CORES_MAX: u64 = 10_000;
 
-/// 100 years. The clock in nanoseconds lasts several times as long, so chance cannot exceed it.
+/// The longest simulation: 100 years. The clock counts nanoseconds in 64 bits and lasts 584 years,
+/// so random delays cannot overflow it.
 const MOST_NS: f64 = 36_525.0 * 86_400e9;
 
 /// Why a model is invalid.
@@ -57,7 +58,7 @@ pub enum ModelError {
 }
 
 impl Model {
-    /// Returns the first invalid parameter, if any.
+    /// Checks all parameters and returns an error for the first invalid one.
     pub fn validate(&self) -> Result<(), ModelError> {
         let cores = self.machines.checked_mul(self.cores).ok_or(ModelError::Cores)?;
         if cores == 0 || cores > CORES_MAX {

@@ -1,5 +1,5 @@
-//! What a simulation counts: sums and a histogram, but no list of requests. Outcomes can be added
-//! in any order.
+//! The outcome of a simulation: sums and a histogram of latencies, without a list of requests.
+//! Outcomes can be added in any order.
 
 use elfen_rt::policy::slo::Slo;
 use hdrhistogram::Histogram;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::pair::{Batch, Tally};
 use super::time::{milliseconds, real};
 
-/// The longest latency of the histogram: three hours.
+/// The longest latency that the histogram distinguishes: three hours.
 const HIGHEST_NS: u64 = 3 * 3600 * 1_000_000_000;
 
 /// The counts of a simulation.
@@ -21,12 +21,12 @@ pub struct Outcome {
     pub tally: Tally,
     /// Simulated time, summed over all cores.
     pub core_ns: u128,
-    /// Windows with at least one request, and those of them that met the SLO.
+    /// Windows with at least one request. `windows_held` counts those in which the SLO was met.
     pub windows: u64,
     pub windows_held: u64,
 }
 
-/// What commands print of an outcome.
+/// The numbers of an outcome that commands print.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     pub requests: u64,
@@ -41,9 +41,9 @@ pub struct Summary {
     pub batch_lane_utilisation: f64,
     pub borrowed_fraction: f64,
     pub overlapped_fraction: f64,
-    /// Of the time in which requests ran.
+    /// The batch's time next to requests, as a part of the time in which requests ran.
     pub overlapped: f64,
-    /// Of what the batch would get done on as many lanes of its own.
+    /// The batch's work, as a part of the work that it would do on cores of its own.
     pub batch_work: f64,
     pub naps: u64,
 }
@@ -70,11 +70,12 @@ impl Outcome {
         self.requests += 1;
         self.latency_sum_ns += u128::from(ended_ns - arrived_ns);
         self.wait_sum_ns += u128::from(started_ns - arrived_ns);
-        // Longer latencies count as the longest: an overloaded queue grows without bound.
+        // Latencies above the bound are counted as the bound: in an overloaded queue, latencies
+        // grow without limit.
         self.latencies.saturating_record(ended_ns - arrived_ns);
     }
 
-    /// Adds the counts of one core up to `end_ns`.
+    /// Adds the counts of one core, which was simulated until `end_ns`.
     pub fn close_core(&mut self, tally: &Tally, end_ns: u64) {
         self.tally.busy_ns += tally.busy_ns;
         self.tally.borrowed_ns += tally.borrowed_ns;
@@ -95,7 +96,7 @@ impl Outcome {
         self.windows_held += other.windows_held;
     }
 
-    /// The latency that this share of the requests does not exceed; 0 without requests.
+    /// Returns the latency that this share of the requests does not exceed, or 0 without requests.
     pub fn quantile_ns(&self, share: f64) -> u64 {
         self.latencies.value_at_quantile(share)
     }
@@ -116,37 +117,37 @@ impl Outcome {
         part(self.wait_sum_ns, u128::from(self.requests))
     }
 
-    /// Simulated time, summed over all cores.
+    /// Returns the simulated time, summed over all cores.
     pub fn core_seconds(&self) -> f64 {
         part(self.core_ns, 1_000_000_000)
     }
 
-    /// The part of the time in which a request runs.
+    /// Returns the part of the time in which a request runs.
     pub fn request_lane_utilisation(&self) -> f64 {
         part(u128::from(self.tally.busy_ns), self.core_ns)
     }
 
-    /// The part of the time in which the batch runs next to an idle lane.
+    /// Returns the part of the time in which the batch runs while the request lane idles.
     pub fn borrowed_fraction(&self) -> f64 {
         part(u128::from(self.tally.borrowed_ns), self.core_ns)
     }
 
-    /// The part of the time in which both lanes run.
+    /// Returns the part of the time in which a request and the batch run at the same time.
     pub fn overlapped_fraction(&self) -> f64 {
         part(u128::from(self.tally.overlapped_ns), self.core_ns)
     }
 
-    /// Of the time of a batch lane, the part in which the batch runs.
+    /// Returns the part of the time in which the batch runs.
     pub fn batch_lane_utilisation(&self) -> f64 {
         self.borrowed_fraction() + self.overlapped_fraction()
     }
 
-    /// Of a core: 2.0 is both lanes always busy.
+    /// Returns the utilisation of a core: 2.0 if both lanes are always busy.
     pub fn utilisation(&self) -> f64 {
         self.request_lane_utilisation() + self.borrowed_fraction() + self.overlapped_fraction()
     }
 
-    /// The work of the batch, relative to cores of its own.
+    /// Returns the batch's work, as a part of the work that it would do on cores of its own.
     pub fn batch_work(&self, batch: &Batch) -> f64 {
         let slowdown = real(batch.batch_slowdown_milli) / 1000.0;
         self.borrowed_fraction() + self.overlapped_fraction() / slowdown
@@ -172,13 +173,13 @@ impl Outcome {
         }
     }
 
-    /// Of the windows, the part in which the SLO held; 1 without windows.
+    /// Returns the part of the windows in which the SLO was met, or 1 without windows.
     pub fn held_fraction(&self) -> f64 {
         if self.windows == 0 { 1.0 } else { real(self.windows_held) / real(self.windows) }
     }
 }
 
-/// The quotient; 0 if `of` is 0.
+/// Divides `some` by `of`, and returns 0 if `of` is 0.
 fn part(some: u128, of: u128) -> f64 {
     if of == 0 { 0.0 } else { some as f64 / of as f64 }
 }

@@ -1,52 +1,53 @@
 //! One pair: a request lane that serves requests, and a batch lane that polls, naps and wakes.
 //!
-//! Time advances from one event that can change a decision to the next: a request starts, a budget
-//! ends, the lane becomes idle, a nap ends. Between two events the policy would answer every poll
-//! alike, so no poll is made. At each event the policy of `elfen-rt` is evaluated at the time of
-//! the next poll. So a request takes a few steps, whatever its length and the interval of the
-//! polls.
+//! Simulated time advances from event to event. Events are what can change a decision: a request
+//! starts, a budget ends, the lane becomes idle, or a nap ends. All polls between two events would
+//! get the same answer from the policy, so the simulator skips them. At each event, it evaluates
+//! the policy of `elfen-rt` at the time of the next poll. So a request takes a few steps, whatever
+//! its length and the interval of the polls.
 //!
-//! Requests start independently of the polls: the first poll of a request comes after half an
-//! interval on average.
+//! Requests start independently of the polls. On average, the first poll of a request comes half an
+//! interval after its start.
 
 use elfen_rt::policy::{Policy, Sample, Service, State, Verdict};
 
-/// The batch program, and the costs of it and of its lane.
+/// The batch program, and how long its lane takes to nap and to wake.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Batch {
     /// The slowdown of a request while the batch runs, in thousandths; at least 1000.
     pub request_slowdown_milli: u64,
     /// The slowdown of the batch while a request runs, in thousandths; at least 1000.
     pub batch_slowdown_milli: u64,
-    /// The slowdown of a request while the batch lane naps, in thousandths; at least 1000. A lane
-    /// that naps by PAUSE still uses a part of its core.
+    /// The slowdown of a request while the batch lane naps, in thousandths; at least 1000. It is
+    /// above 1000 if the lane naps with PAUSE, which uses a part of the core.
     pub nap_slowdown_milli: u64,
     pub polling: Polling,
     pub signal: Signal,
-    /// From a poll that decides to nap until the nap has begun.
+    /// The time from a poll that decides to nap until the nap has begun.
     pub sleep_ns: u64,
-    /// From the request lane going idle until the batch runs.
+    /// The time from the start of the request lane's idle period until the batch runs.
     pub wake_ns: u64,
-    /// From a request's start until its IPC is known, for dynamic-budget.
+    /// The time from a request's start until its IPC is known, for dynamic-budget.
     pub ipc_after_ns: u64,
 }
 
 /// When the batch thread, or its guard, polls the request lane while the batch runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Polling {
-    /// Checks in the batch program's source, at multiples of this time.
+    /// Checks in the batch program's source poll at multiples of this time.
     Checks { every_ns: u64 },
-    /// A guard of a program without checks. Its timer starts again at each poll. A budget that ends
-    /// earlier wakes it at that time (`elfen-run`, `guard.rs`).
+    /// A guard polls for a program without checks. Its timer starts again at each poll. If a budget
+    /// ends before the timer does, the guard wakes at the end of the budget (`elfen-run`,
+    /// `guard.rs`).
     Guard { every_ns: u64 },
 }
 
-/// The information of a poll about the request lane.
+/// What a poll reads about the request lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
-    /// Its requests and its queue, from the service's page.
+    /// The running request and the queue, from the service's page.
     Service,
-    /// Whether it is busy and since when, from the task map.
+    /// Whether the lane is busy, and since when, from the task map.
     Tasks,
 }
 
@@ -60,27 +61,28 @@ impl Polling {
 /// The rule that decides whether the batch runs or naps.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Control {
-    /// There is no batch.
+    /// The core has no batch program.
     NoBatch,
     /// The batch never naps.
     Unrestrained,
     Policy(Policy),
-    /// Figure 5.9 as printed, for comparison.
+    /// The code of Figure 5.9 as printed, for comparison.
     Printed(PrintedFixedBudget),
 }
 
-/// The IPC of a request with the core to itself. Only its ratio to the IPC during sharing matters.
+/// The IPC of a request that does not share its core. Only its ratio to the IPC during sharing
+/// matters.
 pub const REF_IPC_MILLI: u64 = 1_000_000;
 
 /// The state of the batch thread.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum BatchState {
     Absent,
-    /// Runs. The next poll that could decide differently is at `poll_ns`.
+    /// The batch runs. At `poll_ns` comes the next poll that could change the decision.
     Runs {
         poll_ns: u64,
     },
-    /// Has decided to nap and still occupies its lane.
+    /// The batch has decided to nap and occupies its lane until `at_ns`.
     Leaves {
         at_ns: u64,
     },
@@ -106,8 +108,8 @@ struct Running {
     id: u64,
     started_ns: u64,
     now_ns: u64,
-    /// The remaining nanoseconds at full speed, times both slowdowns of a request: an integer at
-    /// every speed.
+    /// The remaining time at full speed in nanoseconds, multiplied by both slowdowns of a request.
+    /// This product is an integer at every speed.
     left: u128,
 }
 
@@ -118,9 +120,10 @@ pub struct Pair {
     state: State,
     printed: PrintedState,
     batch_state: BatchState,
-    /// The guard's last poll.
+    /// When the guard polled last.
     polled_ns: u64,
-    /// When a budget wakes the guard before its timer, as computed at its last poll.
+    /// When the current budget ends, which wakes the guard before its timer. Computed at the
+    /// guard's last poll.
     budget_ends_ns: u64,
     running: Option<Running>,
     /// When the request lane became busy; `None` while it idles.
@@ -129,14 +132,14 @@ pub struct Pair {
 }
 
 impl Batch {
-    /// The progress of a request per nanosecond with the core to itself.
+    /// Returns the progress per nanosecond of a request that does not share its core.
     fn full_speed(&self) -> u64 {
         self.request_slowdown_milli * self.nap_slowdown_milli
     }
 }
 
 impl Pair {
-    /// An idle pair at time 0, whose batch is about to run.
+    /// Creates an idle pair at time 0, whose batch is about to run.
     pub fn new(batch: Batch, control: Control) -> Self {
         let batch_state = match control {
             Control::NoBatch => BatchState::Absent,
@@ -156,14 +159,14 @@ impl Pair {
         }
     }
 
-    /// The request lane idles from `from_ns` until `to_ns`.
+    /// Simulates the time from `from_ns` until `to_ns`, in which the request lane idles.
     #[inline]
     pub fn idle(&mut self, from_ns: u64, to_ns: u64) {
         self.busy_since_ns = None;
         let (runs_ns, poll_ns) = match self.batch_state {
             BatchState::Absent => return,
             BatchState::Runs { .. } => (from_ns, self.next_poll_after(from_ns)),
-            // The nap checks the lane again before it waits, and finds it idle.
+            // The code of the nap polls the lane once more before it waits, and finds it idle.
             BatchState::Leaves { at_ns } => at(at_ns.max(from_ns) + self.batch.wake_ns),
             BatchState::Naps => at(from_ns + self.batch.wake_ns),
             BatchState::Wakes { at_ns } => at(at_ns.max(from_ns)),
@@ -175,31 +178,35 @@ impl Pair {
         self.tally.borrowed_ns += to_ns - runs_ns;
         self.batch_state = BatchState::Runs { poll_ns: u64::MAX };
         if poll_ns < to_ns {
-            // Later polls in this idle time see the same and change nothing relevant.
+            // Later polls in this idle period see the same lane, and do not change the result.
             self.decide(false, false, poll_ns);
         }
     }
 
-    /// A request of `demand_ns` starts.
+    /// Starts a request that runs for `demand_ns` at full speed.
     #[inline]
     pub fn begin(&mut self, id: u64, now_ns: u64, demand_ns: u64) {
         let left = u128::from(demand_ns) * u128::from(self.batch.full_speed());
         self.running = Some(Running { id, started_ns: now_ns, now_ns, left });
         self.busy_since_ns.get_or_insert(now_ns);
         if matches!(self.batch_state, BatchState::Runs { .. }) {
-            // Not the earlier of both: a poll at the very time of a start has not seen the request.
+            // The earlier poll is not used if it is at `now_ns`: such a poll has not yet seen the
+            // request.
             self.batch_state = BatchState::Runs { poll_ns: self.next_poll_after(now_ns) };
         }
     }
 
-    /// Runs the request to its end; `waiting` returns whether other requests wait at a time. `None`
-    /// if no request runs.
+    /// Runs the request to its end, and returns the time of this end. Returns `None` if no request
+    /// runs.
+    ///
+    /// `waiting` returns whether other requests wait at a given time.
     #[inline]
     pub fn finish(&mut self, waiting: impl Fn(u64) -> bool) -> Option<u64> {
         self.advance(u64::MAX, waiting)
     }
 
-    /// Runs the request to its end, or until `limit_ns` if that is earlier.
+    /// Like [`Self::finish`], but stops at `limit_ns` and returns `None` if the request has not
+    /// ended by then.
     #[inline]
     pub fn advance(&mut self, limit_ns: u64, waiting: impl Fn(u64) -> bool) -> Option<u64> {
         let mut running = self.running?;
@@ -240,7 +247,7 @@ impl Pair {
         }
     }
 
-    /// The queue has changed, so the next poll may decide differently.
+    /// Records that the queue has changed, so that the next poll may decide differently.
     pub fn queue_changed(&mut self, now_ns: u64) {
         if let BatchState::Runs { poll_ns } = self.batch_state {
             let poll_ns = self.next_poll_after(now_ns).min(poll_ns);
@@ -248,21 +255,22 @@ impl Pair {
         }
     }
 
-    /// Whether the next polls depend on the queue: the batch runs next to a request that has no
-    /// budget of its own yet.
+    /// Whether the decision of the next polls depends on the queue. It does while the batch runs
+    /// next to a request that has not received a budget yet.
     pub fn depends_on_queue(&self) -> bool {
         let Some(running) = self.running else { return false };
         let own = matches!(self.state, State::Sharing { request, .. } if request == running.id);
         matches!(self.batch_state, BatchState::Runs { .. }) && !own
     }
 
-    /// The next poll after `now_ns`, if nothing else happens.
+    /// Returns the time of the next poll after `now_ns`, if no event comes before it.
     fn next_poll_after(&mut self, now_ns: u64) -> u64 {
         match self.batch.polling {
             Polling::Checks { every_ns } => (now_ns / every_ns + 1) * every_ns,
             Polling::Guard { every_ns } => {
                 if self.budget_ends_ns <= now_ns {
-                    // Nor has a poll at the very time of a change seen it.
+                    // A guard's poll at exactly `now_ns` has not seen the change either, so the
+                    // next one counts.
                     self.polled_ns = std::mem::replace(&mut self.budget_ends_ns, u64::MAX);
                 }
                 let looks = (now_ns - self.polled_ns) / every_ns + 1;
@@ -271,7 +279,7 @@ impl Pair {
         }
     }
 
-    /// The poll that finds that a budget ended at `due_ns`.
+    /// Returns the time of the poll that finds that a budget ended at `due_ns`.
     fn poll_at_or_after(&self, due_ns: u64) -> u64 {
         match self.batch.polling {
             Polling::Checks { every_ns } => due_ns.div_ceil(every_ns).saturating_mul(every_ns),
@@ -279,7 +287,8 @@ impl Pair {
         }
     }
 
-    /// The first poll that knows the running request's IPC, if it is not known yet.
+    /// Returns the time of the first poll that knows the running request's IPC. If the IPC is known
+    /// already, returns `u64::MAX`.
     fn first_poll_with_ipc(&self, now_ns: u64) -> u64 {
         let known_ns = self.running.map_or(0, |one| one.started_ns + self.batch.ipc_after_ns);
         match self.batch.polling {
@@ -291,7 +300,7 @@ impl Pair {
         }
     }
 
-    /// One poll, by a check of the batch thread or by a guard.
+    /// Simulates one poll, by a check of the batch thread or by a guard.
     fn decide(&mut self, busy: bool, waiting: bool, now_ns: u64) {
         let lane = self.lane(busy, waiting, now_ns);
         let (verdict, deadline_ns) = match self.control {
@@ -323,7 +332,8 @@ impl Pair {
         };
     }
 
-    /// What a poll sees. Policies only test whether the queue is empty, so 1 stands for any length.
+    /// Returns what a poll reads. Policies only test whether the queue is empty, so a length of 1
+    /// stands for every length above 0.
     fn lane(&self, busy: bool, waiting: bool, now_ns: u64) -> Sample {
         let (running_request, request_started_ns) =
             self.running.map_or((0, 0), |running| (running.id, running.started_ns));
@@ -341,23 +351,23 @@ impl Pair {
     }
 }
 
-/// A thread that wakes runs and polls at once.
+/// Returns when a waking thread runs and when it polls first: both at the same time.
 fn at(now_ns: u64) -> (u64, u64) {
     (now_ns, now_ns)
 }
 
-/// fixed-budget as in the code of Figure 5.9(b): once a period has begun, every request shares
-/// until the budget is used up.
+/// fixed-budget as in the code of Figure 5.9(b). Once a period has begun, every request shares its
+/// core until the budget is used up.
 ///
-/// The figure's code and its text differ where several requests follow each other without an idle
-/// moment (see `elfen_rt::policy`), and `elfen-rt` does what the text says. The published
-/// utilisations can only be explained with both.
+/// The code of the figure and the text differ if several requests follow each other without an idle
+/// period (see `elfen_rt::policy`). `elfen-rt` does what the text says. Together, both variants
+/// explain the published utilisations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrintedFixedBudget {
     pub budget_ns: u64,
 }
 
-/// The figure's `lane_status` and `start_stamp`.
+/// The variables `lane_status` and `start_stamp` of the figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PrintedState {
     #[default]
@@ -387,8 +397,8 @@ impl PrintedFixedBudget {
         }
     }
 
-    /// When the verdict changes if the lane does not: at the check after the check that finds that
-    /// the budget is used up.
+    /// Returns when the verdict changes if the lane's state does not. It changes one check after
+    /// the check that finds the budget used up.
     pub fn deadline_ns(self, state: PrintedState, now_ns: u64) -> Option<u64> {
         match state {
             PrintedState::CoRunning { start_ns } => Some(start_ns.saturating_add(self.budget_ns)),

@@ -1,7 +1,8 @@
 //! Plans batch work for machines that are only simulated.
 //!
-//! For each policy, the highest budget that meets the SLO is searched. All candidates get the same
-//! requests, from the same seed, so that outcomes differ by the budget and not by chance.
+//! For each policy, this module searches for the highest budget that meets the SLO. All candidates
+//! get the same requests, from the same seed. So their outcomes differ because of the budget, not
+//! because of chance.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
@@ -13,7 +14,7 @@ use crate::source::Requests;
 use crate::time::{nanoseconds, real};
 use crate::windows::Watch;
 
-/// What an outcome has to meet.
+/// The condition that an outcome has to meet.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Goal {
     /// The SLO holds over the whole simulation.
@@ -37,7 +38,7 @@ impl Goal {
     }
 }
 
-/// The policies with a fixed budget from the user.
+/// The policies whose budget the user sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Budgeted {
     Fixed,
@@ -48,8 +49,8 @@ pub enum Budgeted {
 impl Budgeted {
     pub const ALL: [Self; 3] = [Self::Fixed, Self::Refresh, Self::Dynamic];
 
-    /// Whether it can lend more than borrow-idle with this signal. Without a service's page, only
-    /// fixed-budget can.
+    /// Whether the policy can lend more than borrow-idle with this signal. Without a service's
+    /// page, only fixed-budget can.
     pub fn works_by(self, signal: Signal) -> bool {
         signal == Signal::Service || self == Self::Fixed
     }
@@ -71,13 +72,14 @@ impl Budgeted {
     }
 }
 
-/// The search ends once the budget is known to this fraction of the SLO's latency.
+/// The search ends when it knows the budget to within the SLO's latency divided by this number.
 const RESOLUTION: u64 = 128;
 
-/// The highest budget with which `policy` meets the goal, and its outcome; `None` if even a budget
-/// of 0 does not meet it.
+/// Returns the highest budget with which `policy` meets the goal, and its outcome. Returns `None`
+/// if even a budget of 0 does not meet the goal.
 ///
-/// Budgets above the SLO's latency are not tried: a request that has run that long is late already.
+/// Budgets above the SLO's latency are not tried, because a request that has run for this long is
+/// late already.
 pub fn highest_safe_budget(model: &Model, policy: Budgeted, goal: &Goal) -> Option<(u64, Outcome)> {
     let outcome_of = |budget_ns| run(model, Control::Policy(policy.with(budget_ns)));
     let most_ns = goal.slo().latency_ns;
@@ -101,15 +103,16 @@ pub fn highest_safe_budget(model: &Model, policy: Budgeted, goal: &Goal) -> Opti
     Some(safe)
 }
 
-/// Simulates the model's requests under another control.
+/// Simulates the requests of the model with another control.
 pub fn run(model: &Model, control: Control) -> Outcome {
     let mut model = model.clone();
     model.control = control;
     model.run()
 }
 
-/// The highest factor on the model's rates, up to `most`, with which the outcome meets `is_met`; to
-/// a thousandth of `most`. `None` for a trace, which has fixed arrivals.
+/// Searches for the highest factor on the model's rates, up to `most`, with which `is_met` accepts
+/// the outcome. The result is exact to a thousandth of `most`. Returns `None` for a trace, whose
+/// arrivals are fixed.
 pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool) -> Option<f64> {
     let Requests::Drawn { load, demand } = &model.requests else { return None };
     let met_at = |factor: f64| {
@@ -117,7 +120,7 @@ pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool)
         model.requests = Requests::Drawn { load: load.scaled(factor), demand: demand.clone() };
         is_met(&model.run())
     };
-    // Above this factor the queue grows without bound, also in the simulator's memory.
+    // Above this factor, the queue would grow without limit, and with it the simulator's memory.
     let saturated = real(model.cores) * 1e9 / (load.mean_rps() * demand.mean_ns());
     let most = most.min(saturated);
     let (mut low, mut high) = (0.0, most);
@@ -128,11 +131,11 @@ pub fn highest_load(model: &Model, most: f64, is_met: impl Fn(&Outcome) -> bool)
     Some(low)
 }
 
-/// The machines that a batch load needs in addition to the capacity lent by the service's machines
-/// under `outcome`.
+/// Returns how many machines a batch load needs in addition to the capacity that the service's
+/// machines lend under `outcome`.
 ///
-/// `load_cores` is the batch load in cores that it would keep busy all the time, with one lane
-/// each.
+/// `load_cores` is the batch load: the number of cores that it would keep busy all the time, with
+/// one lane of each.
 pub fn machines_besides(model: &Model, outcome: &Outcome, load_cores: f64) -> u64 {
     let cores = real(model.cores);
     let lent = outcome.batch_work(&model.batch) * cores * real(model.machines);

@@ -1,5 +1,5 @@
-//! The queues of a simulation: one core with a queue of its own, which needs no event list, or
-//! several cores that share a queue, which is the only case where cores wait for each other.
+//! The queues of a simulation. A core with a queue of its own needs no event list. If several cores
+//! share a queue, their order matters, so they are simulated event by event.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,8 +13,9 @@ use super::windows::Windows;
 
 /// Simulates core `core` of `model` with a queue of its own.
 ///
-/// One worker in the order of arrival: a request starts when it arrives or when the request before
-/// it ends. So each request is complete before the next is read, and a core takes constant memory.
+/// One worker serves the requests in the order of arrival. A request starts when it arrives or, if
+/// that is later, when the previous request ends. Each request is simulated to its end before the
+/// following request starts, so a core takes constant memory.
 pub(super) fn run_own(
     model: &Model,
     core: u64,
@@ -69,13 +70,13 @@ struct Core {
     /// The state at the end of the running request.
     ended: Pair,
     end_ns: u64,
-    /// The number of the current end; ends with an older number are void.
+    /// The number of the current plan. An entry of `ends` with another number is void.
     plan: u64,
     request: Request,
     started_ns: u64,
     overlapped_ns: u64,
     idle_since_ns: u64,
-    /// Whether it is in `queue_dependent`.
+    /// Whether the core is in `queue_dependent`.
     listed: bool,
 }
 
@@ -85,7 +86,7 @@ struct Cores<'a, S> {
     control: Control,
     cores: Vec<Core>,
     idle: VecDeque<usize>,
-    /// End, core, plan.
+    /// The time of each planned end, its core, and the number of its plan.
     ends: BinaryHeap<Reverse<(u64, usize, u64)>>,
     queue: VecDeque<Request>,
     next: Option<Request>,
@@ -101,8 +102,9 @@ struct Cores<'a, S> {
 ///
 /// Events are arrivals and ends of requests. The end of a request is computed when it starts, but
 /// the queue may fill or drain before a poll that depends on it. So each core keeps its state as of
-/// the last event, and the end is computed again from there. The core that has idled longest takes
-/// the next request, like workers that sleep in the order of their arrival.
+/// its last event, and its end is computed again from there. The core that has idled for the
+/// longest time takes the next request. Workers that sleep in a first-in, first-out order do the
+/// same.
 pub(super) fn run_shared(
     model: &Model,
     first_core: u64,
@@ -163,7 +165,7 @@ impl<'a, S: FnMut(&Served)> Cores<'a, S> {
         }
     }
 
-    /// The next end of a request; removes void ends.
+    /// Returns the time of the next end of a request, and removes void entries before it.
     fn next_end(&mut self) -> Option<u64> {
         while let Some(&Reverse((end_ns, core, plan))) = self.ends.peek() {
             if self.cores[core].plan == plan {
@@ -248,8 +250,8 @@ impl<'a, S: FnMut(&Served)> Cores<'a, S> {
         }
     }
 
-    /// The queue became empty or non-empty: polls of requests without a budget of their own may
-    /// decide differently than computed, so these ends are computed again.
+    /// Handles a queue that became empty or non-empty. Polls next to requests without a budget may
+    /// now decide differently, so the ends of these requests are computed again.
     fn queue_changed(&mut self, now_ns: u64) {
         let waited = self.queue.is_empty();
         for core in std::mem::take(&mut self.queue_dependent) {

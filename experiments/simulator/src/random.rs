@@ -1,8 +1,8 @@
 //! Random streams that do not depend on the order in which cores draw.
 //!
-//! Every core has a stream for each purpose, derived only from the seed. So a simulation gives the
-//! same bits on any number of threads, and arrivals stay the same when the demand or the policy
-//! changes.
+//! Every core has one stream for each purpose, derived only from the seed. So a simulation gives
+//! the same bits with any number of threads. The arrivals stay the same when the demand or the
+//! policy changes.
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -20,7 +20,7 @@ pub enum Purpose {
     Routing = 4,
 }
 
-/// The stream number `index` for `purpose`.
+/// Returns stream number `index` for `purpose`.
 pub fn stream(seed: u64, purpose: Purpose, index: u64) -> Random {
     Random::seed_from_u64(mix(mix(seed, purpose as u64), index))
 }

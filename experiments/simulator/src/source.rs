@@ -7,20 +7,20 @@ use super::load::{Arrivals, Load};
 use super::random::{Purpose, Random, mix, stream};
 use super::time::real;
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, Debug)]
 pub enum Requests {
     Drawn {
         load: Load,
         demand: Demand,
     },
-    /// Arrival and demand of each request.
+    /// The arrival time and the demand of each request.
     Trace(Arc<[(u64, u64)]>),
 }
 
 impl Requests {
-    /// The time from the first arrival to the last, and the sum of all demands, per machine, as far
-    /// as they are known before requests are drawn.
+    /// Returns, for one machine, the time from the first arrival to the last and the sum of all
+    /// demands. Both are expected values if the requests are drawn at random.
     pub(super) fn extent_ns(&self, until: Until) -> (f64, f64) {
         match self {
             Self::Drawn { load, demand } => {
@@ -37,7 +37,7 @@ impl Requests {
         }
     }
 
-    /// The longest request; for an unbounded distribution, its mean.
+    /// Returns the longest service time, or the mean if the distribution has no upper bound.
     pub(super) fn longest_ns(&self) -> u64 {
         match self {
             Self::Drawn { demand, .. } => demand.longest_ns(),
@@ -46,12 +46,12 @@ impl Requests {
     }
 }
 
-/// When the requests end.
+/// The condition that ends the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
-    /// After this many requests per machine.
+    /// They end after this many requests per machine.
     Requests(u64),
-    /// At this time. Cores are simulated at least until then.
+    /// They end at this time. The simulation lasts at least until then.
     Time { ns: u64 },
 }
 
@@ -59,9 +59,9 @@ pub enum Until {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Share {
     pub(super) machine: u64,
-    /// Its number among the queues of all machines.
+    /// The number of this queue among the queues of all machines.
     pub(super) queue: u64,
-    /// Its number among the queues of its machine.
+    /// The number of this queue among the queues of its machine.
     pub(super) index: u64,
     pub(super) of: u64,
 }
@@ -96,7 +96,7 @@ impl Source {
         Self { kind, end_ns }
     }
 
-    /// The earliest end of the simulation; 0 if only requests determine it.
+    /// Returns the earliest end of the simulation, or 0 if only the requests determine the end.
     pub(super) fn end_ns(&self) -> u64 {
         self.end_ns
     }
@@ -105,7 +105,7 @@ impl Source {
 impl Iterator for Source {
     type Item = (u64, u64);
 
-    /// Arrival and demand of the next request.
+    /// Returns the arrival time and the demand of the next request.
     #[inline]
     fn next(&mut self) -> Option<(u64, u64)> {
         match &mut self.kind {
@@ -132,8 +132,8 @@ impl Iterator for Source {
     }
 }
 
-/// This queue's number of requests: those of the machine, distributed as evenly as whole numbers
-/// allow.
+/// Returns the number of requests of this queue: those of the machine, distributed as evenly as
+/// possible over its queues.
 fn share_of(count: u64, share: Share) -> u64 {
     count / share.of + u64::from(share.index < count % share.of)
 }

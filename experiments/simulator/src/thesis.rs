@@ -1,8 +1,9 @@
-//! The published numbers of sections 5.2 and 5.5 of the thesis, and those of the model.
+//! The published numbers of sections 5.2 and 5.5 of the thesis, next to the model's.
 //!
-//! No parameter is fitted here. The demand and two slowdowns are fitted, in `demand` and `batches`;
-//! the rows that they were fitted to are marked. So are rows that any model of this kind meets.
-//! Where model and thesis differ, the row gives the reason as far as it is known.
+//! This module fits no parameter. The demand and two slowdowns are fitted, in `demand` and
+//! `batches`, and the rows that they were fitted to are marked. Rows that any model of this kind
+//! meets are marked too. If the model and the thesis differ, the row gives the reason as far as we
+//! know it.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::Slo;
@@ -22,7 +23,7 @@ use crate::{Model, Queue};
 /// The SLO of all experiments in the thesis.
 const SLO: Slo = Slo { per_million: 990_000, latency_ns: 100 * MS };
 
-/// What the thesis says about a number.
+/// Whether the thesis gives a value or a bound.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum Claim {
     #[serde(rename = "about")]
@@ -33,16 +34,16 @@ pub enum Claim {
     AtMost,
 }
 
-/// What it says for the model if it meets a number.
+/// How much a row supports the model, if the model meets the published number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub enum Basis {
-    /// Something: it could have come out otherwise.
+    /// The row supports the model: the result could have been different.
     #[serde(rename = "follows")]
     Follows,
-    /// Nothing: a parameter was chosen to meet this number.
+    /// The row supports nothing: a parameter was chosen to meet this number.
     #[serde(rename = "fitted")]
     Fitted,
-    /// Nothing: it holds whatever the parameters are.
+    /// The row supports nothing: the number results from any parameters.
     #[serde(rename = "built in")]
     BuiltIn,
 }
@@ -52,7 +53,7 @@ pub const HEADING: [&str; 6] = ["place", "what", "thesis", "model", "error", "re
 /// One published number.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Section or figure.
+    /// The section or the figure.
     pub place: &'static str,
     pub what: String,
     pub unit: &'static str,
@@ -60,12 +61,12 @@ pub struct Row {
     pub published: f64,
     pub simulated: f64,
     pub basis: Basis,
-    /// Why both differ, or what has to be known to compare them.
+    /// Why the two numbers differ, or what a reader has to know to compare them.
     pub remark: &'static str,
 }
 
 impl Row {
-    /// The relative error of the simulation; 0 within a published bound.
+    /// Returns the relative error of the simulation, or 0 within a published bound.
     pub fn error(&self) -> f64 {
         let error = self.simulated / self.published - 1.0;
         match self.claim {
@@ -75,7 +76,7 @@ impl Row {
         }
     }
 
-    /// The row as a table shows it, under [`HEADING`].
+    /// Returns the cells of this row, in the columns of [`HEADING`].
     pub fn cells(&self) -> Vec<String> {
         let claim = match self.claim {
             Claim::About => "",
@@ -121,7 +122,7 @@ impl Row {
     }
 }
 
-/// All rows, from simulations of this many requests each.
+/// Computes all rows. Each simulation has this number of requests.
 pub fn rows(requests: u64, seed: u64) -> Vec<Row> {
     let lab = Lab { requests, seed };
     let mut rows = lab.service_alone();
@@ -140,7 +141,8 @@ struct Lab {
 const TYPICAL: usize = 0;
 const PAUSE: usize = 1;
 
-/// The loads that the thesis calls moderate: above 40 and below 100 of some 120 RPS.
+/// The loads that the thesis calls moderate. They lie above 40 RPS and below 100 RPS; the wall is
+/// at about 120 RPS.
 const MODERATE_RPS: [f64; 4] = [50.0, 60.0, 70.0, 80.0];
 
 impl Lab {
@@ -166,7 +168,7 @@ impl Lab {
         milliseconds(self.alone(rps).tail_ns(&SLO))
     }
 
-    /// The highest rate at which p99 is at most `p99_ms`.
+    /// Searches for the highest rate at which p99 is at most `p99_ms`.
     fn rate_at(&self, model: &Model, most_rps: f64, p99_ms: f64) -> f64 {
         let met = |outcome: &Outcome| milliseconds(outcome.tail_ns(&SLO)) <= p99_ms;
         let mut unit = model.clone();
@@ -199,7 +201,7 @@ impl Lab {
         ]
     }
 
-    /// The rate at which the median p99 of 20 short runs reaches the SLO.
+    /// Searches for the rate at which the median p99 of 20 short runs reaches the SLO.
     fn published_wall(&self) -> f64 {
         let median_p99 = |rps: f64| {
             let run = |seed| {
@@ -247,8 +249,8 @@ impl Lab {
         ]
     }
 
-    /// Highest and lowest utilisation and highest p99, at the thesis's budget: the SLO minus the
-    /// p99 without a batch.
+    /// Returns the highest and the lowest utilisation and the highest p99. The budget is the
+    /// thesis's: the SLO minus the p99 without a batch.
     fn highest_utilisation(&self, control: impl Fn(u64) -> Control) -> (f64, f64, f64) {
         let at = |rps: f64| {
             let headroom_ns = SLO.latency_ns.saturating_sub(self.alone(rps).tail_ns(&SLO));
@@ -313,7 +315,7 @@ impl Lab {
     }
 }
 
-// Remarks of the rows.
+// The remarks of the rows.
 const ANY_DEMAND: &str =
     "at 120 RPS, pauses at random have 1 - 2.8 exp(-1.8) = 0.537, whatever the demand is";
 const NOTHING_ELSE: &str =

@@ -1,6 +1,6 @@
 //! Simulated time in whole nanoseconds, and conversions from and to real numbers.
 
-/// Rounds to whole nanoseconds. A value out of range becomes the nearest one in range.
+/// Rounds to whole nanoseconds. Values out of range become the nearest value in range.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -14,12 +14,12 @@ pub const MS: u64 = 1_000_000;
 pub const S: u64 = 1_000_000_000;
 pub const DAY: u64 = 24 * 3600 * S;
 
-/// A count as a real number; exact for 104 days of nanoseconds.
+/// Converts a count to a real number. The result is exact for up to 104 days in nanoseconds.
 pub fn real(count: u64) -> f64 {
     count as f64
 }
 
-/// Nanoseconds as milliseconds, for output.
+/// Converts nanoseconds to milliseconds, for output.
 pub fn milliseconds(ns: u64) -> f64 {
     real(ns) / 1e6
 }

@@ -1,4 +1,4 @@
-//! Traces: CSV files of requests, as input and as output.
+//! Reads and writes traces: CSV files with one request in each line.
 
 use std::io::{self, BufRead, Write};
 
@@ -16,7 +16,7 @@ pub struct Served {
 /// The first line of the files of [`write`].
 pub const HEADING: &str = "arrival_ns,demand_ns,core,start_ns,end_ns,overlapped_ns";
 
-/// Writes one line. Its first two columns are the input of [`read`].
+/// Writes one line. [`read`] uses its first two columns.
 pub fn write(out: &mut dyn Write, served: &Served) -> io::Result<()> {
     let Served { core, arrived_ns, started_ns, ended_ns, demand_ns, overlapped_ns } = served;
     writeln!(out, "{arrived_ns},{demand_ns},{core},{started_ns},{ended_ns},{overlapped_ns}")
@@ -37,8 +37,8 @@ pub enum TraceError {
     Empty,
 }
 
-/// Reads arrival and demand of each request, in the order of arrival: a CSV with columns
-/// `arrival_ns` and `demand_ns`.
+/// Reads a CSV file with the columns `arrival_ns` and `demand_ns`. Returns both values of each
+/// request, in the order of arrival.
 pub fn read(lines: impl BufRead) -> Result<Vec<(u64, u64)>, TraceError> {
     let mut lines = lines.lines();
     let heading = lines.next().transpose()?.unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Time windows: in each, the SLO is met or not; after each, the controller of `slo-budget` sets
-//! the budget.
+//! Splits a simulation into time windows. In each window, the SLO is either met or missed. After
+//! each window, the controller of `slo-budget` sets the budget.
 //!
 //! The controller gets the same input as from the service's page: the requests that finished in the
 //! window, in the buckets of that page's histogram. A new budget applies from the next request on.
-//! A batch thread would apply it at once, possibly in the middle of a request.
+//! In a live run, a batch thread applies it immediately, possibly in the middle of a request.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::{Controller, Slo, Window};
@@ -11,21 +11,21 @@ use elfen_rt::signal::histogram::{BUCKETS, bucket_of};
 
 use super::outcome::Outcome;
 
-/// The lengths of windows.
+/// The SLO and the lengths of the windows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Watch {
     pub slo: Slo,
-    /// The length of the windows in which the SLO is judged.
+    /// The length of the windows that are counted as met or missed.
     pub judge_ns: u64,
     /// The length of the controller's windows; `None` without a controller.
     pub control_ns: Option<u64>,
 }
 
-/// After this many windows without a request the controller has forgotten everything, so further
-/// windows change nothing.
+/// After this many windows without a request, the controller has forgotten all earlier requests.
+/// More such windows change nothing.
 const SILENT_WINDOWS: u64 = 64;
 
-/// A budget expires if the controller does not update it for this many windows.
+/// A budget expires if the controller does not update it within this many windows.
 const BUDGET_WINDOWS: u64 = 3;
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Windows {
     #[inline]
     pub(super) fn finished(&mut self, ended_ns: u64, latency_ns: u64, outcome: &mut Outcome) {
         if ended_ns >= self.judged_until_ns {
-            // Windows without a request in between are not judged.
+            // Windows in between have no request, and are not counted.
             self.judge(outcome);
             self.judged_until_ns = (ended_ns / self.watch.judge_ns + 1) * self.watch.judge_ns;
         }
@@ -71,7 +71,7 @@ impl Windows {
         }
     }
 
-    /// Judges the window that has ended.
+    /// Counts the window that has ended, and whether it met the SLO.
     pub(super) fn judge(&mut self, outcome: &mut Outcome) {
         let allowed =
             u128::from(1_000_000 - self.watch.slo.per_million) * u128::from(self.finished);
@@ -81,7 +81,7 @@ impl Windows {
         (self.finished, self.late) = (0, 0);
     }
 
-    /// The new policy, if a window has ended since the last call.
+    /// Returns the new policy, if a window has ended since the last call.
     #[inline]
     pub(super) fn policy_at(&mut self, now_ns: u64) -> Option<Policy> {
         let control = self.control.as_mut().filter(|control| now_ns >= control.until_ns)?;

@@ -1,10 +1,11 @@
-//! The simulator skips polls that cannot change a decision. These tests compare it with a slow
-//! model that makes every poll.
+//! Compares the simulator, which skips polls that cannot change a decision, with a slow model that
+//! makes every poll.
 //!
-//! Goal: skipping changes nothing. Method: the slow model steps through all arrivals, ends, polls,
-//! naps and wakes one by one, and evaluates the policy at each poll. Every end of a request, every
-//! shared nanosecond and every nap must be the same. Short times on one core produce all ties
-//! between two events; long times on several cores with one queue produce none.
+//! Goal: skipping polls does not change results. Method: the slow model steps through all arrivals,
+//! ends, polls, naps and wakes one by one, and evaluates the policy at each poll. Both models must
+//! agree on every end of a request, every shared nanosecond and every nap. Short times on one core
+//! produce every combination of simultaneous events. Long times on several cores with one queue
+//! produce none.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,7 @@ use simulator::{Model, Queue};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Thread {
-    /// Until the next poll.
+    /// The batch runs until the next poll, which is at this time.
     Runs(u64),
     Leaves(u64),
     Naps,
@@ -42,7 +43,7 @@ struct Core {
     finished: u64,
     thread: Thread,
     state: State,
-    /// As computed at the last poll.
+    /// When the budget ends, as computed at the last poll.
     budget_ends_ns: Option<u64>,
     naps: u64,
     borrowed_ns: u64,
@@ -70,7 +71,7 @@ impl Core {
         matches!(self.thread, Thread::Runs(_) | Thread::Leaves(_))
     }
 
-    /// Progress per nanosecond, in units of one over the product of both slowdowns.
+    /// Returns the progress per nanosecond, in units of one over the product of both slowdowns.
     fn speed(&self) -> u128 {
         let Batch { request_slowdown_milli: running, nap_slowdown_milli: napping, .. } = self.batch;
         u128::from(match self.thread {
@@ -137,7 +138,7 @@ impl Core {
         };
     }
 
-    /// The time of the next check, or of the guard's timer.
+    /// Returns the time of the next check, or of the guard's timer.
     fn next_poll_ns(&self, now_ns: u64) -> u64 {
         match self.batch.polling {
             Polling::Checks { every_ns } => (now_ns / every_ns + 1) * every_ns,
@@ -148,7 +149,8 @@ impl Core {
         }
     }
 
-    /// The action of the thread at this time, after starts and ends of requests.
+    /// Performs what the thread does at this time, after the starts and ends of requests at this
+    /// time.
     fn follow(&mut self, began_or_ended: bool, queue_len: u64, now_ns: u64) {
         if self.running.is_none() {
             self.busy_since_ns = None;
@@ -168,7 +170,7 @@ impl Core {
         }
         match self.thread {
             Thread::Leaves(at_ns) if at_ns <= now_ns => self.thread = Thread::Naps,
-            // A poll at the very time of a start or an end has not seen it.
+            // A poll at exactly the time of a start or an end has not yet seen it.
             Thread::Runs(at_ns) if at_ns == now_ns && began_or_ended => {
                 self.thread = Thread::Runs(self.next_poll_ns(now_ns));
             }
@@ -185,17 +187,17 @@ struct Slow<'a> {
     arrived: usize,
     begun: usize,
     cores: Vec<Core>,
-    /// The core that has idled longest is first.
+    /// The indices of the idle cores. The core that has idled for the longest time is first.
     idle: VecDeque<usize>,
     now_ns: u64,
     ends: Vec<End>,
 }
 
-/// Arrival and end of a request, and how long it was shared.
+/// The arrival time and the end of a request, and how long it shared its core.
 type End = (u64, u64, u64);
 
 impl Slow<'_> {
-    /// Performs all events of the next time: first requests, then threads.
+    /// Performs all events of the next time with an event: first the requests', then the threads'.
     fn step(&mut self) {
         let arrives_ns = self.trace.get(self.arrived).map(|request| request.0);
         let nexts = self.cores.iter().map(|core| core.next_ns(self.now_ns));
@@ -235,7 +237,8 @@ impl Slow<'_> {
     }
 }
 
-/// Asserts that both models agree on requests, given as pauses between arrivals, and demands.
+/// Asserts that both models agree. Each request is a pause since the previous arrival, and a
+/// demand.
 #[track_caller]
 fn agree(
     cores: u64,
@@ -281,14 +284,15 @@ fn agree(
     prop_assert_eq!(&ends, &slow.ends);
     prop_assert_eq!(outcome.tally.naps, sum(|core| core.naps));
     prop_assert_eq!(outcome.tally.overlapped_ns, sum(|core| core.overlapped_ns));
-    // Idle cores go on lending until the simulator closes them all.
+    // With several cores, the sums of lent time differ: the slow model stops at the last end of a
+    // request, and the simulator does not.
     if cores == 1 {
         prop_assert_eq!(outcome.tally.borrowed_ns, sum(|core| core.borrowed_ns));
     }
     Ok(())
 }
 
-/// Batches whose times are up to about `scale_ns`.
+/// Generates batches whose times are up to about `scale_ns`.
 fn batches(scale_ns: u64) -> impl Strategy<Value = Batch> {
     let short = 0..scale_ns;
     let slowdowns = (1000u64..3000, prop_oneof![Just(1000u64), 1000u64..2000]);
@@ -319,10 +323,10 @@ fn policies(most_ns: u64) -> impl Strategy<Value = Policy> {
     })
 }
 
-/// So long that no two events happen in the same nanosecond by chance.
+/// Times up to this length are so long that chance never puts two events into the same nanosecond.
 const LONG_NS: u64 = 1_000_000_000_000;
 
-/// Found differences are tests below, and not seeds in a file.
+/// Differences that were found become tests in this file, not seeds in another file.
 fn config() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) }
 }
@@ -343,7 +347,7 @@ proptest! {
         cores in 2u64..5, batch in batches(LONG_NS / 8), policy in policies(2 * LONG_NS),
         requests in prop::collection::vec((1..LONG_NS / 2, 1..LONG_NS), 1..40),
     ) {
-        // More frequent polls take too long to make one by one.
+        // More frequent polls would make the slow model too slow.
         let every_ns = batch.polling.every_ns().max(LONG_NS / 1000);
         let polling = match batch.polling {
             Polling::Checks { .. } => Polling::Checks { every_ns },

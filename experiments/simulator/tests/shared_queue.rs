@@ -1,4 +1,4 @@
-//! Two cores at one queue, request by request.
+//! Checks requests of two cores that share a queue, one by one.
 
 use elfen_rt::policy::Policy;
 use simulator::pair::{Batch, Control, Polling, Signal};
@@ -9,7 +9,7 @@ use simulator::{Model, Queue};
 
 const CHECK_NS: u64 = 100;
 
-/// A batch that slows no request and checks often, so that times are those of the trace.
+/// A batch that does not slow requests and polls often. So all times are those of the trace.
 const BATCH: Batch = Batch {
     request_slowdown_milli: 1000,
     batch_slowdown_milli: 1000,
@@ -39,10 +39,10 @@ fn serve(trace: &[(u64, u64)], policy: Policy) -> Vec<Served> {
     all
 }
 
-/// Goal: with several workers, another worker can drain the queue while a request runs on the rest
-/// of an earlier budget; then `refresh-budget` lends the request its own budget, counted from its
-/// start. Method: the third request starts at 10 ms with the fourth behind it, which the other core
-/// takes half a millisecond later.
+/// Goal: `refresh-budget` lends a request a new budget, counted from its start, when another core
+/// drains the queue. Before that, the request shares its core for the rest of an earlier budget.
+/// Method: the third request starts at 10 ms with the fourth behind it. The other core takes the
+/// fourth half a millisecond later.
 #[test]
 fn a_queue_that_another_core_drains() {
     let trace = [(MS, 10 * MS), (MS + 1, 10 * MS + MS / 2), (2 * MS, 100 * MS), (3 * MS, MS)];
@@ -51,12 +51,12 @@ fn a_queue_that_another_core_drains() {
     let alone = third(Policy::BorrowIdle);
     assert_eq!((alone.core, alone.arrived_ns, alone.started_ns), (0, 2 * MS, 11 * MS));
     assert_eq!(alone.overlapped_ns, 0);
-    // It waited.
+    // The request waited, so fixed-budget lends nothing to it.
     assert!(third(Policy::FixedBudget { budget_ns }).overlapped_ns < CHECK_NS + 1);
     let shared_ns = third(Policy::RefreshBudget { budget_ns }).overlapped_ns;
     assert!((budget_ns..budget_ns + 2 * CHECK_NS).contains(&shared_ns), "{shared_ns}");
-    // With a fifth request the queue never drains: only the rest of the first request's budget is
-    // left, 2 ms.
+    // With requests that keep the queue filled, only the rest of the first request's budget is
+    // left: 2 ms.
     let fifth = [&trace[..], &[(3 * MS, MS)]].concat();
     let served = serve(&fifth, Policy::RefreshBudget { budget_ns });
     assert!(served[2].overlapped_ns > budget_ns - MS, "drained by the fourth's end");
@@ -65,7 +65,8 @@ fn a_queue_that_another_core_drains() {
     assert!((2 * MS..2 * MS + 2 * CHECK_NS).contains(&left_ns), "{left_ns}");
 }
 
-/// Goal: the core that has idled longest takes the next request. Method: three short requests.
+/// Goal: the core that has idled for the longest time takes the next request. Method: four short
+/// requests.
 #[test]
 fn idle_cores_take_turns() {
     let trace = [(MS, 10), (2 * MS, 10), (3 * MS, 10), (4 * MS, 10)];

@@ -1,9 +1,9 @@
-//! `slo-budget` in simulated time: load steps, bursts, a service that stops publishing, and a day
-//! with bursts.
+//! Tests `slo-budget` in simulated time: load steps, bursts, a service that stops publishing, and a
+//! day with bursts.
 //!
-//! Method: the pair and the requests of the simulator, the controller and the policy of the
-//! runtime, and five seeds each: one seed says little about a controller that waits for rare
-//! events.
+//! Method: the pair and the requests come from the simulator, the controller and the policy from
+//! the runtime. Each test uses several seeds, because the controller waits for rare events and one
+//! seed says little about it.
 
 use elfen_rt::policy::Policy;
 use elfen_rt::policy::slo::{Controller, Slo};
@@ -33,8 +33,10 @@ struct WindowResult {
     late: u64,
 }
 
-/// Simulates one pair under the controller, window by window. `rps` gives the rate of each window,
-/// and `publishes` whether the service publishes in it.
+/// Simulates one pair under the controller, window by window.
+///
+/// `rps` returns the rate of each window. `publishes` returns whether the service publishes in this
+/// window.
 fn steer(
     seed: u64,
     windows: u64,
@@ -54,7 +56,8 @@ fn steer(
         while next_ns < until_ns {
             let arrived_ns = next_ns;
             let unit_after_ns = pressure.next_ns();
-            // Arrivals of one request a second, with time running `rps` times as fast.
+            // The arrivals have a rate of one request per second. Dividing the pauses by `rps`
+            // gives the rate of this window.
             next_ns += nanoseconds(real(unit_after_ns - unit_ns) / rps(window));
             unit_ns = unit_after_ns;
             let started_ns = arrived_ns.max(free_ns);
@@ -89,9 +92,9 @@ fn late_part(seen: &[WindowResult]) -> f64 {
     sum(|one| one.late) / sum(|one| one.requests)
 }
 
-/// Goal: the budget rises at low load, disappears at high load, and rises again afterwards. Method:
-/// half an hour each of 40, 112 and 40 requests per second; at 112 the service alone barely meets
-/// the SLO.
+/// Goal: the budget rises at low load, falls to 0 at high load, and rises again afterwards. Method:
+/// 40, 112 and 40 requests per second, for half an hour each. At 112, the service alone barely
+/// meets the SLO.
 #[test]
 fn a_load_step() {
     for seed in SEEDS {
@@ -117,9 +120,9 @@ fn a_load_step() {
     }
 }
 
-/// Goal: without a publishing service there is no budget. Method: the service stops publishing
-/// after 1000 seconds while requests go on; from then on, lanes only overlap during reactions, as
-/// under borrow-idle.
+/// Goal: the budget is 0 if the service does not publish. Method: the service stops publishing
+/// after 1000 seconds while requests continue. From then on, the lanes only overlap during
+/// reactions, as under borrow-idle.
 #[test]
 fn a_service_that_stops_publishing() {
     for seed in SEEDS {
@@ -129,7 +132,7 @@ fn a_service_that_stops_publishing() {
         assert!(seen[1000..].iter().all(|one| one.budget_ns == 0));
         let (before_ns, after_ns) = (shared(&seen[500..1000]), shared(&seen[1001..]));
         assert!(before_ns > 100 * S, "{before_ns}, seed {seed}");
-        // A reaction is 2.1 us and each request has at most one.
+        // A reaction takes 2.1 us, and each request causes at most one.
         assert!(after_ns < 500 * 60 * 3_000, "{after_ns}, seed {seed}");
     }
 }
@@ -155,8 +158,8 @@ fn steered(model: &Model) -> Outcome {
     plan::steered(model, watch)
 }
 
-/// Goal: over five days with bursts, the SLO is met in 99.9 % of all minutes. It need not be on
-/// each day: the controller limits the tail of some thousand requests, and does not know minutes.
+/// Goal: over five days with bursts, the SLO is met in 99.9 % of all minutes. A single day may miss
+/// this: the controller limits the tail of some thousand requests, and has no notion of minutes.
 /// Method: a day of two machines for each seed.
 #[test]
 fn days_with_bursts() {
@@ -168,9 +171,9 @@ fn days_with_bursts() {
     assert!(all.held_fraction() >= 0.999, "{} of {held:?}", all.held_fraction());
 }
 
-/// Goal: on a day on which slo-budget meets the SLO, it lends more than refresh-budget with the
-/// best budget that also meets it, chosen in hindsight. Method: search that budget for the same
-/// requests.
+/// Goal: on a day on which slo-budget meets the SLO, it lends more than refresh-budget does with
+/// its best budget. The best budget also meets the SLO and is known only after the day. Method:
+/// search for that budget with the same requests.
 #[test]
 fn a_day_in_hindsight() {
     let model = day(2);

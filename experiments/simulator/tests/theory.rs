@@ -1,7 +1,7 @@
-//! The simulator compared with queueing theory: mean waiting times that are known exactly.
+//! Compares the simulator with queueing theory, which gives exact mean waiting times.
 //!
-//! Method: simulate some million requests with a fixed seed on several independent cores, and
-//! compare the mean wait with the Pollaczek-Khinchine formula, or with Erlang's for a shared queue.
+//! Method: simulate some million requests with a fixed seed on several independent cores. Compare
+//! the mean wait with the Pollaczek-Khinchine formula, or with Erlang's formula for a shared queue.
 //! One percent is about two standard errors.
 
 use std::sync::Arc;
@@ -52,8 +52,8 @@ fn assert_within(part: f64, found: f64, expected: f64) {
     assert!(error <= part, "{found} instead of {expected}, off by {error:.4}; seed {SEED}");
 }
 
-/// The mean wait in a queue with one worker; `variability` is the second moment of its service
-/// times as a multiple of their squared mean.
+/// Returns the mean wait in a queue with one worker. `variability` is the second moment of the
+/// service times, divided by the square of their mean.
 fn pollaczek_khinchine_ns(utilisation: f64, mean_ns: f64, variability: f64) -> f64 {
     utilisation * mean_ns * variability / (2.0 * (1.0 - utilisation))
 }
@@ -79,7 +79,7 @@ fn one_worker() {
     }
 }
 
-/// Erlang's C: the probability to wait with `workers` that share a queue.
+/// Returns Erlang's C: the probability that a request has to wait if `workers` share a queue.
 fn erlang_c(workers: u32, offered: f64) -> f64 {
     let mut blocked = 1.0;
     for worker in 1..=workers {
@@ -99,8 +99,8 @@ fn a_shared_queue() {
     }
 }
 
-/// Next to an unrestrained batch, or to a lane that naps by PAUSE, every request is slowed from
-/// start to end: the same queue with longer service.
+/// Goal: next to an unrestrained batch, or to a lane that naps with PAUSE, every request is slowed
+/// from its start to its end. Method: compare with a queue with longer service times.
 #[test]
 fn a_lane_that_always_interferes_is_a_slower_machine() {
     let polling = Polling::Checks { every_ns: 1 };
@@ -119,8 +119,9 @@ fn a_lane_that_always_interferes_is_a_slower_machine() {
     }
 }
 
-/// Under `borrow-idle`, a request that finds the lane idle is slowed for half a check interval on
-/// average, and for the time to enter the nap. Checks of a millisecond make this measurable.
+/// Goal: under `borrow-idle`, a request that finds the lane idle is slowed during the batch's
+/// reaction. This takes half a check interval on average, and the time to enter the nap. Method:
+/// checks every millisecond make the reaction measurable.
 #[test]
 fn borrow_idle_costs_one_reaction() {
     let mut model = model(Demand::Fixed { ns: 5 * MS }, 0.2, 400_000);
@@ -134,9 +135,9 @@ fn borrow_idle_costs_one_reaction() {
     assert_within(0.001, outcome.utilisation(), 1.0 + outcome.overlapped_fraction());
 }
 
-/// A guard's timer starts when it last woke, as the lane became idle, and is independent of the
-/// next request. So the request is shared for the rest of a period, of which an exponential idle
-/// time leaves slightly more than half.
+/// Goal: a request shares its core for the rest of the guard's period. The guard's timer starts
+/// when the lane becomes idle, and is independent of the next request. Exponential idle times leave
+/// slightly more than half of a period on average. Method: a guard that polls every millisecond.
 #[test]
 fn borrow_idle_by_a_guard_costs_the_rest_of_its_period() {
     let mut model = model(Demand::Fixed { ns: 5 * MS }, 0.2, 400_000);
@@ -151,8 +152,9 @@ fn borrow_idle_by_a_guard_costs_the_rest_of_its_period() {
     assert_within(0.005, outcome.tally.overlapped_ns as f64, reactions);
 }
 
-/// fixed-budget with only the task map lends one budget per busy period, whichever requests it has.
-/// So no request ends later than alone by more than the cost of one budget.
+/// Goal: fixed-budget with only the task map lends one budget in each busy period, whichever
+/// requests it has. So each request ends later than alone by at most the cost of one budget.
+/// Method: compare each end with the same request's end without a batch.
 #[test]
 fn a_busy_period_is_delayed_by_one_budget_at_most() {
     let mut model = model(EXPONENTIAL, 0.6, 80_000);
@@ -167,17 +169,19 @@ fn a_busy_period_is_delayed_by_one_budget_at_most() {
     let (_, by_requests) = ends(&model);
     model.batch.signal = Signal::Tasks;
     let (shared, by_tasks) = ends(&model);
-    // A third of the shared time, at a slowdown of 1.5; and one reaction.
+    // The cost is a third of the shared time, because the slowdown is 1.5. The shared time includes
+    // one reaction.
     let most_ns = (budget_ns + 1000 + BATCH.sleep_ns) / 3 + 1;
     let late_ns = |(end, alone): (&u64, &u64)| end - alone;
     let latest_ns = shared.iter().zip(&alone).map(late_ns).max().expect("requests");
     assert!(latest_ns <= most_ns, "{latest_ns} of {most_ns}; seed {SEED}");
     assert!(latest_ns > most_ns * 99 / 100, "{latest_ns} of {most_ns}; seed {SEED}");
-    // Requests that waited use the rest of the budget.
+    // With only the task map, requests that waited use the rest of the budget.
     assert!(by_tasks.overlapped_fraction() > by_requests.overlapped_fraction());
 }
 
-/// Bursts and days have as many requests as their rates give.
+/// Goal: bursts and days have the number of requests that their rates give. Method: count the
+/// requests of one day.
 #[test]
 fn rates_that_change() {
     let demand = Demand::Fixed { ns: 1000 };
@@ -193,8 +197,8 @@ fn rates_that_change() {
     }
 }
 
-/// All numbers of an outcome, bit for bit. (The histogram's internal minimum depends on the order
-/// of addition, and is not part of any number.)
+/// Returns all numbers of an outcome, bit for bit. The histogram's internal minimum is left out: it
+/// depends on the order of addition and does not affect any number.
 fn figures(outcome: &Outcome) -> (Vec<u64>, Vec<u64>, Tally) {
     let quantile = |rank| outcome.quantile_ns(f64::from(rank) / 1000.0);
     let quantiles = (1..=1000).map(quantile).collect();
@@ -205,7 +209,7 @@ fn figures(outcome: &Outcome) -> (Vec<u64>, Vec<u64>, Tally) {
 }
 
 /// Goal: outcomes do not depend on the number of threads. Method: the same model on 1, 2 and 5
-/// threads, for both kinds of queue and everything random.
+/// threads, for both kinds of queue, with random load, demand and bursts.
 #[test]
 fn the_same_seed_gives_the_same_outcome() {
     let bursts = Bursts { extra_rps: 300.0, length_ns: 1e8, pause_ns: 1e9 };
@@ -224,7 +228,8 @@ fn the_same_seed_gives_the_same_outcome() {
     }
 }
 
-/// A trace that a simulation wrote gives the same requests again.
+/// Goal: a trace that a simulation wrote gives the same outcome. Method: simulate the trace, and
+/// compare all numbers.
 #[test]
 fn a_trace_is_its_simulation() {
     let mut drawn = model(Demand::Search, 0.5, 8000);

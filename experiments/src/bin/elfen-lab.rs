@@ -1,4 +1,5 @@
-//! The `elfen-lab` command: parse, run, exit status. `elfen lab` and `elfen demo` start it.
+//! The `elfen-lab` command: parses its arguments, runs a subcommand and exits with its status.
+//! `elfen lab` and `elfen demo` start it.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The batch program that `simulate` and `plan` model, who looks for it, and how its lane naps.
+//! The options of `simulate` and `plan` for the batch program, its polls, and how its lane naps.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,20 +13,20 @@ use simulator::batches::{self, CHECKS, GUARD, KINDS, Kind, NAPS};
 use simulator::pair::{Batch, Polling, Signal};
 use simulator::time::{nanoseconds, real};
 
-/// What a command models unless it is told otherwise.
+/// What a command models if no option says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Usual {
-    /// Checks in the batch's source, and nanonap.
+    /// The thesis's batch: checks in the batch's source, and nanonap.
     Thesis,
-    /// What `elfen run` gives any program on any machine: a guard, and PAUSE.
+    /// What `elfen run` gives to any program on any machine: a guard, and naps with PAUSE.
     Run,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum BatchChecks {
-    /// In its source, or put there: it looks for itself
+    /// The batch has checks, in its source or patched in, and polls itself
     Source,
-    /// It has none, and a guard looks for it, as `elfen run` does for any program
+    /// The batch has no checks; a guard polls, as `elfen run` does for any program
     Guard,
 }
 
@@ -34,20 +34,19 @@ enum BatchChecks {
 enum SignalName {
     /// The task map, and the requests that the service publishes
     Service,
-    /// The task map alone: fixed-budget has one budget for each busy period then, and the other
-    /// budgets are borrow-idle
+    /// Only the task map: fixed-budget then has one budget for each busy period, and the other
+    /// budget policies become borrow-idle
     Tasks,
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct BatchArgs {
-    /// Take slowdowns and naps from this TOML file, which `elfen lab calibrate` writes, instead of
-    /// the thesis
+    /// Take slowdowns and naps from this TOML file of `elfen lab calibrate`, instead of the thesis
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 
-    /// The batch program: one of the --model file, or of the thesis `typical` (a request beside it
-    /// takes 1.5 times as long) or `pause` (IPC 0.01, 1.37 times) [default: the first]
+    /// The batch program: a program of the --model file, or of the thesis: `typical` (a request
+    /// next to it takes 1.5 times as long) or `pause` (IPC 0.01, 1.37 times) [default: the first]
     #[arg(long, value_name = "NAME")]
     batch: Option<String>,
 
@@ -59,21 +58,21 @@ pub(crate) struct BatchArgs {
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
     batch_slowdown: Option<f64>,
 
-    /// Whether the batch looks for itself [default: source in simulate, as in the thesis; guard in
+    /// Whether the batch or a guard polls [default: source in simulate, as in the thesis; guard in
     /// plan, as in `elfen run`]
     #[arg(long, value_enum)]
     batch_checks: Option<BatchChecks>,
 
-    /// From one check of the batch to the next [default: 1us]
+    /// The time between two checks of the batch [default: 1us]
     #[arg(long, value_name = "TIME", value_parser = duration::parse,
         conflicts_with = "poll_interval")]
     check_interval: Option<Duration>,
 
-    /// How often the guard of a batch without checks looks [default: 500us]
+    /// The time between two polls of the guard of a batch without checks [default: 500us]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     poll_interval: Option<Duration>,
 
-    /// What can be seen of the request lane
+    /// What the polls read about the request lane
     #[arg(long, value_enum, default_value = "service")]
     source: SignalName,
 
@@ -88,17 +87,18 @@ pub(crate) struct BatchArgs {
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
     nap_slowdown: Option<f64>,
 
-    /// From the look that decides to nap until the lane naps [default: the nap's]
+    /// The time from the poll that decides to nap until the lane naps [default: the nap's]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     sleep: Option<Duration>,
 
-    /// From the request lane going idle until the batch runs [default: the nap's]
+    /// The time from the start of the request lane's idle period until the batch runs [default: the
+    /// nap's]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     wake: Option<Duration>,
 }
 
 impl BatchArgs {
-    /// The parameters that stand behind every figure.
+    /// Returns the parameters that every output prints with its figures.
     pub(crate) fn parameters(&self, usual: Usual) -> Result<Parameters, Failure> {
         let polling = self.polling(usual)?;
         let mut all = match &self.model {
@@ -183,7 +183,8 @@ impl BatchArgs {
     }
 }
 
-/// Replaces a parameter by the value of its option, if it is given. Returns whether it is.
+/// Sets a parameter to the value of its option, if the option is given. Returns whether it is
+/// given.
 fn set<T>(parameter: &mut T, value: Option<T>) -> bool {
     let is_given = value.is_some();
     if let Some(value) = value {
@@ -206,20 +207,20 @@ fn built_in(name: &str) -> Result<&'static Kind, Failure> {
     })
 }
 
-/// The parameters of a simulation, as every output names them.
+/// The parameters of a simulation, under the names that every output uses.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Parameters {
     source: String,
-    /// Options that the file does not give: their values are the thesis's.
+    /// Parameters that the file does not give. They have the thesis's values.
     of_thesis: Vec<&'static str>,
-    /// Options that go before the source.
+    /// Options on the command line. They override the source.
     given: Vec<&'static str>,
     batch: String,
     request_slowdown: f64,
     batch_slowdown: f64,
-    /// Between checks in the batch's source; null if a guard looks.
+    /// The time between two checks in the batch's source; null if a guard polls.
     check_ns: Option<u64>,
-    /// Between looks of a guard; null if the batch has checks.
+    /// The time between two polls of a guard; null if the batch has checks.
     poll_interval_ns: Option<u64>,
     signal: &'static str,
     nap: &'static str,
@@ -275,7 +276,7 @@ impl Parameters {
         }
     }
 
-    /// Two lines.
+    /// Returns the parameters as two lines of text.
     pub(crate) fn text(&self) -> String {
         let Self { source, batch, request_slowdown, batch_slowdown, nap, nap_slowdown, .. } = self;
         let [sleep, wake] = [self.sleep_ns, self.wake_ns].map(duration::show);
@@ -305,7 +306,7 @@ impl Parameters {
         )
     }
 
-    /// Of a lane that takes from its core while it naps.
+    /// Returns advice for a lane that uses a part of its core while it naps.
     pub(crate) fn advice(&self) -> Option<&'static str> {
         (self.nap == "spin").then_some(
             "nap spin is PAUSE, which every machine has and a request feels; `elfen doctor` says \
@@ -314,7 +315,7 @@ impl Parameters {
     }
 }
 
-/// For clap: a factor, to a thousandth.
+/// Parses a factor for clap, and rounds it to a thousandth.
 fn slowdown(text: &str) -> Result<f64, String> {
     let factor = text.parse().ok().filter(|factor| (1.0..=1000.0).contains(factor));
     let factor = factor.map(|factor: f64| real(nanoseconds(factor * 1000.0)) / 1000.0);

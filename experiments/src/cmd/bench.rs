@@ -1,4 +1,4 @@
-//! `elfen lab bench`: what Elfen's parts cost on this machine.
+//! `elfen lab bench`: measures what Elfen's parts cost on this machine.
 
 use std::fs::File;
 use std::io::Write;

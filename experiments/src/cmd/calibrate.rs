@@ -1,6 +1,6 @@
 //! `elfen lab calibrate`: measures how a service and programs that share a core slow each other
-//! down, how fast each nap is, and how much it slows a request. It writes them as parameters of the
-//! model.
+//! down. It also measures how fast each nap is, and how much it slows a request. It writes the
+//! results as parameters of the model.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ pub(super) struct Args {
         default_value = "500ms")]
     duration: Duration,
 
-    /// How often the service is measured next to each
+    /// How often the service is measured next to each batch program and each nap
     #[arg(long, value_name = "N", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
@@ -116,8 +116,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a machine without SMT. Lanes given by hand are accepted; the file then records whether
-/// they share a core.
+/// Refuses a machine without SMT. Lanes from `--lanes` are accepted: the file records whether they
+/// share a core.
 fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
     let topology = topology(&Source::live())?;
     if args.lanes.by_hand() || !lanes::default_pairs(&topology).is_empty() {
@@ -127,9 +127,9 @@ fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
     Err(Failure::new(Status::Unsupported, WHAT, why, lanes::remedy(&topology)))
 }
 
-/// How long each nap takes to sleep and to wake, in nanoseconds. If the measurement fails, the list
-/// is empty and a warning is printed. The measurement pins its thread, so it has a thread of its
-/// own.
+/// Measures how long each nap takes to sleep and to wake, in nanoseconds. If the measurement fails,
+/// it prints a warning and returns an empty list. The measurement pins its thread, so it gets a
+/// thread of its own.
 fn nap_times(lanes: Lanes) -> Vec<nap::NapTimes> {
     let measured = thread::scope(|scope| {
         let measuring = scope.spawn(|| nap::times(lanes, NAPS));
@@ -143,7 +143,8 @@ fn nap_times(lanes: Lanes) -> Vec<nap::NapTimes> {
     })
 }
 
-/// The parameters of the model. Naps keep the order of `measured`: `--nap auto` takes the first.
+/// Returns the parameters of the model. The naps keep the order of `measured`, because the model
+/// uses the first of them by default.
 fn model(
     machine: &Machine,
     times: &[nap::NapTimes],

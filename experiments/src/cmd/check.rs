@@ -1,4 +1,5 @@
-//! `elfen lab check`: tests whether the explanation can be trusted on this machine.
+//! `elfen lab check`: tests whether Tailor's explanations of slow requests are right on this
+//! machine.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,19 +25,21 @@ Examples:
 
 /// Inject known faults into a test service, and compare them with the explanation
 ///
-/// The service has one thread. Faults: it is stopped; a thread above it and a thread next to it
-/// take its CPU; its lock is held; its file is evicted; it gets long requests and bursts; Nagle's
-/// algorithm holds an answer; packets are handled on its CPU. Two services in Java collect their
-/// heap, or are new and load classes (these need a JDK).
+/// The service has one thread. It is stopped, or loses its CPU to a thread with a higher or an
+/// equal priority. Its lock is held, and its file is evicted from the cache. It gets long requests
+/// and bursts. Nagle's algorithm delays an answer, and packets are handled on its CPU. Two more
+/// services are written in Java: one collects its heap, the other is new and loads classes. Both
+/// need a JDK.
 ///
-/// The time charged is compared with the clocks of the injectors. It must be within 10 % or 0.3 ms
-/// for 95 of 100 requests that a fault touched for at least a millisecond. The output shows one
-/// wrong request of each cause, `--json` the first ten.
+/// The time that Tailor charges to a cause is compared with the clocks of the injectors. It must be
+/// within 10 % or 0.3 ms for 95 of 100 requests that a fault touched for at least a millisecond.
+/// The output shows one wrong request of each cause, and `--json` the first ten.
 ///
-/// With --what-if, services of one and of four threads run alternately with and without faults. The
-/// p99 predicted without the cause is compared with the p99 measured without it: the median must be
-/// within 15 %. One request in sixteen is ten times as long as the others, so that there is a p99
-/// without the cause, too. A cause fails if the replay is not valid in more than half of the pairs.
+/// With --what-if, services with one and with four threads run alternately with and without faults.
+/// The p99 predicted without the cause is compared with the p99 measured without it. The median
+/// error must be within 15 %. One request in sixteen is ten times as long as the others, so that
+/// the tail has requests without the cause too. A cause fails if the replay is invalid in more than
+/// half of the pairs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -45,7 +48,7 @@ pub(super) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: u32,
 
-    /// The causes: `all`, or some of them, as in stop,nagle
+    /// The causes: `all`, or a list such as stop,nagle
     #[arg(long, value_name = "CAUSES", default_value = "all", value_parser = causes)]
     causes: Causes,
 
@@ -54,7 +57,7 @@ pub(super) struct Args {
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000))]
     what_if: Option<usize>,
 
-    /// Check the stolen time of a CPU, by events and by kernel ticks, for this long
+    /// Check the stolen time of a CPU for this long, by events and by kernel ticks
     #[arg(long, value_name = "TIME", conflicts_with_all = ["what_if", "causes", "runs"],
         value_parser = duration::parse)]
     steal: Option<Duration>,
@@ -69,18 +72,18 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Run the service that `check` injects into, until standard input ends
+/// Run the service that `check` injects faults into, until standard input ends
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen-lab serve 0     on CPU 0")]
 pub(super) struct ServeArgs {
-    /// The CPU that it runs on
+    /// The CPU that the service runs on
     cpu: u32,
 
-    /// Run at an ordinary priority, not at a real-time one
+    /// Run at an ordinary priority instead of a real-time one
     #[arg(long)]
     ordinary: bool,
 
-    /// Threads that answer
+    /// The number of threads that answer
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
     workers: usize,
@@ -222,7 +225,7 @@ fn text(checked: &CheckReport) -> String {
     text + "the account " + holds_text(checked.holds)
 }
 
-/// The first request that was not charged its cause, as a line.
+/// Describes the first request to which Tailor did not charge the injected time, as a line.
 fn missed(Score { cause, missed, .. }: &Score) -> Option<String> {
     let Mismatch { latency_ns, injected_ns, charged, .. } = missed.first()?;
     let named = |(name, ns): &(String, u64)| format!("{name} {}", duration::show(*ns));

@@ -1,5 +1,5 @@
 //! `elfen demo`: measures a search service alone, next to an unrestrained batch, and next to a
-//! batch under Elfen, in under a minute.
+//! batch under Elfen. It takes less than a minute.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -73,7 +73,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", default_value = "elfen-demo.html")]
     html: PathBuf,
 
-    /// Write the JSON object of --json to this file, too
+    /// Also write the JSON object of --json to this file
     #[arg(long, value_name = "FILE")]
     json_out: Option<PathBuf>,
 
@@ -144,10 +144,10 @@ fn experiment(args: &Args) -> Result<Experiment, Failure> {
     Ok(Experiment { order, plan, specs, capacity_rps: None, limits, command })
 }
 
-/// The factor of the emulated core, or `None` where it cannot be emulated.
+/// Returns the factor of the emulated core, or `None` if the core cannot be emulated.
 ///
-/// On CPUs that share no core, a batch takes no resources from the service, so there would be
-/// nothing to show. The programs of the demo therefore slow each other down, by the kernel's record
+/// On CPUs that do not share a core, a batch takes no resources from the service, so the demo would
+/// show nothing. There, the programs of the demo slow each other down. They use the kernel's record
 /// of the tasks that ran at the same time.
 fn emulated(source: SourceChoice) -> Option<f64> {
     /// The slowdown of a request next to a batch in the thesis's model.

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let mut results = Results::open(&args.output).map_err(|error| args.failure(&error))?;
     args.check_same_experiment(&experiment, &results)?;
     if let (true, Some(file)) = (results.lines.is_empty(), &args.service_times) {
-        // Service times of an earlier experiment do not belong to this one.
+        // The file may have service times of an earlier experiment, so it is emptied.
         fs::write(file, "").map_err(|error| Failure::unwritable("file", file, error))?;
     }
     let meter = Meter::new();
@@ -80,7 +80,7 @@ impl Args {
         }
     }
 
-    /// Refuses a results file of another plan or machine.
+    /// Refuses a results file of another plan or another machine.
     fn check_same_experiment(
         &self,
         experiment: &Experiment,
@@ -97,7 +97,7 @@ impl Args {
         };
         let mut wanted = live_experiment::setup(&experiment.order, &experiment.plan, String::new());
         if experiment.order.index.is_some() {
-            // The number of documents of an existing index is known once it is opened.
+            // The number of documents of an existing index is known only once the index is open.
             wanted.documents = begun.documents;
         }
         live_experiment::first_difference(begun, &wanted).map_or(Ok(()), |why| Err(refuse(&why)))
@@ -106,7 +106,7 @@ impl Args {
 
 fn dry_run(experiment: &Experiment, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let Experiment { plan, specs, order, .. } = experiment;
-    // Rates depend on the capacity, which is not measured in a dry run.
+    // The load in percent needs the capacity, which is not measured in a dry run.
     let jobs = plan::jobs(plan, specs, experiment.capacity_rps.unwrap_or(1.0));
     let each = Duration::from_secs_f64(plan.warmup_s + plan.duration_s);
     let count = u32::try_from(jobs.len()).unwrap_or(u32::MAX);

@@ -1,5 +1,5 @@
-//! The options of `elfen lab experiment`, the TOML file of a plan, and the [`Experiment`] that
-//! follows from both.
+//! The options of `elfen lab experiment`, the TOML file of a plan, and the [`Experiment`] that both
+//! define.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ pub(super) struct Args {
     #[command(flatten)]
     choices: Choices,
 
-    /// The results, as JSON lines; runs that are missing are added to an existing file
+    /// The results, as JSON lines; missing runs are added to an existing file
     #[arg(short, long, value_name = "FILE", default_value = "elfen-experiment.jsonl")]
     pub(super) output: PathBuf,
 
@@ -70,25 +70,25 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
 
-    /// Write the JSON object of --json to this file at the end, too
+    /// At the end, also write the JSON object of --json to this file
     #[arg(long, value_name = "FILE")]
     pub(super) json_out: Option<PathBuf>,
 
     /// Write the service times of the runs without a batch, in microseconds. `elfen lab simulate
-    /// --demand file:FILE` reads them, and predicts the other scenarios
+    /// --demand file:FILE` reads them and predicts the other scenarios
     #[arg(long, value_name = "FILE")]
     pub(super) service_times: Option<PathBuf>,
 
     /// Record each run with `elfen shim` into this folder: the tasks on the first pair's lanes, and
     /// the requests of the service
     ///
-    /// It requires root, or group elfen where elfend runs. The observer takes a lane of its own.
+    /// This requires root, or group elfen where elfend runs. The observer uses a lane of its own.
     /// The results name the recording of each run, for `elfen lab report FILE.shim` and `elfen shim
     /// show`.
     #[arg(long, value_name = "FOLDER")]
     shim: Option<PathBuf>,
 
-    /// Print the runs and make none
+    /// Print the list of runs and do not start them
     #[arg(long)]
     pub(super) dry_run: bool,
 
@@ -97,7 +97,7 @@ pub(super) struct Args {
     pub(super) json: bool,
 }
 
-/// What a plan in TOML may say, too.
+/// The options that a plan in TOML may contain, too.
 #[derive(clap::Args, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Choices {
@@ -126,7 +126,7 @@ struct Choices {
     #[serde(default, deserialize_with = "time")]
     duration: Option<Duration>,
 
-    /// How long each run is under load before it is measured [default: 1s]
+    /// How long each run is under load before measuring begins [default: 1s]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     #[serde(default, deserialize_with = "time")]
     warmup: Option<Duration>,
@@ -143,9 +143,9 @@ struct Choices {
     /// lane runs, as in 1.5
     ///
     /// For machines without SMT, where a batch takes no resources from a request. The emulation
-    /// uses the kernel's record of the tasks that ran at the same time, so it requires root. Naps
-    /// of the batch cost a request nothing. The table then has the predictions of `elfen lab
-    /// simulate`, too.
+    /// uses the kernel's record of the tasks that ran at the same time, so it requires root. It
+    /// assumes that a napping batch does not slow a request. The table then also has the
+    /// predictions of `elfen lab simulate`.
     #[arg(long, value_name = "FACTOR")]
     emulate_smt: Option<f64>,
 
@@ -168,14 +168,14 @@ struct Choices {
 
     /// A batch program of your own with its arguments, instead of elfen-batch or in addition
     ///
-    /// It is started again whenever it ends with status 0. Its work is the CPU time that it gets.
+    /// Whenever it ends with status 0, it is started again. Its work is the CPU time that it gets.
     #[arg(last = true, value_name = "PROGRAM")]
     #[serde(default)]
     command: Vec<String>,
 }
 
 impl Choices {
-    /// These, and what is missing here from the file of a plan.
+    /// Returns these options. Missing ones are taken from the file of a plan.
     fn or(&self, file: Self) -> Self {
         Self {
             load: self.load.clone().or(file.load),
@@ -207,8 +207,8 @@ fn source<'de, D: Deserializer<'de>>(file: D) -> Result<Option<SourceChoice>, D:
 }
 
 impl Args {
-    /// The experiment by the command line; then, for what is missing there, by the file and the
-    /// defaults.
+    /// Returns the experiment. Options on the command line come first, then those of the file, then
+    /// the defaults.
     pub(super) fn experiment(&self) -> Result<Experiment, Failure> {
         let file = self.plan.as_deref().map(read_plan).transpose()?.unwrap_or_default();
         let chosen = self.choices.or(file);
@@ -268,7 +268,7 @@ impl Args {
     }
 }
 
-/// The requested scenarios; by default all that this kernel supports.
+/// Returns the requested scenarios. By default, these are all that this kernel supports.
 fn scenarios(
     requested: Option<Vec<String>>,
     limits: &mut Vec<String>,
@@ -291,7 +291,7 @@ fn scenarios(
     }
 }
 
-/// The value of `--checks`, or `None` for the default, which results do not name.
+/// Returns the value of `--checks`, or `None` for the default, which the results do not contain.
 fn checks(requested: Option<String>) -> Result<Option<String>, Failure> {
     match requested {
         Some(name) if !methods().any(|known| known == name) => {

@@ -1,4 +1,4 @@
-//! `elfen lab inject`: injects faults into a process, to test whether they are found.
+//! `elfen lab inject`: injects faults into a process, to test whether a tool finds them.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -19,16 +19,17 @@ Examples:
   sudo elfen lab inject io -p 4711               its files leave memory
   sudo elfen lab inject softirq -p 4711 --cpu 0  packets on its CPU";
 
-/// Inject faults into a process, and record when
+/// Inject faults into a process, and record their times
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// `stop` by SIGSTOP, `hog` by a thread at a real-time priority, `io` by evicting the data of
-    /// its mapped files from memory, `softirq` by datagrams that loopback steers to its CPU
+    /// The fault: `stop` sends SIGSTOP. `hog` runs a thread at a real-time priority. `io` evicts
+    /// the data of the process's mapped files from memory. `softirq` sends datagrams that loopback
+    /// steers to its CPU
     #[arg(value_enum)]
     kind: Kind,
 
-    /// The process to inject into
+    /// The process to inject faults into
     #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(2..))]
     pid: u32,
 
@@ -44,11 +45,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "15ms", value_parser = duration::parse)]
     length: Duration,
 
-    /// How long to inject; without it, until Ctrl-C
+    /// How long to inject faults; by default until Ctrl-C
     #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
 
-    /// The file for the times of injections, a line of JSON each
+    /// The file for the times of the faults, one line of JSON for each
     #[arg(long, value_name = "FILE")]
     truth: Option<PathBuf>,
 }
@@ -61,7 +62,7 @@ enum Kind {
     Softirq,
 }
 
-/// A longer fault is an outage.
+/// The longest fault. A longer one would be an outage.
 const LONGEST: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure> {

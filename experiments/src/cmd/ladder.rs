@@ -25,16 +25,18 @@ elfen-hedge. Without root nothing is recorded, so no causes are named, and the p
 servers instead of receiving events of collections. Ctrl-C ends it and removes all its files.";
 
 const WHAT: &str = "the ladder";
-/// How many causes of a rung and phase the table has.
+/// The number of causes that the table shows for each rung and phase.
 const CAUSES: usize = 3;
 
 /// Remove the causes of slow requests from a search service in Java, one after the other
 ///
-/// The service and the cures are those of the thesis (section 4.4): as is; with TCP_NODELAY; with
-/// its heap touched at the start; behind `elfen-hedge` with a backup. In the first iteration, each
-/// rung has a new virtual machine; in the next iterations, the service takes fresh memory; in the
-/// rest, it collects each second. Rungs are interleaved. `elfen tailor` explains the slowest
-/// requests of each.
+/// The service and the four rungs are those of the thesis (section 4.4). The first rung is the
+/// service as it is. The second adds TCP_NODELAY. The third touches the heap at the start. The
+/// fourth puts the service behind `elfen-hedge` with a backup.
+///
+/// In the first iteration, each rung has a new virtual machine. In the next iterations, the service
+/// takes fresh memory. In the rest, it collects garbage each second. The rungs are interleaved.
+/// `elfen tailor` explains the slowest requests of each.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -43,7 +45,7 @@ pub(super) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: u32,
 
-    /// Queries of an iteration
+    /// The number of queries in an iteration
     #[arg(long, value_name = "N", default_value_t = 1_000,
         value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     queries: u32,
@@ -53,12 +55,12 @@ pub(super) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rps: u32,
 
-    /// Connections of the load generator
+    /// The number of connections of the load generator
     #[arg(long, value_name = "N", default_value_t = 16,
         value_parser = clap::value_parser!(u32).range(1..=1_000))]
     connections: u32,
 
-    /// Articles in the index
+    /// The number of articles in the index
     #[arg(long, value_name = "N", default_value_t = 10_000,
         value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     articles: u32,
@@ -75,7 +77,7 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Report<'a> {
     plan: &'a Plan,
-    /// The policy of the proxy.
+    /// The hedging policy of the proxy.
     policy: &'static str,
     rungs: Vec<RungRow>,
     /// The causes of the slowest requests, for each rung and phase.
@@ -84,7 +86,7 @@ struct Report<'a> {
     rows: Vec<CauseResult>,
     /// The p99.9 of the first rung, divided by that of the last rung.
     fold_p999: f64,
-    /// Why nothing was recorded; null if it was.
+    /// Why the iterations were not recorded; null if they were.
     not_recorded: Option<&'a str>,
     iterations: &'a [Iteration],
 }
@@ -94,10 +96,10 @@ struct RungRow {
     rung: Rung,
     cure: &'static str,
     java: Vec<String>,
-    /// Over all requests of the rung.
+    /// The p99.9 over all requests of the rung.
     p999_ms: f64,
     first_max_ms: f64,
-    /// Over the iterations after the first, if there are any.
+    /// The maximum over the iterations after the first. `None` if there is only one iteration.
     max_ms: Option<Spread>,
     page_faults: Option<Spread>,
     thesis_max_ms: (f64, f64),
@@ -114,7 +116,7 @@ struct Spread {
 struct Charged {
     rung: Rung,
     phase: Phase,
-    /// The causes of its slowest requests, the largest first.
+    /// The causes of the slowest requests, the largest first.
     causes: Vec<Cause>,
 }
 
@@ -132,13 +134,13 @@ struct CauseResult {
     cause: &'static str,
     rung: Rung,
     phase: Phase,
-    /// Its rank among the causes, from 1; null if no time is attributed to it.
+    /// The rank of this cause among all causes, from 1; null if no time is attributed to it.
     place: Option<usize>,
     share: f64,
     ms: f64,
     next_rung: Rung,
-    /// The time of this cause in the next rung. The recording of a proxy names no causes of its
-    /// servers, so behind the proxy it is the time of all causes.
+    /// The time of this cause in the next rung. The recording of the proxy does not name the causes
+    /// inside its servers. So behind the proxy, this is the time of all causes.
     next_ms: f64,
 }
 
@@ -339,8 +341,8 @@ impl Report<'_> {
 mod tests {
     use super::*;
 
-    /// Goal: the first iteration is reported separately, and causes are searched in their phases.
-    /// Method: two iterations by hand.
+    /// Goal: the first iteration is reported separately, and each cause is searched in its phase.
+    /// Method: two iterations with made-up numbers.
     #[test]
     fn a_ladder_is_summarised() {
         let iteration = |rung, number, max_ms, causes: &[(&str, f64)]| Iteration {

@@ -1,5 +1,5 @@
-//! What `demo`, `experiment`, `calibrate` and `ladder` share: the machine, the texts of failures,
-//! and the files they write.
+//! What `demo`, `experiment`, `calibrate` and `ladder` share: the choice of lanes, the texts of
+//! failures, and the output files.
 
 use std::path::Path;
 use std::process::ExitStatus;
@@ -20,7 +20,8 @@ use crate::live::{LiveError, Machine};
 use crate::record::Line;
 use crate::report::live;
 
-/// The machine to measure on: all pairs given by hand; else its first pair; else two CPUs.
+/// Returns the machine to measure on, with all pairs of `--lanes`. Without `--lanes`, it has the
+/// machine's first pair, or two CPUs if no CPUs share a core.
 pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
     let topology = topology(&Source::live())?;
     let chosen = if args.by_hand() {
@@ -55,7 +56,7 @@ fn one_cpu(topology: &Topology, what: &str) -> Failure {
     Failure::new(Status::Unsupported, what, why, fix)
 }
 
-/// The failure that the command reports, with a fix for each kind of error.
+/// Returns the failure that the command reports, with a fix for each kind of error.
 pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
     let fix = match error {
         LiveError::Program(_) => {
@@ -93,17 +94,17 @@ pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
     Failure::new(Status::Failed, what, error, fix)
 }
 
-/// Elfen's own programs report a missing feature of the machine by their exit status.
+/// Whether the machine lacks a feature: Elfen's own programs report this by their exit status.
 fn is_unsupported(status: ExitStatus) -> bool {
     status.code() == Some(Status::Unsupported as i32)
 }
 
-/// The value of `elfen run --source`.
+/// Returns the value for `elfen run --source`.
 pub(crate) fn signal_word(signal: SourceChoice) -> String {
     signal.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Refuses a file that cannot be written, before minutes of measuring.
+/// Refuses a file that cannot be written, before a measurement of several minutes begins.
 pub(crate) fn writable(path: &Path) -> Result<(), Failure> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -127,7 +128,7 @@ pub(crate) fn write_report(path: &Path, report: &impl Serialize) -> Result<(), F
     fs::write(path, json).map_err(|error| unwritable(error.to_string()))
 }
 
-/// Draws the results on the page of `--html`.
+/// Writes the page of `--html`, with figures of the results.
 pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(), Failure> {
     let unusable = |error: String| {
         Failure::new(Status::Failed, named("page", path), error, "see the results themselves")

@@ -21,7 +21,7 @@ const HEADING: [&str; 11] = [
     "reaction",
 ];
 
-/// A median with its interval, if it has an interval.
+/// Formats a median, with its interval if it has one.
 pub(crate) fn interval(figure: &Figure) -> String {
     match figure.ci95 {
         Some([low, high]) => format!("{:.3} [{low:.3}, {high:.3}]", figure.median),
@@ -29,7 +29,7 @@ pub(crate) fn interval(figure: &Figure) -> String {
     }
 }
 
-/// The table of these rows.
+/// Returns the table of these rows.
 pub(crate) fn text(rows: &[Row]) -> String {
     let mut heading = HEADING.to_vec();
     let mut cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
@@ -40,8 +40,8 @@ pub(crate) fn text(rows: &[Row]) -> String {
     table::lines(&heading, &cells)
 }
 
-/// Three cells: the predicted p99 ratio, the measured use of both lanes, and its prediction. Behind
-/// each prediction is the deviation of the measurement.
+/// Returns three cells: the predicted p99 ratio, the measured utilisation of both lanes, and the
+/// predicted utilisation. Each prediction is followed by the deviation of the measurement.
 fn predicted(row: &Row) -> [String; 3] {
     let percent = |off: f64| format!("{:+.1}", off * 100.0);
     let with_deviation = |of: fn(&Foreseen) -> (Figure, Figure)| match row.expected.as_ref().map(of)
@@ -86,7 +86,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// What a reader of these rows has to know, a sentence each.
+/// Returns what a reader of these rows has to know, as one sentence for each point.
 pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     let mut remarks = Vec::new();
     let mechanisms: Vec<&str> = rows.iter().filter_map(|row| row.mechanisms.as_deref()).collect();
@@ -138,7 +138,7 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     remarks
 }
 
-/// How often a program of the user's own ended within a run and was started again.
+/// Describes how often the user's own program ended within a run and was started again.
 fn restarts(lines: &[Line]) -> Option<String> {
     let ends: Vec<u32> = runs(lines).map(|run| run.batch_ends).filter(|ends| *ends > 0).collect();
     let (count, sum) = (ends.len(), ends.iter().sum::<u32>());
@@ -146,7 +146,7 @@ fn restarts(lines: &[Line]) -> Option<String> {
         .then(|| format!("the batch ended and was started again {sum} times in {count} runs"))
 }
 
-/// The number and the folder of the recordings, if there are any.
+/// Describes where the recordings are and how many, if the runs were recorded.
 fn recordings(lines: &[Line]) -> Option<String> {
     let files: Vec<&Path> = runs(lines).filter_map(|run| run.shim.as_deref()).collect();
     let folder = files.last()?.parent()?.display();
@@ -157,7 +157,7 @@ fn recordings(lines: &[Line]) -> Option<String> {
     ))
 }
 
-/// Whether the results of every batch are correct.
+/// Whether the results of all batch programs are correct.
 pub(crate) fn all_right(rows: &[Row]) -> bool {
     rows.iter().all(|row| row.batch_verified != Some(false))
 }

@@ -5,8 +5,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::live::experiment::Progress;
 use crate::live::plan::scenario_name;
 
-/// One line on the stderr of a terminal, overwritten at each step and removed at the end. Without a
-/// terminal nothing is printed.
+/// One line on stderr, overwritten at each step and removed at the end. If stderr is not a
+/// terminal, nothing is printed.
 #[derive(Debug)]
 pub(crate) struct Meter(ProgressBar);
 
@@ -14,7 +14,8 @@ const STEPS: &str = "{pos}/{len}{msg}; {eta} left";
 
 impl Meter {
     pub(crate) fn new() -> Self {
-        // Without a thread that redraws it: that would run next to what is measured.
+        // The line is not redrawn by a thread, because this thread would run during the
+        // measurement.
         Self(ProgressBar::new_spinner())
     }
 
@@ -41,7 +42,7 @@ impl Meter {
         }
     }
 
-    /// Shows that `done` of `all` steps of equal length are done.
+    /// Shows that `done` of `all` steps are complete. All steps have equal lengths.
     pub(crate) fn step(&self, done: usize, all: usize) {
         self.0.set_style(style(STEPS));
         self.0.set_length(all as u64);

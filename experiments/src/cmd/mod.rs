@@ -1,4 +1,5 @@
-//! The subcommands of `elfen-lab`: one file each, with its arguments, one call, and what it prints.
+//! The subcommands of `elfen-lab`. Each file has the arguments of one subcommand, the call that
+//! runs it, and its output.
 
 mod batch_args;
 mod bench;
@@ -57,7 +58,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Does what was asked for, and prints it to `out`.
+    /// Runs the subcommand and prints its result to `out`.
     pub fn run(self, out: &mut dyn Write) -> Outcome {
         match self.command {
             Command::Bench(args) => bench::run(&args, out),

@@ -1,4 +1,4 @@
-//! The machines and requests that `simulate` and `plan` model.
+//! The options of `simulate` and `plan` for the machines and the requests of the model.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -21,19 +21,19 @@ pub(super) const DEFAULT_REQUESTS: u64 = 1_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum QueueName {
-    /// All cores of a machine take from one
+    /// All cores of a machine share one queue
     Shared,
-    /// Each core has its own, and requests are dealt by chance
+    /// Each core has its own queue, and each request goes to a random one
     PerCore,
 }
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct ModelArgs {
-    /// SMT cores of a machine, each a request lane and a batch lane
+    /// SMT cores of a machine, each with a request lane and a batch lane
     #[arg(long, value_name = "N", default_value_t = 1)]
     cores: u64,
 
-    /// Machines, each with --rps requests a second; machines times cores is at most 10,000
+    /// Machines, each with --rps requests per second; machines times cores is at most 10,000
     #[arg(long, value_name = "N", default_value_t = 1)]
     machines: u64,
 
@@ -41,19 +41,20 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, default_value = "shared")]
     queue: QueueName,
 
-    /// Requests a second of a machine, at random times
+    /// Requests per second of a machine, at random times
     #[arg(long, value_name = "RATE", value_parser = rate, allow_negative_numbers = true)]
     rps: Option<f64>,
 
-    /// The same as a part of what the cores can serve without a batch, in percent
+    /// The rate, in percent of what the cores can serve without a batch
     #[arg(long, value_name = "PERCENT", value_parser = rate, conflicts_with_all = ["rps", "trace"])]
     load: Option<f64>,
 
-    /// The rate at noon, if --rps is that at midnight: it follows a sine over each day
+    /// The rate at noon; --rps is then the rate at midnight, and the rate follows a sine over each
+    /// day
     #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "trace")]
     noon_rps: Option<f64>,
 
-    /// Bursts: so many requests a second on top
+    /// Bursts, which add this many requests per second
     #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "trace")]
     burst_rps: Option<f64>,
 
@@ -66,12 +67,12 @@ pub(crate) struct ModelArgs {
     burst_pause: Duration,
 
     /// How long requests run alone: `search` (the thesis's Lucene), `exp:5ms`, `fixed:5ms`,
-    /// `lognormal:5ms:0.8`, or `file:PATH` with a service time in microseconds a line, or the CSV
+    /// `lognormal:5ms:0.8`, or `file:PATH` with a service time in microseconds per line, or the CSV
     /// of elfen-load
     #[arg(long, default_value = "search")]
     demand: String,
 
-    /// Requests with their arrival and demand from this CSV instead (columns arrival_ns, demand_ns)
+    /// Read the requests, with arrival and demand, from this CSV (columns arrival_ns, demand_ns)
     #[arg(
         long,
         value_name = "FILE",
@@ -79,24 +80,24 @@ pub(crate) struct ModelArgs {
     )]
     trace: Option<PathBuf>,
 
-    /// Requests of a machine; 1,000,000 if --duration is not given either
+    /// The number of requests per machine; 1,000,000 if --duration is not given either
     #[arg(long, value_name = "N", conflicts_with = "duration")]
     requests: Option<u64>,
 
-    /// Simulated time
+    /// The simulated time
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
 
     #[command(flatten)]
     batch: BatchArgs,
 
-    /// The same seed gives the same requests, whatever the policy
+    /// The seed: the same seed gives the same requests under every policy
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
 impl ModelArgs {
-    /// The model, without a policy and without an SLO.
+    /// Returns the model, without a policy and without an SLO.
     pub(crate) fn model(&self, usual: Usual) -> Result<Model, Failure> {
         let until = match self.duration {
             Some(duration) => Until::Time { ns: nanos(duration) },
@@ -143,19 +144,19 @@ impl ModelArgs {
         Ok(Requests::Drawn { load, demand })
     }
 
-    /// The parameters that stand behind every figure.
+    /// Returns the parameters that every output prints with its figures.
     pub(crate) fn parameters(&self, usual: Usual) -> Result<Parameters, Failure> {
         self.batch.parameters(usual)
     }
 }
 
-/// Refuses what cannot be simulated.
+/// Refuses models that cannot be simulated.
 pub(crate) fn validate(model: &Model) -> Result<(), Failure> {
     let fix = "change the options that say otherwise";
     model.validate().map_err(|error| Failure::new(Status::Usage, "the model", error, fix))
 }
 
-/// For clap: a rate in requests a second.
+/// Parses a rate in requests per second, for clap.
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
     rate.ok_or_else(|| "a rate is a number of requests a second, 0 or more".to_owned())

@@ -1,4 +1,4 @@
-//! The model's parameters as a TOML file: `elfen lab calibrate` writes it, `simulate` and `plan`
+//! The model's parameters as a TOML file. `elfen lab calibrate` writes it; `simulate` and `plan`
 //! read it.
 
 use std::fs;
@@ -11,17 +11,18 @@ use simulator::batches::{self, CHECKS, KINDS};
 use simulator::pair::Batch;
 use simulator::time::nanoseconds;
 
-/// The most that a slowdown can be; measured ones below 1 are noise, and count as 1.
+/// The highest valid slowdown. Measured slowdowns below 1 are noise and become 1.
 const HIGHEST: f64 = 1000.0;
-/// A time beyond this is no latency of a nap.
+/// The longest valid time to enter or to leave a nap.
 const LONGEST_NS: f64 = 1e9;
 
-/// Keys that are not listed are refused: a typing error must not leave a default in place.
+/// The contents of the file. Unknown keys are refused, so that a mistyped key does not leave a
+/// default in place.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ModelFile {
     pub(crate) machine: Measured,
-    /// Those of the machine; the first is what `--nap auto` takes there.
+    /// The naps of the machine. The first of them is the default.
     #[serde(default)]
     pub(crate) nap: Vec<NapTimes>,
     pub(crate) batch: Vec<Interference>,
@@ -34,7 +35,7 @@ pub(crate) struct Measured {
     pub(crate) kernel: String,
     pub(crate) cpu: String,
     pub(crate) lanes: String,
-    /// Whether these lanes share a core; if not, the file is of no SMT machine.
+    /// Whether these lanes share a core. If not, the slowdowns are not those of SMT.
     pub(crate) siblings: bool,
     pub(crate) command: String,
 }
@@ -43,10 +44,10 @@ pub(crate) struct Measured {
 #[serde(deny_unknown_fields)]
 pub(crate) struct NapTimes {
     pub(crate) name: String,
-    /// Absent where it could not be measured: the thesis's is used then, and named.
+    /// `None` if it could not be measured. The thesis's value is used then, and the output says so.
     pub(crate) sleep_ns: Option<f64>,
     pub(crate) wake_ns: Option<f64>,
-    /// Of the service, while the batch lane naps.
+    /// The slowdown of the service while the batch lane naps.
     pub(crate) nap_slowdown: Option<f64>,
     pub(crate) nap_slowdown_ci95: Option<[f64; 2]>,
 }
@@ -68,7 +69,8 @@ impl NapTimes {
         }
     }
 
-    /// The nap as the file has it, and otherwise as the thesis has it.
+    /// Returns the nap with the values of the file, and with the thesis's values where the file has
+    /// none.
     pub(crate) fn nap(&self) -> batches::Nap {
         let thesis = batches::nap(&self.name).unwrap_or(batches::NAPS[0]);
         batches::Nap {
@@ -79,7 +81,7 @@ impl NapTimes {
         }
     }
 
-    /// The options that the file does not give.
+    /// Returns the names of the options whose values the file does not give.
     pub(crate) fn lacking(&self) -> Vec<&'static str> {
         let said =
             [("nap-slowdown", self.nap_slowdown), ("sleep", self.sleep_ns), ("wake", self.wake_ns)];
@@ -87,7 +89,7 @@ impl NapTimes {
     }
 }
 
-/// The service and a batch program, each beside the other.
+/// How a request and a batch program slow each other when they share a core.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Interference {
@@ -99,7 +101,7 @@ pub(crate) struct Interference {
 }
 
 impl Interference {
-    /// The program as the thesis's are: with checks, on a lane that naps like this.
+    /// Returns the batch program on a lane with this nap. As in the thesis, it has checks.
     pub(crate) fn beside(&self, nap: &batches::Nap) -> Batch {
         Batch {
             request_slowdown_milli: milli(self.request_slowdown),
@@ -144,23 +146,24 @@ impl ModelFile {
         self.nap.iter().try_for_each(|nap| nap.check().map_err(|why| format!("nap {why}")))
     }
 
-    /// The batch program of this name, or the first one.
+    /// Returns the batch program with this name, or the first one.
     pub(crate) fn interference(&self, name: Option<&str>) -> Option<&Interference> {
         let named = |of: &&Interference| name.is_none_or(|name| of.name == name);
         self.batch.iter().find(named)
     }
 
-    /// The nap of this name, or the first one.
+    /// Returns the nap with this name, or the first one.
     pub(crate) fn nap(&self, name: Option<&str>) -> Option<&NapTimes> {
         self.nap.iter().find(|nap| name.is_none_or(|name| nap.name == name))
     }
 
-    /// The model's batch on the machine's first nap; what the file does not say is the thesis's.
+    /// Returns the batch on a lane with the first nap of the file. Values that the file does not
+    /// give are the thesis's.
     pub(crate) fn batch(&self, of: &Interference) -> Batch {
         of.beside(&self.nap(None).map_or(batches::NAPS[0], NapTimes::nap))
     }
 
-    /// As it is read.
+    /// Returns the text of the file.
     pub(crate) fn text(&self) -> String {
         let mut text =
             "# What programs that share a core do to each other, for `elfen lab simulate \
@@ -204,8 +207,8 @@ mod tests {
         toml::from_str(MODEL).unwrap()
     }
 
-    /// Goal: what is written is read as it was. Method: a model with everything, and with what can
-    /// be absent.
+    /// Goal: a file has the values with which it was written. Method: write and read a model with
+    /// all values, in which some optional values are absent.
     #[test]
     fn a_model_survives_its_file() {
         let read: ModelFile = toml::from_str(&model().text()).unwrap();

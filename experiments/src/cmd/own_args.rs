@@ -1,7 +1,7 @@
-//! Options for a batch program or a service of the user's own.
+//! The options for a batch program and for a service of the user's own.
 //!
-//! A program may have checks like any program of `elfen run`. A service is given by its URL and by
-//! the processes whose CPU time is measured.
+//! A batch program can get checks in any way that `elfen run` supports. A service is given by its
+//! URL, and by the processes whose CPU time is measured.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,9 +21,9 @@ pub(super) fn methods() -> impl Iterator<Item = &'static str> {
     [AUTO].into_iter().chain(CheckMethod::BEST_FIRST.map(CheckMethod::name))
 }
 
-/// Refuses a file that cannot be executed, before minutes of measuring.
+/// Refuses a file that cannot be executed, before a measurement of several minutes begins.
 ///
-/// A file that cannot be inspected for another reason may still be executable.
+/// Other errors of the inspection are ignored, because the file may still be executable.
 pub(super) fn check_program(program: &OsStr) -> Result<(), Failure> {
     let why = match inspect(program) {
         Err(reason @ Reason::NotFound) => reason.to_string(),
@@ -38,23 +38,26 @@ pub(super) fn check_program(program: &OsStr) -> Result<(), Failure> {
 pub(super) struct ServiceArgs {
     /// Measure the service at this URL instead of elfen-search; it is neither started nor ended
     ///
-    /// Each request is the same GET, or has a line of --queries where the URL has {}.
+    /// Each request is the same GET. If the URL has {}, each request puts a line of --queries there
+    /// instead.
     #[arg(long, value_name = "URL", conflicts_with_all = ["docs", "index"])]
     service_url: Option<String>,
 
-    /// Its process; this and all descendants must be limited to the request lanes
+    /// The process of the service; this process and all descendants must be limited to the request
+    /// lanes
     #[arg(long, value_name = "PID", requires = "service_url")]
     service_pid: Option<u32>,
 
-    /// Its cgroup instead, as in /sys/fs/cgroup/system.slice/nginx.service
+    /// The cgroup of the service, as in /sys/fs/cgroup/system.slice/nginx.service
     #[arg(long, value_name = "FOLDER", requires = "service_url", conflicts_with = "service_pid")]
     service_cgroup: Option<PathBuf>,
 
-    /// The name under which it publishes its requests; without a name only the task map is used
+    /// The name under which the service publishes its requests; without a name, only the task map
+    /// is used
     #[arg(long, value_name = "NAME", requires = "service_url")]
     service: Option<String>,
 
-    /// Its requests, one per line: the text for {} in the URL, or a target as in /search?q=a
+    /// The requests, one per line: the text for {} in the URL, or a target as in /search?q=a
     #[arg(long, value_name = "FILE", requires = "service_url")]
     queries: Option<PathBuf>,
 }
@@ -68,7 +71,7 @@ impl ServiceArgs {
         self.service_url.is_some()
     }
 
-    /// The service, checked as far as possible without sending requests.
+    /// Returns the service, checked as far as possible without sending requests.
     pub(super) fn own_service(&self) -> Result<Option<(Service, ServiceProcesses)>, Failure> {
         let Some(url) = &self.service_url else { return Ok(None) };
         if !["http://", "redis://"].iter().any(|protocol| url.starts_with(protocol)) {
@@ -101,14 +104,14 @@ impl ServiceArgs {
     }
 }
 
-/// The default of `--source`: the task map alone, unless the user names the service's page. A page
-/// of another name may belong to another service.
+/// Returns the default of `--source`: only the task map, unless the user names the service's page.
+/// A page with another name may belong to another service.
 pub(super) fn source(service: &Service) -> SourceChoice {
     if service.name.is_some() { SourceChoice::Auto } else { SourceChoice::Tasks }
 }
 
-/// The rate that counts as 100 % where the user gives no capacity: the highest rate. Loads in
-/// percent need a capacity.
+/// Returns the rate that counts as 100 % if the user gives no capacity. It is the highest rate.
+/// Loads in percent require a capacity.
 pub(super) fn capacity(
     loads: Option<&[f64]>,
     rates: &[f64],

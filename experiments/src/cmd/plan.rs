@@ -1,5 +1,5 @@
-//! `elfen lab plan`: which policies keep an SLO on a service, with which budgets, and what that
-//! buys.
+//! `elfen lab plan`: finds the policies that keep an SLO of a service, with their budgets, and how
+//! much batch work they allow.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -52,7 +52,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SLO")]
     slo: Slo,
 
-    /// Keep it in this part of all windows, in percent, instead of overall
+    /// Keep the latency in this part of all windows, in percent, instead of overall
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     held: Option<f64>,
 
@@ -64,7 +64,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
     control_window: Duration,
 
-    /// The batch work there is, in cores that it would keep busy with one lane each
+    /// The batch load, in cores that it would keep busy with one lane each
     #[arg(long, value_name = "CORES", value_parser = cores)]
     batch_load: Option<f64>,
 
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// For clap: a percentage above 0, as a part.
+/// Parses a percentage above 0 for clap, and returns it as a fraction.
 fn percent(text: &str) -> Result<f64, String> {
     let percent = text.parse().ok().filter(|percent: &f64| *percent > 0.0 && *percent <= 100.0);
     percent.map(|p| p / 100.0).ok_or_else(|| "a percentage above 0, at most 100".to_owned())
@@ -97,7 +97,7 @@ fn cores(text: &str) -> Result<f64, String> {
     cores.ok_or_else(|| "a number of cores between 0 and 1,000,000".to_owned())
 }
 
-/// What `--json` prints; the table shows the same.
+/// What `--json` prints. The table shows the same numbers.
 #[derive(Serialize)]
 struct Report {
     slo: String,
@@ -105,7 +105,7 @@ struct Report {
     seed: u64,
     service_machines: u64,
     batch_load_cores: Option<f64>,
-    /// Times the given rate that the service could take without a batch; null for a trace.
+    /// The highest load without a batch, as a multiple of the given rate; null for a trace.
     highest_load: Option<f64>,
     policies: Vec<PolicyReport>,
     parameters: Parameters,
@@ -115,15 +115,15 @@ struct Report {
 struct PolicyReport {
     policy: &'static str,
     keeps_slo: bool,
-    /// The highest that keeps the SLO; null where there is none to give.
+    /// The highest budget that keeps the SLO; null if the policy has no fixed budget.
     budget_ms: Option<f64>,
     tail_ms: f64,
     held: f64,
     #[serde(flatten)]
     summary: Summary,
-    /// For all of the batch load, besides those of the service.
+    /// The number of machines that the batch load needs in addition to the service's.
     batch_machines: Option<u64>,
-    /// Of those that the batch load needs without sharing.
+    /// How many machines fewer the batch load needs than without sharing.
     machines_saved: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! `elfen lab report`: one HTML file with the figures of live runs, of the thesis's chapter 5
-//! simulated, or of both; or of one recording of `elfen shim`.
+//! `elfen lab report`: writes one HTML file with figures. The figures show live runs, the simulated
+//! chapter 5 of the thesis, both, or one recording of `elfen shim`.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ Examples:
 
 The file needs no network and no other file; each figure's numbers can be saved from it as CSV.";
 
-/// Where the report goes if the user does not say.
+/// The output file if the user names none.
 const OUTPUT: &str = "report.html";
 
 /// Draw live runs, or the thesis's figures by the simulator, as one HTML file
@@ -136,7 +136,7 @@ impl Args {
         })
     }
 
-    /// The thesis's, or those of a file with the thesis's demand.
+    /// Returns the thesis's parameters, or those of a file, with the thesis's demand.
     fn parameters(&self) -> Result<Parameters, Failure> {
         let Some(file) = &self.model else { return Ok(Parameters::default()) };
         let model = ModelFile::read(file)?;
@@ -155,7 +155,7 @@ impl Args {
         })
     }
 
-    /// The command line that makes the same report, wherever it is written to.
+    /// Returns the command line that makes the same report. It leaves out the output file.
     fn command(&self) -> String {
         let mut words = vec!["elfen lab report".to_owned()];
         words.extend(self.results.as_deref().map(shell_word));
@@ -171,10 +171,10 @@ impl Args {
     }
 }
 
-/// Whether it begins as a recording does.
+/// Whether the file begins like a recording.
 fn is_recording(file: &Path) -> bool {
     let mut begins = [0; elfen_shim::recording::MAGIC.len()];
-    // Nothing else is read of what is no file: a pipe gives its bytes once.
+    // Only regular files are read here: the bytes of a pipe can be read only once.
     file.is_file()
         && fs::File::open(file).and_then(|mut file| file.read_exact(&mut begins)).is_ok()
         && begins == elfen_shim::recording::MAGIC
@@ -205,7 +205,7 @@ fn wrong(file: &Path, what: &str, error: impl std::fmt::Display, fix: &str) -> F
     Failure::new(Status::Usage, named(what, file), error, fix)
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell, if necessary.
 fn shell_word(path: &Path) -> String {
     shell::word(&path.display().to_string())
 }

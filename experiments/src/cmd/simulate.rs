@@ -1,5 +1,5 @@
-//! `elfen lab simulate`: one service, one batch program and one policy on SMT cores that one need
-//! not have.
+//! `elfen lab simulate`: simulates one service, one batch program and one policy on SMT cores. The
+//! machine that it runs on needs no SMT.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -41,7 +41,7 @@ always busy, is their sum: request_lane_utilisation + borrowed_fraction + overla
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum PolicyName {
-    /// No batch program at all
+    /// No batch program
     None,
     /// A batch program that never naps
     Unrestrained,
@@ -52,20 +52,20 @@ enum PolicyName {
     /// known at once
     DynamicBudget,
     SloBudget,
-    /// Figure 5.9(b) of the thesis by the letter, which shares with requests that waited, too
+    /// The code of the thesis's Figure 5.9(b), which also lends to requests that waited
     FixedBudgetAsPrinted,
 }
 
 use PolicyName as Name;
 
-/// Simulate a service with a batch program beside it, under the policies that `elfen run` has
+/// Simulate a service next to a batch program, under the policies of `elfen run`
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// What keeps the batch program out of the service's way
+    /// The policy that decides when the batch runs
     #[arg(long, value_enum, default_value = "none")]
     policy: PolicyName,
 
@@ -73,11 +73,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::parse, allow_hyphen_values = true)]
     budget: Option<Duration>,
 
-    /// The latency to keep, as in p99=100ms: steers slo-budget, and is judged window by window
+    /// The latency to keep, as in p99=100ms: slo-budget adapts to it, and windows that keep it are
+    /// counted
     #[arg(long, value_name = "SLO")]
     slo: Option<Slo>,
 
-    /// The SLO holds or not in each window this long
+    /// The length of the windows in which the SLO is kept or broken
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "60s")]
     window: Duration,
 
@@ -85,18 +86,17 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
     control_window: Duration,
 
-    /// Write every request to this CSV; it can be read again with --trace
+    /// Write every request to this CSV, which --trace can read
     #[arg(long, value_name = "FILE")]
     trace_out: Option<PathBuf>,
 
-    /// Threads to simulate on; the outcome does not depend on them [default: all CPUs]
+    /// The number of threads; the outcome does not depend on it [default: the number of CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
         conflicts_with = "trace_out")]
     threads: Option<u16>,
 
-    /// What `elfen lab experiment` should find, a row for each of these scenarios, in its words:
-    /// none, unrestrained, borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9,
-    /// slo-budget:p99=20ms
+    /// Predict what `elfen lab experiment` measures in each of these scenarios: none, unrestrained,
+    /// borrow-idle, fixed-budget:2ms, dynamic-budget:2ms:0.9, slo-budget:p99=20ms
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = Spec::from_str,
         conflicts_with_all = ["policy", "budget", "slo", "trace_out", "threads"])]
     scenario: Vec<Spec>,
@@ -146,7 +146,7 @@ impl Args {
             (Name::SloBudget, None) if self.slo.is_none() => {
                 return wrong("it needs --slo", "add --slo p99=100ms");
             }
-            // Until the first window ends: nothing.
+            // The budget is 0 until the first window ends.
             (Name::SloBudget, None) => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
             (Name::FixedBudget, Some(budget_ns)) => Budgeted::Fixed.with(budget_ns),
             (Name::RefreshBudget, Some(budget_ns)) => Budgeted::Refresh.with(budget_ns),
@@ -189,7 +189,7 @@ fn run_into(model: &Model, file: &Path) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// What `--json` prints; the table shows the same.
+/// What `--json` prints. The table shows the same numbers.
 #[derive(Serialize)]
 struct Report {
     policy: String,
@@ -199,7 +199,8 @@ struct Report {
     seed: u64,
     #[serde(flatten)]
     summary: Summary,
-    /// Windows with requests, and the part of them in which the SLO held.
+    /// The number of windows with requests. `slo_held` is the part of them in which the SLO was
+    /// met.
     slo_windows: Option<u64>,
     slo_held: Option<f64>,
     simulated_seconds: f64,
@@ -265,7 +266,7 @@ fn times(ms: &[f64]) -> String {
     times.join(", ") + " ms"
 }
 
-/// What `--scenario --json` prints; the table shows the same. Columns are those of `elfen lab
+/// What `--scenario --json` prints. The table shows the same numbers, in the columns of `elfen lab
 /// experiment`.
 #[derive(Serialize)]
 struct Comparison {
@@ -288,7 +289,7 @@ const COLUMNS: [(&str, Cell); 9] = [
     ("overlap", |row| format!("{:.2} %", row.summary.overlapped * 100.0)),
 ];
 
-/// The same requests in each scenario.
+/// Simulates the same requests in each scenario.
 fn compare(
     service: &Model,
     args: &Args,

@@ -1,4 +1,5 @@
-//! `elfen lab thesis`: every number that the thesis prints next to the number that the model gives.
+//! `elfen lab thesis`: compares every number that the thesis prints with the number that the model
+//! gives.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -16,12 +17,12 @@ use super::model_args::DEFAULT_REQUESTS;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen lab thesis --requests 200000 --json")]
 pub(super) struct Args {
-    /// Requests of each simulation
+    /// The number of requests in each simulation
     #[arg(long, value_name = "N", default_value_t = DEFAULT_REQUESTS,
         value_parser = clap::value_parser!(u64).range(1..))]
     requests: u64,
 
-    /// The same seed gives the same numbers
+    /// The seed: the same seed gives the same numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 

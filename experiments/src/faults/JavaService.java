@@ -1,7 +1,9 @@
-// A JVM service for `elfen lab check`: lines of text, a thread for each client. "spin N" spins
-// for N microseconds and answers for how many nanoseconds it was kept from that. "collect" collects
-// the whole heap. "load N" loads N classes for the first time and answers with the CPU time that
-// took, in nanoseconds. A number asks for that many microseconds of work.
+// A JVM service for `elfen lab check`, with a thread for each client. A request is a line of text:
+// - "spin N" spins for N microseconds. The answer is the time that the thread did not run, in
+//   nanoseconds.
+// - "collect" collects the whole heap.
+// - "load N" loads N classes for the first time. The answer is the CPU time, in nanoseconds.
+// - "N" spins for N microseconds.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
@@ -18,17 +20,17 @@ import java.util.ArrayDeque;
 import java.util.stream.Stream;
 
 public class JavaService {
-    /** One iteration of a loop that reads the clock takes less. */
+    /** A longer iteration of the loop that reads the clock means that the thread did not run. */
     static final long GAP_NS = 5_000;
-    /** Live data, so that a collection has something to do. */
+    /** Live data, so that a garbage collection has work. */
     static final long[][] HEAP = new long[300_000][];
 
-    /** A package of the JDK whose classes are in no archive of preloaded classes. */
+    /** A package of the JDK whose classes are not in the archive of preloaded classes. */
     static final String UNUSED = "/modules/java.xml/com/sun/org/apache/xerces/internal/impl";
     static final ArrayDeque<String> CLASSES = new ArrayDeque<>();
     static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
 
-    /** Looks up the names of classes, and loads one, so that later loads need nothing else. */
+    /** Lists the names of classes and loads one of them. Later requests then only load classes. */
     static void prepare() throws Exception {
         Path root = FileSystems.getFileSystem(URI.create("jrt:/")).getPath("/modules/java.xml");
         try (Stream<Path> all = Files.walk(root.getFileSystem().getPath(UNUSED))) {
@@ -100,14 +102,14 @@ public class JavaService {
         if (how.length > 0) {
             prepare();
         } else {
-            // Has the JIT compile it before the first request.
+            // The JIT compiles `spin` before the first request.
             spin(200_000);
         }
         Thread ends = new Thread(() -> {
             try {
                 while (System.in.read() >= 0) { }
             } catch (Exception gone) {
-                // An error is an end, too.
+                // An error ends the service, too.
             }
             System.exit(0);
         });

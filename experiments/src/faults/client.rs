@@ -1,4 +1,4 @@
-//! The injector's own requests, with times by the client's clock.
+//! Sends the injector's own requests. Their times are measured by the client's clock.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct InjectorClient {
     stream: TcpStream,
-    /// The connection's number in the trace.
+    /// The number of the connection in the trace.
     connection: u64,
 }
 
@@ -30,43 +30,44 @@ impl InjectorClient {
         Ok(Self { stream, connection: connection(address) })
     }
 
-    /// A fault from `from_ns` until now that took `effective_ns`.
+    /// Returns a fault from `from_ns` until now that had an effect for `effective_ns`.
     fn injection(&self, from_ns: u64, effective_ns: u64) -> Injection {
         let to_ns = monotonic_ns();
         Injection { from_ns, to_ns, effective_ns, connection: Some(self.connection) }
     }
 
-    /// Sends a line in one write: pieces would be indistinguishable from several requests.
+    /// Sends a line in one write. Several writes would look like several requests.
     fn send(&mut self, line: &[u8]) -> io::Result<u64> {
         let from_ns = monotonic_ns();
         self.stream.write_all(line)?;
         Ok(from_ns)
     }
 
-    /// A request with much work.
+    /// Sends a request with a long service time.
     pub(super) fn long(&mut self, work: Duration) -> io::Result<Injection> {
         let from_ns = self.send(format!("{}\n", work.as_micros()).as_bytes())?;
         self.stream.read_exact(&mut [0; 5])?;
         Ok(self.injection(from_ns, nanos(work)))
     }
 
-    /// A request that reads the service's file; the answer is how long it waited.
+    /// Sends a request that reads the service's file. The answer is the time that the service
+    /// waited for it.
     pub(super) fn read(&mut self) -> io::Result<Injection> {
         self.request_time(READ)
     }
 
-    /// A request that spins; the answer is for how long it was kept from that.
+    /// Sends a request that spins. The answer is the time during which the service did not run.
     pub(super) fn spin(&mut self, time: Duration) -> io::Result<Injection> {
         self.request_time(format!("{SPIN}{}\n", time.as_micros()).as_bytes())
     }
 
-    /// Has a service in Java collect its heap.
+    /// Makes a service in Java collect its heap.
     pub(super) fn collect(&mut self) -> io::Result<()> {
         self.send(b"collect\n")?;
         self.stream.read_exact(&mut [0; 5])
     }
 
-    /// Has a service in Java load this many classes; the answer is how long it worked for that.
+    /// Makes a service in Java load this many classes. The answer is the CPU time of the loading.
     pub(super) fn load(&mut self, classes: u32) -> io::Result<Injection> {
         self.request_time(format!("load {classes}\n").as_bytes())
     }
@@ -85,10 +86,11 @@ impl InjectorClient {
         text.trim().parse().map_err(io::Error::other)
     }
 
-    /// A request with an answer in two pieces. The time between the pieces is how long TCP held the
-    /// second.
+    /// Sends a request with an answer in two pieces. The time between the pieces is the time for
+    /// which TCP delayed the second.
     pub(super) fn pieces(&mut self) -> io::Result<Injection> {
-        // After these, TCP takes the connection for interactive, and delays its acknowledgements.
+        // After these requests, TCP treats the connection as interactive and delays its
+        // acknowledgements.
         for _ in 0..WARM {
             self.send(b"1\n")?;
             self.stream.read_exact(&mut [0; 5])?;
@@ -101,13 +103,15 @@ impl InjectorClient {
     }
 }
 
-/// Requests after which TCP does not treat a connection as new.
+/// The number of requests after which TCP does not treat a connection as new.
 const WARM: u32 = 40;
-/// Sending over loopback takes a tenth of this.
+/// If sending takes longer, the client was delayed. Sending over loopback takes a tenth of this
+/// time.
 const SENT_IN: Duration = Duration::from_micros(100);
 
-/// Sends a request by each client at once; the service reports when each began. A client that was
-/// delayed while sending does not know when its request arrived, and reports 0.
+/// Sends a request from each client at the same time. The service reports when each request
+/// started. If a client was delayed while sending, it does not know when its request arrived, and
+/// reports 0.
 pub(super) fn send_burst(
     clients: &mut [InjectorClient],
     work_us: u64,

@@ -1,4 +1,5 @@
-//! Injectors: each puts a fault into a process for a while, and measures by its own clock when.
+//! Injectors: each puts a fault into a process for some time, and measures this time with its own
+//! clock.
 //!
 //! | injector | fault |
 //! | --- | --- |
@@ -7,7 +8,7 @@
 //! | [`PageOut`] | the process's files are evicted from memory |
 //! | [`Flood`] | packets keep the process's CPU busy |
 //!
-//! `client` has the requests that are faults themselves.
+//! `client` sends the requests that are faults themselves.
 
 use std::ffi::c_void;
 use std::fs;
@@ -25,46 +26,49 @@ use elfen_rt::clock::{monotonic_ns, nanos};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-/// The time of a fault.
+/// When a fault happened and which request it affected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Injection {
     pub from_ns: u64,
     pub to_ns: u64,
-    /// How much of that time the fault had effect.
+    /// For how long the fault had an effect in this time.
     pub effective_ns: u64,
-    /// The only affected request, if the fault is in a request of the injector's own.
+    /// The connection of the affected request, if the fault is one of the injector's own requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection: Option<u64>,
 }
 
 impl Injection {
-    /// A fault that affects every request that was there, for as long as the two overlap.
+    /// Returns a fault that affects every request that overlaps with it, for the time of the
+    /// overlap.
     pub fn all(from_ns: u64, to_ns: u64) -> Self {
         Self { from_ns, to_ns, effective_ns: to_ns - from_ns, connection: None }
     }
 }
 
-/// A process that can be stopped, and continues when this drops. By a pidfd, no other process with
-/// the same id can be hit. Unlike `elfen_machine::pidfd`, this reports a refused signal.
+/// A process that can be stopped. It continues when this value is dropped.
+///
+/// The process is held by a pidfd, so signals cannot reach another process that gets the same id.
+/// Unlike `elfen_machine::pidfd`, this type reports a refused signal.
 #[derive(Debug)]
 pub struct Stop {
     process: u32,
     descriptor: OwnedFd,
 }
 
-/// Time for a stop to take effect: the process may be kept from its CPU.
+/// The time limit for a stop to take effect. The process may be waiting for its CPU.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
 impl Stop {
     pub fn new(process: u32) -> io::Result<Self> {
         let id = libc::pid_t::try_from(process).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: takes numbers.
+        // SAFETY: the call only takes numbers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, id, 0) };
         let fd = i32::try_from(fd).map_err(|_| io::ErrorKind::InvalidData)?;
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call succeeded, so the descriptor is open and ours alone.
+        // SAFETY: the call succeeded, so the descriptor is open and only this value owns it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { process, descriptor })
     }
@@ -72,7 +76,8 @@ impl Stop {
     fn send(&self, signal: i32) -> io::Result<()> {
         let null = std::ptr::null::<libc::siginfo_t>();
         let fd = self.descriptor.as_raw_fd();
-        // SAFETY: takes numbers; without a siginfo the kernel makes one.
+        // SAFETY: the call takes numbers and a null pointer, for which the kernel fills in the
+        // siginfo.
         let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, signal, null, 0) };
         if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -84,7 +89,8 @@ impl Stop {
     pub fn inject(&self, length: Duration) -> io::Result<Vec<Injection>> {
         self.send(libc::SIGSTOP)?;
         let sent_at = Instant::now();
-        // It stops only when it runs; what keeps it from its CPU is another cause.
+        // The process stops only when it runs. The time that it waits for its CPU belongs to
+        // another cause.
         while !self.is_stopped() && sent_at.elapsed() < STOP_MAX {
             std::hint::spin_loop();
         }
@@ -98,35 +104,37 @@ impl Stop {
 
 impl Drop for Stop {
     fn drop(&mut self) {
-        // It may have ended; then there is nothing to continue.
+        // The process may have ended; then this does nothing.
         let _gone = self.send(libc::SIGCONT);
     }
 }
 
-/// A thread that uses up a CPU: above all ordinary threads, or as one of them.
+/// A thread that uses up a CPU. It runs above all ordinary threads, or at an equal priority.
 #[derive(Debug)]
 pub struct Hog {
     cpu: u32,
-    /// The name of its thread, which the explanation shows.
+    /// The name of the thread, which the explanation shows.
     name: &'static str,
     priority: Option<i32>,
 }
 
-/// One iteration of its loop takes less. After a longer one it had lost the CPU.
+/// A longer iteration of its loop means that the hog lost the CPU.
 const DISPLACED_NS: u64 = 20_000;
 
 impl Hog {
-    /// A hog that takes the CPU from all threads but real-time threads above it.
+    /// Creates a hog that takes the CPU from all threads except real-time threads of a higher
+    /// priority.
     pub fn new(cpu: u32) -> Self {
         Self { cpu, name: "elfen-hog", priority: Some(50) }
     }
 
-    /// A hog that shares the CPU by the scheduler's rules.
+    /// Creates a hog that shares the CPU by the scheduler's rules.
     pub fn rival(cpu: u32) -> Self {
         Self { cpu, name: "elfen-rival", priority: None }
     }
 
-    /// Runs for `length`. Returns when it ran by its own clock, because it can lose the CPU itself.
+    /// Runs for `length`. Returns when the hog ran, by its own clock, because it can lose the CPU
+    /// too.
     pub fn inject(&self, length: Duration) -> io::Result<Vec<Injection>> {
         let Self { cpu, name, priority } = *self;
         let hog = std::thread::Builder::new().name(name.to_owned());
@@ -153,7 +161,8 @@ impl Hog {
     }
 }
 
-/// A process whose mapped files are evicted from memory, so that the next access waits for a disk.
+/// A process whose mapped files can be evicted from memory, so that the next access waits for a
+/// disk.
 #[derive(Debug)]
 pub struct PageOut(Stop);
 
@@ -162,7 +171,7 @@ impl PageOut {
         Stop::new(process).map(Self)
     }
 
-    /// Evicts the data of mapped files, but not their code. Returns how long that took.
+    /// Evicts the data of mapped files, but not their code. Returns how long the eviction took.
     pub fn inject(&self) -> io::Result<Vec<Injection>> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.0.process))?;
         let ranges: Vec<libc::iovec> = maps.lines().filter_map(range).collect();
@@ -174,8 +183,8 @@ impl PageOut {
     /// Asks the kernel to evict a range of the process.
     fn advise(&self, range: &libc::iovec) -> io::Result<()> {
         let fd = self.0.descriptor.as_raw_fd();
-        // SAFETY: `range` is a live one of ours. Its addresses are in the other process, and the
-        // kernel checks them.
+        // SAFETY: the borrow keeps `range` alive during the call. Its addresses belong to the other
+        // process, and the kernel checks them.
         let done = unsafe {
             libc::syscall(libc::SYS_process_madvise, fd, range, 1, libc::MADV_PAGEOUT, 0)
         };
@@ -183,8 +192,8 @@ impl PageOut {
     }
 }
 
-/// Evicts all that can be evicted. A mapping that can't be (locked, of huge pages, or gone) is
-/// skipped, unless no other is left.
+/// Evicts all mappings that can be evicted. Mappings that cannot be evicted (locked, of huge pages,
+/// or gone) are skipped. If none could be evicted, returns the last error.
 fn evict<T>(ranges: &[T], mut advise: impl FnMut(&T) -> io::Result<()>) -> io::Result<()> {
     let mut refused = io::Error::other("it has mapped no file's data");
     let mut evicted = 0;
@@ -200,7 +209,7 @@ fn evict<T>(ranges: &[T], mut advise: impl FnMut(&T) -> io::Result<()>) -> io::R
     if evicted > 0 { Ok(()) } else { Err(refused) }
 }
 
-/// Parses a line of /proc/PID/maps. Returns `None` unless it is data of a file on a disk.
+/// Parses a line of /proc/PID/maps. Returns `None` unless the mapping is data of a file on a disk.
 fn range(line: &str) -> Option<libc::iovec> {
     let mut fields = line.split_whitespace();
     let range = fields.next()?;
@@ -219,18 +228,19 @@ fn range(line: &str) -> Option<libc::iovec> {
 
 const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
 
-/// Number of sockets that each packet goes to, so that a packet takes the kernel tens of
-/// microseconds.
+/// The number of sockets that receive each packet. With this number, the kernel needs tens of
+/// microseconds for one packet.
 const RECEIVERS: usize = 256;
 const BURST: u32 = 8;
-/// Pause between bursts of packets.
+/// The pause between bursts of packets.
 const PAUSE: Duration = Duration::from_micros(20);
-/// Time limit of a packet over loopback.
+/// The time limit for a packet over loopback.
 const PACKET_MAX: Duration = Duration::from_millis(20);
-/// Loopback's broadcast address: no other machine is reached, or can reach these sockets.
+/// Loopback's broadcast address. Packets to it do not leave the machine, and other machines cannot
+/// send to these sockets.
 const BROADCAST: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 255);
 
-/// A socket that shares its port with others, each of which gets every broadcast.
+/// Returns a socket that shares its port with others. Each of them receives every broadcast.
 fn shared(port: u16) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     socket.set_reuse_address(true)?;
@@ -238,8 +248,8 @@ fn shared(port: u16) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Steers loopback's packets to one CPU. Another process restores the steering when this drops or
-/// the holder is killed.
+/// Steers loopback's packets to one CPU. Another process restores the old setting when this value
+/// is dropped or this process is killed.
 #[derive(Debug)]
 pub struct Flood {
     restorer: Child,
@@ -249,19 +259,21 @@ impl Flood {
     pub fn new(cpu: u32) -> io::Result<Self> {
         let before = fs::read_to_string(STEERING)?;
         let mut restorer = Command::new("sh");
-        // Its standard input ends when this process is gone.
+        // The standard input of the child ends when this process ends.
         restorer.args(["-c", "cat >/dev/null; echo $0 >$1", before.trim(), STEERING]);
-        // A process group of its own, so that it gets no signals from the terminal.
+        // The child gets a process group of its own, so that the terminal sends it no signals.
         let restorer = restorer.stdin(Stdio::piped()).process_group(0).spawn()?;
-        // From here on the steering is restored, also if the write fails.
+        // From here on, the old setting is restored, even if the write fails.
         let flood = Self { restorer };
         fs::write(STEERING, mask(cpu))?;
         Ok(flood)
     }
 
-    /// Sends packets that are much work for the kernel while `go_on`: each goes to hundreds of
-    /// sockets. They go in bursts, because a burst takes only one interrupt. The next burst waits
-    /// until the last one is handled, so that no work is left over.
+    /// Sends packets while `go_on` returns true. Each packet goes to hundreds of sockets, which is
+    /// much work for the kernel.
+    ///
+    /// Packets are sent in bursts, because a burst causes only one interrupt. The next burst waits
+    /// until the kernel has handled the last one, so that no work is left at the end.
     pub(super) fn send_while(&self, go_on: impl Fn() -> bool) -> io::Result<()> {
         let first = shared(0)?;
         let port = first.local_addr()?.port();
@@ -274,7 +286,7 @@ impl Flood {
                 sender.send_to(&[0; 64], (BROADCAST, port))?;
             }
             for _ in 0..BURST {
-                // A dropped packet costs only the read timeout.
+                // If a packet was dropped, this waits for the read timeout.
                 let _dropped = first.recv(&mut [0; 64]);
             }
             let next = Instant::now() + PAUSE;
@@ -296,12 +308,12 @@ impl Flood {
 impl Drop for Flood {
     fn drop(&mut self) {
         drop(self.restorer.stdin.take());
-        // If it was killed, `wait` returns at once.
+        // If the child was killed, `wait` returns immediately.
         let _ended = self.restorer.wait();
     }
 }
 
-/// A set of CPUs in the kernel's format: words of 32 bits, the highest first.
+/// Returns a set with one CPU in the kernel's format: words of 32 bits, the highest first.
 fn mask(cpu: u32) -> String {
     let zeros = ",00000000".repeat((cpu / 32) as usize);
     format!("{:08x}{zeros}", 1_u32 << (cpu % 32))
@@ -311,8 +323,8 @@ fn mask(cpu: u32) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: mappings that can't be evicted are skipped; another error ends it. Method: a model of
-    /// process_madvise(2) that refuses some.
+    /// Goal: mappings that cannot be evicted are skipped, and any other error ends the eviction.
+    /// Method: a model of process_madvise(2) that refuses some mappings.
     #[test]
     fn refused_mappings_are_skipped() {
         let all: Vec<usize> = (0..10).collect();

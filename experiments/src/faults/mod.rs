@@ -1,5 +1,6 @@
-//! Tests whether the explanation can be trusted on this machine. Injectors put known faults into a
-//! service of our own under load; the time charged is compared with the injectors' own clocks.
+//! Tests whether Tailor's explanations are right on this machine. Injectors put known faults into a
+//! test service under load. The time that Tailor charges to each fault is compared with the
+//! injectors' own clocks.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -36,23 +37,24 @@ use service::{ServiceKind, TestService};
 pub use recording::{CheckError, Stolen};
 pub use score::{CheckReport, Mismatch, Score};
 
-/// Puts a fault of a length into a service, and returns when the fault had effect.
+/// Puts a fault of a length into a service, and returns when the fault had an effect.
 type Injector = Box<dyn FnMut(&mut TestService, Duration) -> io::Result<Vec<Injection>>>;
 
-/// A fault that is injected into a service of our own.
+/// A fault that is injected into a test service.
 #[derive(Debug)]
 pub struct Fault {
     pub name: &'static str,
-    /// What the explanation has to charge it to.
+    /// The cause to which the explanation has to charge the fault.
     cause: &'static str,
-    /// The cause to take out for a prediction without the fault.
+    /// The cause that a prediction without the fault removes.
     removed: &'static str,
     service: ServiceKind,
     start: fn(&TestService) -> io::Result<Injector>,
 }
 
 impl Fault {
-    /// Faults of other services are not predicted.
+    /// Whether the p99 without this fault can be predicted. This is done only for faults of the
+    /// real-time service.
     pub fn is_predictable(&self) -> bool {
         self.service == ServiceKind::Realtime
     }
@@ -106,8 +108,8 @@ pub static FAULTS: [Fault; 11] = [
         })
     },
     Fault::new("nagle", "tcp-out", ServiceKind::Realtime, |_| {
-        // A new connection each time: once a client has answered at once, TCP does not delay on its
-        // connection any more.
+        // Each fault needs a new connection. Once a client has answered immediately, TCP does not
+        // delay packets on its connection any more.
         Ok(Box::new(|service, _| Ok(vec![InjectorClient::connect(service.port)?.pieces()?])))
     }),
     Fault::new("softirq", "softirq:NET_RX", ServiceKind::WithPackets, |service| {
@@ -121,7 +123,7 @@ pub static FAULTS: [Fault; 11] = [
         let mut other = InjectorClient::connect(service.port)?;
         Ok(Box::new(move |service, length| {
             collect_garbage(&mut client, &mut other, length)?;
-            // Until its log is read.
+            // The JVM's log has the collections after this time.
             std::thread::sleep(LOGGED);
             Ok(service.collections())
         }))
@@ -132,30 +134,31 @@ pub static FAULTS: [Fault; 11] = [
     }),
 ];
 
-/// How a check runs.
+/// The parameters of a check.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub faults: Vec<&'static Fault>,
-    /// For each fault.
+    /// The number of injections of each fault.
     pub runs: u32,
     pub requests_a_second: u32,
 }
 
-/// How long a fault lasts, and the time from one to the next.
+/// How long a fault lasts, and the time from the start of one fault to the start of the next.
 const LENGTH: Duration = Duration::from_millis(15);
 const EVERY: Duration = Duration::from_millis(150);
-/// Clients of a burst.
+/// The number of clients that send a burst.
 const BURST_CLIENTS: usize = 60;
-/// How many classes a new service in Java loads; that takes some tens of milliseconds.
+/// The number of classes that a new service in Java loads, which takes some tens of milliseconds.
 const CLASSES: u32 = 150;
-/// Time until a JVM's log has its collection.
+/// The time after which the JVM's log has a collection.
 const LOGGED: Duration = Duration::from_millis(50);
-/// Time until the load is steady, and the trace has ordinary requests.
+/// The time after which the load is steady and the trace has ordinary requests.
 const SETTLED: Duration = Duration::from_millis(500);
-/// Time until all affected requests are answered.
+/// The time after which all affected requests are answered.
 const ANSWERED: Duration = Duration::from_millis(200);
 
-/// Picks the CPU of the services. From now on only they and their hogs run there.
+/// Returns the CPU for the services, and moves this thread to another CPU. From now on, only the
+/// services and their hogs run on the returned CPU.
 fn reserve_cpu() -> Result<u32, CheckError> {
     let cpus: Vec<u32> = affinity::allowed()?.iter().collect();
     let [cpu, other, ..] = cpus[..] else { return Err(CheckError::OneCpu) };
@@ -163,7 +166,7 @@ fn reserve_cpu() -> Result<u32, CheckError> {
     Ok(cpu)
 }
 
-/// Runs services, injects faults, and scores the explanation.
+/// Runs the services, injects the faults, and scores the explanations.
 pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
     let cpu = reserve_cpu()?;
     let mut all = CheckReport::default();
@@ -196,7 +199,8 @@ pub fn check(plan: &Plan) -> Result<CheckReport, CheckError> {
     Ok(all)
 }
 
-/// Records a service under load without faults: returns the time stolen meanwhile.
+/// Records a service under load without faults, and returns the time that the hypervisor stole from
+/// it.
 pub fn stolen(time: Duration, requests_a_second: u32) -> Result<Stolen, CheckError> {
     let mut service = TestService::start(ServiceKind::Realtime, reserve_cpu()?, 1)?;
     let wait = |_: &mut TestService| {
@@ -207,7 +211,7 @@ pub fn stolen(time: Duration, requests_a_second: u32) -> Result<Stolen, CheckErr
 }
 
 impl Plan {
-    /// Injects each fault in turn, as often as planned.
+    /// Injects the faults in turn, each as often as planned.
     fn inject_all(&self, service: &mut TestService) -> io::Result<Vec<Injected>> {
         let mut injectors = Vec::new();
         let mut all = Vec::<Injected>::new();
@@ -227,7 +231,7 @@ impl Plan {
     }
 }
 
-/// Has a service in Java collect its heap while it works for a request.
+/// Makes a service in Java collect its heap while it works on a request.
 fn collect_garbage(
     client: &mut InjectorClient,
     other: &mut InjectorClient,
@@ -246,7 +250,7 @@ fn flood_while(cpu: u32, ask: impl FnOnce() -> io::Result<Injection>) -> io::Res
     let flood = Flood::new(cpu)?;
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Relaxed: a flag that is polled; nothing is published through it.
+        // Relaxed is enough: the flag is only polled, and no data is published through it.
         let flooding = scope.spawn(|| flood.send_while(|| !ends.load(Relaxed)));
         let sent = ask();
         ends.store(true, Relaxed);

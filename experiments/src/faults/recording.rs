@@ -1,5 +1,5 @@
-//! Records a service under load while faults are injected, with the time that the hypervisor stole
-//! meanwhile.
+//! Records a service under load while faults are injected. Also measures the time that the
+//! hypervisor steals during the recording.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -20,7 +20,7 @@ use super::service::TestService;
 #[derive(Debug)]
 pub enum CheckError {
     Events(Error),
-    /// The service and its injectors need a CPU each.
+    /// The process may use only one CPU. The service and its injectors need one each.
     OneCpu,
     Io(io::Error),
 }
@@ -81,9 +81,9 @@ pub(super) fn record_while<T: Send>(
     Ok(Recording { trace, stolen, done })
 }
 
-/// Work of a request, in microseconds.
+/// The work of a request, in microseconds.
 pub(super) const WORK_US: u64 = 200;
-/// Work of one request in sixteen, with an uneven load.
+/// The work of one request in sixteen, with an uneven load.
 const MUCH_WORK_US: u64 = 2_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -94,15 +94,17 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Equal requests: whatever one has more than others is injected.
+    /// Returns a load of equal requests, so that every difference between them was injected.
     pub(super) fn even(requests_a_second: u32) -> Self {
         Self { requests_a_second, clients: 8, work_us: |_| WORK_US }
     }
 
-    /// A load with a p99 of its own: some requests are ten times the work, which is more than what
-    /// other users of the machine cost one request in a hundred. It has so many clients that hardly
-    /// any is still waiting for an answer when its next request is due. Otherwise a pause would
-    /// have an echo.
+    /// Returns a load whose tail does not only come from faults. Some requests have ten times the
+    /// work of the others. This is more than what other users of the machine cost one request in a
+    /// hundred.
+    ///
+    /// The load has many clients, so that few of them still wait for an answer when their next
+    /// request is due. Otherwise, a pause would delay later requests too.
     pub(super) fn uneven(requests_a_second: u32) -> Self {
         let work_us = |at: u32| match at.wrapping_mul(0x9e37_79b9) >> 28 {
             0 => MUCH_WORK_US,
@@ -121,7 +123,8 @@ impl Load {
         (0..self.clients).map(client).collect()
     }
 
-    /// One client: it sends at fixed times, or, if its answer comes later, as soon as it comes.
+    /// Runs one client. It sends at fixed times, or immediately after the previous answer if the
+    /// answer comes later.
     fn send(
         self,
         number: u32,
@@ -153,7 +156,7 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// The stolen time since the kernel's count was `before_ns`.
+    /// Returns the stolen time since the kernel's count was `before_ns`.
     fn since(before_ns: u64, cpu: u32, trace: &Trace) -> Self {
         let events = trace.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
         let mut seen = events.iter().filter_map(|event| match event.kind {
@@ -165,7 +168,7 @@ impl Stolen {
         Self { by_events_ns, by_kernel_ns: by_kernel_ns(cpu).saturating_sub(before_ns) }
     }
 
-    /// Whether both agree within two of the kernel's ticks.
+    /// Whether both counts agree within two of the kernel's ticks.
     pub fn agrees(self) -> bool {
         self.by_events_ns.abs_diff(self.by_kernel_ns) <= 2 * TICK_NS
     }
@@ -176,14 +179,15 @@ impl Stolen {
     }
 }
 
-/// The kernel's count for this CPU so far.
+/// Returns the kernel's count of stolen time for this CPU.
 fn by_kernel_ns(cpu: u32) -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().find(|line| line.split(' ').next() == Some(&format!("cpu{cpu}")));
     line.and_then(ticks).map_or(0, |ticks| ticks * TICK_NS)
 }
 
-/// `cpu0 user nice system idle iowait irq softirq steal ..`
+/// Parses the ticks of stolen time from a line like `cpu0 user nice system idle iowait irq softirq
+/// steal ..`.
 fn ticks(line: &str) -> Option<u64> {
     line.split_whitespace().nth(8)?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Compares the time charged to requests with the injectors' ground truth.
+//! Compares the time that Tailor charged to each cause with the injectors' ground truth.
 
 use elfen_tailor::account::{Account, charges};
 use elfen_tailor::replay::quantile;
@@ -9,28 +9,28 @@ use serde::Serialize;
 use super::injectors::Injection;
 use super::recording::Stolen;
 
-/// The result of one cause.
+/// The result for one fault.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Score {
     /// The name of the fault.
     pub cause: &'static str,
     pub injections: usize,
-    /// Requests that it overlapped for at least a millisecond.
+    /// Requests that overlapped with the fault for at least a millisecond.
     pub touched: usize,
-    /// Touched requests that were charged the overlap, within 10 % or 0.3 ms.
+    /// Touched requests to which Tailor charged the overlap, within 10 % or 0.3 ms.
     pub within: usize,
-    /// Touched requests in which the cause is more than half of the excess; `named` counts those
-    /// that have it first.
+    /// Touched requests in which the fault is more than half of the excess over the median latency.
+    /// `named` counts those in which the explanation names the cause first.
     pub dominant: usize,
     pub named: usize,
     pub injected_ns: u64,
     pub charged_ns: u64,
-    /// The first requests that were charged a wrong time, or had another cause first.
+    /// The first requests with a wrong charge, or with another cause named first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missed: Vec<Mismatch>,
 }
 
-/// A request whose explanation differs from its injector.
+/// A request whose explanation differs from the injector's ground truth.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Mismatch {
     pub arrived_ns: u64,
@@ -46,10 +46,10 @@ pub struct CheckReport {
     pub complete: usize,
     pub lost_events: u64,
     pub scores: Vec<Score>,
-    /// Causes that could not be injected here, and why.
+    /// The faults that could not be injected on this machine, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
-    /// Of the services' CPU.
+    /// The time that the hypervisor stole from the services' CPU.
     pub stolen: Stolen,
     pub holds: bool,
 }
@@ -68,14 +68,14 @@ impl CheckReport {
         self.stolen.add(other.stolen);
     }
 
-    /// Without any score the check fails.
+    /// Sets `holds`. A check without scores fails.
     pub(super) fn judge(&mut self) {
         self.holds = !self.scores.is_empty() && self.scores.iter().all(Score::holds);
     }
 }
 
 impl Score {
-    /// Adds the result of another recording.
+    /// Adds the result for the same fault in another recording.
     fn add(&mut self, other: Self) {
         self.injections += other.injections;
         self.touched += other.touched;
@@ -88,7 +88,7 @@ impl Score {
         self.missed.truncate(MISMATCHES_MAX);
     }
 
-    /// Adds a request that a fault touched.
+    /// Adds a request that the fault touched.
     fn add_request(
         &mut self,
         wanted: &str,
@@ -97,7 +97,8 @@ impl Score {
         median_ns: u64,
         charged: Vec<(String, u64)>,
     ) {
-        // Several names may stand for one cause: a file may be waited for in several functions.
+        // Several charges may belong to one cause: a thread may wait for a file in several
+        // functions.
         let (own, others): (Vec<_>, Vec<_>) =
             charged.iter().partition(|(name, _)| is_named_by(name, wanted));
         let charged_ns: u64 = own.iter().map(|(_, ns)| *ns).sum();
@@ -132,10 +133,10 @@ impl Score {
 
 const TOUCHED_MIN_NS: u64 = 1_000_000;
 const TOLERANCE_NS: u64 = 300_000;
-/// Limit of wrong requests that are kept for each cause.
+/// The highest number of wrong requests that are kept for each cause.
 const MISMATCHES_MAX: usize = 10;
 
-/// A fault of a recording: its name, the cause that it must be charged to, and its injections.
+/// A fault in a recording: its name, the cause to which it must be charged, and its injections.
 pub(super) type Injected = (&'static str, &'static str, Vec<Injection>);
 
 pub(super) fn score(trace: &Trace, injections: &[Injected], runs: usize) -> CheckReport {
@@ -163,10 +164,11 @@ pub(super) fn score(trace: &Trace, injections: &[Injected], runs: usize) -> Chec
     }
 }
 
-/// How much of a request's time an injection took.
+/// Returns how much of the request's time the injection took.
 fn injected_ns(injection: &Injection, one: &ExplainedRequest) -> u64 {
     if let Some(connection) = injection.connection {
-        // Only the request itself, whose client took its times. Requests behind it only queue.
+        // The injection affects only the request itself, which its client timed. The requests
+        // behind it only wait in the queue.
         let is_it = one.connection == connection
             && injection.from_ns <= one.arrived_ns
             && one.arrived_ns < injection.to_ns;

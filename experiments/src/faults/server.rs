@@ -1,9 +1,13 @@
-//! The service that faults are injected into. One thread answers lines of text. A line asks for an
-//! amount of work, and possibly to report when the work began; or to read the service's file; or to
-//! spin and report what kept it from spinning; or to answer in two pieces.
+//! The service that faults are injected into. One thread answers lines of text. A line asks for one
+//! of these:
 //!
-//! A second thread holds the service's lock on request. With several answering threads, clients are
-//! distributed among them.
+//! - An amount of work. The answer may report when the work began.
+//! - A read of the service's file.
+//! - A spin. The answer reports the time during which the thread did not run.
+//! - An answer in two pieces.
+//!
+//! A second thread holds the service's lock on request. With several answering threads, the clients
+//! are distributed among them.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -25,17 +29,19 @@ use super::injectors::Injection;
 /// The name of the thread that holds the lock.
 const HOLDER: &str = "elfen-holder";
 
-/// Serves on a free port, which it prints, until its standard input ends. A number on standard
-/// input has the lock held for that many microseconds; the times are printed.
+/// Serves on a free port until standard input ends. Prints the number of the port.
+///
+/// For each number on standard input, a thread holds the lock for this many microseconds. It then
+/// prints when it held the lock.
 pub fn serve(cpu: u32, ordinary: bool, workers: usize) -> io::Result<()> {
     affinity::pin(cpu)?;
     if !ordinary {
-        // Below the hog and above all other threads: then the score shows only injected faults, and
-        // a thread that waits for its CPU does not wait for the lock.
+        // This priority is below the hog and above all other threads. So the score only shows
+        // injected faults, and a thread that waits for its CPU does not wait for the lock.
         set_policy(0, libc::SCHED_FIFO, 10)?;
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    // The command has locked `io::stdout`, so this uses a descriptor of its own.
+    // The command has locked `io::stdout`, so this thread uses a descriptor of its own.
     let mut output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     writeln!(output, "{}", listener.local_addr()?.port())?;
     let lock = Arc::new(Mutex::new(()));
@@ -43,7 +49,7 @@ pub fn serve(cpu: u32, ordinary: bool, workers: usize) -> io::Result<()> {
     let holder = std::thread::Builder::new().name(HOLDER.to_owned());
     holder.spawn(move || {
         let ended = hold_on_request(&held, &mut output);
-        // The process that started this one is gone, or wants this one to end.
+        // The parent process has ended, or it asks this process to end.
         std::process::exit(i32::from(ended.is_err()));
     })?;
     let index = Index::new()?;
@@ -60,7 +66,8 @@ pub fn serve(cpu: u32, ordinary: bool, workers: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts an answering thread. It gets clients by the channel, with a byte in the pipe for each.
+/// Starts an answering thread. It gets clients through the channel, and a byte in the pipe for each
+/// of them.
 fn start_worker(
     number: usize,
     lock: &Arc<Mutex<()>>,
@@ -169,22 +176,23 @@ impl Client {
     }
 }
 
-/// Asks to read the index; the answer is how long that took beyond its CPU time.
+/// Asks to read the index. The answer is the time of the read without its CPU time.
 pub(super) const READ: &[u8] = b"read\n";
-/// Asks to spin for this many microseconds; the answer is how long it was kept from spinning.
+/// Asks to spin for this many microseconds. The answer is the time during which the thread did not
+/// run.
 pub(super) const SPIN: &str = "spin ";
-/// Asks for this many microseconds of work; the answer is when the work began.
+/// Asks for this many microseconds of work. The answer is the time at which the work began.
 pub(super) const START: &str = "start ";
-/// Length of an answer with a number.
+/// The length of an answer with a number.
 pub(super) const NUMBER_BYTES: usize = 21;
-/// Asks for an answer in two pieces, of which Nagle's algorithm holds the second.
+/// Asks for an answer in two pieces. Nagle's algorithm delays the second.
 pub(super) const PIECES: &[u8] = b"pieces\n";
 
-/// Data of a file that the service has mapped.
+/// The data of a file that the service has mapped.
 #[derive(Clone, Copy)]
 struct Index(&'static [u8]);
 
-/// A directory on a disk: /tmp may be in memory.
+/// A directory on a disk. /tmp may be in memory.
 const INDEX: &str = "/var/tmp";
 const INDEX_BYTES: usize = 2 << 20;
 
@@ -193,22 +201,23 @@ impl Index {
         let mut options = File::options();
         let mut file = options.read(true).write(true).custom_flags(libc::O_TMPFILE).open(INDEX)?;
         file.write_all(&vec![1; INDEX_BYTES])?;
-        // Dirty pages can't be evicted.
+        // Dirty pages cannot be evicted.
         file.sync_all()?;
         let read = libc::PROT_READ;
         let shared = libc::MAP_SHARED;
         let fd = file.as_raw_fd();
-        // SAFETY: a new mapping at a free address, of a file that is open.
+        // SAFETY: the kernel picks a free address for the new mapping, and `file` is open during
+        // the call.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), INDEX_BYTES, read, shared, fd, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `mmap` mapped `INDEX_BYTES` there and no code unmaps them. The file has no name,
-        // so no other process writes or truncates it.
+        // SAFETY: `mmap` mapped `INDEX_BYTES` at `at`, and no code unmaps them. The file has no
+        // name, so no other process writes or truncates it.
         Ok(Self(unsafe { std::slice::from_raw_parts(at.cast(), INDEX_BYTES) }))
     }
 
-    /// Touches every page. Returns how long that took beyond its own CPU time.
+    /// Touches every page. Returns how long this took, without its CPU time.
     fn read(self) -> u64 {
         let from_ns = monotonic_ns();
         let cpu_ns = own_cpu_ns();
@@ -218,11 +227,11 @@ impl Index {
     }
 }
 
-/// One iteration of a loop that reads the clock takes less.
+/// A longer iteration of the loop that reads the clock means that the thread did not run.
 const GAP_NS: u64 = 2_000;
 
-/// Spins until a time. Returns for how long it did not spin, by its own clock, so that the result
-/// does not depend on the injector.
+/// Spins for this many microseconds. Returns the time during which the thread did not run. The
+/// thread measures this with its own clock, so the result does not depend on the injector.
 fn spin(us: u64) -> u64 {
     let mut last_ns = monotonic_ns();
     let until_ns = last_ns + us * 1_000;
@@ -237,7 +246,7 @@ fn spin(us: u64) -> u64 {
     kept_ns
 }
 
-/// Uses this much CPU time, however long that takes.
+/// Uses this much CPU time, however long this takes.
 fn work(us: u64) {
     let until_ns = own_cpu_ns() + us * 1_000;
     while own_cpu_ns() < until_ns {

@@ -1,4 +1,4 @@
-//! The services that faults are injected into: a process of this program, or one in Java.
+//! The services that faults are injected into: a process of `elfen-lab serve`, or one in Java.
 
 use std::fs;
 use std::io;
@@ -15,23 +15,26 @@ use crate::live::process::Process;
 use crate::live::scratch::Scratch;
 
 const JAVA_SOURCE: &str = include_str!("JavaService.java");
-/// Time for `java` to compile its source, and for any service to listen.
+/// The time limit for `java` to compile its source, and for any service to listen.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time for the holder to have the lock, in addition to the time that it holds it.
+/// The time limit for the holder to get the lock. It comes on top of the time for which it holds
+/// the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A service that a fault needs.
+/// The kind of service that a fault needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ServiceKind {
-    /// Above all ordinary threads, so that only faults are in its way.
+    /// It runs above all ordinary threads, so that only faults delay it.
     Realtime,
-    /// At an ordinary priority: at a real-time priority a service shares its CPU with no rival.
+    /// It runs at an ordinary priority. At a real-time priority, a service would not share its CPU
+    /// with a rival.
     Ordinary,
-    /// Recorded in full detail, in which packets show. Each request has some.
+    /// It is recorded in full detail, which includes packets. Each request has packets.
     WithPackets,
-    /// In Java, and collects its heap on request.
+    /// It is written in Java and collects its heap on request.
     Java,
-    /// In Java, and has loaded no classes yet. It is new only for a single request.
+    /// It is written in Java and has not loaded the classes yet. It serves only one request of this
+    /// kind.
     FreshJava,
 }
 
@@ -48,11 +51,11 @@ impl ServiceKind {
     }
 }
 
-/// A service in a process of its own, which ends when this drops.
+/// A service in a process of its own. The process ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct TestService {
     process: Process,
-    /// Injections in its output that were returned.
+    /// The number of collections in the log that `collections` has returned.
     returned: usize,
     pub(super) port: u16,
     pub(super) cpu: u32,
@@ -60,23 +63,23 @@ pub(super) struct TestService {
 }
 
 impl TestService {
-    /// Starts it on one CPU. Only a service that is not in Java can have several answering threads.
+    /// Starts a service on one CPU. A service in Java ignores `workers`.
     pub(super) fn start(kind: ServiceKind, cpu: u32, workers: usize) -> io::Result<Self> {
         let scratch = Scratch::new(1)?;
         let (command, rank) = if kind.is_java() {
             let source = scratch.path("JavaService.java");
             fs::write(&source, JAVA_SOURCE)?;
             let mut command = Command::new("java");
-            // One collector that stops all threads, and a heap that is full after two collections.
+            // This collector stops all threads, and this heap is full after two collections.
             command.args(["-XX:+UseSerialGC", "-Xmx128m"]);
-            // Times of collections come from its log, whose clock is the machine's.
+            // The times of collections are read from this log. Its clock is the machine's.
             command.arg("-Xlog:gc:stderr:timenanos");
             // The trace distinguishes clients by IPv4 addresses.
             command.args(["-Djava.net.preferIPv4Stack=true", "--source", "11"]).arg(source);
-            // It looks up classes before it serves, which it can then load.
+            // With this argument, the service lists the classes that it can load before it serves.
             command.args((kind == ServiceKind::FreshJava).then_some("fresh"));
-            // At a real-time priority it could not collect: a spinning thread would keep the other
-            // threads of its own process from that CPU.
+            // At a real-time priority, the service could not collect. Its spinning thread would
+            // keep the other threads of its process from the CPU.
             (command, Rank::Nice(-20))
         } else {
             let mut command = Command::new(std::env::current_exe()?);
@@ -101,7 +104,7 @@ impl TestService {
         self.process.id()
     }
 
-    /// Has its lock held.
+    /// Makes the service hold its lock.
     pub(super) fn hold_lock(&mut self, length: Duration) -> io::Result<Injection> {
         let before = self.process.stdout_text().lines().count();
         self.process.write_line(&length.as_micros().to_string()).map_err(io::Error::other)?;
@@ -113,7 +116,7 @@ impl TestService {
         Ok(serde_json::from_str(&held.map_err(io::Error::other)?)?)
     }
 
-    /// From when to when it collected its heap, since this was asked last.
+    /// Returns when the service collected its heap, since the last call.
     pub(super) fn collections(&mut self) -> Vec<Injection> {
         let log = self.process.stderr_text();
         let all = log.lines().filter_map(collection).skip(self.returned);
@@ -123,9 +126,11 @@ impl TestService {
     }
 }
 
-/// Parses a line of the log, if it is the end of a collection: `[123456789ns] GC(0) Pause Full
-/// (System.gc()) 9M->8M(9M) 4.512ms`. The JVM writes it before the threads resume, which would take
-/// the CPU from the writing thread.
+/// Parses a line of the log. Returns `None` unless the line is the end of a collection, like
+/// `[123456789ns] GC(0) Pause Full (System.gc()) 9M->8M(9M) 4.512ms`.
+///
+/// The JVM writes the line before it resumes the threads, which would take the CPU from the writing
+/// thread.
 fn collection(line: &str) -> Option<Injection> {
     let (at, rest) = line.strip_prefix('[')?.split_once("ns]")?;
     let took_ms: f64 = rest.rsplit(' ').next()?.strip_suffix("ms")?.parse().ok()?;

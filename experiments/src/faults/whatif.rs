@@ -1,5 +1,6 @@
-//! Tests whether predictions can be trusted on this machine. Recordings with a cause and without
-//! any alternate. The p99 predicted without the cause is compared with the p99 measured without it.
+//! Tests whether Tailor's predictions are right on this machine. Recordings with a fault alternate
+//! with recordings without faults. The p99 predicted without the cause is compared with the p99
+//! measured without it.
 
 use std::io;
 use std::time::Duration;
@@ -13,9 +14,9 @@ use super::recording::{CheckError, Load, record_while};
 use super::service::{ServiceKind, TestService};
 use super::{EVERY, Fault, Plan, reserve_cpu};
 
-/// Numbers of threads of the services.
+/// The numbers of threads of the services.
 const WORKERS: [usize; 2] = [1, 4];
-/// Limit of the median's relative error.
+/// The highest relative error of the median.
 const TOLERANCE: f64 = 0.15;
 
 /// The predictions for one cause.
@@ -24,25 +25,26 @@ pub struct Prediction {
     pub workers: usize,
     pub cause: &'static str,
     pub pairs: usize,
-    /// Pairs without a prediction, because the replay was not valid.
+    /// Pairs without a prediction, because the replay was invalid.
     pub replay_off: usize,
-    /// Medians: with the cause, predicted without it, and measured without it.
+    /// The median p99 with the cause, predicted without it, and measured without it.
     pub with_p99_ns: u64,
     pub foreseen_p99_ns: Option<u64>,
     pub seen_p99_ns: u64,
-    /// The median of predicted p99 over measured p99.
+    /// The median of the predicted p99 divided by the measured p99.
     pub ratio: Option<f64>,
     pub ratios: Vec<f64>,
 }
 
 impl Prediction {
-    /// Whether at least half of the pairs have a prediction. Fewer do not show that predictions are
-    /// right.
+    /// Whether at least half of the pairs have a prediction. With fewer, the median says too
+    /// little.
     pub fn is_predicted(&self) -> bool {
         self.ratio.is_some() && self.replay_off * 2 <= self.pairs
     }
 
-    /// A cause without predictions fails, because the user asked for it.
+    /// Whether the median error is small enough. A cause without predictions fails, because the
+    /// user asked for it.
     pub fn holds(&self) -> bool {
         self.is_predicted() && self.ratio.is_some_and(|ratio| (ratio - 1.0).abs() <= TOLERANCE)
     }
@@ -54,15 +56,15 @@ pub struct WhatIfReport {
     pub holds: bool,
 }
 
-/// One cause in one pair of recordings.
+/// The p99 for one cause in one pair of recordings.
 struct Pair {
     with_ns: u64,
     predicted_ns: Option<u64>,
     measured_ns: u64,
 }
 
-/// Checks each fault of the plan in `pairs` pairs of recordings, each as long as its injections
-/// take.
+/// Checks each fault of the plan in `pairs` pairs of recordings. A recording lasts until all its
+/// faults are injected.
 pub fn check_predictions(plan: &Plan, pairs: usize) -> Result<WhatIfReport, CheckError> {
     let cpu = reserve_cpu()?;
     let mut rows = Vec::new();
@@ -88,8 +90,8 @@ pub fn check_predictions(plan: &Plan, pairs: usize) -> Result<WhatIfReport, Chec
     Ok(WhatIfReport { rows, holds })
 }
 
-/// Records a service with a fault and predicts it without the fault's cause, or records it without
-/// any fault for as long.
+/// Records a service with a fault, and predicts the p99 without the fault's cause. If `fault` is
+/// `None`, records the service without faults for the same time.
 fn record_and_report(
     service: &mut TestService,
     plan: &Plan,
@@ -135,7 +137,8 @@ fn median(values: impl Iterator<Item = u64>) -> Option<u64> {
     values.get(values.len() / 2).copied()
 }
 
-/// The median of sorted values: for an even number, the mean of the middle two.
+/// Returns the median of sorted values. For an even number of values, it is the mean of the middle
+/// two.
 fn median_of_sorted(sorted: &[f64]) -> Option<f64> {
     let half = sorted.len() / 2;
     match sorted.len() % 2 {

@@ -1,10 +1,11 @@
-//! The batch programs next to the service: one on each batch lane, started, started again, ended,
-//! and what they did; and the reports of `elfen run`.
+//! Starts and ends the batch programs next to the service, one on each batch lane. Collects their
+//! results and the reports of `elfen run`.
 //!
-//! A program of `elfen-batch` reports its work when it ends, and must not end by itself. A program
-//! of the user's own does not report its work, and it may end at any time. Its work is the CPU time
-//! of the process and all its descendants, including those that have ended. If it ends with status
-//! 0, it is started again. CPU time includes naps in the program's checks; where the kernel counts
+//! A program of `elfen-batch` reports its work when it ends, and must not end by itself.
+//!
+//! A program of the user's own may end at any time. If it ends with status 0, it is started again.
+//! It does not report its work. So its work is the CPU time of its process and all descendants, and
+//! ended processes count. This CPU time includes naps in the program's checks. If the kernel counts
 //! the time on the lane, the report of `elfen run` has the exact figure.
 
 use std::ffi::{OsStr, OsString};
@@ -27,11 +28,12 @@ use super::process::{Process, Rig, START_TIMEOUT, STOP_TIMEOUT, poll_until};
 use super::{LiveError, usage};
 use crate::record::{Plan, Scenario};
 
-/// If no process is left to end it, a batch ends itself this long after the run.
+/// A batch ends by itself this long after the run, in case the process that should end it has died.
 const AT_MOST: Duration = Duration::from_secs(120);
-/// Time for the launcher to write its report after its batch has ended.
+/// The time limit for the launcher to write its report after its batch has ended.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The name of the processes of `elfen run` itself, and the beginning of the lines that it prints.
+/// The name of the processes of `elfen run` itself. The lines that it prints begin with
+/// `ELFEN_SAYS`.
 const ELFEN: &str = "elfen";
 const ELFEN_SAYS: &str = "elfen: ";
 
@@ -51,7 +53,7 @@ pub(super) struct BatchResults {
     pub(super) ends: u32,
 }
 
-/// The part of the output of `elfen-batch` that is used here.
+/// The fields of the output of `elfen-batch` that are used here.
 #[derive(Debug, Deserialize)]
 pub(super) struct BatchOutput {
     pub(super) per_second: f64,
@@ -59,15 +61,15 @@ pub(super) struct BatchOutput {
     checksum: String,
 }
 
-/// How a program is started on its lane, at first and again.
+/// How a program is started on its lane, for the first time and again.
 #[derive(Clone, Debug)]
 struct Launch {
     name: String,
-    /// Whether it is a program of the user's own.
+    /// Whether the program is the user's own.
     is_own: bool,
     argv: Vec<OsString>,
     setup: ChildSetup,
-    /// For its stdout and its stderr.
+    /// The files for the program's stdout and its stderr.
     files: [PathBuf; 2],
     /// The file for the report of `elfen run`; `None` for a program that is started directly.
     report: Option<PathBuf>,
@@ -78,10 +80,10 @@ struct Launch {
 struct Batch {
     launch: Launch,
     process: Process,
-    /// CPU time of the processes that have ended.
+    /// The CPU time of the processes that have ended.
     finished_ns: u64,
-    /// CPU time of the running process at the last sample. It is all that is known of a process
-    /// that has ended since, where `elfen run` has no kernel account.
+    /// The CPU time of the running process at the last sample. If the process ends and `elfen run`
+    /// has no kernel account of it, this is the only known value.
     last_seen_ns: u64,
     ends: u32,
     report: Option<Report>,
@@ -93,7 +95,7 @@ impl Batches {
     }
 
     /// Starts the program on every batch lane. `service_name` is the name under which the service
-    /// publishes its requests, if it does.
+    /// publishes its requests, if it publishes them.
     pub(super) fn start(
         rig: &Rig,
         plan: &Plan,
@@ -139,13 +141,14 @@ impl Batches {
         self.0.iter_mut().try_for_each(Batch::restart_if_ended)
     }
 
-    /// CPU time so far, in nanoseconds.
+    /// Returns the CPU time of all batches so far, in nanoseconds.
     pub(super) fn used_ns(&mut self) -> u64 {
         self.0.iter_mut().map(Batch::used_ns).sum()
     }
 
-    /// Ends all batches and collects their results. `None` if there are none, or if one does not
-    /// end: a batch that never gets its lane cannot write its report, and has done next to nothing.
+    /// Ends all batches and collects their results. Returns `None` without batches, or if a batch
+    /// does not end. A batch that never gets its lane cannot write its report, and has done almost
+    /// no work.
     pub(super) fn end(self) -> Result<Option<BatchResults>, LiveError> {
         let mut done = (!self.0.is_empty()).then(BatchResults::default);
         for batch in self.0 {
@@ -158,7 +161,8 @@ impl Batches {
     }
 }
 
-/// The rank of a batch in a baseline; `None` for a policy, whose batch `elfen run` starts.
+/// Returns the scheduling rank of a batch in a baseline. Returns `None` for a policy, whose batch
+/// `elfen run` starts.
 fn baseline_rank(scenario: Scenario) -> Option<Rank> {
     match scenario {
         Scenario::None | Scenario::Unrestrained => Some(Rank::Normal),
@@ -173,13 +177,13 @@ fn baseline_rank(scenario: Scenario) -> Option<Rank> {
     }
 }
 
-/// The launcher of `elfen run` gets SIGTERM when this process dies, and forwards it. SIGKILL would
-/// leave its batch running.
+/// Sets up the launcher of `elfen run`. It gets SIGTERM when this process dies, and forwards the
+/// signal to its batch. SIGKILL would leave the batch running.
 fn launcher_setup() -> ChildSetup {
     ChildSetup { death_signal: libc::SIGTERM, ..ChildSetup::anywhere(Rank::Normal) }
 }
 
-/// The words before the program.
+/// Returns the words of the command line before the program.
 fn elfen_run(
     rig: &Rig,
     plan: &Plan,
@@ -201,14 +205,14 @@ fn elfen_run(
 impl Launch {
     fn start(&self) -> Result<Process, LiveError> {
         if let Some(report) = &self.report {
-            // The existence of a report shows later that the program was started.
+            // Later, an existing report shows that the program was started.
             fs::remove_file(report).ok();
         }
         let program = self.argv.first().map_or_else(|| OsStr::new(""), OsString::as_os_str);
         let mut command = Command::new(program);
         command.args(self.argv.iter().skip(1));
         let [out, err] = self.files.clone();
-        // A program of the user's own may print more than there is room for.
+        // A program of the user's own may print more than the disk can hold.
         let out = if self.is_own { PathBuf::from("/dev/null") } else { out };
         Process::spawn(&self.name, command, &self.setup, [out, err])
     }
@@ -228,8 +232,9 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Whether the program itself runs: `elfen run` attaches first. A program of `elfen-batch` also
-    /// has to handle SIGTERM, which before that would end it without its report.
+    /// Whether the program itself runs, because `elfen run` attaches to its lane first. A program
+    /// of `elfen-batch` also has to have its handler for SIGTERM: before that, the signal would end
+    /// it without a report.
     fn has_started(&self) -> bool {
         let id = self.process.id();
         let is_program = |pid: &u32| name_of(*pid).is_some_and(|name| name != ELFEN);
@@ -240,7 +245,7 @@ impl Batch {
         programs.iter().any(|&pid| self.launch.is_own || usage::has_handler(pid, libc::SIGTERM))
     }
 
-    /// Starts a program of the user's own again if it has ended.
+    /// If a program of the user's own has ended, starts it again.
     fn restart_if_ended(&mut self) -> Result<(), LiveError> {
         if !self.launch.is_own {
             return self.process.check_alive();
@@ -253,8 +258,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Adds the results of a program that ended by itself. An exit status other than 0 is a
-    /// failure.
+    /// Adds the results of a program that ended by itself. Fails if its exit status is not 0.
     fn account_end(&mut self, status: ExitStatus) -> Result<(), LiveError> {
         let written = self.launch.report.as_deref().map(|file| (file, file.metadata()));
         let ran = match written {
@@ -285,20 +289,20 @@ impl Batch {
         };
     }
 
-    /// CPU time so far, in nanoseconds.
+    /// Returns the CPU time of this batch so far, in nanoseconds.
     fn used_ns(&mut self) -> u64 {
         let pid = self.process.id();
         let now_ns = match self.launch.report {
             None => usage::family_cpu_ns(pid),
             Some(_) => usage::batch_cpu_ns(pid),
         };
-        // A process that is just being reaped may be missing in a reading.
+        // A process that has just been reaped may be missing from a reading.
         self.last_seen_ns = self.last_seen_ns.max(now_ns);
         self.finished_ns + self.last_seen_ns
     }
 
-    /// Ends the program and all its descendants, and adds its results. Returns whether a program of
-    /// `elfen-batch` ended in time.
+    /// Ends the program and all its descendants, and adds its results. Returns false if a program
+    /// of `elfen-batch` did not end in time.
     fn end(mut self, done: &mut BatchResults) -> Result<bool, LiveError> {
         if !self.launch.is_own {
             self.process.check_alive()?;
@@ -323,8 +327,8 @@ impl Batch {
         Ok(true)
     }
 
-    /// Ends all descendants, too: a process that outlived its parent would run during the next
-    /// measurement. Returns whether the program ended in time.
+    /// Ends the program and all its descendants. A descendant that outlived the program would run
+    /// during the next measurement. Returns whether the program ended in time.
     fn stop(&mut self, timeout: Duration) -> bool {
         let pid = self.process.id();
         let family = usage::Descendants::of(pid);
@@ -338,7 +342,7 @@ impl Batch {
         let in_time = self.process.wait(timeout);
         if !in_time {
             let late = usage::Descendants::of(pid);
-            // A shell that ignores SIGTERM would start its next command.
+            // A shell that ignores SIGTERM would start its next command, so it gets SIGKILL first.
             if self.launch.report.is_none() {
                 os::send(pid, libc::SIGKILL);
             }
@@ -354,7 +358,7 @@ impl Batch {
     }
 }
 
-/// Ends the program with its descendants, however the measurement ends.
+/// Ends the program with its descendants, also if the measurement fails.
 impl Drop for Batch {
     fn drop(&mut self) {
         if matches!(self.process.try_wait(), Ok(None)) {
@@ -363,7 +367,7 @@ impl Drop for Batch {
     }
 }
 
-/// The last line on stderr that is not from `elfen run`; else its last line.
+/// Returns the last line on stderr that is not from `elfen run`, or the last line if all are.
 fn last_stderr_line(said: &str) -> String {
     let lines = || said.lines().rev().map(str::trim).filter(|line| !line.is_empty());
     let own = lines().find(|line| !line.starts_with(ELFEN_SAYS));
@@ -377,8 +381,8 @@ pub(crate) fn read_report(file: &Path) -> Result<Report, LiveError> {
     serde_json::from_str(&text).map_err(|error| LiveError::Garbled { name, why: error.to_string() })
 }
 
-/// The sum of two consecutive runs of the program. Times are added, latencies are those of the run
-/// with more samples, and the rest is that of the last run.
+/// Adds up two consecutive runs of the program. Times are added. The latencies are those of the run
+/// with more samples. All other values are those of the last run.
 fn add_reports(before: &Report, after: Report) -> Report {
     let add = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(a, b)| a + b);
     let more = |one: Latency, other: Latency| if one.n > other.n { one } else { other };
@@ -412,8 +416,8 @@ mod tests {
         }
     }
 
-    /// Goal: the CPU time of all descendants counts, and none of them outlives the batch. Method: a
-    /// shell whose child works and ends, and a shell that ignores SIGTERM.
+    /// Goal: the CPU time of all descendants counts, and all of them end with the batch. Method: a
+    /// shell whose child works and ends, and which then ignores SIGTERM.
     #[test]
     fn all_descendants_count_and_end() {
         let scratch = Scratch::new(1).unwrap();
@@ -438,7 +442,7 @@ mod tests {
         until("the end of both", || {
             [pid, child].iter().all(|&pid| name_of(pid).as_deref() != Some("sleep"))
         });
-        // SIGTERM ended its child, so the shell has started the next.
+        // SIGTERM ended the shell's child, so the shell may have started its next command.
         let group = Pid::from_raw(pid.cast_signed());
         until("the end of all", || killpg(group, None).is_err());
     }
@@ -450,7 +454,8 @@ mod tests {
         assert_eq!(last_stderr_line("elfen: program \"x\": none\n"), "elfen: program \"x\": none");
     }
 
-    /// Goal: two runs add up. Method: by hand; without an account the sum has none.
+    /// Goal: two runs add up. Method: compute the sums by hand. If one run has no account, the sum
+    /// has none.
     #[test]
     fn runs_one_after_the_other_add_up() {
         let report = |ran: Option<u64>, n: u64| Report {

@@ -1,8 +1,11 @@
 //! Measures how a service and programs that share a core slow each other down, for the model.
 //!
-//! The service runs alone, and next to each batch program and each nap of the machine. A slowdown
-//! is the ratio of the work in both, also of the batch program. The service is one worker
-//! that searches without a pause: then a lane is always busy, and no load generator interferes.
+//! The service runs alone, next to each batch program, and next to each nap of the machine. A
+//! slowdown is the work per second alone, divided by the work per second next to the other program.
+//! It is measured for the service and for the batch program.
+//!
+//! The service is one worker that searches without a pause. So its lane is always busy, and no load
+//! generator interferes.
 
 use std::panic;
 use std::process::Command;
@@ -24,10 +27,10 @@ use super::service::Corpus;
 use super::summary::{Figure, figure};
 use super::{LiveError, Machine, sleep_until, usage};
 
-/// Time for an iteration of `elfen-batch` to end.
+/// The time limit for an iteration of `elfen-batch` to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The pair and the programs to measure.
+/// The pair and the programs that are measured.
 #[derive(Clone, Debug)]
 pub struct Order {
     pub pair: Pair,
@@ -39,8 +42,8 @@ pub struct Order {
     pub runs: u32,
 }
 
-/// How much longer the service and a program or a nap on the batch lane take next to each other; 1
-/// is no slowdown.
+/// How much longer two neighbours on a core take than alone: the service, and a program or a nap on
+/// the batch lane. A value of 1 means that they do not slow each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slowdown {
     pub name: String,
@@ -49,7 +52,7 @@ pub struct Slowdown {
     pub of_batch: Option<Figure>,
 }
 
-/// What a batch lane does next to the service.
+/// What the batch lane does next to the service.
 #[derive(Clone, Copy)]
 enum Neighbour<'a> {
     Batch(&'a str),
@@ -59,13 +62,15 @@ enum Neighbour<'a> {
 struct Bench {
     corpus: Corpus,
     duration: Duration,
-    /// The CPUs of request lane and batch lane.
+    /// The CPUs of the request lane and the batch lane.
     lanes: [u32; 2],
     rig: Rig,
 }
 
-/// Measures the service next to each batch program, and next to each of `naps`: the slowdowns of
-/// both. Runs are interleaved. `progress` gets the number of finished steps and of all steps.
+/// Measures the service next to each batch program and next to each of `naps`. Returns the
+/// slowdowns for the programs, then those for the naps.
+///
+/// Runs are interleaved. `progress` gets the number of finished steps and the number of all steps.
 pub fn measure(
     order: Order,
     naps: &[Nap],
@@ -106,7 +111,8 @@ pub fn measure(
 }
 
 impl Bench {
-    /// The slowdowns of the service and of its neighbour, relative to each alone just before.
+    /// Returns the slowdowns of the service and of its neighbour. Each is relative to a run alone
+    /// just before.
     fn measure_next_to(&self, neighbour: Neighbour<'_>) -> Result<(f64, Option<f64>), LiveError> {
         let alone = self.search()?;
         match neighbour {
@@ -114,7 +120,7 @@ impl Bench {
                 let batch = self.batch(name)?;
                 sleep_until(Instant::now() + self.duration, || Ok(()))?;
                 let batch_alone = end(batch)?;
-                // A search runs until its queries are done, so the batch is ended after it.
+                // A search ends when its queries are done, so the batch has to run until then.
                 let batch = self.batch(name)?;
                 let found = self.search()?;
                 Ok((alone / found, Some(batch_alone / end(batch)?)))
@@ -123,14 +129,14 @@ impl Bench {
         }
     }
 
-    /// Searches while a thread naps on the other lane, again and again.
+    /// Searches while a thread on the other lane naps again and again.
     fn search_next_to_nap(&self, nap: &Nap) -> Result<f64, LiveError> {
         let [lane, sibling] = self.lanes;
         let stop = AtomicBool::new(false);
         let (found, napped) = thread::scope(|scope| {
             let napping = scope.spawn(|| nap_until(&stop, nap, lane, sibling));
             let found = self.search();
-            // Relaxed: a flag that is polled; the join orders everything else.
+            // Relaxed is enough: the flag is only polled, and the join orders everything else.
             stop.store(true, Relaxed);
             let napped = napping.join().unwrap_or_else(|panic| panic::resume_unwind(panic));
             (found, napped)
@@ -138,7 +144,7 @@ impl Bench {
         napped.and(found)
     }
 
-    /// The service's work per second.
+    /// Returns the service's work per second.
     fn search(&self) -> Result<f64, LiveError> {
         self.corpus.search(&self.rig, self.lanes[0], Rank::Normal)
     }
@@ -154,10 +160,10 @@ impl Bench {
     }
 }
 
-/// The bound of a nap: a guard naps this long before it checks that its run is alive.
+/// The longest nap, as of a guard: after this time, a guard tests whether its run is still alive.
 const NAP_BOUND_NS: u64 = 20_000_000;
 
-/// Naps on the batch lane like a guard while a request runs.
+/// Naps on the batch lane, like a guard while a request runs.
 fn nap_until(stop: &AtomicBool, nap: &Nap, lane: u32, sibling: u32) -> Result<(), LiveError> {
     affinity::pin(sibling).map_err(LiveError::io(format!("napping on CPU {sibling}")))?;
     let page = busy_lane().map_err(|error| {
@@ -170,7 +176,8 @@ fn nap_until(stop: &AtomicBool, nap: &Nap, lane: u32, sibling: u32) -> Result<()
     Ok(())
 }
 
-/// A task map with one request lane that is always busy. (The nap device has its own.)
+/// Returns a task map with one request lane that is always busy. The nap device does not use this
+/// map: it has its own.
 fn busy_lane() -> Result<Page<TaskSlot>, MemoryError> {
     let memory = Memory::create_segment(libc::IPC_PRIVATE, Page::<TaskSlot>::bytes(1), 0o600)?;
     memory.remove_name()?;

@@ -1,8 +1,8 @@
-//! Makes the runs of a plan, or those that are missing in a results file.
+//! Performs the runs of a plan, or the runs that are missing in a results file.
 //!
-//! The results file is all the state there is: a line for the setup, then a line for each run as it
-//! ends. After any interruption the file has the finished runs, and the same command makes the
-//! others.
+//! The results file is the only state. Its first line is the setup, and each finished run adds one
+//! line. So after an interruption, the file has the finished runs, and the same command performs
+//! the missing ones.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
@@ -13,8 +13,8 @@ use super::testbed::{Order, Testbed, now_s};
 use super::{LiveError, Machine};
 use crate::record::{self, Alone, Line, Plan, Run, Setup, Written};
 
-/// A results file that is locked until this value is dropped; or results that are only kept in
-/// memory.
+/// The results in a file, which is locked until this value is dropped. Without a file, the results
+/// are only in memory.
 #[derive(Debug, Default)]
 pub struct Results {
     file: Option<File>,
@@ -22,7 +22,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Opens or creates the file, and removes a last line that is cut off.
+    /// Opens or creates the file. Removes the last line if it is incomplete.
     pub fn open(path: &Path) -> Result<Self, LiveError> {
         let failed = || format!("opening {}", path.display());
         let mut options = OpenOptions::new();
@@ -41,12 +41,12 @@ impl Results {
         Ok(Self { file: Some(file), lines })
     }
 
-    /// The setup in the first line, if there is one.
+    /// Returns the setup in the first line, if the file has it.
     pub fn setup(&self) -> Option<&Setup> {
         record::setup(&self.lines)
     }
 
-    /// Those of `jobs` that have no run here.
+    /// Returns the jobs whose runs are missing in these results.
     pub fn missing(&self, jobs: Vec<Job>) -> Vec<Job> {
         jobs.into_iter()
             .filter(|job| !record::runs(&self.lines).any(|run| job.matches(run)))
@@ -63,20 +63,21 @@ impl Results {
         text.push('\n');
         file.write_all(text.as_bytes()).map_err(failed())?;
         file.sync_data().map_err(failed())?;
-        // Kept as it will be read again: JSON may lose the last bit of a number.
+        // The line is kept as it will be read again, because JSON may change the last bit of a
+        // number.
         let read = serde_json::from_str(&text).map_err(|error| failed()(error.into()))?;
         self.lines.push(read);
         Ok(())
     }
 }
 
-/// The first difference between the setup of a file and the requested setup, as a reason not to add
-/// runs.
+/// Returns the first difference between the setup of a file and the requested setup, as a reason
+/// not to add runs.
 pub fn first_difference(begun: &Setup, asked: &Setup) -> Option<String> {
     let [begun, asked] =
         [begun, asked].map(|setup| serde_json::to_value(setup).unwrap_or_default());
     let plans = [&asked["plan"], &begun["plan"]];
-    // A key without a value is not written, so the keys of both are compared.
+    // Keys without a value are not written, so the keys of both setups are compared.
     let keys = plans.iter().filter_map(|plan| plan.as_object()).flat_map(|plan| plan.keys());
     let of_plan = keys.map(|key| (format!("{key} of its plan"), &plans[1][key], &plans[0][key]));
     let whole = [
@@ -91,7 +92,7 @@ pub fn first_difference(begun: &Setup, asked: &Setup) -> Option<String> {
     differs.next().map(|(what, begun, asked)| format!("{what} is {begun} and not {asked}"))
 }
 
-/// The setup as far as it is known before anything is measured.
+/// Returns the part of the setup that is known before anything is measured.
 pub fn setup(order: &Order, plan: &Plan, command: String) -> Setup {
     Setup {
         elfen: env!("CARGO_PKG_VERSION").to_owned(),
@@ -127,9 +128,9 @@ fn processor() -> String {
 /// The progress of an experiment.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// The index is built, or the service is started.
+    /// Prepares the runs: builds the index, starts the service, or measures its capacity.
     Preparing(&'static str),
-    /// `missing` of `all` runs are to be made.
+    /// The runs begin. `missing` of `all` runs are not in the results yet.
     Begin {
         missing: usize,
         all: usize,
@@ -140,21 +141,21 @@ pub enum Progress<'a> {
     },
 }
 
-/// An experiment: what to measure, and on what.
+/// What an experiment measures, and on which machine.
 #[derive(Clone, Debug)]
 pub struct Experiment {
     pub order: Order,
     pub plan: Plan,
     pub specs: Vec<Spec>,
-    /// The capacity of the service, if it is not to be measured.
+    /// The capacity of the service; `None` to measure it.
     pub capacity_rps: Option<f64>,
-    /// Limits of this machine that the caller knows, a sentence each.
+    /// The limits of this machine that the caller knows, one sentence for each.
     pub limits: Vec<String>,
     pub command: String,
 }
 
 impl Experiment {
-    /// Makes the runs that `results` lack.
+    /// Performs the runs that are missing in `results`.
     pub fn run(
         &self,
         results: &mut Results,
@@ -216,8 +217,8 @@ impl Experiment {
     }
 }
 
-/// Refuses to add runs if the index or the helpers changed. Both are only known once the service
-/// runs.
+/// Refuses to add runs if the index or the placement of the helpers has changed. Both are known
+/// only once the service runs.
 fn check_same_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveError> {
     let (was, is) = (begun.documents, testbed.documents());
     if was != is {
@@ -243,8 +244,8 @@ mod tests {
         std::env::temp_dir().join(format!("elfen-results-{}-{name}", std::process::id()))
     }
 
-    /// Opens the file. Other tests of this process fork meanwhile; until exec, their children hold
-    /// our locks.
+    /// Opens the file. Other tests of this process may fork at the same time, and their children
+    /// hold our locks until exec.
     fn open(path: &Path) -> Results {
         let begin = std::time::Instant::now();
         loop {
@@ -278,9 +279,9 @@ mod tests {
         }
     }
 
-    /// Goal: after an interruption at any byte, exactly the missing runs are made. Method: a file
-    /// of a setup and three of four runs, cut at every byte; opened, its runs are whole, and a new
-    /// run is a line of its own.
+    /// Goal: after an interruption at any byte, exactly the missing runs are performed. Method: a
+    /// file with a setup and three of four runs, cut off at every byte. Opened again, its runs are
+    /// complete, and a new run gets a line of its own.
     #[test]
     fn a_file_cut_off_anywhere_is_completed() {
         let path = file("cut");
@@ -323,12 +324,12 @@ mod tests {
     }
 
     /// Goal: results of two plans or two machines do not mix. Method: setups that differ in one
-    /// point each.
+    /// value.
     #[test]
     fn a_different_plan_or_machine_is_named() {
         let setup = Setup { plan: Some(plan()), lanes: "0:1".to_owned(), ..Setup::default() };
         assert_eq!(first_difference(&setup, &setup), None);
-        // Measured values and times may differ.
+        // Times and measured values may differ.
         let later = Setup { started_s: 7, capacity_rps: 3.0, ..setup.clone() };
         assert_eq!(first_difference(&setup, &later), None);
         let longer = Plan { duration_s: 2.0, ..plan() };

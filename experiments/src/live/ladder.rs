@@ -1,14 +1,14 @@
-//! The thesis's ladder (section 4.4): a search service in Java whose causes of slow requests are
-//! removed one after the other. Each rung has the cures of the rungs below it.
+//! The thesis's ladder (section 4.4): removes the causes of slow requests of a search service in
+//! Java, one after the other. Each rung has its own change and the changes of all rungs below it.
 //!
 //! A new virtual machine loads classes. Then it uses memory for the first time. Once the memory is
-//! used up, it collects. So the iterations of a rung have three [`Phase`]s, and each of the
+//! used up, it collects garbage. So the iterations of a rung have three [`Phase`]s, and each of the
 //! thesis's causes ([`ROWS`]) is expected in one of them.
 //!
-//! Every rung has its own virtual machine, which is new in the first iteration and collects in the
-//! last ones. Rungs are interleaved iteration by iteration, so that a disturbance of the machine
-//! affects all of them. Where it is permitted, `elfen tailor` records each iteration and reports
-//! the causes of its slowest requests.
+//! Every rung has its own virtual machine. It is new in the first iteration, and collects garbage
+//! in the last ones. Rungs are interleaved iteration by iteration, so that a disturbance of the
+//! machine affects all of them. If this is permitted, `elfen tailor` records each iteration and
+//! reports the causes of its slowest requests.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -25,15 +25,17 @@ use super::process::{Process, START_TIMEOUT, STOP_TIMEOUT};
 use super::scratch::Scratch;
 use super::{LiveError, check_interrupted};
 
-/// The interval of collections in the last phase.
+/// The interval between two collections of a server in the last phase.
 const COLLECT_EVERY: Duration = Duration::from_secs(1);
-/// Time for the report of an iteration with many events.
+/// The time limit for the report of an iteration with many events.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Requests that warm up the backup, and a restarted server.
+/// The number of requests that warm up the backup and a restarted server.
 const WARM_UP: u32 = 1_000;
 
-/// As in the thesis, there is only one compiler: a second would work in the background of any
-/// iteration. The thesis's JDK 9 had no archive of loaded classes, and its Linux used huge pages.
+/// The options of every virtual machine.
+///
+/// As in the thesis, only one compiler is used: a second would work in the background of some
+/// iterations. The thesis's JDK 9 had no archive of loaded classes, and its Linux used huge pages.
 /// The heap has room for all new objects until the last phase.
 const OPTIONS: [&str; 7] = [
     "-Xms1152m",
@@ -44,8 +46,8 @@ const OPTIONS: [&str; 7] = [
     "-XX:+UseTransparentHugePages",
     "-Xshare:off",
 ];
-/// The last iteration of the second phase. In the fourth iteration new objects are collected for
-/// the first time, and that takes longer than all page faults.
+/// The last iteration of the second phase. In the fourth iteration, new objects are collected for
+/// the first time. This collection takes longer than all page faults.
 const MOST_FILLING: u32 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -60,9 +62,9 @@ pub(crate) enum Rung {
 impl Rung {
     pub(crate) const ALL: [Self; 4] = [Self::AsIs, Self::Nodelay, Self::PreTouch, Self::Hedge];
 
-    /// Its name; its cure, in addition to those of the rungs below; and the maximum of an iteration
-    /// at the client in the thesis, lowest and highest of 20, in milliseconds (section 4.4, Figures
-    /// 4.11 to 4.14).
+    /// Returns the name of the rung, its change in addition to those of the rungs below, and the
+    /// thesis's maximum. The maximum is the client's in one iteration, in milliseconds: the lowest
+    /// and the highest of 20 (section 4.4, Figures 4.11 to 4.14).
     pub(crate) fn facts(self) -> (&'static str, &'static str, (f64, f64)) {
         match self {
             Self::AsIs => ("as is", "nothing", (40.0, 46.0)),
@@ -89,7 +91,7 @@ impl Rung {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Phase {
-    /// It has just started.
+    /// The virtual machine has just started.
     New,
     /// New objects use memory for the first time.
     Filling,
@@ -100,7 +102,7 @@ pub(crate) enum Phase {
 impl Phase {
     pub(crate) const ALL: [Self; 3] = [Self::New, Self::Filling, Self::Collecting];
 
-    /// The phase of iteration number `iteration`, from 1, of `iterations`.
+    /// Returns the phase of an iteration, from 1, of `iterations`.
     pub(crate) fn of(iteration: u32, iterations: u32) -> Self {
         match iteration {
             ..=1 => Self::New,
@@ -118,10 +120,11 @@ impl Phase {
     }
 }
 
-/// A cause of the thesis, its name in `elfen tailor`, and the rung and phase where it is expected.
+/// A cause in the thesis, its name in `elfen tailor`, and the rung and the phase where it is
+/// expected.
 pub(crate) type CauseRow = (&'static str, &'static str, Rung, Phase);
 
-/// The next rung has the cure of each.
+/// The causes of the thesis. The next rung removes each of them.
 pub(crate) const ROWS: [CauseRow; 4] = [
     ("Nagle and delayed ACK", "tcp-out", Rung::AsIs, Phase::Filling),
     ("page faults", "fault", Rung::Nodelay, Phase::Filling),
@@ -140,8 +143,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The percentage of requests that count as slow. A hundredth of fewer than 200 requests would
-    /// be one or none.
+    /// Returns the percentage of requests that count as slow. With fewer than 200 requests, one
+    /// percent would be at most one request.
     pub(crate) fn slow_percent(&self) -> u32 {
         if self.queries < 200 { 10 } else { 1 }
     }
@@ -151,14 +154,14 @@ impl Plan {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Iteration {
     pub(crate) rung: Rung,
-    /// From 1.
+    /// The number of the iteration, from 1.
     pub(crate) number: u32,
     pub(crate) phase: Phase,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
     pub(crate) p999_ms: f64,
     pub(crate) max_ms: f64,
-    /// Page faults of the first server.
+    /// The page faults of the first server in this iteration.
     pub(crate) page_faults: Option<u64>,
     /// The time of each cause in the slowest requests, in milliseconds; empty without a recording.
     pub(crate) causes_ms: BTreeMap<String, f64>,
@@ -167,14 +170,16 @@ pub(crate) struct Iteration {
 #[derive(Debug)]
 pub(crate) struct LadderResults {
     pub(crate) iterations: Vec<Iteration>,
-    /// Over all requests of a rung.
+    /// The p99.9 over all requests of each rung.
     pub(crate) p999_ms: BTreeMap<Rung, f64>,
-    /// The policy of the proxy: events of collections require root.
+    /// The policy of the proxy. Events of collections require root, so other users get another
+    /// policy.
     pub(crate) policy: &'static str,
     pub(crate) not_recorded: Option<String>,
 }
 
-/// The servers of a rung. Fields are dropped in this order: servers end before the proxy.
+/// The servers of a rung. The fields are dropped in this order, so the servers end before the
+/// proxy.
 #[derive(Debug)]
 struct RungServers {
     first: Java,
@@ -192,7 +197,8 @@ struct Ladder<'a> {
     policy: &'static str,
 }
 
-/// Measures all rungs in each iteration of the plan. `on_iteration` is called after each.
+/// Measures all rungs in each iteration of the plan, and calls `on_iteration` after each
+/// measurement.
 pub(crate) fn run_ladder(
     plan: &Plan,
     mut on_iteration: impl FnMut(&Iteration),
@@ -234,11 +240,12 @@ impl Ladder<'_> {
         }
         let (first, backup) = (serve(None)?, serve(None)?);
         let (proxy, port) = self.proxy([first.port, backup.port])?;
-        // The backup and the proxy get requests to warm up.
+        // The backup and the proxy are warmed up by requests.
         for port in [backup.port, port] {
             self.load(port, WARM_UP, self.plan.seed)?;
         }
-        // The first server is restarted: it is new in the first iteration, as on every other rung.
+        // The first server is restarted, so that it is new in the first iteration like on every
+        // other rung.
         let at = first.port;
         drop(first);
         let first = serve(Some(at))?;
@@ -272,7 +279,7 @@ impl Ladder<'_> {
             _ => self.load(servers.port, self.plan.queries, seed),
         };
         let causes_ms = recorder.map_or(Ok(BTreeMap::new()), |recorder| self.causes(recorder))?;
-        // A server that died is the cause of failed requests, so it is checked before their result.
+        // A dead server makes requests fail, so it is reported before the failed requests are.
         servers.check_alive()?;
         let latencies = latencies?;
         let faults = servers.first.page_faults().zip(faults_before);
@@ -291,15 +298,16 @@ impl Ladder<'_> {
         Ok((iteration, latencies))
     }
 
-    /// Sends the load while the servers collect by the clock. The backup collects between two
-    /// collections of the first: servers that collect at the same time could not help each other.
+    /// Sends the load while the servers collect at fixed times. The backup collects between two
+    /// collections of the first server, because servers that collect at the same time could not
+    /// help each other.
     fn load_during_collections(
         &self,
         servers: &RungServers,
         seed: u64,
     ) -> Result<Result<Latencies, LiveError>, LiveError> {
         let RungServers { first, backup, port, .. } = servers;
-        // Dropping the sender ends the collections; no value is sent.
+        // Dropping the sender ends the collections. Nothing is sent.
         let (over, ends) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
             let collects = scope.spawn(move || -> Result<(), LiveError> {
@@ -347,7 +355,8 @@ impl Ladder<'_> {
     }
 
     /// Starts a recording. If recording is not permitted, it is not tried again. Page faults need
-    /// full detail, which would slow down a new virtual machine for nothing.
+    /// full detail. The other phases use less detail, because full detail would slow down a new
+    /// virtual machine.
     fn record(&mut self, port: u16, phase: Phase) -> Result<Option<Process>, LiveError> {
         if self.not_recorded.is_some() {
             return Ok(None);
@@ -369,7 +378,7 @@ impl Ladder<'_> {
     }
 
     fn causes(&self, mut recorder: Process) -> Result<BTreeMap<String, f64>, LiveError> {
-        /// The part of `elfen tailor report --json` that is used here.
+        /// The fields of `elfen tailor report --json` that are used here.
         #[derive(Deserialize)]
         struct Report {
             slow_requests: u32,
@@ -394,7 +403,7 @@ impl Ladder<'_> {
     }
 }
 
-/// Whether the recorder has begun. Its failures contain the word recording, too.
+/// Whether the recorder has begun. Its error messages contain the word "recording" too.
 fn is_recording(said: &str, port: u16) -> bool {
     let end = format!(", port {port}");
     said.lines().any(|line| line.starts_with("elfen: recording ") && line.ends_with(&end))

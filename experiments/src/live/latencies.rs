@@ -1,7 +1,7 @@
-//! The latencies of all requests of a run, from the generator's CSV.
+//! Reads the latencies of all requests of a run from the generator's CSV.
 //!
-//! The generator's own percentiles leave out failed requests, so a service that answers nothing
-//! would look fast. Here a failed request counts as the generator's timeout.
+//! The generator's own percentiles leave out failed requests. With them, a service that fails all
+//! requests would look fast. Here, a failed request counts as the generator's timeout.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -13,10 +13,10 @@ use serde::Deserialize;
 use super::LiveError;
 use crate::record::Served;
 
-/// The timeout of a request, which is the latency of a failed one.
+/// The timeout of a request, which is the latency of failed requests.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// In milliseconds, ascending.
+/// Latencies in milliseconds, in ascending order.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Latencies(Vec<f64>);
 
@@ -27,7 +27,7 @@ impl Latencies {
         self.0.sort_unstable_by(f64::total_cmp);
     }
 
-    /// The lowest latency that at least `per_thousand` of 1000 requests do not exceed.
+    /// Returns the lowest latency that at least `per_thousand` of 1000 requests do not exceed.
     pub(super) fn at(&self, per_thousand: usize) -> f64 {
         let rank = (self.0.len() * per_thousand).div_ceil(1000);
         self.0[rank.saturating_sub(1)]
@@ -42,8 +42,8 @@ impl Latencies {
     }
 }
 
-/// The columns of the generator's CSV that are used here. Without a service that reports times,
-/// there are no service times; without an emulated core, none was added to.
+/// The columns of the generator's CSV that are used here. `service_us` is `None` if the service
+/// does not report service times. `added_us` is `None` if the core is not emulated.
 #[derive(Deserialize)]
 struct Request {
     outcome: String,
@@ -53,8 +53,8 @@ struct Request {
     added_us: Option<f64>,
 }
 
-/// Reads a generator's CSV: the latencies of all requests, and the answered requests that have a
-/// service time, in the order of their due times.
+/// Reads a generator's CSV. Returns the latencies of all requests. Also returns the answered
+/// requests that have a service time, in the order of their due times.
 pub(super) fn read(csv: &Path) -> Result<(Latencies, Vec<Served>), LiveError> {
     let file = File::open(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
     let garbled = |why| LiveError::Garbled { name: "elfen-load".to_owned(), why };
@@ -98,9 +98,9 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Goal: percentiles include failed requests, and a service time is without the slowdown of an
-    /// emulated core. Method: a CSV of four requests, one of which was refused at once, with and
-    /// without service times; invalid files.
+    /// Goal: percentiles include failed requests, and service times exclude the slowdown of an
+    /// emulated core. Method: a CSV of four requests, one of which failed immediately, with and
+    /// without service times; and invalid files.
     #[test]
     fn failed_requests_count_as_slow() {
         let csv = "seed,latency_us,outcome,intended_us,service_us,added_us\n\

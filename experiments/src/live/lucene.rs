@@ -1,5 +1,5 @@
-//! The search service of `workloads/lucene`, in Java: compiled from sources in this executable, and
-//! started once per server.
+//! Runs the search service of `workloads/lucene` in Java. The sources are in this executable and
+//! are compiled once. Each server is one start of the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ const SOURCES: [(&str, &str); 4] = [
 ];
 const MAIN: &str = "elfen.Search";
 const WORKERS: &str = "1";
-/// Time to compile on a busy machine.
+/// The time limit for compiling on a busy machine.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time to index the articles.
+/// The time limit for indexing the articles.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The value of `elfen-load --template`.
 pub(crate) const TEMPLATE: &str = "/search?q={}";
@@ -40,7 +40,7 @@ pub(crate) struct Java {
 }
 
 impl Lucene {
-    /// Compiles the service into the folder of this run, and has it generate questions.
+    /// Compiles the service into the folder of this run, and makes it generate questions.
     pub(crate) fn build(scratch: &Scratch, questions: u32) -> Result<Self, LiveError> {
         let (sources, classes) = (scratch.path("lucene"), scratch.path("classes"));
         let write = |path: &Path, text: &str| {
@@ -75,7 +75,7 @@ impl Lucene {
         command
     }
 
-    /// Starts a virtual machine on this port or a free one, and waits until it serves.
+    /// Starts a virtual machine on this port, or on a free one, and waits until it serves.
     pub(crate) fn serve(
         &self,
         options: &[String],
@@ -102,20 +102,22 @@ impl Java {
         self.process.check_alive()
     }
 
-    /// Asks it to collect its whole heap, which it does soon.
+    /// Asks the virtual machine to collect its whole heap. It does so shortly afterwards.
     pub(crate) fn collect(&self) -> Result<(), LiveError> {
         self.process.write_line("collect")
     }
 
-    /// Minor page faults so far.
+    /// Returns the number of minor page faults so far.
     pub(crate) fn page_faults(&self) -> Option<u64> {
         let line = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).ok()?;
-        // The name, in parentheses, may hold anything; minflt is the 10th field of proc(5).
+        // The process's name, in parentheses, may contain any characters. minflt is the 10th field
+        // of proc(5).
         line.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse().ok()
     }
 }
 
-/// The class path in the last line of the script, which is the command of the service.
+/// Returns the class path in the last line of the script's output, which is the command of the
+/// service.
 fn class_path(said: &str) -> Option<String> {
     let line = said.lines().last()?.strip_prefix("java -cp ")?;
     Some(line.rsplit_once(&format!(" {MAIN} "))?.0.to_owned())

@@ -1,4 +1,4 @@
-//! Live experiments: measures a service, a load generator and batch programs as real processes.
+//! Live experiments: measure a service, a load generator and batch programs as real processes.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -16,8 +16,8 @@
 //! | `process`, `os`, `usage` | child processes, their system calls, their CPU time |
 //! | `scratch` | temporary files and pages, which do not outlive a run |
 //!
-//! Every program is started with the command line that a user would type, so results hold for
-//! users. However a run ends, its children end with it.
+//! Every program is started with the command line that a user would type, so the results apply to
+//! users. The children of a run end with it, also if the run fails.
 
 pub(crate) mod batches;
 pub mod calibrate;
@@ -53,10 +53,10 @@ pub enum LiveError {
     Program(#[from] ProgramError),
     #[error("{what}: {error}")]
     Io { what: String, error: io::Error },
-    /// With the last line that the program printed on stderr.
+    /// `said` is the last line that the program printed on stderr.
     #[error("{name} ended early ({status}): {said}")]
     Failed { name: String, status: ExitStatus, said: String },
-    /// A batch program of the user's own failed, not `elfen run`.
+    /// A batch program of the user's own failed, and `elfen run` did not.
     #[error("{name} ended by itself ({status}): {said}")]
     OwnFailed { name: String, status: ExitStatus, said: String },
     #[error("the output of {name} is invalid: {why}")]
@@ -65,10 +65,10 @@ pub enum LiveError {
     Stuck { name: String, seconds: u64 },
     #[error("{name} was not ready within {seconds} s")]
     NotReady { name: String, seconds: u64 },
-    /// What the user requested cannot be measured; `fix` says what can.
+    /// The user's request cannot be measured. `fix` names what can be measured instead.
     #[error("{why}")]
     Refused { why: String, fix: &'static str },
-    /// A service of the user's own may leave its lanes.
+    /// A service of the user's own has threads that may leave its lanes.
     #[error("{why}")]
     Misplaced { why: String, fix: String },
     /// The results file is invalid.
@@ -91,18 +91,18 @@ impl LiveError {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
     pub pairs: Vec<Pair>,
-    /// CPUs that this process may use, outside all pairs.
+    /// The CPUs that this process may use, without those of the pairs.
     pub spare: Vec<u32>,
-    /// Whether the lanes of every pair share a core, by the kernel's topology.
+    /// Whether the lanes of every pair share a core in the kernel's topology.
     pub smt: bool,
     pub cpus: u32,
-    /// The factor of an emulated core: how many times as long a program takes while the other lane
-    /// runs. `None` emulates nothing.
+    /// The factor of an emulated core: while the other lane runs, a program takes this many times
+    /// as long. `None` if no core is emulated.
     pub emulated: Option<f64>,
 }
 
 impl Machine {
-    /// The options of Elfen's programs for an emulated core; none without one.
+    /// Returns the options of Elfen's programs for an emulated core; empty if no core is emulated.
     fn emulation_options(&self) -> Vec<String> {
         let options = |factor: f64| {
             [
@@ -115,7 +115,7 @@ impl Machine {
         self.emulated.map(options).into_iter().flatten().collect()
     }
 
-    /// The limit that results on an emulated core have, as a sentence.
+    /// Returns a sentence on the limits of results from an emulated core.
     pub fn emulation(&self) -> Option<String> {
         let factor = self.emulated?;
         Some(format!(
@@ -124,7 +124,7 @@ impl Machine {
         ))
     }
 
-    /// The value of `--lanes`.
+    /// Returns the value of `--lanes` for these pairs.
     pub fn lanes(&self) -> String {
         let pair = |pair: &Pair| {
             let batch: Vec<String> = pair.batch.iter().map(|cpu| cpu.to_string()).collect();
@@ -133,26 +133,26 @@ impl Machine {
         self.pairs.iter().map(pair).collect::<Vec<_>>().join(",")
     }
 
-    /// Every batch lane, as (request lane, batch lane).
+    /// Returns each batch lane with its request lane, as (request lane, batch lane).
     fn batch_lanes(&self) -> impl Iterator<Item = (u32, u32)> {
         self.pairs.iter().flat_map(|pair| pair.batch.iter().map(|batch| (pair.request, batch)))
     }
 }
 
-/// Lets Ctrl-C end the experiment in an orderly way. Call it once, before anything is started.
+/// Makes Ctrl-C end the experiment in an orderly way. Call this once, before anything is started.
 pub fn install_signal_handlers() -> Result<(), LiveError> {
     os::install_signal_handlers().map_err(LiveError::io("installing the handler of Ctrl-C"))
 }
 
-/// Fails once a signal has asked this process to end.
+/// Returns an error once a signal has asked this process to end.
 pub(crate) fn check_interrupted() -> Result<(), LiveError> {
     os::termination_signal().map_or(Ok(()), |signal| Err(LiveError::Interrupted(signal)))
 }
 
-/// How often a wait checks whether it should end.
+/// The time between two tests of a wait whether it should end.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Sleeps until `then`. Ends early when `check` fails or a signal arrives.
+/// Sleeps until `then`. Ends early if `check` fails or a signal arrives.
 fn sleep_until(
     then: Instant,
     mut check: impl FnMut() -> Result<(), LiveError>,

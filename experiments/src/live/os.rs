@@ -1,6 +1,8 @@
-//! How a child starts (its CPUs, its rank, its end with this process), and Ctrl-C.
+//! Sets up child processes: their CPUs, their rank, and that they end with this process. Also
+//! handles Ctrl-C.
 //!
-//! The only unsafe code of this module. Between fork and exec, a child only makes system calls.
+//! This file has the only unsafe code of `live`. Between fork and exec, a child only makes system
+//! calls.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -12,7 +14,8 @@ use elfen_machine::placement::{SHORTEST_SLICE_NS, set_policy, set_slice};
 use nix::sys::signal::{self, SaFlags, SigAction, SigHandler, SigSet, Signal};
 use nix::unistd::Pid;
 
-/// `prctl` of core scheduling (linux/prctl.h): a new cookie for the calling thread.
+/// The `prctl` of core scheduling (linux/prctl.h), which creates a new cookie for the calling
+/// thread.
 const PR_SCHED_CORE: i32 = 62;
 const PR_SCHED_CORE_CREATE: u64 = 1;
 
@@ -24,21 +27,22 @@ pub(crate) enum Rank {
     Fifo(i32),
     Nice(i32),
     /// SCHED_OTHER with the shortest slice. Since Linux 6.12, a thread with a short slice preempts
-    /// others sooner.
+    /// others earlier.
     ShortSlice,
     Idle,
-    /// SCHED_IDLE, and a core-scheduling cookie: never on a core with another program.
+    /// SCHED_IDLE with a core-scheduling cookie: the thread never shares a core with another
+    /// program.
     OwnCore,
 }
 
 /// The CPUs and the priority of a child, and the signal that it gets when this process dies.
 #[derive(Clone, Debug)]
 pub(crate) struct ChildSetup {
-    /// Empty: all CPUs of this process.
+    /// The CPUs of the child; empty for all CPUs of this process.
     pub(crate) cpus: Vec<u32>,
     pub(crate) rank: Rank,
     pub(crate) death_signal: i32,
-    /// Whether it reads lines from a pipe.
+    /// Whether the child reads lines from a pipe.
     pub(crate) takes_input: bool,
 }
 
@@ -52,19 +56,19 @@ impl ChildSetup {
     }
 }
 
-/// Applies the setup to the command. The child gets its own process group: only this process
-/// handles the signals of the terminal.
+/// Applies the setup to the command. The child gets its own process group, so that the terminal
+/// sends its signals only to this process.
 pub(crate) fn configure(command: &mut Command, setup: &ChildSetup) {
     let mask = Some(&setup.cpus).filter(|cpus| !cpus.is_empty());
     let mask = mask.map(|cpus| Mask::of(&cpus.iter().copied().collect()));
     let (rank, death_signal) = (setup.rank, setup.death_signal);
     let parent = Pid::this();
     command.process_group(0);
-    // SAFETY: between fork and exec the closure only makes system calls, on memory that it owns.
+    // SAFETY: between fork and exec, the closure only makes system calls, on memory that it owns.
     unsafe {
         command.pre_exec(move || {
             nix::sys::prctl::set_pdeathsig(Signal::try_from(death_signal)?)?;
-            // The parent died before prctl: then no signal comes.
+            // If the parent died before prctl, the child never gets the signal.
             if Pid::parent() != parent {
                 return Err(io::ErrorKind::Interrupted.into());
             }
@@ -76,21 +80,21 @@ pub(crate) fn configure(command: &mut Command, setup: &ChildSetup) {
     }
 }
 
-/// Sets the rank of one of our threads; 0 is the caller.
+/// Sets the rank of a thread of this process; 0 means the calling thread.
 pub(super) fn set_rank(thread: u32, rank: Rank) -> io::Result<()> {
     match rank {
         Rank::Normal => {}
         Rank::Fifo(priority) => set_policy(thread, libc::SCHED_FIFO, priority)?,
         Rank::Idle => set_policy(thread, libc::SCHED_IDLE, 0)?,
         Rank::OwnCore => {
-            // SAFETY: prctl takes numbers here, and only affects this thread.
+            // SAFETY: this prctl takes only numbers, and affects only this thread.
             check_result(unsafe {
                 libc::prctl(PR_SCHED_CORE, PR_SCHED_CORE_CREATE, 0_u64, 0_u64, 0_u64)
             })?;
             set_policy(thread, libc::SCHED_IDLE, 0)?;
         }
         Rank::Nice(nice) => {
-            // SAFETY: setpriority takes numbers.
+            // SAFETY: setpriority takes only numbers.
             check_result(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) })?;
         }
         Rank::ShortSlice => set_slice(thread, SHORTEST_SLICE_NS),
@@ -102,12 +106,13 @@ fn check_result(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sends a signal to a process that we started. A process that is gone needs no signal.
+/// Sends a signal to a process that this program started. If the process has ended, this does
+/// nothing.
 pub(crate) fn send(pid: u32, signal: i32) {
     let _gone = signal::kill(Pid::from_raw(pid.cast_signed()), Signal::try_from(signal).ok());
 }
 
-/// Tries core scheduling in a child, whose cookie ends with it.
+/// Tests core scheduling in a child. Its cookie ends with the child.
 pub(super) fn core_scheduling() -> io::Result<()> {
     let mut command = Command::new("true");
     configure(&mut command, &ChildSetup::anywhere(Rank::OwnCore));
@@ -117,11 +122,12 @@ pub(super) fn core_scheduling() -> io::Result<()> {
 static TERMINATION_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn note_signal(signal: i32) {
-    // Relaxed: a flag that is polled; nothing is published through it.
+    // Relaxed is enough: the flag is only polled, and no data is published through it.
     TERMINATION_SIGNAL.store(signal, Relaxed);
 }
 
-/// From now on, the first SIGINT, SIGTERM or SIGHUP sets a flag. The second has its default effect.
+/// Installs the handlers. The first SIGINT, SIGTERM or SIGHUP sets a flag. The second has its
+/// default effect.
 pub(super) fn install_signal_handlers() -> io::Result<()> {
     let handler = SigHandler::Handler(note_signal);
     let action = SigAction::new(handler, SaFlags::SA_RESETHAND, SigSet::empty());
@@ -132,7 +138,7 @@ pub(super) fn install_signal_handlers() -> io::Result<()> {
     Ok(())
 }
 
-/// The signal that asked this process to end, if there was one.
+/// Returns the signal that asked this process to end, if one did.
 pub(super) fn termination_signal() -> Option<i32> {
     Some(TERMINATION_SIGNAL.load(Relaxed)).filter(|&signal| signal != 0)
 }
@@ -141,8 +147,8 @@ pub(super) fn termination_signal() -> Option<i32> {
 mod tests {
     use super::*;
 
-    /// Goal: a child has its CPUs and its rank, and does not start without them. Method: /proc of a
-    /// child on CPU 0 at SCHED_IDLE; a CPU that no machine has.
+    /// Goal: a child gets its CPUs and its rank, and does not start without them. Method: read
+    /// /proc of a child on CPU 0 at SCHED_IDLE, and start a child on a CPU that does not exist.
     #[test]
     fn children_start_with_their_setup() {
         let output = |cpu: u32| {

@@ -1,9 +1,10 @@
 //! A service of the user's own that already runs: its URL, its processes, and a check that it stays
 //! on the request lanes.
 //!
-//! Elfen never ends it, moves it or changes its priority. So a service with a thread that works and
-//! may leave the request lanes is refused: its work elsewhere would not be measured. Threads that
-//! did nothing during the probe are accepted, because many runtimes have threads that only sleep.
+//! Elfen never ends this service, never moves it, and never changes its priority. If a working
+//! thread may leave the request lanes, the service is refused, because its work on other CPUs would
+//! not be measured. Threads that did nothing during the probe are accepted, because many runtimes
+//! have threads that only sleep.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,7 +23,7 @@ use super::service::Helpers;
 use super::{LiveError, usage};
 use crate::record::Service;
 
-/// The load of the probe, which shows the working threads.
+/// The load of the probe. It makes the working threads visible.
 const PROBE: [&str; 6] = ["--rps", "50", "--duration", "1s", "--connections", "4"];
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -43,7 +44,7 @@ pub struct OwnService {
 }
 
 impl ServiceProcesses {
-    /// How the user can move its threads to the request lanes.
+    /// Returns how the user can move the threads to the request lanes.
     fn remedy(&self, lanes: &CpuSet) -> String {
         match self {
             Self::Pid(pid) => format!("bring it there, as in `sudo taskset -acp {lanes} {pid}`"),
@@ -88,7 +89,7 @@ impl ServiceProcesses {
         }
     }
 
-    /// All threads by their ids: the process of each, and its CPU time.
+    /// Returns all threads by their ids, each with its process and its CPU time.
     fn threads(&self) -> Threads {
         let of_process = |process: u32| {
             let thread = move |id| Some((id, (process, usage::thread_cpu_ns(id)?)));
@@ -101,7 +102,7 @@ impl ServiceProcesses {
 type Threads = BTreeMap<u32, (u32, u64)>;
 
 /// Describes the first thread that worked between both samples and may leave the lanes. `allowed`
-/// returns the CPUs of a thread, if it has not ended.
+/// returns the CPUs of a thread, or `None` if the thread has ended.
 fn find_stray(
     before: &Threads,
     after: &Threads,
@@ -135,14 +136,14 @@ fn processes_below(folder: &Path) -> Vec<u32> {
     processes
 }
 
-/// The CPU time of a cgroup in nanoseconds. Only version 2 has this file.
+/// Returns the CPU time of a cgroup in nanoseconds. The file exists only in version 2.
 fn cgroup_cpu_ns(folder: &Path) -> Option<u64> {
     let stat = fs::read_to_string(folder.join("cpu.stat")).ok()?;
     let us = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
     Some(us.trim().parse::<u64>().ok()? * 1_000)
 }
 
-/// The generator's output of the probe.
+/// The fields of the generator's output that the probe uses.
 #[derive(Deserialize)]
 struct ProbeOutput {
     runs: [Counts; 1],
@@ -185,7 +186,7 @@ impl OwnService {
         })
     }
 
-    /// The arguments of the generator that name the service and its requests.
+    /// Returns the generator's arguments for the service and its requests.
     pub(super) fn load_args(&self) -> Vec<OsString> {
         let Service { url, queries, .. } = &self.service;
         let queries = queries.iter().flat_map(|file| ["--queries".into(), file.into()]);
@@ -200,10 +201,10 @@ impl OwnService {
     }
 }
 
-/// The part of a URL that a line of the queries replaces.
+/// The part of a URL that is replaced by a line of the queries.
 pub const PLACEHOLDER: &str = "{}";
 
-/// Splits a URL behind its host.
+/// Splits a URL after its host.
 fn split_host(url: &str) -> (&str, &str) {
     let host = url.find("://").map_or(0, |at| at + 3);
     url.split_at(url[host..].find('/').map_or(url.len(), |at| host + at))
@@ -213,8 +214,8 @@ fn split_host(url: &str) -> (&str, &str) {
 mod tests {
     use super::*;
 
-    /// Goal: a thread that works and may leave the lanes is named; a thread that sleeps is
-    /// accepted. Method: threads of each kind, and a new thread.
+    /// Goal: a working thread that may leave the lanes is reported, and a sleeping one is accepted.
+    /// Method: threads of each kind, and a new thread.
     #[test]
     fn working_threads_outside_the_lanes_are_named() {
         let lanes: CpuSet = "0,2".parse().unwrap();
@@ -234,8 +235,9 @@ mod tests {
         assert!(said.starts_with("thread 8 of") && said.ends_with(", and so may 1 more"), "{said}");
     }
 
-    /// Goal: a missing process and a folder that is no cgroup of version 2 are refused. Method: an
-    /// id that no machine has, this process, folders with and without the kernel's files.
+    /// Goal: a missing process is refused, and a folder that does not belong to a cgroup of version
+    /// 2. Method: an id that no process has, this process, and folders with and without the
+    /// kernel's files.
     #[test]
     fn missing_processes_are_refused() {
         let says =

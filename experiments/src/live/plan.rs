@@ -1,7 +1,8 @@
-//! The runs of a plan and their order, which is interleaved so that drift cancels out.
+//! The runs of a plan and their order, which is interleaved so that slow changes of the machine
+//! affect all scenarios.
 //!
 //! The scenarios of one load and one invocation run directly after each other, in a random order
-//! that depends on the seed. So runs that are compared were measured within a minute. All of them
+//! that depends on the seed. So the runs that are compared follow each other closely. All of them
 //! get the same requests at the same times.
 
 use std::fmt;
@@ -24,7 +25,7 @@ pub const BATCHES: [&str; 6] = ["loop", "matrix", "flush", "stall", "spin", "com
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
     pub scenario: Scenario,
-    /// The values of its policy's options, in the words of `elfen run`.
+    /// The values of the policy's options, as `elfen run` takes them.
     values: Vec<String>,
 }
 
@@ -85,7 +86,7 @@ impl fmt::Display for Spec {
 }
 
 impl Spec {
-    /// A scenario without parameters.
+    /// Returns the specification of a scenario without parameters.
     pub fn plain(scenario: Scenario) -> Self {
         Self { scenario, values: Vec::new() }
     }
@@ -94,7 +95,7 @@ impl Spec {
         self.scenario != Scenario::None
     }
 
-    /// The options of `elfen run` for this policy.
+    /// Returns the options of `elfen run` for this policy.
     pub(super) fn options(&self) -> Vec<&str> {
         let name = ["--policy", scenario_name(self.scenario)];
         name.into_iter()
@@ -116,7 +117,7 @@ impl Spec {
         budget_ns(self.parameter(BUDGET)?)
     }
 
-    /// The IPC of the service alone, as the user gave it.
+    /// Returns the IPC of the service alone, as the user gave it.
     pub(crate) fn ref_ipc(&self) -> Option<f64> {
         self.parameter(REF_IPC)?.parse().ok()
     }
@@ -126,7 +127,7 @@ impl Spec {
     }
 }
 
-/// The name of a scenario without its parameters.
+/// Returns the name of a scenario without its parameters.
 pub fn scenario_name(scenario: Scenario) -> &'static str {
     let known = SCENARIOS.iter().find(|(_, known, ..)| *known == scenario);
     known.map_or("", |&(name, ..)| name)
@@ -136,14 +137,14 @@ fn budget_ns(text: &str) -> Option<u64> {
     duration::parse(text).ok().map(nanos)
 }
 
-/// The name of a program of the user's own in results: the last part of its path.
+/// Returns the name of the user's own program in results: the last part of its path.
 pub(super) fn label(command: &[String]) -> Option<String> {
     let program = Path::new(command.first()?);
     let name = program.file_name().unwrap_or(program.as_os_str());
     Some(name.to_string_lossy().into_owned())
 }
 
-/// A run that is to be made.
+/// A planned run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     pub spec: Spec,
@@ -160,13 +161,13 @@ impl Job {
     pub fn matches(&self, run: &Run) -> bool {
         run.asked == self.spec.to_string()
             && run.batch == self.batch
-            // JSON may lose the last bit of a number.
+            // JSON may change the last bit of a number.
             && (run.rps - self.rps).abs() <= self.rps * 1e-9
             && run.invocation == self.invocation
     }
 }
 
-/// The scenarios of a plan, or an error that names its first mistake.
+/// Returns the scenarios of a plan, or an error that names its first mistake.
 pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     let specs: Vec<Spec> = plan.scenarios.iter().map(|c| c.parse()).collect::<Result<_, _>>()?;
     if specs.is_empty() || plan.runs == 0 {
@@ -212,7 +213,7 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     Ok(specs)
 }
 
-/// Refuses what a service of the user's own does not support.
+/// Refuses plans that a service of the user's own does not support.
 fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
     let Some(service) = &plan.service else { return Ok(()) };
     if plan.emulate_smt.is_some() {
@@ -232,12 +233,12 @@ fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
     }
 }
 
-/// The batch programs of a plan, by their names in results.
+/// Returns the batch programs of a plan, by their names in results.
 pub(super) fn batch_labels(plan: &Plan) -> impl Iterator<Item = String> {
     plan.batches.iter().cloned().chain(label(&plan.command))
 }
 
-/// All runs of a plan in order. `capacity_rps` turns shares into rates.
+/// Returns all runs of a plan in order. `capacity_rps` converts loads to rates.
 pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(plan.seed);
     let shares = plan.loads.iter().map(|&load| (load, load * capacity_rps));
@@ -290,8 +291,8 @@ mod tests {
         }
     }
 
-    /// Goal: scenarios are parsed and printed alike, and mistakes are named. Method: one example of
-    /// each form.
+    /// Goal: a scenario is printed as it was parsed, and mistakes are reported. Method: one example
+    /// of each form.
     #[test]
     fn scenarios_are_read_and_written() {
         for (name, scenario, _, example) in SCENARIOS {
@@ -321,9 +322,9 @@ mod tests {
         assert_eq!(slo.options()[2..], ["--slo", "p99=20ms"]);
     }
 
-    /// Goal: every run is made once; the scenarios of one invocation and load are adjacent and
-    /// share a seed; the same seed gives the same order. Method: a plan of 3 loads, 3 invocations,
-    /// and 1 + 2 * 2 scenarios.
+    /// Goal: the plan has every run once. The scenarios of one invocation and load are adjacent and
+    /// share a seed. The same seed gives the same order. Method: a plan with 3 loads, 3
+    /// invocations, and 1 + 2 * 2 scenarios.
     #[test]
     fn runs_are_interleaved() {
         let specs = check(&plan()).unwrap();
@@ -347,7 +348,8 @@ mod tests {
         assert!(firsts.iter().any(|first| *first != firsts[0]), "always the same first");
     }
 
-    /// The mistakes that tests/live does not make on the command line.
+    /// Goal: invalid plans are refused. Method: the mistakes that the tests in tests/live leave
+    /// out.
     #[test]
     fn invalid_plans_are_refused() {
         type Mistake = fn(&mut Plan);

@@ -1,7 +1,8 @@
-//! A child process: started with its CPUs and priority, its output kept in files, and always ended.
-//! A [`Rig`] has what starting one takes.
+//! A child process. It starts with its CPUs and its priority, writes its output to files, and
+//! always ends. A [`Rig`] has what starting a child requires.
 //!
-//! Output goes to files and not to pipes, because no thread empties a pipe during a measurement.
+//! The output goes to files instead of pipes, because during a measurement no thread empties a
+//! pipe.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -19,15 +20,15 @@ use super::scratch::Scratch;
 use super::usage::Descendants;
 use super::{LiveError, Machine, check_interrupted};
 
-/// Time for a child to end after SIGTERM, when its handle is dropped.
+/// The time limit for a child to end after SIGTERM, when its handle is dropped.
 const TERM_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Time for `elfen run` to attach, and for its program to start on a busy lane.
+/// The time limit for `elfen run` to attach, and for its program to start on a busy lane.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for a batch to end: an iteration of `elfen-batch` takes some ten milliseconds of a lane's
-/// time.
+/// The time limit for a batch to end. An iteration of `elfen-batch` takes about ten milliseconds of
+/// a lane's time.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// The most stderr that is kept of a program of the user's own.
+/// How much stderr of a program of the user's own is kept, in bytes.
 const STDERR_MAX: u64 = 1 << 20;
 
 #[derive(Debug)]
@@ -37,7 +38,8 @@ pub(crate) struct Process {
     out: PathBuf,
     err: PathBuf,
     status: Option<ExitStatus>,
-    /// CPU time of the child and of the descendants that it reaped, once it has ended.
+    /// The CPU time of the child and of the descendants that it reaped. It is known once the child
+    /// has ended.
     pub(super) spent_ns: u64,
 }
 
@@ -67,7 +69,7 @@ impl Process {
         setup: &ChildSetup,
         [out, err]: [PathBuf; 2],
     ) -> Result<Self, LiveError> {
-        // Opened for appending, so that output continues at the beginning of a file that was
+        // The file is open for appending, so that output continues at its beginning after it was
         // truncated.
         let file = |path: &PathBuf| {
             let emptied = File::create(path);
@@ -77,14 +79,15 @@ impl Process {
         };
         let input = if setup.takes_input { Stdio::piped() } else { Stdio::null() };
         command.stdin(input).stdout(file(&out)?).stderr(file(&err)?);
-        // All programs that are compared run as the same user, also those that `elfen run` starts.
+        // All compared programs run as the same user. This includes the programs that `elfen run`
+        // starts.
         command.env_remove("SUDO_UID");
         os::configure(&mut command, setup);
         let child = command.spawn().map_err(LiveError::io(format!("starting {name}")))?;
         Ok(Self { name: name.to_owned(), child, out, err, status: None, spent_ns: 0 })
     }
 
-    /// Writes a line to its stdin.
+    /// Writes a line to the child's stdin.
     pub(crate) fn write_line(&self, line: &str) -> Result<(), LiveError> {
         let input = self.child.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe);
         let written =
@@ -96,7 +99,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Fails if it has ended.
+    /// Fails if the child has ended.
     pub(crate) fn check_alive(&mut self) -> Result<(), LiveError> {
         self.try_wait()?.map_or(Ok(()), |status| Err(self.failure_of(&self.name, status)))
     }
@@ -111,13 +114,13 @@ impl Process {
         Ok(self.status)
     }
 
-    /// Its stderr so far.
+    /// Returns the child's stderr so far.
     pub(crate) fn stderr_text(&self) -> String {
         fs::read(&self.err).map_or_else(|_| String::new(), |said| lossy(&said))
     }
 
-    /// Empties its stderr file if that is large: a program of the user's own may print more than
-    /// there is room for.
+    /// Empties the child's stderr file if it is large. A program of the user's own may print more
+    /// than the disk can hold.
     pub(crate) fn truncate_stderr(&self) -> Result<(), LiveError> {
         let cut = || -> io::Result<()> {
             if fs::metadata(&self.err)?.len() > STDERR_MAX {
@@ -128,13 +131,13 @@ impl Process {
         cut().map_err(LiveError::io(format!("cutting {}", self.err.display())))
     }
 
-    /// Its stdout so far.
+    /// Returns the child's stdout so far.
     pub(crate) fn stdout_text(&self) -> String {
         fs::read_to_string(&self.out).unwrap_or_default()
     }
 
-    /// Sends a signal if one is given, waits for the end of the child, and returns its stdout. Any
-    /// exit status but 0 is a failure.
+    /// Sends a signal if one is given, waits for the end of the child, and returns its stdout.
+    /// Fails if the exit status is not 0.
     pub(crate) fn finish(
         &mut self,
         signal: Option<i32>,
@@ -153,7 +156,7 @@ impl Process {
         }
     }
 
-    /// Like `finish`, for stdout with one JSON value.
+    /// Like `finish`, but parses stdout as one JSON value.
     pub(crate) fn finish_json<T: DeserializeOwned>(
         &mut self,
         signal: Option<i32>,
@@ -167,7 +170,7 @@ impl Process {
     pub(super) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
         let said = self.stderr_text();
         let said = said.lines().last().unwrap_or("it said nothing");
-        // Elfen's programs begin their messages with this name.
+        // Elfen's programs begin their messages with this name, which is removed.
         let said = said.strip_prefix("elfen: ").unwrap_or(said).to_owned();
         LiveError::Failed { name: name.to_owned(), status, said }
     }
@@ -192,7 +195,8 @@ impl Process {
         LiveError::NotReady { name: self.name.clone(), seconds: timeout.as_secs() }
     }
 
-    /// Waits for its end, even when this process should end. Returns whether it has ended.
+    /// Waits for the end of the child, even if a signal has asked this process to end. Returns
+    /// whether the child has ended.
     pub(crate) fn wait(&mut self, timeout: Duration) -> bool {
         let begin = Instant::now();
         while matches!(self.try_wait(), Ok(None)) {
@@ -205,8 +209,8 @@ impl Process {
     }
 }
 
-/// Sends SIGTERM and then SIGKILL, also to the descendants. `elfen run` would leave its batch
-/// behind, and a shell that handles SIGTERM would leave its children.
+/// Sends SIGTERM and then SIGKILL, also to the descendants. After SIGKILL, `elfen run` would leave
+/// its batch running. A shell that handles SIGTERM would leave its children.
 impl Drop for Process {
     fn drop(&mut self) {
         if !matches!(self.try_wait(), Ok(None)) {
@@ -233,7 +237,7 @@ pub(super) struct Programs {
     pub(super) batch: PathBuf,
 }
 
-/// All that starting the programs of an experiment requires.
+/// What starting the programs of an experiment requires.
 #[derive(Debug)]
 pub(super) struct Rig {
     pub(super) programs: Programs,
@@ -278,7 +282,8 @@ fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// CPU time of all children that this process has reaped, and of the descendants that they reaped.
+/// Returns the CPU time of all children that this process has reaped, and of the descendants that
+/// they reaped.
 fn reaped_cpu_ns() -> u64 {
     let used = getrusage(UsageWho::RUSAGE_CHILDREN);
     let ns = |usage: nix::sys::resource::Usage| {
@@ -287,7 +292,7 @@ fn reaped_cpu_ns() -> u64 {
     used.map_or(0, ns)
 }
 
-/// Polls until `done` returns a value; `None` after the timeout. Fails after Ctrl-C.
+/// Polls until `done` returns a value. Returns `None` after the timeout. Fails after Ctrl-C.
 pub(crate) fn poll_until<T>(
     timeout: Duration,
     mut done: impl FnMut() -> Result<Option<T>, LiveError>,
@@ -318,8 +323,8 @@ mod tests {
         (Process::start_anywhere("it", command, &scratch).unwrap(), scratch)
     }
 
-    /// Goal: output and failures of a child are reported. Method: a child that prints, one that
-    /// fails, one whose output is no JSON, and one that does not end.
+    /// Goal: the output and the failures of a child are reported. Method: a child that prints, one
+    /// that fails, one that prints invalid JSON, and one that does not end.
     #[test]
     fn output_and_failures_are_reported() {
         let long = Duration::from_secs(60);
@@ -336,8 +341,8 @@ mod tests {
         assert!(matches!(asked, Err(LiveError::Failed { .. })), "{asked:?}");
     }
 
-    /// Goal: a child that ignores SIGTERM is ended, and so are the descendants of a child that
-    /// handles it. Method: shells with a child, dropped.
+    /// Goal: a dropped child that ignores SIGTERM ends, and a dropped child that handles it ends
+    /// with its descendants. Method: shells with a child.
     #[test]
     fn a_dropped_child_ends_with_all_descendants() {
         assert_all_end("trap '' TERM; sh -c 'sleep 600; :' & echo ready; wait; wait");
@@ -358,7 +363,7 @@ mod tests {
         let lives = |pid: u32| {
             name_of(pid).is_some_and(|name| name == "sh" || name == "sleep") && !is_over(pid)
         };
-        // The process that adopts orphans reaps them at some later time.
+        // The process that adopts orphans may reap them later.
         let begin = Instant::now();
         while family.iter().any(|&pid| lives(pid)) {
             assert!(begin.elapsed() < Duration::from_secs(60), "{family:?} live on");

@@ -1,8 +1,8 @@
 //! Records runs with `elfen shim`: the tasks on a pair's lanes and the requests of the service,
-//! microsecond by microsecond. It shows what a guard or a check does between two requests.
+//! microsecond by microsecond. A recording shows what a guard or a check does between two requests.
 //!
-//! The observer spins, so it takes a lane of its own. On a machine without a spare lane it may take
-//! the batch lane of runs without a batch, if that shares no core with the request lane.
+//! The observer spins, so it needs a lane of its own. On a machine without a spare lane, it may use
+//! the batch lane if no run has a batch. This lane must not share a core with the request lane.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,18 +16,19 @@ use super::process::{Process, Rig, START_TIMEOUT};
 use super::service::Helpers;
 use super::{LiveError, Machine};
 
-/// The most pairs for which the service's words are recorded: an observer reads eight words.
+/// The highest number of pairs with which the service's words are recorded. An observer reads up to
+/// eight words.
 const SERVICE_WORD_PAIRS_MAX: usize = 3;
-/// The length of the recording that probes the privileges.
+/// The length of the recording that tests the privileges.
 const TRY: Duration = Duration::from_millis(1);
 
-/// The CPUs that an observer watches, and the CPU it runs on.
+/// The CPUs that an observer watches, and the CPU that it runs on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Observer {
     folder: PathBuf,
     cpus: Vec<u32>,
     observer_cpu: u32,
-    /// Whether the service's words are recorded, too.
+    /// Whether the words of the service's page are recorded, too.
     with_service_words: bool,
 }
 
@@ -39,8 +40,8 @@ pub(super) struct Recording {
 }
 
 impl Observer {
-    /// The lanes of the first pair, observed from a lane without another use. `any_batch` says
-    /// whether any run has a batch.
+    /// Chooses an observer for the lanes of the first pair. It runs on a lane without another use.
+    /// `any_batch` says whether any run has a batch.
     pub(super) fn choose(
         folder: &Path,
         any_batch: bool,
@@ -77,7 +78,7 @@ impl Observer {
         self.start(rig, None, TRY, rig.scratch.path("try.shim"))?.finish().map(drop)
     }
 
-    /// Starts to record a run of this length, and waits until the observer has begun.
+    /// Starts to record a run of this length, and waits until the observer runs.
     pub(super) fn record(
         &self,
         rig: &Rig,
@@ -87,7 +88,7 @@ impl Observer {
     ) -> Result<Recording, LiveError> {
         let page = page.filter(|_| self.with_service_words);
         let mut recording = self.start(rig, page, duration, self.folder.join(file_name(job)))?;
-        // The observer attaches and prepares its memory first.
+        // First, the observer attaches and prepares its memory.
         recording.process.wait_for(START_TIMEOUT, |process| {
             let mut threads = threads_of(process.id()).into_iter();
             threads.find(|&thread| name_of(thread).as_deref() == Some(OBSERVER))
@@ -110,7 +111,7 @@ impl Observer {
     fn options(&self, page: Option<&str>, duration: Duration) -> Vec<String> {
         let on = self.cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let duration = format!("{}us", duration.as_micros());
-        // Of a run that exceeds its memory, the end is kept.
+        // If a run exceeds the recorder's memory, the end of the run is kept.
         let times = ["-d", &duration, "--keep-last", &duration];
         let lanes = ["shim", "--cpu", &on, "--observer-cpu", &self.observer_cpu.to_string()]
             .map(str::to_owned);
@@ -133,7 +134,7 @@ impl Recording {
     }
 }
 
-/// A file name that is unique among the runs of an experiment.
+/// Returns a file name that is unique among the runs of an experiment.
 fn file_name(job: &Job) -> PathBuf {
     let Job { spec, batch, rps, invocation, .. } = job;
     let words = [Some(spec.to_string()), batch.clone(), Some(format!("{rps:.1}rps"))];
@@ -162,7 +163,7 @@ mod tests {
         Observer::choose(Path::new("recordings"), any_batch, &machine, &helpers)
     }
 
-    /// Goal: an observer only spins on a lane that the measurement does not use. Method: machines
+    /// Goal: an observer spins only on a lane that the measurement does not use. Method: machines
     /// with and without spare lanes.
     #[test]
     fn an_observer_has_a_lane_of_its_own() {
@@ -174,12 +175,12 @@ mod tests {
             let refused = chosen(spare, false, any_batch).unwrap_err().to_string();
             assert!(refused.contains("in no pair"), "{refused}");
         }
-        // Coordinator and generator run elsewhere, and the batch lane is unused.
+        // The coordinator and the generator run on other CPUs, and no run uses the batch lane.
         assert_eq!(chosen(&[4, 5], false, false).unwrap(), (1, vec![0]));
         assert!(chosen(&[4, 5], true, false).is_err());
     }
 
-    /// Goal: no run overwrites the recording of another. Method: the names of a plan's runs.
+    /// Goal: each run has its own recording file. Method: the names of a plan's runs.
     #[test]
     fn each_run_has_its_own_file() {
         let plan = Plan {

@@ -1,6 +1,6 @@
-//! The folder for temporary files of one live run, and the name of its service's page.
+//! The folder for the temporary files of one live run, and the name of its service's page.
 //!
-//! Both are removed when this value is dropped. A run that is killed leaves them behind. The
+//! Dropping this value removes the folder and the page. A killed run leaves them behind. The
 //! folder's name identifies its process, and the next live run removes the folders of dead
 //! processes.
 
@@ -31,7 +31,7 @@ impl Scratch {
         remove_leftovers(&temporary);
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let service = format!("{PREFIX}{:x}-{}", own.word(), NEXT.fetch_add(1, Relaxed));
-        // The name has the number of lanes, because removing the page requires it.
+        // The folder's name has the number of lanes, because removing the page requires it.
         let dir = temporary.join(format!("{service}.{lanes}"));
         DirBuilder::new()
             .mode(0o700)
@@ -44,14 +44,14 @@ impl Scratch {
         self.dir.join(name)
     }
 
-    /// New files for the stdout and the stderr of a child.
+    /// Returns new files for the stdout and the stderr of a child.
     pub(super) fn output_files(&self) -> [PathBuf; 2] {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Relaxed);
         ["out", "err"].map(|kind| self.path(&format!("{number}.{kind}")))
     }
 
-    /// The name of the service's page.
+    /// Returns the name of the service's page.
     pub(super) fn service(&self) -> &str {
         &self.service
     }
@@ -63,8 +63,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the folder and the page. A page of the same name that another user owns cannot be
-/// opened, so it is not removed.
+/// Removes the folder and the page. If another user owns a page with this name, it cannot be opened
+/// and is not removed.
 fn remove(dir: &Path, service: &str, lanes: u32) {
     if let Ok(page) = Service::open(service, lanes) {
         let _gone = page.remove();
@@ -72,7 +72,7 @@ fn remove(dir: &Path, service: &str, lanes: u32) {
     let _gone = fs::remove_dir_all(dir);
 }
 
-/// Removes what killed live runs of this user left in a folder.
+/// Removes the folders and pages of this user's killed live runs.
 fn remove_leftovers(temporary: &Path) {
     let Ok(own) = fs::metadata("/proc/self").map(|own| own.uid()) else { return };
     let Ok(entries) = fs::read_dir(temporary) else { return };
@@ -86,7 +86,7 @@ fn remove_leftovers(temporary: &Path) {
     }
 }
 
-/// The service, the process and the number of lanes in a folder's name.
+/// Parses a folder's name. Returns the service, the process and the number of lanes.
 fn owner_of(name: &str) -> Option<(&str, Identity, u32)> {
     let (service, lanes) = name.split_once('.')?;
     let (word, _) = service.strip_prefix(PREFIX)?.split_once('-')?;

@@ -16,19 +16,19 @@ use super::{LiveError, Machine, usage};
 
 const NAME: &str = "elfen-search";
 
-/// Tasks that match many documents; several of them make one query. A request has to run long
-/// compared with coordinator and generator: most of a millisecond with the demo's index, and two
-/// with the experiment's.
+/// The tasks that match many documents. Several of them make one query, because a request has to
+/// run long compared with the coordinator and the generator. With the demo's index, it takes most
+/// of a millisecond; with the experiment's, two.
 const MANY_WORDS: &str = "OrHigh";
 const TASKS_A_QUERY: usize = 12;
-/// Tasks that are long enough unchanged.
+/// The tasks that are long enough without a change.
 const AS_THEY_ARE: [&str; 2] = ["AndHighHigh", "Fuzzy2"];
-/// Time to check a large index and to answer each query once.
+/// The time limit for checking a large index and answering each query once.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(120);
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The CPUs and the priority of the service's coordinator and of the generator.
+/// The CPUs and the priority of the helpers: the service's coordinator and the load generator.
 #[derive(Clone, Debug)]
 pub(super) struct Helpers {
     pub(super) coordinator: u32,
@@ -39,7 +39,7 @@ pub(super) struct Helpers {
 }
 
 impl Helpers {
-    /// With the highest priority that is permitted.
+    /// Returns helpers with the highest priority that is permitted.
     pub(super) fn choose(rig: &Rig) -> Result<Self, LiveError> {
         let may = |rank: &Rank| {
             let setup = ChildSetup::anywhere(*rank);
@@ -50,7 +50,8 @@ impl Helpers {
         Self::of(&rig.machine, ranks.into_iter().find(may).unwrap_or(Rank::Normal))
     }
 
-    /// On CPUs outside all pairs if there are any, else on the first batch lane.
+    /// Returns helpers on CPUs outside all pairs. If all CPUs are in pairs, the helpers run on the
+    /// first batch lane.
     pub(super) fn of(machine: &Machine, rank: Rank) -> Result<Self, LiveError> {
         let (_, lane) = machine.batch_lanes().next().ok_or_else(|| {
             let why = "there is no pair of lanes".to_owned();
@@ -64,8 +65,8 @@ impl Helpers {
         Ok(Self { coordinator, generator, share_a_lane: machine.spare.is_empty(), rank })
     }
 
-    /// The priority of coordinator, generator and workers. The coordinator preempts the generator,
-    /// which may spin; a worker has its own lane.
+    /// Returns the priorities of the coordinator, the generator and the workers. The coordinator
+    /// preempts the generator, which may spin. Each worker has its own lane.
     fn ranks(&self) -> [Rank; 3] {
         match self.rank {
             Rank::Fifo(_) => [Rank::Fifo(3), Rank::Fifo(2), Rank::Fifo(1)],
@@ -73,7 +74,7 @@ impl Helpers {
         }
     }
 
-    /// Whether an ordinary thread on their lane cannot delay them.
+    /// Whether an ordinary thread on their lane cannot delay the helpers.
     pub(super) fn outranks_ordinary_threads(&self) -> bool {
         !self.share_a_lane || matches!(self.rank, Rank::Fifo(_))
     }
@@ -83,8 +84,8 @@ impl Helpers {
         ChildSetup::on(self.generator, rank)
     }
 
-    /// Describes their CPUs and priority, as a sentence for the results. A service of the user's
-    /// own has no coordinator of ours.
+    /// Describes the CPUs and the priority of the helpers, as a sentence for the results. With a
+    /// service of the user's own, the only helper is the generator.
     pub(super) fn describe(&self, has_coordinator: bool) -> String {
         let Self { coordinator, generator, share_a_lane, rank } = self;
         let (who, programs) = match has_coordinator {
@@ -117,8 +118,8 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
-    /// Opens the index in the user's folder, and builds it there if it is missing. Without a
-    /// folder, builds an index for this run only.
+    /// Opens the index in the user's folder, or builds it there if it is missing. Without a folder,
+    /// builds an index for this run only.
     pub(super) fn open(
         rig: &Rig,
         folder: Option<&Path>,
@@ -140,7 +141,7 @@ impl Corpus {
         Ok(Self { index, queries, documents })
     }
 
-    /// Measures the capacity of the service: the sum over its workers, each of which searches
+    /// Measures the capacity of the service. It is the sum over its workers. Each of them searches
     /// without a pause on its lane.
     pub(super) fn capacity_rps(&self, rig: &Rig, helpers: &Helpers) -> Result<f64, LiveError> {
         let [_, _, rank] = helpers.ranks();
@@ -148,7 +149,7 @@ impl Corpus {
         rig.machine.pairs.iter().map(alone).sum()
     }
 
-    /// Searches without a pause on one CPU. Returns queries per second.
+    /// Searches without a pause on one CPU. Returns the number of queries per second.
     pub(super) fn search(&self, rig: &Rig, cpu: u32, rank: Rank) -> Result<f64, LiveError> {
         let mut command = Command::new(&rig.programs.search);
         command.args(["bench", "--json", "--passes", "1", "--cpu", &cpu.to_string()]);
@@ -161,7 +162,7 @@ impl Corpus {
     }
 }
 
-/// A set of long queries, made from a set of all kinds.
+/// Makes a set of long queries from a set of all kinds.
 fn long_queries(tasks: &str) -> String {
     let of = |kind: &'static str| {
         tasks
@@ -182,8 +183,8 @@ fn long_queries(tasks: &str) -> String {
     text
 }
 
-/// The number of documents and the seed of an index. Queries can only be generated for the built-in
-/// corpus.
+/// Returns the number of documents and the seed of an index. Fails for other corpora than the
+/// built-in one, because queries cannot be generated for them.
 fn manifest(index: &Path) -> Result<(u64, u64), LiveError> {
     let refuse = |why: &str| LiveError::Refused {
         why: format!("the index {}: {why}", index.display()),
@@ -211,7 +212,7 @@ impl SearchService {
         let Rig { programs, machine, scratch } = rig;
         let lanes: Vec<String> = machine.pairs.iter().map(|p| p.request.to_string()).collect();
         let mut command = Command::new(&programs.search);
-        // Port 0: the kernel chooses a free port.
+        // With port 0, the kernel chooses a free port.
         command.args(["serve", "--listen", "127.0.0.1:0", "--drain", "1s"]);
         command.args(["--lanes", &lanes.join(",")]);
         command.args(["--coordinator-cpu", &helpers.coordinator.to_string()]);
@@ -230,14 +231,14 @@ impl SearchService {
         Ok(Self { process, corpus, address })
     }
 
-    /// The arguments of the generator that name the service and its requests.
+    /// Returns the generator's arguments for the service and its requests.
     pub(super) fn load_args(&self) -> Vec<OsString> {
         let queries = self.corpus.queries.clone().into_os_string();
         let words = ["--tasks", "--template", "/search?q={}", &format!("http://{}", self.address)];
         ["--queries".into(), queries].into_iter().chain(words.map(OsString::from)).collect()
     }
 
-    /// CPU time of the coordinator, and of all workers together, in nanoseconds.
+    /// Returns the CPU time of the coordinator, and of all workers together, in nanoseconds.
     pub(super) fn used_ns(&self) -> (u64, u64) {
         let id = self.process.id();
         let coordinator_ns = usage::thread_cpu_ns(id).unwrap_or(0);
@@ -249,7 +250,8 @@ impl SearchService {
 mod tests {
     use super::*;
 
-    /// Goal: queries are long, and no two are alike. Method: three tasks of two words and others.
+    /// Goal: queries are long, and all of them differ. Method: three tasks of two words, and other
+    /// tasks.
     #[test]
     fn queries_are_long() {
         let tasks = "OrHighLow: a b\nLowTerm: x\nOrHighHigh: c d\nFuzzy2: f~2\nOrHighMed: e g\n";

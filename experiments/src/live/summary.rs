@@ -1,8 +1,11 @@
-//! The rows of a results file: medians over runs, with 95 % intervals.
+//! Computes the rows of a results file: medians over runs, with 95 % intervals.
 //!
-//! Runs of one invocation got the same requests, so scenarios are compared within an invocation:
-//! the figure is the median of the ratios of two runs a minute apart. Intervals are by bootstrap
-//! over invocations. Requests of one run wait for each other, so they are no independent sample.
+//! Runs of one invocation got the same requests, so scenarios are compared within an invocation. A
+//! ratio is computed for each pair of runs that were measured closely after each other. The figure
+//! is the median of these ratios.
+//!
+//! Intervals are computed by bootstrap over invocations. The requests of one run are not
+//! independent samples, because they wait for each other.
 
 use std::collections::BTreeMap;
 
@@ -16,24 +19,24 @@ use serde::Serialize;
 use crate::record::{Alone, Line, Run, Scenario, Setup, runs};
 
 const RESAMPLES: usize = 10_000;
-/// Fewer where each sample ranks thousands of latencies.
+/// The number of resamples if each of them sorts thousands of latencies.
 const FEW_RESAMPLES: usize = 1_000;
 const SEED: u64 = 1;
 
-/// A median, and its 95 % interval if there are three values or more.
+/// A median, and its 95 % interval if it is computed from at least three values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
     pub median: f64,
     pub ci95: Option<[f64; 2]>,
 }
 
-/// One load in one scenario.
+/// The results of one load, scenario and batch program.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub load: f64,
     pub rps: f64,
     pub scenario: Scenario,
-    /// The scenario in the words of the plan.
+    /// The scenario as the plan writes it.
     pub asked: String,
     pub batch: Option<String>,
     pub runs: usize,
@@ -42,36 +45,37 @@ pub struct Row {
     pub p50_ms: Figure,
     pub p95_ms: Figure,
     pub p99_ms: Figure,
-    /// p99 relative to the service alone, within an invocation.
+    /// The p99 divided by the p99 without a batch in the same invocation.
     pub p99_ratio: Option<Figure>,
     pub mean_ms: Figure,
     pub request_lane_utilisation: Figure,
     pub batch_lane_utilisation: Figure,
     /// The part of the time in which Elfen lent the batch lanes, whichever tasks ran there.
     pub lent: Option<Figure>,
-    /// Of both lanes; 1 is one lane that is always busy.
+    /// The utilisation of both lanes; 1 is one lane that is always busy.
     pub utilisation: Figure,
-    /// `utilisation` plus coordinator and generator, for machines where they share the batch lane.
+    /// `utilisation` plus coordinator and generator, for machines on which they share the batch
+    /// lane.
     pub utilisation_with_helpers: Figure,
     pub helper_utilisation: Figure,
     pub batch_per_second: Option<Figure>,
     pub batch_unit: Option<String>,
-    /// Work of the batch, relative to the batch alone.
+    /// The work of the batch, divided by its work alone.
     pub batch_relative: Option<Figure>,
-    /// Whether every result of the batch is correct, and its checksum is that of the batch alone.
+    /// Whether all results of the batch are correct, and have the checksum of the batch alone.
     pub batch_verified: Option<bool>,
     /// The part of the request lane's busy time in which the batch ran.
     pub overlapped: Option<Figure>,
     pub reaction_us: Option<Figure>,
     pub reaction_p99_us: Option<Figure>,
     pub mechanisms: Option<String>,
-    /// The predictions of the model for the same requests, on an emulated core.
+    /// The model's predictions for the same requests, on an emulated core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<Foreseen>,
 }
 
-/// The predictions of the model for the requests of a row's runs, and the deviation of each run
-/// from its prediction: 0.1 is a tenth more.
+/// The model's predictions for the requests of a row's runs. The fields `.._off` are the deviations
+/// of the runs from their predictions: 0.1 means 10 % more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Foreseen {
     pub p99_ratio: Figure,
@@ -88,7 +92,7 @@ impl Row {
     }
 }
 
-/// The rows of a results file, in the order of load, batch and scenario.
+/// Returns the rows of a results file, ordered by load, batch and scenario.
 pub fn rows(lines: &[Line]) -> Vec<Row> {
     let mut alone: &[Alone] = &[];
     let mut groups: BTreeMap<Key, Vec<&Run>> = BTreeMap::new();
@@ -102,7 +106,7 @@ pub fn rows(lines: &[Line]) -> Vec<Row> {
     groups.values().map(|runs| row(runs, &without, alone)).collect()
 }
 
-/// The order of the rows. Rates are in millionths of a request per second, because floating-point
+/// The sort key of a row. Rates are in millionths of a request per second, because floating-point
 /// numbers have no total order.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
@@ -177,13 +181,14 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
     }
 }
 
-/// The part of the request lane's busy time. Without a task map it is not counted.
+/// Returns the overlap as a part of the request lane's busy time. Returns `None` without a task
+/// map, which counts this time.
 fn overlapped(report: &Report) -> Option<f64> {
     let busy_ns = report.request_busy_ns.filter(|busy_ns| *busy_ns > 0)?;
     Some(number(report.figures.overlapped_ns?) / number(busy_ns))
 }
 
-/// The part of the time of one run.
+/// Returns the part of a run's time in which the batch lanes were lent.
 fn lent(report: &Report) -> Option<f64> {
     let ran_ns = report.figures.ran_ns()?;
     (report.wall_ns > 0).then(|| number(ran_ns) / number(report.wall_ns))
@@ -193,7 +198,7 @@ fn mechanisms(report: &Report) -> String {
     format!("source {}, nap {}, checks {}", report.source, report.nap, report.checks)
 }
 
-/// The median of `values`, which must not be empty.
+/// Returns the median of `values` and its interval. `values` must not be empty.
 pub fn figure(values: &[f64]) -> Figure {
     let of = |drawn: &[usize]| median(&drawn.iter().map(|at| values[*at]).collect::<Vec<_>>());
     Figure { median: median(values), ci95: bootstrap(values.len(), RESAMPLES, of) }
@@ -206,7 +211,7 @@ fn median(values: &[f64]) -> f64 {
     if sorted.len() % 2 == 1 { sorted[middle] } else { sorted[middle - 1].midpoint(sorted[middle]) }
 }
 
-/// The 95 % interval of a statistic over `count` invocations, by percentile bootstrap. `of`
+/// Returns the 95 % interval of a statistic over `count` invocations, by percentile bootstrap. `of`
 /// computes the statistic from the indices of the sample.
 fn bootstrap(count: usize, resamples: usize, of: impl Fn(&[usize]) -> f64) -> Option<[f64; 2]> {
     if count < 3 {
@@ -224,12 +229,12 @@ fn bootstrap(count: usize, resamples: usize, of: impl Fn(&[usize]) -> f64) -> Op
     Some([found[resamples / 40], found[resamples - 1 - resamples / 40]])
 }
 
-/// Replaces percentiles by those over all requests of all invocations, where the runs still have
+/// Replaces the percentiles by those over all requests of all invocations, if the runs still have
 /// their latencies.
 ///
-/// One short run has ten requests above its p99, and which ones is chance. Scenarios are
-/// interleaved, so such percentiles are comparable, too. An interval samples invocations, because
-/// requests of one run wait for each other.
+/// A short run has about ten requests above its p99, and chance decides which. Scenarios are
+/// interleaved, so percentiles over all requests are comparable, too. The bootstrap resamples
+/// invocations, because the requests of one run wait for each other.
 pub fn over_all_requests(rows: &mut [Row], lines: &[Line]) {
     let runs: Vec<&Run> = runs(lines).filter(|run| !run.latencies_ms.is_empty()).collect();
     for row in rows {
@@ -261,7 +266,8 @@ fn over_all(count: usize, of: impl Fn(&[usize]) -> f64) -> Figure {
     Figure { median: of(&each), ci95: bootstrap(count, FEW_RESAMPLES, of) }
 }
 
-/// The lowest latency that at least `per_thousand` of 1000 requests of these runs do not exceed.
+/// Returns the lowest latency that at least `per_thousand` of 1000 requests of these runs do not
+/// exceed.
 fn quantile(runs: &[&Run], drawn: &[usize], per_thousand: usize) -> f64 {
     let mut all: Vec<f64> = drawn.iter().flat_map(|at| &runs[*at].latencies_ms).copied().collect();
     let rank = (all.len() * per_thousand).div_ceil(1000).max(1);
@@ -305,8 +311,8 @@ mod tests {
         })
     }
 
-    /// Goal: scenarios are compared within an invocation. Method: invocations that drift by more
-    /// than the scenarios differ; by hand, 1.1, 1.2 and 1.3 times the service alone.
+    /// Goal: scenarios are compared within an invocation. Method: invocations that differ by more
+    /// than the scenarios do. Computed by hand, the ratios are 1.1, 1.2 and 1.3.
     #[test]
     fn drift_cancels_out() {
         let alone = Alone { batch: "loop".to_owned(), per_second: 100.0, ..Alone::default() };
@@ -332,10 +338,10 @@ mod tests {
         assert_eq!((idle.reaction_us.unwrap().median, idle.batch_verified), (2.0, Some(false)));
     }
 
-    /// Goal: a percentile is over all requests, and its ratio that of two such percentiles. Method:
-    /// three invocations of a hundred requests; only one has slow requests. Its own p99 is 100
-    /// times as high. In the service alone, its slow requests are half as slow. By hand, the rank
-    /// is 297 of 300.
+    /// Goal: a percentile is over all requests, and its ratio is the ratio of two such percentiles.
+    /// Method: three invocations of a hundred requests, of which only one has slow requests. The
+    /// slow requests take 100 times as long, and half of that without a batch. Computed by hand,
+    /// the rank is 297 of 300.
     #[test]
     fn a_percentile_is_over_all_invocations() {
         let with = |scenario, invocation, slow_ms: f64| {

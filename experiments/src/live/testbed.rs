@@ -1,9 +1,9 @@
 //! A running service, and the measurement of one run with it.
 //!
-//! The service is `elfen-search`, which is started and ended here, or one of the user's own, which
-//! is only asked and observed. It stays up between runs, so that two runs differ only in the
-//! scenario. CPU time is read at the beginning and at the end of the time that the generator
-//! measures.
+//! The service is `elfen-search`, which the testbed starts and ends, or a service of the user's
+//! own, which only gets requests and is observed. The service keeps running between runs, so that
+//! two runs differ only in the scenario. CPU time is read at the start and at the end of the time
+//! that the generator measures.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -27,26 +27,28 @@ use crate::record::{Alone, Plan, Run, Scenario};
 /// The generator's CSV of all requests of a run.
 const REQUESTS: &str = "requests.csv";
 const CONNECTIONS: &str = "64";
-/// Time for the generator to connect, before the first request is due.
+/// The time for the generator to connect, before the first request is due.
 const LEAD: Duration = Duration::from_millis(30);
-/// Time for the last answers, at a load above the capacity.
+/// The time limit for the last answers, at a load above the capacity.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a batch program runs alone.
 const ALONE: Duration = Duration::from_millis(1000);
 
-/// The unit of the work of a batch program of the user's own.
+/// The unit of work of a batch program of the user's own.
 const CPU_TIME: &str = "seconds of CPU time";
-/// A program that uses less of a lane alone has no work to compare.
+/// The least number of CPUs that a program has to use alone. Below this, its work cannot be
+/// compared.
 const LEAST_CPUS: f64 = 0.001;
 
-/// What a testbed measures on, and what it keeps of the runs besides their results.
+/// The lanes and the service that a testbed measures, and the files that it writes in addition to
+/// the results.
 #[derive(Clone, Debug, Default)]
 pub struct Order {
     pub machine: Machine,
-    /// The size of the index that is built, unless the folder `index` has one.
+    /// The number of documents of the index that is built, if the folder `index` has no index yet.
     pub documents: u64,
     pub index: Option<PathBuf>,
-    /// The processes of the plan's service, if it has a service of the user's own.
+    /// The processes of the user's own service, if the plan has one.
     pub service: Option<ServiceProcesses>,
     /// The file for the service times of the runs without a batch.
     pub service_times: Option<PathBuf>,
@@ -86,8 +88,8 @@ impl ServiceUnderTest {
         }
     }
 
-    /// CPU time in nanoseconds: of its coordinator, which runs outside the request lanes, and of
-    /// its workers.
+    /// Returns the CPU time in nanoseconds of the service's coordinator, which runs outside the
+    /// request lanes, and of its workers.
     fn used_ns(&self) -> (u64, u64) {
         match self {
             Self::Search(search) => search.used_ns(),
@@ -96,7 +98,8 @@ impl ServiceUnderTest {
     }
 }
 
-/// Fields are dropped in this order: the service before its page and its files.
+/// A running service with its helpers. The fields are dropped in this order, so the service ends
+/// before its page and its files are removed.
 #[derive(Debug)]
 pub struct Testbed {
     service: ServiceUnderTest,
@@ -122,7 +125,7 @@ impl Testbed {
         Ok(Self { service, helpers, observer, order, plan, rig })
     }
 
-    /// The number of documents; 0 for a service of the user's own.
+    /// Returns the number of documents, or 0 for a service of the user's own.
     pub fn documents(&self) -> u64 {
         match &self.service {
             ServiceUnderTest::Search(search) => search.corpus.documents,
@@ -141,7 +144,7 @@ impl Testbed {
         }
     }
 
-    /// The name under which the service publishes its requests, if it publishes them.
+    /// Returns the name under which the service publishes its requests, if it publishes them.
     fn published_name(&self) -> Option<&str> {
         match &self.service {
             ServiceUnderTest::Search(_) => Some(self.rig.scratch.service()),
@@ -149,7 +152,7 @@ impl Testbed {
         }
     }
 
-    /// Where coordinator and generator run, and at which priority.
+    /// Describes where the coordinator and the generator run, and at which priority.
     pub fn helpers(&self) -> String {
         self.helpers.describe(matches!(self.service, ServiceUnderTest::Search(_)))
     }
@@ -158,10 +161,10 @@ impl Testbed {
         self.helpers.share_a_lane
     }
 
-    /// What these lanes cannot show, a sentence each.
+    /// Returns what these lanes cannot show, one sentence for each limit.
     pub fn limits(&self) -> Vec<String> {
         let mut limits = Vec::new();
-        // On an emulated core there is interference, and a limit of its own describes it.
+        // An emulated core has interference. `Machine::emulation` describes its limit.
         if !self.order.machine.smt && self.order.machine.emulated.is_none() {
             limits.push(format!(
                 "not shown: the cost of sharing an SMT core; by the kernel's topology lanes {} do \
@@ -214,7 +217,7 @@ impl Testbed {
         Batches::start(&self.rig, &self.plan, spec, program, self.published_name(), duration)
     }
 
-    /// Makes one run of a plan.
+    /// Measures one run of a plan.
     pub fn measure(&mut self, job: &Job, alone: &[Alone]) -> Result<Run, LiveError> {
         let warmup = Duration::from_secs_f64(self.plan.warmup_s);
         let duration = Duration::from_secs_f64(self.plan.duration_s);
@@ -235,8 +238,8 @@ impl Testbed {
         })?;
         let before = self.sample(&load, &mut batches);
         let mut after = before;
-        // The last sample is taken while the generator still exists. It ends early if its last
-        // request is due early.
+        // The last sample is taken while the generator still runs. The generator ends early if its
+        // last request is due early.
         let end = begin + duration.saturating_sub(LEAD * 2);
         while load.try_wait()?.is_none() && Instant::now() < end {
             check_interrupted()?;
@@ -250,7 +253,7 @@ impl Testbed {
             let why = "a run's last request was due before anything could be measured".to_owned();
             return Err(LiveError::Refused { why, fix: "ask for a longer --duration" });
         }
-        // The recording names the batch, so it finishes while the batch still runs.
+        // The recording names the batch, so it has to end while the batch still runs.
         let recording = recording.map(Recording::finish).transpose()?;
         let done = batches.end()?;
         let requests = self.rig.scratch.path(REQUESTS);
@@ -348,10 +351,10 @@ impl Testbed {
     }
 }
 
-/// How long a batch ran, in lanes.
+/// Returns how long a batch ran, in lanes.
 ///
 /// CPU time includes naps in the batch's own checks. The lane time that Elfen reports includes
-/// other tasks that had the CPU meanwhile. The batch ran for at most the smaller of the two.
+/// other tasks that ran on the lane. So the batch ran for at most the smaller of the two.
 fn lanes_used(cpu_time: f64, reports: &[Report]) -> f64 {
     if reports.is_empty() {
         return cpu_time;
@@ -364,10 +367,10 @@ fn lanes_used(cpu_time: f64, reports: &[Report]) -> f64 {
     counted.map_or(cpu_time, |counted| cpu_time.min(counted))
 }
 
-/// The part of the generator's output that is used here.
+/// The fields of the generator's output that are used here.
 #[derive(Debug, Deserialize)]
 struct LoadOutput {
-    /// The generator is started for one.
+    /// One element, because each start of the generator is one run.
     runs: [MeasuredRun; 1],
     warnings: Vec<String>,
 }
@@ -385,7 +388,7 @@ struct Late {
     p99: f64,
 }
 
-/// CPU time so far, in nanoseconds.
+/// The CPU time so far, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Instant,
@@ -394,7 +397,7 @@ struct Sample {
     batch_ns: u64,
 }
 
-/// CPU time between two samples, in CPUs.
+/// The CPU time between two samples, in CPUs.
 #[derive(Clone, Copy, Debug)]
 struct Used {
     seconds: f64,
@@ -406,7 +409,7 @@ struct Used {
 impl Sample {
     fn until(&self, later: &Self) -> Used {
         let seconds = later.at.duration_since(self.at).as_secs_f64();
-        // A process that ended meanwhile reads as 0.
+        // A process that has ended in the meantime has a CPU time of 0.
         let cpus = |of: fn(&Self) -> u64| {
             Duration::from_nanos(of(later).saturating_sub(of(self))).as_secs_f64() / seconds
         };
@@ -423,7 +426,7 @@ pub(super) fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Returns why core scheduling is not available here, if it is not.
+/// Fails with the reason if core scheduling is not available on this machine.
 pub fn core_scheduling() -> Result<(), String> {
     super::os::core_scheduling().map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) => "this kernel has no core scheduling".to_owned(),

@@ -1,4 +1,4 @@
-//! CPU time of processes and threads, and the descendants of a process.
+//! Reads the CPU time of processes and threads, and lists the descendants of a process.
 
 use std::fs;
 
@@ -6,10 +6,10 @@ use elfen_machine::process::{below, children, cpu_time_ns, stat, status_field, t
 
 use super::os;
 
-/// The kernel counts in ticks of this length for user space, whatever its own tick is.
+/// The length of the ticks that /proc counts. It does not depend on the kernel's own tick.
 const TICK_NS: u64 = 10_000_000;
 
-/// A thread's CPU time in nanoseconds; `None` if it has ended.
+/// Returns a thread's CPU time in nanoseconds, or `None` if it has ended.
 pub(super) fn thread_cpu_ns(thread: u32) -> Option<u64> {
     let file = format!("/proc/{thread}/task/{thread}/schedstat");
     let counted = fs::read_to_string(file).ok().and_then(|text| {
@@ -21,44 +21,46 @@ pub(super) fn thread_cpu_ns(thread: u32) -> Option<u64> {
     counted.or_else(|| Some(ticks()? * TICK_NS))
 }
 
-/// CPU time of a process in nanoseconds; 0 if it has ended.
+/// Returns the CPU time of a process in nanoseconds, or 0 if it has ended.
 pub(crate) fn process_cpu_ns(process: u32) -> u64 {
     cpu_time_ns(process).unwrap_or(0)
 }
 
-/// CPU time of a process and its descendants in nanoseconds, including descendants that have ended
-/// and were reaped by their parents.
+/// Returns the CPU time of a process and its descendants in nanoseconds. It includes descendants
+/// that have ended and were reaped by their parents.
 pub(super) fn family_cpu_ns(process: u32) -> u64 {
     let all = below(process).into_iter().chain([process]);
     all.map(|pid| process_cpu_ns(pid) + reaped_children_ns(pid)).sum()
 }
 
-/// CPU time of the program that an `elfen run` started: of its descendants, and of the children
-/// that the supervisor has reaped. The launcher and the supervisor themselves do not count.
+/// Returns the CPU time of the program that `elfen run` started. It is the time of its descendants
+/// and of the children that the supervisor has reaped. The launcher and the supervisor themselves
+/// do not count.
 pub(super) fn batch_cpu_ns(launcher: u32) -> u64 {
     let supervisors = children(launcher);
     let programs = supervisors.iter().flat_map(|&supervisor| children(supervisor));
     programs.map(family_cpu_ns).chain(supervisors.iter().copied().map(reaped_children_ns)).sum()
 }
 
-/// CPU time of the children that a process has reaped, to a tick.
+/// Returns the CPU time of the children that a process has reaped, to a tick.
 fn reaped_children_ns(process: u32) -> u64 {
     stat(process).map_or(0, |stat| stat.waited_for_ticks) * TICK_NS
 }
 
-/// Processes, identified by id and start time, so that a reused id is not mistaken for one of them.
+/// A set of processes. Each has its id and its start time, so that a reused id is not mistaken for
+/// it.
 #[derive(Debug)]
 pub(crate) struct Descendants(Vec<(u32, u64)>);
 
 impl Descendants {
-    /// The current descendants of a process.
+    /// Returns the current descendants of a process.
     pub(crate) fn of(process: u32) -> Self {
         let known = |pid: u32| Some((pid, stat(pid)?.began_ticks));
         Self(below(process).into_iter().filter_map(known).collect())
     }
 
-    /// Kills all that still run. They are stopped first, so that none of them starts another
-    /// process when a child that it waits for is killed.
+    /// Kills all processes that still run. All are stopped before any is killed. Otherwise, a
+    /// process might start another one when the child that it waits for is killed.
     pub(crate) fn kill(&self) {
         let lives = |(pid, beginning): &&(u32, u64)| {
             stat(*pid).is_some_and(|stat| stat.began_ticks == *beginning)
@@ -69,7 +71,8 @@ impl Descendants {
     }
 }
 
-/// Whether a process handles a signal. Before it does, the signal would end it without output.
+/// Whether a process handles a signal. Without a handler, the signal would end the process before
+/// it writes its output.
 pub(super) fn has_handler(process: u32, signal: i32) -> bool {
     let caught = status_field(process, "SigCgt");
     let mask = caught.and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
@@ -82,8 +85,8 @@ mod tests {
     use std::io::Read;
     use std::process::{Command, Stdio};
 
-    /// Goal: a signal handler is recognised. Method: a shell with a trap, which prints a line once
-    /// it is set.
+    /// Goal: a signal handler is recognised. Method: a shell that sets a trap and then prints a
+    /// line.
     #[test]
     fn handlers_are_recognised() {
         let mut command = Command::new("sh");

@@ -8,15 +8,16 @@ use std::process::Command;
 use crate::sandbox::{Running, Sandbox, wait_until};
 use serde_json::Value;
 
-/// The report of a check, whether its account holds or not.
+/// Returns the report of a check, whether the check succeeds or not.
 fn run_check(sandbox: &Sandbox, words: &str) -> Value {
     let (_, report, said) = sandbox.run(&format!("check --json {words}"));
     serde_json::from_str(&report).unwrap_or_else(|_| panic!("{said}"))
 }
 
-/// Goal: injected faults are charged with the times that their injectors report. Method: six tries
-/// and a margin, since other machines on the same hardware can take the time of any injection: each
-/// cause must be right in one try, and most of all causes together in one.
+/// Goal: Tailor charges injected faults with the times that their injectors report. Method: six
+/// tries and a margin, because other virtual machines on the hardware may disturb any injection.
+/// Each cause must be right in one try. In one try, most charges of all causes together must be
+/// right.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn injected_faults_are_charged_correctly() {
@@ -39,7 +40,7 @@ fn number(score: &Value, key: &str) -> u64 {
     score[key].as_u64().expect("a number")
 }
 
-/// The causes of which at least half of the injections were charged correctly.
+/// Returns the causes of which at least half of the injections were charged correctly.
 fn right_causes(checked: &Value) -> Vec<String> {
     let is_right = |score: &&Value| {
         let touched = number(score, "touched");
@@ -57,8 +58,8 @@ fn is_right_overall(checked: &Value) -> bool {
 }
 
 /// Goal: for each cause, with one thread and with four, the check predicts the p99 without the
-/// cause, or reports that the replay is off. The error of a prediction is not tested, as other
-/// processes use the machine.
+/// cause, or reports that the replay is invalid. The error of a prediction is not tested, because
+/// other processes use the machine. Method: the command with few injections.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn predictions_are_compared_with_measurements() {
@@ -103,7 +104,8 @@ fn wrong_arguments_are_named() {
     }
 }
 
-/// Loopback's packets go where they went before.
+/// Goal: after a flood is killed, loopback's packets are steered as before. Method: kill `elfen lab
+/// inject softirq`.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn a_flood_that_is_killed() {

@@ -1,6 +1,6 @@
-//! Goal: `elfen demo` measures its three scenarios and leaves nothing behind, however it ends.
-//! Method: real demos with a small index, interrupted, killed, and with killed children. No speed
-//! is asserted.
+//! Goal: `elfen demo` measures its three scenarios, and always removes its processes and files.
+//! Method: real demos with a small index, which are interrupted, killed, or have a child killed.
+//! The tests do not check speed.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -44,7 +44,8 @@ fn a_demo_measures_three_scenarios_and_writes_a_report() {
     sandbox.assert_nothing_left(&[]);
 }
 
-/// A demo in the middle of a run, with its descendants and the names of its temporary folders.
+/// Starts a demo and waits until it is in the middle of a run. Returns it with its descendants and
+/// the names of its temporary folders.
 fn in_the_middle(sandbox: &Sandbox) -> (Running, Vec<u32>, Vec<String>) {
     let running = sandbox.start(ENDLESS);
     running.await_child("elfen-load");
@@ -77,8 +78,8 @@ fn an_interrupted_demo_reports_the_signal_and_leaves_nothing() {
     }
 }
 
-/// Goal: SIGKILL of the demo also ends its children, and the next demo removes the files that the
-/// killed demo left. Method: kill a demo in the middle of a run.
+/// Goal: SIGKILL of the demo also ends its children, and the next demo removes the files of the
+/// killed demo. Method: kill a demo in the middle of a run.
 #[test]
 fn children_and_files_of_a_killed_demo_are_removed() {
     let sandbox = Sandbox::new("a_killed_demo");
@@ -116,11 +117,11 @@ fn a_single_cpu_is_refused() {
     command.arg("demo").env_remove("ELFEN_LANES");
     let first = [1_u64];
     let stay = move || {
-        // SAFETY: the kernel reads 8 bytes of `first`.
+        // SAFETY: the kernel reads 8 bytes of `first`, which is an array of one u64.
         let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, 8, first.as_ptr()) };
         if set < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     };
-    // SAFETY: between fork and exec the closure makes one system call.
+    // SAFETY: between fork and exec, the closure makes only one system call.
     unsafe { command.pre_exec(stay) };
     let output = command.output().expect("needs CPU 0");
     let said = text(&output.stderr);
@@ -129,7 +130,8 @@ fn a_single_cpu_is_refused() {
 }
 
 /// Goal: missing files and folders are reported before anything runs. Method: an `elfen-lab`
-/// without the other programs, a page that cannot be written, a missing folder for temporary files.
+/// without the other programs, a page that cannot be written, and a missing folder for temporary
+/// files.
 #[test]
 fn missing_files_are_reported_before_measuring() {
     let sandbox = Sandbox::new("what_is_missing");

@@ -1,6 +1,6 @@
-//! Goal: an experiment makes the runs of its plan, completes a results file, and its parameters
-//! reach the model. Method: real experiments with a small index; results files that are cut off or
-//! changed; invalid plans. No speed is asserted.
+//! Goal: an experiment performs the runs of its plan and completes a results file, and its
+//! parameters reach the model. Method: real experiments with a small index, results files that are
+//! cut off or changed, and invalid plans. The tests do not check speed.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(crate) fn lines(file: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Scenario, batch and number of each run.
+/// Returns the scenario, the batch and the number of each run.
 fn runs(file: &Path) -> Vec<String> {
     let lines = lines(file);
     let runs = lines.iter().filter(|line| line["kind"] == "run");
@@ -35,8 +35,8 @@ const ALL: [&str; 4] = [
     "\"none\" null 1",
 ];
 
-/// Goal: after an interruption and a cut-off line, every run is there once, under one setup.
-/// Method: end an experiment after its first run, cut its file within the last line, repeat the
+/// Goal: after an interruption and a cut-off line, the file has every run once, under one setup.
+/// Method: end an experiment after its first run, cut its file within the last line, and repeat the
 /// command.
 #[test]
 fn an_interrupted_experiment_is_completed() {
@@ -49,7 +49,7 @@ fn an_interrupted_experiment_is_completed() {
     running.signal(libc::SIGINT);
     let output = running.end();
     let said = text(&output.stderr);
-    // The experiment may have ended by then; only the file matters.
+    // The experiment may have ended before the signal. Then only the file is checked.
     if !output.status.success() {
         assert_eq!(output.status.code(), Some(130), "{said}");
         assert!(
@@ -78,7 +78,7 @@ fn an_interrupted_experiment_is_completed() {
     assert!(report["setup"]["capacity_rps"].as_f64().unwrap() > 0.0);
     assert!(fs::read_to_string(sandbox.path("it.html")).unwrap().contains("<html"));
 
-    // No run is missing, so none is made, and the output is the same.
+    // All runs are in the file, so the command measures nothing, and the output is the same.
     let whole = fs::read(&file).unwrap();
     assert_eq!(sandbox.json(&format!("{SHORT} --json"))["rows"], report["rows"]);
     assert!(fs::read(&file).unwrap() == whole);
@@ -108,7 +108,7 @@ fn options_override_the_plan_of_a_file() {
     assert_eq!(out.matches("70 %").count(), 3, "{out}");
 }
 
-/// Goal: a program of the user's own is the batch, or one of the batches; the command line
+/// Goal: a program of the user's own is the batch, or one of the batches. The command line
 /// overrides the file. Method: dry runs of both kinds.
 #[test]
 fn a_program_of_the_users_own_is_planned() {
@@ -187,8 +187,8 @@ fn mistakes_are_named_before_anything_runs() {
     }
 }
 
-/// Goal: measured parameters reach the simulator, which names their file. Method: calibrate two
-/// CPUs, and simulate with the file.
+/// Goal: measured parameters reach the simulator, which prints the name of their file. Method:
+/// calibrate two CPUs, and simulate with the file.
 #[test]
 fn parameters_reach_the_model() {
     let sandbox = Sandbox::new("parameters_reach_the_model");

@@ -1,6 +1,6 @@
 //! Goal: `elfen lab ladder` measures every rung, reports the causes of its slow requests, and
-//! leaves nothing behind, however it ends. Method: a short ladder on few articles, whole and
-//! interrupted. No time is asserted.
+//! always removes its processes and files. Method: a short ladder on few articles, complete and
+//! interrupted. The tests do not check times.
 
 use crate::sandbox::{Sandbox, descendants, lives, text, wait_until};
 use serde_json::Value;
@@ -48,7 +48,7 @@ fn a_short_ladder_has_all_its_rungs() {
 fn an_interrupted_ladder_leaves_nothing() {
     let sandbox = Sandbox::new("an_interrupted_ladder");
     let running = sandbox.start("ladder --articles 300");
-    // The generator runs once the first virtual machine serves.
+    // The generator starts once the first virtual machine serves.
     running.await_child("elfen-load");
     let family = descendants(running.id());
     running.signal(libc::SIGINT);

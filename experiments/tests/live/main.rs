@@ -1,5 +1,5 @@
-//! Tests of the commands of the laboratory that start real processes: `elfen demo`, `elfen lab
-//! experiment`, `calibrate`, `ladder`, `check` and `inject`.
+//! Tests of the commands that start real processes: `elfen demo`, and `elfen lab` with
+//! `experiment`, `calibrate`, `ladder`, `check` and `inject`.
 
 mod check;
 mod demo;

@@ -1,5 +1,5 @@
 //! Goal: programs and services of the user's own are measured, and their failures are reported.
-//! Method: scripts, and a service with known times. No speed is asserted.
+//! Method: scripts, and a service with known times. The tests do not check speed.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use crate::experiment::{SHORT, lines};
 use crate::sandbox::{Sandbox, lives, text, wait_until};
 use serde_json::Value;
 
-/// A script that works for a moment, starts a child, and ends.
+/// A script that computes for a moment, starts a child, and ends.
 const OWN: &str = "i=0\nwhile [ $i -lt 100000 ]; do i=$((i+1)); done\nsh -c :\nexit ${1-0}\n";
 
 fn own_program(sandbox: &Sandbox, name: &str) {
@@ -21,7 +21,7 @@ fn own_program(sandbox: &Sandbox, name: &str) {
 }
 
 /// Goal: a program of the user's own is measured by its CPU time, started again when it ends with
-/// status 0, and named in the results; a results file of another program is refused. Method: a
+/// status 0, and named in the results. A results file of another program is refused. Method: a
 /// script that ends within a run, unrestrained and under Elfen.
 #[test]
 fn a_program_of_the_users_own_is_measured() {
@@ -53,7 +53,7 @@ fn a_program_of_the_users_own_is_measured() {
     sandbox.assert_fails(&format!("{words} -- ./worker 0"), 2, says);
 }
 
-/// Starts a service with known response times on these CPUs. Returns it and its address.
+/// Starts a service with known response times on these CPUs. Returns its process and its address.
 fn reference_server(cpus: &str) -> (Child, String) {
     let load = Path::new(env!("CARGO_BIN_EXE_elfen-lab")).with_file_name("elfen-load");
     let mut command = Command::new("taskset");
@@ -66,7 +66,7 @@ fn reference_server(cpus: &str) -> (Child, String) {
     (server, address)
 }
 
-/// Goal: a service of the user's own is measured and keeps running; a service that may leave its
+/// Goal: a service of the user's own is measured and keeps running. A service that may leave its
 /// lane, does not answer or does not exist is refused. Method: a service with known times, on the
 /// request lane and on both lanes.
 #[test]
@@ -109,7 +109,7 @@ fn a_service_of_the_users_own_is_measured_and_keeps_running() {
 }
 
 /// Goal: an interrupted experiment also ends the descendants of the program. Method: a shell with a
-/// sleeping child, interrupted while it is measured alone.
+/// sleeping child, interrupted during a run.
 #[test]
 fn an_interrupted_experiment_leaves_no_program_behind() {
     let sandbox = Sandbox::new("an_interrupted_experiment_leaves_no_program");
@@ -129,8 +129,8 @@ fn an_interrupted_experiment_leaves_no_program_behind() {
     sandbox.assert_nothing_left(&[]);
 }
 
-/// Goal: a program that fails ends the experiment, with its status and its last line. Method: a
-/// program that fails alone, and one that only fails under Elfen.
+/// Goal: a program that fails ends the experiment. The message has its status and its last line.
+/// Method: a program that fails alone, and one that fails only under Elfen.
 #[test]
 fn a_failing_program_is_reported() {
     let sandbox = Sandbox::new("a_program_of_ones_own_that_fails");

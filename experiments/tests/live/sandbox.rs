@@ -1,5 +1,5 @@
-//! Fixtures of the tests of live runs: `elfen-lab` with a folder of its own for temporary files,
-//! and checks of what it leaves behind.
+//! Fixtures for the tests of live runs: `elfen-lab` with its own folder for temporary files, and
+//! checks that it leaves nothing behind.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ pub(crate) use elfen_machine::process::below as descendants;
 use elfen_rt::signal::service::ServiceReader;
 use serde_json::Value;
 
-/// Live runs use two CPUs, so one test at a time.
+/// Live runs use two CPUs, so only one test runs at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A folder for one test's files, with a subfolder for temporary files.
@@ -40,7 +40,7 @@ impl Sandbox {
         self.folder.join(name)
     }
 
-    /// `elfen-lab` with this folder.
+    /// Returns the command `elfen-lab` with this folder.
     pub(crate) fn lab(&self, words: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elfen-lab"));
         command.args(words.split_whitespace()).current_dir(&self.folder);
@@ -49,13 +49,13 @@ impl Sandbox {
         command
     }
 
-    /// Its exit status, its output and its messages.
+    /// Runs a command. Returns its exit status, its stdout and its stderr.
     pub(crate) fn run(&self, words: &str) -> (Option<i32>, String, String) {
         let output = self.lab(words).output().unwrap();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     }
 
-    /// The output of a command that succeeds.
+    /// Runs a command, which must succeed, and returns its output.
     #[track_caller]
     pub(crate) fn output(&self, words: &str) -> String {
         let (status, out, said) = self.run(words);
@@ -63,13 +63,13 @@ impl Sandbox {
         out
     }
 
-    /// Its JSON object.
+    /// Runs a command, which must succeed, and returns the JSON object that it prints.
     #[track_caller]
     pub(crate) fn json(&self, words: &str) -> Value {
         serde_json::from_str(&self.output(words)).unwrap()
     }
 
-    /// Asserts that it fails with this status and message.
+    /// Asserts that a command fails with this status and message.
     #[track_caller]
     pub(crate) fn assert_fails(&self, words: &str, status: i32, says: &str) {
         let (found, _, said) = self.run(words);
@@ -78,22 +78,23 @@ impl Sandbox {
         assert!(said.lines().last().unwrap().starts_with("elfen: "), "{said}");
     }
 
-    /// Starts it in the background and keeps its output.
+    /// Starts a command in the background and keeps its output.
     pub(crate) fn start(&self, words: &str) -> Running {
         let mut command = self.lab(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Running::of(command.spawn().unwrap())
     }
 
-    /// The temporary folders of live runs, whose names include those of their services.
+    /// Returns the names of the temporary folders of live runs. They contain the names of the
+    /// services.
     pub(crate) fn scratch(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("tmp")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.collect()
     }
 
-    /// Asserts that no temporary file and no service's page is left. `scratch` are the folders
-    /// while it ran.
+    /// Asserts that no temporary file and no service's page is left. `scratch` has the names of the
+    /// folders that existed during the run.
     #[track_caller]
     pub(crate) fn assert_nothing_left(&self, scratch: &[String]) {
         assert_eq!(self.scratch(), Vec::<String>::new());
@@ -118,7 +119,7 @@ pub(crate) fn two_cpus() {
     assert_ne!(online.trim(), "0", "needs two CPUs");
 }
 
-/// An `elfen-lab`, or a program that it measures, that ends with its test.
+/// A running `elfen-lab`, or a program that it measures. It ends with its test.
 pub(crate) struct Running {
     child: Option<Child>,
 }
@@ -140,7 +141,7 @@ impl Running {
         self.child.take().expect("it is waited for once").wait_with_output().unwrap()
     }
 
-    /// Waits for a descendant of this name.
+    /// Waits for a descendant with this name.
     #[track_caller]
     pub(crate) fn await_child(&self, name: &str) -> u32 {
         let mut found = None;
@@ -163,7 +164,7 @@ impl Drop for Running {
 }
 
 pub(crate) fn kill(pid: u32, signal: i32) {
-    // SAFETY: kill takes numbers; the caller started this process.
+    // SAFETY: kill takes only numbers; the caller started this process.
     unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
 }
 

@@ -1,5 +1,5 @@
-//! The command `elfen-batch-c`: the thesis's micro benchmarks in C, built with `-pg`, for checks
-//! that come in at `mcount`.
+//! The command `elfen-batch-c`: the thesis's micro benchmarks in C, built with `-pg`, so that
+//! checks can be attached at `mcount`.
 
 use clap::{Parser, ValueEnum};
 use elfen_console::command;

@@ -1,4 +1,4 @@
-//! The settings of the proxy, as its command line gives them.
+//! The settings of the proxy, as the command line gives them.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -90,8 +90,8 @@ impl Settings {
         }
     }
 
-    /// Rejects arguments that would send requests back to the proxy or twice to one server, or
-    /// expose them by accident.
+    /// Refuses arguments that would send requests back to the proxy or twice to one server, or
+    /// would expose the servers by accident.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let is_us = |server: SocketAddr| {
             let everywhere = self.listen.ip().is_unspecified() && is_here(server);
@@ -142,7 +142,7 @@ fn time(text: &str) -> Result<Duration, String> {
     if time.is_zero() { Err("a time is 0; choose a longer one".to_owned()) } else { Ok(time) }
 }
 
-/// A percentage, as parts of a million.
+/// Parses a percentage, as parts per million.
 fn part(text: &str) -> Result<u64, String> {
     let expected = || "it must be a percentage up to 100%, as 5% or 0.5%".to_owned();
     let number = text.strip_suffix('%').ok_or_else(expected)?;
@@ -165,7 +165,7 @@ fn method(text: &str) -> Result<Method, String> {
     })
 }
 
-/// Whether an address is one of this machine: a socket can't be bound to any other.
+/// Whether an address belongs to this machine. A socket cannot be bound to any other address.
 fn is_here(server: SocketAddr) -> bool {
     UdpSocket::bind((server.ip(), 0)).is_ok()
 }

@@ -69,7 +69,7 @@ impl Series {
         self.change(at, state, pool)
     }
 
-    /// Begins a gap: there are no samples from `at` on. With `proven`, nothing changes until the
+    /// Begins a gap: no samples are taken from `at` on. With `proven`, nothing changes until the
     /// next sample.
     pub fn gap(&mut self, at: u64, proven: bool, pool: &mut Pool) -> Result<(), Full> {
         if self.now.state == State::Gap {

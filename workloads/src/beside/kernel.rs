@@ -103,7 +103,7 @@ impl Kernel {
         self.map.accounts(batch).map(|account| account.shared_until_ns(now_ns, busy_ns)).sum()
     }
 
-    /// Updates the list of runs, with system calls. There is no registry of runs. The kernel lists
+    /// Updates the list of runs, with system calls. Runs have no registry. The kernel lists
     /// its shared memory segments, and a run owns each segment that contains a readable lane page.
     fn refresh(&self) {
         // If the list cannot be read, no runs are found, and naps count as running.

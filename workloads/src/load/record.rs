@@ -171,7 +171,7 @@ impl Recorder {
     }
 }
 
-/// `None` if there are no values.
+/// The median. `None` for an empty slice.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

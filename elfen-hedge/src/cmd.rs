@@ -38,8 +38,8 @@ machine lacks what the policy needs.";
 /// Send requests to a second server as well while the first one stands still
 ///
 /// An HTTP/1.1 proxy in front of two servers. If a server has not run between two polls, its
-/// requests in flight are sent to the backup too, unless the backup stands still as well. New
-/// requests follow. The client gets the first answer, and no other.
+/// requests in flight are also sent to the backup, unless that stands still too. New requests
+/// follow. The client gets the first answer, and no other.
 #[derive(Parser, Debug)]
 #[command(name = "elfen-hedge", version, after_help = AFTER)]
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]

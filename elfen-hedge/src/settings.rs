@@ -11,7 +11,7 @@ use crate::policy::{Policy, Server};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Settings {
-    /// Where clients connect to; `:8080` is on loopback
+    /// The address for clients; `:8080` is on loopback
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
@@ -63,12 +63,13 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(crate) body_timeout: Duration,
 
-    /// Time limit of a client without a request, or of one that takes nothing of its answer
+    /// Time limit for a client without a request, or for a client that accepts nothing of its
+    /// answer
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub(crate) idle_timeout: Duration,
 
-    /// Limit of clients at once. A further client replaces the one that has waited longest without
-    /// a request
+    /// Maximum number of simultaneous clients. A further client replaces the client that has waited
+    /// longest without a request
     #[arg(long, value_name = "N", default_value_t = 1024,
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=100_000))]
     pub(crate) max_clients: usize,

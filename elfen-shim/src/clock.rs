@@ -71,7 +71,7 @@ pub struct Clock {
 /// the transfer of a cache line. A finer unit would cost a byte per run and carry no information.
 const UNIT_NS: u64 = 8;
 /// Units per period, at least. A run ends somewhere between two samples, which are half a period to
-/// one and a half periods apart: an eighth of a period is small compared with that. Most runs then
+/// one and a half periods apart. An eighth of a period is small compared with that. Most runs then
 /// have a length of a few dozen units.
 const UNITS_A_PERIOD: u64 = 8;
 

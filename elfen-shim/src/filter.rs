@@ -11,8 +11,8 @@
 //! - a clock reading takes longer at one time than at another;
 //! - a line may have to come from the observed CPU, or may already be here.
 //!
-//! So the rule has a floor. A delay that is shorter than a line transfer has the same effect as a
-//! value of the same age.
+//! So the rule has a floor. A delay that is shorter than a line transfer cannot be distinguished
+//! from a value that was already that old when it was read.
 
 use crate::clock::Clock;
 

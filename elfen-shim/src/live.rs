@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::recording::State;
 
-/// The maximum number of tags per signal that have totals of their own. A power of two.
+/// The maximum number of tags per signal that have separate totals. A power of two.
 const SLOTS: usize = 1024;
 /// Slots of the states without a value. They precede the slots of tags.
 const GAP: usize = 0;

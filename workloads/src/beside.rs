@@ -3,8 +3,8 @@
 //!
 //! The thread first works at full speed. Then it waits until it is as late as it would be on a
 //! shared core. On a shared core, work next to the neighbour progresses at `1 / slowdown` of full
-//! speed. So each stretch next to the neighbour adds a debt of `1 - 1 / slowdown` of its length,
-//! whether the thread works or waits in it. Waiting pays its whole length. Work that has its
+//! speed. So each stretch next to the neighbour adds a debt of `1 - 1 / slowdown` of its length.
+//! This holds for working and for waiting. Waiting pays its whole length. Work that has its
 //! neighbour from beginning to end takes `slowdown` times as long. If the neighbour stops in
 //! between, the rest of the debt is paid at full speed.
 //!
@@ -272,8 +272,8 @@ impl<N: Neighbour> Slowed<N> {
         self.tally
     }
 
-    /// Instructions and cycles, as a core at 1 GHz would count them: an IPC of 1 without the
-    /// neighbour, and of 1 / slowdown next to it.
+    /// Instructions and cycles, as a core at 1 GHz would count them. The IPC is 1 without the
+    /// neighbour, and 1 / slowdown next to it.
     pub fn counts(&self) -> (u64, u64) {
         (self.slowdown.work_ns(self.tally.all), self.tally.all.long_ns)
     }

@@ -43,7 +43,7 @@ use crate::session::{EndReason, ObserverConfig, ObserverControl, ObserverResult,
 use crate::summary::Summary;
 use crate::symbols::{FunctionReporting, Layout, Names};
 
-/// The assumed round trip if it could not be measured. It is longer than on most machines.
+/// The assumed round trip if it could not be measured. It is long, so that the period is long.
 const FAR_TICKS: u64 = 1_500;
 /// The shortest time between two readings by system calls.
 const FETCH_NS: u64 = 100_000;

@@ -153,7 +153,7 @@ pub struct Head {
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
-    /// Whether each sample is a run of its own (`--keep samples`).
+    /// Whether each sample is a separate run (`--keep samples`).
     pub keeps_samples: bool,
     /// Gaps up to this length count as gaps without a change (`--bridge`).
     pub bridge_ns: u64,

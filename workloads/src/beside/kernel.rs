@@ -2,9 +2,9 @@
 //! lane, and for how much of that time the request lane was busy.
 //!
 //! The accounts contain neither other programs on the lane nor a guard that occupies it. They do
-//! contain a batch thread that naps at a check of its own without blocking, because the kernel sees
-//! it run. So this module reads from the run's lane page when such a thread naps. `elfen run` has
-//! the kernel count its batch. A batch program that was started without `elfen run` claims an
+//! contain a batch thread that naps at a check in its program without blocking, because the kernel
+//! sees it run. So this module reads from the run's lane page when such a thread naps. `elfen run`
+//! has the kernel count its batch. A batch program that was started without `elfen run` claims an
 //! account for itself.
 
 use super::{Lanes, Neighbour, Reading};
@@ -75,7 +75,7 @@ impl Kernel {
         self.map.accounts(batch).map(|account| account.ran_until_ns(now_ns)).sum()
     }
 
-    /// When the batch thread on this lane began to nap at a check of its own, if it naps now.
+    /// When the batch thread on this lane began to nap at a check, if it naps now.
     fn napping_since_ns(&self, batch: u32) -> Option<Nanos> {
         self.pages.read().iter().flat_map(|(_, page)| page.slots()).find_map(|slot| {
             let is_lane = slot.batch_cpu.load(Relaxed) == u64::from(batch);
@@ -403,10 +403,10 @@ mod tests {
         assert_eq!(batches.look().beside_ns - first_ns, 170);
     }
 
-    /// Goal: a batch thread that naps at a check of its own does not count as running next to the
-    /// request. This requires that the nap is of the run that owns the account, and that the run
-    /// still exists. Method: an account that always runs, and a run's page that says when the
-    /// thread naps.
+    /// Goal: a batch thread that naps at a check does not count as running next to the request.
+    /// This requires that the nap is of the run that owns the account, and that the run still
+    /// exists. Method: an account that always runs, and a run's page that says when the thread
+    /// naps.
     #[test]
     fn own_naps_do_not_count() {
         let kernel = Arc::new(Kernel::for_tests(2));

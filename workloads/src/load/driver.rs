@@ -85,7 +85,7 @@ impl Settings {
     fn whole_plan(&self, seed: u64) -> impl Iterator<Item = Arrival> + Send + use<> {
         let (end, warmup_ns, queries) =
             (End::At(self.warmup_ns), self.warmup_ns, self.queries.len());
-        // The warm-up has a random stream of its own, so that it does not change the measured
+        // The warm-up has a separate random stream, so that it does not change the measured
         // arrivals.
         let warmup = Plan::new(Arrivals::Exponential, self.rps, end, queries, !seed);
         let measured = self.plan(seed).map(move |mut arrival| {
@@ -106,7 +106,7 @@ impl Settings {
         self.warmup_ns + measured
     }
 
-    /// Runs the plan of `seed` against the service, on a thread of its own.
+    /// Sends the plan of `seed` to the service, on a new thread.
     pub(crate) fn run(&self, seed: u64) -> Result<Run, Failure> {
         allow_connections(self.limits.connections)?;
         let planned_end_ns = self.planned_end_ns();

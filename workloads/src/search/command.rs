@@ -128,8 +128,8 @@ struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     warmup: Option<PathBuf>,
 
-    /// Emulate cores that lanes share: a request takes this many times as long while a batch runs
-    /// next to it, 1 to 10, according to the kernel's account of the batch
+    /// Emulate cores that lanes share: requests next to a running batch take this many times as
+    /// long, 1 to 10, by the kernel's account
     ///
     /// For CPUs that share no core. Needs the task map: root, or group elfen where elfend runs. The
     /// service also publishes emulated counts for dynamic-budget: an IPC of 1 without a batch, and

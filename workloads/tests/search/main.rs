@@ -115,7 +115,7 @@ fn draining_loses_nothing() {
 }
 
 /// Goal: an emulated core slows requests that run next to a batch, and the service reports the
-/// emulation. Method: the real kernel, the service on CPU 0, and a batch program on CPU 1 that has
+/// emulation. Method: the real kernel. The service runs on CPU 0, and a batch program on CPU 1 has
 /// itself counted, until a request ran next to it.
 #[test]
 #[ignore = "needs root and eBPF"]

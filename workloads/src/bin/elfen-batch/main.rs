@@ -39,7 +39,7 @@ struct Args {
     repetition: Repetition,
 
     /// Emulate cores that lanes share: work next to a busy request lane takes this many times as
-    /// long, 1 to 10, according to the kernel's account of it
+    /// long, 1 to 10, by the kernel's account
     #[arg(long, value_name = "FACTOR", requires = "beside")]
     beside_slowdown: Option<Slowdown>,
 

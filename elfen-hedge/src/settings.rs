@@ -27,20 +27,20 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     backup: SocketAddr,
 
-    /// `look`: poll whether the servers run; `hazard`: the kernel reports stops and collections as
-    /// they happen; `after=TIME`, `after=p95` of the last requests, or `none`
+    /// `look`: poll whether the servers run; `hazard`: the kernel reports stops and garbage
+    /// collections as they happen; `after=TIME`, `after=p95` of the last requests, or `none`
     #[arg(long, value_name = "POLICY", default_value = "look")]
     pub(crate) policy: Policy,
 
-    /// Interval of polls
+    /// Interval between polls
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = time)]
     pub(crate) poll_interval: Duration,
 
-    /// Largest part of all requests that is sent a second time, as a duplicate or as a retry
+    /// Maximum share of requests that are sent a second time, as a duplicate or as a retry
     #[arg(long, value_name = "PART", default_value = "5%", value_parser = part)]
     pub(crate) max_extra: u64,
 
-    /// Methods whose requests may be sent a second time: only idempotent ones
+    /// Methods whose requests may be sent a second time; only idempotent methods are allowed
     #[arg(long, value_name = "METHODS", default_value = "GET,HEAD", value_delimiter = ',',
         value_parser = method)]
     pub(crate) methods: Vec<Method>,
@@ -51,7 +51,7 @@ pub(crate) struct Settings {
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=10_000))]
     pub(crate) replay: usize,
 
-    /// Time limit for the beginning of an answer; then the client gets status 504
+    /// Time limit for the beginning of an answer; after it, the client gets status 504
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub(crate) give_up: Duration,
 

@@ -31,7 +31,7 @@ pub fn floor_ticks(clock: &Clock, round_trip: Option<u64>) -> u64 {
 }
 
 /// Returns whether to keep the rate between two samples. `starts` is the time between their starts,
-/// `ends` that between their ends.
+/// and `ends` is the time between their ends.
 #[inline(always)]
 pub fn keep(starts: u64, ends: u64, floor_ticks: u64) -> bool {
     keep_by_paper(starts, ends) || starts.abs_diff(ends) <= floor_ticks

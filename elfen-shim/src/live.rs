@@ -141,7 +141,7 @@ impl LiveTotals {
 }
 
 impl SignalTable {
-    /// Finds the slot of a tag, or takes a free one.
+    /// Finds the slot of a tag, or takes a free slot.
     fn find_slot(&self, value: u64) -> usize {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let first = usize::try_from(hash).unwrap_or(0);

@@ -218,7 +218,7 @@ mod tests {
     }
 
     /// Goal: a block has all its samples, the samples contain fetched values, and the sink can
-    /// replace words.
+    /// replace words. Method: one block of a sink that does both.
     #[test]
     fn a_block_is_sampled() {
         let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));

@@ -108,7 +108,7 @@ impl Rate {
         TAGS - 1
     }
 
-    /// The distributions, most frequent first.
+    /// The distributions, sorted by number of samples, largest first.
     pub fn figures(&self, mut name_of: impl FnMut(u64) -> String) -> Vec<RateFigure> {
         // A function may have several addresses with the same name.
         let mut by_name: BTreeMap<String, (u64, [u32; BUCKETS])> = BTreeMap::new();

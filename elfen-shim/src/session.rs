@@ -95,7 +95,7 @@ const LANES_MAX: usize = 3;
 /// The number of threads that one observer samples without a task map.
 pub const THREADS_MAX: usize = 3;
 
-/// A signal does not fit into the words of one sample.
+/// The error for a signal that does not fit into the words of one sample.
 #[derive(Debug, thiserror::Error)]
 #[error("at most {WORDS_MAX} words are read at a time, and these signals need more")]
 pub struct TooMany;

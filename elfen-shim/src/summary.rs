@@ -53,7 +53,7 @@ pub struct Summary {
     pub figures: RunFigures,
 }
 
-/// One of several observers.
+/// The figures of one of several observers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ObserverFigure {
     pub from: u32,

@@ -117,7 +117,7 @@ pub struct Global {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GlobalKind {
     Writable,
-    /// It cannot change after the program's start.
+    /// The variable cannot change after the program's start.
     ReadOnly,
     /// Each thread has its own copy.
     ThreadLocal,
@@ -254,7 +254,7 @@ impl Symbols {
     }
 }
 
-/// The file with the symbols of a stripped file.
+/// The debug file with the symbols of a stripped program.
 fn debug_file(build_id: &[u8], folder: &Path) -> Option<PathBuf> {
     let (first, rest) = build_id.split_first()?;
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -13,7 +13,7 @@ use crate::tags::Tags;
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub signals: Vec<SignalTally>,
-    /// One for each observer.
+    /// One element for each observer.
     pub coverage: Vec<Coverage>,
 }
 

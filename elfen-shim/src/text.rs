@@ -18,7 +18,7 @@ pub const NO_RETURNS: &str = "functions report that they are entered, but not th
                               -mfunction-return=thunk-extern as well, and link it with \
                               libelfen_return.a";
 
-/// The whole text. `more` are sentences about what else could be observed.
+/// The whole text. `more` contains suggestions of what else could be observed.
 pub fn text(summary: &Summary, more: &[String]) -> String {
     let mut text = opening(summary);
     text += &tags(summary);

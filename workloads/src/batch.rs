@@ -30,7 +30,7 @@ pub struct Work {
     pub unit: &'static str,
 }
 
-/// A wrong result: the machine or the program computed incorrectly.
+/// A wrong result, because the machine or the program computed incorrectly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong(pub &'static str);
 
@@ -111,7 +111,7 @@ struct Report<'a> {
     emulated_core: Option<EmulatedCore>,
 }
 
-/// Runs a batch command for a program. `name` and `lang` describe the program in the report.
+/// Repeats a program and prints the report. `name` and `lang` describe the program in the report.
 pub fn run(
     name: &str,
     lang: &str,

@@ -118,7 +118,7 @@ fn runs_can_be_repeated() {
         let text = std::fs::read_to_string(csv).expect("the CSV was written");
         let columns = |line: &str| -> Vec<String> { line.split(',').map(str::to_owned).collect() };
         let rows = text.lines().skip(1).map(columns);
-        // query, intended time; service time, outcome
+        // Columns: query, intended time, service time, outcome.
         rows.map(|row| [2, 4, 10, 11].map(|at| row[at].clone())).collect()
     };
     let poisson = ["--rps", "3000", "--requests", "300", "--seed", "5"];

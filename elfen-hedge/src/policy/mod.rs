@@ -48,7 +48,7 @@ impl Server {
 /// When a request is sent a second time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// Never.
+    /// No request is sent a second time.
     None,
     /// After the request has waited for this long.
     After(u64),
@@ -83,9 +83,9 @@ impl FromStr for Policy {
 /// Why a server is halted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Halt {
-    /// A signal.
+    /// A signal has stopped it.
     Stop,
-    /// Its runtime, for a garbage collection or another pause of its threads.
+    /// Its runtime has paused its threads, for example for a garbage collection.
     Pause,
 }
 
@@ -121,7 +121,7 @@ pub struct Duplicate {
     pub to: Server,
 }
 
-/// The decisions so far.
+/// Counts of the decisions so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Counts {
     pub requests: u64,

@@ -218,7 +218,7 @@ impl Simulation<'_> {
         let is_free = |server: Server| !queues[server.index()].is_paused(now_ns);
         let duplicates = self.hedge.sample(now_ns, ran, is_free);
         self.send(now_ns, duplicates);
-        // Without further events, more samples would find nothing.
+        // Without further events, more samples would change nothing.
         let goes_on = !self.hedge.is_idle() && !self.events.is_empty();
         self.is_sampling = goes_on;
         if goes_on {

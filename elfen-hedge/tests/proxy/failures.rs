@@ -131,7 +131,7 @@ fn a_request_that_one_server_drops_is_answered_by_the_other() {
     let (first, second) = (drops_all(), Backend::echo());
     let words = ["--policy", "none", "--max-extra", "50%"];
     let hedge = Hedge::start(first.at, second.at, &words);
-    // Each request earns half of a retry.
+    // Each request adds half of a retry to the budget.
     assert_eq!(ask(hedge.at, "GET", "/a").code, 502);
     assert_eq!(ask(hedge.at, "GET", "/b").text(), "/b");
     let (done, _) = hedge.end();

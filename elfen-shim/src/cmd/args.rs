@@ -87,7 +87,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIGNAL", requires = "measure_cost", value_parser = SignalSpec::parse)]
     pub(super) progress: Option<SignalSpec>,
 
-    /// Show what runs, once a second; on a terminal, q ends the run, and the program's output is
+    /// Show what runs, once per second; on a terminal, q ends the run, and the program's output is
     /// printed after it
     #[arg(long, conflicts_with = "json")]
     pub(super) live: bool,

@@ -107,7 +107,7 @@ extern "C" fn map_zeroes(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut c_v
     // page of such a mapping.
     let mapped = unsafe { libc::mmap(page, 4096, libc::PROT_READ, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {
-        // SAFETY: ends this process, which would fault again forever.
+        // SAFETY: ends this process, because the load would fault again forever.
         unsafe { libc::_exit(1) };
     }
 }

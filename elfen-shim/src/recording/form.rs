@@ -83,7 +83,7 @@ pub struct Signal {
     pub kind: Kind,
     /// Whether its numbers can be negative. Values are then 64-bit two's complement.
     pub signed: bool,
-    /// Names of values that have names.
+    /// Pairs of a value and its name.
     pub names: Vec<(u64, String)>,
 }
 
@@ -210,7 +210,7 @@ impl Head {
 /// The time between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Periods {
-    /// 0 for `--period max`; `None` for `--period auto`.
+    /// The requested period: 0 for `--period max`, `None` for `--period auto`.
     pub asked: Option<u64>,
     pub median: u64,
     pub p99: u64,
@@ -238,7 +238,7 @@ pub struct Dte {
     pub shrunk: u64,
 }
 
-/// What observation cost the observed program, in percent: the median, and its 95 % interval.
+/// How much observation slowed the observed program, in percent: the median, and its 95 % interval.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cost {
     pub median: f64,

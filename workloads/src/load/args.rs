@@ -71,15 +71,15 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     pipeline: u32,
 
-    /// A request without an answer by then has failed, counted from when it was due
+    /// How long after its due time a request without an answer fails
     #[arg(long, value_parser = parse_nanos, default_value = "10s")]
     timeout: Nanos,
 
-    /// The latest that a request may be sent before the run fails
+    /// How late a request may be sent before the run fails
     #[arg(long, value_parser = parse_nanos, default_value = "10ms")]
     pub(crate) max_late: Nanos,
 
-    /// Go on, with a warning, when requests are sent later than --max-late
+    /// Continue with a warning if requests are sent later than --max-late
     #[arg(long)]
     pub(crate) allow_late: bool,
 
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     #[arg(long, requires = "queries", value_parser = template)]
     template: Option<String>,
 
-    /// --queries is a luceneutil task file (Category: query # freq=..)
+    /// Read --queries as a luceneutil task file (Category: query # freq=..)
     #[arg(long, requires = "queries", requires = "template")]
     tasks: bool,
 
@@ -119,8 +119,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", conflicts_with = "url")]
     pub(crate) reference_server: Option<SocketAddr>,
 
-    /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
-    /// takes 100 ms more) [default: exponential:1ms]
+    /// Service times of --reference-server: exponential:1ms, fixed:1ms, or
+    /// fixed:1ms,stall:1000:100ms (each 1000th takes 100 ms more) [default: exponential:1ms]
     #[arg(long, requires = "reference_server")]
     pub(crate) service: Option<ServiceTimes>,
 }

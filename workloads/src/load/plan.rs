@@ -157,8 +157,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: the same seed gives the same plan, in order, within its end. Method: any process,
-        /// rate, end and seed.
+        /// Goal: equal seeds give equal plans, sorted by time, which respect their end. Method: any
+        /// process, rate, end and seed.
         #[test]
         fn plans_are_replayable(
             uniform: bool, rps in 0.1f64..1e6, n in 0u64..300, end_ms in 1u64..100, by_count: bool,

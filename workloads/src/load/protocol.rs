@@ -145,7 +145,7 @@ impl Parser {
         }
     }
 
-    /// The answer that the end of the stream completes, if it completes one.
+    /// Handles the end of the stream. Returns the answer that it completes, if any.
     pub(crate) fn end_of_stream(&mut self) -> Option<Reply> {
         let is_whole = std::mem::replace(&mut self.expects, Expects::Start) == Expects::Close;
         is_whole.then_some(self.reply)

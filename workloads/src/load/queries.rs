@@ -176,7 +176,7 @@ impl QuerySet {
     }
 }
 
-/// A line is a target (`/search?q=a`) or a method, a target and a body (`POST /x body`).
+/// Encodes a line: a target (`/search?q=a`), or a method, a target and a body (`POST /x body`).
 fn encode_http(line: &str, host: &str) -> Result<Vec<u8>, String> {
     let mut words = line.splitn(3, ' ');
     let first = words.next().unwrap_or_default();
@@ -203,7 +203,7 @@ fn encode_http(line: &str, host: &str) -> Result<Vec<u8>, String> {
     Ok([head.as_bytes(), body.unwrap_or_default().as_bytes()].concat())
 }
 
-/// A line is a command with its arguments, as in redis-cli.
+/// Encodes a line: a command with its arguments, as in redis-cli.
 fn encode_redis(line: &str) -> Result<Vec<u8>, String> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let command = words.first().copied().unwrap_or_default().to_ascii_uppercase();

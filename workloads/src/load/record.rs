@@ -89,7 +89,7 @@ impl Distribution {
         self.sum_ns
     }
 
-    /// How many values are at most `ns`.
+    /// The number of values that are at most `ns`.
     pub(crate) fn count_up_to(&self, ns: Nanos) -> u64 {
         if ns >= self.max_ns { self.count() } else { self.histogram.count_between(0, ns) }
     }

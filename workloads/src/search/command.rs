@@ -96,7 +96,7 @@ struct ServeArgs {
     #[arg(long, value_delimiter = ',')]
     lanes: Vec<usize>,
 
-    /// The CPU of the coordinator [default: wherever the kernel puts it]
+    /// The CPU of the coordinator [default: any CPU]
     #[arg(long)]
     coordinator_cpu: Option<usize>,
 

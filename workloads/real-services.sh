@@ -58,7 +58,7 @@ clean_up() {
 	rm -r "$scratch"
 }
 trap clean_up EXIT
-# nginx's workers drop root, and have temporary files here.
+# nginx's workers drop root, and create temporary files in this folder.
 chmod 755 "$scratch"
 
 expand() { # <CPU list> -> a CPU a line
@@ -78,7 +78,7 @@ load() { # <file for the JSON> <elfen-load's arguments>...
 		fail 1 "elfen-load failed: $(tail -1 "$scratch/log")"
 }
 
-# The first number of this name after the begin of this object.
+# Prints the first number with this name after the start of this object.
 figure() { # <file> <object, or empty> <key>
 	tr ',{' '\n\n' <"$1" | awk -F: -v object="\"$2\"" -v key="\"$3\"" '
 		index($0, object) || object == "\"\"" { inside = 1 }

@@ -1,5 +1,5 @@
-//! The connections of clients: how many there are, what each is doing, and which are closed because
-//! they take too long.
+//! The connections of clients: their number, what each is doing, and which of them exceed a time
+//! limit and are closed.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,7 +19,7 @@ use crate::settings::Settings;
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
     all: Mutex<HashMap<u64, (Arc<Client>, AbortHandle)>>,
-    /// Notified when there may be room: a connection has ended, or waits.
+    /// Notified when there may be room, because a connection has ended or waits for its client.
     room: Arc<Notify>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Client {
 struct State {
     stage: Stage,
     since: Instant,
-    /// Since when the client has not taken any of its answer.
+    /// When the client stopped accepting its answer, if it has.
     stuck: Option<Instant>,
 }
 
@@ -42,13 +42,13 @@ struct State {
 enum Stage {
     /// Between two requests.
     Idle,
-    /// In the head of a request.
+    /// While the head of a request arrives.
     Head,
-    /// From the whole head of a request to the end of its answer.
+    /// From the complete head of a request to the end of its answer.
     Busy,
 }
 
-/// A request of a client is in progress while this lives.
+/// Marks the client's request as in progress until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Busy(Arc<Client>);
 
@@ -78,12 +78,12 @@ impl Drop for Busy {
 }
 
 impl State {
-    /// Whether it exceeds a limit.
+    /// Whether the connection exceeds a time limit.
     fn is_overdue(self, settings: &Settings) -> bool {
         let limit = match self.stage {
             Stage::Idle => settings.idle_timeout,
             Stage::Head => settings.head_timeout,
-            // Bodies and servers have limits of their own.
+            // Bodies and servers have their own limits.
             Stage::Busy => Duration::MAX,
         };
         let is_stuck = self.stuck.is_some_and(|since| since.elapsed() > settings.idle_timeout);
@@ -92,13 +92,13 @@ impl State {
 }
 
 impl Clients {
-    /// Interval of checking limits.
+    /// The interval between checks of the limits.
     pub(crate) fn sweep_interval(settings: &Settings) -> Duration {
         let shortest = settings.head_timeout.min(settings.idle_timeout);
         (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(1))
     }
 
-    /// A new client, to be added together with its task.
+    /// Creates a client, to be added together with its task.
     pub(crate) fn client(&self) -> Arc<Client> {
         let state = State { stage: Stage::Idle, since: Instant::now(), stuck: None };
         Arc::new(Client { state: Mutex::new(state), room: Arc::clone(&self.room) })
@@ -113,8 +113,8 @@ impl Clients {
         self.room.notify_one();
     }
 
-    /// Makes room for one more client: closes the connection that has waited longest, or, if all
-    /// have requests in progress, waits until one ends. Returns how many it closed.
+    /// Makes room for one more client. Closes the connection that has waited longest. If all have
+    /// requests in progress, waits until one ends. Returns the number of closed connections.
     pub(crate) async fn make_room(&self, max_clients: usize) -> u64 {
         let mut closed = 0;
         while self.all.lock().len() >= max_clients {
@@ -127,7 +127,7 @@ impl Clients {
         closed
     }
 
-    /// Closes the connection that has waited longest, if one waits.
+    /// Closes the connection that has waited longest. Returns false if none waits.
     pub(crate) fn close_oldest(&self) -> bool {
         let mut all = self.all.lock();
         let waiting = |(id, (client, _)): (&u64, &(Arc<Client>, AbortHandle))| {
@@ -140,7 +140,7 @@ impl Clients {
         removed.map(|(_, task)| task.abort()).is_some()
     }
 
-    /// Closes the connections that exceed a limit. Returns how many.
+    /// Closes the connections that exceed a limit. Returns their number.
     pub(crate) fn close_overdue(&self, settings: &Settings) -> u64 {
         let is_overdue = |_: &u64, (client, task): &mut (Arc<Client>, AbortHandle)| {
             let is_overdue = client.state.lock().is_overdue(settings);
@@ -157,7 +157,7 @@ impl Clients {
     }
 }
 
-/// A client's socket, which notes when bytes arrive and when none leave.
+/// A client's socket. It records when bytes arrive and when the client accepts none.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) socket: TcpStream,

@@ -1,4 +1,4 @@
-//! The command `elfen-hedge`: its arguments, one call, and what it prints.
+//! The command `elfen-hedge`: its arguments, its call of the proxy, and its output.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ machine lacks what the policy needs.";
 /// Send requests to a second server as well while the first one stands still
 ///
 /// An HTTP/1.1 proxy in front of two servers. If a server has not run between two polls, its
-/// requests in flight are sent to the backup too, unless the backup stands still as well. New
-/// requests follow. The client gets the first answer, and no other.
+/// requests in flight are also sent to the backup, unless that stands still too. New requests
+/// follow. The client gets the first answer, and no other.
 #[derive(Parser, Debug)]
 #[command(name = "elfen-hedge", version, after_help = AFTER)]
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
@@ -104,12 +104,12 @@ fn answer(args: &Answer) -> Result<ExitCode, Failure> {
 }
 
 fn completions(args: &Completions, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    // Without hidden subcommands.
+    // A command without the hidden subcommands.
     let mut command = Settings::augment_args(clap::Command::new("elfen-hedge"));
     generate::write_completions(&mut command, &args.folder, out)
 }
 
-/// How the policy observes the servers.
+/// Starts the observation of the servers, if the policy needs it.
 fn observe(settings: &Settings) -> Result<Option<Observation>, Failure> {
     let ports = Server::BOTH.map(|server| settings.address(server).port());
     let observed = match settings.policy {
@@ -123,7 +123,8 @@ fn observe(settings: &Settings) -> Result<Option<Observation>, Failure> {
     })
 }
 
-/// Reports a server that this user may not see. One that is not up yet is waited for instead.
+/// Reports a server whose process this user may not see. A server that has not started is not an
+/// error.
 fn not_visible(why: &NotFound) -> Failure {
     let why = match why {
         NotFound::Hidden(port) => format!("you may not see which process listens on port {port}"),
@@ -133,10 +134,10 @@ fn not_visible(why: &NotFound) -> Failure {
     Failure::new(Status::Failed, "finding the servers", why, fix)
 }
 
-/// Raises the limit of descriptors, usually 1,024: each client may take three.
+/// Raises the limit of open descriptors, usually 1,024. Each client may take three.
 fn raise_descriptors() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // With fewer, connections wait longer.
+        // With fewer descriptors, connections wait longer.
         let _fewer = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
 }
@@ -149,7 +150,7 @@ fn serve(settings: Settings, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         Failure::new(Status::Failed, what, error, "choose another --listen, or see `ulimit -n`")
     };
     raise_descriptors();
-    // Before any thread starts, because threads inherit the blocked signals.
+    // This comes before any thread starts, because threads inherit the blocked signals.
     let ending = EndSignals::new().map_err(failed)?;
     let observation = observe(&settings)?;
     let proxy = Proxy::open(settings, observation).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! One request: the servers that get it, and the one whose answer the client gets.
+//! One request: the servers that receive it, and the answer that the client receives.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use crate::upstream::{Lost, read_to_end};
 type Ended = Result<Response<Incoming>, Lost>;
 type Attempt = Pin<Box<dyn Future<Output = Ended> + Send>>;
 
-/// The attempts at each server, at most one each: no server gets a request twice.
+/// The attempts at each server. Each server receives a request at most once.
 #[derive(Default)]
 struct Attempts {
     running: [Option<Attempt>; 2],
@@ -34,7 +34,7 @@ impl Attempts {
         self.running[server.index()].is_none() && !self.failed[server.index()]
     }
 
-    /// The next attempt that ends.
+    /// Waits for the next attempt that ends.
     async fn next(&mut self) -> (Server, Ended) {
         poll_fn(|context| {
             for server in Server::BOTH {
@@ -52,7 +52,7 @@ impl Attempts {
     }
 }
 
-/// Has a request answered, by the first server that answers and no other.
+/// Sends a request and returns the first server's answer that arrives.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     request: Request,
@@ -112,7 +112,7 @@ pub(crate) async fn answer(
                 flight.tell(|hedge, id| hedge.moved(id, other));
                 shared.counts.lock().moved += 1;
             }
-            // The policy decides at this moment to send it there.
+            // The policy has just decided to send the request to the other server.
             Lost::Dropped if !is_decided && flight.duplicate.try_recv().is_ok() => {
                 is_decided = true;
                 second = Some(other);
@@ -128,7 +128,7 @@ pub(crate) async fn answer(
     Err(refusal)
 }
 
-/// Reads a second answer to its end, so that its connection can be used again.
+/// Reads a second answer to its end, so that its connection can be reused.
 fn read_late_answer(shared: &Arc<Shared>, attempt: Attempt) {
     let Ok(permit) = Arc::clone(&shared.late).try_acquire_owned() else { return };
     let shared = Arc::clone(shared);

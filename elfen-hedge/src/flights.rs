@@ -1,4 +1,4 @@
-//! Requests without an answer, as the policy knows them.
+//! The policy's view of the requests without an answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::policy::{Duplicate, Hedge, Id, Server};
 #[derive(Debug)]
 pub(crate) struct Flights {
     state: Mutex<State>,
-    /// Notified if a request needs a decision of the policy and no time is set for one.
+    /// Notified if a request needs a decision by time and the driver has no timer.
     pub(crate) begin: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     hedge: Hedge,
-    /// Sends a request's task the second server that it shall go to.
+    /// Channels to the tasks of requests. A message is the second server for that request.
     duplicate: HashMap<Id, oneshot::Sender<Server>>,
     last_id: Id,
-    /// Whether the driver will call the policy again at some time.
+    /// Whether the driver has a timer for the next call of the policy.
     is_due: bool,
 }
 
-/// A request in flight. The policy forgets it when this drops.
+/// A request in flight. Dropping it makes the policy forget the request.
 #[derive(Debug)]
 pub(crate) struct Flight {
     flights: Arc<Flights>,
     id: Id,
-    /// The server that it is sent to first.
+    /// The server that receives the request first.
     pub(crate) server: Server,
     /// Receives the second server from the policy, at most once.
     pub(crate) duplicate: oneshot::Receiver<Server>,
@@ -57,7 +57,7 @@ impl Flights {
         Flight { flights: Arc::clone(self), id, server, duplicate }
     }
 
-    /// Calls the policy for decisions by time. `decide` also returns when it is due again.
+    /// Calls the policy for decisions by time. `decide` also returns when the next call is due.
     pub(crate) fn decide_on_time(
         &self,
         decide: impl FnOnce(&mut Hedge) -> (Vec<Duplicate>, Option<u64>),
@@ -69,7 +69,7 @@ impl Flights {
         due_ns
     }
 
-    /// Calls the policy, which may have requests sent again.
+    /// Calls the policy, which may return requests to send again.
     pub(crate) fn decide(&self, decide: impl FnOnce(&mut Hedge) -> Vec<Duplicate>) {
         let mut state = self.state.lock();
         let duplicates = decide(&mut state.hedge);
@@ -93,7 +93,7 @@ impl State {
 }
 
 impl Flight {
-    /// Tells the policy what became of this request.
+    /// Tells the policy the outcome of this request.
     pub(crate) fn tell<R>(&self, tell: impl FnOnce(&mut Hedge, Id) -> R) -> R {
         tell(&mut self.flights.state.lock().hedge, self.id)
     }
@@ -112,8 +112,8 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
 
-    /// Goal: the policy decides in time about every request, also while requests are in flight that
-    /// it can't duplicate. Method: a request that may not be sent twice, then one that may.
+    /// Goal: the policy decides in time about every request, even while it cannot duplicate earlier
+    /// requests. Method: a request that must not be sent twice, then a request that may be.
     #[test]
     fn the_policy_is_asked_about_every_request() {
         let flights = Arc::new(Flights::new(Hedge::new(Policy::After(1), 1_000_000)));

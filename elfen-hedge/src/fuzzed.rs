@@ -1,4 +1,5 @@
-//! The entry point of the fuzzer: a client's connection, and what servers would get from it.
+//! The entry point of the fuzzer: a client's connection, and the requests that servers would
+//! receive.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr};
@@ -36,7 +37,7 @@ pub fn connection(bytes: &[u8]) {
     });
 }
 
-/// No server can read it as another request, or as two.
+/// Checks that a server must read the request as this one request.
 fn is_safe(request: &Request) {
     let lengths: Vec<_> = request.fields.get_all(CONTENT_LENGTH).iter().collect();
     match lengths.as_slice() {

@@ -8,20 +8,20 @@
 //! | `shared` | counts, and servers that are down or were restarted |
 //! | `clients` | limits of clients: how many, and how long each may take |
 //! | `request` | checks requests, and rewrites them for servers |
-//! | `exchange` | one request: which servers get it, whose answer counts |
+//! | `exchange` | one request: which servers receive it, and which answer is used |
 //! | `upstream` | sends a request to a server |
 //! | `replay` | recorded requests that warm a server |
-//! | `flights` | requests without an answer, as the policy knows them |
+//! | `flights` | the policy's view of the requests without an answer |
 //! | [`policy`] | decides when a request is sent again; its simulator |
 //! | `policy_driver` | calls the policy when it is due |
-//! | `observation` | how servers are observed: clocks, or what halts them as it happens |
+//! | `observation` | how servers are observed: by CPU clocks, or by events from the kernel |
 //! | `watch` | whether a server runs, by its CPU clocks |
-//! | `processes` | which processes a server is |
+//! | `processes` | finds the processes of a server |
 //! | `test_server` | a server for tests |
 //! | [`cmd`] | the command |
 //!
-//! hyper reads and writes messages, on one thread. A connection to a server works for one request
-//! at a time, and its answer goes to the client of that request or nowhere.
+//! hyper reads and writes messages, on one thread. A connection to a server carries one request at
+//! a time. The answer goes to the client of that request, or is discarded.
 
 mod clients;
 pub mod cmd;

@@ -1,5 +1,5 @@
-//! The `elfen-hedge` command: parse, run, exit status. It is a separate program, so that `elfen`
-//! does not link an HTTP library.
+//! The `elfen-hedge` command. It is a separate program, so that `elfen` does not link an HTTP
+//! library.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
 //! How servers are observed, if the policy needs that: by their CPU clocks, or by events from the
-//! kernel. A thread of its own finds their processes, and attaches probes to their JVMs.
+//! kernel. A separate thread finds their processes, and attaches probes to their JVMs.
 
 use elfen_kernel::hazard::{self, Hazards, Step, Subjects};
 use elfen_machine::process::stat;
@@ -18,9 +18,9 @@ pub(crate) struct Observation {
 
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// The CPU clocks of the servers are polled.
+    /// The servers' CPU clocks, which are polled.
     Clocks([WatchedServer; 2]),
-    /// The kernel reports what halts the servers.
+    /// The kernel's events about halts of the servers.
     Events(Hazards),
 }
 
@@ -43,7 +43,7 @@ impl From<hazard::Error> for ObservationError {
 }
 
 impl Observation {
-    /// Polls the servers, which may also start later.
+    /// Polls the servers' CPU clocks. The servers may start later.
     pub(crate) fn by_clocks(ports: [u16; 2]) -> Result<Self, ObservationError> {
         let servers = find(ports)?;
         let watched = servers.each_ref().map(|server| WatchedServer::of(server.processes()));
@@ -51,20 +51,20 @@ impl Observation {
         Ok(Self { process_watcher, source: Source::Clocks(watched) })
     }
 
-    /// Takes events about the servers, which may also start later.
+    /// Receives events about the servers. The servers may start later.
     pub(crate) fn by_events(ports: [u16; 2]) -> Result<Self, ObservationError> {
         let servers = find(ports)?;
         let (hazards, subjects) = Hazards::attach()?;
         let mut probes = Probes { subjects, probed: Vec::new() };
         probes.attach(servers.each_ref().map(ServerProcesses::processes))?;
         let process_watcher = ProcessWatcher::start(servers, move |processes| {
-            // A server whose events are not available gets requests like any other.
+            // A server without events still gets requests.
             let _without = probes.attach(processes);
         });
         Ok(Self { process_watcher, source: Source::Events(hazards) })
     }
 
-    /// The events since the last call: server, reason, and whether it halts or continues.
+    /// The events since the last call: the server, the reason, and whether it halts or continues.
     pub(crate) fn take_halts(&mut self) -> Vec<(Server, Halt, bool)> {
         let Source::Events(hazards) = &mut self.source else { return Vec::new() };
         let halt = |(server, step): (usize, Step)| {
@@ -88,7 +88,7 @@ fn find([first, second]: [u16; 2]) -> Result<[ServerProcesses; 2], NotFound> {
 #[derive(Debug)]
 struct Probes {
     subjects: Subjects,
-    /// Processes with probes in their JVM.
+    /// Processes that have probes in their JVM.
     probed: Vec<u32>,
 }
 

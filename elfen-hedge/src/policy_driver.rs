@@ -1,7 +1,7 @@
 //! Calls the policy when it is due, with the time and the state of the servers.
 //!
-//! Polls are half a millisecond apart, but tokio's timers count milliseconds. So this uses a timer
-//! of the kernel.
+//! The interval of polls is half a millisecond by default, but tokio's timers count milliseconds.
+//! So this module uses a timer of the kernel.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,7 +31,7 @@ pub(crate) struct PolicyDriver {
     next_poll_ns: Option<u64>,
 }
 
-/// Interval of taking changes of processes.
+/// The interval at which changes of processes are taken.
 const CHANGES_EVERY: Duration = Duration::from_millis(200);
 
 impl PolicyDriver {
@@ -79,7 +79,7 @@ impl PolicyDriver {
         Ok(self.timer.set(expiration, TimerSetTimeFlags::empty())?)
     }
 
-    /// Takes the decisions that are due. Returns when the next one is.
+    /// Makes the decisions that are due. Returns when the next one is due.
     fn on_time(&mut self) -> Option<u64> {
         let flights = Arc::clone(&self.shared.flights);
         flights.decide_on_time(|hedge| {
@@ -102,7 +102,7 @@ impl PolicyDriver {
         })
     }
 
-    /// Takes changes of the servers' processes.
+    /// Handles changes of the servers' processes.
     fn handle_process_changes(&mut self) {
         let Some(Observation { process_watcher, source }) = &mut self.observation else { return };
         for ProcessChange { server, change, processes } in process_watcher.take() {
@@ -129,7 +129,7 @@ pub(crate) struct Readable(AsyncFd<OwnedFd>);
 impl Readable {
     pub(crate) fn new(descriptor: &impl AsFd) -> io::Result<Self> {
         let copy = descriptor.as_fd().try_clone_to_owned()?;
-        // SAFETY: an OwnedFd is the same open descriptor until it drops.
+        // SAFETY: an OwnedFd stays the same open descriptor until it drops.
         let registered = unsafe { AsyncFd::register_with_interest(copy, Interest::READABLE) };
         Ok(Self(registered?))
     }
@@ -141,7 +141,7 @@ impl Readable {
     }
 }
 
-/// Waits for the descriptor; without one, forever.
+/// Waits for the descriptor. Without a descriptor, waits forever.
 async fn next(readable: Option<&Readable>) -> io::Result<()> {
     match readable {
         Some(readable) => readable.next().await,

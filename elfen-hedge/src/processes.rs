@@ -1,8 +1,8 @@
-//! Finds the processes that serve a port, again and again: a server may start later, workers join
-//! and leave, and a restarted server is another process.
+//! Finds the processes that serve a port, repeatedly. A server may start later, workers join and
+//! leave, and a restarted server is another process.
 //!
-//! Finding processes and their sockets takes milliseconds, and attaching probes to a JVM tens of
-//! them. So a thread of its own does both.
+//! Finding processes and their sockets takes milliseconds, and attaching probes to a JVM takes tens
+//! of milliseconds. So a separate thread does both.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -13,16 +13,16 @@ use elfen_tailor::service::{NotFound, Service, ServiceSelector};
 
 use crate::policy::Server;
 
-/// Interval of checks whether the processes still exist.
+/// The interval between checks whether the processes still exist.
 const POLL_EVERY: Duration = Duration::from_millis(200);
-/// Interval of looking for child processes.
+/// The interval between searches for child processes.
 const JOIN_NS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     /// Some processes joined or left, and others stayed.
     Partial,
-    /// No earlier process is left, or there was none.
+    /// None of the earlier processes is left, or there were none before.
     Replaced,
     /// A socket listens, but this user may not see its process.
     Hidden,
@@ -40,8 +40,8 @@ pub(crate) struct ServerProcesses {
 }
 
 impl ServerProcesses {
-    /// Finds the server, which may also start later. A process that this user may not see is an
-    /// error.
+    /// Finds the server, which may also start later. Returns an error if this user may not see the
+    /// process.
     pub(crate) fn find(port: u16) -> Result<Self, NotFound> {
         let service = match Service::find(ServiceSelector::Port(port)) {
             Ok(service) => Some(service),
@@ -58,8 +58,8 @@ impl ServerProcesses {
         self.service.as_ref().map_or(&[], |service| &service.processes)
     }
 
-    /// What has changed since the last call. Looking for processes is slow, so it is done only if
-    /// there are none, or if new ones were started.
+    /// Returns what has changed since the last call. A search for processes is slow. So it happens
+    /// only if there are none, or if new processes were started.
     pub(crate) fn poll(&mut self, now_ns: u64) -> Option<Change> {
         let Some(service) = &mut self.service else { return self.find_first() };
         let some_stay = service.processes.iter().any(is_alive);
@@ -104,7 +104,7 @@ pub(crate) struct ProcessChange {
     pub(crate) processes: Vec<u32>,
 }
 
-/// A thread that looks for changes. It ends after this drops.
+/// A thread that finds changes. It ends after this handle drops.
 #[derive(Debug)]
 pub(crate) struct ProcessWatcher {
     changed: Receiver<ProcessChange>,
@@ -112,8 +112,8 @@ pub(crate) struct ProcessWatcher {
 }
 
 impl ProcessWatcher {
-    /// Starts the thread. It calls `prepare` with the processes of both servers before it reports a
-    /// change.
+    /// Starts the thread. Before it reports a change, it calls `prepare` with the processes of both
+    /// servers.
     pub(crate) fn start(
         mut serving: [ServerProcesses; 2],
         mut prepare: impl FnMut([&[u32]; 2]) + Send + 'static,
@@ -158,7 +158,7 @@ fn family(processes: &[u32]) -> Vec<u32> {
     all
 }
 
-/// Starts a process that also holds this socket, and ends with its standard input.
+/// Starts a process that also holds this socket. It ends when its standard input is closed.
 #[cfg(test)]
 pub(crate) fn spawn_worker(listener: &std::net::TcpListener) -> std::process::Child {
     use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
@@ -169,7 +169,7 @@ pub(crate) fn spawn_worker(listener: &std::net::TcpListener) -> std::process::Ch
     let keep_socket = move || {
         // SAFETY: the listener lives in the parent, and a fork inherits its descriptors.
         let socket = unsafe { BorrowedFd::borrow_raw(socket) };
-        // The started program keeps it open.
+        // The started program keeps the copy open.
         let _kept = nix::unistd::dup(socket)?.into_raw_fd();
         Ok(())
     };
@@ -183,8 +183,8 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// Polls until the condition holds. Between fork and exec, children of other tests hold the
-    /// sockets of this test, so the first polls may find more processes.
+    /// Polls until the condition holds. Children of other tests hold this test's sockets between
+    /// fork and exec, so the first polls may find more processes.
     fn poll_until(serving: &mut ServerProcesses, at_ns: &mut u64, holds: impl Fn(&[u32]) -> bool) {
         for _ in 0..10_000 {
             *at_ns += JOIN_NS;
@@ -201,8 +201,8 @@ mod tests {
         processes == [std::process::id()]
     }
 
-    /// Goal: a worker that joins is included, and one that ends is not, while the first process
-    /// stays. Method: a child process that holds our listening socket.
+    /// Goal: a worker that joins is included and a worker that ends is removed, while the first
+    /// process stays. Method: a child process that holds the test's listening socket.
     #[test]
     fn a_worker_joins_and_leaves() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

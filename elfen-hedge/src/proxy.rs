@@ -31,13 +31,14 @@ use crate::request::{
 use crate::settings::Settings;
 use crate::shared::{Done, Shared};
 
-/// Limit of bodies. A request is kept until it is answered, because it may have to be sent again.
+/// The maximum size of bodies. A request is kept until it is answered, because it may have to be
+/// sent again.
 const MAX_BODY: usize = 1 << 20;
-/// How long the proxy goes on reading a connection that it has ended.
+/// How long the proxy continues to read a connection that it has ended.
 const LINGER: Duration = Duration::from_secs(1);
 const OTHER_VERSION: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\
     connection: close\r\n\r\n";
-/// Without free descriptors, another connection has to end first.
+/// How long the proxy waits without free descriptors, for another connection to end.
 const DESCRIPTOR_RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -110,7 +111,7 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>, clients: &Arc<Clie
                 clients.add(id, client, tokio::spawn(serve).abort_handle());
             }
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-            // No descriptors are left.
+            // No free descriptors.
             Err(_) => {
                 let evicted = u64::from(clients.close_oldest());
                 shared.counts.lock().evicted += evicted;
@@ -120,7 +121,7 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>, clients: &Arc<Clie
     }
 }
 
-/// The entry of one connection, removed when this drops.
+/// The entry of one connection in `clients`. Dropping it removes the entry.
 #[derive(Debug)]
 struct ClientSlot {
     clients: Arc<Clients>,
@@ -141,7 +142,7 @@ async fn serve(
     from: IpAddr,
     _slot: ClientSlot,
 ) {
-    // Without TCP_NODELAY the kernel only sends later.
+    // Without TCP_NODELAY, the kernel only sends later.
     let _slower = socket.set_nodelay(true);
     let stream = TokioIo::new(Stream { socket, client: Arc::clone(&client) });
     let origin = Origin { client: from, trusted: shared.settings.trust_forwarded };
@@ -154,12 +155,13 @@ async fn serve(
     let parts = connection.into_parts();
     let mut socket = parts.io.into_inner().socket;
     if ended.as_ref().is_err_and(hyper::Error::is_parse) {
-        // hyper has already refused it.
+        // hyper has already refused the request.
         shared.counts.lock().refused += 1;
     }
     let is_version_2 = ended.is_err_and(|error| error.is_parse_version_h2());
-    // Closing a socket with unread bytes resets it, and the answer may be lost. So read on for a
-    // while: only a client that does not end its side in time loses the answer.
+    // Closing a socket with unread bytes resets it, and the answer may be lost. So the proxy
+    // continues to read for a while. A client loses the answer only if it does not end its side in
+    // time.
     let _ended = tokio::time::timeout(LINGER, async {
         if is_version_2 {
             socket.write_all(OTHER_VERSION).await?;
@@ -170,14 +172,14 @@ async fn serve(
     .await;
 }
 
-/// Limits for reading clients' messages.
+/// The settings for reading clients' messages, with their limits.
 pub(crate) fn builder() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder.half_close(true).max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD);
     builder
 }
 
-/// Receives a whole request, rewritten for servers.
+/// Receives a complete request, rewritten for servers.
 pub(crate) async fn receive(
     request: hyper::Request<Incoming>,
     origin: Origin,
@@ -189,7 +191,7 @@ pub(crate) async fn receive(
     Ok(request)
 }
 
-/// The answer to a request: of a server, or a refusal, with which the connection ends.
+/// The answer to a request: a server's answer, or a refusal, which also ends the connection.
 async fn answer(
     shared: &Arc<Shared>,
     origin: Origin,
@@ -223,9 +225,10 @@ async fn answer(
 
 /// The body of an answer: from a server, or a line from the proxy itself.
 ///
-/// hyper asks for the next piece when the client has taken the last ones, and reads no more from
-/// the server until then. So a slow client makes the server wait, and does not fill memory. Without
-/// a Trailer field, which concerns the connection to the server, hyper sends no trailers.
+/// hyper requests the next piece only when the client has accepted the previous ones, and reads no
+/// more from the server until then. So a slow client makes the server wait, and does not fill
+/// memory. hyper sends no trailers, because the Trailer field, which concerns the connection to the
+/// server, is removed.
 #[derive(Debug)]
 struct Answer {
     body: Either<Incoming, Full<Bytes>>,
@@ -252,12 +255,12 @@ impl Body for Answer {
     }
 }
 
-/// Reads a whole body, without trailers.
+/// Reads a complete body, without trailers.
 async fn read_body(body: Incoming, limit: Duration) -> Result<Bytes, Refusal> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    // Refuse before hyper tells the client to continue.
+    // Refuses the body before hyper tells the client to continue.
     if body.size_hint().lower() > MAX_BODY as u64 {
         return Err(LARGE_BODY);
     }

@@ -1,8 +1,8 @@
 //! Recorded requests, which warm a restarted server. Only with `--replay`.
 //!
-//! A recording has the method, the target and a few fields that choose the kind of answer. Requests
-//! with a field that may hold a secret are not recorded. Neither are requests with a body, and
-//! requests that were not answered well, because they might be what broke the server.
+//! A recorded request has its method, its target and a few fields that affect the kind of answer.
+//! Requests with a field that may contain a secret are not recorded. Neither are requests with a
+//! body. Requests that failed are not recorded either, because they might have broken the server.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use hyper::{Method, StatusCode};
 
 use crate::request::Request;
 
-/// The last requests are kept.
+/// The maximum number of recorded requests. Newer requests replace the oldest ones.
 const MAX_KEPT: usize = 256;
-/// At most 500 per second are sent, one at a time.
+/// The minimum time between two requests, which are sent one at a time: at most 500 per second.
 pub(crate) const MIN_GAP: Duration = Duration::from_millis(2);
 
-/// Parts of the names of fields that may hold a secret.
+/// Parts of the names of fields that may contain a secret.
 const SECRET: [&str; 10] =
     ["auth", "cookie", "token", "key", "secret", "session", "passw", "credential", "csrf", "sign"];
 
@@ -60,8 +60,7 @@ impl RecordedRequests {
         self.kept.push_back(Request { method, target, fields, body });
     }
 
-    /// The request to send as number `number`; `None` once there were enough, or if none is
-    /// recorded.
+    /// The request to send as number `number`. `None` if enough were sent, or if none is recorded.
     pub(crate) fn nth(&self, number: usize) -> Option<Request> {
         let at = number.checked_rem(self.kept.len())?;
         self.kept.get(at).filter(|_| number < self.count).cloned()
@@ -81,7 +80,7 @@ mod tests {
         Request { method, target: "/a".parse().unwrap(), fields, body: Bytes::new() }
     }
 
-    /// Goal: nothing that may be a secret is ever sent again. Method: fields of all kinds.
+    /// Goal: fields that may contain a secret are never sent again. Method: fields of all kinds.
     #[test]
     fn secrets_are_not_kept() {
         let mut recorded = RecordedRequests::new(10);

@@ -1,7 +1,9 @@
-//! Requests and answers as they are passed on: what a client may send, and what a server gets.
+//! Requests and answers as the proxy passes them on. Defines what a client may send, and what a
+//! server receives.
 //!
-//! hyper reads a message and writes a new one, so no byte of the client's own framing goes on. This
-//! module checks the meaning: the host of a request, and fields that concern only one connection.
+//! hyper reads a message and writes a new one, so no byte of the client's framing reaches the
+//! server. This module checks the meaning: the host of a request, and fields that concern only one
+//! connection.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -15,10 +17,10 @@ use hyper::http::request::Parts;
 use hyper::http::uri::{Authority, PathAndQuery};
 use hyper::{Method, StatusCode, Uri, Version};
 
-/// Limit of the head of a request or an answer.
+/// The maximum size of the head of a request or an answer.
 pub(crate) const MAX_HEAD: usize = 64 << 10;
 
-/// Why a client gets an answer from the proxy itself.
+/// A refusal: the proxy answers the client itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) &'static str);
 
@@ -74,7 +76,7 @@ impl Request {
         fields.remove(EXPECT);
         fields.remove(CONTENT_LENGTH);
         if has_body {
-            // A placeholder until the body is there.
+            // A placeholder until the body has arrived.
             fields.insert(CONTENT_LENGTH, HeaderValue::from(0));
         }
         if !origin.trusted {
@@ -105,8 +107,8 @@ pub(crate) fn is_chunked_only(fields: &HeaderMap) -> bool {
     is_chunked && codings.next().is_none()
 }
 
-/// The host that a request is for. In absolute form, the target decides (RFC 9112, section 3.2.2).
-/// `None` for an HTTP/1.0 request without a host.
+/// The host of a request. For a target in absolute form, the target decides (RFC 9112, section
+/// 3.2.2). `None` for an HTTP/1.0 request without a host.
 fn host(target: &Uri, version: Version, fields: &HeaderMap) -> Result<Option<Authority>, Refusal> {
     let mut hosts = fields.get_all(HOST).iter();
     let first = hosts.next();
@@ -134,8 +136,8 @@ fn target(method: &Method, uri: &Uri) -> Result<Uri, Refusal> {
     let path = path.as_str();
     let is_asterisk = path == "*" && method == Method::OPTIONS;
     let path = if path.starts_with('/') || is_asterisk {
-        // Parsed again: hyper reads the path of `http://host#fragment` as `/`, but writes it as
-        // nothing.
+        // Parsed again because hyper reads the path of `http://host#fragment` as `/`, but writes it
+        // as an empty string.
         PathAndQuery::from_str(path)
     } else if path.starts_with('?') {
         // `http://host?query` has an empty path, which is `/`.
@@ -146,7 +148,8 @@ fn target(method: &Method, uri: &Uri) -> Result<Uri, Refusal> {
     path.map(Uri::from).map_err(|_| NO_PATH)
 }
 
-/// Removes the fields of one connection: the standard ones, and all that `Connection` names.
+/// Removes the fields that concern one connection: the standard ones, and all that `Connection`
+/// names.
 pub(crate) fn remove_hop_by_hop(fields: &mut HeaderMap) {
     let named: Vec<HeaderName> = fields
         .get_all(CONNECTION)
@@ -175,7 +178,7 @@ fn remove_where(fields: &mut HeaderMap, is_one: impl Fn(&str) -> bool) {
     }
 }
 
-/// The element of RFC 7239 for this hop.
+/// The element for this hop, according to RFC 7239.
 fn forwarded(client: IpAddr, host: Option<&Authority>) -> HeaderValue {
     let client = match client.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
@@ -204,8 +207,8 @@ mod tests {
         request.fields.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
     }
 
-    /// Goal: fields of the client's connection are not passed on, including fields that it names
-    /// itself.
+    /// Goal: fields that concern the client's connection are not passed on, including fields that
+    /// it names itself.
     #[test]
     fn hop_by_hop_fields_are_removed() {
         let head = get("/a?b")
@@ -228,7 +231,7 @@ mod tests {
         assert_eq!(request.target, "/a?b");
     }
 
-    /// Goal: a request has exactly one host, and a target in absolute form decides.
+    /// Goal: a request has exactly one host. A target in absolute form decides.
     #[test]
     fn a_request_has_one_host() {
         for (head, status) in [
@@ -257,7 +260,7 @@ mod tests {
         assert_eq!(check(all).unwrap().target, "*");
     }
 
-    /// Goal: a client can't claim to be another, unless clients are trusted.
+    /// Goal: a client cannot claim another address, unless clients are trusted.
     #[test]
     fn forwarded_is_the_proxys_own() {
         let head = || {

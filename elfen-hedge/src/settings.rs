@@ -1,4 +1,4 @@
-//! The settings of the proxy, as its command line gives them.
+//! The settings of the proxy, as the command line gives them.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::policy::{Policy, Server};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Settings {
-    /// Where clients connect to; `:8080` is on loopback
+    /// The address for clients; `:8080` is on loopback
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
@@ -27,20 +27,20 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     backup: SocketAddr,
 
-    /// `look`: poll whether the servers run; `hazard`: the kernel reports stops and collections as
-    /// they happen; `after=TIME`, `after=p95` of the last requests, or `none`
+    /// `look`: poll whether the servers run; `hazard`: the kernel reports stops and garbage
+    /// collections as they happen; `after=TIME`, `after=p95` of the last requests, or `none`
     #[arg(long, value_name = "POLICY", default_value = "look")]
     pub(crate) policy: Policy,
 
-    /// Interval of polls
+    /// Interval between polls
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = time)]
     pub(crate) poll_interval: Duration,
 
-    /// Largest part of all requests that is sent a second time, as a duplicate or as a retry
+    /// Maximum share of requests that are sent a second time, as a duplicate or as a retry
     #[arg(long, value_name = "PART", default_value = "5%", value_parser = part)]
     pub(crate) max_extra: u64,
 
-    /// Methods whose requests may be sent a second time: only idempotent ones
+    /// Methods whose requests may be sent a second time; only idempotent methods are allowed
     #[arg(long, value_name = "METHODS", default_value = "GET,HEAD", value_delimiter = ',',
         value_parser = method)]
     pub(crate) methods: Vec<Method>,
@@ -51,7 +51,7 @@ pub(crate) struct Settings {
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=10_000))]
     pub(crate) replay: usize,
 
-    /// Time limit for the beginning of an answer; then the client gets status 504
+    /// Time limit for the beginning of an answer; after it, the client gets status 504
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub(crate) give_up: Duration,
 
@@ -63,12 +63,13 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(crate) body_timeout: Duration,
 
-    /// Time limit of a client without a request, or of one that takes nothing of its answer
+    /// Time limit for a client without a request, or for a client that accepts nothing of its
+    /// answer
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub(crate) idle_timeout: Duration,
 
-    /// Limit of clients at once. A further client replaces the one that has waited longest without
-    /// a request
+    /// Maximum number of simultaneous clients. A further client replaces the client that has waited
+    /// longest without a request
     #[arg(long, value_name = "N", default_value_t = 1024,
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=100_000))]
     pub(crate) max_clients: usize,
@@ -90,8 +91,8 @@ impl Settings {
         }
     }
 
-    /// Rejects arguments that would send requests back to the proxy or twice to one server, or
-    /// expose them by accident.
+    /// Refuses arguments that would send requests back to the proxy or twice to one server, or
+    /// would expose the servers by accident.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let is_us = |server: SocketAddr| {
             let everywhere = self.listen.ip().is_unspecified() && is_here(server);
@@ -142,7 +143,7 @@ fn time(text: &str) -> Result<Duration, String> {
     if time.is_zero() { Err("a time is 0; choose a longer one".to_owned()) } else { Ok(time) }
 }
 
-/// A percentage, as parts of a million.
+/// Parses a percentage, as parts per million.
 fn part(text: &str) -> Result<u64, String> {
     let expected = || "it must be a percentage up to 100%, as 5% or 0.5%".to_owned();
     let number = text.strip_suffix('%').ok_or_else(expected)?;
@@ -165,7 +166,7 @@ fn method(text: &str) -> Result<Method, String> {
     })
 }
 
-/// Whether an address is one of this machine: a socket can't be bound to any other.
+/// Whether an address belongs to this machine. A socket cannot be bound to any other address.
 fn is_here(server: SocketAddr) -> bool {
     UdpSocket::bind((server.ip(), 0)).is_ok()
 }

@@ -1,5 +1,5 @@
-//! State that all tasks of the proxy share: settings, counts, and the two servers, which may be
-//! down for a while.
+//! State that all tasks of the proxy share: settings, counts, and the state of the two servers,
+//! which may be down for a while.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,16 +19,16 @@ use crate::replay::{MIN_GAP, RecordedRequests};
 use crate::settings::Settings;
 use crate::upstream::{Upstream, read_to_end};
 
-/// A server that does not accept a connection in this time is down.
+/// A server that accepts no connection within this time counts as down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval of attempts to connect to a server that is down.
+/// The interval between attempts to connect to a server that is down.
 const RECONNECT_EVERY: Duration = Duration::from_millis(100);
-/// For this long after a server came back, new processes of it do not count as another restart.
+/// For this long after a server's recovery, its new processes do not count as another restart.
 const NO_NEWS: Duration = Duration::from_secs(5);
-/// How many recorded requests a server may fail before it gets no more.
+/// After this number of failed recorded requests, a server gets no more of them.
 const MAX_FAILED_REPLAYS: u32 = 3;
 
-/// What the proxy did until its end.
+/// The final report of the proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Done {
     #[serde(flatten)]
@@ -37,18 +37,19 @@ pub(crate) struct Done {
     pub(crate) proxy: Counts,
 }
 
-/// Counts of the proxy; the policy has its own.
+/// Counts of the proxy. The policy has its own counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct Counts {
-    /// Sent to the other server because the first one accepts no connections.
+    /// Requests sent to the other server because the first one accepts no connections.
     pub(crate) moved: u64,
-    /// The client got an error from the proxy itself: no server answered, or none in time.
+    /// Requests whose client got an error from the proxy, because no server answered, or none in
+    /// time.
     pub(crate) unanswered: u64,
-    /// Second answers, which no client got.
+    /// Second answers, which no client received.
     pub(crate) late: u64,
     /// Recorded requests that were sent to a server after a restart.
     pub(crate) replayed: u64,
-    /// Invalid requests, which no server got.
+    /// Invalid requests, which no server received.
     pub(crate) refused: u64,
     /// Connections closed because the client took too long.
     pub(crate) timed_out: u64,
@@ -56,14 +57,15 @@ pub(crate) struct Counts {
     pub(crate) evicted: u64,
 }
 
-/// Whether a task waits for a server to come back.
+/// The recovery of one server: whether a task waits for the server, and when the last task ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Recovery {
     is_running: bool,
     ended: Option<Instant>,
 }
 
-/// Limit of second answers that are waited for. A server that stands still may owe many.
+/// The maximum number of second answers that the proxy waits for. A server that stands still may
+/// owe many.
 const MAX_LATE: usize = 1024;
 
 /// State that all tasks of the proxy share.
@@ -101,14 +103,15 @@ impl Shared {
         Done { policy, proxy: *self.counts.lock() }
     }
 
-    /// Connects to a server at the start. If it is down, that is reported before the first request.
+    /// Connects to a server at the start, so that a server that is down is reported before the
+    /// first request.
     pub(crate) async fn begin(self: Arc<Self>, server: Server) {
         if let Err(error) = self.connect(server).await {
             self.down(server, &error);
         }
     }
 
-    /// Whether a server accepts connections.
+    /// Tests whether a server accepts connections.
     async fn connect(&self, server: Server) -> io::Result<()> {
         let connected = TcpStream::connect(self.address(server));
         tokio::time::timeout(CONNECT_TIMEOUT, connected).await??;
@@ -135,7 +138,8 @@ impl Shared {
         tokio::spawn(Arc::clone(self).recover(server, false));
     }
 
-    /// Whether a task shall wait for this server: no task does, and none ended in the last `quiet`.
+    /// Starts a recovery of this server. Returns false if a task already waits for the server, or
+    /// if one ended within the last `quiet`.
     fn begin_recovery(&self, server: Server, quiet: Duration) -> bool {
         let Recovery { is_running, ended } = &mut self.recovery.lock()[server.index()];
         let begins = !*is_running && ended.is_none_or(|ended| ended.elapsed() >= quiet);
@@ -143,7 +147,7 @@ impl Shared {
         begins
     }
 
-    /// Waits until a server accepts connections, and warms it.
+    /// Waits until a server accepts connections, and then warms it.
     async fn recover(self: Arc<Self>, server: Server, was_down: bool) {
         loop {
             tokio::time::sleep(RECONNECT_EVERY).await;
@@ -161,7 +165,7 @@ impl Shared {
     }
 
     /// Sends recorded requests to a server, one at a time. It pauses after each for as long as that
-    /// took: if both servers share CPUs, the other server keeps half of one.
+    /// request took. So if both servers share CPUs, the other server keeps half of a CPU.
     async fn warm(&self, server: Server) {
         let mut failed = 0;
         let mut number = 0;
@@ -181,7 +185,7 @@ impl Shared {
     }
 }
 
-/// Whether a connection failed for lack of resources of this process, and not at the server.
+/// Whether a connection failed because this process lacks resources, and not because of the server.
 fn is_ours(error: &io::Error) -> bool {
     use Errno::{EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM};
     let error = error.raw_os_error().map(Errno::from_raw);

@@ -1,8 +1,9 @@
-//! A server for tests of the proxy. It works as long as a request says, one request at a time, and
-//! answers with the request's name and its own.
+//! A server for tests of the proxy. It works for as long as a request specifies, on one request at
+//! a time. Its answer contains the request's name and its own name.
 //!
 //! `GET /FORM/US/NAME` works for US microseconds of CPU time, and answers in that form: `length`,
-//! `chunked`, `close` or `endless`. `GET /count/0/NAME` answers how often it worked for that name.
+//! `chunked`, `close` or `endless`. `GET /count/0/NAME` answers how often the server worked for
+//! that name.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,7 +26,8 @@ use tokio::net::TcpListener;
 
 type WorkCounts = Rc<RefCell<HashMap<String, u32>>>;
 
-/// Serves on a port, or on a free one if that is 0, and prints it. Ends with its standard input.
+/// Serves on a port and prints the port. Port 0 means any free port. The process ends when its
+/// standard input ends.
 pub(crate) fn serve(name: &str, port: u16) -> io::Result<()> {
     std::thread::spawn(|| {
         let ended = io::copy(&mut io::stdin(), &mut io::sink());
@@ -48,7 +50,7 @@ async fn accept(name: &str, port: u16) -> io::Result<()> {
         let counts = Rc::clone(&counts);
         let answer = service_fn(move |request| answer(request, name.clone(), Rc::clone(&counts)));
         let connection = http1::Builder::new().serve_connection(TokioIo::new(socket), answer);
-        // A client may leave during its answer.
+        // A client may disconnect during its answer.
         tokio::task::spawn_local(async { drop(connection.await) });
     }
 }
@@ -70,7 +72,7 @@ async fn answer(
         let count = *counts.borrow().get(name_of_request).unwrap_or(&0);
         return Ok(Response::new(whole(count.to_string())));
     }
-    // A client that disconnected has sent less.
+    // If the client disconnected, the body is incomplete.
     let body = request.into_body().collect().await.map(|body| body.to_bytes().len());
     *counts.borrow_mut().entry(name_of_request.to_owned()).or_default() += 1;
     work(us);
@@ -91,7 +93,7 @@ fn whole(text: impl Into<Bytes>) -> BoxBody<Bytes, Infallible> {
     Full::new(text.into()).boxed()
 }
 
-/// Keeps the only thread busy for this much of its CPU time.
+/// Keeps the only thread busy for this much CPU time.
 fn work(us: u64) {
     let until_ns = own_cpu_ns() + us * 1_000;
     while own_cpu_ns() < until_ns {

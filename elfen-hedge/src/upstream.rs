@@ -1,5 +1,5 @@
-//! Sends a request to one of the servers. hyper-util's client keeps the connections, of which each
-//! works for one request at a time.
+//! Sends a request to one of the servers. hyper-util's client keeps the connections. Each carries
+//! one request at a time.
 
 use std::error::Error;
 use std::io;
@@ -15,19 +15,19 @@ use hyper_util::rt::TokioExecutor;
 
 use crate::request::{MAX_HEAD, Request, is_chunked_only};
 
-/// Limit of idle connections to a server. Further ones are closed.
+/// The maximum number of idle connections to a server. Further connections are closed.
 const MAX_IDLE: usize = 256;
-/// Limit of answers that are read without a client.
+/// The maximum size of answers that are read without a client.
 const MAX_UNUSED: usize = 1 << 20;
 
 /// Why a server has not answered a request.
 #[derive(Debug)]
 pub(crate) enum Lost {
-    /// It accepts no connections, so it got nothing of the request.
+    /// The server accepts no connections, so it received nothing of the request.
     Refused(io::Error),
-    /// It ended the connection, perhaps during its work.
+    /// The server ended the connection, perhaps while it processed the request.
     Dropped,
-    /// It sent something that is not a valid answer.
+    /// The server sent an invalid answer.
     Invalid,
 }
 
@@ -63,7 +63,8 @@ impl Upstream {
         let fields = response.headers();
         let is_coded = fields.contains_key(TRANSFER_ENCODING);
         let is_unclear = fields.contains_key(CONTENT_LENGTH) || !is_chunked_only(fields);
-        // A protocol that no request asked for, or a body with an ambiguous end.
+        // Either the server switched to a protocol that no request asked for, or the body's end is
+        // ambiguous.
         let is_invalid = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if is_invalid || is_coded && is_unclear {
             return Err(Lost::Invalid);
@@ -72,8 +73,8 @@ impl Upstream {
     }
 }
 
-/// Reads an answer that no client gets, so that its connection can be used again. Returns whether
-/// it was complete.
+/// Reads an answer that no client receives, so that its connection can be reused. Returns whether
+/// the answer was complete.
 pub(crate) async fn read_to_end(
     attempt: impl Future<Output = Result<Response<Incoming>, Lost>>,
 ) -> bool {
@@ -94,7 +95,7 @@ impl Lost {
         }
         match causes.find_map(|cause| cause.downcast_ref::<hyper::Error>()) {
             Some(why) if why.is_parse() => Self::Invalid,
-            // The connection ended before any of the request was written.
+            // The connection ended before any part of the request was written.
             Some(why) if why.is_canceled() => Self::Refused(io::ErrorKind::ConnectionReset.into()),
             _ => Self::Dropped,
         }

@@ -1,9 +1,11 @@
-//! Tells whether a server on this machine runs, by the CPU clocks of its processes. The clocks
-//! cover all time between two polls, and reading them only takes the right to see the process.
+//! Finds out whether a server on this machine runs, by the CPU clocks of its processes. The clocks
+//! cover the whole time between two polls. Reading them only requires the right to see the
+//! processes.
 //!
-//! A server that has not run stands still if it was stopped, or if it is runnable without a CPU. It
-//! does not matter what its CPU did meanwhile: proxy and server may share one. A sleeping server
-//! waits for a disk, a lock or another service, and would wait elsewhere as well.
+//! A server that has not run stands still if it is stopped, or if it is runnable without a CPU. It
+//! does not matter which task its CPU ran meanwhile, because proxy and server may share a CPU. A
+//! sleeping server waits for a disk, a lock or another service, and the other server would have to
+//! wait as well.
 
 use elfen_machine::process::{cpu_time_ns, stat, threads_of};
 
@@ -19,8 +21,8 @@ impl WatchedServer {
         Self { processes: processes.to_vec(), cpu_ns: None, ran: true }
     }
 
-    /// Whether it has run since the last call, or did not need to. A server without readable
-    /// processes counts as one that ran.
+    /// Whether the server has run since the last call, or did not need to. A server without
+    /// readable processes counts as running.
     pub(crate) fn ran(&mut self) -> bool {
         let clocks = self.processes.iter().map(|process| cpu_time_ns(*process));
         let now: Option<u64> = clocks.sum();
@@ -29,18 +31,18 @@ impl WatchedServer {
         self.ran
     }
 
-    /// Whether a thread of it is stopped or runnable.
+    /// Whether any of the server's threads is stopped or runnable.
     fn is_kept(&self) -> bool {
         let mut threads = self.processes.iter().flat_map(|process| threads_of(*process));
         threads.any(|thread| stat(thread).is_some_and(|stat| matches!(stat.state, 'T' | 't' | 'R')))
     }
 
-    /// Whether it could take requests, as far as its state shows.
+    /// Whether the server could take requests, according to the state of its processes.
     pub(crate) fn is_free(&self) -> bool {
         let mut stats = self.processes.iter().map(|process| stat(*process));
         stats.all(|stat| match stat.map(|stat| stat.state) {
             Some('S' | 'I') => true,
-            // If it did not run, it waits for a CPU.
+            // A runnable process that did not run waits for a CPU.
             Some('R') => self.ran,
             _ => false,
         })
@@ -55,8 +57,8 @@ mod tests {
     use nix::unistd::Pid;
     use std::net::TcpListener;
 
-    /// Goal: a sleeping server does not stand still, and a stopped one does. Method: a process that
-    /// waits for input it never gets, and is the only one with its socket.
+    /// Goal: a sleeping server does not stand still, and a stopped server does. Method: a process
+    /// that waits for input that never arrives, and is the only process with its socket.
     #[test]
     fn a_sleeping_server_does_not_stand_still() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -74,7 +76,7 @@ mod tests {
         while !is('T') {
             std::thread::yield_now();
         }
-        // Consumes what it ran until it was stopped.
+        // Consumes the CPU time until the stop.
         watched.ran();
         assert!(!watched.ran() && !watched.is_free());
         kill(id, Signal::SIGKILL).unwrap();

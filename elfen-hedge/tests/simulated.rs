@@ -1,5 +1,5 @@
-//! Goal: each request is answered as often as it was sent, at most twice, and duplicates stay
-//! within their share; also what each policy gains if servers stand still. Method: the proxy's
+//! Goal: each request is answered as often as it was sent, at most twice. Duplicates stay within
+//! their share. Policies improve latencies as expected if servers stand still. Method: the proxy's
 //! policies in simulated time.
 
 use elfen_hedge::policy::Policy;
@@ -15,8 +15,8 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// 300 requests per second of 0.4 ms for 40 s, and `pauses` per second of 20 ms in the first
-/// server.
+/// Requests for 40 s: 300 per second, which need 0.4 ms each on average. The first server has
+/// `pauses` pauses of 20 ms per second.
 fn plan_with_pauses(pauses: u64) -> Plan {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
     let mut exponential = |mean: Duration| nanos(mean.mul_f64(random.sample(Exp1)));
@@ -42,7 +42,7 @@ fn quantile(outcome: &Outcome, per_million: u64) -> u64 {
     sorted[(sorted.len() * per_million).div_ceil(1_000_000) - 1]
 }
 
-/// Five pauses per second: the p95 lies in a pause, so waiting for it helps little.
+/// With five pauses per second, the p95 lies in a pause, so waiting for it helps little.
 #[test]
 fn look_is_a_third_of_waiting_for_the_p95() {
     let plan = plan_with_pauses(5);
@@ -63,8 +63,8 @@ fn look_is_a_third_of_waiting_for_the_p95() {
     );
 }
 
-/// The first server never returns. Requests that it had before its second sample may have no
-/// answer; later requests have one.
+/// The first server never continues. Requests before its second sample may have no answer, but all
+/// later requests have one.
 #[test]
 fn an_endless_pause_keeps_the_budget() {
     let mut plan = plan_with_pauses(0);

@@ -70,9 +70,9 @@ pub struct Clock {
 /// The smallest unit of recorded times. It is shorter than the time between two samples and than
 /// the transfer of a cache line. A finer unit would cost a byte per run and carry no information.
 const UNIT_NS: u64 = 8;
-/// Units per period, at least. A run ends somewhere between two samples, which are half a period to
-/// one and a half periods apart: an eighth of a period is small compared with that. Most runs then
-/// have a length of a few dozen units.
+/// The minimum number of units per period. A run ends somewhere between two samples, which are half
+/// a period to one and a half periods apart. An eighth of a period is small compared with that.
+/// Most runs then have a length of a few dozen units.
 const UNITS_A_PERIOD: u64 = 8;
 
 impl Clock {
@@ -120,7 +120,7 @@ impl Clock {
     }
 }
 
-/// CPUID leaf 80000007H, EDX; and 80000001H, EDX.
+/// Bits of CPUID: the first in leaf 80000007H, EDX, and the second in leaf 80000001H, EDX.
 const INVARIANT: u32 = 1 << 8;
 const RDTSCP: u32 = 1 << 27;
 const KERNELS_CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
@@ -163,8 +163,9 @@ impl Rate {
     }
 }
 
-/// Reads the counter (in ticks) and CLOCK_MONOTONIC (in nanoseconds) at one moment. Of several
-/// tries it returns the one whose readings are closest together, as interrupts may delay any try.
+/// Reads the counter (in ticks) and CLOCK_MONOTONIC (in nanoseconds) at one moment. It tries
+/// several times and returns the readings that are closest together, because interrupts may delay a
+/// try.
 pub fn read_both() -> (u64, u64) {
     let one = |_| {
         let (first, ns, last) = (before(), monotonic_ns(), before());
@@ -212,7 +213,7 @@ impl Moment {
 }
 
 /// The greatest common divisor of the frequent differences between readings. Rare differences are
-/// left out: the host may move the virtual CPU between two readings.
+/// ignored, because the host may move the virtual CPU between two readings.
 fn measure_step() -> u64 {
     let readings: Vec<u64> = (0..4096).map(|_| before()).collect();
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();

@@ -15,19 +15,20 @@ use crate::recording::Cost;
 pub struct CostMeter {
     pub progress: &'static AtomicU64,
     pub phase_ticks: u64,
-    /// Observed phases of this cycle so far.
+    /// The number of observed phases of this cycle so far.
     phase: u32,
-    /// When the present phase began; 0 if none has begun.
+    /// When the current phase began; 0 if none has begun.
     phase_since: u64,
     /// `progress` at that time.
     phase_count: u64,
     /// Progress and ticks in the observed phases of this cycle.
     observed: (u64, u64),
-    /// For each cycle: progress per tick while unobserved, divided by that while observed.
+    /// For each cycle: progress per tick in the unobserved phase, divided by that in the observed
+    /// phases.
     pub ratios: Vec<f64>,
 }
 
-/// Phases of a cycle: the last one is unobserved.
+/// The number of phases per cycle. The last one is unobserved.
 const PHASES: u32 = 10;
 
 impl CostMeter {
@@ -43,13 +44,13 @@ impl CostMeter {
         }
     }
 
-    /// Discards the present phase, which was interrupted.
+    /// Discards the current phase, which was interrupted.
     pub(crate) fn restart_phase(&mut self) {
         self.phase_since = 0;
     }
 
-    /// Checks whether the present phase is over. Before the unobserved phase of a cycle, waits here
-    /// until that phase is over, so that no samples are taken.
+    /// Checks whether the current phase is over. The unobserved phase of a cycle passes inside this
+    /// call, so that no samples are taken.
     pub(crate) fn advance(&mut self, now: u64) {
         if self.phase_since == 0 {
             self.phase_since = now;
@@ -84,8 +85,8 @@ impl CostMeter {
     }
 }
 
-/// The cost in percent: how much faster the program progressed while unobserved. It is the median
-/// of all cycles, with its 95 % confidence interval; `None` of too few cycles.
+/// The cost in percent: how much faster the program progressed while unobserved. This is the median
+/// of all cycles, with its 95 % confidence interval. `None` if there are too few cycles.
 pub fn cost_of(ratios: &[f64]) -> Option<Cost> {
     const LEAST: usize = 8;
     let mut sorted = ratios.to_vec();

@@ -1,18 +1,18 @@
 //! Double-time error (DTE): decides which rates to keep.
 //!
-//! A rate is the change of a counter divided by the change of the clock. A delay of the observer
-//! inside of a sample makes that rate wrong. Such a delay also makes the time between the samples'
-//! starts differ from the time between their ends. The paper keeps a rate if these two differences
-//! agree within 1 %.
+//! A rate is the change of a counter divided by the change of the clock. If the observer is delayed
+//! within a sample, the rate is wrong. Such a delay also makes the time between the samples' starts
+//! differ from the time between their ends. The paper keeps a rate if these two times agree within
+//! 1 %.
 //!
-//! For short differences that is too strict, because they disagree for three other reasons:
+//! For short times this rule is too strict, because the two times differ for three other reasons:
 //!
 //! - the clock advances in steps, so each end may be off by one;
 //! - a clock reading takes longer at one time than at another;
 //! - a line may have to come from the observed CPU, or may already be here.
 //!
-//! So a floor applies. A delay that is shorter than a line transfer cannot be distinguished from
-//! a value that was that old when it was read.
+//! So the rule has a floor. A delay that is shorter than a line transfer cannot be distinguished
+//! from a value that was already that old when it was read.
 
 use crate::clock::Clock;
 
@@ -23,21 +23,21 @@ const FLOOR_STEPS: u64 = 2;
 /// The floor of a clock with fine steps: about the time of one reading.
 const FLOOR_NS: u64 = 20;
 
-/// The difference that is tolerated between samples of any length, where a line's round trip takes
-/// `round_trip` ticks.
+/// The difference that is tolerated between samples of any length. `round_trip` is a line's round
+/// trip in ticks.
 pub fn floor_ticks(clock: &Clock, round_trip: Option<u64>) -> u64 {
     let of_clock = clock.step_ticks.saturating_mul(FLOOR_STEPS).max(clock.ticks(FLOOR_NS));
     of_clock.max(round_trip.unwrap_or(0))
 }
 
 /// Returns whether to keep the rate between two samples. `starts` is the time between their starts,
-/// `ends` that between their ends.
+/// and `ends` is the time between their ends.
 #[inline(always)]
 pub fn keep(starts: u64, ends: u64, floor_ticks: u64) -> bool {
     keep_by_paper(starts, ends) || starts.abs_diff(ends) <= floor_ticks
 }
 
-/// The paper's rule alone, for comparison.
+/// The paper's rule without the floor, for comparison.
 pub fn keep_by_paper(starts: u64, ends: u64) -> bool {
     let apart = starts.abs_diff(ends).checked_mul(100 / TOLERANCE_PERCENT);
     apart.is_some_and(|apart| apart <= starts)

@@ -1,14 +1,14 @@
 //! `--keep histogram`: observes for any length of time in little memory.
 //!
-//! Whenever the pool is nearly full, the observer adds its runs up and clears it. The observer's
-//! own thread does this, because there may be no third CPU. It takes no samples meanwhile: that is
-//! a gap like any other.
+//! Whenever the pool is nearly full, the observer adds up its runs and clears the pool. The
+//! observer's own thread does this, because there may be no third CPU. Meanwhile it takes no
+//! samples, which the recording shows as a gap.
 
 use crate::recording::{Head, Pool, Recording};
 use crate::symbols::{Layout, Names};
 use crate::tally::Tally;
 
-/// The sum of all runs so far, and what it takes to add more.
+/// The sum of all runs so far, and the names that are needed to add more.
 #[derive(Debug)]
 pub struct Fold {
     head: Head,
@@ -17,16 +17,16 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// Runs are named and joined as those of a recording with this head.
+    /// Names and joins runs according to this head.
     pub fn of(head: Head) -> Self {
         let layout = Layout { process: head.process, ..Layout::default() };
         Self { names: Names::of(layout, &head.program), head, tally: Tally::default() }
     }
 
-    /// Adds the runs of a pool. All its runs must have ended.
+    /// Adds the runs of a pool. All runs in it must have ended.
     pub fn add(&mut self, pool: &Pool) {
         self.names.update();
-        // Reading back what was just written does not fail.
+        // Parsing what was just written does not fail.
         if let Ok(mut part) = Recording::of(self.head.clone(), pool) {
             self.names.name_values(&mut part);
             self.tally.add(&part);
@@ -43,7 +43,7 @@ mod tests {
 
     const SIGNALS: [(&str, Kind); 2] = [("what", Kind::Tags), ("how many", Kind::Values)];
 
-    /// Records samples of a length and a value each, as the observer does. A pause follows some of
+    /// Records samples with these lengths and values, as the observer does. A pause follows some of
     /// them. With `fold`, the runs are added up at each pause.
     fn summed(samples: &[(u64, u64, bool)], fold: bool) -> Tally {
         let signal = |(name, kind)| Signal {
@@ -79,7 +79,8 @@ mod tests {
     }
 
     /// Goal: the sum of the pieces equals the sum of the whole. Method: random samples with pauses,
-    /// recorded twice. Once each pause ends a piece, and once it is only a gap.
+    /// recorded twice. In one recording, each pause ends a piece. In the other, each pause is only
+    /// a gap.
     fn check(samples: &[(u64, u64, bool)]) -> Result<(), TestCaseError> {
         let [pieces, whole] = [true, false].map(|fold| summed(samples, fold));
         prop_assert_eq!(&pieces.coverage, &whole.coverage);

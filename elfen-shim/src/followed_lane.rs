@@ -1,7 +1,8 @@
 //! A lane that the recorder follows: the task that runs there, and the words of that thread.
 //!
-//! It also proves that a lane did not switch during a gap, by the kernel's two counts of switches:
-//! `switches_begun` is counted before the task map has the new task, `switches` after it.
+//! It also proves that a lane did not switch during a gap. For this it uses two counts of the
+//! kernel. The kernel increments `switches_begun` before it stores the new task, and `switches`
+//! after that.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 
@@ -14,17 +15,17 @@ pub struct FollowedLane {
     pub slot: &'static TaskSlot,
     /// Index of the word with the lane's task.
     pub task_word: usize,
-    /// Indices of the words of its thread, and what each holds.
+    /// Indices of the words of the running thread, and what each word contains.
     pub thread_words: Vec<(usize, ThreadWord)>,
     pub(crate) task: u64,
-    /// Whether the task is one of those to be observed.
+    /// Whether the task is one of the observed tasks.
     pub(crate) runs: bool,
-    /// Whether `thread_words` are those of the task's own slot.
+    /// Whether `thread_words` are the words of the task's own slot.
     pub(crate) bound: bool,
     pub(crate) seen_switches: u64,
     /// `switches` of the lane when the observer began, and when it ended.
     switches_at_ends: (u64, u64),
-    /// A count of `switches_begun`, and the time of the last sample before it was read.
+    /// A value of `switches_begun`, and the time of the last sample before it was read.
     begun: Option<(u64, u64)>,
 }
 
@@ -81,19 +82,19 @@ impl FollowedLane {
 
     /// Reads how many switches the lane has begun, after the sample at `at`.
     pub(crate) fn count_switches(&mut self, at: u64) {
-        // The kernel counts a switch before it stores the task. So this count, which is read after
-        // the sample's task, includes the switch to that task. Pairs with the kernel's order of
-        // stores; x86-64 keeps the order of our loads.
+        // The kernel counts a switch before it stores the task. This count is read after the
+        // sample's task, so it includes the switch to that task. Pairs with the kernel's order of
+        // stores. x86-64 keeps the order of these loads.
         compiler_fence(SeqCst);
         let begun = self.slot.switches_begun.load(Relaxed);
-        // If the count is the same, its earlier time proves more.
+        // If the count is unchanged, its earlier time proves more.
         if self.begun.is_none_or(|(known, _)| known != begun) {
             self.begun = Some((begun, at));
         }
     }
 
     /// Returns whether the lane has run this task without a switch since the sample at `last`. The
-    /// count must be from before that sample: if the observer was delayed between a sample and the
+    /// count must be older than that sample. If the observer was delayed between a sample and the
     /// count, the count may include switches during the gap.
     pub(crate) fn ran_throughout(&self, last: u64, task: u64) -> bool {
         // Keeps this load after the load of the task: see `count_switches`.
@@ -118,7 +119,7 @@ impl FollowedLane {
         all.saturating_sub(self.seen_switches)
     }
 
-    /// Has the loop read the words of this thread's slot, if it has one.
+    /// Makes the loop read the words of this thread's slot, if it has one.
     pub(crate) fn bind<const N: usize>(
         &mut self,
         slot: Option<&'static ThreadSlot>,

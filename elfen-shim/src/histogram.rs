@@ -1,5 +1,5 @@
 //! Histograms of the lengths of runs, and of the times between samples. Both have 32 buckets per
-//! power of two, so a quantile is off by 3 % at most.
+//! power of two, so the error of a quantile is at most 3 %.
 //!
 //! [`Histogram`] allocates buckets as it needs them. The sampling loop must not allocate, so
 //! [`IntervalHistogram`] has all its buckets from the start.
@@ -48,7 +48,7 @@ impl Histogram {
     }
 }
 
-/// Finds the bucket that `percent` of all values do not exceed. Buckets come in order.
+/// Finds the bucket at which `percent` of all values are reached. Buckets are passed in order.
 pub(crate) fn bucket_at(
     mut buckets: impl Iterator<Item = (u32, u64)> + Clone,
     percent: u64,
@@ -87,7 +87,7 @@ fn middle(bucket: u32) -> u64 {
 /// The buckets of all numbers of 64 bits.
 const BUCKETS: usize = 60 * 32;
 
-/// Ticks between samples, counted without allocating.
+/// Times between samples in ticks, counted without allocations.
 #[derive(Debug)]
 pub(crate) struct IntervalHistogram(Box<[u32; BUCKETS]>);
 
@@ -101,7 +101,7 @@ impl IntervalHistogram {
         self.0[bucket(ticks) as usize] += 1;
     }
 
-    /// The lower bound of the bucket that `percent` of all intervals do not exceed.
+    /// The lower bound of the bucket at which `percent` of all intervals are reached.
     pub(crate) fn quantile(&self, percent: u64) -> u64 {
         let buckets = (0..).zip(self.0.iter().map(|&count| u64::from(count)));
         bucket_at(buckets, percent).map_or(0, lowest)

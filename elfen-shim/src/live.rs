@@ -1,21 +1,21 @@
 //! Totals of each signal so far, for `--live`.
 //!
-//! The observer is the only writer: it adds each run when the run ends. Any number of threads may
-//! read. All memory is allocated before the first sample. A reader may count the same run twice, in
-//! the total and as the run that still goes on, so these totals are for display only.
+//! The observer is the only writer. It adds each run when the run ends. Any number of threads may
+//! read. All memory is allocated before the first sample. These totals are only for display: a
+//! reader may count the same run twice, in the total and as the current run.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::recording::State;
 
-/// Tags of a signal that have totals of their own, at most. A power of two.
+/// The maximum number of tags per signal that have separate totals. A power of two.
 const SLOTS: usize = 1024;
 /// Slots of the states without a value. They precede the slots of tags.
 const GAP: usize = 0;
 const NOT_RUNNING: usize = 1;
 const OTHER: usize = 2;
 const FIRST: usize = 3;
-/// Slots that are tried for a tag before it is counted under `OTHER`.
+/// The number of slots that are tried for a tag before it is counted under `OTHER`.
 const TRIES: usize = 16;
 
 /// The totals of one signal, as its observer writes them.
@@ -24,7 +24,7 @@ struct SignalTable {
     /// A tag and its total time in ticks. A slot with tag 0 and no ticks is free.
     slots: Vec<(AtomicU64, AtomicU64)>,
     new_values: AtomicU64,
-    /// The present state: since when, in which slot, and its value.
+    /// The current state: its begin, its slot and its value.
     since: AtomicU64,
     slot: AtomicU64,
     value: AtomicU64,
@@ -49,7 +49,7 @@ pub struct SignalTotals {
     pub other: u64,
     pub tags: Vec<(u64, u64)>,
     pub new_values: u64,
-    /// Its present value, if it has one.
+    /// The current value, if the signal has one.
     pub now: Option<u64>,
 }
 
@@ -84,10 +84,10 @@ impl LiveTotals {
         Self { signals, until: AtomicU64::new(0), samples: AtomicU64::new(0) }
     }
 
-    /// Adds the state of a signal that ends at `at`, and begins the next one.
+    /// Adds the time of a signal's previous state, which ends at `at`, and begins the next state.
     pub(crate) fn set_state(&self, signal: usize, at: u64, state: State) {
         let Some(totals) = self.signals.get(signal) else { return };
-        // Relaxed, here and below: there is one writer, and readers rely on no order between words.
+        // Relaxed, here and below: there is one writer, and readers need no order between words.
         let since = totals.since.load(Relaxed);
         let slot = usize::try_from(totals.slot.load(Relaxed)).unwrap_or(GAP);
         if let Some((_, ticks)) = totals.slots.get(slot).filter(|_| since != 0) {
@@ -115,7 +115,7 @@ impl LiveTotals {
         (0..self.signals.len()).map(|signal| self.totals_of(signal))
     }
 
-    /// Reads the totals of one signal, with the state that still goes on.
+    /// Reads the totals of one signal, including its current state.
     pub fn totals_of(&self, signal: usize) -> SignalTotals {
         let Some(totals) = self.signals.get(signal) else { return SignalTotals::default() };
         let ticks = |slot: usize| totals.slots[slot].1.load(Relaxed);
@@ -141,7 +141,7 @@ impl LiveTotals {
 }
 
 impl SignalTable {
-    /// Finds the slot of a tag, or takes a free one.
+    /// Finds the slot of a tag, or takes a free slot.
     fn find_slot(&self, value: u64) -> usize {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let first = usize::try_from(hash).unwrap_or(0);
@@ -163,8 +163,8 @@ impl SignalTable {
 mod tests {
     use super::*;
 
-    /// Goal: totals include all runs and the one that still goes on, and tags beyond the table are
-    /// counted as others. Method: some runs of two signals, and more tags than there are slots.
+    /// Goal: totals include all runs and the current one, and tags beyond the table are counted as
+    /// others. Method: some runs of two signals, and more tags than slots.
     #[test]
     fn totals_add_up_all_runs() {
         let live = LiveTotals::of(2);

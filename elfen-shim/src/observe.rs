@@ -1,10 +1,10 @@
-//! The sampling loop: it reads words that other threads write, again and again.
+//! The sampling loop. It repeatedly reads words that other threads write.
 //!
-//! The loop makes no system call, takes no lock and allocates nothing. A [`Sink`] decides what
-//! happens to each sample. Each wait between samples is drawn from half to one and a half
-//! periods: this jitter avoids aliasing with periodic behaviour of the observed program. A fence
-//! follows each wait: without it, a CPU that speculates past the wait would fetch the words' cache
-//! line for nothing, at the cost of the observed program.
+//! The loop makes no system call, takes no lock and allocates nothing. A [`Sink`] processes each
+//! sample. Each wait between samples is drawn from half to one and a half periods. This jitter
+//! avoids aliasing with periodic behaviour of the observed program. A fence follows each wait.
+//! Without it, a CPU that speculates past the wait would fetch the words' cache line too early,
+//! which slows the observed program for nothing.
 
 use std::arch::asm;
 use std::hint::spin_loop;
@@ -14,10 +14,10 @@ use crate::clock;
 use crate::pacing::BlockStats;
 use crate::random::Random;
 
-/// Words of one sample, at most.
+/// The maximum number of words of one sample.
 pub const WORDS_MAX: usize = 8;
 
-/// Observers of one run, at most. Each has its own CPU.
+/// The maximum number of observers of one run. Each has its own CPU.
 pub const OBSERVERS_MAX: usize = 8;
 
 /// The values of all words, and when they were read.
@@ -39,7 +39,7 @@ pub trait Sink<'a, const N: usize> {
     /// sample's `start` and the loads of its words.
     fn fetch(&mut self, now: u64);
 
-    /// Takes over a sample. The sink may replace the words that later samples read.
+    /// Processes a sample. The sink may replace the words that later samples read.
     fn add_sample(&mut self, sample: &Sample<N>, words: &mut [&'a AtomicU64; N]);
 
     /// Returns the period to use from now on. Called after each block, unless the period is 0.
@@ -51,18 +51,18 @@ pub trait Sink<'a, const N: usize> {
     /// `check_interval_ticks` ticks during longer waits.
     fn keep_going(&mut self, now: u64, words: &mut [&'a AtomicU64; N]) -> bool;
 
-    /// Ticks that the loop may wait between two calls of `keep_going`.
+    /// The maximum time in ticks between two calls of `keep_going`.
     fn check_interval_ticks(&self) -> u64;
 }
 
-/// Samples of a block: the loop checks after each block whether to continue.
+/// The number of samples of a block. After each block, the loop checks whether to continue.
 pub const BLOCK_SAMPLES: u32 = 64;
 
 /// Mean ticks between two samples; 0 means as fast as possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Period(pub u64);
 
-/// Samples `words` until `sink` says to stop.
+/// Samples `words` until `sink` returns that it should stop.
 pub fn observe<'a, const N: usize, S: Sink<'a, N>>(
     mut period: Period,
     mut words: [&'a AtomicU64; N],
@@ -126,8 +126,8 @@ fn sample_words<'a, const N: usize, S: Sink<'a, N>>(
     Sample { start, end, words }
 }
 
-/// Returns 0, through a data dependency on `time`: no instruction that uses the result can execute
-/// before the clock was read.
+/// Returns 0, through a data dependency on `time`. So instructions that use the result execute only
+/// after the clock was read.
 #[inline(always)]
 fn zero_after(time: u64) -> u64 {
     let zero;
@@ -136,15 +136,16 @@ fn zero_after(time: u64) -> u64 {
     zero
 }
 
-/// Loads a word. `zero` is part of the address, so the load waits for the clock reading that
-/// `zero` was made of. A fence would also wait for the loads of earlier samples: without it, a word
-/// that does not change is read in half the time. When a sample finds a change, the CPU discards
-/// the loads that it had speculatively begun after it, because they followed the old value.
+/// Loads a word. `zero` is part of the address, so the load waits for the clock reading from which
+/// `zero` was computed. A fence would also wait for the loads of earlier samples. Without a fence,
+/// a word that does not change is read in half the time. When a sample finds a change, the CPU
+/// discards the loads that it has speculatively executed after it, because they depend on the old
+/// value.
 #[inline(always)]
 fn load(word: &AtomicU64, zero: u64) -> u64 {
     let value;
     // SAFETY: loads the eight bytes that `word` borrows. They are aligned, so the load is atomic.
-    // Each word is meaningful by itself, so the load order of x86-64 is enough.
+    // The words are independent, so the load order of x86-64 is enough.
     unsafe {
         asm!(
             "mov {value}, qword ptr [{word} + {zero}]",
@@ -206,8 +207,8 @@ mod tests {
         }
     }
 
-    /// Goal: an observer ends when its sink says so, however long its period is. Method: a period
-    /// of centuries, and a sink that says stop at the first call.
+    /// Goal: an observer ends when its sink requests it, however long its period is. Method: a
+    /// period of centuries, and a sink that stops at the first call.
     #[test]
     fn a_long_wait_ends_when_the_sink_says_stop() {
         let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));
@@ -217,7 +218,7 @@ mod tests {
     }
 
     /// Goal: a block has all its samples, the samples contain fetched values, and the sink can
-    /// replace words.
+    /// replace words. Method: one block of a sink that does both.
     #[test]
     fn a_block_is_sampled() {
         let (first, other) = (AtomicU64::new(7), AtomicU64::new(100));

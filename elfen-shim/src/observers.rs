@@ -1,8 +1,8 @@
 //! The observer threads of a run.
 //!
-//! Several observers make one recording, each on its own CPU. While they sample, they share nothing
-//! but the flag that ends them: each has its own memory, words and gaps. An observer that ends sets
-//! the flag. The results are merged when all have ended.
+//! Several observers make one recording, each on its own CPU. While they sample, they share only
+//! the flag that ends them. Each has its own memory, words and gaps. An observer that ends sets the
+//! flag. The results are merged when all observers have ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +15,7 @@ use crate::recorder::Recorder;
 use crate::recording::Pool;
 use crate::session::{ObserverConfig, ObserverControl, ObserverResult, Words};
 
-/// Name of an observer thread in /proc. Tests and `elfen lab bench` find observers by it.
+/// The name of observer threads in /proc. Tests and `elfen lab bench` find observers by this name.
 pub const OBSERVER: &str = "elfen-observer";
 
 fn run<const BOTH: bool>(
@@ -34,7 +34,7 @@ fn run<const BOTH: bool>(
 pub struct Observers(Vec<JoinHandle<ObserverResult>>);
 
 impl Observers {
-    /// Starts a thread for each observer. If one of them cannot be started, those before it end.
+    /// Starts a thread for each observer. If a thread cannot be started, the earlier ones end.
     pub fn start(
         each: impl IntoIterator<Item = (Words, ObserverConfig)>,
         control: &Arc<ObserverControl>,
@@ -122,7 +122,7 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
             all.iter().zip(1..).for_each(|(word, by)| _ = word.fetch_add(by, Relaxed));
         }
-        // Only the second observer has a limit; it ends the first one.
+        // Only the second observer has a limit. Its end also ends the first observer.
         let seen = observers.join();
         assert_eq!((seen.ended, control.stop.load(Relaxed)), (EndReason::Until, true));
         let signal = |name: &&str| Signal::new(name, Source::Mapped, Kind::Values);
@@ -142,7 +142,7 @@ mod tests {
         let most = tally.signals.iter().map(|signal| signal.values.unwrap().most);
         let [low, high] = most.collect::<Vec<i128>>()[..] else { panic!("two signals") };
         assert!(high > 200 && low < high, "{low} {high}");
-        // A head whose observers have more signals than the head itself.
+        // The observers in this head have more signals than the head itself.
         let head = Head {
             observers: vec![ObserverHead { signals: 2, ..head.observers[0].clone() }; 2],
             ..head

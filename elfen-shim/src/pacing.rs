@@ -1,31 +1,30 @@
 //! `--period auto`: adapts the period to the cost of samples, while sampling.
 //!
-//! A sample costs the observed program something only if the program has written the word since
-//! the sample before: then the word's cache line moves to the observer, and the next store must
-//! fetch it back. In a virtual machine this transfer can take several times as long from one
-//! second to the next, because the host moves virtual CPUs. The observer measures both itself: how
-//! many samples find a changed value, and how long such a sample waits for its line. Words that
-//! seldom change are sampled often. Words that change all the time are sampled at the period that
-//! costs the program 2 %.
+//! A sample costs the observed program time only if the program has written the word since the
+//! previous sample. Then the word's cache line moves to the observer, and the next store must fetch
+//! it back. In a virtual machine, this transfer can take several times as long from one second to
+//! the next, because the host moves virtual CPUs. The observer measures both: how many samples find
+//! a changed value, and how long such a sample waits for its line. Words that seldom change are
+//! sampled often. Words that always change are sampled at the period that costs the program 2 %.
 
-/// Measured waits per estimate of the transfer time. Their median is used, because interrupts
-/// lengthen some waits.
+/// The number of measured waits per estimate of the transfer time. The estimate is their median,
+/// because interrupts lengthen some waits.
 const WAITS: usize = 15;
-/// Blocks after which the period is computed again, however few waits were measured.
+/// The period is computed again after this number of blocks, even if fewer waits were measured.
 const BLOCKS: u32 = 32;
 /// The period of words that always change, as a multiple of the round trip of their line. A sample
-/// delays a program whose stores must complete at once (locked instructions) by one to two round
-/// trips; other programs lose less (`elfen lab bench shim --only costs`).
+/// delays a program with locked instructions, whose stores must complete at once, by one to two
+/// round trips. Other programs lose less (`elfen lab bench shim --only costs`).
 pub const PERIOD_FACTOR: u64 = 90;
 
 /// The shortest period that `--period auto` uses.
 pub const AUTO_NS: u64 = 1_000;
 
-/// What one block of samples found.
+/// The results of one block of samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BlockStats {
     pub samples: u32,
-    /// Samples whose values differ from those of the sample before.
+    /// The number of samples whose values differ from those of the previous sample.
     pub changed: u32,
     /// How long the first sample of the block took, if its values changed.
     pub waited: Option<u64>,
@@ -35,9 +34,9 @@ pub struct BlockStats {
 #[derive(Debug)]
 pub struct Pacing {
     min_ticks: u64,
-    /// The estimated round trip: how long a sample takes a line away from the writing CPU.
+    /// The estimated round trip of the line between the writing CPU and the observer.
     round_trip_ticks: u64,
-    /// How long the two clock readings of a measured sample take by themselves.
+    /// How long the two clock readings of a measured sample take.
     clock_ticks: u64,
     waits: [u64; WAITS],
     timed: usize,
@@ -47,7 +46,8 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// For periods of at least `min_ticks`, between two CPUs with this `round_trip` at present.
+    /// Creates a pacing with periods of at least `min_ticks`. `round_trip` is the current round
+    /// trip between the two CPUs.
     pub fn new(min_ticks: u64, round_trip: u64) -> Self {
         Self {
             min_ticks,
@@ -66,7 +66,7 @@ impl Pacing {
         self.round_trip_ticks.saturating_mul(PERIOD_FACTOR).max(self.min_ticks)
     }
 
-    /// Measures how long two clock readings take on this CPU with nothing in between.
+    /// Measures how long two consecutive clock readings take on this CPU.
     pub fn measure_clock_cost(&mut self) {
         let twice = |_| {
             let start = crate::clock::before();
@@ -75,7 +75,7 @@ impl Pacing {
         self.clock_ticks = (0..64).map(twice).min().unwrap_or(0);
     }
 
-    /// Adds a block. Returns a new period once there are enough blocks for one.
+    /// Adds a block. Returns a new period when enough blocks were added.
     pub fn add_block(&mut self, block: &BlockStats) -> Option<u64> {
         self.blocks += 1;
         self.samples += u64::from(block.samples);
@@ -89,7 +89,7 @@ impl Pacing {
         }
         if self.timed == WAITS {
             self.waits.sort_unstable();
-            // A wait is one way; the line must also return to the writing CPU.
+            // A wait is a transfer in one direction. The line must also return to the writing CPU.
             self.round_trip_ticks = 2 * self.waits[WAITS / 2];
             self.timed = 0;
         }
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(pacing.initial_period(), 200 * PERIOD_FACTOR);
         assert_eq!(last(&mut pacing, &[block(64, 100); 14]), None);
         assert_eq!(last(&mut pacing, &[block(64, 100)]), Some(100 * 2 * PERIOD_FACTOR));
-        // Seven of fifteen long waits are taken for interrupts; eight change the median.
+        // Seven long waits of fifteen count as interrupts. Eight change the median.
         let of = |far, count| [vec![block(64, far); count], vec![block(64, 100); 15 - count]];
         assert_eq!(last(&mut pacing, &of(40_000, 7).concat()), Some(100 * 2 * PERIOD_FACTOR));
         assert_eq!(last(&mut pacing, &of(500, 8).concat()), Some(500 * 2 * PERIOD_FACTOR));
@@ -135,12 +135,13 @@ mod tests {
         let mut pacing = Pacing::new(2_600, 1_000);
         let quiet = [block(0, 0); BLOCKS as usize];
         assert_eq!(last(&mut pacing, &quiet), Some(2_600));
-        // One sample in four changes. Too few waits are measured, so the initial round trip counts.
+        // One sample in four changes. Too few waits are measured, so the initial round trip is
+        // used.
         let some: Vec<BlockStats> = (0..BLOCKS)
             .map(|n| BlockStats { waited: (n % 4 == 0).then_some(9), ..block(16, 9) })
             .collect();
         assert_eq!(last(&mut pacing, &some), Some(1_000 * PERIOD_FACTOR / 4));
-        // The waits measured before count together with these.
+        // The waits that were measured before count together with these.
         assert_eq!(last(&mut pacing, &some), Some(2_600), "near");
     }
 }

@@ -1,8 +1,8 @@
-//! Starts the observed program, and finds out about processes from /proc.
+//! Starts the observed program, and reads information about processes from /proc.
 //!
-//! A program is started in two steps. [`start`] creates its process, which then waits before exec.
-//! [`PendingProgram::release`] releases it once the observer samples, so that the program's first
-//! instruction is observed too.
+//! A program is started in two steps. [`spawn_pending`] creates its process, which then waits
+//! before exec. [`PendingProgram::release`] releases the process once the observer samples, so that
+//! the program's first instruction is observed too.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,12 +23,13 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 pub struct StartOptions<'a> {
     pub words: &'a [OsString],
     pub on: &'a CpuSet,
-    /// Id of the shared memory segment with the page of its threads.
+    /// The id of the shared memory segment with the page of the program's threads.
     pub segment: i32,
-    /// Arguments of the preload library, which is not loaded without any.
+    /// The arguments of the preload library. If they are `None`, the library is not loaded.
     pub preload: Option<String>,
     pub output: Output<'a>,
-    /// The signal mask for the program: that of this command before it blocked signals.
+    /// The program's signal mask. It is the mask of this command before the command blocked
+    /// signals.
     pub signals: SigSet,
 }
 
@@ -100,7 +101,7 @@ pub fn spawn_pending(order: &StartOptions<'_>) -> Result<PendingProgram, StartEr
         nix::unistd::close(going)?;
         (&tell).write_all(&std::process::id().to_ne_bytes())?;
         if (&wait).read_exact(&mut [0]).is_err() {
-            // This command has failed or ended, and nothing waits for an error.
+            // This command has failed or ended, so no error is reported.
             // SAFETY: ends the forked process, in which nothing of the program has run yet.
             unsafe { libc::_exit(127) };
         }
@@ -108,7 +109,7 @@ pub fn spawn_pending(order: &StartOptions<'_>) -> Result<PendingProgram, StartEr
     };
     // SAFETY: between fork and exec, `prepare` makes only system calls and allocates nothing.
     unsafe { command.pre_exec(prepare) };
-    // In a thread, because `spawn` returns only after the process has executed the program.
+    // A separate thread, because `spawn` returns only after the process has executed the program.
     let spawning = thread::spawn(move || command.spawn());
     let mut process = [0; 4];
     match born.read_exact(&mut process) {

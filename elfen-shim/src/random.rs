@@ -1,5 +1,5 @@
-//! Marsaglia's xorshift generator: three shifts, no allocation, and the same numbers for the same
-//! seed. It is fast enough to run between two samples and safe in a signal handler.
+//! Marsaglia's xorshift generator: three shifts, no allocation, and equal numbers for equal seeds.
+//! It is fast enough to run between two samples, and safe in a signal handler.
 
 /// A generator of 64-bit random numbers.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Rates: the change of a counter from sample to sample, divided by that of the clock or of another
 //! counter.
 //!
-//! The rates under each tag of the thread make one distribution. All tables are allocated before
+//! The rates under each tag of the thread form one distribution. All tables are allocated before
 //! the first sample. `filter.rs` decides which rates to keep.
 
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ use crate::filter;
 use crate::histogram::bucket_at;
 use crate::recording::{Dte, RateFigure};
 
-/// Distributions of one rate. Tags beyond this number share the last one.
+/// The number of distributions of one rate. Tags beyond this number share the last one.
 const TAGS: usize = 256;
-/// Powers of two that the buckets cover: from 2^-20 to 2^20.
+/// The powers of two that the buckets cover: from 2^-20 to 2^20.
 const OCTAVES: u64 = 40;
 /// 16 buckets per power of two, after one bucket for zero.
 const BUCKETS: usize = 16 * 40 + 1;
-/// The upper bits of an f64 of the lowest bucket: its exponent, and four bits of its mantissa.
+/// The upper bits of the lowest bucket's f64: its exponent, and four bits of its mantissa.
 const LOWEST: u64 = (1023 - OCTAVES / 2) << 4;
 
 /// One rate, and its distribution under each tag.
@@ -28,7 +28,7 @@ pub struct Rate {
     pub counter: usize,
     /// Index of the word with the divisor; `None` for the clock.
     pub divisor: Option<usize>,
-    /// Ticks of the unit of time, if the divisor is the clock.
+    /// The unit of time in ticks, if the divisor is the clock.
     pub ticks_per_unit: f64,
     floor_ticks: u64,
     tags: Vec<u64>,
@@ -108,9 +108,9 @@ impl Rate {
         TAGS - 1
     }
 
-    /// The distributions, most frequent first.
+    /// The distributions, sorted by number of samples, largest first.
     pub fn figures(&self, mut name_of: impl FnMut(u64) -> String) -> Vec<RateFigure> {
-        // A function may have several addresses, all with one name.
+        // A function may have several addresses with the same name.
         let mut by_name: BTreeMap<String, (u64, [u32; BUCKETS])> = BTreeMap::new();
         for (index, counts) in self.counts.iter().enumerate().filter(|(i, _)| self.seen[*i] > 0) {
             let tag = self.tags.get(index).map_or_else(|| "(others)".to_owned(), |&t| name_of(t));
@@ -169,9 +169,9 @@ fn rate_of(bucket: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Goal: hardware counts yield the right rate. Samples in which the observer was delayed or the
-    /// counter shrank yield none. Method: the counts of a core that executes 1.6 instructions per
-    /// cycle, with one sample of each kind among them.
+    /// Goal: hardware counts give the right rate. Samples in which the observer was delayed or the
+    /// counter decreased give no rate. Method: the counts of a core that executes 1.6 instructions
+    /// per cycle, with one sample of each kind among them.
     #[test]
     fn hardware_counts_yield_the_ipc() {
         let counts = [

@@ -1,7 +1,7 @@
 //! The sink of one observer: turns samples into runs, gaps and rates.
 //!
-//! A [`Recorder`] runs inside of the sampling loop, so all memory is allocated before the first
-//! sample. It also follows the threads of the observed lanes: after each switch it has the loop
+//! A [`Recorder`] runs inside the sampling loop, so all memory is allocated before the first
+//! sample. It also follows the threads of the observed lanes. After each switch, it makes the loop
 //! read the words of the thread that runs now.
 
 use std::sync::Arc;
@@ -21,18 +21,19 @@ use crate::session::{
     EndReason, ObserverConfig, ObserverControl, ObserverResult, Words, ZERO_WORD,
 };
 
-/// Records the samples of one observer. `BOTH`: each sample has two clock readings, as rates need.
+/// Records the samples of one observer. With `BOTH`, each sample has two clock readings, which
+/// rates need.
 #[derive(Debug)]
 pub struct Recorder<const BOTH: bool> {
-    /// What is read, and the threads that are followed.
+    /// The words to read, and the lanes to follow.
     words: Words,
     config: ObserverConfig,
     control: Arc<ObserverControl>,
     pool: Pool,
     series: Vec<Series>,
-    /// Lower bound of `gap_ticks`, however short the period is.
+    /// The lower bound of `gap_ticks`, for short periods.
     min_gap_ticks: u64,
-    /// Two samples that are farther apart than this have a gap between them.
+    /// If two samples are farther apart than this, a gap is recorded between them.
     gap_ticks: u64,
     deadline: u64,
     ended: EndReason,
@@ -43,8 +44,8 @@ pub struct Recorder<const BOTH: bool> {
     last_words: [u64; WORDS_MAX],
     full: bool,
     until_reached: bool,
-    /// Since the last sample, words were replaced by those of another thread: the difference of two
-    /// threads' counters is not a rate.
+    /// Whether words were replaced by those of another thread since the last sample. The difference
+    /// of two threads' counters is not a rate.
     rebound: bool,
     intervals: IntervalHistogram,
 }
@@ -98,13 +99,14 @@ impl<const BOTH: bool> Recorder<BOTH> {
             intervals: IntervalHistogram::new(),
         };
         if fetches {
-            // A sample's waiting time is the kernel's and says nothing about lines.
+            // The duration of such a sample is that of the system call, and does not show the
+            // transfer time.
             recorder.config.pacing = None;
         }
         recorder
     }
 
-    /// Samples on CPU `config.from`, the calling thread's, until the run ends.
+    /// Samples on the calling thread's CPU, `config.from`, until the run ends.
     pub fn run(mut self) -> ObserverResult {
         if let Some(pacing) = &mut self.config.pacing {
             pacing.measure_clock_cost();
@@ -132,7 +134,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
         of!(1 2 3 4 5 6 7 8)
     }
 
-    /// Ends the recording of an observer that has no CPU of its own, before its first sample.
+    /// Ends the recording of an observer that could not be pinned to its CPU, before its first
+    /// sample.
     pub fn end_unplaced(mut self) -> ObserverResult {
         self.ended = EndReason::Moved;
         self.control.stop.store(true, Relaxed);
@@ -156,8 +159,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
         }
     }
 
-    /// Sets the mean time between two samples. No wait exceeds one and a half periods, so whatever
-    /// lasted for two periods was sampled, or a gap is recorded.
+    /// Sets the mean time between two samples. Waits are at most one and a half periods. So a state
+    /// that lasted two periods was sampled, or a gap is recorded.
     fn set_period(&mut self, period: Period) -> Period {
         self.gap_ticks = period.0.saturating_mul(2).max(self.min_gap_ticks);
         period
@@ -165,7 +168,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
 
     /// Ends the open run of each signal.
     fn close(&mut self) {
-        // One tick after the last sample, so that runs which began with it are kept: one of them
+        // One tick after the last sample, so that runs which began with it are kept. One of them
         // may have ended the recording.
         let at = self.last.map_or_else(crate::clock::before, |(start, _)| start + 1);
         let pool = &mut self.pool;
@@ -173,7 +176,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let _lost = self.series.iter_mut().try_for_each(|series| series.end(at, pool));
     }
 
-    /// Switches of these lanes that no sample saw; `None` if no lane is followed.
+    /// Switches of these lanes that no sample saw. `None` if no lane is followed.
     fn missed_switches(&self) -> Option<u64> {
         let lanes = &self.words.lanes;
         (!lanes.is_empty()).then(|| lanes.iter().map(FollowedLane::missed).sum())
@@ -197,7 +200,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.bind_lane(lane, words);
     }
 
-    /// Finds out whether the lane's task is to be observed, and binds the words of its slot.
+    /// Checks whether the lane's task is observed, and binds the words of its slot.
     fn bind_lane<const N: usize>(&mut self, lane: usize, words: &mut [&'static AtomicU64; N]) {
         let follow = &mut self.words.lanes[lane];
         let Running::Task(task) = Running::from_word(follow.task) else { return };
@@ -241,15 +244,15 @@ impl<const BOTH: bool> Recorder<BOTH> {
         for (index, (feed, series)) in self.words.feeds.iter_mut().zip(&mut self.series).enumerate()
         {
             let state = match feed.lane.map(|lane| &self.words.lanes[lane]) {
-                // The word in this sample may be older than the program's own data; the next
-                // sample's word is not. Acquire: pairs with the system call by which the preload
-                // library sets `ready`.
+                // The word in this sample may be older than the program's own data, so this sample
+                // does not count. The next sample's word is newer. Acquire: pairs with the system
+                // call by which the preload library sets `ready`.
                 _ if feed.ready.is_some() => {
                     feed.ready = feed.ready.filter(|ready| ready.load(Acquire) == 0);
                     State::NotRunning
                 }
                 Some(lane) if !lane.runs => State::NotRunning,
-                // Until the slot of this thread is found, the words are those of another thread.
+                // Until this thread's slot is found, the words belong to another thread.
                 Some(lane) if !lane.bound => State::Value(0),
                 Some(_) | None => State::Value(feed.width.of(sample.words[feed.word], feed.offset)),
             };
@@ -261,7 +264,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         Ok(())
     }
 
-    /// Adds up the runs of the pool and clears it. No samples are taken meanwhile.
+    /// Adds up the runs of the pool and clears it. Meanwhile, no samples are taken.
     #[cold]
     fn fold_pool(&mut self) {
         self.close();
@@ -271,7 +274,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         self.pool.clear();
         self.series.iter_mut().for_each(Series::restart_chunk);
         self.last = None;
-        // Progress during the fold is unobserved, and must not count for an observed phase.
+        // Progress during this time is unobserved, and must not count for an observed phase.
         if let Some(cost_meter) = &mut self.config.cost_meter {
             cost_meter.restart_phase();
         }
@@ -288,8 +291,8 @@ impl<const BOTH: bool> Recorder<BOTH> {
                 live.set_state(index, last, State::Gap);
             }
             let proven = match feed.lane {
-                // Nothing is known of a thread's own words in the gap. That it did not run is
-                // proven if the lane did not switch.
+                // The thread's own words are unknown in the gap. If the lane did not switch, the
+                // thread is proven not to have run.
                 Some(lane) => series.state() == State::NotRunning && ran_throughout(&lanes[lane]),
                 None => {
                     lanes.iter().any(|lane| lane.task_word == feed.word && ran_throughout(lane))
@@ -304,7 +307,7 @@ impl<const BOTH: bool> Recorder<BOTH> {
         let tag = self.words.tag_feed.map_or(State::Value(0), |feed| self.series[feed].state());
         let State::Value(tag) = tag else { return };
         if !self.words.lanes.is_empty() && !self.words.lanes.iter().any(|lane| lane.runs) {
-            // A counter stands still while its thread does not run: that is not a rate of 0.
+            // A counter does not change while its thread is off the CPU, which is not a rate of 0.
             return;
         }
         let (words, before) = (&sample.words, &self.last_words);
@@ -367,7 +370,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
                 switched = true;
             }
         }
-        // After a switch, the words of this sample were still those of the thread before.
+        // After a switch, the words of this sample still belong to the previous thread.
         if !switched || !self.words.lanes.iter().any(|lane| lane.runs) {
             self.full |= self.record_states(sample).is_err();
         }
@@ -402,7 +405,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
     fn keep_going(&mut self, now: u64, words: &mut [&'static AtomicU64; N]) -> bool {
         self.bind_new_slots(words);
         if let Some((last, _)) = self.last {
-            // Reads the switch counts again, so that switches which no sample saw do not make the
+            // Reads the switch counts again. Otherwise, switches that no sample saw would make the
             // next gap look unproven.
             self.words.lanes.iter_mut().for_each(|lane| lane.count_switches(last));
         }
@@ -430,7 +433,7 @@ impl<const N: usize, const BOTH: bool> Sink<'static, N> for Recorder<BOTH> {
             EndReason::Stopped
         };
         if self.ended != EndReason::Stopped {
-            // Ends the other observers of this run too.
+            // This also ends the other observers of the run.
             self.control.stop.store(true, Relaxed);
         }
         !self.control.stop.load(Relaxed)

@@ -1,8 +1,8 @@
 //! Measures the round trip between two CPUs: how long a cache line takes to the other CPU and back.
 //!
 //! A sample costs the observed program at most one transfer of the line that is read. In a virtual
-//! machine the time of a transfer changes by a factor of five and more, as the host moves virtual
-//! CPUs. So it is measured before each run, and the period depends on it.
+//! machine, the time of a transfer changes by a factor of five and more, because the host moves
+//! virtual CPUs. So it is measured before each run, and the period depends on it.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -13,15 +13,16 @@ use elfen_machine::affinity;
 
 use crate::clock;
 
-/// Round trips per measurement: 0.2 ms at the usual 100 ns each.
+/// The number of round trips per measurement: 0.2 ms at the usual 100 ns each.
 const TURNS: u64 = 2000;
-/// Round trips are timed in batches. The fastest batch counts, because it was not interrupted.
+/// The number of batches in which round trips are timed. The fastest batch counts, because it was
+/// not interrupted.
 const BATCHES: u64 = 20;
-/// Longer than any round trip: in a slower batch, other threads ran on one of the CPUs.
+/// Longer than any round trip. In a slower batch, other threads ran on one of the CPUs.
 const FARTHEST: Duration = Duration::from_micros(10);
 /// If the other CPU does not answer within this time, the measurement fails.
 const LIMIT: Duration = Duration::from_millis(60);
-/// Polls of the line between two checks of the time.
+/// The number of polls of the line between two checks of the time.
 const LOOK_EVERY: u32 = 4096;
 
 #[repr(align(128))]
@@ -44,8 +45,8 @@ pub fn measure_ticks(lane: u32) -> Option<u64> {
     })
 }
 
-/// Answers each odd number in the line by the next even number. Acquire and Release pair with
-/// `ask`.
+/// Answers each odd number in the line with the next even number. Acquire and Release pair with
+/// `measure`.
 fn respond(line: &Line, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         let number = line.0.load(Acquire);
@@ -57,7 +58,8 @@ fn respond(line: &Line, stop: &AtomicBool) {
     }
 }
 
-/// Writes odd numbers to the line, and times how long their answers take.
+/// Writes odd numbers to the line, and measures how long the answers take. Acquire and Release pair
+/// with `respond`.
 fn measure(line: &Line) -> Option<u64> {
     let deadline = Instant::now() + LIMIT;
     let mut best = u64::MAX;
@@ -87,8 +89,8 @@ fn measure(line: &Line) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Goal: the round trip between two CPUs is measured, and a CPU that does not exist yields
-    /// `None`. Method: the CPUs of this machine.
+    /// Goal: the round trip between two CPUs is measured, and a missing CPU gives `None`. Method:
+    /// the CPUs of this machine.
     #[test]
     fn a_round_trip_is_measured() {
         let allowed = affinity::allowed().unwrap();

@@ -1,7 +1,7 @@
 //! The observers of a run: the words that they read, how they run, and what they return.
 //!
-//! [`Words`] collects the words and signals before the run; `cmd/gather.rs` decides which.
-//! `observers.rs` has the threads.
+//! [`Words`] collects the words and signals before the run. `cmd/gather.rs` chooses them, and
+//! `observers.rs` runs the threads.
 
 use std::sync::Arc;
 
@@ -22,30 +22,31 @@ use crate::recording::{Kind, Pool, Signal, Source};
 use crate::signal_spec::{ServiceWord, Width};
 use crate::tally::Tally;
 
-/// A word that is always 0. The loop reads it in place of a thread's word while no thread is known.
+/// A word that is always 0. The loop reads it in place of a thread's word while the thread is
+/// unknown.
 pub static ZERO_WORD: AtomicU64 = AtomicU64::new(0);
 
-/// Where the value of a signal is in the words of a sample.
+/// The location of a signal's value in the words of a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Feed {
     pub kind: Kind,
     pub word: usize,
     pub offset: u64,
     pub width: Width,
-    /// Index of the lane, for a signal of the thread that runs there.
+    /// The index of the lane, for a signal of the thread that runs there.
     pub lane: Option<usize>,
-    /// A word that is 0 until the page of this value holds the program's own data.
+    /// A word that is 0 until the page of this value contains the program's own data.
     pub ready: Option<&'static AtomicU64>,
 }
 
 impl Feed {
-    /// All of a word, as unsigned number.
+    /// A feed of a whole word as an unsigned number.
     pub(crate) fn of_word(kind: Kind, word: usize) -> Self {
         Self { kind, word, offset: 0, width: Width::U64, lane: None, ready: None }
     }
 }
 
-/// Shared by the command and all observers of a run: each of them may end the run.
+/// Shared by the command and all observers of a run. Each of them may end the run.
 #[derive(Debug, Default)]
 pub struct ObserverControl {
     pub stop: AtomicBool,
@@ -64,7 +65,7 @@ pub enum EndReason {
     Moved,
     /// The signal of `--until` exceeded its limit.
     Until,
-    /// The observed pages are not shared any more.
+    /// The observed pages are no longer shared.
     Unshared,
 }
 
@@ -88,27 +89,28 @@ impl Until {
     }
 }
 
-/// Lanes that one observer can follow: each takes at least two of its eight words.
+/// The maximum number of lanes that one observer can follow. Each takes at least two of its eight
+/// words.
 const LANES_MAX: usize = 3;
-/// Threads that one observer samples without a task map.
+/// The number of threads that one observer samples without a task map.
 pub const THREADS_MAX: usize = 3;
 
-/// A signal does not fit into the words of one sample.
+/// The error for a signal that does not fit into the words of one sample.
 #[derive(Debug, thiserror::Error)]
 #[error("at most {WORDS_MAX} words are read at a time, and these signals need more")]
 pub struct TooMany;
 
-/// The words that an observer is to read, and the signals that they contain.
+/// The words that an observer reads, and the signals that they contain.
 #[derive(Debug, Default)]
 pub struct Words {
     pub signals: Vec<Signal>,
     pub process: u32,
-    /// Whether forked children are observed too. They have slots of the same page.
+    /// Whether forked children are observed too. Their threads have slots on the same page.
     pub children: bool,
     pub(crate) words: Vec<&'static AtomicU64>,
     pub(crate) feeds: Vec<Feed>,
     pub(crate) lanes: Vec<FollowedLane>,
-    /// Without a task map: index of the word, what it holds, and the slot of the thread on `page`.
+    /// Without a task map: the index of the word, its content, and the thread's slot on `page`.
     /// Threads claim slots in order.
     pub(crate) fixed_threads: Vec<(usize, ThreadWord, u32)>,
     pub(crate) page: Option<&'static Page<ThreadSlot>>,
@@ -116,10 +118,10 @@ pub struct Words {
     pub state: Option<ProcState>,
     /// Words of another process's memory, which need system calls.
     pub reader: VmReader,
-    /// Index of the first feed of kind tags. Rates have a distribution for each of its values.
+    /// The index of the first feed of tags. Rates have a distribution for each of its values.
     pub(crate) tag_feed: Option<usize>,
-    /// How many lanes (without a task map: threads) the observers before this one have; `None` if
-    /// there is only one observer.
+    /// How many lanes (without a task map: threads) the previous observers have. `None` if there is
+    /// only one observer.
     first: Option<usize>,
 }
 
@@ -128,7 +130,7 @@ impl Words {
         Self { process, page, ..Self::default() }
     }
 
-    /// Marks these words as those of one observer among several. The lanes (without a task map: the
+    /// Marks these words as those of one of several observers. The lanes (without a task map: the
     /// threads) before number `first` belong to other observers.
     pub fn for_part(self, first: usize) -> Self {
         Self { first: Some(first), ..self }
@@ -154,12 +156,12 @@ impl Words {
         self.feeds.push(feed);
     }
 
-    /// Returns whether one observer can follow all these lanes.
+    /// Returns whether one observer can follow all of these lanes.
     pub fn follows(map: &'static TaskMap, on: &CpuSet) -> bool {
         on.len() <= LANES_MAX && on.iter().all(|cpu| map.slot(cpu).is_some())
     }
 
-    /// Follows these lanes; records their tasks as signals if `shown`.
+    /// Follows these lanes. Records their tasks as signals if `shown`.
     pub fn add_tasks(
         &mut self,
         map: &'static TaskMap,
@@ -180,7 +182,7 @@ impl Words {
     }
 
     /// Adds a word of the threads that run on the followed lanes, with the signals in it. Without a
-    /// task map, adds those of the first threads that claimed slots.
+    /// task map, adds words of the first threads that claimed slots.
     pub fn add_thread_word(
         &mut self,
         part: ThreadWord,
@@ -247,8 +249,8 @@ impl Words {
         Ok(())
     }
 
-    /// Adds a word that only a rate uses: of the thread on the first lane; without a task map, of
-    /// the first thread.
+    /// Adds a word that only a rate uses. It belongs to the thread on the first lane, or without a
+    /// task map to the first thread.
     pub fn add_rate_word_of_thread(&mut self, part: ThreadWord) -> Result<usize, TooMany> {
         let word = self.add_word(&ZERO_WORD)?;
         match self.lanes.first_mut() {
@@ -258,7 +260,7 @@ impl Words {
         Ok(word)
     }
 
-    /// Adds the word of a number for a rate, without a signal.
+    /// Adds the word of a number that only a rate uses.
     pub fn add_rate_word(&mut self, place: &NumberLocation) -> Result<usize, TooMany> {
         self.add_word(place.word)
     }
@@ -273,13 +275,13 @@ impl Words {
     }
 }
 
-/// How an observer is to run.
+/// The configuration of an observer.
 #[derive(Debug, Default)]
 pub struct ObserverConfig {
     /// The observer's CPU.
     pub from: u32,
     pub clock: Clock,
-    /// The period, or with `pacing` the first one.
+    /// The period. With `pacing`, this is the initial period.
     pub period_ticks: u64,
     /// Adapts the period, for `--period auto`.
     pub pacing: Option<Pacing>,
@@ -287,7 +289,7 @@ pub struct ObserverConfig {
     pub for_ticks: Option<u64>,
     pub memory: usize,
     pub keeps_last: bool,
-    /// Whether each sample becomes a run of its own, also if it equals the sample before it.
+    /// Whether each sample becomes a separate run, even if it equals the previous sample.
     pub keeps_samples: bool,
     pub until: Option<Until>,
     pub cost_meter: Option<crate::cost::CostMeter>,
@@ -308,12 +310,12 @@ pub struct ObserverResult {
     /// Median and 99th percentile of the time between samples.
     pub period_ticks: (u64, u64),
     pub rates: Vec<Rate>,
-    /// Index of the signal whose tags rates are kept apart by.
+    /// The index of the signal whose tags separate the distributions of rates.
     pub tag_signal: Option<usize>,
     /// See [`CostMeter::ratios`](crate::cost::CostMeter::ratios).
     pub cost_ratios: Option<Vec<f64>>,
     pub failed_reads: u64,
-    /// The sum of runs that were added up before those in `pool` (`--keep histogram`).
+    /// The sum of the runs before those in `pool` (`--keep histogram`).
     pub tally: Option<Tally>,
 }
 
@@ -328,11 +330,11 @@ impl ObserverResult {
         Self {
             pool: self.pool.with_observer(other.pool),
             samples: self.samples + other.samples,
-            // One observer ends for a reason of its own and then stops the others.
+            // One observer ends for its own reason, and then stops the others.
             ended: if self.ended == EndReason::Stopped { other.ended } else { self.ended },
             missed_switches: both(self.missed_switches, other.missed_switches),
             seen_switches: self.seen_switches + other.seen_switches,
-            // The slowest.
+            // The times of the slower observer.
             period_ticks: self.period_ticks.max(other.period_ticks),
             rates: self.rates,
             tag_signal: self.tag_signal,

@@ -110,7 +110,7 @@ impl fmt::Display for Width {
     }
 }
 
-/// The user gave no type. A symbol then has the type of its size.
+/// The type of a signal without a type. A symbol then has the type of its size.
 const UNSAID: Width = Width { bytes: 0, signed: false };
 
 impl SignalSpec {
@@ -192,7 +192,7 @@ fn service(rest: &str) -> Result<SignalSpec, String> {
     }
 }
 
-/// Splits a type off the end, if there is one. The colons of C++ names come in pairs.
+/// Splits off the type at the end, if any. The colons in C++ names come in pairs.
 fn typed(text: &str) -> Result<(&str, Option<Width>), String> {
     match text.rsplit_once(':') {
         Some((place, width)) if !place.ends_with(':') && !width.contains('+') && place != "map" => {

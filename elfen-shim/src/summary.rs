@@ -1,5 +1,5 @@
-//! The summary of a recording in numbers, as `--json` prints it. It is computed from the runs,
-//! whether they were just recorded or read from a file.
+//! The summary of a recording in numbers, as `--json` prints it. It is computed from runs that were
+//! just recorded or read from a file.
 
 use elfen_console::duration::number;
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub struct Summary {
     /// Whether its forked children were observed too.
     pub children: bool,
     pub on: String,
-    /// The CPU of the first observer. Several observers are all in `observers`.
+    /// The CPU of the first observer. If there are several, `observers` lists all.
     pub from: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub observers: Vec<ObserverFigure>,
@@ -28,7 +28,7 @@ pub struct Summary {
     pub began_realtime_ns: Option<u64>,
     pub period_ns: Periods,
     pub samples: u64,
-    /// The sum over all observers, as are the gaps.
+    /// The sum over all observers. The gaps are sums too.
     pub observed_ns: u64,
     pub gap_ns: u64,
     pub gaps: u64,
@@ -42,18 +42,18 @@ pub struct Summary {
     pub tags: Vec<TagFigure>,
     pub not_running_percent: Option<f64>,
     pub rates: Vec<RateFigure>,
-    /// The period that would cost about 2 %, if the cost was higher. It assumes that the cost of a
-    /// sample does not depend on the period.
+    /// The period that would cost about 2 %, if the measured cost was higher. This assumes that the
+    /// cost of a sample does not depend on the period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub two_percent_at_ns: Option<u64>,
-    /// Whether functions report that they return; `None` if no function was observed.
+    /// Whether functions report their returns. `None` if no function was observed.
     pub returns: Option<bool>,
     pub ended: String,
     #[serde(flatten)]
     pub figures: RunFigures,
 }
 
-/// One of several observers.
+/// The figures of one of several observers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ObserverFigure {
     pub from: u32,
@@ -69,9 +69,9 @@ pub struct ObserverFigure {
 pub struct SignalFigure {
     pub name: String,
     pub source: Source,
-    /// How often the value differed from the value before it: 0 for a constant.
+    /// How often the value differed from the previous value: 0 for a constant.
     pub new_values: u64,
-    /// Only for numbers.
+    /// Present only for numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub values: Option<Values>,
 }
@@ -94,14 +94,14 @@ pub struct TagFigure {
     /// Share of the time in which the signal was observed and its thread ran.
     pub share_percent: f64,
     pub time_ns: u64,
-    /// Runs whose length is known.
+    /// The number of runs whose length is known.
     pub runs: u64,
     pub run_ns: Lengths,
-    /// Runs that were not observed from end to end.
+    /// The number of runs that were not observed from end to end.
     pub cut_runs: u64,
-    /// Lengths of all runs. A run that was cut counts with its longest part.
+    /// The lengths of all runs. A run that was cut counts with its longest part.
     pub run_ns_at_least: Lengths,
-    /// Lower bound and upper bound in nanoseconds, and the number of runs; only with `--keep
+    /// Lower bound and upper bound in nanoseconds, and the number of runs. Only with `--keep
     /// histogram`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub histogram: Vec<(u64, u64, u64)>,
@@ -126,7 +126,7 @@ impl Summary {
         Self::from(&recording.head, Tally::of(recording), false)
     }
 
-    /// Makes a summary of a tally, over one recording or several consecutive ones. With
+    /// Creates a summary from a tally of one recording or of several consecutive ones. With
     /// `histograms`, tags have the histograms of their lengths.
     pub fn from(head: &Head, tally: Tally, histograms: bool) -> Self {
         let clock = head.clock;
@@ -225,7 +225,7 @@ impl Summary {
 }
 
 impl Summary {
-    /// The CPUs of all observers, and how long each of them observed on average.
+    /// The CPUs of all observers, and the average time that each observed.
     pub fn from_lanes(&self) -> (String, u64) {
         let lanes: Vec<String> = self.observers.iter().map(|one| one.from.to_string()).collect();
         match lanes.len() as u64 {

@@ -1,7 +1,7 @@
 //! Finds names of addresses and addresses of names, in the files that a process has mapped.
 //!
-//! Threads store only the lower half of an address, so objects are identified by that half. The
-//! process's maps are read while it runs. Files are read only when names are needed.
+//! Threads store only the lower half of an address, so mapped files are identified by that half.
+//! The process's maps are read while it runs. Files are read only when names are needed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -20,9 +20,9 @@ use crate::recording::{Kind, Recording, Source, State};
 
 /// The hook that functions built with -finstrument-functions call.
 const HOOK: &[u8] = b"__cyg_profile_func_enter";
-/// Where distributions install the symbols of stripped files, by build id.
+/// The folder in which distributions install the symbols of stripped files, by build id.
 const DEBUG_SYMBOLS: &str = "/usr/lib/debug/.build-id";
-/// Bytes of a tag's name, at most.
+/// The maximum number of bytes of a tag's name.
 const NAME_BYTES: usize = 200;
 
 /// A file that a process has mapped, and its addresses there.
@@ -40,12 +40,12 @@ pub struct Loaded {
 pub struct Layout {
     pub process: u32,
     pub objects: Vec<Loaded>,
-    /// Pages of globals that the program has mapped from our memory file.
+    /// The number of pages of globals that the program has mapped from the command's memory file.
     pub shared_pages: u64,
 }
 
 impl Layout {
-    /// Reads the maps of the process again and adds what is new.
+    /// Reads the maps of the process again and adds new files.
     pub fn update(&mut self, process: u32) {
         self.process = process;
         let Ok(mappings) = mappings(process) else { return };
@@ -65,8 +65,8 @@ impl Layout {
         self.objects.first()
     }
 
-    /// The path by which a mapped file can be opened, even if it was replaced or is in another
-    /// root.
+    /// The path by which a mapped file can be opened, even if it was replaced or the process has
+    /// another root.
     pub fn file_of(&self, loaded: &Loaded) -> PathBuf {
         let own = Path::new("/proc").join(self.process.to_string());
         match fs::metadata(own.join("exe")) {
@@ -117,20 +117,20 @@ pub struct Global {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GlobalKind {
     Writable,
-    /// It cannot change after the program's start.
+    /// The variable cannot change after the program's start.
     ReadOnly,
-    /// Each thread has its own.
+    /// Each thread has its own copy.
     ThreadLocal,
 }
 
 /// How the functions of a program can report that they run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FunctionReporting {
-    /// They call hooks when they are entered and when they return.
+    /// Functions call hooks when they are entered and when they return.
     Hooks,
-    /// Their entries have room for code. They return without a report.
+    /// Functions have room for code at their entries. They do not report returns.
     Entries,
-    /// Their entries have room for code, and they return through `libelfen_return.a`.
+    /// Functions have room for code at their entries, and return through `libelfen_return.a`.
     EntriesAndReturns,
 }
 
@@ -149,19 +149,19 @@ impl From<FunctionReporting> for Source {
 #[derive(Debug, Default)]
 pub struct Symbols {
     pub globals: Vec<Global>,
-    /// Start, length and name of functions, in order of their addresses.
+    /// The start, length and name of each function, sorted by address.
     pub functions: Vec<(u64, u64, String)>,
-    /// Address of the first loaded segment.
+    /// The address of the first loaded segment.
     pub base: u64,
-    /// Bytes that the loader maps, with their addresses. They contain the names of tags.
+    /// The bytes that the loader maps, with their addresses. They contain the names of tags.
     segments: Vec<(u64, Vec<u8>)>,
     pub reporting: Option<FunctionReporting>,
     pub has_tags: bool,
 }
 
 impl Symbols {
-    /// Reads the symbols of `file`, whose name for the user is `shown`. Returns `None` if it is not
-    /// a 64-bit ELF file.
+    /// Reads the symbols of `file`. The user knows it as `shown`. Returns `None` if it is not a
+    /// 64-bit ELF file.
     pub fn read(file: &Path, shown: &Path) -> Option<Self> {
         Self::read_with(file, shown, Path::new(DEBUG_SYMBOLS))
     }
@@ -172,7 +172,7 @@ impl Symbols {
         let base = elf.segments().map(|segment| segment.address()).min()? & !0xfff;
         let mut symbols = Self { base, ..Self::default() };
         symbols.add(&elf, &elf, shown);
-        // The file is stripped: its symbols may be installed separately.
+        // The file is stripped. Its symbols may be installed separately.
         if elf.symbols().next().is_none()
             && let Some(debug) = elf.build_id().ok().flatten().and_then(|id| debug_file(id, names))
             && let Ok(bytes) = fs::read(debug)
@@ -204,8 +204,8 @@ impl Symbols {
         Some(symbols)
     }
 
-    /// Adds the symbols that `file` has for addresses of `elf`. The two differ if `elf` is
-    /// stripped.
+    /// Adds the symbols that `file` contains for addresses of `elf`. The two files differ if `elf`
+    /// is stripped.
     fn add(&mut self, file: &ElfFile64<'_>, elf: &ElfFile64<'_>, shown: &Path) {
         let mut add = |symbol: object::read::elf::ElfSymbol64<'_, '_, Endianness>| {
             let Ok(name) = symbol.name() else { return };
@@ -254,7 +254,7 @@ impl Symbols {
     }
 }
 
-/// The file with the symbols of a stripped file.
+/// The debug file with the symbols of a stripped program.
 fn debug_file(build_id: &[u8], folder: &Path) -> Option<PathBuf> {
     let (first, rest) = build_id.split_first()?;
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -333,8 +333,8 @@ impl Names {
                 Running::Idle => "(idle)".to_owned(),
                 Running::Unknown => "(not known yet)".to_owned(),
                 Running::Task(task) => {
-                    // Of other processes, the name of the thread itself: it often differs from that
-                    // of its process.
+                    // For other processes, the name of the thread is used, which often differs from
+                    // the name of its process.
                     let name = if task.process == self.layout.process {
                         self.program.clone()
                     } else {
@@ -356,8 +356,8 @@ impl Names {
         }
     }
 
-    /// Finds the file that contains an address, by the address's lower half. Returns the address in
-    /// that file too.
+    /// Finds the file that contains an address, by the address's lower half. Also returns the
+    /// address in that file.
     fn find_symbols(&mut self, half: u64) -> Option<(&Loaded, &Symbols, u64)> {
         let index = self.layout.objects.iter().position(|loaded| {
             (half.wrapping_sub(loaded.start) & 0xffff_ffff) < loaded.end - loaded.start
@@ -373,8 +373,8 @@ impl Names {
         Some((loaded, symbols, symbols.base.wrapping_add(offset)))
     }
 
-    /// Names the function at an address, by the address's lower half. Without a name, it returns
-    /// the file and the address.
+    /// Names the function at an address, by the address's lower half. If the function has no name,
+    /// returns the file and the address.
     pub fn function(&mut self, half: u64) -> String {
         if half == 0 {
             return NO_NAME.to_owned();
@@ -414,7 +414,7 @@ mod tests {
     }
 
     /// Goal: the symbols of a stripped program are found in its debug file. Method: a program that
-    /// is split in two, as distributions do it.
+    /// is split into two files, as distributions do it.
     #[test]
     fn names_of_a_stripped_program_are_found_by_its_build_id() {
         let folder = tempfile::tempdir().unwrap();
@@ -441,8 +441,8 @@ mod tests {
     static HERE: [u8; 11] = *b"a tag here\0";
     static mut COUNTER: u64 = 5;
 
-    /// Goal: addresses of the test process have their names. Method: a function, a text and a
-    /// global of this test, by the lower halves of their addresses.
+    /// Goal: addresses of the test process get their names. Method: a function, a text and a global
+    /// of this test, by the lower halves of their addresses.
     #[test]
     fn addresses_of_this_process_have_their_names() {
         let mut layout = Layout::default();

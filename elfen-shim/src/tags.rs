@@ -1,7 +1,7 @@
 //! Statistics of the tags of a signal: the total time of each tag, and the lengths of its runs.
 //!
-//! The length of a run is known if both its ends were observed, or lie in gaps that are short
-//! compared with the run. Of other runs only parts were observed. Such a run took at least as long
+//! The length of a run is known if both ends were observed, or if they lie in gaps that are short
+//! compared with the run. Of other runs, only parts were observed. Such a run took at least as long
 //! as its longest part.
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,7 @@ pub struct Tag {
     pub ticks: u64,
     /// Lengths of runs whose length is known.
     pub lengths: Histogram,
-    /// Of other runs: lengths of their longest uninterrupted parts.
+    /// The lengths of the longest uninterrupted parts of the other runs.
     pub at_least: Histogram,
 }
 
@@ -29,7 +29,7 @@ pub struct Tags {
 }
 
 impl Tag {
-    /// Lengths of all runs: known ones and lower bounds.
+    /// The lengths of all runs: known lengths and lower bounds.
     pub fn all_lengths(&self) -> Histogram {
         let mut all = self.lengths.clone();
         all.add_all(&self.at_least);
@@ -44,7 +44,7 @@ impl Tags {
         tags
     }
 
-    /// Adds the runs of a recording of the time that follows.
+    /// Adds the runs of a recording that continues the previous one.
     pub(crate) fn add(&mut self, recording: &Recording, signal: usize) {
         let head = &recording.head;
         let mut joiner = RunJoiner::of(&head.signals[signal], head.clock);
@@ -60,13 +60,13 @@ impl Tags {
     }
 }
 
-/// What separates two tags, or precedes the first one or follows the last one.
+/// The state between two tags, before the first tag, or after the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Between {
     Nothing,
-    /// Gaps of this many ticks, in which one tag ended and the next began.
+    /// Gaps with this total number of ticks, in which one tag ended and the next began.
     Gap(u64),
-    /// The thread did not run, or it is the start or the end of the recording.
+    /// The thread did not run, or this is the start or the end of the recording.
     Unseen,
 }
 
@@ -79,7 +79,7 @@ impl Between {
         }
     }
 
-    /// How many ticks a run's end may be off; `None` if that is unknown.
+    /// The error of a run's end in ticks. `None` if it is unknown.
     fn ticks(self) -> Option<u64> {
         match self {
             Self::Nothing => Some(0),
@@ -89,20 +89,20 @@ impl Between {
     }
 }
 
-/// The run that has not ended yet.
+/// The current run, which has not ended yet.
 #[derive(Clone, Copy, Debug)]
 struct OpenRun {
-    /// Index of its name.
+    /// The index of its name.
     tag: usize,
     before: Between,
-    /// Length of its present uninterrupted part.
+    /// The length of its current uninterrupted part.
     part_ticks: u64,
     longest_ticks: u64,
     is_whole: bool,
 }
 
 /// Joins consecutive runs whose values have the same name. A function has several values if it is
-/// entered, and returned to, at several addresses.
+/// entered, or returned to, at several addresses.
 struct RunJoiner<'a> {
     names: StateNames<'a>,
     clock: Clock,
@@ -112,11 +112,11 @@ struct RunJoiner<'a> {
     tags: Vec<Tag>,
     not_running_ticks: u64,
     open: Option<OpenRun>,
-    /// What came after the last tag.
+    /// The state since the last tag.
     between: Between,
 }
 
-/// A length counts as known if it is off by at most 1/100.
+/// A length counts as known if its error is at most 1/100.
 const EXACT_PARTS: u64 = 100;
 
 impl<'a> RunJoiner<'a> {
@@ -183,7 +183,7 @@ impl<'a> RunJoiner<'a> {
         self.between = Between::Nothing;
     }
 
-    /// Ends the open run: another tag follows, or the recording is over.
+    /// Ends the open run, because another tag follows or the recording is over.
     fn close_run(&mut self) {
         let Some(open) = self.open.take() else { return };
         let tag = &mut self.tags[open.tag];
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::recording::{Kind, Source};
 
-    /// Returns for each tag: its time, its known lengths, and its lower bounds.
+    /// Returns for each tag its time, its known lengths, and its lower bounds.
     fn seen(states: &[(State, u64)]) -> Vec<(u64, Vec<u64>, Vec<u64>)> {
         let names = (1..4).map(|value| (value, value.to_string())).collect();
         let signal = Signal { names, ..Signal::new("tag", Source::SourceTags, Kind::Tags) };
@@ -235,8 +235,8 @@ mod tests {
             .collect()
     }
 
-    /// Goal: a known length is exact or off by at most 1/100; all others are lower bounds. Method:
-    /// runs with every kind of end. Histogram buckets are exact below 32.
+    /// Goal: the error of a known length is at most 1/100, and all other lengths are lower bounds.
+    /// Method: runs with every kind of end. Histogram buckets are exact below 32.
     #[test]
     fn runs_have_lengths_or_bounds() {
         use State::{Gap, NotRunning, Value};
@@ -251,7 +251,7 @@ mod tests {
         let expected =
             [(10, vec![], vec![2, 8]), (4096, vec![4096], vec![]), (16, vec![], vec![16])];
         assert_eq!(seen(&ends), expected);
-        // The same tag on both sides of a gap, and on both sides of a time without the thread.
+        // The same tag is on both sides of a gap, and on both sides of a time without the thread.
         let cut = [(one, 1), (two, 8), (Gap, 1), (two, 9), (NotRunning, 7), (two, 3), (one, 1)];
         assert_eq!(seen(&cut)[1], (20, vec![], vec![9]));
         let left = [(one, 1), (two, 8), (NotRunning, 1), (three, 9), (one, 1)];

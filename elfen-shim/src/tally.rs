@@ -1,7 +1,8 @@
-//! Sums over runs: how long each tag lasted, the lengths of its runs, and what was not observed.
+//! Sums over runs: how long each tag lasted, the lengths of its runs, and which time was not
+//! observed.
 //!
-//! A tally stays small however many runs are added. Consecutive recordings of the same signals can
-//! be added to one tally.
+//! The size of a tally does not depend on the number of runs. Consecutive recordings of the same
+//! signals can be added to one tally.
 
 use elfen_console::duration::number;
 
@@ -12,7 +13,7 @@ use crate::tags::Tags;
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub signals: Vec<SignalTally>,
-    /// One for each observer.
+    /// One element for each observer.
     pub coverage: Vec<Coverage>,
 }
 
@@ -23,15 +24,15 @@ pub struct Coverage {
     pub gap_ticks: u64,
     pub gaps: u64,
     pub longest_gap_ticks: u64,
-    /// Whether there was a sample. The time before the first sample is no gap.
+    /// Whether a sample was taken. The time before the first sample does not count as a gap.
     began: bool,
 }
 
 /// Sums over the runs of one signal.
 #[derive(Clone, Debug, Default)]
 pub struct SignalTally {
-    /// How often a value differed from the value before it. Gaps and times without the thread are
-    /// not changes.
+    /// How often a value differed from the previous value. Gaps and times without the thread do not
+    /// count as changes.
     pub new_values: u64,
     last: Option<State>,
     pub values: Option<WeightedValues>,
@@ -56,7 +57,7 @@ impl Tally {
         tally
     }
 
-    /// Adds a recording of the same signals over the time that follows.
+    /// Adds a recording of the same signals that continues the previous one.
     pub fn add(&mut self, recording: &Recording) {
         // All signals of an observer have the same gaps, so the first signal is enough.
         let firsts = recording.head.firsts();
@@ -72,7 +73,7 @@ impl Tally {
         }
     }
 
-    /// Adds the signals of another observer of the same time.
+    /// Adds the signals of another observer, which observed at the same time.
     pub fn with_observer(mut self, other: Self) -> Self {
         self.signals.extend(other.signals);
         self.coverage.extend(other.coverage);
@@ -148,8 +149,8 @@ mod tests {
     use crate::clock::Clock;
     use crate::recording::{Head, Run, Signal, Source};
 
-    /// Goal: a constant has no changes, and a number has its own, whatever gaps and switches lie
-    /// between. Method: a constant and a number that grows, in several pieces.
+    /// Goal: a constant has no changes, and only changes of a number count, whatever gaps and
+    /// switches lie between. Method: a constant and an increasing number, in several pieces.
     #[test]
     fn gaps_are_not_changes() {
         let clock = Clock { ticks_per_second: 1_000_000_000, step_ticks: 1, unit_ticks: 0 };

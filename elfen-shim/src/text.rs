@@ -8,17 +8,17 @@ use crate::recording::Source;
 use crate::summary::{SignalFigure, Summary, TagFigure, Values};
 
 const COLUMNS: usize = 80;
-/// Rows of each table. The number of further rows is printed below it.
+/// The maximum number of rows of each table. The number of further rows is printed below it.
 const ROWS: usize = 12;
 
-/// The note on programs whose functions report their entries, but not their returns.
+/// The note about programs whose functions report their entries, but not their returns.
 pub const NO_RETURNS: &str = "functions report that they are entered, but not that they return: \
                               the time of a caller after a call counts for the called function, so \
                               callers' shares are too low; build it with \
                               -mfunction-return=thunk-extern as well, and link it with \
                               libelfen_return.a";
 
-/// The whole text. `more` are sentences about what else could be observed.
+/// The whole text. `more` contains suggestions of what else could be observed.
 pub fn text(summary: &Summary, more: &[String]) -> String {
     let mut text = opening(summary);
     text += &tags(summary);
@@ -37,7 +37,7 @@ pub fn text(summary: &Summary, more: &[String]) -> String {
     text
 }
 
-/// What was observed, and how finely.
+/// The observed program and lanes, and the resolution.
 pub fn opening(summary: &Summary) -> String {
     let Summary { program, on, samples, period_ns, .. } = summary;
     let (from, looked_ns) = summary.from_lanes();
@@ -103,8 +103,9 @@ fn cells(name: &str, percent: f64, ns: u64, runs: u64, lengths: [String; 2]) -> 
     about.into_iter().chain(lengths).collect()
 }
 
-/// Rows of a task signal: the threads of the observed process (one row even if it never ran), the
-/// idle task, and one row for all other tasks, which would fill the screen on a busy machine.
+/// The rows of a task signal. The threads of the observed process come first, with one row even if
+/// none ran. Then follow the idle task, and one row for all other tasks, which would fill the
+/// screen on a busy machine.
 fn tasks(summary: &Summary, tags: &[&TagFigure]) -> Vec<Vec<String>> {
     let process = summary.process.to_string();
     let is_own = |tag: &&TagFigure| {
@@ -132,8 +133,8 @@ fn tasks(summary: &Summary, tags: &[&TagFigure]) -> Vec<Vec<String>> {
     rows
 }
 
-/// Prints a length of the runs that were observed from end to end. Prints a lower bound instead if
-/// the runs that were cut make the length clearly longer.
+/// Prints a length of the runs that were observed from end to end. If cut runs make it clearly
+/// longer, prints a lower bound instead.
 pub fn length(whole_ns: u64, at_least_ns: u64) -> String {
     const EXACT_PARTS: u64 = 20;
     if at_least_ns > whole_ns + whole_ns / EXACT_PARTS {
@@ -155,7 +156,7 @@ pub(crate) fn clipped(name: &str) -> String {
 fn values(signals: &[SignalFigure]) -> String {
     let row = |signal: &SignalFigure| {
         let Values { first, last, least, most, mean } = signal.values?;
-        // Threads that never set a value have 0 there, which is not worth a row.
+        // Threads that never set a value have the value 0, which needs no row.
         let is_own = signal.name == "value" || signal.name.starts_with("value#");
         let said = !is_own || most > 0;
         let numbers = [first, last, least, most].map(|value| value.to_string());
@@ -183,7 +184,7 @@ fn rates(summary: &Summary) -> String {
     "\n".to_owned() + &table::lines(&["rate", "in", "median", "p10", "p90", "kept"], &rows)
 }
 
-/// What a reader of the numbers has to know.
+/// Explanations that a reader of the numbers needs.
 pub fn notes(summary: &Summary) -> Vec<String> {
     let figures = &summary.figures;
     let mut notes = Vec::new();
@@ -267,8 +268,9 @@ mod tests {
     use super::*;
     use crate::recording::{Head, Kind, Recording, Run, Signal, State};
 
-    /// Goal: the observed process comes first, even if it never ran, and all others are one row.
-    /// Method: a lane that ran other processes, idled, and ran two threads of the process, or none.
+    /// Goal: the observed process comes first, even if it never ran, and all other processes share
+    /// one row. Method: a lane that ran other processes, idled, and ran two threads of the process,
+    /// or none.
     #[test]
     fn the_observed_process_comes_first() {
         let names = ["apt 7", "(idle)", "redis 42", "redis 42/43", "dpkg 742", "redis 4"];

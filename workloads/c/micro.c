@@ -6,10 +6,10 @@
 #define NOINLINE __attribute__((noinline))
 #define SIDE ELFEN_MICRO_SIDE
 
-/* The compiler must neither drop a call nor see through it. */
+/* The compiler must neither drop a call nor inline it. */
 #define BARRIER() __asm__ volatile("" ::: "memory")
 
-/* One step of splitmix64: the same in src/batch/mod.rs. */
+/* One step of splitmix64, as in src/batch.rs. */
 static inline uint64_t mix(uint64_t x)
 {
 	x += 0x9e3779b97f4a7c15u;
@@ -18,7 +18,7 @@ static inline uint64_t mix(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* A number in [-1, 1) from the top 53 bits: exact, so the same in every language. */
+/* A number in [-1, 1) from the top 53 bits. It is exact, so C and Rust compute the same number. */
 static inline double unit(uint64_t bits)
 {
 	return (double)(int64_t)(bits >> 11) / 4503599627370496.0 - 1.0;

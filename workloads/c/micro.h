@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * Loop, Matrix and Flush of the thesis, section 5.4: batch programs whose use of the core is known.
- * They stand beside their Rust twins in src/batch/micro.rs and return the same checksums.
+ * The same programs in Rust, in src/bin/elfen-batch/micro.rs, return the same checksums.
  *
- * Built with -pg, so that each function asks `mcount` at its entry: that is where a check goes in.
+ * Built with -pg, so that each function calls `mcount` at its entry, where a check can be attached.
  */
 #ifndef ELFEN_WORKLOADS_MICRO_H
 #define ELFEN_WORKLOADS_MICRO_H
@@ -18,7 +18,7 @@ uint64_t elfen_micro_loop(uint64_t seed, uint64_t calls);
 /* Multiplies a fixed 5x5 matrix with one that changes, `calls` times. */
 uint64_t elfen_micro_matrix(uint64_t seed, uint64_t calls);
 
-/* Dirties a word of a 32 KB buffer and zeros it all, `calls` times. The buffer is the caller's. */
+/* Writes a word into the caller's buffer of 32 KB and then zeros the buffer, `calls` times. */
 uint64_t elfen_micro_flush(uint64_t seed, uint64_t calls, uint64_t *buffer);
 
 #endif

@@ -5,9 +5,9 @@
 //! often they are interrupted. So a run on borrowed time can be compared with a run on an idle
 //! machine.
 //!
-//! The programs are in their binaries. The Rust programs have checks in their source, and a binary
-//! with checks is recognized by them. The C programs are checked through their `-pg` entries
-//! instead, so no code with checks may get into their binary.
+//! The programs are in their binaries. The Rust programs have checks in their source, and other
+//! tools recognize a binary with checks by these checks. The C programs get their checks through
+//! their `-pg` entries. So the binary of the C programs must not contain code with checks.
 
 use crate::beside::{Slowdown, Tally};
 use crate::process::{catch_interrupts, interrupted};
@@ -30,7 +30,7 @@ pub struct Work {
     pub unit: &'static str,
 }
 
-/// A wrong result: the machine or the program computed incorrectly.
+/// A wrong result, because the machine or the program computed incorrectly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong(pub &'static str);
 
@@ -40,7 +40,7 @@ pub trait Program {
     /// Runs one iteration, verifies it, and returns its checksum.
     fn iterate(&mut self) -> Result<u64, Wrong>;
 
-    /// What was emulated, if anything.
+    /// The core that was emulated, if any.
     fn emulated_core(&self) -> Option<EmulatedCore> {
         None
     }
@@ -50,7 +50,7 @@ pub trait Program {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct EmulatedCore {
     slowdown: f64,
-    /// How long it ran next to a busy request lane, and how much time the emulation added.
+    /// How long the program ran next to a busy request lane, and how much time the emulation added.
     beside_s: f64,
     added_s: f64,
 }
@@ -111,7 +111,7 @@ struct Report<'a> {
     emulated_core: Option<EmulatedCore>,
 }
 
-/// Runs a batch command for a program. `name` and `lang` describe the program in the report.
+/// Repeats a program and prints the report. `name` and `lang` describe the program in the report.
 pub fn run(
     name: &str,
     lang: &str,
@@ -192,7 +192,7 @@ mod micro {
     }
 }
 
-/// Loop, Matrix and Flush of the thesis's section 5.4. What each takes of the core is known: the
+/// Loop, Matrix and Flush of the thesis's section 5.4. Each uses a known part of the core: the
 /// front end (IPC 1), the functional units, and the first-level data cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
@@ -214,8 +214,8 @@ impl Kind {
     }
 }
 
-/// The programs as the thesis had them: in C, built with `-pg`. `elfen-batch` has the same in Rust,
-/// with the same checksums.
+/// The programs as the thesis had them: in C, built with `-pg`. `elfen-batch` has the same programs
+/// in Rust, with the same checksums.
 #[derive(Debug)]
 pub struct MicroInC {
     kind: Kind,

@@ -1,14 +1,15 @@
-//! An emulated core: on CPUs that share no core, a thread that ran beside its neighbour is slowed
-//! down as if they shared one.
+//! An emulated core. On CPUs that share no core, a thread that ran next to its neighbour is slowed
+//! down as if both shared a core.
 //!
-//! The thread works at full speed, and afterwards does nothing until it is as late as it would have
-//! been. On a shared core, time beside the neighbour does `1 / slowdown` of its length in work. So
-//! of each stretch beside the neighbour, whether the thread works or waits, `1 - 1 / slowdown` is
-//! owed; waiting pays all of its length. What runs beside its neighbour from beginning to end takes
-//! `slowdown` times as long, and what the neighbour leaves in the middle is paid at full speed.
+//! The thread first works at full speed. Then it waits until it is as late as it would be on a
+//! shared core. On a shared core, work next to the neighbour progresses at `1 / slowdown` of full
+//! speed. So each stretch next to the neighbour adds a debt of `1 - 1 / slowdown` of its length.
+//! This holds for working and for waiting. Waiting pays its whole length. Work that has its
+//! neighbour from beginning to end takes `slowdown` times as long. If the neighbour stops in
+//! between, the rest of the debt is paid at full speed.
 //!
-//! No clock here and no kernel: [`Neighbour`]s read both. [`kernel`] has those that go by the
-//! kernel's own count of what ran on a lane.
+//! This module reads no clock and makes no system calls: [`Neighbour`]s do both. [`kernel`]
+//! contains the neighbours that use the kernel's own account of what ran on a lane.
 
 pub mod kernel;
 
@@ -16,7 +17,7 @@ use crate::units::Nanos;
 use std::fmt;
 use std::str::FromStr;
 
-/// How many times as long work takes beside a neighbour: 1 to 10.
+/// How many times as long work takes next to a neighbour: 1 to 10.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slowdown {
     milli: u32,
@@ -52,7 +53,8 @@ impl Slowdown {
         f64::from(self.milli) / 1e3
     }
 
-    /// How much work a stretch is, in nanoseconds of work alone.
+    /// How much work the thread did in a stretch, as the nanoseconds that it takes without a
+    /// neighbour.
     pub fn work_ns(self, stretch: Stretch) -> Nanos {
         let Stretch { long_ns, beside_ns } = stretch;
         let beside = u128::from(beside_ns) * u128::from(ALONE_MILLI) / u128::from(self.milli);
@@ -60,15 +62,15 @@ impl Slowdown {
     }
 }
 
-/// Which lanes are taken to share a core: pairs of a request lane and its batch lanes, as in `0:1`,
-/// `0:1,2:3`, or `0:1,2,3` on a core of four lanes.
+/// The lanes that are treated as sharing a core. Each pair has a request lane and its batch lanes,
+/// as in `0:1`, `0:1,2:3`, or `0:1,2,3` on a core of four lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lanes {
-    /// Every batch lane after its request lane, those of a request lane in one row.
+    /// Pairs of request lane and batch lane. The batch lanes of a request lane follow each other.
     pairs: Vec<(u32, u32)>,
 }
 
-/// Beyond any machine's.
+/// Higher than the CPU numbers of any machine.
 const HIGHEST: u32 = 1 << 16;
 
 impl FromStr for Lanes {
@@ -114,12 +116,12 @@ impl fmt::Display for Lanes {
 }
 
 impl Lanes {
-    /// The batch lanes beside a request lane.
+    /// The batch lanes that share the core of a request lane.
     pub fn batches_of(&self, request: u32) -> Vec<u32> {
         self.pairs().filter(|pair| pair.0 == request).map(|(_, batch)| batch).collect()
     }
 
-    /// The request lane beside a batch lane.
+    /// The request lane that shares the core of a batch lane.
     pub fn request_of(&self, batch: u32) -> Option<u32> {
         self.pairs().find(|pair| pair.1 == batch).map(|(request, _)| request)
     }
@@ -130,14 +132,14 @@ impl Lanes {
     }
 }
 
-/// A thread's clock, and how long its neighbour had run by then.
+/// A thread's clock, and how long its neighbour had run at that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     pub at_ns: Nanos,
     pub beside_ns: Nanos,
 }
 
-/// What lies between two readings: how long it is, and how much of that the neighbour ran.
+/// The time between two readings: its length, and for how much of it the neighbour ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stretch {
     pub long_ns: Nanos,
@@ -147,7 +149,7 @@ pub struct Stretch {
 impl Reading {
     fn since(self, before: Self) -> Stretch {
         let long_ns = self.at_ns.saturating_sub(before.at_ns);
-        // Clock and count are read one after the other, and a count may begin anew.
+        // Clock and count are read one after the other, and a count may restart at 0.
         let beside_ns = self.beside_ns.saturating_sub(before.beside_ns).min(long_ns);
         Stretch { long_ns, beside_ns }
     }
@@ -160,12 +162,12 @@ impl Stretch {
     }
 }
 
-/// What a thread still has to wait, from one reading to the next.
+/// How long a thread still has to wait. Each reading updates it.
 #[derive(Clone, Copy, Debug)]
 pub struct Debt {
     slowdown: Slowdown,
     last: Reading,
-    /// In units of a nanosecond divided by the slowdown in thousandths: nothing is rounded.
+    /// In units of a nanosecond divided by the slowdown in thousandths, so that nothing is rounded.
     owed: u128,
 }
 
@@ -174,14 +176,14 @@ impl Debt {
         Self { slowdown, last: now, owed: 0 }
     }
 
-    /// Since the last reading the thread worked.
+    /// The thread worked since the last reading.
     pub fn worked(&mut self, now: Reading) -> Stretch {
         let stretch = self.pass(now);
         self.owed += u128::from(stretch.beside_ns) * u128::from(self.slowdown.milli - ALONE_MILLI);
         stretch
     }
 
-    /// Since the last reading the thread did nothing.
+    /// The thread waited since the last reading.
     pub fn waited(&mut self, now: Reading) -> Stretch {
         let stretch = self.worked(now);
         let paid = u128::from(stretch.long_ns) * u128::from(self.slowdown.milli);
@@ -189,7 +191,7 @@ impl Debt {
         stretch
     }
 
-    /// Since the last reading the thread did not have its lane: no work, and nothing paid.
+    /// The thread was off its lane since the last reading. This time is neither work nor payment.
     pub fn pass(&mut self, now: Reading) -> Stretch {
         now.since(std::mem::replace(&mut self.last, now))
     }
@@ -199,20 +201,20 @@ impl Debt {
     }
 }
 
-/// Reads a thread's clock and what ran beside it.
+/// Reads a thread's clock and how long its neighbour ran.
 pub trait Neighbour {
     fn look(&mut self) -> Reading;
 
-    /// Looks anew which neighbours there are: what takes longer than a look, and need not be now.
+    /// Updates the list of neighbours. It takes longer than `look`, and is needed less often.
     fn refresh(&mut self) {}
 }
 
-/// What a slowed thread did in all.
+/// What a slowed thread did in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Work and waiting.
+    /// Work and waiting time.
     pub all: Stretch,
-    /// Of that, how long it waited to be as late as on a shared core.
+    /// How long the thread waited to be as late as on a shared core. `all` includes this time.
     pub added_ns: Nanos,
 }
 
@@ -225,7 +227,7 @@ pub struct Slowed<N> {
     tally: Tally,
 }
 
-/// A debt is paid in steps of this length; between two of them the caller has its say.
+/// A debt is paid in steps of this length. The caller can act between two steps.
 const STEP_NS: Nanos = 1_000;
 
 impl<N: Neighbour> Slowed<N> {
@@ -234,18 +236,18 @@ impl<N: Neighbour> Slowed<N> {
         Self { slowdown, neighbour, debt, tally: Tally::default() }
     }
 
-    /// What was since the last look was no work, and pays for nothing.
+    /// The time since the last look was not work, and pays for nothing.
     pub fn pass(&mut self) {
         self.debt.pass(self.neighbour.look());
     }
 
-    /// Work ends, or is in its midst.
+    /// The time since the last look was work. Call this during work or at its end.
     pub fn worked(&mut self) {
         let stretch = self.debt.worked(self.neighbour.look());
         self.tally.all.add(stretch);
     }
 
-    /// Waits for one step. False: there was nothing left to wait for.
+    /// Waits for one step. Returns false if no debt was left to pay.
     pub fn wait(&mut self) -> bool {
         let mut waited_ns = 0;
         while waited_ns < STEP_NS && !self.debt.is_paid() {
@@ -257,7 +259,7 @@ impl<N: Neighbour> Slowed<N> {
         waited_ns > 0
     }
 
-    /// To be called now and then, when nothing is waited for.
+    /// Call this from time to time, while the thread has no debt to pay.
     pub fn refresh(&mut self) {
         self.neighbour.refresh();
     }
@@ -270,8 +272,8 @@ impl<N: Neighbour> Slowed<N> {
         self.tally
     }
 
-    /// Instructions and cycles, as a core that runs at 1 GHz would count them: an IPC of 1 alone,
-    /// and of 1 / slowdown beside the neighbour.
+    /// Instructions and cycles, as a core at 1 GHz would count them. The IPC is 1 without the
+    /// neighbour, and 1 / slowdown next to it.
     pub fn counts(&self) -> (u64, u64) {
         (self.slowdown.work_ns(self.tally.all), self.tally.all.long_ns)
     }

@@ -1,9 +1,8 @@
-//! The workloads that every measurement of Elfen stands on, as a library so that all of it can be
-//! tested.
+//! The workloads of all measurements of Elfen. They are a library so that tests can call their
+//! code.
 //!
-//! [`search`] is the service to protect, [`load`] the open-loop generator that asks, [`batch`] are
-//! the programs that borrow. Each binary in `src/bin` is little more than a call into its module
-//! here.
+//! [`search`] is the service, [`load`] the open-loop load generator, and [`batch`] the common part
+//! of the batch programs. Most binaries in `src/bin` only call their module.
 
 pub mod batch;
 pub mod beside;

@@ -1,5 +1,5 @@
-//! What each program here asks of its own process: where a thread runs, how many connections may be
-//! open, how long a listening queue is, and to end with a report.
+//! Settings of this process: CPU affinity, the limit on open files, the listen backlog, and
+//! signals.
 
 use core_affinity::{CoreId, get_core_ids, set_for_current};
 use elfen_console::failure::{Failure, Status};
@@ -19,7 +19,7 @@ pub(crate) fn pin(cpu: usize) -> Result<(), Failure> {
         let fix = "name a CPU that this process may run on";
         Err(Failure::new(Status::Failed, format!("pinning to CPU {cpu}"), why, fix))
     };
-    // Beyond the set's end, `set_for_current` panics.
+    // `set_for_current` panics on CPU numbers beyond the set's end.
     if cpu >= CpuSet::count() {
         return refused("no CPU as high can be named");
     }
@@ -35,10 +35,10 @@ pub(crate) fn allowed_cpus() -> Result<Vec<usize>, Failure> {
     Ok(ids.into_iter().map(|core| core.id).collect())
 }
 
-/// Descriptors that are no connections: an index's files, epoll, a listener, standard streams.
+/// Descriptors that are not connections: an index's files, epoll, a listener, standard streams.
 const OTHERS: u64 = 100;
 
-/// Makes room for many connections: raises the soft limit on open files as far as it must be.
+/// Raises the soft limit on open files if this number of connections needs it.
 pub(crate) fn allow_connections(connections: usize) -> Result<(), Failure> {
     let failed = |errno: Errno| {
         let what = format!("opening {connections} connections");
@@ -53,14 +53,14 @@ pub(crate) fn allow_connections(connections: usize) -> Result<(), Failure> {
     setrlimit(Resource::RLIMIT_NOFILE, wanted, hard.max(wanted)).map_err(failed)
 }
 
-/// The usual queue of 128 unaccepted clients overflows when thousands connect at once, and each
-/// client that is turned away tries again after a second.
+/// The usual backlog of 128 clients overflows when thousands connect at once. Each refused client
+/// retries only after a second.
 const UNACCEPTED: i32 = 4096;
 
-/// Binds a listener that never blocks.
+/// Binds a nonblocking listener.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
-    // A second time, with a longer queue: Linux takes it as a change.
+    // A second `listen` changes the length of the backlog on Linux.
     listen(&listener, Backlog::new(UNACCEPTED)?)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -69,18 +69,17 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note(_signal: i32) {
-    // Relaxed: a flag that is polled; nothing is published through it.
+    // Relaxed: the flag is polled and publishes no other data.
     INTERRUPTED.store(true, Relaxed);
 }
 
-/// Whether to finish early.
+/// Whether SIGINT or SIGTERM was received.
 pub(crate) fn interrupted() -> bool {
     INTERRUPTED.load(Relaxed)
 }
 
-/// Takes Ctrl-C and SIGTERM as a request to finish and report, instead of losing what was measured.
-/// The first one sets a flag and lets blocking system calls return; the second one ends the process
-/// as usual.
+/// Makes the first Ctrl-C or SIGTERM a request to finish and report. It sets a flag and interrupts
+/// blocking system calls. The second signal ends the process as usual.
 pub(crate) fn catch_interrupts() -> Result<(), Failure> {
     // SA_RESETHAND restores the default after the first signal. Without SA_RESTART, epoll_wait
     // returns at once.

@@ -1,8 +1,7 @@
-//! Text that looks like a language's and is the same on every machine: a seeded stream of words
-//! whose frequencies follow Zipf's law.
+//! Text that resembles a language: a random stream of words whose frequencies follow Zipf's law.
 //!
-//! All of it is integer arithmetic. Sampling by `powf` and `ln` would give other words under
-//! another libm.
+//! Equal seeds give equal text on every machine, because all calculations use integers. `powf` and
+//! `ln` could give other words with another libm.
 
 use rand::{Rng, RngExt};
 
@@ -37,7 +36,8 @@ impl Lexicon {
     }
 }
 
-/// The word of a rank: syllables, the fewer the more frequent; no two ranks have the same.
+/// The word of a rank, made of syllables. Frequent words have fewer syllables, and all words are
+/// distinct.
 pub fn word(rank: u32) -> String {
     let mut word = Vec::new();
     let mut rest = rank;
@@ -49,8 +49,8 @@ pub fn word(rank: u32) -> String {
         if rest == 0 {
             break;
         }
-        // One less, or a word and the same word with a first syllable more would be two spellings
-        // of one number.
+        // Subtracting one makes the words distinct. Otherwise, a word with an additional first
+        // syllable could have the same rank.
         rest -= 1;
     }
     String::from_utf8(word).expect("ASCII letters")
@@ -63,7 +63,8 @@ mod tests {
     use rand_xoshiro::Xoshiro256PlusPlus;
     use std::collections::HashSet;
 
-    /// Goal: every rank has its own word, longer for rarer ranks. Method: the first 200,000.
+    /// Goal: all ranks have distinct words, and rarer words are not shorter. Method: the first
+    /// 200,000.
     #[test]
     fn words_are_distinct() {
         let words: Vec<String> = (0..200_000).map(word).collect();
@@ -72,8 +73,7 @@ mod tests {
         assert_eq!((words[0].as_str(), words[99].len(), words[100].len()), ("te", 2, 4));
     }
 
-    /// Goal: the stream never changes, whatever the machine or the compiler. Method: its first
-    /// words.
+    /// Goal: the stream is the same with every machine and compiler. Method: its first ranks.
     #[test]
     fn the_stream_is_fixed() {
         let lexicon = Lexicon::new(100_000);

@@ -1,4 +1,4 @@
-//! `elfen-batch` as a user runs it. Nothing here looks at how long anything took.
+//! Runs `elfen-batch` as a user does. No test depends on how long anything takes.
 
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
@@ -19,8 +19,8 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
-/// Goal: each program's checksum depends on the seed and on nothing else. Method: each with another
-/// number of iterations, and another seed.
+/// Goal: each program's checksum depends only on the seed. Method: each program with another number
+/// of iterations, and with another seed.
 #[test]
 fn checksums_depend_on_the_seed() {
     for program in ["loop", "matrix", "flush", "stall", "spin", "compress"] {
@@ -36,8 +36,8 @@ fn checksums_depend_on_the_seed() {
     }
 }
 
-/// Goal: the two kinds of check are kept apart: a binary that is known to check itself would not be
-/// given any at `mcount`. Method: the marks in the files.
+/// Goal: the C binary contains no checks of its own. If it did, `elfen` would not add checks at
+/// `mcount`. Method: search for the marks in both files.
 #[test]
 fn c_and_rust_are_kept_apart() {
     let output = Command::new(BATCH_C).args(["loop", "--iterations", "1", "--json"]).output();
@@ -53,8 +53,8 @@ fn c_and_rust_are_kept_apart() {
     assert!(has(BATCH_C, b"\0mcount"));
 }
 
-/// Goal: SIGTERM ends a program with its report, as a supervisor ends it. Method: send it to a
-/// program that would run for an hour.
+/// Goal: a program that receives SIGTERM ends and prints its report. Method: SIGTERM to a program
+/// that would run for an hour.
 #[test]
 fn terminated_programs_report() {
     use nix::sys::signal::{Signal, kill};
@@ -64,7 +64,7 @@ fn terminated_programs_report() {
         .spawn()
         .expect("elfen-batch was built");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
-    // Once it catches the signal, it is past its start.
+    // When the process catches the signal, its start is over.
     while !catches_sigterm(child.id()) {
         std::thread::yield_now();
     }
@@ -82,7 +82,7 @@ fn catches_sigterm(pid: u32) -> bool {
     mask & 1 << (15 - 1) != 0
 }
 
-/// Goal: wrong arguments are one line and status 2. Method: each kind.
+/// Goal: wrong arguments give a one-line error and status 2. Method: each kind of wrong argument.
 #[test]
 fn errors_are_one_line() {
     for args in
@@ -96,8 +96,8 @@ fn errors_are_one_line() {
     }
 }
 
-/// Goal: wrong pairs and factors are wrong arguments, and without the task map the program says
-/// what it lacks. Method: each kind; the last as a user who may not open it.
+/// Goal: invalid pairs and factors are usage errors. Without the task map, the error names it and
+/// says what to do. Method: each kind of invalid argument; a user without access to the task map.
 #[test]
 fn what_cannot_be_emulated_is_said() {
     use std::fs::Permissions;
@@ -112,7 +112,7 @@ fn what_cannot_be_emulated_is_said() {
         let output = batch(&[&["spin"], args].concat());
         assert_eq!(output.status.code(), Some(2), "{args:?}");
     }
-    // A copy that every user may run.
+    // A copy that every user may execute.
     let folder = tempfile::tempdir().expect("a scratch folder");
     let copy = folder.path().join("elfen-batch");
     std::fs::copy(BATCH, &copy).expect("elfen-batch was built");
@@ -131,9 +131,9 @@ fn what_cannot_be_emulated_is_said() {
     assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{stderr}");
 }
 
-/// Goal: a program that no run counts has itself counted; what it shares with a busy request lane
-/// makes it take longer, in proportion. Method: the real kernel; a thread that spins on CPU 0, and
-/// the program on CPU 1, until something was shared.
+/// Goal: a program that was started without `elfen run` has itself counted. It takes longer in
+/// proportion to the time that it shares with a busy request lane. Method: the real kernel, a
+/// thread that spins on CPU 0, and the program on CPU 1, until some time was shared.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn batches_beside_requests_are_slowed() {

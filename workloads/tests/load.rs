@@ -1,7 +1,7 @@
-//! `elfen-load` as a user runs it, against small services that behave, and some that don't.
+//! Runs `elfen-load` as a user does, on small services that work and some that fail.
 //!
-//! No test here looks at how long anything took: the machine may be busy. That the figures are
-//! right is shown with a simulated clock in the crate.
+//! No test depends on how long anything takes, because the machine may be busy. The unit tests of
+//! the crate verify the figures with a simulated clock.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ fn load(args: &[&str]) -> Output {
     Command::new(LOAD).args(args).output().expect("elfen-load was built")
 }
 
-/// The JSON of a run that goes on however late it is.
+/// Runs `elfen-load` without a bound on lateness, and returns its JSON.
 fn json(args: &[&str]) -> Value {
     let output = load(&[args, &["--json", "--allow-late"]].concat());
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -23,7 +23,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
-/// The built-in service, which ends with the test.
+/// The reference server. It is killed when the test ends.
 struct Service {
     child: Child,
     url: String,
@@ -51,7 +51,7 @@ impl Drop for Service {
     }
 }
 
-/// Serves each connection with `serve`, until the test ends.
+/// Serves each connection with `serve` until the test process ends.
 fn service(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -64,7 +64,7 @@ fn service(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     address
 }
 
-/// Answers each read with these bytes.
+/// Sends these bytes after each read.
 fn answer_all(mut stream: TcpStream, reply: &[u8], each: impl Fn()) {
     let mut buffer = [0; 1024];
     while stream.read(&mut buffer).is_ok_and(|got| got > 0) && stream.write_all(reply).is_ok() {
@@ -76,7 +76,7 @@ fn refuse(stream: TcpStream) {
     answer_all(stream, b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", || ());
 }
 
-/// Goal: the keys that scripts rely on are there and agree with each other. Method: three
+/// Goal: the JSON has the keys that scripts use, and their values are consistent. Method: three
 /// runs of 200 requests.
 #[test]
 fn json_has_its_keys() {
@@ -103,8 +103,8 @@ fn json_has_its_keys() {
     assert_eq!(runs[0]["service_us"]["p50"].as_f64(), Some(10.0), "the service reports it");
 }
 
-/// Goal: the same seed sends the same requests at the same times. Method: the CSVs of a run, of it
-/// again, and of another seed, column by column.
+/// Goal: equal seeds send the same requests at the same times. Method: compare the CSVs of a run,
+/// of its repetition, and of another seed.
 #[test]
 fn runs_can_be_repeated() {
     let service = Service::start();
@@ -118,7 +118,7 @@ fn runs_can_be_repeated() {
         let text = std::fs::read_to_string(csv).expect("the CSV was written");
         let columns = |line: &str| -> Vec<String> { line.split(',').map(str::to_owned).collect() };
         let rows = text.lines().skip(1).map(columns);
-        // query, intended time; service time, outcome
+        // Columns: query, intended time, service time, outcome.
         rows.map(|row| [2, 4, 10, 11].map(|at| row[at].clone())).collect()
     };
     let poisson = ["--rps", "3000", "--requests", "300", "--seed", "5"];
@@ -130,8 +130,8 @@ fn runs_can_be_repeated() {
     assert_ne!(other[0][1], first[0][1], "another seed, other times");
 }
 
-/// Goal: Redis is spoken as its server expects. Method: a service that checks each command's bytes
-/// and answers a byte at a time.
+/// Goal: requests and answers follow Redis's protocol. Method: a service that verifies each
+/// command's bytes and answers one byte at a time.
 #[test]
 fn redis_is_spoken() {
     fn answer(mut stream: TcpStream, request: &[u8], reply: &[u8]) {
@@ -151,9 +151,9 @@ fn redis_is_spoken() {
     assert_eq!((&report["requests"], &report["errors"]), (&100.into(), &0.into()));
 }
 
-/// Goal: whatever a service does wrong, every request is accounted for, by kind, and the run ends.
-/// Method: a service that by turns answers, refuses, closes, announces a close, talks nonsense and
-/// says nothing.
+/// Goal: whatever a service does wrong, every request is counted by its kind of failure, and the
+/// run ends. Method: a service that alternately answers, refuses, closes, announces a close, sends
+/// invalid bytes and sends nothing.
 #[test]
 fn misbehaviour_is_counted() {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -186,8 +186,8 @@ fn misbehaviour_is_counted() {
     assert!(report["warnings"].to_string().contains("requests failed"));
 }
 
-/// Goal: errors are one line with the right status. Method: wrong arguments, a missing file, nobody
-/// listening.
+/// Goal: errors have one line and the right status. Method: wrong arguments, a missing file, an
+/// address without a listener.
 #[test]
 fn errors_are_one_line() {
     let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -212,7 +212,7 @@ fn errors_are_one_line() {
     }
 }
 
-/// Goal: a schedule that can't be kept fails the run, unless that is allowed. Method: one
+/// Goal: a run that cannot keep its schedule fails, unless --allow-late is given. Method: one
 /// connection to a service that never answers, so that the second request must wait.
 #[test]
 fn a_late_run_fails() {
@@ -226,8 +226,8 @@ fn a_late_run_fails() {
     assert_eq!((&report["requests"], &report["errors"]), (&50.into(), &50.into()));
 }
 
-/// Goal: a person gets the rate, the latencies, the send schedule's error and the warnings. Method:
-/// a run with failures.
+/// Goal: the table shows the rate, the latencies, the send schedule's error and the warnings.
+/// Method: a run with failures.
 #[test]
 fn people_get_a_table() {
     let url = format!("http://{}", service(refuse));
@@ -245,8 +245,8 @@ fn people_get_a_table() {
     }
 }
 
-/// Goal: Ctrl-C ends a run early and still reports it. Method: interrupt an hour's run after its
-/// first answers.
+/// Goal: a run that receives SIGINT ends early and prints its report. Method: interrupt a run of an
+/// hour after its first answers.
 #[test]
 fn an_interrupted_run_reports() {
     let (tell, heard) = std::sync::mpsc::channel();
@@ -254,7 +254,7 @@ fn an_interrupted_run_reports() {
         "http://{}",
         service(move |stream| {
             let reply = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
-            // The test may have heard enough.
+            // Sending fails when the test no longer receives.
             answer_all(stream, reply, || {
                 let _enough = tell.send(());
             });

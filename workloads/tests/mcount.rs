@@ -1,8 +1,7 @@
-//! The C programs ask `mcount` at each entry, which is where an injected check goes. This binary
-//! has an
-//! `mcount` of its own, which counts.
+//! The C programs call `mcount` at each entry, where an injected check can be attached. This binary
+//! defines an `mcount` that counts its calls.
 
-// The C programs are linked with the crate.
+// Links the C programs, which are part of the crate.
 use workloads as _;
 
 use std::arch::global_asm;
@@ -11,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-// Called in the middle of a function's entry: it must leave every register as it was.
+// `mcount` is called in the middle of a function's entry, so it must preserve every register.
 global_asm!(
     ".globl mcount",
     "mcount:",
@@ -20,14 +19,14 @@ global_asm!(
     calls = sym CALLS,
 );
 
-// SAFETY: as declared in c/micro.h; any arguments will do.
+// SAFETY: as declared in c/micro.h. All arguments are valid.
 unsafe extern "C" {
     safe fn elfen_micro_loop(seed: u64, calls: u64) -> u64;
     safe fn elfen_micro_matrix(seed: u64, calls: u64) -> u64;
 }
 
-/// Goal: every call of the empty function and of the product passes `mcount`, and so do the
-/// functions that call them. Method: counts of calls, before and after.
+/// Goal: every call of the empty function and of the product calls `mcount`, and so does the
+/// function with the loop. Method: the number of calls, before and after.
 #[test]
 fn every_entry_asks_mcount() {
     for program in [elfen_micro_loop, elfen_micro_matrix] {

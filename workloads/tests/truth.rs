@@ -1,5 +1,5 @@
-//! Goal: what `elfen-truth` writes is a whole account of its turns: numbered, one behind the other,
-//! none shorter than asked. Method: the command, and its file.
+//! Goal: `elfen-truth` writes all of its turns: numbered, each starting where the previous one
+//! ended, and none shorter than requested. Method: run the command and read its file.
 
 use std::fs;
 use std::process::Command;
@@ -24,7 +24,7 @@ fn stamps_are_a_whole_account() {
         let tag = if turns % 2 == 1 { "odd" } else { "even" };
         assert_eq!((fields[0], fields[1]), (turns.to_string().as_str(), tag));
         assert!(last.is_none_or(|last| last == start), "{row}");
-        // The rate of the clock is measured twice, to a part in a hundred at worst.
+        // The rate of the clock is measured twice, with an error of at most 1 %.
         assert!(end - start >= 1980, "{row}");
         last = Some(end);
     }

@@ -1,13 +1,13 @@
-//! Decides when a request is sent a second time, to a backup server, and where new requests go
-//! meanwhile.
+//! Decides when a request is sent a second time, to a backup server, and which server gets new
+//! requests meanwhile.
 //!
-//! The module is pure: the caller passes the time, the requests that arrived and were answered, and
-//! which server has run. The proxy `elfen-hedge` and the [`simulate`] of tests and benchmarks use
-//! the same [`Hedge`], which also counts its decisions.
+//! The module is pure. The caller passes the time, the requests that arrived and were answered, and
+//! which server has run. The proxy `elfen-hedge` and the simulator [`simulate`] of tests and
+//! benchmarks use the same [`Hedge`], which also counts its decisions.
 //!
-//! A request is sent a second time at most once, as a duplicate or as a retry. That happens only if
-//! its method may be repeated, and only out of what the [`Budget`] has saved. So duplicates and
-//! retries together stay below their share of all requests.
+//! A request is sent a second time at most once, as a duplicate or as a retry. This requires that
+//! its method may be repeated, and that the [`Budget`] has saved enough. So duplicates and retries
+//! together stay below their share of all requests.
 
 pub mod simulate;
 
@@ -36,7 +36,7 @@ impl Server {
         }
     }
 
-    /// Its index in pairs of both.
+    /// Its index in arrays of both servers.
     pub fn index(self) -> usize {
         match self {
             Self::Primary => 0,
@@ -48,15 +48,15 @@ impl Server {
 /// When a request is sent a second time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// Never.
+    /// No request is sent a second time.
     None,
-    /// After it has waited for this long.
+    /// After the request has waited for this long.
     After(u64),
-    /// After it has waited longer than 95 % of earlier requests took.
+    /// After the request has waited longer than 95 % of earlier requests took.
     AfterP95,
-    /// When its server has not run between two polls, and the other server is free.
+    /// When the server has not run between two polls, and the other server is free.
     Look,
-    /// When its server is halted, which is reported as it happens, and the other is not.
+    /// When an event reports that the server is halted, and the other server is not.
     Hazard,
 }
 
@@ -80,48 +80,48 @@ impl FromStr for Policy {
     }
 }
 
-/// What halts a server.
+/// Why a server is halted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Halt {
-    /// A signal.
+    /// A signal has stopped it.
     Stop,
-    /// Its runtime: a collection, or any other time in which its threads may not run.
+    /// Its runtime has paused its threads, for example for a garbage collection.
     Pause,
 }
 
-/// Numbers of requests, in ascending order; the caller chooses them.
+/// Numbers of requests in ascending order, which the caller chooses.
 pub type Id = u64;
 
 /// A request without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Flight {
     arrived_ns: u64,
-    /// The server that it was sent to first, or that replaced it after a failure.
+    /// The server that received the request first, or that replaced it after a failure.
     first: Server,
     may_repeat: bool,
-    /// Set once it is sent a second time, or shall be.
+    /// Set when the second attempt is decided.
     second: Option<SecondAttempt>,
-    /// The budget was spent when it was needed, which is counted once.
+    /// Whether the budget was exhausted when the request needed it. This is counted once.
     is_refused: bool,
 }
 
 /// Why a request was sent a second time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SecondAttempt {
-    /// Its first server stood still, or took long.
+    /// The first server stood still, or took too long.
     Duplicate,
-    /// Its first server ended the connection without an answer.
+    /// The first server ended the connection without an answer.
     Retry,
 }
 
-/// A request that shall be sent to a server as well.
+/// A decision to send a request to a second server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Duplicate {
     pub id: Id,
     pub to: Server,
 }
 
-/// The decisions so far.
+/// Counts of the decisions so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Counts {
     pub requests: u64,
@@ -130,9 +130,10 @@ pub struct Counts {
     pub won_by_backup: u64,
     /// How often new requests were switched to the other server.
     pub swaps: u64,
-    /// Sent to the other server because the first one ended the connection without an answer.
+    /// Requests sent to the other server because the first one ended the connection without an
+    /// answer.
     pub retries: u64,
-    /// Neither duplicated nor retried, because the budget was spent.
+    /// Requests that were neither duplicated nor retried, because the budget was exhausted.
     pub refused_by_budget: u64,
 }
 
@@ -144,9 +145,9 @@ pub struct Hedge {
     /// The server that gets new requests.
     active: Server,
     in_flight: BTreeMap<Id, Flight>,
-    /// Time of the last sample.
+    /// The time of the last sample.
     sampled_ns: Option<u64>,
-    /// For each server: whether it is stopped, and whether its runtime halts it.
+    /// For each server: whether a signal has stopped it, and whether its runtime has paused it.
     halted: [[bool; 2]; 2],
     /// Servers that are down or were restarted. They get no requests until they are warm.
     cold: [bool; 2],
@@ -154,7 +155,7 @@ pub struct Hedge {
 }
 
 impl Hedge {
-    /// Of a million requests, at most `extra_per_million` are sent twice.
+    /// At most `extra_per_million` of a million requests are sent twice.
     pub fn new(policy: Policy, extra_per_million: u64) -> Self {
         Self {
             policy,
@@ -173,7 +174,7 @@ impl Hedge {
         self.counts
     }
 
-    /// Registers a new request. Returns the server that it goes to.
+    /// Registers a new request. Returns the server to send it to.
     pub fn begin(&mut self, id: Id, now_ns: u64, may_repeat: bool) -> Server {
         self.counts.requests += 1;
         self.budget.earn();
@@ -188,7 +189,7 @@ impl Hedge {
         self.active
     }
 
-    /// Registers the first answer, which completes a request.
+    /// Registers the first answer to a request, which completes it.
     pub fn answered(&mut self, id: Id, now_ns: u64, by: Server) {
         let Some(flight) = self.in_flight.remove(&id) else { return };
         self.recent.add(now_ns.saturating_sub(flight.arrived_ns));
@@ -197,13 +198,13 @@ impl Hedge {
         }
     }
 
-    /// Forgets a request whose client is gone, or that can't be answered.
+    /// Forgets a request whose client has disconnected, or that cannot be answered.
     pub fn forget(&mut self, id: Id) {
         self.in_flight.remove(&id);
     }
 
-    /// A server ended the connection without an answer. Returns whether the request may go to the
-    /// other server: once, and within the budget.
+    /// Registers that a server ended the connection without an answer. Returns whether the request
+    /// may go to the other server, which is possible once and within the budget.
     pub fn retry(&mut self, id: Id, to: Server) -> bool {
         let Some(flight) = self.in_flight.get_mut(&id) else { return false };
         let may = flight.may_repeat && flight.second.is_none();
@@ -214,7 +215,7 @@ impl Hedge {
         true
     }
 
-    /// A decision could not be carried out: it costs nothing, and is not repeated.
+    /// Registers that a decision could not be carried out. It costs nothing and is not repeated.
     pub fn not_sent(&mut self, id: Id) {
         let second = self.in_flight.get(&id).and_then(|flight| flight.second);
         match second {
@@ -225,15 +226,16 @@ impl Hedge {
         self.budget.give_back();
     }
 
-    /// A request was sent to the other server because the first one accepts no connections. That is
-    /// no duplicate: the first server got nothing of it.
+    /// Registers that a request was sent to the other server because the first one accepts no
+    /// connections. This does not count as a duplicate, because the first server received nothing.
     pub fn moved(&mut self, id: Id, to: Server) {
         if let Some(flight) = self.in_flight.get_mut(&id) {
             flight.first = to;
         }
     }
 
-    /// A server halts or continues. Requests of a halted server go to the other one if that runs.
+    /// Registers that a server halts or continues. Requests of a halted server go to the other one
+    /// if that one runs.
     pub fn set_halted(&mut self, server: Server, why: Halt, is_halted_now: bool) -> Vec<Duplicate> {
         self.halted[server.index()][usize::from(why == Halt::Pause)] = is_halted_now;
         let from = if is_halted_now { server } else { server.other() };
@@ -249,19 +251,19 @@ impl Hedge {
         self.duplicate_where(|flight| flight.first == from)
     }
 
-    /// A server accepts no connections, or was replaced by another process. New requests go to the
-    /// other server, and this one gets no duplicates before it is warm. What halted the old process
-    /// does not halt the new one.
+    /// Registers that a server accepts no connections, or was replaced by another process. New
+    /// requests go to the other server, and this server gets no duplicates until it is warm. Halts
+    /// of the old process do not apply to the new one.
     pub fn set_cold(&mut self, server: Server) {
         self.halted[server.index()] = [false; 2];
         self.cold[server.index()] = true;
         self.leave(server);
     }
 
-    /// A server takes requests again.
+    /// Registers that a server takes requests again.
     pub fn set_warm(&mut self, server: Server) {
         self.cold[server.index()] = false;
-        // While both were down, there was no better server for new requests.
+        // While both servers were down, new requests stayed at the active one.
         if self.cold[self.active.index()] {
             self.swap();
         }
@@ -283,8 +285,8 @@ impl Hedge {
         self.policy == Policy::Look
     }
 
-    /// How long a request waits before it is duplicated; `None` if the policy does not decide by
-    /// time, or if too few requests were answered yet.
+    /// How long a request waits before it is duplicated. `None` if the policy does not decide by
+    /// time, or if too few requests have been answered.
     pub fn delay_ns(&self) -> Option<u64> {
         match self.policy {
             Policy::None | Policy::Look | Policy::Hazard => None,
@@ -298,15 +300,15 @@ impl Hedge {
         let delay_ns = self.delay_ns()?;
         let is_waiting =
             |flight: &&Flight| flight.may_repeat && flight.second.is_none() && !flight.is_refused;
-        // Requests are in the order of arrival.
+        // Requests are sorted by arrival.
         Some(self.in_flight.values().find(is_waiting)?.arrived_ns.saturating_add(delay_ns))
     }
 
-    /// Duplicates of requests that have waited long enough.
+    /// Takes the duplicates of requests that have waited long enough.
     pub fn take_due(&mut self, now_ns: u64) -> Vec<Duplicate> {
         let Some(delay_ns) = self.delay_ns() else { return Vec::new() };
         let late = |flight: &Flight| now_ns.saturating_sub(flight.arrived_ns) >= delay_ns;
-        // This runs in every iteration of the proxy, mostly without result, so it tests the oldest
+        // The proxy calls this in every iteration, mostly without result. So it tests the oldest
         // request first.
         let mut waiting = self.in_flight.values().filter(|f| f.may_repeat && f.second.is_none());
         if !waiting.next().is_some_and(late) {
@@ -315,8 +317,8 @@ impl Hedge {
         self.duplicate_where(late)
     }
 
-    /// Takes a sample of the servers: whether each has run since the last sample. `is_free` says
-    /// whether a server could take requests, and is called only for a server that is needed.
+    /// Takes a sample: whether each server has run since the last sample. `is_free` returns whether
+    /// a server could take requests. It is called only for a server that is needed.
     pub fn sample(
         &mut self,
         now_ns: u64,
@@ -329,7 +331,7 @@ impl Hedge {
         }
         let mut duplicates = Vec::new();
         for server in Server::BOTH {
-            // A server with such a request should have run since then.
+            // If a request was waiting at the last sample, its server should have run since.
             let is_waiting =
                 |flight: &Flight| flight.first == server && flight.arrived_ns <= before_ns;
             let stands_still = !ran[server.index()] && self.in_flight.values().any(is_waiting);
@@ -345,7 +347,7 @@ impl Hedge {
         duplicates
     }
 
-    /// Forgets the last sample, because there were no polls since then: for example, nothing was in
+    /// Forgets the last sample, because polling was interrupted. For example, no request was in
     /// flight.
     pub fn forget_sample(&mut self) {
         self.sampled_ns = None;
@@ -372,7 +374,7 @@ impl Hedge {
 }
 
 impl Flight {
-    /// Takes the cost of a second attempt from the budget, if there is enough.
+    /// Takes the cost of a second attempt from the budget, if the budget has enough.
     fn spend(&mut self, budget: &mut Budget, counts: &mut Counts, second: SecondAttempt) -> bool {
         if !budget.spend() {
             if !self.is_refused {
@@ -391,12 +393,13 @@ impl Flight {
 }
 
 const LATENCIES_MAX: usize = 1_000;
-/// With fewer latencies, a p95 is not meaningful.
+/// The p95 of fewer latencies is not meaningful.
 const LATENCIES_MIN: usize = 100;
-/// Sorting a thousand numbers for each request would be the largest part of its cost.
+/// How many latencies are added between two sorts. Sorting a thousand numbers for each request
+/// would dominate its cost.
 const REFRESH_EVERY: u32 = 100;
 
-/// How long the last requests took.
+/// The latencies of the last requests.
 #[derive(Clone, Debug, Default)]
 struct RecentLatencies {
     latencies: VecDeque<u64>,
@@ -426,11 +429,12 @@ impl RecentLatencies {
 }
 
 const WHOLE: u64 = 1_000_000;
-/// Limit of saved duplicates: about as many as are in flight when a busy server stops.
+/// The maximum number of saved duplicates: about as many requests as are in flight when a busy
+/// server stops.
 const SAVED_MAX: u64 = 32;
 
-/// How many duplicates are allowed. Each request earns a part of one. Savings are bounded, so that
-/// one bad second can't spend the savings of a day.
+/// How many duplicates are allowed. Each request earns a part of a duplicate. Savings are bounded,
+/// so that one bad second cannot spend the savings of a day.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     per_request: u64,
@@ -439,7 +443,7 @@ struct Budget {
 
 impl Budget {
     fn new(per_million: u64) -> Self {
-        // It starts empty, so that duplicates never exceed their share.
+        // The budget starts empty, so that duplicates never exceed their share.
         Self { per_request: per_million.min(WHOLE), saved: 0 }
     }
 
@@ -447,7 +451,7 @@ impl Budget {
         self.saved = (self.saved + self.per_request).min(SAVED_MAX * WHOLE);
     }
 
-    /// Takes one duplicate from the savings, if there is one.
+    /// Takes one duplicate from the savings, if possible.
     fn spend(&mut self) -> bool {
         match self.saved.checked_sub(WHOLE) {
             Some(left) => {
@@ -458,7 +462,7 @@ impl Budget {
         }
     }
 
-    /// Returns one that was not used.
+    /// Returns a duplicate that was not used.
     fn give_back(&mut self) {
         self.saved = (self.saved + WHOLE).min(SAVED_MAX * WHOLE);
     }

@@ -1,7 +1,8 @@
-//! Simulates two servers that stand still now and then, under the policies of the proxy.
+//! Simulates two servers that sometimes stand still, with the policies of the proxy.
 //!
-//! Each server is one queue that works for one request after the other, and does nothing while it
-//! is paused. A request that is sent twice is worked for twice: late answers are not cancelled.
+//! Each server has one queue. It processes one request after the other, and does nothing while it
+//! is paused. A request that is sent twice is processed twice, because late answers are not
+//! cancelled.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -12,26 +13,26 @@ use super::{Counts, Duplicate, Halt, Hedge, Policy, Server};
 pub struct Request {
     pub comes_ns: u64,
     pub work_ns: u64,
-    /// What its answer takes in addition, at either server, without keeping the server busy.
+    /// The additional time of its answer at either server, during which the server is free.
     pub around_ns: u64,
     pub may_double: bool,
 }
 
-/// What happens, whatever the policy.
+/// The input of a simulation, which does not depend on the policy.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
-    /// In the order of their arrival.
+    /// Sorted by arrival.
     pub requests: Vec<Request>,
-    /// For each server: (from, to) of its pauses, sorted and disjoint. One may last forever.
+    /// For each server: (from, to) of its pauses, sorted and disjoint. A pause may last forever.
     pub pauses: [Vec<(u64, u64)>; 2],
     pub poll_interval_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// For each request; `None` if it was never answered.
+    /// For each request, its latency. `None` if it was never answered.
     pub latencies_ns: Vec<Option<u64>>,
-    /// Answers to each request, including late ones.
+    /// The number of answers to each request, including late ones.
     pub answers: Vec<u32>,
     pub counts: Counts,
 }
@@ -49,12 +50,12 @@ enum Event {
 struct Queue<'a> {
     pauses: &'a [(u64, u64)],
     free_ns: u64,
-    /// The last spans in which it has something to do.
+    /// The last spans in which the server had work.
     busy: VecDeque<(u64, u64)>,
 }
 
 impl Queue<'_> {
-    /// When work that arrives now is done; `None` if it never is.
+    /// When work that arrives now is done. `None` if it is never done.
     fn finish_time(&mut self, now_ns: u64, work_ns: u64) -> Option<u64> {
         let from_ns = self.free_ns.max(now_ns);
         let mut at_ns = from_ns;
@@ -77,7 +78,7 @@ impl Queue<'_> {
         self.pauses.iter().any(|&(from_ns, to_ns)| from_ns <= at_ns && at_ns < to_ns)
     }
 
-    /// Whether it did any work in a span.
+    /// Whether the server did any work in a span.
     fn ran(&mut self, from_ns: u64, to_ns: u64) -> bool {
         while self.busy.front().is_some_and(|(_, end_ns)| *end_ns <= from_ns) {
             self.busy.pop_front();
@@ -106,7 +107,7 @@ struct Simulation<'a> {
     is_sampling: bool,
 }
 
-/// Runs a plan under a policy, to its end.
+/// Runs a plan under a policy to its end.
 pub fn simulate(plan: &Plan, policy: Policy, extra_per_million: u64) -> Outcome {
     let count = plan.requests.len();
     let queue = |server: usize| Queue { pauses: &plan.pauses[server], ..Queue::default() };
@@ -124,7 +125,7 @@ pub fn simulate(plan: &Plan, policy: Policy, extra_per_million: u64) -> Outcome 
         simulation.schedule(first.comes_ns, Event::Arrive { at: 0 });
     }
     for server in Server::BOTH {
-        // Only this policy gets reports of halts.
+        // Only this policy receives reports of halts.
         let is_reported = policy == Policy::Hazard;
         for &(from_ns, to_ns) in plan.pauses[server.index()].iter().filter(|_| is_reported) {
             simulation.schedule(from_ns, Event::Halt { server, is_halted: true });
@@ -217,7 +218,7 @@ impl Simulation<'_> {
         let is_free = |server: Server| !queues[server.index()].is_paused(now_ns);
         let duplicates = self.hedge.sample(now_ns, ran, is_free);
         self.send(now_ns, duplicates);
-        // Without further events, more samples would find nothing.
+        // Without further events, more samples would change nothing.
         let goes_on = !self.hedge.is_idle() && !self.events.is_empty();
         self.is_sampling = goes_on;
         if goes_on {

@@ -1,4 +1,4 @@
-//! Single decisions. The tests of the simulator cover whole runs.
+//! Tests of single decisions. The tests of the simulator cover whole runs.
 
 use super::Server::{Backup, Primary};
 use super::*;
@@ -32,8 +32,8 @@ fn a_server_that_stands_still_is_left() {
     assert_eq!(hedge.counts(), expected);
 }
 
-/// A long request takes as long elsewhere; a server without requests has no need to run; a backup
-/// that stands still as well does not help.
+/// A long request takes as long at the other server. A server without requests need not run. A
+/// backup that stands still as well does not help.
 #[test]
 fn a_server_that_works_is_left_to_work() {
     let mut hedge = hedge(Policy::Look);
@@ -70,8 +70,8 @@ fn the_p95_is_of_recent_answers() {
     assert_eq!(hedge.delay_ns(), Some(95 * MS));
 }
 
-/// Goal: requests go to the server that does not stand still, and also later, when a halted backup
-/// continues. A restarted server gets none. Method: overlapping halts.
+/// Goal: requests go to the server that does not stand still, even if a halted backup continues
+/// later. A restarted server gets none. Method: overlapping halts.
 #[test]
 fn a_halt_sends_requests_to_the_other() {
     let mut hedge = hedge(Policy::Hazard);
@@ -108,8 +108,8 @@ fn a_dead_server_is_left_and_costs_no_budget() {
     assert_eq!((counts.swaps, counts.duplicates, counts.won_by_backup), (1, 0, 0));
 }
 
-/// Goal: a server that is down gets no duplicates, and if both are down, the first to return gets
-/// new requests. Method: all policies.
+/// Goal: a server that is down gets no duplicates. If both are down, the first server that returns
+/// gets new requests. Method: servers that become cold and warm in turn.
 #[test]
 fn requests_go_to_the_server_that_is_back() {
     let mut hedge = hedge(Policy::After(MS));
@@ -124,7 +124,7 @@ fn requests_go_to_the_server_that_is_back() {
     assert_eq!((hedge.begin(4, MS, true), hedge.counts().swaps), (Backup, 1));
 }
 
-/// Goal: a request that a server dropped is retried once, out of the budget of duplicates. Method:
+/// Goal: a request that a server dropped is retried once, within the budget of duplicates. Method:
 /// a budget for one retry, and requests that must not be repeated.
 #[test]
 fn a_dropped_request_is_retried_once() {

@@ -1,6 +1,6 @@
-//! Goal: a server that is down, restarts or drops connections costs no more than it must. Requests
-//! that are sent again are limited, counted, and hold no client's secrets. Method: servers that do
-//! so, and the requests that reached them.
+//! Goal: a server that is down, restarts or drops connections causes only the unavoidable errors.
+//! Requests that are sent again are limited and counted, and contain no client's secrets. Method:
+//! servers with these faults, and the requests that reached them.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use crate::rig::{
     Backend, Client, Hedge, Server, ask, count, free_address, require_root, signal, wait_until,
 };
 
-/// Goal: every policy may start before its servers, as after a boot. Method: both servers start
-/// later. Then the first is stopped, which policies that observe servers must notice.
+/// Goal: the proxy may start before its servers under every policy, as after a boot. Method: both
+/// servers start later. Then the first is stopped, which policies that observe servers must notice.
 #[test]
 fn servers_that_are_down_at_the_start_are_waited_for() {
     assert_waits_for_servers(&["none", "after=5ms", "look"]);
@@ -57,7 +57,7 @@ fn assert_waits_for_servers(policies: &[&str]) {
     }
 }
 
-/// Sends 20 requests without credentials, and 20 with some.
+/// Sends 20 requests without credentials, and 20 with credentials.
 fn ask_with_and_without_credentials(at: SocketAddr) {
     let mut client = Client::connect(at);
     for number in 0..20 {
@@ -70,13 +70,13 @@ fn ask_with_and_without_credentials(at: SocketAddr) {
     }
 }
 
-/// How often a server has worked for names with this beginning.
+/// How often a server has worked for names with this prefix.
 fn all(at: SocketAddr, name: &str) -> u32 {
     (0..20).map(|number| count(at, &format!("{name}-{number}"))).sum()
 }
 
-/// Goal: after a restart, a server gets recorded requests only with `--replay`, as many as that
-/// says, and none with credentials.
+/// Goal: after a restart, a server gets recorded requests only with `--replay`, in the given
+/// number, and none with credentials.
 #[test]
 fn recorded_requests_are_replayed_only_on_request() {
     for policy in ["look", "none"] {
@@ -91,7 +91,7 @@ fn recorded_requests_are_replayed_only_on_request() {
             let expected: u32 = replay.parse().unwrap();
             let replayed = || all(third.at, "open") + count(third.at, "other");
             wait_until("the replays", || replayed() >= expected);
-            // The poll for new processes has come meanwhile, and must not add to them.
+            // By now the search for new processes has run, which must not replay again.
             std::thread::sleep(std::time::Duration::from_millis(600));
             assert_eq!(replayed(), expected, "{policy}");
             assert_eq!(all(third.at, "secret"), 0, "{policy}");
@@ -107,7 +107,7 @@ fn drops_all() -> Backend {
     Backend::start(|_, _| false)
 }
 
-/// Goal: a request that crashes servers reaches each of them once, and only within the budget.
+/// Goal: a request that crashes servers reaches each of them only once, and only within the budget.
 #[test]
 fn a_dropped_request_is_retried_once() {
     for (extra, expected) in [("100%", [3, 3]), ("5%", [3, 0]), ("0%", [3, 0])] {
@@ -131,7 +131,7 @@ fn a_request_that_one_server_drops_is_answered_by_the_other() {
     let (first, second) = (drops_all(), Backend::echo());
     let words = ["--policy", "none", "--max-extra", "50%"];
     let hedge = Hedge::start(first.at, second.at, &words);
-    // Each request earns half of a retry.
+    // Each request adds half of a retry to the budget.
     assert_eq!(ask(hedge.at, "GET", "/a").code, 502);
     assert_eq!(ask(hedge.at, "GET", "/b").text(), "/b");
     let (done, _) = hedge.end();

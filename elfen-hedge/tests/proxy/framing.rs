@@ -1,5 +1,5 @@
-//! Goal: no byte of a client's framing reaches a server, so that a server can't read a request that
-//! the proxy did not read. Method: raw sockets, and servers that keep every byte.
+//! Goal: no byte of a client's framing reaches a server, so that a server cannot read a request
+//! that the proxy did not read. Method: raw sockets, and servers that record every byte.
 
 use std::io::{BufRead, Write};
 
@@ -8,16 +8,16 @@ use crate::rig::{Backend, Client, Hedge};
 /// The request that an attacker would smuggle to a server.
 const NEXT: &str = "GET /next HTTP/1.1\r\nHost: a\r\n\r\n";
 
-/// Sends bytes on a new connection. Returns the status of the first answer, if there is one.
+/// Sends bytes on a new connection. Returns the status of the first answer, if any.
 fn status(hedge: &Hedge, bytes: &[u8]) -> Option<u16> {
     let mut client = Client::connect(hedge.at);
-    // The proxy may have answered and closed before everything was sent.
+    // The proxy may have answered and closed the connection before everything was sent.
     drop(client.stream.get_mut().write_all(bytes));
     client.half_close();
     let mut line = String::new();
     drop(client.stream.read_line(&mut line));
     let status = line.split(' ').nth(1).and_then(|code| code.parse().ok());
-    // Read to the end, so that all consequences have happened.
+    // Reads to the end, so that all consequences have happened.
     while client.stream.read_line(&mut line).is_ok_and(|count| count > 0) {}
     status
 }
@@ -106,7 +106,7 @@ fn no_framing_of_a_client_reaches_a_server() {
     assert_eq!((&done["requests"], &done["refused"]), (&0.into(), &count.into()), "{done}");
 }
 
-/// Unambiguous requests are passed on in the proxy's own framing. Following bytes are another
+/// The proxy passes on unambiguous requests in its own framing. The bytes that follow are another
 /// request, or are not read at all.
 #[test]
 fn accepted_requests_are_framed_again() {
@@ -120,7 +120,7 @@ fn accepted_requests_are_framed_again() {
         ("one length twice", post("Content-Length: 2\r\nContent-Length: 2", "xy"), "xy", 2),
         ("an empty body", post("Content-Length: 0", ""), "", 2),
         ("bare LFs in a head", get("Host: a").replace("\r\n", "\n"), "", 2),
-        // The chunks count, and the connection ends with the answer.
+        // The chunked framing counts, and the connection ends with the answer.
         ("a length beside chunks", post(&both, "2\r\nxy\r\n0\r\n\r\n"), "xy", 1),
         ("chunks beside a length", post(&reversed, "2\r\nxy\r\n0\r\n\r\n"), "xy", 1),
         ("a tunnel's target", get("Host: b").replace("/first", "http://a/first"), "", 2),

@@ -1,6 +1,6 @@
-//! Goal: behind `elfen-hedge` each client gets exactly one answer, its own, whatever happens to the
-//! servers. No request is sent twice that must not be. Method: two servers in processes of their
-//! own, which are stopped alternately, killed, or answer in every form. Each answer names its
+//! Goal: each client of `elfen-hedge` gets exactly one answer, which is its own, whatever happens
+//! to the servers. No request is sent twice that must not be. Method: two servers in separate
+//! processes, which are stopped alternately, killed, or answer in every form. Each answer names its
 //! request.
 
 use std::io::{BufRead, Write};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::rig::{Backend, Client, Hedge, Server, ask, free_address, hedge, require_root, signal};
 use nix::sys::signal::Signal;
 
-/// Sends one client's requests, of every method and form. Returns how many of them were POST
+/// Sends the requests of one client, with every method and form. Returns the number of POST
 /// requests.
 fn converse(at: std::net::SocketAddr, client: usize, requests: usize) -> usize {
     let mut posts = 0;
@@ -51,7 +51,7 @@ fn stop_by_turns(servers: [u32; 2], ends: &AtomicBool) {
     }
 }
 
-/// Requests of each client: HEDGE_REQUESTS, for runs with a million requests.
+/// The number of requests of each client. HEDGE_REQUESTS sets it, for runs with a million requests.
 fn requests() -> usize {
     std::env::var("HEDGE_REQUESTS").map_or(400, |count| count.parse().expect("a number"))
 }
@@ -92,7 +92,7 @@ fn assert_own_answers(policies: &[&str]) {
         assert_eq!((number("unanswered"), number("moved")), (0, 0), "{policy}: {done}");
         assert_eq!((number("replayed"), number("retries")), (0, 0), "{policy}: {done}");
         assert!(posts > 0);
-        // Checks the last requests, when most may have gone wrong.
+        // Checks the last requests, for which most may have gone wrong.
         for name in (0..CLIENTS).flat_map(|client| {
             let last = requests() - 1;
             (last.saturating_sub(99)..=last)
@@ -117,7 +117,7 @@ fn dead_servers_are_left_and_reported_at_once() {
     };
     assert_eq!(by("GET"), (200, "a 0 by first server\n".to_owned()));
     first.end();
-    // The idle connection is closed, and a new one is refused: nothing was sent.
+    // The idle connection is closed, and a new one is refused, so nothing was sent.
     assert_eq!(by("POST"), (200, "a 0 by second server\n".to_owned()));
     assert_eq!(by("GET"), (200, "a 0 by second server\n".to_owned()));
     second.end();
@@ -136,7 +136,7 @@ fn dead_servers_are_left_and_reported_at_once() {
     assert_eq!(lines.count(), 2, "one line each: {said}");
 }
 
-/// Both servers stand still: nothing is sent twice in vain, and a client that waits too long gets
+/// Both servers stand still. So nothing is sent twice, and a client that waits too long gets status
 /// 504.
 #[test]
 fn with_both_servers_paused_nothing_is_sent_twice() {
@@ -159,8 +159,8 @@ fn with_both_servers_paused_nothing_is_sent_twice() {
     assert!(counts <= 1, "{done}");
 }
 
-/// Goal: pipelined requests are answered in order; a client may close its side, or leave during an
-/// answer; other clients are served meanwhile.
+/// Goal: pipelined requests are answered in order. A client may close its side, or disconnect
+/// during an answer. Other clients are served meanwhile.
 #[test]
 fn pipelining_and_half_closed_clients_are_served() {
     let servers = Server::pair();
@@ -203,7 +203,7 @@ fn pipelining_and_half_closed_clients_are_served() {
 }
 
 /// Goal: a client that does not read its answer makes the server wait, and does not fill the
-/// proxy's memory. Method: an endless answer, and the proxy's memory as the kernel counts it.
+/// proxy's memory. Method: an endless answer, and the proxy's resident memory.
 #[test]
 fn a_slow_reader_fills_no_memory() {
     let servers = Server::pair();
@@ -218,7 +218,7 @@ fn a_slow_reader_fills_no_memory() {
     slow.send("GET", "/endless/0/slow", "");
     assert_eq!(slow.line(), "HTTP/1.1 200 OK\r\n");
     let before = resident();
-    // Another client reads a hundred megabytes: enough time for the proxy's memory to fill.
+    // Another client reads 100 MB, which is enough time for the proxy's memory to fill.
     let mut fast = Client::connect(hedge.at);
     fast.send("GET", "/endless/0/fast", "");
     fast.bytes(100 << 20);
@@ -226,7 +226,7 @@ fn a_slow_reader_fills_no_memory() {
     assert!(after < before + (16 << 20), "{before} to {after} bytes");
 }
 
-/// Goal: answers of every form arrive complete, and a client notices an answer that breaks off.
+/// Goal: answers of every form arrive completely, and a client can detect a truncated answer.
 /// Method: a server that writes raw bytes.
 #[test]
 fn answers_are_framed_again() {
@@ -321,7 +321,7 @@ fn wrong_arguments_are_rejected() {
     assert!(version.stdout.starts_with(b"elfen-hedge 0."));
 }
 
-/// Goal: completions for packages offer what help shows, and no more.
+/// Goal: completions for packages offer what the help shows, and no more.
 #[test]
 fn completions_offer_what_help_shows() {
     let folder = tempfile::tempdir().unwrap();
@@ -337,7 +337,7 @@ fn completions_offer_what_help_shows() {
     assert!(nowhere.stderr.starts_with(b"elfen: writing into \"/nonexistent\": No such file"));
 }
 
-/// Goal: with `--public`, other machines may reach it.
+/// Goal: with `--public`, the proxy accepts an address that other machines may reach.
 #[test]
 fn a_public_address_is_allowed() {
     let servers = Server::pair();

@@ -1,5 +1,5 @@
-//! Goal: a client that is slow, silent or one too many is disconnected soon, and affects no other
-//! client. Method: such clients, and short limits.
+//! Goal: a client that is slow, silent or beyond the limit is disconnected soon, and affects no
+//! other client. Method: such clients, and short limits.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ fn nap() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// Sends one byte after the other, until the proxy disconnects.
+/// Sends single bytes until the proxy disconnects.
 fn dribble(client: &mut Client) {
     client.stream.get_mut().set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     wait_until("the end of a client that dribbles", || {
@@ -75,8 +75,8 @@ fn a_body_must_arrive_in_time() {
     assert_eq!(backend.requests().len(), 1);
 }
 
-/// Goal: a client that takes nothing of its answer frees its server after a while. Method: a server
-/// that writes as long as it can.
+/// Goal: a client that accepts nothing of its answer is disconnected after a while, which frees its
+/// server. Method: a server that writes as long as it can.
 #[test]
 fn a_client_that_reads_nothing_is_disconnected() {
     let gone = Arc::new(AtomicBool::new(false));
@@ -115,7 +115,8 @@ fn a_further_client_replaces_the_one_that_waited_longest() {
     assert_eq!((&done["requests"], &done["unanswered"]), (&3.into(), &0.into()), "{done}");
 }
 
-/// Goal: a client with a request in progress is not disconnected for another one, which waits.
+/// Goal: a client with a request in progress is not disconnected in favour of a new client. The new
+/// client waits.
 #[test]
 fn a_busy_client_is_not_disconnected() {
     let (asked, may_answer) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));

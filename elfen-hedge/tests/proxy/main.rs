@@ -1,4 +1,4 @@
-//! `elfen-hedge` from outside: the program, servers behind it, and clients.
+//! Tests `elfen-hedge` from outside: the program, its servers, and its clients.
 
 mod failures;
 mod framing;

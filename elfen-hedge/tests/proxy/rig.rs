@@ -1,5 +1,5 @@
-//! Shared parts of the proxy's tests: the proxy and servers in processes of their own, servers in a
-//! thread that keep every byte, and clients.
+//! Shared parts of the proxy's tests: the proxy and servers in separate processes, servers in
+//! threads that record every byte, and clients.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ pub(crate) fn signal(process: u32, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(process).unwrap()), signal).expect("it runs");
 }
 
-/// `hazard` loads eBPF programs.
+/// `hazard` loads eBPF programs, which needs root.
 #[track_caller]
 pub(crate) fn require_root() {
     assert!(nix::unistd::geteuid().is_root(), "needs root");
@@ -43,7 +43,7 @@ pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// A server in a process of its own, which ends when this drops.
+/// A server in a separate process. Dropping it ends the process.
 pub(crate) struct Server {
     pub(crate) process: Child,
     pub(crate) at: SocketAddr,
@@ -69,7 +69,7 @@ impl Server {
     }
 
     pub(crate) fn end(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         drop(self.process.kill());
         drop(self.process.wait());
     }
@@ -79,7 +79,7 @@ impl Server {
         stat.rsplit_once(") ").unwrap().1.starts_with('T')
     }
 
-    /// How often it has worked for a name.
+    /// How often the server has worked for a name.
     pub(crate) fn count(&self, name: &str) -> u32 {
         count(self.at, name)
     }
@@ -99,7 +99,7 @@ impl Drop for Server {
 /// The proxy under test.
 pub(crate) struct Hedge {
     pub(crate) process: Child,
-    /// The lines on its standard error.
+    /// The lines on the proxy's standard error.
     said: Receiver<String>,
     pub(crate) at: SocketAddr,
 }
@@ -117,12 +117,12 @@ impl Hedge {
         Self { process, said, at: at.unwrap_or_else(|| panic!("{line}")) }
     }
 
-    /// The next line on its standard error.
+    /// The next line on the proxy's standard error.
     pub(crate) fn says(&self) -> String {
         self.said.recv_timeout(PATIENCE).expect("it says something")
     }
 
-    /// Ends it. Returns what it prints at the end, and its remaining lines on standard error.
+    /// Ends the proxy. Returns its final report, and its remaining lines on standard error.
     pub(crate) fn end(mut self) -> (Value, String) {
         signal(self.process.id(), Signal::SIGTERM);
         let mut text = String::new();
@@ -157,7 +157,7 @@ fn lines(of: ChildStderr) -> Receiver<String> {
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
-    /// In lower case.
+    /// Converted to lower case.
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
@@ -168,7 +168,7 @@ impl Answer {
     }
 }
 
-/// A client's connection, for one answer after the other.
+/// A client's connection, which handles one answer after the other.
 pub(crate) struct Client {
     pub(crate) stream: BufReader<TcpStream>,
 }
@@ -191,7 +191,7 @@ impl Client {
         self.stream.get_mut().write_all(bytes).unwrap();
     }
 
-    /// Closes its side.
+    /// Closes the client's side.
     pub(crate) fn half_close(&mut self) {
         self.stream.get_mut().shutdown(Shutdown::Write).unwrap();
     }
@@ -259,12 +259,12 @@ pub(crate) fn ask(to: SocketAddr, method: &str, path: &str) -> Answer {
     client.answer(method)
 }
 
-/// The requests that a server in a thread got: each head with its body, as bytes.
+/// The requests that a server in a thread received: each head with its body.
 pub(crate) type Got = Arc<Mutex<Vec<String>>>;
 
-/// A server in a thread. It gives every request to `answer`, together with the stream to write to,
-/// and closes the connection if `answer` returns false. It reads requests only by Content-Length
-/// and CRLF.
+/// A server in a thread. It passes every request to `answer`, together with the stream for the
+/// answer. If `answer` returns false, it closes the connection. It finds the end of requests only
+/// by Content-Length and CRLF.
 pub(crate) struct Backend {
     pub(crate) at: SocketAddr,
     pub(crate) got: Got,
@@ -350,7 +350,7 @@ fn serve(mut stream: TcpStream, seen: &Got, answer: &dyn Fn(&str, &mut TcpStream
         }
     }
     if !bytes.is_empty() {
-        // Bytes after the last request were smuggled in.
+        // Bytes after the last request have been smuggled in.
         seen.lock().unwrap().push(String::from_utf8_lossy(&bytes).into_owned());
     }
 }

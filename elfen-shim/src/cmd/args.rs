@@ -87,7 +87,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIGNAL", requires = "measure_cost", value_parser = SignalSpec::parse)]
     pub(super) progress: Option<SignalSpec>,
 
-    /// Show what runs, once a second; on a terminal, q ends the run, and the program's output is
+    /// Show what runs, once per second; on a terminal, q ends the run, and the program's output is
     /// printed after it
     #[arg(long, conflicts_with = "json")]
     pub(super) live: bool,
@@ -133,7 +133,7 @@ impl Args {
     }
 }
 
-/// What a recording keeps of its samples.
+/// Which data of the samples a recording keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(super) enum Keep {
     Runs,
@@ -200,7 +200,8 @@ pub(super) fn check_args(args: &Args) -> Result<(), Failure> {
     check_memory(args.memory)
 }
 
-/// Refuses rates of instructions or cycles without `--count-at`, as nothing would count them.
+/// Refuses rates of instructions or cycles without `--count-at`, because no function would count
+/// them.
 fn check_counters(args: &Args) -> Result<(), Failure> {
     let counted =
         |rate: &&String| rate.split('/').any(|word| matches!(word, "instructions" | "cycles"));

@@ -75,7 +75,7 @@ pub(super) fn missing_counters() -> Option<(String, &'static str)> {
     }
 }
 
-/// Warns of functions and threads that were not counted.
+/// Warns about functions and threads that were not counted.
 pub(super) fn warn_uncounted(names: &[String], (counting, uncounted): (u64, u64)) {
     let silent = (names.len() as u64).saturating_sub(counting);
     if silent > 0 {

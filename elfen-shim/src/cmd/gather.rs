@@ -1,4 +1,4 @@
-//! Turns the signals and rates that the user named into the words that each observer reads.
+//! Converts the signals and rates that the user named into the words that each observer reads.
 
 use elfen_console::failure::{Failure, Status};
 use elfen_rt::signal::service::ServiceReader;
@@ -16,9 +16,9 @@ use crate::signal_spec::{SignalSpec, Width};
 /// The type of functions and tags: the lower half of an address.
 const LOW: Width = Width { bytes: 4, signed: false };
 
-/// Gathers the words of each observer, in the order of their lanes. If the user named no signals,
-/// it takes all that cost the program nothing. A signal that belongs to no lane goes to the
-/// observer with the fewest words. Rates go to the first observer.
+/// Gathers the words of each observer, in the order of their lanes. Without named signals, it takes
+/// all signals that do not slow the program. A signal that belongs to no lane goes to the observer
+/// with the fewest words. Rates go to the first observer.
 pub(super) fn gather_words(run: &Run<'_>) -> Result<Vec<Words>, Failure> {
     let (specs, rates, target) = (&run.args.watch, run.args.rates(), &run.target);
     let parts = run.lanes.parts();

@@ -33,8 +33,8 @@ impl LaneChoice {
     }
 }
 
-/// Checks the user's choice of lanes, and completes it. `allowed` are the lanes that the observed
-/// program may use.
+/// Checks the user's choice of lanes, and completes it. `allowed` contains the lanes that the
+/// observed program may use.
 pub(super) fn choose(
     on: Option<&CpuSet>,
     from: Option<&CpuSet>,

@@ -1,4 +1,5 @@
-//! `elfen shim --live`: shows once a second what ran in the last second, on a terminal or as text.
+//! `elfen shim --live`: shows what ran in the last second, once per second, on a terminal or as
+//! text.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -18,10 +19,10 @@ use crate::symbols::{Layout, Names};
 use crate::text::clipped;
 
 const EVERY: Duration = Duration::from_secs(1);
-/// Rows of each signal.
+/// The maximum number of rows per signal.
 const ROWS: usize = 8;
 
-/// The view: what it shows, and the totals of a second ago.
+/// The view: what it shows, and the totals of one second ago.
 pub(super) struct LiveView {
     /// The totals of each observer.
     pub(super) lives: Vec<Arc<LiveTotals>>,
@@ -67,7 +68,7 @@ impl LiveView {
                 let (columns, rows) = Screen::size();
                 let cut = |line: &str| line.chars().take(columns).collect();
                 let mut lines: Vec<String> = text.lines().map(cut).take(rows - 1).collect();
-                // Empty lines erase what the last picture had below.
+                // Empty lines erase the rest of the previous picture.
                 lines.resize(rows - 1, String::new());
                 lines.push("q ends".to_owned());
                 screen.show(&lines).map_err(Failure::output)
@@ -75,8 +76,8 @@ impl LiveView {
         }
     }
 
-    /// Waits for input at the terminal. Returns SIGINT if the user ends the run; the outer `None`
-    /// means that there is no terminal.
+    /// Waits for input at the terminal. Returns `None` without a terminal, and `Some(Some(SIGINT))`
+    /// if the user ends the run.
     pub(super) fn input(&self, within: Duration) -> Option<Option<i32>> {
         let inputs = self.screen.as_ref()?.input(within).unwrap_or_default();
         let ends = |input: &Input| matches!(input, Input::End | Input::Letter('q'));
@@ -88,7 +89,7 @@ impl LiveView {
         let samples = self.lives.iter().map(|live| live.samples.load(Relaxed)).sum();
         let since: Vec<SignalTotals> =
             seen.iter().zip(&self.last).map(|(now, last)| now.since(last)).collect();
-        // The longest gaps of any observer: all signals of one observer have the same gaps.
+        // The longest gaps of any observer. All signals of an observer have the same gaps.
         let gap = since.iter().map(|one| one.gap).max().unwrap_or(0);
         let mut text = format!(
             "{}: {}, {:.2} M samples in the last second, {:.1} % of it in gaps\n",
@@ -116,7 +117,7 @@ impl LiveView {
         text
     }
 
-    /// Names all new values. Each file is read at most once for that.
+    /// Names all new values. Each file is read at most once.
     fn name_all(&mut self, since: &[SignalTotals], layout: &Layout) {
         let mut names: Option<Names> = None;
         for (at, one) in since.iter().enumerate() {

@@ -42,8 +42,8 @@ clock. With --json, the program's standard output goes to standard error.";
 
 /// Sample what a running thread does, every few tens of nanoseconds, without stopping it
 ///
-/// An observer on another lane reads memory that the program writes anyway, again and again, and
-/// reports what the program did and for how long.
+/// An observer on another lane repeatedly reads memory that the program writes anyway, and reports
+/// what the program did and for how long.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER, args_conflicts_with_subcommands = true)]
 pub struct Args {

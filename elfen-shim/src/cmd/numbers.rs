@@ -1,4 +1,4 @@
-//! Numbers in the program's memory: where they are, and how their pages are shared.
+//! Numbers in the program's memory: their locations, and how their pages are shared.
 
 use std::io;
 use std::path::Path;
@@ -119,7 +119,7 @@ fn watched_numbers(args: &Args) -> Vec<SignalSpec> {
     args.watch.iter().cloned().chain(of_rates).collect()
 }
 
-/// Finds the thread word of a counter's name in a rate.
+/// The thread word that a counter's name in a rate stands for.
 pub(super) fn thread_word(name: &str) -> Option<ThreadWord> {
     match name {
         "calls" => Some(ThreadWord::Calls),

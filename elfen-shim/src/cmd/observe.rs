@@ -43,13 +43,13 @@ use crate::session::{EndReason, ObserverConfig, ObserverControl, ObserverResult,
 use crate::summary::Summary;
 use crate::symbols::{FunctionReporting, Layout, Names};
 
-/// The round trip to assume if it could not be measured: a long one.
+/// The assumed round trip if it could not be measured. It is long, so that the period is long.
 const FAR_TICKS: u64 = 1_500;
 /// The shortest time between two readings by system calls.
 const FETCH_NS: u64 = 100_000;
 /// Length of the phases of `--measure-cost`.
 const PHASE_NS: u64 = 10_000_000;
-/// Memory of the runs that `--keep histogram` adds up at a time: about a million runs.
+/// The memory that `--keep histogram` fills before it adds up its runs: about a million runs.
 const FOLD_BYTES: usize = 4 << 20;
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -93,14 +93,15 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     } else {
         None
     };
-    // After the split into two processes: the one that only waits has no recording to write.
+    // Opened after the split into two processes, because the process that only waits writes no
+    // recording.
     let file = args.output.as_deref().map(RecordingFile::open).transpose()?;
     let output = match &screen {
         Some(_) if !args.program.is_empty() => Some(create_output_file()?),
         _ => None,
     };
-    // The longest of all observers. The first observer is measured last, because this thread stays
-    // on its lane.
+    // The longest round trip of all observers. The first observer is measured last, because this
+    // thread stays on that observer's lane.
     let mut round_trip = Some(0);
     for (from, on) in lanes.parts().iter().rev() {
         affinity::pin(*from).map_err(pin)?;
@@ -114,8 +115,8 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     match run.observe(out) {
         Ok(observed) => run.finish(observed, out),
         Err(failure) => {
-            // A process that was not released ends with its pipe. A released program is killed,
-            // because it was started only to be observed.
+            // A process that was not released ends when its pipe closes. A released program is
+            // killed, because it was started only to be observed.
             if let Some(child) = &mut run.target.child {
                 let _gone = child.kill();
                 let _reaped = child.wait();
@@ -125,9 +126,9 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
 }
 
-/// What a run has found.
+/// The result of the observation.
 struct Observed {
-    /// The head of the recording, without what the observers found.
+    /// The head of the recording, without the results of the observers.
     head: Head,
     result: ObserverResult,
     end: End,
@@ -319,8 +320,7 @@ impl Run<'_> {
             all.shrunk += dte.shrunk;
         }
         let mut found = Recording::of(head, &result.pool)?;
-        // With a tally, earlier runs are no longer in the pool, and the recording began before
-        // these.
+        // With a tally, the pool contains only the last runs, so the recording began before them.
         if result.tally.is_none()
             && let (Some(began), Some((first, _))) = (found.head.began, found.span())
         {
@@ -330,7 +330,7 @@ impl Run<'_> {
         Ok(found)
     }
 
-    /// Why the recording ended early, or what else is wrong with it; empty otherwise.
+    /// Why the recording ended early or is incomplete. Empty if nothing is wrong.
     fn what_is_wrong(&self, result: &ObserverResult, entries: u64) -> String {
         let target = &self.target;
         let not_shared = target.shared_pages.saturating_sub(self.layout.shared_pages);
@@ -367,7 +367,7 @@ impl Run<'_> {
         reason.to_owned()
     }
 
-    /// The configuration of one observer, which gets an equal part of the memory.
+    /// The configuration of one observer. Each observer gets an equal part of the memory.
     fn observer_config(&self, from: u32, observers: usize) -> ObserverConfig {
         let (period_ticks, fetch_ticks) = self.period();
         let memory = self.args.memory / observers.max(1);
@@ -404,7 +404,7 @@ impl Run<'_> {
         is_auto.then(|| Pacing::new(self.clock.ticks(AUTO_NS), round_trip))
     }
 
-    /// The meter of `--measure-cost`, or the reason why there is none.
+    /// The meter of `--measure-cost`, or the reason why it is not available.
     fn cost_meter(&self) -> (Option<CostMeter>, String) {
         if !self.args.measure_cost {
             return (None, String::new());
@@ -454,7 +454,7 @@ fn make_pages_private(mut supervisor: PageSupervisor) -> Result<StopTimes, Failu
     Ok(supervisor.stopped)
 }
 
-/// What each of several observers watches; empty if there is only one.
+/// What each observer watches. Empty if there is only one observer.
 fn observer_heads(parts: &[(u32, CpuSet)], gathered: &[Words]) -> Vec<ObserverHead> {
     let of_one = |((from, on), words): (&(u32, CpuSet), &Words)| ObserverHead {
         from: *from,
@@ -473,7 +473,7 @@ fn cpu_model() -> String {
     model.map_or_else(|| "an unknown CPU".to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// Corrects the source of functions that report no returns although their file is built for it.
+/// Corrects the source of functions that reported no returns although their file was built for it.
 fn correct_sources(signals: &mut [Signal], reporting: Option<FunctionReporting>, returns: u64) {
     if reporting == Some(FunctionReporting::EntriesAndReturns) && returns == 0 {
         let by_entries = |signal: &&mut Signal| signal.source == Source::EntriesAndReturns;
@@ -482,7 +482,7 @@ fn correct_sources(signals: &mut [Signal], reporting: Option<FunctionReporting>,
     }
 }
 
-/// Bytes of a sample of one signal with `--keep samples`: distance, count and tag.
+/// Bytes per sample and signal with `--keep samples`: distance, count and tag.
 const BYTES_A_SAMPLE: u64 = 3;
 
 fn warn_of_samples(memory: usize, period_ticks: u64, signals: usize, clock: Clock) {
@@ -497,7 +497,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Parses `--until`. Returns the number of the observer that has the signal, and the limit.
+/// Parses `--until`. Returns the limit, and the index of the observer with the signal.
 fn parse_until(text: &str, gathered: &[Words]) -> Result<(usize, Until), Failure> {
     let wrong = |why: String| {
         Failure::new(

@@ -1,4 +1,4 @@
-//! The file that a run writes its recording to.
+//! The file to which a run writes its recording.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -9,9 +9,8 @@ use elfen_console::failure::Failure;
 
 use crate::recording::{self, Head, Pool};
 
-/// The file of a recording, which only its owner may read. It is opened before anything runs, so
-/// that an unwritable file is an error before the run. Its old content remains until there is a
-/// recording.
+/// The file of a recording, which only its owner may read. It is opened before the run, so an
+/// unwritable file is reported early. Its old content stays until the recording is written.
 pub(super) struct RecordingFile<'a> {
     path: &'a Path,
     file: File,
@@ -48,7 +47,7 @@ impl<'a> RecordingFile<'a> {
 impl Drop for RecordingFile<'_> {
     fn drop(&mut self) {
         if self.is_new {
-            // The run already failed for another reason, which is printed.
+            // The run has already failed for another reason, which is printed.
             let _removed = std::fs::remove_file(self.path);
         }
     }

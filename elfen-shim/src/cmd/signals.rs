@@ -21,15 +21,15 @@ Examples:
   elfen shim signals redis-server --like stat
   sudo elfen shim signals -p 4242 --json | jq '.signals[].name'";
 
-/// How to build a program whose functions report that they run.
+/// How to build a program whose functions report their entries and returns.
 const FUNCTIONS: &str = "build it with -fpatchable-function-entry=43 and \
                          -mfunction-return=thunk-extern and link it with libelfen_return.a, or \
                          build it with -finstrument-functions";
-/// How to make its functions report their returns too.
+/// How to make the functions report their returns too.
 const RETURNS: &str = "build it with -mfunction-return=thunk-extern as well, and link it with \
                        libelfen_return.a";
 
-/// Rows of the table. JSON output has all rows.
+/// The maximum number of rows of the table. JSON output has all rows.
 const ROWS: usize = 40;
 
 /// List what can be watched of a program, how it is read, and why the rest is not possible
@@ -157,15 +157,15 @@ impl SignalList {
     }
 }
 
-/// What can be watched of a program, in short: for `elfen doctor`.
+/// A short list of the signals that can be watched of a program, for `elfen doctor`.
 #[derive(Debug, Serialize)]
 pub struct WatchableSignals {
-    /// Names of signals; of globals only how many there are.
+    /// The names of signals. Globals are only counted.
     pub signals: Vec<String>,
     pub not: Vec<Unavailable>,
 }
 
-/// Lists what can be watched of a program; `None` if there is no such program.
+/// Lists the signals that can be watched of a program. `None` if the program is not found.
 pub fn watchable_signals(name: &std::ffi::OsStr) -> Option<WatchableSignals> {
     let mut list = SignalList { signals: Vec::new(), not: Vec::new() };
     list_program(name, &mut list).ok()?;

@@ -20,7 +20,7 @@ pub(super) fn own_globals(symbols: Option<&Symbols>) -> Vec<String> {
     writable.map(|one| one.name.clone()).filter(|name| own(name)).collect()
 }
 
-/// The sentences for this run; `no_map` is the reason why there is no task map.
+/// The suggestions for this run. `no_map` is the reason why the task map is missing.
 pub(super) fn suggestions(
     args: &Args,
     summary: &Summary,

@@ -1,5 +1,5 @@
-//! The observed program of a run: a process that this command starts, or one that already runs; and
-//! the shared pages about its threads.
+//! The observed program of a run: a process that this command starts, or one that already runs.
+//! Also opens or creates the page in which the program's threads publish their state.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -39,7 +39,7 @@ pub(super) struct Run<'a> {
     pub(super) clock: Clock,
     /// The round trip of a line in ticks, if it could be measured.
     pub(super) round_trip: Option<u64>,
-    /// The task map, or why there is none.
+    /// The task map, or the reason why it is missing.
     pub(super) map: Result<&'static TaskMap, String>,
     pub(super) layout: Layout,
     pub(super) target: Target,
@@ -48,7 +48,7 @@ pub(super) struct Run<'a> {
     pub(super) output: Option<File>,
 }
 
-/// The observed program, and what is known of it.
+/// The observed program, and what is known about it.
 #[derive(Default)]
 pub(super) struct Target {
     /// Its process, which waits until the observers run.
@@ -60,7 +60,7 @@ pub(super) struct Target {
     pub(super) page: Option<&'static Page<ThreadSlot>>,
     /// Numbers whose pages are shared.
     pub(super) globals: Globals,
-    /// Pages of globals that it is to share from its start.
+    /// The number of pages of globals that the program shares from its start.
     pub(super) shared_pages: u64,
     pub(super) name: String,
     /// Names of some of its globals.
@@ -172,7 +172,8 @@ pub(super) fn prepare_target(
     })
 }
 
-/// Refuses a program that loads no preload library, which reports functions and shares globals.
+/// Refuses a program that loads no preload library. That library reports functions and shares
+/// globals.
 fn check_preload(program: &OsString) -> Result<(), Failure> {
     let reason = inspect(program).and_then(|program| program.takes_a_library()).err();
     reason.map_or(Ok(()), |reason| {

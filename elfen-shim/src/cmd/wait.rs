@@ -51,8 +51,8 @@ pub(super) enum End {
     Unshared,
 }
 
-/// The interval between readings of the program's maps: short at first, because the program may end
-/// soon, and then longer and longer.
+/// The interval between readings of the program's maps. It is short at first, because the program
+/// may end soon, and then grows.
 const FIRST_UPDATE: Duration = Duration::from_millis(2);
 const MAX_UPDATE: Duration = Duration::from_secs(1);
 /// The longest time between two checks of everything.
@@ -72,7 +72,7 @@ pub(super) fn wait(
 ) -> Result<End, Failure> {
     let mut update_every = FIRST_UPDATE;
     let mut next_update = Instant::now();
-    // When to stop waiting after a signal, and the signal.
+    // The time at which to stop waiting after a signal, and the signal.
     let mut end_at: Option<(Instant, i32)> = None;
     loop {
         if let Some(process) = process.filter(|_| Instant::now() >= next_update) {
@@ -124,8 +124,8 @@ pub(super) fn wait(
     }
 }
 
-/// Waits for the program's end after the run, and returns its status. Signals are passed on to the
-/// program. If it does not end soon after one, returns the status of that signal.
+/// Waits for the program's end after the run, and returns its status. Passes signals on to the
+/// program. If the program does not end soon after a signal, returns the status of that signal.
 pub(super) fn wait_for_exit(child: &mut Child) -> i32 {
     let mut end_at: Option<(Instant, i32)> = None;
     loop {
@@ -154,12 +154,13 @@ fn is_gone(process: u32) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Received {
     signal: i32,
-    /// Whether the terminal sent it. Then the program received it too, and it is not passed on.
+    /// Whether the terminal sent the signal. Then the program received it too, and it is not passed
+    /// on.
     is_from_terminal: bool,
 }
 
 impl Received {
-    /// The signal for a key that was read from the terminal, so that no process received it.
+    /// A signal for a key at the terminal. No process has received this signal.
     fn by_key(signal: i32) -> Self {
         Self { signal, is_from_terminal: false }
     }

@@ -1,7 +1,7 @@
 //! Exports a recording as a profile of Firefox Profiler: tables by columns, format version 62.
 //!
-//! Each signal of tags becomes a thread. Each of its runs becomes a sample whose weight is the
-//! length of the run; a gap has no stack. Signals of numbers become counters.
+//! Each signal of tags becomes a thread. Each run of the signal becomes a sample, whose weight is
+//! the length of the run. A gap has no stack. Signals of numbers become counters.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -141,7 +141,7 @@ fn about(recording: &Recording, index: usize, name: &str, samples: &Samples) -> 
     })
 }
 
-/// The samples of a counter are differences: their sum is the number.
+/// Converts a signal to a counter. Its samples are differences, whose sum is the number.
 fn counter(recording: &Recording, index: usize) -> Value {
     let signal = &recording.head.signals[index];
     let name = &signal.name;
@@ -169,7 +169,7 @@ fn counter(recording: &Recording, index: usize) -> Value {
     })
 }
 
-/// Names, and the index of each in all tables.
+/// All names, and their common index in all tables.
 #[derive(Default)]
 struct Names {
     all: Vec<String>,

@@ -22,7 +22,7 @@ pub enum ExportFormat {
 }
 
 impl ExportFormat {
-    /// The largest number of events that its viewer opens.
+    /// The maximum number of events that the format's viewers open.
     pub fn events_max(self) -> usize {
         match self {
             Self::Csv | Self::Folded => usize::MAX,
@@ -32,7 +32,7 @@ impl ExportFormat {
     }
 }
 
-/// The number of runs, which become events.
+/// The number of runs. Each becomes an event.
 pub fn events(recording: &Recording) -> usize {
     recording.runs.iter().map(Vec::len).sum()
 }
@@ -129,8 +129,8 @@ fn folded(recording: &Recording, signals: &[usize], out: &mut dyn Write) -> io::
     times.iter().try_for_each(|(stack, ns)| writeln!(out, "{stack} {ns}"))
 }
 
-/// The default signal of a flame graph is the first of these that has names. Every moment is in
-/// each of these signals, so a graph with two of them would count it twice.
+/// Candidates for the default signal of a flame graph. The first one with names is chosen. Each
+/// signal covers all of the time, so a graph of two signals would count the time twice.
 const STACKED: [&str; 4] = ["function", "tag", "task", "state"];
 
 /// The name of a signal without the number of its lane or thread.

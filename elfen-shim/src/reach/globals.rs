@@ -24,17 +24,17 @@ use crate::signal_spec::Width;
 use crate::symbols::{Global, GlobalKind, Symbols};
 
 const PAGE: u64 = 4096;
-/// Pages that can be shared: more than eight numbers need.
+/// The maximum number of shared pages. Eight numbers need fewer.
 const PAGES_MAX: u64 = 16;
-/// A last page has a word for each shared page, which is 0 until that page holds the program's
-/// data.
+/// An additional last page has a word for each shared page. The word is 0 until its page contains
+/// the program's data.
 const BYTES: u64 = (PAGES_MAX + 1) * PAGE;
 
 /// Seals by which no process can change the size of a memory file.
 pub(super) const SIZE_SEALS: SealFlag =
     SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
-/// Finds a global by its name, and the type to read it as.
+/// Finds a global by its name, and the type with which to read it.
 pub fn find<'a>(
     all: &'a [Global],
     name: &str,
@@ -111,8 +111,8 @@ pub fn of_program(program: &Path) -> Vec<Global> {
     symbols.flat_map(|symbols| symbols.globals).collect()
 }
 
-/// The libraries of a program, as its loader lists them. The loader is executed with `--list`,
-/// never the program itself: a static program, or one of another C library, would run.
+/// The libraries of a program, as its loader lists them. The loader is executed with `--list`. The
+/// program itself is not: if it is static, or uses another C library, it would run.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let Some(interpreter) = interpreter(program) else { return Vec::new() };
     let mut loader = Command::new(interpreter);
@@ -126,7 +126,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     text.lines().filter_map(path).collect()
 }
 
-/// The loader of a program, if it is that of glibc.
+/// The program's loader, if it is glibc's.
 fn interpreter(program: &Path) -> Option<PathBuf> {
     let bytes = fs::read(program).ok()?;
     let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
@@ -162,7 +162,7 @@ impl SharedGlobals {
         Ok(Self { file, pages: Vec::new() })
     }
 
-    /// Shares the page of a global, and returns where to read the number at `offset` in it.
+    /// Shares the page of a global. Returns where to read the number at `offset` in it.
     pub fn share(
         &mut self,
         global: &Global,
@@ -196,7 +196,8 @@ impl SharedGlobals {
         self.pages.is_empty()
     }
 
-    /// Arguments for the preload library: the descriptor of the file, and the address of each page.
+    /// The arguments for the preload library: the descriptor of the file, and the address of each
+    /// page.
     pub fn preload_argument(&self) -> String {
         let pages = self.pages.iter();
         let page = |page: &Page| format!("{}:{}:{}", page.device, page.inode, page.address);
@@ -227,7 +228,7 @@ mod tests {
         Global { name: name.into(), path: path.into(), address, size: 8, kind }
     }
 
-    /// Goal: a global is found by name, and one that cannot be watched is refused with the reason.
+    /// Goal: a global is found by name. A global that cannot be watched is refused with the reason.
     /// Method: a list with globals of each kind.
     #[test]
     fn globals_are_found_by_name() {

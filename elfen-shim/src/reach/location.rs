@@ -1,4 +1,4 @@
-//! Where a number can be read, and why not.
+//! The location of a number in memory, and reasons why it cannot be read.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -14,8 +14,8 @@ pub struct NumberLocation {
     pub offset: u64,
     pub width: Width,
     pub source: Source,
-    /// A word that is 0 until the page of this number holds the program's own data; `None` if the
-    /// page holds it already.
+    /// A word that is 0 until the page of this number contains the program's own data. `None` if
+    /// the page already contains it.
     pub ready: Option<&'static AtomicU64>,
 }
 

@@ -1,7 +1,7 @@
 //! Maps memory that the observed process shares, read-only.
 //!
-//! If a mapped file is truncated, a load beyond its new end raises SIGBUS. The handler here maps a
-//! page of zeroes in its place, the sampling loop continues, and the recording says what happened.
+//! If a mapped file is truncated, a load beyond its new end raises SIGBUS. The handler then maps a
+//! page of zeroes, the sampling loop continues, and the recording reports the truncation.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -44,7 +44,8 @@ pub(super) fn map_word(
         format!("/proc/{process}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
     match File::open(path) {
         Ok(file) => map_file_word(&file, mapping.offset + offset).map(Some),
-        // This user may not open it, or it has no file: the caller reads it by a system call.
+        // This user may not open the mapping, or it has no file. The caller reads it with a system
+        // call.
         Err(_) => Ok(None),
     }
 }
@@ -93,7 +94,7 @@ fn handle_truncated_files() {
     });
 }
 
-/// Maps a page of zeroes where the file has no page any more.
+/// Maps a page of zeroes in place of a page that the file no longer has.
 extern "C" fn map_zeroes(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     CUT.store(true, Relaxed);
     // SAFETY: the kernel passes its description of the fault to a SA_SIGINFO handler.
@@ -106,7 +107,7 @@ extern "C" fn map_zeroes(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut c_v
     // page of such a mapping.
     let mapped = unsafe { libc::mmap(page, 4096, libc::PROT_READ, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {
-        // SAFETY: ends this process, which would fault again forever.
+        // SAFETY: ends this process, because the load would fault again forever.
         unsafe { libc::_exit(1) };
     }
 }
@@ -115,8 +116,8 @@ extern "C" fn map_zeroes(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut c_v
 mod tests {
     use super::*;
 
-    /// Goal: a mapped file that is truncated does not end its reader. Method: a file of two pages
-    /// that is cut to one.
+    /// Goal: truncating a mapped file does not end its reader. Method: a file of two pages,
+    /// truncated to one.
     #[test]
     fn a_truncated_file_reads_as_zeroes() {
         let file = tempfile::tempfile().unwrap();

@@ -1,8 +1,8 @@
 //! Makes words of the observed process readable: by mapping memory that it shares, or by copying
 //! values with a system call.
 //!
-//! Mappings are never removed: the process ends with its command. So words are `'static`, and the
-//! sampling loop needs no owner for them.
+//! Mappings are never removed, because the process ends with its command. So words are `'static`,
+//! and the sampling loop needs no owner for them.
 
 mod globals;
 mod location;
@@ -48,8 +48,8 @@ pub fn locate_address(
     Ok(in_word(reader.add(process, at & !7)?, Source::Read))
 }
 
-/// Locates a counter of a Java virtual machine by its name. The name of a collector stands for the
-/// counter of its collections.
+/// Locates a counter of a Java virtual machine by its name. The name of a garbage collector stands
+/// for the counter of its collections.
 pub fn locate_jvm_counter(process: u32, name: &str) -> Result<NumberLocation, ReachError> {
     let (file, counters) = elfen_machine::hsperf::counters(process)
         .map_err(|error| ReachError::Failed(error.to_string()))?;
@@ -62,8 +62,8 @@ pub fn locate_jvm_counter(process: u32, name: &str) -> Result<NumberLocation, Re
     Ok(NumberLocation { word, offset: 0, width: Width::U64, source: Source::Mapped, ready: None })
 }
 
-/// Locates the number at an offset in a mapping, which is named by its address or by the end of its
-/// file's name.
+/// Locates the number at an offset in a mapping. The mapping is named by its address or by the end
+/// of its file's name.
 pub fn locate_in_mapping(
     process: u32,
     of: &str,

@@ -1,10 +1,10 @@
-//! Shares pages of a running process while it is observed (`--share`), and guarantees that they
-//! become private again, whichever process is killed.
+//! Shares pages of a running process while it is observed (`--share`). Guarantees that the pages
+//! become private again, even if a process is killed.
 //!
 //! The command forks a page supervisor, which traces the observed process. Shared memory would be
-//! shared with forked children too, so the supervisor gives each child its own pages before the
-//! child's first instruction. At the end, or when the command is gone, the supervisor makes the
-//! pages private again. While the process is traced, each signal to it costs two more context
+//! shared with forked children too. So the supervisor gives each child its own pages before the
+//! child's first instruction. When the run is over or the command has ended, the supervisor makes
+//! the pages private again. While the process is traced, each signal to it costs two more context
 //! switches.
 //!
 //! If the supervisor is killed, a standby thread of the command makes the pages private. A child
@@ -51,10 +51,10 @@ pub struct PageSupervisor {
     pages: Vec<u64>,
     standby: Option<JoinHandle<Result<Option<Duration>, ReachError>>>,
     killed: Arc<AtomicBool>,
-    /// How long the process was stopped, to share the pages and to make them private again.
+    /// How long the process was stopped to share the pages, and to make them private again.
     pub stopped: StopTimes,
-    /// The number of forked children, and of those forked while the process had several threads.
-    /// Their pages have the content of a moment after the fork.
+    /// The number of forked children, and how many of them were forked while the process had
+    /// several threads. The pages of the latter have the content of a moment after the fork.
     pub children: (u64, u64),
 }
 
@@ -71,7 +71,7 @@ impl PageSupervisor {
         let (lifeline_reader, lifeline) = io::pipe()?;
         let (answer_reader, answer_writer) = io::pipe()?;
         let lanes = Mask::of(lanes);
-        // SAFETY: the caller guarantees that there is only one thread, so no lock is held in the
+        // SAFETY: the caller guarantees that there is only one thread. So no lock is held in the
         // child, and the child may call any function.
         match unsafe { fork() }.map_err(io::Error::from)? {
             ForkResult::Parent { child } => {
@@ -117,8 +117,8 @@ impl PageSupervisor {
                 if let Err(error) = &done {
                     send_line(&answer_writer, &error.to_string());
                 }
-                // SAFETY: ends the supervisor without destructors: what they would free belongs to
-                // the command.
+                // SAFETY: ends the supervisor without destructors, because they would free objects
+                // of the command.
                 unsafe { libc::_exit(i32::from(done.is_err())) }
             }
         }
@@ -132,8 +132,8 @@ impl PageSupervisor {
         Ok(NumberLocation { word, offset: at % 8, width, source: Source::Shared, ready: None })
     }
 
-    /// Returns whether the supervisor was killed. Then the pages are private or will be in a
-    /// moment, and the process no longer writes the words that are observed.
+    /// Returns whether the supervisor was killed. Then the pages become private within a moment,
+    /// and the process no longer writes the observed words.
     pub fn was_killed(&self) -> bool {
         self.killed.load(Relaxed)
     }
@@ -165,12 +165,13 @@ impl PageSupervisor {
 
 impl Drop for PageSupervisor {
     fn drop(&mut self) {
-        // The run already failed for another reason, which is printed.
+        // The run has already failed for another reason, which is printed.
         let _ended = self.end();
     }
 }
 
-/// The command's thread that waits for the supervisor, and does its last work if it was killed.
+/// The command's thread that waits for the supervisor. If the supervisor was killed, the thread
+/// makes the pages private.
 struct Standby {
     process: u32,
     supervisor: Pid,
@@ -179,7 +180,7 @@ struct Standby {
 }
 
 impl Standby {
-    /// Returns how long it took to make the pages private; `None` if the supervisor did it.
+    /// Returns how long it took to make the pages private, or `None` if the supervisor did it.
     fn wait(mut self) -> Result<Option<Duration>, ReachError> {
         match waitpid(self.supervisor, None).map_err(io::Error::from)? {
             WaitStatus::Exited(_, 0) => Ok(None),
@@ -202,7 +203,7 @@ fn read_line(answers: &mut impl BufRead) -> io::Result<String> {
     }
 }
 
-/// Refuses what cannot work, before the process is stopped.
+/// Refuses pages that cannot be shared, before the process is stopped.
 fn check_pages(process: u32, pages: &[u64]) -> Result<(), ReachError> {
     let wrong = |why: String| Err(ReachError::Invalid(why));
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
@@ -227,8 +228,8 @@ fn check_pages(process: u32, pages: &[u64]) -> Result<(), ReachError> {
     Ok(())
 }
 
-/// The supervisor: shares the pages, gives forked children their own, and makes the pages private
-/// when the command closes its pipe.
+/// The supervisor's main loop. It shares the pages, gives forked children their own pages, and
+/// makes the pages private when the command closes its pipe.
 fn supervise(
     process: u32,
     pages: &[u64],
@@ -282,7 +283,7 @@ fn supervise(
 }
 
 /// Sends a line to the command in one write, because the supervisor may be killed at any moment. An
-/// error means that the command is gone; then the other pipe is closed too, which ends the
+/// error means that the command has ended. Then the other pipe is closed too, which ends the
 /// supervisor.
 fn send_line(mut answers: &PipeWriter, line: &str) {
     let _sent = answers.write_all(format!("{line}\n").as_bytes());

@@ -1,8 +1,8 @@
 //! The state of a program's first thread in `/proc`: running or ready, asleep in a system call, or
 //! waiting for a device.
 //!
-//! It needs no privileges for processes of the same user. It is coarse: a reading is a system call
-//! that takes a lock of the process, so there is one every 100 us.
+//! Reading it needs no privileges for processes of the same user. A reading is a system call that
+//! takes a lock of the process, so it is read only every 100 us.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ pub struct ProcState {
     pub word: &'static AtomicU64,
 }
 
-/// Letters of `/proc/PID/stat`, and their names in the output.
+/// The state letters of `/proc/PID/stat`, and their names in the output.
 const STATES: [(u8, &str); 6] = [
     (b'R', "runs, or waits for a CPU"),
     (b'S', "sleeps"),
@@ -63,7 +63,7 @@ impl ProcState {
         Ok(Self { file: own("stat")?, call: own("syscall").ok(), word })
     }
 
-    /// The part of the word above the letter: the position of the call in `CALLS`, from 1; 0 for
+    /// The call in the bits above the letter: its position in `CALLS`, counted from 1, or 0 for
     /// other calls.
     fn call(&self) -> u64 {
         let mut line = [0; 32];
@@ -83,7 +83,7 @@ impl ProcState {
         let mut line = [0; 512];
         let Ok(count) = self.file.read_at(&mut line, 0) else { return };
         let line = &line[..count.min(line.len())];
-        // The name may hold parentheses and spaces.
+        // The name may contain parentheses and spaces.
         let Some(end) = line.iter().rposition(|&byte| byte == b')') else { return };
         if let Some(&letter) = line.get(end + 2) {
             let call = if letter == b'S' { self.call() } else { 0 };
@@ -109,7 +109,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let state = ProcState::open(child.id()).unwrap();
         let names = ProcState::names();
-        // sleep(1) uses one of two calls, which have the same name.
+        // sleep(1) uses one of two system calls, which have the same name in `CALLS`.
         let is_asleep =
             |value| names.iter().any(|(word, name)| *word == value && name == "sleeps: sleep");
         while !is_asleep(state.word.load(Relaxed)) {

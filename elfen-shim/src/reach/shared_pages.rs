@@ -1,10 +1,10 @@
 //! Shares pages of a running process with the observer, and makes them private again.
 //!
 //! A traced thread of the process creates a memory file and maps it over the pages, with their
-//! content. The mapping is MADV_DONTFORK: a forked child has a hole there until its tracer fills
-//! the hole with pages of the child's own. Without a tracer, the child is killed at its first
-//! access to the hole, and the parent's memory stays intact. A child that inherited the mapping
-//! would write into its parent's memory.
+//! content. The mapping is MADV_DONTFORK, so a forked child has a hole there. Its tracer fills the
+//! hole with private pages. Without a tracer, the child is killed at its first access to the hole,
+//! and the parent's memory stays intact. A child that inherited the mapping would write into its
+//! parent's memory.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -18,12 +18,12 @@ use super::location::ReachError;
 
 pub(super) const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;
-/// Bytes on both sides of a thread pointer that may be part of the thread's control block, which
-/// has words that other threads wait on.
+/// Bytes on both sides of a thread pointer that may belong to the thread's control block. That
+/// block has words on which other threads wait.
 const THREAD_BYTES: u64 = 4096;
 const TRIES: u32 = 50;
-/// Name of the memory file. It differs from that of pages that are shared from a program's start,
-/// which have no supervisor.
+/// The name of the memory file. Pages that are shared from a program's start have no supervisor,
+/// and their file has another name.
 const NAME: &[u8] = b"elfen-shared\0";
 const MAPPED_NAME: &str = "/memfd:elfen-shared";
 
@@ -39,13 +39,13 @@ struct SharedPage {
 pub(super) struct SharedPages {
     pub(super) file: Option<File>,
     pages: Vec<SharedPage>,
-    /// The number of forked children, and of those forked while the process had several threads.
-    /// Their pages have the content of a moment after the fork.
+    /// The number of forked children, and how many of them were forked while the process had
+    /// several threads. The pages of the latter have the content of a moment after the fork.
     pub(super) children: (u64, u64),
 }
 
-/// Pages that an earlier run left shared, because its command and its page supervisor were killed
-/// together.
+/// Pages that an earlier run left shared. This happens if its command and its page supervisor were
+/// killed together.
 pub(super) fn left_shared(all: &[Mapping]) -> impl Iterator<Item = u64> {
     let left = all.iter().filter(|one| is_ours(one));
     left.flat_map(|one| one.range.clone().step_by(PAGE_BYTES))
@@ -83,8 +83,8 @@ impl SharedPages {
             return Err(ReachError::Invalid(why));
         }
         let (process, memory, pages) = (group.process, &group.memory, &self.pages);
-        // The name of the file is written below a thread's stack for the call; the bytes there are
-        // restored.
+        // The name of the file is written below a thread's stack for the call. Then the previous
+        // bytes are restored.
         let name_at = stacks.first().map_or(0, |(stack, _)| stack.saturating_sub(1024) & !15);
         let file = group.calls(thread, |call| -> Result<File, TouchError> {
             let io = |what| move |error| TouchError::Call { what, error };
@@ -103,7 +103,7 @@ impl SharedPages {
         Ok(())
     }
 
-    /// Handles an event of the traced process: gives a forked child its own pages.
+    /// Handles an event of the traced process. A forked child gets its own pages.
     pub(super) fn handle(&mut self, group: &mut Group, event: Event) {
         match event {
             Event::Made(made) => {
@@ -111,8 +111,8 @@ impl SharedPages {
                 if group.adopt(made) {
                     return;
                 }
-                // A child of vfork uses its parent's memory. Where the kernel does not report that,
-                // the child is assumed to have a copy.
+                // A child of vfork uses its parent's memory. If the kernel does not report whether
+                // memory is shared, the code assumes a copy.
                 if share_memory(group.process, made.cast_unsigned()) != Some(true) {
                     self.children.0 += 1;
                     self.children.1 += u64::from(threads > 1);
@@ -120,8 +120,8 @@ impl SharedPages {
                     let own = own.and_then(|memory| self.private_in(group, made, &memory));
                     if own.is_err() {
                         // The child would continue with a hole in its memory.
-                        // SAFETY: kill takes no pointers. The child is our stopped tracee, so its
-                        // id has not been reused.
+                        // SAFETY: kill takes no pointers. The child is a stopped tracee of this
+                        // process, so its id has not been reused.
                         unsafe { libc::kill(made, libc::SIGKILL) };
                     }
                 }
@@ -147,9 +147,9 @@ impl SharedPages {
         self.private_in(group, thread?, &memory)
     }
 
-    /// Makes those pages private that are still mapped from the file, after the tracer was killed.
-    /// The tracer may have been killed while it made pages private, and the process may have
-    /// written to pages that are already private.
+    /// Makes the pages private that are still mapped from the file, after the tracer was killed.
+    /// The tracer may have made some pages private already, and the process may have written to
+    /// them since.
     pub(super) fn make_private_after_tracer(&mut self, process: u32) -> Result<(), ReachError> {
         let Some(file) = &self.file else { return Ok(()) };
         let failed = |error: TouchError| ReachError::Failed(error.to_string());
@@ -201,7 +201,7 @@ const RIGHTS: u64 = (libc::PROT_READ | libc::PROT_WRITE).unsigned_abs() as u64;
 
 type Call<'a> = &'a dyn Fn(&'static str, i64, [u64; 6]) -> Result<u64, TouchError>;
 
-/// Maps the memory file, which the process has open as `fd`, over the pages, with their content.
+/// Maps the memory file over the pages, with their content. The process has the file open as `fd`.
 fn map(
     process: u32,
     fd: u64,
@@ -246,8 +246,8 @@ fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32,
     Err(TouchError::Busy)
 }
 
-/// Stops all threads like [`stop`], but keeps trying while a thread waits for its vfork child:
-/// pages that stay shared are worse than a delay.
+/// Stops all threads like [`stop`], but keeps trying while a thread waits for its vfork child.
+/// Pages that stay shared are worse than a delay.
 fn stop_persistently(group: &mut Group, mut made: impl FnMut(i32)) -> Result<i32, TouchError> {
     let mut tries = 0..TRIES;
     loop {

@@ -1,7 +1,7 @@
 //! Reads words of another process's private memory with a system call.
 //!
-//! A reading briefly takes the lock of the process's mappings, so it costs the process something.
-//! It is made every 100 us, not with each sample.
+//! A reading briefly takes the lock of the process's mappings, which delays the process. So words
+//! are read every 100 us, and not with each sample.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,12 +13,13 @@ pub struct VmReader {
     addresses: Vec<u64>,
     values: Vec<u64>,
     words: Vec<&'static AtomicU64>,
-    /// Readings that failed, because the memory is not there any more.
+    /// The number of readings that failed because the memory is no longer mapped.
     pub failed: u64,
 }
 
 impl VmReader {
-    /// Adds the word at an address of a process. It is read once, so that a refusal is reported.
+    /// Adds the word at an address of a process. The word is read once, so that a refusal is
+    /// reported.
     pub fn add(&mut self, process: u32, at: u64) -> io::Result<&'static AtomicU64> {
         let word: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
         self.process = process.cast_signed();
@@ -37,13 +38,13 @@ impl VmReader {
         self.words.is_empty()
     }
 
-    /// Reads all of them.
+    /// Reads all added words.
     pub fn fetch(&mut self) {
         self.failed += u64::from(self.read().is_err());
     }
 
     fn read(&mut self) -> io::Result<()> {
-        // On the stack, because the sampling loop allocates nothing.
+        // On the stack, because the sampling loop must not allocate.
         let mut remote = [const { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }; 8];
         for (vector, &at) in remote.iter_mut().zip(&self.addresses) {
             let at = usize::try_from(at).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Goal: a recording contains the threads that it should contain, and no rate is computed from the
-//! counters of two threads. Method: two threads on one lane, with a task slot and a page made here.
+//! Goal: a recording contains the right threads, and no rate mixes the counters of two threads.
+//! Method: two threads on one lane, with a task slot and a page made here.
 
 use super::*;
 use crate::followed_lane::ThreadWord;
@@ -32,7 +32,7 @@ fn recorder<const BOTH: bool>(words: Words) -> Recorder<BOTH> {
 }
 
 /// Samples a lane that runs these tasks, one per sample. Returns the state of `calls` after each
-/// sample, and how many rates were kept.
+/// sample, and the number of kept rates.
 fn seen(children: bool, runs: &[u64]) -> (Vec<State>, u64) {
     // SAFETY: a TaskSlot consists of atomic integers, for which zero bytes are valid.
     let slot: &'static TaskSlot = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
@@ -85,8 +85,9 @@ fn children_are_observed_only_with_follow() {
     assert!(more > kept && kept > 0, "{more} {kept}");
 }
 
-/// Goal: samples that are more than two periods apart have a gap between them. With short periods
-/// the limit is longer, as one line transfer may exceed two periods. It follows an adaptive period.
+/// Goal: samples that are more than two periods apart have a gap between them. For short periods
+/// the limit is longer, because one line transfer may exceed two periods. The limit follows an
+/// adaptive period.
 #[test]
 fn a_gap_is_longer_than_two_periods() {
     let mut recorder: Recorder<false> = recorder(Words::of(OURS, None));

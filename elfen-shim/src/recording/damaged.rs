@@ -1,5 +1,5 @@
-//! Goal: no file makes the reader crash, or use much more memory than the file's size. Method:
-//! recordings with changed bytes, also with checksums that fit the change.
+//! Goal: no file makes the reader crash or use much more memory than the file's size. Method:
+//! recordings with changed bytes, some of them with corrected checksums.
 
 use std::sync::OnceLock;
 
@@ -8,14 +8,14 @@ use proptest::prelude::*;
 use super::tests::{file as whole_file, file_of_chunk, head};
 use super::*;
 
-/// The offset of the payload of the block that begins at `at`, and its length.
+/// The offset and the length of the payload of the block that begins at `at`.
 fn payload_of(file: &[u8], at: usize) -> Option<(usize, usize)> {
     let length = file.get(at + 1..at + 5)?;
     Some((at + 9, usize::try_from(u32::from_le_bytes(length.try_into().ok()?)).ok()?))
 }
 
 /// Changes bytes of a file and parses it. With `mended`, the checksum of the first chunk is
-/// corrected, so that the reader goes on.
+/// corrected, so that the reader continues.
 fn changed(whole: &[u8], changes: &[(usize, u8)], mended: bool) -> Result<(), TestCaseError> {
     let mut bytes = whole.to_vec();
     for (at, byte) in changes {
@@ -43,13 +43,13 @@ proptest::proptest! {
         changes in proptest::collection::vec((0usize..4000, any::<u8>()), 1..6),
         mended: bool,
     ) {
-        // Made once, because making it would take most of the time of ten million cases.
+        // Created once, because creating it would take most of the time of ten million cases.
         static FILE: OnceLock<Vec<u8>> = OnceLock::new();
         changed(FILE.get_or_init(|| whole_file(300)), &changes, mended)?;
     }
 
-    /// Method: runs of any bytes, so that what is behind the decompression is reached; and bytes
-    /// that need not be compressed runs.
+    /// Method: any bytes as runs, to test the code after the decompression; and any bytes instead
+    /// of compressed runs.
     #[test]
     fn any_payload_is_read_or_refused(
         payload: Vec<u8>,
@@ -66,8 +66,8 @@ proptest::proptest! {
     }
 }
 
-/// Goal: a changed byte is noticed. Files that are no recordings are refused in
-/// `elfen/tests/shim/refused.rs`.
+/// Goal: a changed byte is detected. `elfen/tests/shim/refused.rs` tests files that are not
+/// recordings.
 #[test]
 fn a_changed_byte_is_noticed() {
     let mut wrong = whole_file(10);

@@ -1,4 +1,4 @@
-//! Writes recordings to files, and reads them: from memory that was just written, or from a file,
+//! Writes and reads recordings. They are read from memory that was just written, or from a file,
 //! which is untrusted input.
 
 use std::fs::File;
@@ -22,11 +22,10 @@ use super::form::{
 use super::pool::Pool;
 use crate::observe::{OBSERVERS_MAX, WORDS_MAX};
 
-/// Bytes of a file, at most, because all of it is read into memory.
+/// The maximum size of a file in bytes. The whole file is read into memory.
 const FILE_BYTES: u64 = 4 << 30;
 
-/// DEFLATE's level. Recordings are written once, and a higher one changes their size by less than
-/// one percent.
+/// The level of DEFLATE. A higher level reduces the size by less than one percent.
 const LEVEL: i32 = 6;
 
 /// Why a recording cannot be read.
@@ -54,7 +53,7 @@ pub enum ReadError {
     Chunk { at: usize, why: &'static str },
 }
 
-/// Writes a whole file to `out`, which is empty.
+/// Writes a complete file to `out`, which must be empty.
 pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&MAGIC)?;
     out.write_all(&VERSION.to_le_bytes())?;
@@ -71,13 +70,14 @@ pub fn write(head: &Head, pool: &Pool, out: &mut dyn Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Writes a chunk with these packed bytes.
+/// Writes a chunk with these compressed bytes.
 pub(super) fn write_chunk(chunk: &ChunkHead, packed: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let (first, runs) = (chunk.first_ticks.to_le_bytes(), chunk.runs.to_le_bytes());
     write_block(CHUNK_MARK, &[&[chunk.series], &first[..], &runs, packed].concat(), out)
 }
 
-/// Writes a block: its mark, the length of its payload, a checksum over all of it, its payload.
+/// Writes a block: its mark, the length of its payload, a checksum over both and the payload, and
+/// the payload.
 fn write_block(mark: u8, payload: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let length = u32::try_from(payload.len()).map_err(io::Error::other)?.to_le_bytes();
     let head = [&[mark], &length[..]].concat();
@@ -92,7 +92,7 @@ pub(super) fn pack(runs: &[u8]) -> Vec<u8> {
     if packed.len() * EXPANSION_MAX >= runs.len() {
         return packed;
     }
-    // Without references to earlier bytes, each byte takes at least a bit.
+    // Without references to earlier bytes, each byte takes at least one bit.
     deflate(runs, CompressionStrategy::HuffmanOnly)
 }
 
@@ -107,7 +107,7 @@ fn deflate(runs: &[u8], strategy: CompressionStrategy) -> Vec<u8> {
     packed
 }
 
-/// Decompresses the runs of a chunk in a file, and checks that no bytes follow them.
+/// Decompresses the runs of a chunk, and checks that no bytes follow them.
 fn unpack(packed: &[u8]) -> Result<Vec<u8>, &'static str> {
     let mut runs = vec![0; CHUNK_BYTES.min(packed.len() * EXPANSION_MAX)];
     let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
@@ -122,8 +122,8 @@ fn unpack(packed: &[u8]) -> Result<Vec<u8>, &'static str> {
     }
 }
 
-/// The checksum over a head and its payload. It is 0 for the fuzzer, which cannot compute checksums
-/// for the bytes that it changes.
+/// The checksum over a head and its payload. For the fuzzer it is 0, because the fuzzer cannot
+/// compute checksums for the bytes that it changes.
 pub(super) fn checksum(fields: &[u8], bytes: &[u8]) -> u32 {
     if cfg!(fuzzing) {
         return 0;
@@ -134,7 +134,7 @@ pub(super) fn checksum(fields: &[u8], bytes: &[u8]) -> u32 {
     checksum.finalize()
 }
 
-/// A whole recording.
+/// A complete recording.
 #[derive(Debug)]
 pub struct Recording {
     pub head: Head,
@@ -234,9 +234,10 @@ impl Recording {
         }
     }
 
-    /// Adds the runs of one chunk. A run is two numbers: its length in units of the clock, and its
-    /// samples with its state. For a value, a third number follows: the difference from the value
-    /// before it, or the number of a tag, whose definition is a fourth number.
+    /// Adds the runs of one chunk. A run starts with two numbers: its length in units of the clock,
+    /// and its samples combined with its state. For a value, a third number follows. It is the
+    /// difference from the previous value, or the number of a tag. If the tag is new, its value is
+    /// a fourth number.
     fn add(&mut self, chunk: &ChunkHead, mut bytes: &[u8]) -> Result<(), &'static str> {
         let index = usize::from(chunk.series);
         let signal = self.head.signals.get(index).ok_or("its signal does not exist")?;
@@ -301,7 +302,7 @@ impl Recording {
     fn cut(&mut self, from_ns: u64, to_ns: u64) {
         let Some((first, _)) = self.span() else { return };
         let clock = self.head.clock;
-        // In whole units of the clock, because times are written in such units.
+        // In whole units of the clock, because times are written in these units.
         let at = |ns| clock.ticks(ns) / clock.unit() * clock.unit();
         let [from, to] = [from_ns, to_ns].map(|ns| first.saturating_add(at(ns)));
         for runs in &mut self.runs {
@@ -322,7 +323,7 @@ impl Recording {
     }
 }
 
-/// Takes a block, and checks it; returns `None` if the file ends before its end.
+/// Takes a block and verifies it. Returns `None` if the file ends inside the block.
 fn take_block<'a>(rest: &mut &'a [u8]) -> Result<Option<(u8, &'a [u8])>, &'static str> {
     let mut after = *rest;
     let Some((head, sum)) = take_some::<5>(&mut after).zip(take_some(&mut after)) else {

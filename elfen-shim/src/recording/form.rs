@@ -10,19 +10,19 @@ use crate::clock::{Clock, Moment};
 pub const VERSION: u32 = 1;
 /// The first bytes of a file.
 pub const MAGIC: [u8; 8] = *b"ELFNSHIM";
-/// Bytes of a chunk's runs, at most.
+/// The maximum number of bytes of a chunk's runs.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
-/// Bytes of a chunk in a file, at most: runs that cannot be compressed take a few more than in
-/// memory.
+/// The maximum number of bytes of a chunk in a file. Runs that cannot be compressed take a few
+/// bytes more than in memory.
 pub(super) const CHUNK_BLOCK_BYTES: usize = CHUNK_BYTES + 128;
-/// Bytes of a head, at most.
+/// The maximum number of bytes of a head.
 pub(super) const HEAD_BYTES: usize = 4 << 20;
-/// Bytes of a chunk's runs for each of its bytes in the file, at most. It bounds the memory that a
-/// file can make the reader use.
+/// How many bytes of runs a chunk may have per byte in the file. This bounds the memory that a file
+/// can make the reader use.
 pub(super) const EXPANSION_MAX: usize = 8;
-/// Runs of a file, at most.
+/// The maximum number of runs of a file.
 pub(super) const RUNS_MAX: u64 = 1 << 31;
-/// Tags of a chunk, at most. Further ones are [`State::Other`].
+/// The maximum number of tags of a chunk. Further tags become [`State::Other`].
 pub(super) const TAGS_MAX: usize = 4096;
 
 /// The state of a signal.
@@ -32,25 +32,27 @@ pub enum State {
     Gap,
     /// The thread of this signal did not run.
     NotRunning,
-    /// A tag beyond the number that a chunk can hold.
+    /// A tag beyond the maximum number of tags of a chunk.
     Other,
     Value(u64),
 }
 
-/// Consecutive samples of one state. A run ends where the next one starts.
+/// Consecutive samples with the same state. A run ends where the next one starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     pub start_ticks: u64,
     pub state: State,
-    /// For a gap: 1 if the observer has proven that nothing changed in it, else 0.
+    /// The number of samples. For a gap: 1 if the observer has proven that nothing changed in it,
+    /// else 0.
     pub samples: u64,
 }
 
-/// What the values of a signal mean.
+/// The meaning of a signal's values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Values with names: tags, functions or tasks. There are few, and each recurs.
+    /// Values with names: tags, functions or tasks. There are few different values, and each
+    /// recurs.
     Tags,
     /// Numbers.
     Values,
@@ -81,12 +83,12 @@ pub struct Signal {
     pub kind: Kind,
     /// Whether its numbers can be negative. Values are then 64-bit two's complement.
     pub signed: bool,
-    /// Names of values that have names.
+    /// Pairs of a value and its name.
     pub names: Vec<(u64, String)>,
 }
 
 impl Signal {
-    /// A signal of unsigned numbers, or of values without names.
+    /// Creates a signal of unsigned numbers, or of values without names.
     pub fn new(name: &str, source: Source, kind: Kind) -> Self {
         Self { name: name.to_owned(), source, kind, signed: false, names: Vec::new() }
     }
@@ -151,18 +153,18 @@ pub struct Head {
     pub samples: u64,
     pub period_ns: Periods,
     pub steal_ns: u64,
-    /// Whether each sample is a run of its own (`--keep samples`).
+    /// Whether each sample is a separate run (`--keep samples`).
     pub keeps_samples: bool,
-    /// Gaps of at most this length count as without a change (`--bridge`).
+    /// Gaps up to this length count as gaps without a change (`--bridge`).
     pub bridge_ns: u64,
     pub rates: Vec<RateFigure>,
-    /// Why the recording ended early, or what else is wrong with it; empty otherwise.
+    /// Why the recording ended early or is incomplete. Empty if nothing is wrong.
     pub ended: String,
     #[serde(flatten)]
     pub figures: RunFigures,
 }
 
-/// Figures of a whole run, as the head has them and a summary prints them.
+/// Figures of a whole run, which are part of the head and of the summary.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct RunFigures {
     pub missed_switches: Option<u64>,
@@ -177,9 +179,9 @@ pub struct RunFigures {
     pub stopped_at_end_ns: u64,
     /// Threads that found no free slot on the page of threads.
     pub refused_threads: u64,
-    /// Functions that report by code at their entries that they run.
+    /// The number of functions that report their entries by code at these entries.
     pub entries: u64,
-    /// Functions that do not report because their address has the lower half of another's.
+    /// Functions that do not report, because another function's address has the same lower half.
     pub ambiguous_entries: u64,
     pub exit_status: Option<i32>,
 }
@@ -208,7 +210,7 @@ impl Head {
 /// The time between two samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Periods {
-    /// 0 for `--period max`; `None` for `--period auto`.
+    /// The requested period: 0 for `--period max`, `None` for `--period auto`.
     pub asked: Option<u64>,
     pub median: u64,
     pub p99: u64,
@@ -232,11 +234,11 @@ pub struct Dte {
     pub floor_ns: f64,
     pub kept: u64,
     pub discarded: u64,
-    /// Samples over which a counter of a rate shrank.
+    /// The number of samples between which a counter of a rate decreased.
     pub shrunk: u64,
 }
 
-/// What observation cost the observed program, in percent: the median, and its 95 % interval.
+/// How much observation slowed the observed program, in percent: the median, and its 95 % interval.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cost {
     pub median: f64,
@@ -260,13 +262,13 @@ pub(super) const HEAD_MARK: u8 = b'H';
 pub(super) const CHUNK_MARK: u8 = b'R';
 pub(super) const TAIL_MARK: u8 = b'T';
 
-/// Codes of states: the two lowest bits of the number that also has the samples.
+/// Codes of states, in the two lowest bits of a number. The other bits are the number of samples.
 pub(super) const GAP: u64 = 0;
 pub(super) const NOT_RUNNING: u64 = 1;
 pub(super) const OTHER: u64 = 2;
 pub(super) const VALUE: u64 = 3;
 
-/// Bytes of an encoded number, at most. Numbers take as few bytes as they need, seven bits each.
+/// The maximum number of bytes of an encoded number. Each byte has seven bits of the number.
 pub(super) const NUMBER_BYTES: usize = 10;
 
 /// Writes a number to the front of `to`, which has at least [`NUMBER_BYTES`] bytes. Returns its
@@ -285,7 +287,8 @@ pub(super) fn put(mut value: u64, to: &mut [u8]) -> usize {
     NUMBER_BYTES
 }
 
-/// Takes a number from the front; returns `None` if there is none, or it has more than 64 bits.
+/// Takes a number from the front. Returns `None` if the bytes end early or the number has more than
+/// 64 bits.
 pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..70).step_by(7) {

@@ -1,18 +1,18 @@
 //! Joins runs through gaps in which nothing changed.
 //!
 //! The timer interrupts of the observer's own CPU cut each long run into pieces. Two pieces belong
-//! to the same run if there is a proof:
+//! to the same run if one of these facts proves it:
 //!
 //! - for the task of a lane: the lane's count of switches, which the observer compares;
-//! - for a number that never shrinks: the same number on both sides of the gap.
+//! - for a number that never decreases: the same number on both sides of the gap.
 //!
-//! Equal tags on both sides prove nothing, as another tag may lie between them. With `--bridge`,
-//! the user declares that no change fits into a gap of some length.
+//! Equal tags on both sides prove nothing, because another tag may lie between them. With
+//! `--bridge`, the user declares that no change fits into a gap of some length.
 
 use super::file::Recording;
 use super::form::{Head, Kind, Run, Signal, State};
 
-/// The `samples` of a gap in which nothing changed, as the observer has proven.
+/// The `samples` of a gap in which, as the observer has proven, nothing changed.
 pub(super) const PROVEN: u64 = 1;
 
 /// When to join the runs of a signal.
@@ -36,22 +36,23 @@ impl Rule {
         }
     }
 
-    /// Returns whether a signal with `state` on both sides of a gap had it in the gap too.
+    /// Returns whether a signal with `state` on both sides of a gap also had it in the gap.
     fn spans(self, gap: &Gap, state: State) -> bool {
         let is_proven = gap.proven || (self.never_shrinks && matches!(state, State::Value(_)));
         self.joins && (is_proven || gap.ticks <= self.bridge_ticks)
     }
 }
 
-/// Adjacent gaps. A single sample may lie between two of them, which proves nothing: the observer
-/// may have been delayed before or after it read the words.
+/// Adjacent gaps. A single sample between two of them proves nothing, because the observer may have
+/// been delayed before or after it read the words.
 #[derive(Clone, Copy, Debug)]
 struct Gap {
     proven: bool,
     ticks: u64,
 }
 
-/// Takes all gaps that come next, and the run after them with its end; `None` if there are none.
+/// Takes all consecutive gaps, and the run after them with its end. Returns `None` if no gap or no
+/// run follows.
 fn behind_gaps(ahead: &mut impl Iterator<Item = (Run, u64)>) -> Option<(Gap, Run, u64)> {
     let mut gaps: Option<Gap> = None;
     loop {
@@ -133,7 +134,7 @@ mod tests {
     }
 
     /// Goal: only pieces with a proof are joined. Method: the same pieces as tags with a proof, as
-    /// tags without one, as a number that grows, and as a number that shrinks later.
+    /// tags without a proof, as an increasing number, and as a number that decreases later.
     #[test]
     fn only_pieces_with_a_proof_are_joined() {
         use State::{Gap, Value};

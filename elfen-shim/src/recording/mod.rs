@@ -1,13 +1,13 @@
 //! Recordings: the samples of each signal as runs of equal values, in memory and in a file.
 //!
-//! A file consists of `ELFNSHIM`, a version, and blocks: a head in JSON, chunks of one signal each,
-//! and a tail with the number of chunks. Numbers are little-endian. The file is written at the end
-//! of the run, so the head also has what is known only then. A truncated file is read up to its
-//! last complete chunk. Files are untrusted input: every length is checked against the bytes that
-//! are there.
+//! A file consists of `ELFNSHIM`, a version, and blocks. The blocks are a head in JSON, chunks of
+//! one signal each, and a tail with the number of chunks. Numbers are little-endian. The file is
+//! written at the end of the run, so the head can contain results of the run. A truncated file is
+//! read up to its last complete chunk. Files are untrusted input: every length is compared with the
+//! bytes that remain.
 //!
-//! The observer writes runs in few bytes while it samples (`series.rs`). The process that writes
-//! the file compresses each chunk by itself (`file.rs`).
+//! While sampling, the observer encodes runs in few bytes (`series.rs`). The process that writes
+//! the file compresses each chunk separately (`file.rs`).
 
 #![forbid(unsafe_code)]
 

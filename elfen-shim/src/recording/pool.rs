@@ -1,17 +1,18 @@
 //! The memory of a recording's chunks. It is allocated before the first sample, so that the
-//! observer needs nothing from the kernel. Only the first part of a large pool is also touched.
+//! observer makes no requests to the kernel. Of a large pool, only the first part is touched in
+//! advance.
 
 use super::form::{CHUNK_BYTES, ChunkHead};
 
-/// All chunks of a recording in the making.
+/// All chunks of a recording that is being made.
 #[derive(Debug, Default)]
 pub struct Pool {
     memory: Vec<u8>,
     chunks: Vec<ChunkHead>,
-    /// The number of chunks begun so far. They are used in order; with `keeps_last` as a ring.
+    /// The number of chunks begun so far. Chunks are used in order, or with `keeps_last` as a ring.
     begun: u64,
     keeps_last: bool,
-    /// Whether to allocate more memory when it is full. Only while no samples are taken.
+    /// Whether to allocate more memory when the pool is full. Only used while no samples are taken.
     grows: bool,
     /// The chunk that each signal writes to.
     open: Vec<Option<usize>>,
@@ -19,12 +20,12 @@ pub struct Pool {
     others: Vec<Pool>,
 }
 
-/// Bytes that are written once before the first sample, so that they cause no page faults later.
-/// That takes 2 s per gigabyte in a virtual machine. Pages after them are faulted in when they are
-/// needed, which takes some microseconds for 4 KiB of runs.
+/// The number of bytes that are written before the first sample, so that they cause no page faults
+/// later. Writing takes 2 s per gigabyte in a virtual machine. Later pages are faulted in when they
+/// are needed, which takes some microseconds for 4 KiB of runs.
 const PREPARED_BYTES: usize = 64 << 20;
 
-/// No chunk is left.
+/// The pool has no free chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
@@ -47,7 +48,7 @@ impl Pool {
         }
     }
 
-    /// A pool that allocates chunks as they are needed.
+    /// Creates a pool that allocates chunks as they are needed.
     pub(super) fn growing(signals: usize) -> Self {
         Self { grows: true, open: vec![None; signals], ..Self::default() }
     }
@@ -70,7 +71,7 @@ impl Pool {
         self.begun = 0;
     }
 
-    /// Begins a new chunk for a signal, which replaces its present one.
+    /// Begins a new chunk for a signal, which replaces its current chunk.
     pub(super) fn begin(&mut self, series: u8, first_ticks: u64) -> Result<usize, Full> {
         if self.grows {
             self.memory.resize(self.memory.len() + CHUNK_BYTES, 0);
@@ -83,7 +84,7 @@ impl Pool {
             }
             let chunk = usize::try_from(self.begun % count).unwrap_or(0);
             self.begun += 1;
-            // In a ring, an old chunk may still be the present one of another signal.
+            // In a ring, an old chunk may still be the current chunk of another signal.
             let taken = self.open.iter().enumerate();
             let mut taken = taken.filter(|(index, _)| *index != usize::from(series));
             if !taken.any(|(_, open)| *open == Some(chunk)) {
@@ -97,7 +98,7 @@ impl Pool {
         Ok(chunk)
     }
 
-    /// The head of a chunk, and its bytes that are not written yet.
+    /// The head of a chunk, and its unwritten bytes.
     #[inline(always)]
     pub(super) fn rest(&mut self, chunk: usize) -> (&mut ChunkHead, &mut [u8]) {
         let head = &mut self.chunks[chunk];
@@ -106,7 +107,7 @@ impl Pool {
         (head, &mut self.memory[at + written..at + CHUNK_BYTES])
     }
 
-    /// All chunks that have runs, by their first tick.
+    /// All chunks with runs, sorted by their first tick.
     pub fn chunks(&self) -> Vec<(ChunkHead, &[u8])> {
         let mut found: Vec<(ChunkHead, &[u8])> = self
             .chunks

@@ -7,8 +7,8 @@ use super::form::{
 use super::join::PROVEN;
 use super::pool::{Full, Pool};
 
-/// Bytes of an encoded run, at most: its length, its samples with its state, and a new tag's number
-/// and value.
+/// The maximum number of bytes of an encoded run: its length, its samples with its state, and a new
+/// tag's number and value.
 const RUN_BYTES: usize = 4 * NUMBER_BYTES;
 
 /// The encoder of one signal.
@@ -16,14 +16,15 @@ const RUN_BYTES: usize = 4 * NUMBER_BYTES;
 pub struct Series {
     index: u8,
     unit_ticks: u64,
-    /// The run that has not ended yet.
+    /// The current run, which has not ended yet.
     now: Run,
     chunk: Option<usize>,
-    /// The end and the value of the last encoded run: the next run is encoded as a difference.
+    /// The end and the value of the last encoded run. The next run is encoded as a difference from
+    /// them.
     written_ticks: u64,
     written_value: u64,
     tags: Option<Tags>,
-    /// Whether each sample is a run of its own.
+    /// Whether each sample becomes a separate run.
     singly: bool,
 }
 
@@ -42,7 +43,7 @@ impl Series {
         }
     }
 
-    /// Makes each sample a run of its own.
+    /// Makes each sample a separate run.
     pub fn singly(self) -> Self {
         Self { singly: true, ..self }
     }
@@ -68,7 +69,7 @@ impl Series {
         self.change(at, state, pool)
     }
 
-    /// Begins a gap: there are no samples from `at` on. With `proven`, nothing changes until the
+    /// Begins a gap: no samples are taken from `at` on. With `proven`, nothing changes until the
     /// next sample.
     pub fn gap(&mut self, at: u64, proven: bool, pool: &mut Pool) -> Result<(), Full> {
         if self.now.state == State::Gap {
@@ -76,8 +77,9 @@ impl Series {
         }
         let gap = Run { start_ticks: at, state: State::Gap, samples: u64::from(proven) * PROVEN };
         if self.now.start_ticks == at {
-            // A run of the one sample before the gap becomes part of the gap: the observer may have
-            // been delayed between the clock and the word, and have read the word during the gap.
+            // The sample before the gap is the only one of its run, so it becomes part of the gap.
+            // The observer may have been delayed between the clock and the word, and have read the
+            // word during the gap.
             self.now = gap;
             return Ok(());
         }
@@ -86,7 +88,7 @@ impl Series {
         Ok(())
     }
 
-    /// The present state.
+    /// The current state.
     pub fn state(&self) -> State {
         self.now.state
     }
@@ -108,7 +110,7 @@ impl Series {
         Ok(())
     }
 
-    /// Encodes the present run, which ends at `end_ticks`.
+    /// Encodes the current run, which ends at `end_ticks`.
     fn write(&mut self, end_ticks: u64, pool: &mut Pool) -> Result<(), Full> {
         let Run { start_ticks, state, samples } = self.now;
         let chunk = match self.chunk {
@@ -128,7 +130,7 @@ impl Series {
             }
         };
         let steps = end_ticks.saturating_sub(self.written_ticks) / self.unit_ticks;
-        // The remainder of the division becomes part of the next length.
+        // The remainder of the division is added to the next length.
         self.written_ticks += steps * self.unit_ticks;
         let (code, value, new_tag) = match (state, &mut self.tags) {
             (State::Gap, _) => (GAP, None, None),
@@ -170,11 +172,11 @@ impl Recording {
     }
 }
 
-/// Slots of the hash table of tags: a power of two, of which half remain free.
+/// The number of slots of the hash table of tags: a power of two. Half of them stay free.
 const SLOTS: usize = 2 * TAGS_MAX;
 
 /// The tags of a chunk, numbered in the order of their definition. Each chunk has its own numbers,
-/// so that it can be read by itself.
+/// so that it can be read separately.
 #[derive(Debug)]
 struct Tags {
     /// Value, number, and the chunk that defines it.
@@ -193,8 +195,8 @@ impl Tags {
         self.chunk = self.chunk.wrapping_add(1);
     }
 
-    /// Returns the number of a tag, and whether this is its definition; `None` if the chunk has no
-    /// number left.
+    /// Returns the number of a tag, and whether this is its definition. Returns `None` if the chunk
+    /// has no free number.
     fn find(&mut self, value: u64) -> Option<(u64, bool)> {
         let hash = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let mut at = usize::try_from(hash).unwrap_or(0) % SLOTS;

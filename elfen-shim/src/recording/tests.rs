@@ -24,7 +24,7 @@ pub(super) fn head() -> Head {
     }
 }
 
-/// States of both signals: tags that recur, numbers that jump, and pauses.
+/// The states of both signals: recurring tags, numbers that jump, and pauses.
 fn states(count: u64) -> Vec<(u64, State, State)> {
     let state = |n: u64| match n % 11 {
         3 => (State::Gap, State::Gap),
@@ -105,8 +105,8 @@ fn runs_of_tags_take_three_bytes() {
     assert!(runs > 99_000 && bytes * 10 <= runs * 31, "{bytes} bytes of {runs} runs");
 }
 
-/// Goal: a file is smaller than the runs in memory, also if they have many tags. Method: some sixty
-/// tags, of which some are frequent, for thirty different lengths.
+/// Goal: a file is smaller than the runs in memory, even with many tags. Method: about sixty tags,
+/// some of them frequent, with thirty different lengths.
 #[test]
 fn runs_of_many_tags_are_compressed() {
     let mut random = Random::of(88_172_645_463_325_252);
@@ -122,9 +122,9 @@ fn runs_of_many_tags_are_compressed() {
     assert!(after * 100 < before * 85, "{after} of {before} bytes");
 }
 
-/// Goal: recorded times are off by less than a unit, and a moment has the same time in all signals
-/// and chunks. So a part of a recording can be written again without a change. Method: two signals
-/// that change at odd ticks, in many chunks, with different starts.
+/// Goal: the error of recorded times is less than a unit, and a moment has the same time in all
+/// signals and chunks. So a part of a recording can be written again without a change. Method: two
+/// signals that change at odd ticks, in many chunks, with different starts.
 #[test]
 fn times_are_in_whole_units() {
     let clock = Clock { step_ticks: 3, ..head().clock }.in_units(0);
@@ -164,9 +164,9 @@ pub(super) fn file_of_chunk(head: &Head, runs: u32, packed: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Goal: the format stays what version 1 says, and a tag that its chunk does not define is refused.
-/// Method: chunks as they are in a file. Each run has its length, and its samples with its state;
-/// then its tag, and the value of a new tag; or the difference of its value.
+/// Goal: the format of version 1 does not change, and a tag that its chunk does not define is
+/// refused. Method: chunks as bytes. Each run has its length, and its samples with its state. Then
+/// follow the number of its tag and the value of a new tag, or the difference of its value.
 #[test]
 fn runs_are_read_from_their_bytes() {
     let run = |step, state, samples| Run { start_ticks: 1000 + step * STEP, state, samples };
@@ -192,9 +192,9 @@ fn runs_are_read_from_their_bytes() {
     assert_eq!(read.runs[0], expected);
 }
 
-/// Goal: no chunk in a file unpacks to more than eight times its bytes, and every chunk is written
-/// within that bound. No bytes follow its compressed runs. Method: a signal whose runs repeat
-/// exactly, the same bytes compressed without the bound, and a byte more.
+/// Goal: no chunk in a file unpacks to more than eight times its bytes, and every written chunk
+/// respects that bound. Bytes after the compressed runs are refused. Method: a signal whose runs
+/// repeat exactly, the same bytes compressed without the bound, and an additional byte.
 #[test]
 fn a_chunk_expands_at_most_eightfold() {
     let mut pool = Pool::new(1 << 20, 1, false);
@@ -245,7 +245,7 @@ fn parts_are_cut_out() {
 }
 
 /// Goal: a value that may have been read during a gap does not begin a run before it. Method: a
-/// value that only the last sample before a gap has.
+/// value that occurs only in the last sample before a gap.
 #[test]
 fn the_last_sample_before_a_gap_begins_no_run() {
     let mut pool = Pool::new(1 << 20, 1, false);

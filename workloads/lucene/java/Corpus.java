@@ -1,5 +1,5 @@
-// Articles of a made-up language and questions to them, the same for the same seed: words by
-// Zipf's law, most articles short and a few long.
+// Generates articles in an artificial language, and queries for them. Equal seeds generate equal
+// texts. Word frequencies follow Zipf's law. Most articles are short and a few are long.
 
 package elfen;
 
@@ -15,7 +15,7 @@ final class Corpus {
         random = new Random(seed);
     }
 
-    /** The nth most frequent word is asked for as often as 1/n says. */
+    /** The nth most frequent word is drawn with a probability proportional to 1/n. */
     private String word() {
         return "w" + (int) Math.exp(random.nextDouble() * Math.log(WORDS));
     }

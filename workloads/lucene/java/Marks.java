@@ -1,5 +1,5 @@
-// What a Java service says of its requests, for `elfen tailor` and for batches that borrow: the
-// native methods of libelfen_lucene.so. Without a library nothing is said.
+// Publishes the requests of a Java service, for `elfen tailor` and for batches that borrow. The
+// native methods are in libelfen_lucene.so. Without this library, the methods do nothing.
 
 package elfen;
 
@@ -19,7 +19,7 @@ final class Marks {
         return new Marks(false);
     }
 
-    /** The page of a service with so many lanes. */
+    /** Opens the page of a service with this number of lanes. */
     static Marks open(String library, String name, int lanes) {
         System.load(library);
         byte[] bytes = name.getBytes(StandardCharsets.UTF_8);
@@ -36,7 +36,10 @@ final class Marks {
         return new Marks(true);
     }
 
-    /** The calling thread serves a lane; one that has it already keeps it. */
+    /**
+     * The calling thread serves this lane from now on. A thread that has already claimed the lane
+     * keeps it.
+     */
     void serve(int lane, int cpu) {
         if (on && claim(lane, cpu) != 0) {
             throw new IllegalStateException("lane " + lane + " is served by another");

@@ -1,9 +1,9 @@
 // A search service on Lucene behind the JDK's own HTTP server: GET /search?q=some+words.
 //
-// It is what the thesis's Tailor was tried on, and nothing in it is tuned: who
-// runs it says by options of the JVM whether answers wait for acknowledgements, when memory is
-// touched, and with what garbage is collected. Its workers are threads of one queue, and each says
-// what it does with a request (Marks.java).
+// The thesis tested Tailor on such a service. Nothing in it is tuned. Options of the JVM decide
+// whether answers wait for acknowledgements, when memory is touched, and which garbage collector
+// runs. The workers are threads that share one queue. Each worker publishes what it does with a
+// request (Marks.java).
 
 package elfen;
 
@@ -36,17 +36,17 @@ public final class Search {
     private static final String USAGE =
         "Search serve ARTICLES WORKERS [LIBRARY SERVICE] | Search questions COUNT";
     private static final int SEED = 7;
-    /** -Delfen.port=N; a free port, if none is named. */
+    /** -Delfen.port=N sets the port. The default is any free port. */
     private static final int PORT = Integer.getInteger("elfen.port", 0);
     private static final int HITS = 10;
     /**
-     * -Delfen.told=true: standard input is listened to. A terminal's is not: who reads from it in
-     * the background of a shell is stopped by the kernel.
+     * -Delfen.told=true: the service reads commands from standard input. This is off by default,
+     * because the kernel stops a background process of a shell that reads from its terminal.
      */
     private static final boolean TOLD = Boolean.getBoolean("elfen.told");
-    /** A line of standard input that has the whole heap collected. */
+    /** This line on standard input starts a garbage collection of the whole heap. */
     private static final String COLLECT = "collect";
-    /** Stages, as the marks number them; 0 is the reading of the question. */
+    /** Numbers of the stages in the marks. Stage 0 reads the query. */
     private static final int SEARCHES = 1;
     private static final int ANSWERS = 2;
 
@@ -121,7 +121,10 @@ public final class Search {
         System.out.flush();
     }
 
-    /** Whoever started it may say when it collects, besides when its heap is full. */
+    /**
+     * Reads standard input. The parent process can request a garbage collection, in addition to
+     * those of the JVM.
+     */
     private static void listen() {
         try (BufferedReader lines = new BufferedReader(new InputStreamReader(System.in))) {
             for (String line = lines.readLine(); line != null; line = lines.readLine()) {

@@ -1,9 +1,10 @@
-//! `elfen.Marks`, the native methods of `java/Marks.java`: a Java service publishes its queue and
-//! its requests as any other does, by `elfen_rt::service`.
+//! The native methods of `java/Marks.java`, the Java class `elfen.Marks`. A Java service publishes
+//! its queue and its requests through `elfen_rt::service`, as other services do.
 //!
-//! The methods take numbers alone, the service's name too, so nothing of the JVM is needed to read
-//! their arguments. A thread that serves claims a slot, and keeps it until it ends. Java calls
-//! these from any thread, and nothing here may unwind into it: there is nothing that panics.
+//! The methods take only numbers. Even the service's name is passed as numbers, so no function of
+//! the JVM is needed to read the arguments. A serving thread claims a slot and keeps it until the
+//! thread ends. Java calls these methods from any thread. A panic must not unwind into Java, so no
+//! code here panics.
 
 #![cfg(target_os = "linux")]
 
@@ -19,13 +20,14 @@ thread_local! {
     static WORKER: RefCell<Option<Worker<'static>>> = const { RefCell::new(None) };
 }
 
-/// What a native method is handed before its own arguments, and does not need.
+/// An argument that the JVM passes before the method's own arguments, and that is not used here.
 type Unused = *mut c_void;
 
 const DONE: i32 = 0;
 const REFUSED: i32 = -1;
 
-/// Opens the page of a service whose name is in these bytes, first to last, ended by a zero.
+/// Opens the page of a service. The four numbers hold the bytes of its name, which end at the first
+/// zero.
 #[unsafe(no_mangle)]
 extern "system" fn Java_elfen_Marks_open(
     _jvm: Unused,
@@ -63,7 +65,7 @@ extern "system" fn Java_elfen_Marks_claim(
     DONE
 }
 
-/// How many requests wait for a lane.
+/// Publishes how many requests wait for a lane.
 #[unsafe(no_mangle)]
 extern "system" fn Java_elfen_Marks_waiting(_jvm: Unused, _class: Unused, lane: i32, count: i32) {
     let (Ok(lane), Ok(count)) = (u32::try_from(lane), u64::try_from(count)) else { return };
@@ -72,7 +74,7 @@ extern "system" fn Java_elfen_Marks_waiting(_jvm: Unused, _class: Unused, lane: 
     }
 }
 
-/// `arrived_ns` is System.nanoTime() of when it came, which is CLOCK_MONOTONIC.
+/// `arrived_ns` is the System.nanoTime() of the request's arrival, which is CLOCK_MONOTONIC.
 #[unsafe(no_mangle)]
 extern "system" fn Java_elfen_Marks_begin(
     _jvm: Unused,

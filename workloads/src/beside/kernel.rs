@@ -1,10 +1,11 @@
-//! The neighbours that the kernel counts: how long batches ran on a batch lane, and how long of
-//! that beside a busy request lane, as the task map has it.
+//! Neighbours according to the kernel's accounts. The task map says how long batches ran on a batch
+//! lane, and for how much of that time the request lane was busy.
 //!
-//! Neither a stranger on the lane nor a guard that holds it is in those accounts. A batch thread
-//! that naps at a check of its own is, unless it blocks, as to the kernel it runs: so its run has
-//! to say that it naps, in its lane page. A batch program that no `elfen run` has started, and so
-//! has had counted, claims an account for itself.
+//! The accounts contain neither other programs on the lane nor a guard that occupies it. They do
+//! contain a batch thread that naps at a check in its program without blocking, because the kernel
+//! sees it run. So this module reads from the run's lane page when such a thread naps. `elfen run`
+//! has the kernel count its batch. A batch program that was started without `elfen run` claims an
+//! account for itself.
 
 use super::{Lanes, Neighbour, Reading};
 use crate::units::Nanos;
@@ -28,18 +29,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use std::{fs, process};
 
-/// The task map, and what runs say of their lanes. No system calls, but to refresh.
+/// The task map, and the lane pages of all runs. Only `refresh` makes system calls.
 #[derive(Debug)]
 pub struct Kernel {
     map: TaskMap,
     /// The lane pages of all runs, by segment.
     pages: RwLock<Vec<(i32, Page<LaneSlot>)>>,
-    /// Of the run that this process belongs to.
+    /// The lane page of the run that this process belongs to.
     own: Option<Page<LaneSlot>>,
 }
 
-/// The task map with the accounts of these lanes: of the run that this process belongs to, or else
-/// the machine's.
+/// Opens the task map with the accounts of these lanes. A process of a run uses the map of its run.
+/// Other processes use the map of the machine.
 pub fn open(lanes: &Lanes) -> Result<Kernel, Failure> {
     let lacks =
         |why: String, fix: &str| Failure::new(Status::Unsupported, "emulating a core", why, fix);
@@ -69,12 +70,12 @@ impl Kernel {
         &self.map
     }
 
-    /// How long batches have run on this batch lane by now.
+    /// How long batches have run on this batch lane until now.
     fn ran_ns(&self, batch: u32, now_ns: Nanos) -> Nanos {
         self.map.accounts(batch).map(|account| account.ran_until_ns(now_ns)).sum()
     }
 
-    /// Since when the batch thread that runs there naps instead, at a check of its own.
+    /// When the batch thread on this lane began to nap at a check, if it naps now.
     fn napping_since_ns(&self, batch: u32) -> Option<Nanos> {
         self.pages.read().iter().flat_map(|(_, page)| page.slots()).find_map(|slot| {
             let is_lane = slot.batch_cpu.load(Relaxed) == u64::from(batch);
@@ -88,8 +89,8 @@ impl Kernel {
         })
     }
 
-    /// How long the calling thread's batch has run on this lane while its request lane was busy. A
-    /// run goes by the same accounts, and leaves naps out.
+    /// How long the calling thread's batch has run on this lane while its request lane was busy.
+    /// The lane page of a run has this figure from the same accounts, without naps.
     fn shared_ns(&self, batch: u32, request: u32, now_ns: Nanos) -> Nanos {
         let is_own = |slot: &&LaneSlot| {
             slot.is_counted() && slot.batch_cpu.load(Relaxed) == u64::from(batch)
@@ -102,14 +103,14 @@ impl Kernel {
         self.map.accounts(batch).map(|account| account.shared_until_ns(now_ns, busy_ns)).sum()
     }
 
-    /// Looks which runs there are now: system calls. There is no registry of runs: the kernel lists
-    /// its shared memory segments, and one that may be mapped and holds a lane page is a run's.
+    /// Updates the list of runs, with system calls. Runs have no registry. The kernel lists
+    /// its shared memory segments, and a run owns each segment that contains a readable lane page.
     fn refresh(&self) {
-        // Without the list there are no runs to be seen, and naps count as running.
+        // If the list cannot be read, no runs are found, and naps count as running.
         let list = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
         let segments: Vec<Segment> = list.lines().filter_map(Segment::parse).collect();
         let mut pages = self.pages.write();
-        // A page that is mapped here alone is of a run that has ended.
+        // If only this process has mapped a page, the page's run has ended.
         pages.retain(|(id, _)| segments.iter().any(|s| s.id == *id && s.attached > 1));
         for segment in segments.iter().filter(|segment| segment.may_hold_lanes()) {
             let known = pages.iter().any(|(id, _)| *id == segment.id);
@@ -120,14 +121,14 @@ impl Kernel {
     }
 }
 
-/// `None` for what is no lane page, or one whose owner is not trusted.
+/// `None` if the segment is not a lane page, or if its owner is not trusted.
 fn open_page(id: i32) -> Option<Page<LaneSlot>> {
     let memory = Memory::attach_id(id, Access::Read).ok()?;
     let trusted = memory.owner().is_some_and(|owner| owner.is_ours_or_roots());
     if trusted { Page::open(memory).ok() } else { None }
 }
 
-/// A line of the kernel's list: key, id, permissions, size, maker, last user, mappings.
+/// A line of the kernel's list: key, id, permissions, size, creator, last user, number of mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Segment {
     id: i32,
@@ -136,7 +137,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// `None` of the heading.
+    /// `None` for the heading.
     fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_whitespace().skip(1);
         let id = fields.next()?.parse().ok()?;
@@ -144,7 +145,7 @@ impl Segment {
         Some(Self { id, bytes, attached: fields.nth(2)?.parse().ok()? })
     }
 
-    /// Whether its size is that of a lane page. Others are not even mapped.
+    /// Whether the segment has the size of a lane page. Other segments are not mapped.
     fn may_hold_lanes(self) -> bool {
         let slots = self.bytes.checked_sub(Page::<LaneSlot>::bytes(0));
         let whole = slots.is_some_and(|slots| slots.is_multiple_of(size_of::<LaneSlot>()));
@@ -152,20 +153,20 @@ impl Segment {
     }
 }
 
-/// A count of several accounts, which only grows.
+/// The sum of several accounts, of which only the growth is used.
 ///
-/// An account that another run takes over begins anew, and one that cannot be read, because the
-/// kernel is in the midst of writing it, is missing from the sum.
+/// An account restarts at 0 when another run claims it. An account that the kernel is writing
+/// cannot be read, and is missing from the sum.
 #[derive(Clone, Copy, Debug, Default)]
 struct Grown {
     last_ns: Nanos,
 }
 
-/// A writer is done in nanoseconds; a hypervisor may stop it for longer.
+/// The kernel writes an account in nanoseconds. A hypervisor may stop it for longer.
 const TRIES: u32 = 100;
 
 impl Grown {
-    /// By how much, since the last time.
+    /// By how much the sum has grown since the last call.
     fn by(&mut self, mut sum: impl FnMut() -> Nanos) -> Nanos {
         let mut sum_ns = sum();
         for _ in 0..TRIES {
@@ -178,7 +179,7 @@ impl Grown {
     }
 }
 
-/// What a worker has beside it: the batches on the batch lanes of its request lane. A look makes no
+/// The neighbour of a worker: the batches on the batch lanes of its request lane. A look makes no
 /// system call.
 #[derive(Debug)]
 pub struct Batches {
@@ -188,7 +189,7 @@ pub struct Batches {
     kernel: Arc<Kernel>,
 }
 
-/// How late a run that begins or ends may be noticed.
+/// The maximum time until the begin or end of a run is noticed.
 const REFRESH_EVERY_NS: Nanos = 100_000_000;
 
 impl Batches {
@@ -222,8 +223,8 @@ impl Neighbour for Batches {
     }
 }
 
-/// What a batch program has beside it: the requests on the request lane of the batch lane that it
-/// runs on. Its clock is its own CPU time, so that it pays for nothing while it is off its lane.
+/// The neighbour of a batch program: the requests on the request lane next to the program's batch
+/// lane. Its clock is the thread's CPU time, so time off the lane pays for nothing.
 #[derive(Debug)]
 pub struct Requests {
     kernel: Arc<Kernel>,
@@ -247,7 +248,8 @@ impl Neighbour for Requests {
         let lane = cpu.and_then(|cpu| Some((cpu, self.lanes.request_of(cpu)?)));
         let sum = || lane.map_or(0, |(cpu, request)| self.kernel.shared_ns(cpu, request, now_ns));
         if self.cpu != cpu {
-            // Another lane's accounts: what they have grown by meanwhile was not this thread.
+            // The thread moved to another lane. The growth of that lane's accounts until now is not
+            // this thread's.
             (self.cpu, self.shared.last_ns) = (cpu, sum());
         }
         self.beside_ns += self.shared.by(sum);
@@ -255,7 +257,7 @@ impl Neighbour for Requests {
     }
 }
 
-/// What this thread has run so far.
+/// The CPU time of this thread.
 fn cpu_time_ns() -> Nanos {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has this clock");
     Nanos::try_from(Duration::from(time).as_nanos()).unwrap_or(Nanos::MAX)
@@ -267,10 +269,11 @@ fn own_cpu() -> Option<u32> {
 
 /// Leases run out after four seconds.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// Looks that must find this process uncounted before it claims: one may meet the kernel writing.
+/// A claim requires that this many looks find the process uncounted. A single look may fail because
+/// the kernel is writing.
 const LOOKS: u32 = 3;
 
-/// Has the kernel count this process on its batch lanes if no run does.
+/// Makes the kernel count this process on its batch lanes, if no run has claimed it.
 #[derive(Debug)]
 pub struct OwnClaim {
     kernel: Arc<Kernel>,
@@ -284,7 +287,7 @@ impl OwnClaim {
         Self { kernel, lanes, uncounted: 0, renewed: None }
     }
 
-    /// To be called again and again by the thread that is to be counted.
+    /// Call this repeatedly, from the thread that is to be counted.
     pub fn tend(&mut self) {
         match self.renewed {
             Some(at) if at.elapsed() >= RENEW_EVERY => self.renew(),
@@ -294,7 +297,8 @@ impl OwnClaim {
                 self.uncounted += 1;
                 if self.uncounted >= LOOKS {
                     for (request, batch) in self.lanes.pairs() {
-                        // A lane whose accounts are all taken goes on without this process.
+                        // If all accounts of a lane are taken, this process is not counted on that
+                        // lane.
                         let _room = self.kernel.map.claim(batch, request, own(), is_dead);
                     }
                     self.renew();
@@ -303,14 +307,14 @@ impl OwnClaim {
         }
     }
 
-    /// Whether an account runs on the CPU that this thread runs on: then it is this thread's. Off
-    /// the batch lanes there is nothing to count.
+    /// Whether the kernel counts this thread. It does if an account of the thread's CPU is running.
+    /// Outside the batch lanes there is nothing to count, which also returns true.
     fn is_counted(&self) -> bool {
         let lane = own_cpu().filter(|cpu| self.lanes.request_of(*cpu).is_some());
         lane.is_none_or(|lane| self.kernel.map.accounts(lane).any(|account| account.is_running()))
     }
 
-    /// The kernel counts on CPUs whose switches are timed, which a lease asks for.
+    /// Renews the leases of all lanes. The kernel keeps accounts only on CPUs with a lease.
     fn renew(&mut self) {
         for (request, batch) in self.lanes.pairs() {
             let _timed = [request, batch].map(|cpu| self.kernel.map.renew(cpu));
@@ -347,7 +351,7 @@ mod tests {
     use super::*;
     use nix::libc::IPC_PRIVATE;
 
-    /// As the kernel leaves an account after a switch on its lane.
+    /// Writes an account as the kernel leaves it after a switch on its lane.
     fn counted(kernel: &Kernel, batch: u32, index: usize, words: [u64; 5]) {
         let account = kernel.map().account_for_tests(batch, index);
         let places = [
@@ -364,9 +368,9 @@ mod tests {
         Claim::of_program(keeper).word()
     }
 
-    /// Goal: what ran on a lane is the sum over its accounts, up to now where one still runs, and
-    /// what it shared is bounded by the request lane's busy time. Method: two runs on lane 1, one
-    /// of which runs, beside a request lane that turned busy meanwhile.
+    /// Goal: the time that batches ran on a lane is the sum over its accounts, and includes a run
+    /// that goes on. The shared time is bounded by the request lane's busy time. Method: two runs
+    /// on lane 1, one of which is running, and a request lane that became busy meanwhile.
     #[test]
     fn accounts_of_a_lane_add_up() {
         let kernel = Kernel::for_tests(4);
@@ -381,8 +385,8 @@ mod tests {
         assert_eq!((kernel.ran_ns(3, 11_000), kernel.shared_ns(3, 0, 11_000)), (0, 0));
     }
 
-    /// Goal: a worker sees all lanes beside it; an account that begins anew for another run, or
-    /// that cannot be read, never makes the count run backwards or leap. Method: each, between
+    /// Goal: a worker sees all batch lanes of its core. The count never decreases or jumps, even if
+    /// another run takes over an account or an account cannot be read. Method: each case, between
     /// looks.
     #[test]
     fn a_worker_sees_all_its_lanes() {
@@ -399,9 +403,10 @@ mod tests {
         assert_eq!(batches.look().beside_ns - first_ns, 170);
     }
 
-    /// Goal: what a batch thread naps away at a check of its own does not count as
-    /// running beside the request, as long as a thread of that very run naps and its run is there.
-    /// Method: an account that runs all the time, and a run's page that says when it naps.
+    /// Goal: a batch thread that naps at a check does not count as running next to the request.
+    /// This requires that the nap is of the run that owns the account, and that the run still
+    /// exists. Method: an account that always runs, and a run's page that says when the thread
+    /// naps.
     #[test]
     fn own_naps_do_not_count() {
         let kernel = Arc::new(Kernel::for_tests(2));
@@ -437,8 +442,9 @@ mod tests {
         assert_eq!(kernel.napping_since_ns(1), None, "the run is gone");
     }
 
-    /// Goal: a batch thread counts what its own lane shared with its request lane, and nothing
-    /// where it has none. Method: on whatever CPU the test runs, as a batch lane, and as none.
+    /// Goal: a batch thread counts the time that its own lane shared with its request lane, and
+    /// nothing outside batch lanes. Method: the test's CPU, once as a batch lane and once as an
+    /// ordinary CPU.
     #[test]
     fn a_batch_sees_its_own_lane() {
         let cpus = u32::try_from(nix::sched::CpuSet::count()).expect("a few");
@@ -460,7 +466,7 @@ mod tests {
         assert!(after[0].at_ns > before[0].at_ns, "its own CPU time goes on");
     }
 
-    /// Goal: the kernel's list is read. Method: its heading and a line.
+    /// Goal: lines of the kernel's list are parsed. Method: its heading and one line.
     #[test]
     fn the_list_is_read() {
         let heading = "       key      shmid perms                  size  cpid  lpid nattch   uid";

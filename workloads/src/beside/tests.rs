@@ -1,4 +1,4 @@
-//! The emulated core under a simulated clock, against what a shared core would do.
+//! Compares the emulated core, under a simulated clock, with a shared core.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,17 +7,19 @@ fn slowdown(text: &str) -> Slowdown {
     text.parse().expect("a good factor")
 }
 
-/// A neighbour that runs and rests by turns, and a clock that each look moves on by `grain_ns`.
+/// A neighbour that alternately runs and pauses, and a clock that advances by `grain_ns` at each
+/// look.
 #[derive(Clone, Debug)]
 struct Turns {
-    /// For how long it runs, rests, runs, and so on; then it rests, or runs, for ever.
+    /// For how long it runs, pauses, runs, and so on. After the last length it stays in the next
+    /// state.
     lengths_ns: Vec<Nanos>,
     now_ns: Nanos,
     grain_ns: Nanos,
 }
 
 impl Turns {
-    /// How long the neighbour runs until a moment.
+    /// How long the neighbour has run until this time.
     fn ran_ns(&self, until_ns: Nanos) -> Nanos {
         let (mut from_ns, mut ran_ns, mut runs) = (0, 0, true);
         for length_ns in self.lengths_ns.iter().copied().chain([Nanos::MAX]) {
@@ -32,8 +34,8 @@ impl Turns {
         ran_ns
     }
 
-    /// When a shared core would have done this much work, begun at 0: the first moment at which
-    /// time alone and 1 / factor of the time beside the neighbour add up to it.
+    /// When a shared core would have done this much work, if it started at 0. This is the first
+    /// moment at which the time alone plus 1 / factor of the shared time reaches the work.
     fn done_ns(&self, work_ns: Nanos, factor: f64) -> Nanos {
         let done_by = |now_ns: Nanos| {
             let beside = self.ran_ns(now_ns) as f64;
@@ -56,7 +58,7 @@ impl Neighbour for Turns {
     }
 }
 
-/// Does this much work and waits; says when that was over, and what was counted.
+/// Does this much work and pays the debt. Returns the time of the end, the tally and the counts.
 fn work(turns: &Turns, work_ns: Nanos, slowdown: Slowdown) -> (Nanos, Tally, (u64, u64)) {
     let mut core = Slowed::new(slowdown, turns.clone());
     core.neighbour.now_ns = 0;
@@ -67,7 +69,7 @@ fn work(turns: &Turns, work_ns: Nanos, slowdown: Slowdown) -> (Nanos, Tally, (u6
     (core.debt.last.at_ns, core.tally(), core.counts())
 }
 
-/// Goal: factors are read as written, and others are refused. Method: both.
+/// Goal: valid factors are parsed and invalid factors are refused. Method: examples of both.
 #[test]
 fn factors_are_read() {
     for (text, milli) in [("1", 1_000), ("1.5", 1_500), ("2.0004", 2_000), ("10", 10_000)] {
@@ -79,8 +81,8 @@ fn factors_are_read() {
     }
 }
 
-/// Goal: pairs are read, found from either side, and shown as written. Method: two of two lanes
-/// and one of four.
+/// Goal: pairs are parsed, found by either lane, and printed as written. Method: a core of four
+/// lanes and a core of two.
 #[test]
 fn pairs_are_read() {
     let lanes: Lanes = "0:1,2,3,8:9".parse().expect("well formed");
@@ -91,7 +93,7 @@ fn pairs_are_read() {
     assert_eq!(lanes.to_string(), "0:1,2,3,8:9");
 }
 
-/// Goal: what names no pairs is refused, and so is a lane with two parts to play. Method: each.
+/// Goal: invalid pairs are refused, and so is a lane that is named twice. Method: examples of each.
 #[test]
 fn other_texts_are_refused() {
     for text in ["", "0", "0:", ":1", "0-1", "0:1:2", "1,0:2", "0:x", "0:70000", "-1:0"] {
@@ -104,8 +106,8 @@ fn other_texts_are_refused() {
     }
 }
 
-/// Goal: the three plain cases, by hand. Method: work of 3 ms at a slowdown of 1.5 with a neighbour
-/// that is always there, never there, and there for the first 1.5 ms.
+/// Goal: work takes the time that was computed by hand for three cases. Method: work of 3 ms at a
+/// slowdown of 1.5. The neighbour runs always, never, and for the first 1.5 ms.
 #[test]
 fn work_takes_as_long_as_it_should() {
     let turns =
@@ -116,8 +118,8 @@ fn work_takes_as_long_as_it_should() {
     assert_eq!(done(&[1_500_000]), 3_500_000);
 }
 
-/// Goal: what a thread did not spend on its lane neither pays nor costs. Method: a stretch with the
-/// neighbour beside it that is passed over, in the midst of paying.
+/// Goal: time off the lane neither pays nor adds to the debt. Method: `pass` over a stretch with a
+/// running neighbour, while a debt is being paid.
 #[test]
 fn what_is_passed_over_does_not_count() {
     let at = |ns| Reading { at_ns: ns, beside_ns: ns };
@@ -132,8 +134,8 @@ fn what_is_passed_over_does_not_count() {
     assert!(debt.is_paid());
 }
 
-/// Goal: a count that begins anew, or runs ahead of the clock, makes no debt that the time could
-/// not have made. Method: both.
+/// Goal: if a count restarts at 0 or runs ahead of the clock, the debt stays within what the
+/// elapsed time allows. Method: both cases.
 #[test]
 fn strange_counts_are_bounded() {
     let mut debt = Debt::begin(slowdown("3"), Reading { at_ns: 0, beside_ns: 5_000 });
@@ -144,10 +146,10 @@ fn strange_counts_are_bounded() {
 }
 
 proptest! {
-    /// Goal: work is over when a shared core would have done it, within a grain; what was added is
-    /// what the overlap costs, that during the waiting included; and as many instructions are
-    /// counted as without a neighbour. Method: any neighbour, work and slowdown, against the moment
-    /// found by bisection.
+    /// Goal: work ends when it would end on a shared core, within one grain. The added time is the
+    /// cost of the overlap, including the overlap during waiting. As many instructions are counted
+    /// as without a neighbour. Method: any neighbour, work and slowdown. The expected end is found
+    /// by bisection.
     #[test]
     fn work_ends_as_on_a_shared_core(
         lengths_ns in proptest::collection::vec(0u64..2_000_000, 0..20),
@@ -168,7 +170,8 @@ proptest! {
         prop_assert!(instructions + 1 >= work_ns && instructions <= work_ns + grain_ns);
     }
 
-    /// Goal: readings in between change nothing. Method: the same stretches, in one and in many.
+    /// Goal: additional readings change nothing. Method: the same time, read once and in many
+    /// stretches.
     #[test]
     fn cuts_do_not_matter(
         stretches in proptest::collection::vec((0u64..1_000_000, 0u64..1_000_000), 1..40),

@@ -1,5 +1,5 @@
-//! The command `elfen-batch-c`: the thesis's micro benchmarks in C, built with `-pg`, for checks
-//! that come in at `mcount`.
+//! The command `elfen-batch-c`: the thesis's micro benchmarks in C, built with `-pg`, so that
+//! checks can be attached at `mcount`.
 
 use clap::{Parser, ValueEnum};
 use elfen_console::command;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use workloads::batch::{self, Kind, MicroInC, Repetition};
 
 /// Repeats one of the thesis's programs in C and prints how much of its work was done, with a
-/// checksum of it. `elfen-batch` has the same in Rust, and more.
+/// checksum of it. `elfen-batch` has the same programs in Rust, and others.
 #[derive(Debug, Parser)]
 #[command(
     name = "elfen-batch-c",

@@ -1,9 +1,10 @@
-//! The command `elfen-truth`: a thread that says what it does, and keeps its own account of it, to
-//! hold `elfen shim` against.
+//! The command `elfen-truth`: a thread that publishes its state and records the ground truth, to
+//! test `elfen shim`.
 //!
-//! It takes turns of random length. In each it spins on the clock, so that nothing is stored but
-//! the turn's tag and number as it begins; the clock's reading that ended the turn before is the
-//! stamp. The turns carry tags of this program alone: in the library they would be in all binaries.
+//! The thread takes turns of random length. In each turn it spins on the clock. At the begin of a
+//! turn it stores only the turn's tag and number, so it disturbs the measurement little. The clock
+//! value that ended a turn is also the stamp of the next turn. The tags are defined in this binary,
+//! because tags in the library would appear in all binaries.
 
 use std::arch::x86_64::_rdtsc;
 use std::fs::File;
@@ -20,7 +21,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use workloads::units::{Nanos, nanos_from_f64, parse_nanos};
 
-/// Takes turns of random length, says so by tags, and writes when each began and ended.
+/// Takes turns of random length, publishes them by tags, and writes when each began and ended.
 #[derive(Debug, Parser)]
 #[command(
     name = "elfen-truth",
@@ -32,7 +33,7 @@ use workloads::units::{Nanos, nanos_from_f64, parse_nanos};
                   Exit status: 0 done, 1 failed, 2 wrong arguments."
 )]
 struct Args {
-    /// Where to write the stamps
+    /// The file for the stamps
     #[arg(value_name = "FILE")]
     stamps: PathBuf,
 
@@ -40,22 +41,22 @@ struct Args {
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_nanos)]
     duration: Nanos,
 
-    /// No turn is shorter
+    /// The shortest length of a turn
     #[arg(long, value_name = "TIME", default_value = "100ns", value_parser = parse_nanos)]
     shortest: Nanos,
 
-    /// No turn is longer
+    /// The longest length of a turn
     #[arg(long, value_name = "TIME", default_value = "100us", value_parser = parse_nanos)]
     longest: Nanos,
 
-    /// Decides the lengths
+    /// Seed of the lengths
     #[arg(long, default_value = "1")]
     seed: u64,
 }
 
-/// Turns of which stamps are kept, at most: half a gigabyte.
+/// The maximum number of turns: their stamps need half a gigabyte.
 const TURNS_MAX: u64 = 1 << 26;
-/// Lengths are drawn before the first turn, and then come again: a power of two.
+/// The number of lengths, a power of two. They are drawn before the first turn, and then repeat.
 const LENGTHS: usize = 1 << 16;
 
 fn main() -> ExitCode {
@@ -68,10 +69,10 @@ fn run(args: Args, out: &mut dyn Write) -> Outcome {
         return Err(Failure::new(Status::Usage, "arguments", why, fix));
     }
     let unwritten = |error| Failure::unwritable("stamps", &args.stamps, error);
-    // Before the turns, not after them: a file that cannot be written is said at once.
+    // The file is created before the turns, so that an unwritable file is reported at once.
     let file = File::create(&args.stamps).map_err(unwritten)?;
     let before = Moment::now();
-    // Good to a part in ten thousand; the stamps take the rate over the whole run.
+    // This rate has an error of about 1 in 10,000. The stamps use the rate over the whole run.
     while before.since_ns() < 10_000_000 {
         std::hint::spin_loop();
     }
@@ -81,7 +82,7 @@ fn run(args: Args, out: &mut dyn Write) -> Outcome {
     let lengths: Vec<u64> = drawn.iter().map(|ns| whole(ns * rate)).collect();
     let ticks = whole(args.duration as f64 * rate);
     let most = whole(args.duration as f64 / mean * 2.0).clamp(2 * LENGTHS as u64, TURNS_MAX);
-    // Written once, so that no page is missing later.
+    // Writes all pages now, so that page faults do not disturb the turns.
     let mut stamps = vec![1; usize::try_from(most).unwrap_or(LENGTHS)];
     let turns = take_turns(&lengths, ticks, &mut stamps);
     let clock = Conversion { first: before, ns_per_tick: 1.0 / before.ticks_per_ns() };
@@ -94,15 +95,15 @@ fn whole(value: f64) -> u64 {
     nanos_from_f64(value).unwrap_or(u64::MAX)
 }
 
-/// Log-uniformly: each octave has as many turns.
+/// Draws lengths log-uniformly: each octave gets the same number of turns.
 fn draw(args: &Args) -> Vec<f64> {
     let mut random = SplitMix64::seed_from_u64(args.seed);
     let (low, high) = ((args.shortest as f64).ln(), (args.longest as f64).ln());
     (0..LENGTHS).map(|_| (low + random.random::<f64>() * (high - low)).exp()).collect()
 }
 
-/// Turns until the time is over, or the stamps are full; gives how many. The stamp of the end of
-/// one is that of the beginning of the next.
+/// Takes turns until the time is over or the stamps are full, and returns their number. A turn ends
+/// at the stamp at which the next turn begins.
 #[inline(never)]
 fn take_turns(lengths: &[u64], ticks: u64, stamps: &mut [u64]) -> usize {
     let length = |turn: usize| lengths[turn % LENGTHS];
@@ -142,7 +143,7 @@ fn ticks_now() -> u64 {
     unsafe { _rdtsc() }
 }
 
-/// Both clocks at one time.
+/// Readings of both clocks at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     ticks: u64,
@@ -150,7 +151,8 @@ struct Moment {
 }
 
 impl Moment {
-    /// The nearest of some tries, as any may be interrupted.
+    /// Reads both clocks several times and keeps the pair with the least time in between, because a
+    /// reading may be interrupted.
     fn now() -> Self {
         let one = |_| {
             let (first, ns, last) = (ticks_now(), monotonic_ns(), ticks_now());
@@ -170,7 +172,7 @@ impl Moment {
     }
 }
 
-/// From ticks to the time that everybody knows.
+/// Converts ticks to CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug)]
 struct Conversion {
     first: Moment,

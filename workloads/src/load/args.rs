@@ -1,4 +1,4 @@
-//! The command line of `elfen-load`, and the settings that it means.
+//! The command line of `elfen-load`, and its conversion to settings.
 
 use super::driver::Settings;
 use super::engine::Limits;
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     pub(crate) runs: u32,
 
-    /// Decides every arrival time and the order of the queries
+    /// Seed of the arrival times and of the order of the queries
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
 
@@ -71,27 +71,27 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     pipeline: u32,
 
-    /// A request without an answer by then has failed, counted from when it was due
+    /// How long after its due time a request without an answer fails
     #[arg(long, value_parser = parse_nanos, default_value = "10s")]
     timeout: Nanos,
 
-    /// The latest that a request may be sent before the run fails
+    /// How late a request may be sent before the run fails
     #[arg(long, value_parser = parse_nanos, default_value = "10ms")]
     pub(crate) max_late: Nanos,
 
-    /// Go on, with a warning, when requests are sent later than --max-late
+    /// Continue with a warning if requests are sent later than --max-late
     #[arg(long)]
     pub(crate) allow_late: bool,
 
-    /// One query a line: a target (/x?q=a), METHOD /target body, or a Redis command
+    /// One query per line: a target (/x?q=a), METHOD /target body, or a Redis command
     #[arg(long, value_name = "FILE")]
     queries: Option<PathBuf>,
 
-    /// Each line of --queries goes, percent-encoded, where this has {}
+    /// The target of each request; {} is replaced by a percent-encoded line of --queries
     #[arg(long, requires = "queries", value_parser = template)]
     template: Option<String>,
 
-    /// --queries is a luceneutil task file (Category: query # freq=..)
+    /// Read --queries as a luceneutil task file (Category: query # freq=..)
     #[arg(long, requires = "queries", requires = "template")]
     tasks: bool,
 
@@ -99,7 +99,7 @@ pub(crate) struct Args {
     #[arg(long)]
     cpu: Option<usize>,
 
-    /// How long before a send to stop sleeping and look at the clock instead [default: 100us]
+    /// How long before a send to stop sleeping and poll the clock instead [default: 100us]
     #[arg(long, value_parser = parse_nanos)]
     spin: Option<Nanos>,
 
@@ -115,12 +115,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
 
-    /// Be a service whose response times are known, at this address, for generators to measure
+    /// Serve at this address with known response times, to test load generators
     #[arg(long, value_name = "ADDRESS", conflicts_with = "url")]
     pub(crate) reference_server: Option<SocketAddr>,
 
-    /// Its service times: exponential:1ms, fixed:1ms, or fixed:1ms,stall:1000:100ms (each 1000th
-    /// takes 100 ms more) [default: exponential:1ms]
+    /// Service times of --reference-server: exponential:1ms, fixed:1ms, or
+    /// fixed:1ms,stall:1000:100ms (each 1000th takes 100 ms more) [default: exponential:1ms]
     #[arg(long, requires = "reference_server")]
     pub(crate) service: Option<ServiceTimes>,
 }
@@ -137,7 +137,7 @@ fn template(text: &str) -> Result<String, String> {
 }
 
 impl Args {
-    /// What the arguments mean; reads the files they name.
+    /// Converts the arguments to settings, and reads the files that they name.
     pub(crate) fn settings(&self, target: &Target) -> Result<Settings, Failure> {
         let queries = self.query_set(target)?;
         let end = match (self.duration, self.requests, self.passes) {

@@ -1,4 +1,4 @@
-//! What `elfen-load` does with its arguments: measure, or be the service that is measured.
+//! Runs `elfen-load`: measures a service, or is the reference service.
 
 use super::args::Args;
 use super::driver::Settings;
@@ -23,7 +23,7 @@ pub fn main() -> ExitCode {
 fn run(args: Args, out: &mut dyn Write) -> Outcome {
     catch_interrupts()?;
     if let Some(address) = args.reference_server {
-        // A port of 0 asks for any: say which it is.
+        // Port 0 requests any free port, so the chosen address is printed.
         let ready = |address| writeln!(out, "serving on {address}").and_then(|()| out.flush());
         let times = args.service.unwrap_or_default();
         reference::serve(address, times, args.seed, ready).map_err(|error| {
@@ -45,7 +45,7 @@ fn run(args: Args, out: &mut dyn Write) -> Outcome {
 }
 
 fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, Failure> {
-    // Opened first: a path that can't be written is better known before the run than after.
+    // The file is created before the run, so that an unwritable path is reported at once.
     let mut csv = args.csv.as_deref().map(Log::create).transpose()?;
     let mut runs = Vec::new();
     for number in 0..args.runs {
@@ -59,7 +59,7 @@ fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, 
         if let Some(csv) = &mut csv {
             csv.write(|out| write_csv(out, runs.len(), &run))?;
         }
-        // Written by now, and by far the largest part.
+        // The samples are in the file by now, and are by far the largest part of a run.
         run.recorder.samples = Vec::new();
         runs.push(run);
     }
@@ -82,7 +82,7 @@ fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, 
     Ok(report)
 }
 
-/// The file of every request, which is written while measuring; its errors name it.
+/// The file with all requests, which is written while measuring. Errors name its path.
 struct Log<'a> {
     path: &'a Path,
     out: BufWriter<File>,

@@ -1,8 +1,8 @@
-//! The engine's hands: sockets, epoll and the clock, on one thread.
+//! Connects the engine to the system: sockets, epoll and the clock, on one thread.
 //!
-//! The thread sleeps until shortly before the next intended send (a timerfd, because epoll's own
-//! timeout counts in milliseconds), then polls without sleeping until the moment has come. What the
-//! service sends is read whenever the thread is awake, and stamped after it was read.
+//! The thread sleeps until shortly before the next intended send. It uses a timerfd because epoll's
+//! timeout counts in milliseconds. Then it polls without sleeping until the request is due. It
+//! reads answers whenever it is awake, and stamps them after reading.
 
 use super::engine::{Engine, Limits, Overrun};
 use super::plan::{Arrival, Arrivals, End, Plan};
@@ -27,7 +27,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const TIMER: Token = Token(usize::MAX);
-/// Connections opened at once: below the listen backlog of common servers.
+/// How many connections are opened together. This is below the listen backlog of common servers.
 const OPENING_AT_ONCE: usize = 100;
 const RETRY_AFTER_NS: Nanos = 50_000_000;
 const READ_BYTES: usize = 64 * 1024;
@@ -44,7 +44,7 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// How long before a send the thread stops sleeping; `None` if it never sleeps.
     pub(crate) spin_ns: Option<Nanos>,
-    /// Where the generator runs; without one the kernel chooses.
+    /// The generator's CPU. If it is `None`, the kernel chooses.
     pub(crate) cpu: Option<usize>,
     pub(crate) every_request: bool,
 }
@@ -53,18 +53,18 @@ pub(crate) struct Settings {
 pub(crate) struct Run {
     pub(crate) seed: u64,
     pub(crate) recorder: Recorder,
-    /// How long after the timer the thread ran: an answer that comes while it sleeps is seen as
-    /// much too late.
+    /// How long after the timer's expiration the thread ran. An answer that arrives while the
+    /// thread sleeps is stamped late by as much.
     pub(crate) overslept: Distribution,
-    /// Connections that ended during the run.
+    /// The number of connections that ended during the run.
     pub(crate) lost: u64,
-    /// From the end of the warm-up to the last answer, or to the planned end if that is later and
-    /// was waited for.
+    /// From the end of the warm-up to the last answer, or to the planned end. The planned end
+    /// counts if it is later and the run was not interrupted.
     span_ns: Nanos,
 }
 
 impl Run {
-    /// Requests answered well, per second.
+    /// Successful answers per second.
     pub(crate) fn achieved_rps(&self) -> f64 {
         let count = self.recorder.latency.count();
         if self.span_ns == 0 { 0.0 } else { count as f64 / seconds(self.span_ns) }
@@ -81,12 +81,12 @@ impl Settings {
         self.plan(0).expected_requests()
     }
 
-    /// The measured part, after a warm-up at the same rate; indices count through both.
+    /// The warm-up and the measured part at the same rate. Indices count through both.
     fn whole_plan(&self, seed: u64) -> impl Iterator<Item = Arrival> + Send + use<> {
         let (end, warmup_ns, queries) =
             (End::At(self.warmup_ns), self.warmup_ns, self.queries.len());
-        // Another stream than the measured one, so that the warm-up leaves the measurement as it
-        // is.
+        // The warm-up has a separate random stream, so that it does not change the measured
+        // arrivals.
         let warmup = Plan::new(Arrivals::Exponential, self.rps, end, queries, !seed);
         let measured = self.plan(seed).map(move |mut arrival| {
             arrival.at_ns += warmup_ns;
@@ -106,7 +106,7 @@ impl Settings {
         self.warmup_ns + measured
     }
 
-    /// Runs the plan of `seed` against the service, on a thread of its own.
+    /// Sends the plan of `seed` to the service, on a new thread.
     pub(crate) fn run(&self, seed: u64) -> Result<Run, Failure> {
         allow_connections(self.limits.connections)?;
         let planned_end_ns = self.planned_end_ns();
@@ -149,14 +149,13 @@ fn too_late(overrun: Overrun, lost: Option<io::Error>) -> Failure {
     Failure::new(Status::Failed, what, format!("{why}{lost}"), fix)
 }
 
-/// One connection: a socket that never blocks, what it still has to send, and where its answers
-/// end.
+/// One connection: a nonblocking socket, unsent bytes, and the parser of answers.
 #[derive(Debug)]
 struct Link {
     stream: Option<TcpStream>,
     stands: bool,
     parser: Parser,
-    /// What the kernel did not take yet.
+    /// Bytes that the kernel has not accepted yet.
     unsent: Vec<u8>,
 }
 
@@ -165,7 +164,7 @@ impl Link {
         Self { stream: None, stands: false, parser: Parser::new(protocol), unsent: Vec::new() }
     }
 
-    /// Whether the connection stands now.
+    /// Completes the opening. Returns whether the connection is established.
     fn finish_opening(&mut self) -> io::Result<bool> {
         let Some(stream) = &self.stream else { return Ok(false) };
         if let Some(error) = stream.take_error()? {
@@ -182,13 +181,14 @@ impl Link {
         }
     }
 
-    /// Hands a request to the kernel; false if it took only a part, and `flush` must follow.
+    /// Passes a request to the kernel. Returns false if the kernel accepted only a part; then call
+    /// `flush`.
     fn send(&mut self, request: &[u8]) -> io::Result<bool> {
         self.unsent.extend_from_slice(request);
         self.flush()
     }
 
-    /// Writes what is left; true when nothing is left any more.
+    /// Sends the remaining bytes. Returns true when none remain.
     fn flush(&mut self) -> io::Result<bool> {
         let stream = self.stream.as_mut().ok_or(ErrorKind::NotConnected)?;
         while !self.unsent.is_empty() {
@@ -211,7 +211,7 @@ struct Driver<'a> {
     timer: TimerFd,
     timer_at: Option<Nanos>,
     links: Vec<Link>,
-    /// Closed links and when to try them again, soonest first.
+    /// Closed connections with the time of the next attempt, earliest first.
     retries: VecDeque<(Nanos, usize)>,
     buffer: Vec<u8>,
     origin: Instant,
@@ -244,7 +244,7 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// Opens all connections and waits until they stand.
+    /// Opens all connections and waits until they are established.
     fn connect(&mut self) -> Result<(), Failure> {
         let connections = self.links.len();
         for first in (0..connections).step_by(OPENING_AT_ONCE) {
@@ -256,7 +256,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Opens some connections and waits until they stand.
+    /// Opens some connections and waits until they are established.
     fn open_all(&mut self, links: std::ops::Range<usize>) -> io::Result<()> {
         let begun = Instant::now();
         links.clone().try_for_each(|at| self.open(at))?;
@@ -280,7 +280,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Runs the engine's plan to its end; its time counts from now.
+    /// Runs the engine's plan to its end. The plan's time starts now.
     fn run(mut self) -> Result<Run, Failure> {
         self.origin = Instant::now();
         (0..self.links.len()).for_each(|at| self.engine.set_usable(at, true));
@@ -327,7 +327,7 @@ impl<'a> Driver<'a> {
                 }
                 Ok(None) => return Ok(()),
                 Err(overrun) => {
-                    // A lost connection explains requests that waited for one, and nothing else.
+                    // A lost connection is the cause only if the request waited for a connection.
                     let last_error = self.last_error.take().filter(|_| overrun.starved);
                     return Err(too_late(overrun, last_error));
                 }
@@ -335,8 +335,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Sleeps until something happens, or shortly before the next send is due; close to it, only
-    /// looks.
+    /// Sleeps until an event occurs or until shortly before the next send is due. If the next send
+    /// is near, polls without sleeping.
     fn wait(&mut self) -> io::Result<()> {
         let now = self.now();
         let spin_ns = self.settings.spin_ns.unwrap_or(Nanos::MAX);
@@ -365,7 +365,7 @@ impl<'a> Driver<'a> {
 
     fn poll(&mut self, within: Option<Duration>) -> io::Result<()> {
         match self.poll.poll(&mut self.events, within) {
-            // Ctrl-C or SIGTERM: its handler has set a flag, which the caller looks at.
+            // A handler of SIGINT or SIGTERM has run. It has set a flag, which the caller reads.
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(()),
             other => other,
         }
@@ -391,7 +391,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Reads all that is there, because epoll tells of it once; `ends` if it also told of the end.
+    /// Reads everything that has arrived, because epoll reports it only once. `ends` says that
+    /// epoll also reported the end of the connection.
     fn read(&mut self, at: usize, ends: bool) {
         loop {
             let Some(stream) = self.links[at].stream.as_mut() else { return };
@@ -419,8 +420,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The answers in the first `got` bytes of the buffer. True: the service announced that it
-    /// closes.
+    /// Parses the answers in the first `got` bytes of the buffer. Returns true if the service
+    /// announced that it closes the connection.
     fn take_replies(&mut self, at: usize, got: usize) -> Result<bool, Malformed> {
         let now = self.now();
         let mut rest = &self.buffer[..got];
@@ -441,11 +442,11 @@ impl<'a> Driver<'a> {
     fn close(&mut self, at: usize, reason: Fault, error: Option<io::Error>) {
         let now = self.now();
         self.engine.closed(at, now, reason);
-        // Dropping the stream takes it out of epoll.
+        // Dropping the stream removes it from epoll.
         self.links[at] = Link::new(self.settings.protocol);
         self.lost += 1;
-        // A service that announced the close is asked again at once, one that broke off a little
-        // later.
+        // A connection whose end was announced is reopened at once. Other connections are reopened
+        // after a delay.
         let retry_at = if error.is_some() { now + RETRY_AFTER_NS } else { now };
         self.last_error = error.or(self.last_error.take());
         self.retry(retry_at, at);

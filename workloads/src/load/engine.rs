@@ -1,13 +1,12 @@
-//! The generator's decisions, without sockets and without a clock: what to send when and where, and
-//! what an event means.
+//! The generator's decisions: which request is sent when and on which connection, and how each
+//! event counts. This module has no sockets and no clock.
 //!
-//! The caller says what time it is and what happened; the engine says what to send. So the same
-//! code runs against the kernel ([`super::driver`]) and, in tests, against a simulated service and
-//! a simulated clock.
+//! The caller passes the time and the events, and the engine returns what to send. So the same code
+//! runs with real sockets ([`super::driver`]) and, in tests, with a simulated service and clock.
 //!
-//! A request is due at its intended time whatever the service does. If no connection has room, it
-//! waits here, and the wait is part of its latency and of its lateness: to be late is a failure,
-//! whether the generator or the service is the cause.
+//! A request is due at its intended time, whatever the service does. If no connection has room, the
+//! request waits in the engine. The wait is part of the request's latency and lateness. Too much
+//! lateness is a failure, whether the generator or the service causes it.
 
 use super::plan::Arrival;
 use super::protocol::{Fault, Reply, Timing};
@@ -21,44 +20,44 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     /// Requests that may be under way on one connection.
     pub(crate) pipeline: usize,
-    /// From the intended send time.
+    /// Counted from the intended send time.
     pub(crate) timeout_ns: Nanos,
-    /// How late a send may be before the run fails; `None` lets it go on.
+    /// How late a send may be before the run fails. `None` means no bound.
     pub(crate) most_late_ns: Option<Nanos>,
 }
 
-/// The schedule was not kept.
+/// A request was sent later than allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overrun {
     pub(crate) late_ns: Nanos,
     pub(crate) bound_ns: Nanos,
-    /// The request waited for a connection rather than for the generator.
+    /// The request was late because no connection had room, and not because the generator was slow.
     pub(crate) starved: bool,
 }
 
-/// What the caller is to write now.
+/// A request for the caller to send now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Send {
     pub(crate) connection: usize,
     pub(crate) query: u32,
 }
 
-/// A request and a moment: when it was sent, or when the generator saw that no connection had room.
+/// A request, and the time when it was sent or when the engine found that no connection had room.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     arrival: Arrival,
     since_ns: Nanos,
 }
 
-/// The order in which connections are taken: first those with the fewest requests under way, of
-/// these the one that has been so for longest.
+/// The order in which connections are chosen: the fewest requests under way first, then the
+/// connection that has had this number for longest.
 type Rank = (usize, u64, usize);
 
 #[derive(Debug, Default)]
 struct Connection {
     usable: bool,
     in_flight: VecDeque<Request>,
-    /// `None` while it has no room.
+    /// `None` while the connection has no room.
     rank: Option<Rank>,
 }
 
@@ -66,23 +65,23 @@ struct Connection {
 pub(crate) type Arrivals = Box<dyn Iterator<Item = Arrival> + std::marker::Send>;
 
 pub(crate) struct Engine {
-    /// `None` once stopped.
+    /// `None` after `stop`.
     plan: Option<Peekable<Arrivals>>,
     limits: Limits,
     waiting: VecDeque<Request>,
     connections: Vec<Connection>,
     ranks: BTreeSet<Rank>,
-    /// How many ranks were ever given.
+    /// How many ranks have been assigned so far.
     ranked: u64,
-    /// Requests in the order in which they were sent, to find the oldest that is under way: index,
-    /// deadline and connection of each.
+    /// Index, deadline and connection of each request, in the order in which they were sent. This
+    /// finds the oldest request under way.
     deadlines: VecDeque<(u64, Nanos, usize)>,
     in_flight: usize,
     recorder: Recorder,
 }
 
 impl Engine {
-    /// No connection is usable before it was `opened`.
+    /// Every connection starts unusable. `set_usable` makes it usable.
     pub(crate) fn new(plan: Arrivals, limits: Limits, recorder: Recorder) -> Self {
         Self {
             plan: Some(plan.peekable()),
@@ -97,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// The next request that is due and has a connection. Call until `None`, then wait.
+    /// Returns the next request that is due and has a connection. Call it until `None`, then wait.
     pub(crate) fn next_send(&mut self, now: Nanos) -> Result<Option<Send>, Overrun> {
         while let Some(plan) = &mut self.plan
             && let Some(arrival) = plan.next_if(|arrival| arrival.at_ns <= now)
@@ -121,7 +120,7 @@ impl Engine {
         Ok(Some(self.send(first.arrival, connection, now)))
     }
 
-    /// When there is something to do even if nothing happens: the next intended send, or the next
+    /// When the engine must run again if no event occurs: the next intended send, or the next
     /// timeout.
     pub(crate) fn wake_at(&mut self) -> Option<Nanos> {
         let due = self.next_due();
@@ -135,7 +134,7 @@ impl Engine {
         [due, waiting, timeout].into_iter().flatten().min()
     }
 
-    /// The next intended send alone: what deserves to be met to the microsecond.
+    /// The next intended send. The driver polls for this time, to be exact to the microsecond.
     pub(crate) fn next_due(&mut self) -> Option<Nanos> {
         self.plan.as_mut()?.peek().map(|arrival| arrival.at_ns)
     }
@@ -144,19 +143,21 @@ impl Engine {
         self.in_flight == 0 && self.waiting.is_empty() && self.next_due().is_none()
     }
 
-    /// No request is sent any more; those under way are waited for.
+    /// Sends no more requests. Requests under way still get their answers.
     pub(crate) fn stop(&mut self) {
         self.plan = None;
         self.waiting.clear();
     }
 
-    /// The connection takes bytes, or takes none: it was opened or is clogged.
+    /// Says whether the connection accepts bytes. A new connection does, a blocked connection does
+    /// not.
     pub(crate) fn set_usable(&mut self, connection: usize, usable: bool) {
         self.connections[connection].usable = usable;
         self.rank(connection);
     }
 
-    /// An answer to the oldest request under way on the connection. False: nothing was asked there.
+    /// Records an answer to the connection's oldest request. Returns false if no request is under
+    /// way there.
     pub(crate) fn replied(&mut self, connection: usize, now: Nanos, reply: &Reply) -> bool {
         let Some(request) = self.connections[connection].in_flight.pop_front() else {
             return false;
@@ -168,8 +169,8 @@ impl Engine {
         true
     }
 
-    /// The connection is gone: what was under way on it failed, the oldest for `reason`, those
-    /// behind it because it closed.
+    /// Records that the connection closed. Its oldest request failed for `reason`, and the later
+    /// requests failed because the connection closed.
     pub(crate) fn closed(&mut self, connection: usize, now: Nanos, reason: Fault) {
         let lost = std::mem::take(&mut self.connections[connection].in_flight);
         self.set_usable(connection, false);
@@ -181,8 +182,8 @@ impl Engine {
         }
     }
 
-    /// Gives up on requests that waited too long for a connection, and names a connection whose
-    /// oldest request timed out, to be closed by the caller. Call until `None`.
+    /// Gives up requests that waited too long for a connection. Returns a connection whose oldest
+    /// request timed out, for the caller to close. Call it until `None`.
     pub(crate) fn expired(&mut self, now: Nanos) -> Option<usize> {
         let timeout = self.limits.timeout_ns;
         let is_over = |first: &mut Request| first.arrival.at_ns + timeout <= now;
@@ -207,7 +208,8 @@ impl Engine {
         Send { connection, query: arrival.query }
     }
 
-    /// Refuses to go on with a request that is too late; it is starved if it was looked at in time.
+    /// Fails if a request is later than the bound. The request counts as starved if the engine saw
+    /// it in time.
     fn hold_to_bound(&self, request: Request, now: Nanos) -> Result<(), Overrun> {
         let Some(bound_ns) = self.limits.most_late_ns else { return Ok(()) };
         let at_ns = request.arrival.at_ns;
@@ -219,7 +221,7 @@ impl Engine {
         Err(Overrun { late_ns, bound_ns, starved })
     }
 
-    /// `sent` says on which connection, and when.
+    /// `sent` is the connection and the time of the send.
     fn record(
         &mut self,
         arrival: Arrival,
@@ -244,7 +246,7 @@ impl Engine {
     fn oldest(&mut self) -> Option<(Nanos, usize)> {
         while let Some((index, deadline, connection)) = self.deadlines.front().copied() {
             let first = self.connections[connection].in_flight.front();
-            // A connection answers in order: what is older than its first request is answered.
+            // A connection answers in order, so requests older than its first request are answered.
             if first.is_some_and(|request| request.arrival.index <= index) {
                 return Some((deadline, connection));
             }
@@ -253,7 +255,7 @@ impl Engine {
         None
     }
 
-    /// Gives the connection the rank that it now has.
+    /// Updates the connection's rank.
     fn rank(&mut self, at: usize) {
         let connection = &mut self.connections[at];
         if let Some(rank) = connection.rank.take() {

@@ -1,9 +1,10 @@
 //! `elfen-load`: an open-loop load generator.
 //!
-//! A [`plan::Plan`] says when each request is due; the [`engine`] decides, without a clock or a
-//! socket, what is sent where and what an answer means; the [`driver`] gives it both; a
-//! [`record::Recorder`] keeps what was measured; [`report`] says it. [`reference`] is a service
-//! whose response times are known, for this generator and others to be held against.
+//! - [`plan::Plan`] says when each request is due.
+//! - [`engine`] decides, without clock and sockets, what is sent where and how answers count.
+//! - [`driver`] provides the engine with clock and sockets.
+//! - [`record::Recorder`] stores what was measured, and [`report`] prints it.
+//! - [`reference`] is a service with known response times, to test load generators.
 
 mod args;
 pub mod command;

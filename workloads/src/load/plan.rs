@@ -1,8 +1,8 @@
-//! The plan of a run: when each request is due, and which query it asks.
+//! The plan of a run: when each request is due, and which query it sends.
 //!
-//! The plan never looks at the service: that is what makes the loop open. The same seed gives the
-//! same plan, so that a run can be run again. Arrival times and the order of the queries
-//! come from separate streams of the seed: changing the query set does not move the arrivals.
+//! The plan does not depend on the service, which makes the loop open. Equal seeds give equal
+//! plans, so a run can be repeated. Arrival times and the order of the queries use separate random
+//! streams, so another query set does not change the arrivals.
 
 use crate::units::{Nanos, nanos_from_f64, seconds};
 use clap::ValueEnum;
@@ -45,16 +45,16 @@ pub(crate) struct Arrival {
     pub(crate) query: u32,
 }
 
-/// The plan of one run, made as it is consumed.
+/// The plan of one run, computed while it is consumed.
 #[derive(Debug)]
 pub(crate) struct Plan {
     arrivals: Arrivals,
     rps: f64,
     end: End,
     rng: Xoshiro256PlusPlus,
-    /// When the last request is due.
+    /// When the latest request is due.
     clock_ns: f64,
-    /// The query set in the order asked, round and round: shuffled once, as the thesis does.
+    /// The order of the queries. They are shuffled once and then repeated, as in the thesis.
     order: Vec<u32>,
     next: u64,
 }
@@ -70,7 +70,7 @@ impl Plan {
         Self { arrivals, rps, end, rng, clock_ns: 0.0, order, next: 0 }
     }
 
-    /// How many requests the plan will make, or makes on average.
+    /// The number of requests in the plan. If the plan ends at a time, this is the average number.
     pub(crate) fn expected_requests(&self) -> u64 {
         match self.end {
             End::Requests(n) => n,
@@ -91,7 +91,7 @@ impl Iterator for Plan {
             Arrivals::Exponential => {
                 self.clock_ns + 1e9 / self.rps * self.rng.sample::<f64, _>(Exp1)
             }
-            // No sum of gaps: that would drift.
+            // Adding up gaps would drift.
             Arrivals::Uniform => 1e9 / self.rps * (index + 1) as f64,
         };
         let at_ns = nanos_from_f64(self.clock_ns)?;
@@ -113,8 +113,8 @@ mod tests {
         Plan::new(arrivals, rps, end, 7, seed).collect()
     }
 
-    /// Goal: equal gaps are equal and don't drift. Method: the millionth arrival of a rate whose
-    /// gap is no whole number.
+    /// Goal: equal gaps do not drift. Method: the millionth arrival at a rate whose gap is not a
+    /// whole number of nanoseconds.
     #[test]
     fn uniform_does_not_drift() {
         let all = plan(Arrivals::Uniform, 3_000.0, End::Requests(1_000_000), 1);
@@ -137,9 +137,10 @@ mod tests {
         assert!((variance - 1.0).abs() < 5.0 * (8.0 / n).sqrt(), "variance {variance} ms^2");
     }
 
-    /// Goal: the thesis's query order: every query once a round, all rounds alike, and each seed
-    /// another order; and the size of the query set leaves the arrival times alone. Method: five
-    /// rounds of 50 queries for two seeds; the same seed with two sizes.
+    /// Goal: the order of the queries is the thesis's. Each round has every query once, all rounds
+    /// are equal, and other seeds give other orders. The size of the query set does not change the
+    /// arrival times. Method: five rounds of 50 queries for two seeds; the same seed with two
+    /// sizes.
     #[test]
     fn queries_are_shuffled_once_and_repeated() {
         let all = |queries, seed| {
@@ -156,8 +157,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: the same seed gives the same plan, in order, within its end. Method: any process,
-        /// rate, end and seed.
+        /// Goal: equal seeds give equal plans, sorted by time, which respect their end. Method: any
+        /// process, rate, end and seed.
         #[test]
         fn plans_are_replayable(
             uniform: bool, rps in 0.1f64..1e6, n in 0u64..300, end_ms in 1u64..100, by_count: bool,

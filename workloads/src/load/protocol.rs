@@ -1,14 +1,13 @@
-//! The protocols that the generator speaks, HTTP/1.1 and RESP: where an answer ends, and what it
-//! says.
+//! The parsers of the generator's protocols, HTTP/1.1 and RESP. They find where an answer ends and
+//! what it reports.
 //!
-//! A parser is fed whatever the socket gave, in pieces of any size, and keeps only what it needs to
-//! find the end: a partial line or head, never a body. What the service sends can make it report
-//! [`Malformed`], nothing worse.
+//! A parser accepts the bytes of a socket in pieces of any size. It stores only a partial line or
+//! head, and never a body. Invalid bytes from the service only make it return [`Malformed`].
 
 use crate::units::nanos_from_f64;
 use std::fmt;
 
-/// A head, or a line of either protocol.
+/// The maximum length of a head, or of a line of either protocol.
 const LONGEST: usize = 64 * 1024;
 const MOST_HEADERS: usize = 128;
 
@@ -27,14 +26,14 @@ impl Protocol {
     }
 }
 
-/// Why a request got no good answer, in the words of the table, the JSON and the CSV.
+/// Why a request failed, in the words of the table, the JSON and the CSV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     /// An HTTP status other than 2xx.
     Status(u16),
-    /// Redis's own error reply.
+    /// An error reply of Redis.
     Refused,
-    /// Bytes that aren't the protocol.
+    /// Bytes that violate the protocol.
     Malformed,
     /// The connection ended before the answer did.
     Closed,
@@ -54,7 +53,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What the service says of a request, as far as it does.
+/// The times that the service reports for a request. Missing times are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Timing {
     pub(crate) queue_ns: Option<u64>,
@@ -63,7 +62,7 @@ pub(crate) struct Timing {
     pub(crate) added_ns: Option<u64>,
 }
 
-/// A complete answer, whatever it says.
+/// A complete answer, successful or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) result: Result<(), Fault>,
@@ -78,7 +77,7 @@ impl Reply {
     }
 }
 
-/// The bytes are not the protocol; the connection can't be used any further.
+/// The bytes violate the protocol, and the connection cannot be used any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
@@ -87,12 +86,12 @@ pub(crate) struct Malformed;
 pub(crate) struct Parser {
     protocol: Protocol,
     expects: Expects,
-    /// The head or line so far.
+    /// The incomplete head or line.
     partial: Vec<u8>,
-    /// Bytes of a body that come first, and are dropped.
+    /// Bytes of a body to drop before the next line.
     skip: u64,
-    /// Elements that an answer in RESP still lacks. An element may hold others, and no stack is
-    /// needed to find the end: it is enough to count how many are still to come.
+    /// The number of elements that are missing from an answer in RESP. Elements can be nested. The
+    /// end of the answer needs no stack: counting the missing elements suffices.
     missing: u64,
     /// The answer that is being read.
     reply: Reply,
@@ -110,7 +109,7 @@ enum Expects {
     BulkEnd,
     /// A body without a length ends with the connection.
     Close,
-    /// The answer is whole.
+    /// The answer is complete.
     Nothing,
 }
 
@@ -126,8 +125,8 @@ impl Parser {
         }
     }
 
-    /// How many of `bytes` were taken, and the answer that ended there. Without an answer, all were
-    /// taken.
+    /// Returns how many of `bytes` were consumed, and the answer that ended there. Without an
+    /// answer, all bytes were consumed.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<(usize, Option<Reply>), Malformed> {
         let mut at = 0;
         loop {
@@ -146,13 +145,13 @@ impl Parser {
         }
     }
 
-    /// The answer that the end of the stream completes, if it completes one.
+    /// Handles the end of the stream. Returns the answer that it completes, if any.
     pub(crate) fn end_of_stream(&mut self) -> Option<Reply> {
         let is_whole = std::mem::replace(&mut self.expects, Expects::Start) == Expects::Close;
         is_whole.then_some(self.reply)
     }
 
-    /// Takes bytes up to the end of the line, and reads what ends with it.
+    /// Consumes bytes up to the end of the line, and parses the line or head that ends there.
     fn take_line(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let newline = bytes.iter().position(|byte| *byte == b'\n');
         let taken = newline.map_or(bytes.len(), |at| at + 1);
@@ -177,7 +176,7 @@ impl Parser {
         Ok(taken)
     }
 
-    /// What follows a line, which has no line end any more.
+    /// Parses a line without its line end, and returns what follows it.
     fn read_line(&mut self, line: &[u8]) -> Result<Expects, Malformed> {
         match self.expects {
             Expects::Start => self.read_element(line),
@@ -186,7 +185,7 @@ impl Parser {
             Expects::Trailer if line.is_empty() => Ok(Expects::Nothing),
             Expects::Trailer => Ok(Expects::Trailer),
             Expects::ChunkSize => {
-                // Hexadecimal digits up to an extension.
+                // Hexadecimal digits, which end at an optional extension.
                 let digits = line.split(|byte| *byte == b';').next().unwrap_or(line).trim_ascii();
                 self.skip = number(digits, 16)?;
                 Ok(if self.skip == 0 { Expects::Trailer } else { Expects::ChunkEnd })
@@ -195,7 +194,7 @@ impl Parser {
         }
     }
 
-    /// What follows a head of HTTP.
+    /// Parses an HTTP head, and returns what follows it.
     fn read_head(&mut self, bytes: &[u8]) -> Result<Expects, Malformed> {
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
         let mut response = httparse::Response::new(&mut headers);
@@ -228,7 +227,7 @@ impl Parser {
             }
         }
         let expects = match (status, chunked, length) {
-            // An interim answer: the one that counts follows.
+            // An interim answer. The final answer follows.
             (100..200, ..) => return Ok(Expects::Start),
             (204 | 304, ..) => Expects::Nothing,
             (_, Some(true), _) => Expects::ChunkSize,
@@ -243,15 +242,15 @@ impl Parser {
         Ok(expects)
     }
 
-    /// What follows the first line of an element, in version 2 of RESP: servers speak version 3
-    /// only when asked to.
+    /// Parses the first line of an element in version 2 of RESP, and returns what follows it.
+    /// Servers use version 3 only on request.
     fn read_element(&mut self, line: &[u8]) -> Result<Expects, Malformed> {
         let (&kind, rest) = line.split_first().ok_or(Malformed)?;
         if self.missing == 0 && kind == b'-' {
             self.reply.result = Err(Fault::Refused);
         }
         self.missing = self.missing.saturating_sub(1);
-        // A length of -1 is RESP's null.
+        // A length of -1 means null in RESP.
         let length = || if rest == b"-1" { Ok(None) } else { number(rest, 10).map(Some) };
         let elements = match kind {
             b'+' | b':' | b'-' => 0,
@@ -274,7 +273,7 @@ impl Parser {
     }
 }
 
-/// Digits and nothing else; malformed too if no 64 bits hold it.
+/// Parses digits. Other characters and numbers above 64 bits are malformed.
 fn number(digits: &[u8], radix: u32) -> Result<u64, Malformed> {
     let text = std::str::from_utf8(digits).map_err(|_| Malformed)?;
     if !text.chars().all(|digit| digit.is_digit(radix)) {
@@ -283,8 +282,8 @@ fn number(digits: &[u8], radix: u32) -> Result<u64, Malformed> {
     u64::from_str_radix(text, radix).map_err(|_| Malformed)
 }
 
-/// A service reports what a request waited and took as `queue;dur=0.25, service;dur=1.5`, in
-/// milliseconds, as the standard says. Other entries, and those without a time, are left out.
+/// Reads the `Server-Timing` header, as in `queue;dur=0.25, service;dur=1.5`. The standard's unit
+/// is milliseconds. Other entries, and entries without a time, are ignored.
 fn read_timing(value: &[u8], timing: &mut Timing) {
     let Ok(value) = std::str::from_utf8(value) else { return };
     for entry in value.split(',') {
@@ -306,7 +305,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every answer in `stream`, fed in pieces that end at `cuts`.
+    /// All answers in `stream`, which is passed in pieces that end at `cuts`.
     fn parse(protocol: Protocol, stream: &[u8], cuts: &[usize]) -> Result<Vec<Reply>, Malformed> {
         let mut parser = Parser::new(protocol);
         let mut replies = Vec::new();
@@ -331,8 +330,8 @@ mod tests {
         parse(Protocol::Http, stream, &[])
     }
 
-    /// Goal: an answer without a length lasts until the connection ends, and whether the service
-    /// closes it is read from version and header. Method: each way of saying it.
+    /// Goal: an answer without a length ends with the connection. Version and header say whether
+    /// the service closes the connection. Method: each combination.
     #[test]
     fn closing_is_understood() {
         let mut parser = Parser::new(Protocol::Http);
@@ -352,8 +351,7 @@ mod tests {
         }
     }
 
-    /// Goal: heads that contradict themselves, and those without end, are refused. Method: one of
-    /// each.
+    /// Goal: contradictory and endless heads are refused. Method: one example of each.
     #[test]
     fn bad_heads_are_malformed() {
         let endless = vec![b'a'; LONGEST + 1];
@@ -371,8 +369,8 @@ mod tests {
         }
     }
 
-    /// Goal: times are taken where they stand and nowhere else. Method: entries around ours, and a
-    /// wrong number.
+    /// Goal: the known times are read and other entries are ignored. Method: additional entries,
+    /// and invalid numbers.
     #[test]
     fn server_timing_is_read() {
         for (value, queue_ns, service_ns, added_ns) in [
@@ -459,7 +457,7 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: answers are found whole and in order however the stream is cut. Method: any
+        /// Goal: answers are found completely and in order, however the stream is cut. Method: any
         /// answers, any cuts.
         #[test]
         fn cuts_do_not_matter(
@@ -473,8 +471,9 @@ mod tests {
             prop_assert_eq!(parse(protocol, &stream, &every_byte), Ok(expected));
         }
 
-        /// Goal: no bytes make a parser panic, stand still, or answer differently by the cut.
-        /// Method: arbitrary bytes, and answers with bytes changed, cut anywhere.
+        /// Goal: whatever the bytes, a parser does not panic and makes progress. Its result does
+        /// not depend on the cuts. Method: arbitrary bytes, and answers with changed bytes, cut
+        /// anywhere.
         #[test]
         fn arbitrary_bytes_are_survived(
             noise in proptest::collection::vec(any::<u8>(), 0..200),

@@ -1,4 +1,4 @@
-//! Where the requests go and what they ask: the target, and the query set.
+//! The requests and their destination: the target, and the query set.
 
 use super::protocol::Protocol;
 use elfen_console::failure::{Failure, Status};
@@ -13,10 +13,10 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) protocol: Protocol,
-    /// As given, for the Host header and for messages.
+    /// The host as given, for the Host header and for messages.
     host: String,
     port: u16,
-    /// From the first `/` on; empty if there is none.
+    /// Everything from the first `/` on, or empty.
     path: String,
 }
 
@@ -74,7 +74,7 @@ impl Target {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// One line of a query file as the bytes of a request.
+    /// Encodes one line of a query file as a request.
     fn encode(&self, line: &str) -> Result<Vec<u8>, String> {
         match self.protocol {
             Protocol::Http => encode_http(line, &self.authority()),
@@ -87,31 +87,31 @@ pub(crate) fn usage(problem: impl fmt::Display) -> Failure {
     Failure::new(Status::Usage, "arguments", problem, "see `elfen-load --help`")
 }
 
-/// Every request that can be sent, encoded beforehand.
+/// All requests that can be sent. They are encoded before the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QuerySet {
     requests: Vec<Vec<u8>>,
-    /// Task-file lines of a kind that no text query can ask (sorts, ranges, facets).
+    /// The number of task-file lines that are not text queries, such as sorts, ranges and facets.
     pub(crate) skipped: usize,
 }
 
-/// All but the characters that RFC 3986 reserves for nothing.
+/// Encodes all characters except the unreserved characters of RFC 3986.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// How the lines of a query file are to be read.
+/// The meaning of the lines of a query file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lines<'a> {
     /// Each line is a request of the protocol.
     Requests,
     /// Each line is percent-encoded into `{}` of the template.
     Template(&'a str),
-    /// Each line is a luceneutil task, `Category: query # freq=...`; the query goes into the
-    /// template.
+    /// Each line is a luceneutil task, `Category: query # freq=...`. The query is percent-encoded
+    /// into `{}` of the template.
     Tasks(&'a str),
 }
 
 impl QuerySet {
-    /// The one request that the target itself names.
+    /// The single request that the target itself specifies.
     pub(crate) fn of_target(target: &Target) -> Result<Self, Failure> {
         let line = match target.protocol {
             Protocol::Http if target.path.is_empty() => "/",
@@ -176,7 +176,7 @@ impl QuerySet {
     }
 }
 
-/// A line is a target (`/search?q=a`) or a method, a target and a body (`POST /x body`).
+/// Encodes a line: a target (`/search?q=a`), or a method, a target and a body (`POST /x body`).
 fn encode_http(line: &str, host: &str) -> Result<Vec<u8>, String> {
     let mut words = line.splitn(3, ' ');
     let first = words.next().unwrap_or_default();
@@ -186,8 +186,7 @@ fn encode_http(line: &str, host: &str) -> Result<Vec<u8>, String> {
         (first, words.next().unwrap_or_default(), words.next())
     };
     let is_method = !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase());
-    // An answer to HEAD has a length and no body: where it ends can't be told from the answer
-    // alone.
+    // An answer to HEAD has a length but no body, so the answer does not show where it ends.
     if method == "HEAD" || method == "CONNECT" {
         return Err(no_answer(line));
     }
@@ -204,11 +203,11 @@ fn encode_http(line: &str, host: &str) -> Result<Vec<u8>, String> {
     Ok([head.as_bytes(), body.unwrap_or_default().as_bytes()].concat())
 }
 
-/// A line is the command as a person types it.
+/// Encodes a line: a command with its arguments, as in redis-cli.
 fn encode_redis(line: &str) -> Result<Vec<u8>, String> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let command = words.first().copied().unwrap_or_default().to_ascii_uppercase();
-    // These turn the connection into a stream of messages, or end it.
+    // These commands turn the connection into a stream of messages, or end it.
     let streams =
         ["SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "MONITOR", "QUIT", "SHUTDOWN", "SYNC", "PSYNC"];
     if streams.contains(&command.as_str()) || line.to_ascii_uppercase().starts_with("CLIENT REPLY")
@@ -226,11 +225,11 @@ fn no_answer(line: &str) -> String {
     format!("`{line}` gets no answer that can be matched to it: leave it out")
 }
 
-/// The query of a luceneutil task line; `None` for tasks that are no text query.
+/// The query of a luceneutil task line; `None` for tasks that are not text queries.
 pub(crate) fn task_query(line: &str) -> Option<&str> {
     let (_, task) = line.split_once(": ")?;
     let query = task.split(" # ").next().unwrap_or(task).trim();
-    // `nrq//`, `datetimesort//` and their like name a field or an operation, a `+filter=` a filter.
+    // `nrq//` and `datetimesort//` name a field or an operation, and `+filter=` a filter.
     (!query.is_empty() && !query.contains("//") && !query.contains("+filter=")).then_some(query)
 }
 
@@ -242,8 +241,7 @@ mod tests {
         text.parse().expect("a good target")
     }
 
-    /// Goal: targets are taken apart as URLs are. Method: each protocol, with and without port, and
-    /// IPv6.
+    /// Goal: targets are parsed as URLs. Method: each protocol, with and without port, and IPv6.
     #[test]
     fn targets_are_read() {
         let http = target("http://localhost:8080/search?q=a/b");
@@ -261,9 +259,9 @@ mod tests {
         }
     }
 
-    /// Goal: each protocol's request is written as its specification has it; a line whose answer
-    /// could not be matched, or that would smuggle a second request, is refused. Method: one of
-    /// each kind, and each such line.
+    /// Goal: requests follow the specification of their protocol. A line is refused if its answer
+    /// could not be matched to it, or if it would contain a second request. Method: one example of
+    /// each request, and of each refused line.
     #[test]
     fn requests_are_written() {
         let (http, redis) = (target("http://h:1"), target("redis://h"));
@@ -293,9 +291,9 @@ mod tests {
         set.requests.iter().map(word).collect()
     }
 
-    /// Goal: query files, with and without template, become requests in file order; luceneutil task
-    /// files lose their category and comment, and tasks that are no query are counted. Method: a
-    /// small one of each.
+    /// Goal: query files, with and without template, become requests in file order. For luceneutil
+    /// task files, category and comment are removed, and tasks that are not queries are counted.
+    /// Method: a small file of each kind.
     #[test]
     fn query_files_are_read() {
         let set = parse("# comment\n/a\n\n/b?x=1\n", Lines::Requests).expect("good");
@@ -309,7 +307,8 @@ mod tests {
         assert_eq!(set.skipped, 3);
     }
 
-    /// Goal: a bad file says which line. Method: one bad line, and none at all.
+    /// Goal: an error names the invalid line. Method: a file with an invalid line, and a file
+    /// without queries.
     #[test]
     fn bad_files_name_the_line() {
         let error = parse("/a\nb\n", Lines::Requests).expect_err("no target");

@@ -1,12 +1,12 @@
-//! What one run measured: every latency from the intended send time, and how late the sends
-//! were.
+//! The measurements of one run: all latencies from the intended send time, and the lateness of the
+//! sends.
 //!
-//! Recording a request is a few array increments, because it happens between two sends. Everything
-//! else is kept only when asked for.
+//! Recording happens between two sends, so it only increments counters. Whole requests are stored
+//! only on request.
 //!
-//! Percentiles of several runs are summarised by their median, and how far that median can
-//! be trusted by a bootstrap over the runs: requests within one run wait behind each
-//! other and are no independent sample, runs are.
+//! Percentiles of several runs are summarized by their median. A bootstrap over the runs gives its
+//! confidence interval. Runs are independent samples, but requests of the same run are not, because
+//! they wait for each other.
 
 use super::protocol::{Fault, Timing};
 use crate::units::Nanos;
@@ -15,9 +15,9 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::collections::BTreeMap;
 
-/// Three digits: a recorded value is off by less than 0.1 %.
+/// Three digits: the error of a recorded value is below 0.1 %.
 const DIGITS: u8 = 3;
-/// Longer latencies count as this long; the longest run is shorter.
+/// Longer latencies are recorded as this value. All runs are shorter.
 const LONGEST_NS: Nanos = 24 * 3600 * 1_000_000_000;
 const RESAMPLES: usize = 10_000;
 
@@ -26,10 +26,10 @@ const RESAMPLES: usize = 10_000;
 pub(crate) struct Sample {
     pub(crate) index: u64,
     pub(crate) query: u32,
-    /// Which connection carried it; `None` if none ever did.
+    /// The connection on which it was sent; `None` if it was never sent.
     pub(crate) connection: Option<usize>,
     pub(crate) intended_ns: Nanos,
-    /// When its first byte went to the kernel; `None` if it never did.
+    /// When its first byte was passed to the kernel; `None` if it was never sent.
     pub(crate) sent_ns: Option<Nanos>,
     pub(crate) done_ns: Nanos,
     pub(crate) result: Result<(), Fault>,
@@ -46,7 +46,7 @@ impl Sample {
     }
 }
 
-/// A histogram that also knows the exact sum and maximum.
+/// A histogram with the exact sum and maximum.
 #[derive(Clone, Debug)]
 pub(crate) struct Distribution {
     histogram: Histogram<u64>,
@@ -89,7 +89,7 @@ impl Distribution {
         self.sum_ns
     }
 
-    /// How many values are at most `ns`.
+    /// The number of values that are at most `ns`.
     pub(crate) fn count_up_to(&self, ns: Nanos) -> u64 {
         if ns >= self.max_ns { self.count() } else { self.histogram.count_between(0, ns) }
     }
@@ -97,17 +97,17 @@ impl Distribution {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
-    /// Requests intended before this are sent and not recorded.
+    /// Requests whose intended time is earlier are sent but not recorded.
     pub(crate) warmup_ns: Nanos,
     every_request: bool,
-    /// Latency of the requests that were answered well.
+    /// Latency of the successful requests.
     pub(crate) latency: Distribution,
-    /// Actual minus intended send time, of every request that was sent.
+    /// Actual minus intended send time of all requests that were sent.
     pub(crate) late: Distribution,
     pub(crate) queue: Distribution,
     pub(crate) service: Distribution,
     pub(crate) errors: BTreeMap<Fault, u64>,
-    /// Requests that waited because no connection had room for them.
+    /// Requests that waited because no connection had room.
     pub(crate) waited: u64,
     pub(crate) last_intended_ns: Nanos,
     pub(crate) last_done_ns: Nanos,
@@ -165,13 +165,13 @@ impl Recorder {
         self.errors.values().sum()
     }
 
-    /// Requests that ended, well or not.
+    /// The number of requests that ended, successfully or not.
     pub(crate) fn requests(&self) -> u64 {
         self.latency.count() + self.errors()
     }
 }
 
-/// `None` for no values.
+/// The median. `None` for an empty slice.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -180,8 +180,8 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { upper } else { (sorted[middle - 1] + upper) / 2.0 })
 }
 
-/// The 95 % confidence interval of the median, by percentile bootstrap; `None` below three values,
-/// which say nothing about their spread.
+/// The 95 % confidence interval of the median, by percentile bootstrap. Fewer than three values
+/// have no interval, because they do not show their spread.
 pub(crate) fn median_ci95(values: &[f64], seed: u64) -> Option<[f64; 2]> {
     bootstrap_median(values, seed, RESAMPLES)
 }
@@ -221,8 +221,8 @@ mod tests {
         }
     }
 
-    /// Goal: the warm-up is left out, failures are counted and kept out of the latencies. Method:
-    /// one request each.
+    /// Goal: the warm-up is not recorded. Failures are counted, and do not contribute to latencies.
+    /// Method: one request each.
     #[test]
     fn warmup_and_failures_are_kept_apart() {
         let mut recorder = Recorder::new(1_000, true);
@@ -236,9 +236,10 @@ mod tests {
         assert_eq!(recorder.samples.len(), 2);
     }
 
-    /// Goal: medians of odd and even counts; the interval covers the true median about 95 times in
-    /// 100. Method: by hand; 400 samples of 20 exponential values (median ln 2), of which between
-    /// 90 % and 99 % of the intervals hold it (the bootstrap of a median is known to be rough).
+    /// Goal: medians are correct for odd and even counts, and intervals contain the true median in
+    /// about 95 of 100 cases. Method: small examples; 400 samples of 20 exponential values (median
+    /// ln 2). Between 90 % and 99 % of the intervals must contain it, because the bootstrap of a
+    /// median is imprecise.
     #[test]
     fn confidence_intervals_cover() {
         assert_eq!(median(&[]), None);
@@ -257,11 +258,11 @@ mod tests {
     }
 
     proptest! {
-        // A recorder is a megabyte of histograms.
+        // A recorder has a megabyte of histograms.
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Goal: quantiles are right to 0.1 %, whatever was recorded. Method: any values against
-        /// the sorted list.
+        /// Goal: the error of quantiles is below 0.1 %, for any values. Method: comparison with the
+        /// sorted list.
         #[test]
         fn quantiles_are_right(
             mut values in proptest::collection::vec(1u64..10_000_000_000, 1..400),

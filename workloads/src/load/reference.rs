@@ -1,9 +1,9 @@
-//! A service whose response times are known: what generators are measured against.
+//! A service with known response times, to test load generators.
 //!
-//! It speaks the least HTTP there is, has one worker and one queue, and does no work: it computes
-//! when each answer is due (arrival, queue and service time alone decide) and sends it then,
-//! looking without sleeping. So its own cost does not add up in the queue, and what a generator
-//! measures beyond the known time is the way there and back.
+//! It supports a minimal HTTP, and has one worker and one queue. It does no work. It computes when
+//! each answer is due, from arrival, queue and service time, and sends the answer at that time,
+//! polling without sleeping. So its own cost does not accumulate in the queue. Whatever a generator
+//! measures beyond the known time is the round trip.
 
 use crate::process::{bind, interrupted};
 use crate::units::{Nanos, micros, nanos_from_f64, parse_nanos};
@@ -18,13 +18,13 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How long requests take, written `exponential:1ms` or `fixed:200us`, and `,stall:1000:100ms` for
-/// every thousandth to take 100 ms more.
+/// How long requests take, written as `exponential:1ms` or `fixed:200us`. The suffix
+/// `,stall:1000:100ms` makes every thousandth request take 100 ms more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceTimes {
     pub(crate) exponential: bool,
     pub(crate) mean_ns: Nanos,
-    /// Every how many requests, and for how much longer.
+    /// The interval of stalls in requests, and the additional time.
     pub(crate) stall: Option<(u64, Nanos)>,
 }
 
@@ -58,7 +58,7 @@ impl FromStr for ServiceTimes {
     }
 }
 
-/// Exponential service times around a millisecond.
+/// Exponential service times with a mean of 1 ms.
 impl Default for ServiceTimes {
     fn default() -> Self {
         Self { exponential: true, mean_ns: 1_000_000, stall: None }
@@ -66,11 +66,11 @@ impl Default for ServiceTimes {
 }
 
 impl ServiceTimes {
-    /// The service times in the order of arrival: the same for the same seed.
+    /// The service times in the order of arrival. They are equal for equal seeds.
     pub(crate) fn iter(self, seed: u64) -> impl Iterator<Item = Nanos> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        // Arrivals of the same seed come from the beginning of its stream: service times drawn
-        // there as well would be as long as the gaps before them.
+        // Arrivals with the same seed use the beginning of the random stream. Service times from
+        // there would equal the gaps before them.
         rng.long_jump();
         (1u64..).map(move |n| {
             let base = if self.exponential {
@@ -85,7 +85,7 @@ impl ServiceTimes {
 }
 
 const LISTENER: Token = Token(usize::MAX);
-/// What a request may have in its head; more is no request of a generator.
+/// The maximum length of a request's head. Generators send less.
 const LONGEST_HEAD: usize = 64 * 1024;
 
 struct Due {
@@ -94,7 +94,7 @@ struct Due {
     answer: String,
 }
 
-/// Serves until the process is asked to end. `ready` hears the address.
+/// Serves until the process receives SIGINT or SIGTERM. `ready` receives the address.
 pub(crate) fn serve(
     address: SocketAddr,
     times: ServiceTimes,
@@ -116,13 +116,13 @@ pub(crate) fn serve(
             let client = clients.get_mut(&due.to);
             let taken =
                 client.map(|client: &mut Client| client.stream.write(due.answer.as_bytes()));
-            // An answer is far smaller than a socket's buffer: a client that left no room for it
-            // reads nothing.
+            // An answer is far smaller than a socket's buffer. If the buffer has no room for it,
+            // the client is not reading, and is disconnected.
             if !matches!(taken, Some(Ok(taken)) if taken == due.answer.len()) {
                 clients.remove(&due.to);
             }
         }
-        // Without clients there is nothing to be precise about.
+        // Without clients, timing need not be precise.
         let wait = Duration::from_millis(if clients.is_empty() { 20 } else { 0 });
         match poll.poll(&mut events, Some(wait)) {
             Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
@@ -174,12 +174,13 @@ fn accept(listener: &TcpListener) -> io::Result<Option<TcpStream>> {
 
 struct Client {
     stream: TcpStream,
-    /// The head so far.
+    /// The incomplete head.
     input: Vec<u8>,
 }
 
 impl Client {
-    /// Reads all that is there; gives how many heads ended. Requests have no body here.
+    /// Reads everything that has arrived, and returns the number of complete heads. Requests have
+    /// no body.
     fn read_requests(&mut self) -> io::Result<usize> {
         const END: &[u8] = b"\r\n\r\n";
         let mut buffer = [0; 16 * 1024];
@@ -205,7 +206,7 @@ impl Client {
 mod tests {
     use super::*;
 
-    /// Goal: service times are read as written. Method: each form, and wrong ones.
+    /// Goal: service times are parsed as written. Method: each form, and invalid forms.
     #[test]
     fn service_times_are_read() {
         let times: ServiceTimes = "fixed:1ms,stall:3:100ms".parse().expect("well formed");

@@ -1,5 +1,5 @@
-//! What a run says: the figures that scripts read (`--json`), the table that people read, the
-//! sentences that warn of misreading them, and the file of every request (`--csv`).
+//! The output of a run: figures for scripts (`--json`), a table for people, warnings about the
+//! figures, and the file of all requests (`--csv`).
 
 use super::driver::{Run, Settings};
 use super::record::{Distribution, median, median_ci95};
@@ -11,15 +11,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// A quantile that rests on fewer requests than this says little.
+/// A quantile with fewer requests beyond it than this is unreliable.
 const FEWEST_BEYOND: f64 = 10.0;
-/// The last answer may come this share of the run later than the last request before we say so.
+/// The last answer may arrive this share of the run after the last request. Beyond that, a warning
+/// reports it.
 const TOLERABLE_TAIL: f64 = 0.05;
-/// An error of the generator's own that is larger than both is worth a warning.
+/// A warning reports an error of the generator if it exceeds both of these bounds.
 const WORTH_US: f64 = 20.0;
 const WORTH_SHARE: f64 = 0.02;
 
-/// What is said of latencies, each in microseconds.
+/// Figures of a latency distribution, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Said<T> {
     pub(crate) p50: T,
@@ -49,7 +50,7 @@ impl Latency {
 }
 
 impl<T> Said<T> {
-    /// What `of` makes of each figure of many latencies.
+    /// Computes each figure with `of`, which receives the accessor of that figure.
     fn each(of: impl Fn(fn(&Latency) -> f64) -> Option<T>) -> Option<Self> {
         Some(Self {
             p50: of(|l| l.p50)?,
@@ -92,10 +93,10 @@ pub(crate) struct RunReport {
     pub(crate) error_kinds: BTreeMap<String, u64>,
     pub(crate) latency_us: Latency,
     pub(crate) late_us: Late,
-    /// How long a sleeping generator took to wake, which is how late it saw an answer that came
-    /// meanwhile.
+    /// How long a sleeping generator took to wake. An answer that arrived meanwhile was seen late
+    /// by as much.
     pub(crate) wake_us: Option<Late>,
-    /// As the service reports them, where it does.
+    /// The queue and service times that the service reports, if it does.
     pub(crate) queue_us: Option<Latency>,
     pub(crate) service_us: Option<Latency>,
     /// Requests that waited in the generator because no connection had room.
@@ -104,8 +105,8 @@ pub(crate) struct RunReport {
     pub(crate) seed: u64,
 }
 
-/// One JSON object. Where there are several runs, figures at the top are medians over them,
-/// counts are sums, and lateness is that of the worst.
+/// One JSON object. For several runs, figures at the top are medians, counts are sums, and the
+/// lateness is that of the worst run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) target: String,
@@ -187,7 +188,7 @@ impl Report {
     }
 }
 
-/// What a reader of the figures must know, each kind once, from the first run that shows it.
+/// Warnings for readers of the figures. Each kind appears once, with the text of its first run.
 fn warnings(runs: &[Run], settings: &Settings) -> Vec<String> {
     let all: Vec<_> = runs.iter().map(|run| warnings_of(run, settings)).collect();
     let of_kind = |kind: usize| {
@@ -212,7 +213,7 @@ fn warnings_of(run: &Run, settings: &Settings) -> [Option<String>; KINDS] {
     let kinds: Vec<String> =
         recorder.errors.iter().map(|(kind, count)| format!("{kind}: {count}")).collect();
     let kinds = kinds.join(", ");
-    // What the generator's own lateness does to a tail latency, and its waking to a median one.
+    // How the generator's lateness affects a tail latency, and its waking a median latency.
     let us = |of: &Distribution, quantile| micros(of.quantile_ns(quantile));
     let matters = |own: f64, latency: f64| own > WORTH_US && own > latency * WORTH_SHARE;
     let late = us(&recorder.late, 0.99);
@@ -328,7 +329,8 @@ fn row(name: &str, figures: [String; 6]) -> Vec<String> {
 pub(crate) const CSV_HEADER: &str = "run,seed,query,connection,intended_us,sent_us,done_us,\
                                      latency_us,late_us,queue_us,service_us,outcome,added_us";
 
-/// One line a request, in the order of intended times; times count from the end of the warm-up.
+/// Writes one line per request, in the order of intended times. Times count from the end of the
+/// warm-up.
 pub(crate) fn write_csv(out: &mut impl Write, number: usize, run: &Run) -> io::Result<()> {
     let us = |ns: Nanos| format!("{:.3}", micros(ns));
     let or_empty = |ns: Option<Nanos>| ns.map(us).unwrap_or_default();

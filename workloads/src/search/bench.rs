@@ -1,5 +1,5 @@
-//! What one worker can do, without a network: the demand of each query, queries per second, and
-//! what publishing to the service page costs of that.
+//! Measures one worker without a network: the demand of each query, queries per second, and the
+//! cost of publishing to the service page.
 
 use super::index::SearchIndex;
 use crate::load::Distribution;
@@ -25,19 +25,20 @@ pub(super) struct Report {
     searches: u64,
     /// The time of one search, in microseconds.
     demand_us: Latency,
-    /// Searches by the millisecond that they took: `[0]` took less than one.
+    /// Searches by their time in milliseconds: `[0]` counts searches below 1 ms.
     histogram_ms: Vec<u64>,
     queries_per_second: f64,
-    /// What publishing one request costs in a loop that does nothing else, and its share of a mean
-    /// search.
+    /// The cost of publishing one request, in a loop that does nothing else, and its share of the
+    /// mean time of a search.
     publish_ns: f64,
     publish_share: f64,
-    /// Memory that is not the index's, after the first pass and after the last, in KiB.
+    /// Anonymous memory after the first pass and after the last, in KiB. The index is not part of
+    /// it.
     anonymous_kib_first: u64,
     anonymous_kib_last: u64,
 }
 
-/// Asks all queries once a pass, in an order shuffled from `seed`.
+/// Runs all queries once in each pass, in an order that is shuffled from `seed`.
 pub(super) fn run(
     index: &SearchIndex,
     queries: &[String],
@@ -63,7 +64,7 @@ pub(super) fn run(
         }
         histogram_ms[bucket] += 1;
     };
-    // The index is read into memory, and the allocator finds its size.
+    // The first pass reads the index into memory, and lets the allocator reach its size.
     order.iter().for_each(|query| search(query));
     let anonymous_kib_first = anonymous_kib()?;
     let begin = monotonic_ns();
@@ -88,8 +89,8 @@ pub(super) fn run(
     })
 }
 
-/// All that the server publishes for one request: the queue before and after it, its begin and its
-/// end.
+/// Publishes what the server publishes for one request: the queue before and after it, its begin
+/// and its end.
 fn publish(service: &Service, worker: &mut Worker<'_>, id: u64) {
     let arrived_ns = monotonic_ns();
     service.set_queue_len(0, 1);
@@ -98,7 +99,7 @@ fn publish(service: &Service, worker: &mut Worker<'_>, id: u64) {
     worker.end();
 }
 
-/// Resident memory of this process that is backed by no file.
+/// Resident memory of this process that is not backed by a file.
 fn anonymous_kib() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -106,9 +107,9 @@ fn anonymous_kib() -> io::Result<u64> {
     kib.ok_or_else(|| io::Error::other("/proc/self/status has no RssAnon"))
 }
 
-/// So many milliseconds have a row of their own; the JSON has all.
+/// The text has this many rows, one per millisecond. The JSON has all of them.
 const ROWS: usize = 20;
-/// The longest bar of the histogram.
+/// The length of the longest bar of the histogram.
 const BAR: usize = 50;
 
 impl Report {

@@ -57,36 +57,36 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct IndexArgs {
-    /// The folder to make
+    /// The folder for the index
     dir: PathBuf,
 
-    /// Index the first so many articles
+    /// The number of articles to index
     #[arg(long, default_value_t = DEFAULT_DOCS, value_parser = clap::value_parser!(u64).range(1..))]
     docs: u64,
 
-    /// Decides the corpus
+    /// Seed of the corpus
     #[arg(long, default_value_t = DEFAULT_SEED)]
     seed: u64,
 
-    /// Replace an index that stands there, in one step
+    /// Replace an existing index, in one step
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Debug, Args)]
 struct TaskArgs {
-    /// As the index was built
+    /// The --docs of the index
     #[arg(long, default_value_t = DEFAULT_DOCS, value_parser = clap::value_parser!(u64).range(1..))]
     docs: u64,
 
-    /// As the index was built
+    /// The --seed of the index
     #[arg(long, default_value_t = DEFAULT_SEED)]
     seed: u64,
 }
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// An index that `elfen-search index` made
+    /// A folder from `elfen-search index`
     dir: PathBuf,
 
     #[arg(long, default_value = "127.0.0.1:7007")]
@@ -96,7 +96,7 @@ struct ServeArgs {
     #[arg(long, value_delimiter = ',')]
     lanes: Vec<usize>,
 
-    /// The CPU of the coordinator [default: wherever the kernel puts it]
+    /// The CPU of the coordinator [default: any CPU]
     #[arg(long)]
     coordinator_cpu: Option<usize>,
 
@@ -112,15 +112,15 @@ struct ServeArgs {
     #[arg(long, default_value = "10000", value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
 
-    /// For an answer to be taken
+    /// Disconnect a client that does not accept its answer within this time
     #[arg(long, value_parser = parse_nanos, default_value = "10s")]
     patience: Nanos,
 
-    /// For the next request of a client to be whole
+    /// Disconnect a client that does not send its next request within this time
     #[arg(long, value_parser = parse_nanos, default_value = "300s")]
     idle: Nanos,
 
-    /// After SIGTERM, for the answers to be out
+    /// After SIGTERM, send remaining answers for at most this time
     #[arg(long, value_parser = parse_nanos, default_value = "10s")]
     drain: Nanos,
 
@@ -128,34 +128,34 @@ struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     warmup: Option<PathBuf>,
 
-    /// Emulate cores that lanes share: a request takes this many times as long while a batch runs
-    /// beside it, 1 to 10, by the kernel's account of the batch
+    /// Emulate cores that lanes share: requests next to a running batch take this many times as
+    /// long, 1 to 10, by the kernel's account
     ///
-    /// For CPUs that share no core. Needs the task map: root, or group elfen where elfend runs.
-    /// The service also publishes emulated counts: an IPC of 1 alone, and of 1 / FACTOR beside a
-    /// batch, for dynamic-budget.
+    /// For CPUs that share no core. Needs the task map: root, or group elfen where elfend runs. The
+    /// service also publishes emulated counts for dynamic-budget: an IPC of 1 without a batch, and
+    /// of 1 / FACTOR next to one.
     #[arg(long, value_name = "FACTOR", requires = "beside")]
     beside_slowdown: Option<Slowdown>,
 
-    /// The pairs of lanes that are taken to share cores, as in 0:1 or 0:1,2:3
+    /// The pairs of lanes that share an emulated core, as in 0:1 or 0:1,2:3
     #[arg(long, value_name = "LANES", requires = "beside_slowdown")]
     beside: Option<Lanes>,
 }
 
 #[derive(Debug, Args)]
 struct BenchArgs {
-    /// An index that `elfen-search index` made
+    /// A folder from `elfen-search index`
     dir: PathBuf,
 
-    /// Queries or luceneutil tasks, one a line [default: those of the built-in corpus]
+    /// Queries or luceneutil tasks, one per line [default: those of the built-in corpus]
     #[arg(long, value_name = "FILE")]
     tasks: Option<PathBuf>,
 
-    /// Ask the whole set this many times
+    /// Run all queries this many times
     #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     passes: u32,
 
-    /// Decides the order of the queries
+    /// Seed of the order of the queries
     #[arg(long, default_value = "1")]
     seed: u64,
 
@@ -227,7 +227,8 @@ fn serve(args: &ServeArgs, out: &mut dyn Write) -> Result<(), Failure> {
     server::serve(&index, &serving, ready)
 }
 
-/// What is emulated, with a line that says so: these latencies are not to be taken for a core's.
+/// Sets up the emulation and reports it on stderr, because these latencies are not those of a real
+/// core.
 fn emulated(args: &ServeArgs, workers: &[usize]) -> Result<Option<Emulated>, Failure> {
     let (Some(slowdown), Some(lanes)) = (args.beside_slowdown, &args.beside) else {
         return Ok(None);
@@ -272,7 +273,7 @@ fn last_cpu() -> Result<Vec<usize>, Failure> {
     Ok(allowed_cpus()?.last().copied().into_iter().collect())
 }
 
-/// Queries one a line; of a luceneutil task, its query.
+/// Reads queries, one per line. A luceneutil task contributes its query.
 fn read_queries(path: &Path) -> Result<Vec<String>, Failure> {
     let shown = path.display();
     let text = fs::read_to_string(path).map_err(|error| {

@@ -1,7 +1,8 @@
-//! The corpus: articles of a made-up language, the same on every machine for the same seed.
+//! The corpus: articles in an artificial language. Equal seeds give equal articles on every
+//! machine.
 //!
-//! Word frequencies follow Zipf's law and most articles are short, a few long. Each article has a
-//! random stream of its own, so that article 7 is the same whether ten are made or ten million.
+//! Word frequencies follow Zipf's law. Most articles are short and a few are long. Each article has
+//! its own random stream, so article 7 does not depend on the number of articles.
 
 use crate::text::{Lexicon, word};
 use rand::{RngExt, SeedableRng};
@@ -23,7 +24,7 @@ pub(super) struct Article {
     pub(super) body: String,
 }
 
-/// Its articles in their order, without end.
+/// An endless iterator over the articles.
 #[derive(Clone, Debug)]
 pub(super) struct Corpus {
     lexicon: Arc<Lexicon>,
@@ -39,7 +40,8 @@ impl Corpus {
     }
 
     fn rng(&self, article: u64) -> Xoshiro256PlusPlus {
-        // The seeding expands both words through splitmix64: neighbours don't resemble each other.
+        // Seeding expands the number through splitmix64, so articles with adjacent numbers are not
+        // similar.
         Xoshiro256PlusPlus::seed_from_u64(
             self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(article),
         )

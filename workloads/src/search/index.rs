@@ -1,9 +1,10 @@
-//! The index: built whole or not at all, opened only if it is whole.
+//! The index on disk: how it is built, verified and searched.
 //!
-//! An index grows in a folder beside its destination and is renamed there when everything, a
-//! manifest last, is on disk: whatever interrupts the build, what stands at the destination is
-//! complete. Opening checks the manifest, every file's checksum and the number of documents. One
-//! segment, mapped into memory, searched on the calling thread.
+//! A build writes into a folder next to the destination, with the manifest last. When everything is
+//! on disk, the folder is renamed to the destination. So the destination is complete even if a
+//! build is interrupted. Opening verifies the manifest, the checksum of every file, and the number
+//! of documents. An index has one segment, which is mapped into memory and searched on the calling
+//! thread.
 
 use super::corpus::Article;
 use super::query::{self, QueryError};
@@ -36,24 +37,24 @@ use thiserror::Error;
 const MANIFEST: &str = "elfen-search.json";
 const LOCK: &str = "building.lock";
 const FORMAT: u32 = 1;
-/// The tokenizer that every tantivy index has: words of letters and digits, in lower case.
+/// A tokenizer that is built into tantivy: words of letters and digits, in lower case.
 const TOKENIZER: &str = "default";
 const WRITER_BYTES: usize = 256 * 1024 * 1024;
-/// Titles are read for the few best hits alone.
+/// Only the titles of the few best hits are read.
 const STORE_CACHE_BLOCKS: usize = 16;
 
-/// A build that fails leaves its destination as it was.
+/// The error of a failed build, which leaves its destination unchanged.
 fn unbuilt(what: String, why: impl fmt::Display) -> Failure {
     Failure::new(Status::Failed, what, why, "nothing was changed at the destination")
 }
 
-/// What the last step of a build writes, and the first of opening reads.
+/// The manifest. It is the last file that a build writes, and the first that `open` reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     format: u32,
     pub(crate) documents: u64,
     pub(crate) source: Source,
-    /// Over all titles and bodies: the same corpus on another machine has the same.
+    /// A checksum of all titles and bodies. Equal corpora have equal checksums on all machines.
     pub(crate) corpus_checksum: String,
 }
 
@@ -83,7 +84,7 @@ impl Fields {
     }
 }
 
-/// Builds the index of the first `limit` articles and puts it at `dir`.
+/// Builds the index of the first `limit` articles in `dir`.
 pub(crate) fn build(
     articles: impl Iterator<Item = Article>,
     limit: u64,
@@ -139,10 +140,10 @@ fn write_segment(
     Ok((documents, sum))
 }
 
-/// The folder that an index grows in. It goes away unless it is finished.
+/// The folder in which an index is built. It is removed unless the build finishes.
 struct Staging {
     path: PathBuf,
-    /// Held while this process builds here; the kernel lets go of it however the process ends.
+    /// Locked while this process builds here. The kernel releases the lock when the process ends.
     _lock: File,
 }
 
@@ -162,7 +163,7 @@ impl Staging {
             let why = "another process is building it";
             return Err(Failure::new(Status::Failed, dir.display(), why, "wait for it, or end it"));
         }
-        // What a killed build left behind.
+        // Removes the files of a build that was killed.
         for entry in fs::read_dir(&path).map_err(io("reading"))? {
             let entry = entry.map_err(io("reading"))?;
             if entry.file_name() != LOCK {
@@ -172,7 +173,8 @@ impl Staging {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Writes the manifest, makes all of it durable, and moves it to its place in one step.
+    /// Writes the manifest, makes all files durable, and renames the folder to its destination in
+    /// one step.
     fn finish(self, manifest: &Manifest, dir: &Path) -> Result<(), Failure> {
         let io = |what: &str, path: &Path| {
             let what = format!("{what} {}", path.display());
@@ -183,8 +185,8 @@ impl Staging {
         let text = serde_json::to_vec_pretty(manifest).expect("a manifest is plain data");
         file.write_all(&text).map_err(io("writing", &path))?;
         file.sync_all().map_err(io("writing", &path))?;
-        // tantivy makes some files for its own user alone; a service of another user that may enter
-        // the folder may serve it.
+        // tantivy makes some files readable only for their owner. A service of another user must be
+        // able to read them too.
         for entry in fs::read_dir(&self.path).map_err(io("reading", &self.path))? {
             let path = entry.map_err(io("reading", &self.path))?.path();
             let readable = Permissions::from_mode(0o644);
@@ -192,7 +194,7 @@ impl Staging {
         }
         sync_folder(&self.path).map_err(io("writing", &self.path))?;
         let flags = if dir.exists() { RenameFlags::RENAME_EXCHANGE } else { RenameFlags::empty() };
-        // In exchange for an index that stood there, which `drop` then removes.
+        // An existing index is exchanged into the staging folder, which `drop` then removes.
         renameat2(AT_FDCWD, &self.path, AT_FDCWD, dir, flags)
             .map_err(|errno| io("moving to", dir)(errno.into()))?;
         let parent = match dir.parent() {
@@ -219,7 +221,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// A whole index, mapped and checked.
+/// A complete index, mapped and verified.
 pub(crate) struct SearchIndex {
     pub(crate) manifest: Manifest,
     searcher: Searcher,
@@ -278,7 +280,8 @@ impl SearchIndex {
         }
         let reader = index
             .reader_builder()
-            // Nothing is ever committed here, and a watcher would be a thread beside the workers.
+            // This process never commits, and a watcher would be an additional thread next to the
+            // workers.
             .reload_policy(ReloadPolicy::Manual)
             .doc_store_cache_num_blocks(STORE_CACHE_BLOCKS)
             .try_into()
@@ -292,7 +295,7 @@ impl SearchIndex {
         Ok(Self { manifest, searcher, analyzer })
     }
 
-    /// What one thread needs to search.
+    /// The handles that one thread needs to search.
     pub(crate) fn seeker(&self) -> Seeker {
         Seeker { searcher: self.searcher.clone(), analyzer: self.analyzer.clone() }
     }
@@ -310,8 +313,8 @@ pub(crate) struct Seeker {
 }
 
 impl Seeker {
-    /// All matches are counted and scored, as the thesis's Lucene does: demand follows the number
-    /// of documents that match. A listener hears from the middle of the search.
+    /// Counts and scores all matches, as the thesis's Lucene does. So the demand of a query depends
+    /// on its number of matches. The listener is called during the search.
     pub(crate) fn search(
         &mut self,
         text: &str,
@@ -338,21 +341,21 @@ impl Seeker {
     }
 }
 
-/// Hears from the middle of a search, every so many matches.
+/// A listener that is called during a search, once per `MATCHES` matches.
 ///
-/// A request is to be slowed while it runs and not only after its search is done, and what is
-/// published of it has to move while it runs. A search is one call, so the beats come from its
-/// collector.
+/// The emulated core must slow a request while it runs, not only afterwards, and its published
+/// counts must grow meanwhile. A search is a single call, so its collector calls the listener.
 pub(crate) trait Beat: Send {
     fn beat(&mut self);
 }
 
-/// Of long queries, ten microseconds: one of the demo's meets 20,000 in 360. What a beat costs has
-/// to be little beside that, as it is more where a batch has accounts and naps to be read: after
-/// each 64 matches, requests took longer beside a batch that was never there with them.
+/// In long queries this is about 10 us: a query of the demo has 20,000 matches in 360 us. A beat
+/// must cost little in comparison. It costs more while a batch runs, because the batch's accounts
+/// and naps must be read. With a beat every 64 matches, this cost alone made requests slower, even
+/// if the batch never overlapped them.
 const MATCHES: u32 = 512;
 
-/// Collects nothing.
+/// A collector that only calls the listener.
 struct Beats(Arc<Mutex<dyn Beat>>);
 
 impl Collector for Beats {

@@ -1,8 +1,8 @@
-//! `elfen-search`: a search service to protect.
+//! `elfen-search`: a search service for measurements.
 //!
-//! The command builds an [`index`] from a [`corpus`], and serves it: a coordinator thread receives,
-//! queues and sends, one worker thread per request lane searches, and what they do is published on
-//! the service page. [`tasks`] are queries for it; [`bench`] measures one worker.
+//! The command builds an [`index`] from a [`corpus`] and serves it. A coordinator thread receives,
+//! queues and sends. One worker thread per request lane searches. The service page publishes what
+//! they do. [`tasks`] are queries for it, and [`bench`] measures one worker.
 
 mod bench;
 pub mod command;

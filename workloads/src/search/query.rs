@@ -1,7 +1,8 @@
-//! What can be asked: the classic Lucene forms that luceneutil's task files use.
+//! The query language: the classic Lucene forms that luceneutil's task files use.
 //!
-//! These are `word`, `+must`, `-not`, `"a phrase"`, `"near words"~2` and `word~1` (fuzzy). Text
-//! becomes clauses here, and clauses become tantivy queries; only the second step knows an index.
+//! The forms are `word`, `+must`, `-not`, `"a phrase"`, `"near words"~2` and `word~1` (fuzzy).
+//! `parse` turns text into clauses, and `build` turns clauses into tantivy queries. Only `build`
+//! needs an index.
 
 use tantivy::Term;
 use tantivy::query::{BooleanQuery, FuzzyTermQuery, Occur, PhraseQuery, Query, TermQuery};
@@ -12,7 +13,7 @@ use thiserror::Error;
 const LONGEST_BYTES: usize = 4 * 1024;
 const MOST_CLAUSES: usize = 64;
 const MOST_PHRASE_WORDS: usize = 32;
-/// tantivy has automata for so many edits and no more.
+/// tantivy supports at most this number of edits.
 const MOST_EDITS: u8 = 2;
 const WIDEST_SLOP: u32 = 1_000;
 
@@ -47,7 +48,7 @@ pub(super) struct Clause {
     ask: Ask,
 }
 
-/// Takes the text apart.
+/// Splits the text into clauses.
 pub(super) fn parse(text: &str) -> Result<Vec<Clause>, QueryError> {
     if text.len() > LONGEST_BYTES {
         return Err(QueryError::TooLong);
@@ -103,7 +104,7 @@ fn clause(text: &str) -> Result<(Clause, &str), QueryError> {
     }
 }
 
-/// The digits at the start, if there are any.
+/// Parses the digits at the start, if any.
 fn number(text: &str) -> Result<(Option<u32>, &str), QueryError> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, after) = text.split_at(end);
@@ -113,7 +114,8 @@ fn number(text: &str) -> Result<(Option<u32>, &str), QueryError> {
     }
 }
 
-/// The clauses as a query on one field, whose analyzer splits and folds the words.
+/// Converts the clauses to a query on one field. The field's analyzer splits words and converts
+/// them to lower case.
 pub(super) fn build(
     clauses: &[Clause],
     field: Field,
@@ -121,7 +123,7 @@ pub(super) fn build(
 ) -> Result<Box<dyn Query>, QueryError> {
     let mut parts = Vec::with_capacity(clauses.len());
     for clause in clauses {
-        // Words without a letter or digit ask for nothing.
+        // A word without letters and digits contributes nothing.
         if let Some(query) = part(&clause.ask, field, analyzer)? {
             parts.push((clause.occur, query));
         }
@@ -153,7 +155,7 @@ fn part(
             Some(Box::new(FuzzyTermQuery::new(terms.remove(0), *edits, true)))
         }
         (_, 1) => Some(Box::new(TermQuery::new(terms.remove(0), IndexRecordOption::WithFreqs))),
-        // A word that the analyzer splits, `state-of-the-art`, is a phrase.
+        // If the analyzer splits a word, as in `state-of-the-art`, the parts become a phrase.
         _ => {
             let mut phrase = PhraseQuery::new(terms);
             phrase.set_slop(slop);
@@ -194,7 +196,7 @@ mod tests {
         docs
     }
 
-    /// Goal: each form finds what it says. Method: five small documents.
+    /// Goal: each form finds the documents that it should. Method: five small documents.
     #[test]
     fn forms_find_what_they_say() {
         assert_eq!(sorted("fox"), [0, 1, 4]);
@@ -210,7 +212,7 @@ mod tests {
         assert_eq!(sorted("nowhere"), [0_u64; 0]);
     }
 
-    /// Goal: what can't be asked is refused with its reason. Method: each reason.
+    /// Goal: an invalid query is refused with its reason. Method: each reason.
     #[test]
     fn bad_queries_are_refused() {
         let phrase = format!("\"{}\"", "a ".repeat(33));
@@ -236,8 +238,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: no text makes parsing or searching panic. Method: text made of the grammar's
-        /// characters, and any text at all.
+        /// Goal: parsing and searching never panic. Method: text of the grammar's characters, and
+        /// any text.
         #[test]
         fn any_text_is_survived(
             grammar in "[-+~\" a-c0-9\u{e9}.]{0,60}", anything in "\\PC{0,60}",

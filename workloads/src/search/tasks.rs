@@ -1,7 +1,7 @@
 //! A query set for the corpus, in luceneutil's task format and of the thesis's size.
 //!
-//! Its demand is made like Figure 5.1's: most queries are of words that few articles have, some of
-//! words that many have, and a few are conjunctions, phrases and fuzzy words that take one or two
+//! Its demand resembles that of Figure 5.1. Most queries are words that occur in few articles, and
+//! some are frequent words. A few are conjunctions, phrases and fuzzy words, which take one or two
 //! orders of magnitude longer.
 
 use super::corpus::Corpus;
@@ -10,16 +10,16 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::ops::Range;
 
-/// Ranks of words in most articles, in some, and in few.
+/// Ranks of words that occur in most articles, in some, and in few.
 const HIGH: Range<u32> = 5..100;
 const MED: Range<u32> = 100..2_000;
 const LOW: Range<u32> = 2_000..50_000;
-/// Ranks of words long enough to be misspelt.
+/// Ranks of words that are long enough for misspellings.
 const LONG: Range<u32> = 10_100..50_000;
 
 type Make = fn(&mut Maker<'_>) -> String;
 
-/// How many of each kind; 1141 in all, as in the thesis.
+/// The number of tasks of each kind: 1141 in total, as in the thesis.
 const KINDS: [(&str, u32, Make); 13] = [
     ("HighTerm", 60, |make| make.term(HIGH)),
     ("MedTerm", 200, |make| make.term(MED)),
@@ -51,7 +51,7 @@ impl Maker<'_> {
         format!("{sign}{} {sign}{}", self.term(first), self.term(second))
     }
 
-    /// Two words that stand beside each other in some article.
+    /// A phrase of two adjacent words of some article.
     fn phrase(&mut self, slop: &str) -> String {
         let ranks = self.corpus.ranks(self.rng.random_range(0..self.docs));
         let at = self.rng.random_range(0..ranks.len() - 1);
@@ -59,7 +59,7 @@ impl Maker<'_> {
     }
 }
 
-/// The query set of the first `docs` articles of the corpus with this seed, one task a line.
+/// The query set for the first `docs` articles of the corpus with this seed, one task per element.
 pub(super) fn tasks(docs: u64, seed: u64) -> Vec<String> {
     let corpus = Corpus::new(seed);
     let rng = Xoshiro256PlusPlus::seed_from_u64(!seed);
@@ -76,8 +76,8 @@ mod tests {
     use super::*;
     use crate::search::query;
 
-    /// Goal: as many tasks as the thesis has, all good queries, the same for the same seed. Method:
-    /// two seeds.
+    /// Goal: there are as many tasks as in the thesis. All are valid queries, and equal seeds give
+    /// equal tasks. Method: two seeds.
     #[test]
     fn tasks_are_good_queries() {
         let all = tasks(100, 1);

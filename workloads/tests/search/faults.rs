@@ -1,5 +1,5 @@
-//! What goes wrong around a service: clients, disks, kills. Memory stays bounded, every client gets
-//! an answer or a close, and the next request is served.
+//! Failures around a service: clients, disks, kills. Memory stays bounded, every client gets an
+//! answer or a close, and the service serves the next request.
 
 use crate::service::{SEARCH, Service, search, text};
 use elfen_rt::signal::service::ServiceReader;
@@ -13,13 +13,14 @@ use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-/// What a service may grow by, whatever few clients do: a head and an answer each, and what the
+/// How much memory a service may grow with few clients: a head and an answer for each, and what the
 /// allocator keeps.
 const GROWTH_KIB: u64 = 32 * 1024;
-/// And for each of many clients: the longest head.
+/// The additional memory for each of many clients: the longest head.
 const CLIENT_KIB: u64 = 16;
 
-/// A service that has searched before, so that what it keeps anyway is there.
+/// Starts a service and lets it search once, so that its permanent memory is allocated. Returns its
+/// memory.
 fn warm(more: &[&str]) -> (Service, u64) {
     let service = Service::start(more);
     assert_eq!(service.get("/search?q=te&n=100").0, 200);
@@ -36,7 +37,7 @@ fn assert_grew_less(service: &Service, before_kib: u64, growth_kib: u64) {
     assert!(after_kib < before_kib + growth_kib, "{before_kib} KiB became {after_kib}");
 }
 
-/// What `elfen-load` reports of this service.
+/// Runs `elfen-load` on this service, and returns its report.
 fn load(service: &Service, args: &[&str]) -> Value {
     let url = format!("http://{}/search?q=te", service.address);
     let output = Command::new(env!("CARGO_BIN_EXE_elfen-load"))
@@ -49,8 +50,8 @@ fn load(service: &Service, args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
-/// Goal: ten thousand clients are served, in bounded memory. Method: as many connections, each of
-/// which asks twice, and one request after them.
+/// Goal: ten thousand clients are served with bounded memory. Method: ten thousand connections with
+/// two requests each, and one request after them.
 #[test]
 #[ignore = "needs 10300 open files"]
 fn ten_thousand_clients_are_served() {
@@ -69,7 +70,7 @@ fn ten_thousand_clients_are_served() {
             "4000",
             "--requests",
             "20000",
-            // However slow the machine is.
+            // Long enough for slow machines.
             "--timeout",
             "60s",
         ],
@@ -79,9 +80,8 @@ fn ten_thousand_clients_are_served() {
     assert_grew_less(&service, before_kib, 10_000 * CLIENT_KIB);
 }
 
-/// Goal: a service that is killed under load costs its clients their requests, and no more: each is
-/// counted, and the next service at that address serves. Method: SIGKILL once the first requests
-/// are answered.
+/// Goal: if a service is killed under load, its clients only lose requests. Each loss is counted,
+/// and a new service at the same address serves. Method: SIGKILL after the first answers.
 #[test]
 fn a_killed_service_is_survived() {
     let service = Service::start(&[]);
@@ -106,7 +106,7 @@ fn a_killed_service_is_survived() {
 }
 
 /// Goal: whatever a client sends, it gets an answer or a close, and the next request is served.
-/// Method: every kind of hostile client, each followed by a good one.
+/// Method: every kind of hostile client, each followed by a valid request.
 #[test]
 fn hostile_clients_are_survived() {
     let (service, before_kib) = warm(&["--idle", "300ms"]);
@@ -129,12 +129,12 @@ fn hostile_clients_are_survived() {
     ] {
         let answer = service.exchange(bytes);
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]).into_owned();
-        // A client that is still sending when it is refused may see the close alone.
+        // A client that is refused while it sends may only see the close.
         let refused = answer.is_empty() && bytes.len() > 16 * 1024;
         assert!(refused || answer.get(9..12).unwrap_or("") == status, "{shown}: {answer:.80}");
         assert_eq!(service.get("/search?q=te").0, 200, "after {shown}");
     }
-    // Half a request, and then nothing: let go.
+    // A client that sends half a request is disconnected.
     let mut half = service.connect();
     half.write_all(b"GET /search?q=te HTTP/1.1\r\nHos").expect("it listens");
     let mut answer = String::new();
@@ -144,21 +144,21 @@ fn hostile_clients_are_survived() {
     assert_bounded(&service, before_kib);
 }
 
-/// Goal: requests sent ahead are answered in order, a client that reads nothing holds up nobody,
-/// and is let go. Method: a thousand large answers asked for and not read, with others served
-/// meanwhile.
+/// Goal: pipelined requests are answered in order. A client that reads nothing delays no other
+/// client, and is disconnected. Method: a thousand large answers are requested and not read, while
+/// other clients are served.
 #[test]
 fn slow_readers_hold_up_nobody() {
     let (service, before_kib) = warm(&["--patience", "300ms"]);
     let request = b"GET /search?q=te&n=100 HTTP/1.1\r\nHost: x\r\n\r\n";
     let mut slow = service.connect();
     slow.set_nonblocking(true).expect("a socket option");
-    // As much as the kernel takes.
+    // Fills the kernel's buffers with requests.
     while slow.write_all(request).is_ok() {}
     for _ in 0..50 {
         assert_eq!(service.get("/search?q=te").0, 200);
     }
-    // In the end the service closes: only the client that asks for the metrics is left.
+    // When the service has disconnected the slow client, only the client of the metrics is left.
     while !service.get("/metrics").1.contains("elfen_search_connections 1\n") {}
     slow.set_nonblocking(false).expect("a socket option");
     let mut got = Vec::new();
@@ -175,8 +175,9 @@ fn slow_readers_hold_up_nobody() {
     assert_bounded(&service, before_kib);
 }
 
-/// Goal: beyond its bounds the service refuses clearly, and forgets nobody. Method: a queue of one
-/// and fifty clients at once, each asking twenty times; then more clients than may connect.
+/// Goal: requests beyond the bounds are refused with a clear reason, and every client gets an
+/// answer. Method: a queue of one, and fifty clients with twenty requests each; then more clients
+/// than may connect.
 #[test]
 fn overload_is_refused() {
     let (service, before_kib) = warm(&["--queue", "1", "--connections", "60"]);
@@ -206,8 +207,8 @@ fn overload_is_refused() {
     assert_bounded(&service, before_kib);
 }
 
-/// Goal: a killed build leaves nothing that could be served, and the next build succeeds. Method:
-/// SIGKILL at the first files of the index.
+/// Goal: a killed build leaves nothing that can be served, and the next build succeeds. Method:
+/// SIGKILL when the first files of the index exist.
 #[test]
 fn a_killed_build_is_never_served() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -231,8 +232,8 @@ fn a_killed_build_is_never_served() {
     assert!(!scratch.path().join(".index.building").exists());
 }
 
-/// Goal: a build that runs out of room is an error that says where, and leaves nothing. Method: a
-/// bound on the size of files, which fails writes as a full disk does.
+/// Goal: if the disk is full, the error of the build names the place, and no files remain. Method:
+/// a limit on the size of files, which makes writes fail as a full disk does.
 #[test]
 fn a_bound_on_files_leaves_nothing() {
     let scratch = tempfile::tempdir().expect("a scratch folder");

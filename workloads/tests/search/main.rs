@@ -1,5 +1,5 @@
-//! `elfen-search` as its users meet it, and in `faults` as its enemies do. Nothing here looks at
-//! how long anything took.
+//! Runs `elfen-search` as its users do; `faults` runs it with hostile clients. No test depends on
+//! how long anything takes.
 
 mod faults;
 mod service;
@@ -19,8 +19,8 @@ use std::thread;
 
 const BATCH: &str = env!("CARGO_BIN_EXE_elfen-batch");
 
-/// Goal: a search finds what is there, and says what it took; its threads are the coordinator and
-/// the workers. Method: one search, its headers, and the threads of the process.
+/// Goal: a search finds what the index contains, and reports its times. The only threads are the
+/// coordinator and the workers. Method: one search, its headers, and the threads of the process.
 #[test]
 fn searches_are_answered() {
     let service = Service::start(&[]);
@@ -42,8 +42,9 @@ fn searches_are_answered() {
     assert!(metrics.contains("elfen_search_answers_total{status=\"200\"} 3\n"), "{metrics}");
 }
 
-/// Goal: the service page tells who serves, how much was done, and that nothing runs or waits.
-/// Method: read it around a hundred searches, and after the service was killed.
+/// Goal: the service page names the serving process, counts finished requests, and shows that
+/// nothing runs or waits. Method: read it around a hundred searches, and after the service was
+/// killed.
 #[test]
 fn the_page_is_published() {
     let service = Service::start(&[]);
@@ -64,7 +65,8 @@ fn the_page_is_published() {
     assert!(matches!(page.writer(0), Writer::Process(_, Liveness::Dead)));
 }
 
-/// Asks over one connection until it ends, and counts the answers. True if one was broken off.
+/// Sends requests over one connection until it closes, and counts the answers. Returns true if the
+/// last answer was incomplete.
 fn ask_to_the_end(mut stream: TcpStream, answers: &AtomicU64) -> bool {
     loop {
         if stream.write_all(b"GET /search?q=te+to HTTP/1.1\r\nHost: x\r\n\r\n").is_err() {
@@ -74,7 +76,8 @@ fn ask_to_the_end(mut stream: TcpStream, answers: &AtomicU64) -> bool {
         let mut answer = Vec::new();
         while !answer.ends_with(b"]}\n") {
             match stream.read(&mut buffer) {
-                // A close before the first byte is a clean end; later, a lost answer.
+                // A close before the first byte is a clean end. A close after it means a lost
+                // answer.
                 Ok(0) | Err(_) => return !answer.is_empty(),
                 Ok(got) => answer.extend_from_slice(&buffer[..got]),
             }
@@ -83,8 +86,8 @@ fn ask_to_the_end(mut stream: TcpStream, answers: &AtomicU64) -> bool {
     }
 }
 
-/// Goal: SIGTERM ends the service only after all that was asked is answered. Method: eight clients
-/// that ask until they are turned away, and the signal in their midst.
+/// Goal: after SIGTERM, the service answers all pending requests before it ends. Method: eight
+/// clients that send requests until the service closes, and a signal meanwhile.
 #[test]
 fn draining_loses_nothing() {
     let mut service = Service::start(&[]);
@@ -111,9 +114,9 @@ fn draining_loses_nothing() {
     assert_eq!(rest, "");
 }
 
-/// Goal: an emulated core slows requests that ran beside a batch, and says of itself that it is
-/// emulated. Method: the real kernel; the service on CPU 0, and a batch program on CPU 1 that has
-/// itself counted, until a request met it.
+/// Goal: an emulated core slows requests that run next to a batch, and the service reports the
+/// emulation. Method: the real kernel. The service runs on CPU 0, and a batch program on CPU 1 has
+/// itself counted, until a request ran next to it.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn an_emulated_core_slows_requests() {
@@ -153,8 +156,8 @@ fn an_emulated_core_slows_requests() {
     batch.wait().expect("it was killed");
 }
 
-/// Goal: errors are one line with the right status. Method: wrong arguments, taken names and
-/// addresses.
+/// Goal: errors have one line and the right status. Method: wrong arguments, and names and
+/// addresses that are in use.
 #[test]
 fn errors_are_one_line() {
     let service = Service::start(&[]);
@@ -185,8 +188,8 @@ fn errors_are_one_line() {
     }
 }
 
-/// Goal: the bench's figures are there and agree. Method: one pass over a small index, after the
-/// one that warms it.
+/// Goal: the bench reports all figures, and they are consistent. Method: one pass over a small
+/// index, after the pass that warms it.
 #[test]
 fn the_bench_reports() {
     let index = INDEX.path().join("index");

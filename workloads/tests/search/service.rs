@@ -22,7 +22,7 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a plain path")
 }
 
-/// A small index of the built-in corpus, made once.
+/// A small index of the built-in corpus, built once.
 pub(crate) static INDEX: LazyLock<TempDir> = LazyLock::new(|| {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let output = search(&["index", "--docs", "300", text(&scratch.path().join("index"))]);
@@ -30,7 +30,7 @@ pub(crate) static INDEX: LazyLock<TempDir> = LazyLock::new(|| {
     scratch
 });
 
-/// A running service, ended with the test.
+/// A running service. It is killed when the test ends.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) child: Child,
@@ -68,10 +68,11 @@ impl Service {
         TcpStream::connect(self.address).expect("it listens")
     }
 
-    /// What the service answers to these bytes, up to the close of the connection.
+    /// Sends these bytes and returns everything that the service sends until it closes the
+    /// connection.
     pub(crate) fn exchange(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
-        // It may close before it has read everything.
+        // The service may close the connection before it has read everything.
         drop(stream.write_all(bytes));
         drop(stream.shutdown(Shutdown::Write));
         let mut answer = Vec::new();
@@ -86,7 +87,7 @@ impl Service {
         (head[9..12].parse().expect("a status"), body.to_owned())
     }
 
-    /// Memory of the service that is backed by no file.
+    /// Anonymous memory of the service.
     pub(crate) fn memory_kib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("it runs");

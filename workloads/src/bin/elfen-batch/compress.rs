@@ -1,8 +1,8 @@
 //! Compression by LZMA: matches against the last 64 KB, and an adaptive range coder.
 //!
-//! The input is seeded text; each iteration compresses it, unpacks it again and compares. Much
-//! memory is read at random, and branches are hard to predict: a batch program like those people
-//! run.
+//! The input is text generated from the seed. Each iteration compresses the text, unpacks it and
+//! compares. Its memory accesses are random and its branches are hard to predict, as in common
+//! batch programs.
 
 use elfen_rt::check;
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
@@ -15,7 +15,7 @@ use workloads::text::{Lexicon, word};
 const INPUT_BYTES: usize = 128 * 1024;
 const WORDS: u32 = 20_000;
 const WINDOW_BYTES: u32 = 1 << 16;
-/// Between two checks, a few microseconds.
+/// The bytes between two checks, which take a few microseconds.
 const STEP_BYTES: usize = 32;
 
 #[derive(Debug)]
@@ -80,9 +80,9 @@ fn unpack(packed: &[u8]) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Goal: text is compressed, to the same bytes for the same seed, and what was changed on the
-    /// way is found. Method: iterations of two seeds; the size, and the checksum twice; a packed
-    /// byte changed.
+    /// Goal: text is compressed, and equal seeds give equal bytes. A change of the packed bytes is
+    /// detected. Method: iterations of two seeds; the size, and the checksum twice; one packed byte
+    /// changed.
     #[test]
     fn text_shrinks() {
         let mut program = Compress::new(1);

@@ -1,10 +1,10 @@
-//! The two co-runners of the thesis's section 5.2: how much a batch thread disturbs that takes
-//! almost nothing of the core.
+//! The two co-runners of the thesis's section 5.2. They show how much a batch thread disturbs a
+//! request although it needs almost nothing of the core.
 //!
-//! Their instructions are written out, so that their IPC is known without a counter. `stall`
-//! blocks on memory with a non-temporal store and a fence each round (in the thesis, IPC
-//! 0.01); `spin` is an empty loop in which each instruction waits for the one before (IPC 1).
-//! Neither touches the caches.
+//! The loops are written in assembly, so that their IPC is known without a counter. `stall` blocks
+//! on memory with a non-temporal store and a fence in each round (in the thesis, IPC 0.01). `spin`
+//! is an empty loop in which each instruction waits for the previous one (IPC 1). Neither uses the
+//! caches.
 
 use elfen_rt::check;
 use std::arch::asm;
@@ -16,7 +16,7 @@ const STEPS_A_STRETCH: u64 = 4_096;
 const STRETCHES_OF_STORES: u64 = 500;
 const STRETCHES_OF_STEPS: u64 = 1_000;
 
-/// A cache line of the program's own.
+/// A cache line that no other data shares.
 #[repr(align(64))]
 #[derive(Debug)]
 struct Line([u64; 8]);
@@ -52,11 +52,11 @@ impl Program for Stall {
 }
 
 impl Stall {
-    /// Counts down to 1 in memory.
+    /// Stores a count down to 1 in memory.
     fn store(&mut self) {
         let line = self.line.0.as_mut_ptr();
-        // SAFETY: the line is ours, mutably, and the stores stay within its first word. `left`
-        // starts above zero and meets it, so the loop ends.
+        // SAFETY: `&mut self` gives exclusive access to the line, and the stores stay within its
+        // first word. `left` starts above zero and reaches it, so the loop ends.
         unsafe {
             asm!(
                 "2:",
@@ -98,14 +98,14 @@ impl Program for Spin {
     }
 }
 
-/// Counts a stretch down to 0, which it returns.
+/// Counts the steps between two checks down to 0, and returns this 0.
 fn count_down() -> u64 {
     let mut left = STEPS_A_STRETCH;
     const { assert!(STEPS_A_STRETCH.is_multiple_of(16)) };
-    // Additions of a register: newer cores fold constants away before they execute.
+    // The additions use a register because newer cores execute additions of constants at no cost.
     //
-    // SAFETY: only the two registers and the flags are touched; `left` starts at a multiple of the
-    // 16 additions in a round, so it meets zero and the loop ends.
+    // SAFETY: only the two registers and the flags are changed. `left` starts at a multiple of the
+    // 16 additions in a round, so it reaches zero and the loop ends.
     unsafe {
         asm!(
             "2:",
@@ -125,8 +125,8 @@ fn count_down() -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: both end, and return what their work leaves. Method: one iteration, against the last
-    /// stored count and the empty counter.
+    /// Goal: both co-runners end, and their checksums depend on the work. Method: one iteration
+    /// each, compared with the last stored count and the final counter.
     #[test]
     fn corunners_end() {
         assert_eq!(Stall::new(3).iterate().expect("memory holds"), mix(3 ^ 1));

@@ -1,8 +1,8 @@
-//! The command `elfen-batch`: programs to borrow with, whose work can be counted and checked. They
-//! check themselves: `elfen_rt::check!()` stands where they spend their time.
+//! The command `elfen-batch`: batch programs whose work can be counted and verified. They contain
+//! checks: `elfen_rt::check!()` is in their inner loops.
 //!
-//! What an iteration computes is verified where it can be: what was compressed is unpacked and
-//! compared, a buffer that was zeroed is read again.
+//! Results are verified where possible. For example, compressed text is unpacked and compared, and
+//! a zeroed buffer is read again.
 
 mod compress;
 mod corunner;
@@ -38,12 +38,12 @@ struct Args {
     #[command(flatten)]
     repetition: Repetition,
 
-    /// Emulate cores that lanes share: work beside a busy request lane takes this many times as
-    /// long, 1 to 10, by the kernel's account of it
+    /// Emulate cores that lanes share: work next to a busy request lane takes this many times as
+    /// long, 1 to 10, by the kernel's account
     #[arg(long, value_name = "FACTOR", requires = "beside")]
     beside_slowdown: Option<Slowdown>,
 
-    /// The pairs of lanes that are taken to share cores, as in 0:1 or 0:1,2:3
+    /// The pairs of lanes that share an emulated core, as in 0:1 or 0:1,2:3
     #[arg(long, value_name = "LANES", requires = "beside_slowdown")]
     beside: Option<Lanes>,
 }
@@ -96,10 +96,11 @@ fn program(args: &Args) -> Result<Box<dyn Program>, Failure> {
     }
 }
 
-/// A batch program on an emulated core: each iteration takes longer by what it ran beside requests.
+/// A batch program on an emulated core. Each iteration takes longer, according to how long it ran
+/// next to requests.
 ///
-/// The waiting is in this binary and not in the library, because it has checks: a lane that turns
-/// busy takes it back from a program that waits as from one that works.
+/// The waiting loop is in this binary, and not in the library, because it contains checks. A
+/// request lane that becomes busy then stops the waiting program as quickly as a working one.
 struct Beside {
     program: Box<dyn Program>,
     core: Slowed<Requests>,
@@ -126,7 +127,7 @@ impl Program for Beside {
         self.core.worked();
         while self.core.wait() {
             check!();
-            // A nap pays for nothing.
+            // Time in a nap does not pay.
             self.core.pass();
         }
         checksum

@@ -1,7 +1,7 @@
 //! Loop, Matrix and Flush of the thesis's section 5.4 in Rust, with a check at each entry.
 //!
-//! They do the same as their twins in c/micro.c and return the same checksums, so that one checks
-//! the other.
+//! They do the same work as the C programs in c/micro.c and return the same checksums, so that each
+//! version verifies the other.
 
 use elfen_rt::check;
 use std::hint::black_box;
@@ -69,7 +69,7 @@ fn multiply(a: &Matrix, b: &Matrix, out: &mut Matrix) {
     black_box(out);
 }
 
-/// A number in [-1, 1) from the top 53 bits: exact, so the same in every language.
+/// A number in [-1, 1) from the top 53 bits. It is exact, so C and Rust compute the same number.
 fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / 4_503_599_627_370_496.0 - 1.0
 }
@@ -131,7 +131,8 @@ mod tests {
         }
     }
 
-    /// Goal: a flush that leaves a word behind shows. Method: the sum's recursion with a word left.
+    /// Goal: a flush that misses a word changes the checksum. Method: the formula of the checksum,
+    /// with and without the word.
     #[test]
     fn a_missed_word_changes_the_sum() {
         let mut buffer = [0; FLUSH_WORDS];

@@ -1,5 +1,5 @@
-//! The engine against a simulated service under a simulated clock: no socket, no sleep, every
-//! number exact.
+//! Tests the engine with a simulated service and a simulated clock. Without sockets and sleeps, all
+//! numbers are exact.
 
 use super::*;
 use crate::load::plan::{self, End, Plan};
@@ -20,9 +20,9 @@ const LIMITS: Limits =
 /// A service with one worker and one queue.
 struct World<S: FnMut(Nanos) -> Option<Nanos>> {
     engine: Engine,
-    /// The time that a request which begins at this moment takes; `None` if it is never answered.
+    /// How long a request takes that begins at this time. `None` means that no answer follows.
     service: S,
-    /// While this lasts the generator looks at nothing.
+    /// The generator does nothing during this time.
     generator_stalls: Option<(Nanos, Nanos)>,
     now: Nanos,
     free_at: Nanos,
@@ -104,8 +104,8 @@ fn uniform(rps: f64, requests: u64) -> Plan {
     Plan::new(plan::Arrivals::Uniform, rps, End::Requests(requests), 1, 1)
 }
 
-/// Latencies in a queue with one worker that takes requests in order, from Lindley's recursion: an
-/// independent account of the same queue.
+/// Latencies in a queue with one worker that takes requests in order. Lindley's recursion computes
+/// them independently of the engine.
 fn lindley(plan: Plan, services: impl Iterator<Item = Nanos>) -> impl Iterator<Item = Nanos> {
     plan.zip(services).scan(0, |free_at: &mut Nanos, (arrival, service)| {
         *free_at = arrival.at_ns.max(*free_at) + service;
@@ -122,9 +122,9 @@ fn latencies(recorder: &Recorder) -> Vec<Nanos> {
     samples.iter().map(Sample::latency_ns).collect()
 }
 
-/// Goal: the measured latency is the queue's, to the nanosecond, whether requests wait in the
-/// service (many connections, or a deep pipeline) or in the generator (one connection). Method:
-/// each against Lindley's recursion.
+/// Goal: the measured latency is exactly the queue's latency. It does not matter whether requests
+/// wait in the service (many connections, or a deep pipeline) or in the generator (one connection).
+/// Method: each case is compared with Lindley's recursion.
 #[test]
 fn latency_is_that_of_the_queue() {
     for (connections, pipeline) in [(1, 1), (1, 1_000), (3, 2), (1_000, 1)] {
@@ -142,12 +142,13 @@ fn latency_is_that_of_the_queue() {
     }
 }
 
-/// Goal: plans and service times make the queues that theory describes, and histograms tell their
-/// figures: within 2 %. For Poisson arrivals, the response time is exponential with a mean of
-/// 1 / (1 - load) service times where these are exponential (M/M/1), and where they are equal
-/// (M/D/1) its mean is 1 + load / (2 (1 - load)), by Pollaczek and Khinchine. Method: Lindley's
-/// recursion, which is what the engine measures, over so many requests that the figure that varies
-/// most, M/M/1's p99, has a standard error below 0.5 %; recorded as the generator records them.
+/// Goal: plans and service times create the queues that theory describes, and histograms report
+/// their figures within 2 %. For Poisson arrivals and exponential service times (M/M/1), response
+/// times are exponential. Their mean is 1 / (1 - load) service times. For equal service times
+/// (M/D/1), the mean is 1 + load / (2 (1 - load)), by Pollaczek and Khinchine.
+///
+/// Method: Lindley's recursion, which the engine reproduces, recorded as the generator records. The
+/// p99 of M/M/1 varies most. The number of requests brings its standard error below 0.5 %.
 #[test]
 fn figures_are_those_of_theory() {
     let close = |what: &str, load: f64, got: f64, expected: f64| {
@@ -171,9 +172,8 @@ fn figures_are_those_of_theory() {
     }
 }
 
-/// Goal: no coordinated omission: a service that stalls once is charged for every request that
-/// should have been sent meanwhile. Method: 100 requests a second, one connection, a stall of one
-/// second.
+/// Goal: no coordinated omission. If a service stalls once, every request that was due meanwhile is
+/// charged. Method: 100 requests per second, one connection, a stall of one second.
 #[test]
 fn a_stall_is_charged_to_every_request_it_delays() {
     let service =
@@ -191,8 +191,8 @@ fn a_stall_is_charged_to_every_request_it_delays() {
     );
 }
 
-/// Goal: a generator that falls behind is found out, with its lateness. Method: one that looks away
-/// for 50 ms, with a bound below and a bound above that.
+/// Goal: a slow generator fails the run, and the error contains the lateness. Method: a generator
+/// that stops for 50 ms, with a bound below and a bound above that.
 #[test]
 fn a_late_generator_fails_the_run() {
     let run = |most_late_ns| {
@@ -208,8 +208,8 @@ fn a_late_generator_fails_the_run() {
     assert_eq!(recorder.late.count(), 2_000);
 }
 
-/// Goal: a service too slow for the connections it was given fails the run, and the error names the
-/// cause. Method: twice the load that one connection carries.
+/// Goal: if a service is too slow for the number of connections, the run fails and the error names
+/// the cause. Method: twice the load that one connection can carry.
 #[test]
 fn starved_requests_fail_the_run() {
     let limits = Limits { most_late_ns: Some(20 * MS), ..LIMITS };
@@ -218,7 +218,7 @@ fn starved_requests_fail_the_run() {
     assert_eq!((overrun.late_ns, overrun.starved), (20 * MS + 1, true));
 }
 
-/// Goal: during the warm-up nothing is held to the bound. Method: a stall within it.
+/// Goal: the bound on lateness does not apply to the warm-up. Method: a stall in the warm-up.
 #[test]
 fn the_warmup_may_be_late() {
     let limits = Limits { most_late_ns: Some(MS), connections: 100, ..LIMITS };
@@ -229,8 +229,8 @@ fn the_warmup_may_be_late() {
     assert_eq!((recorder.late.max_ns(), recorder.requests()), (0, 41));
 }
 
-/// Goal: what is never answered ends as a timeout, counted from the intended time, on or off a
-/// connection. Method: a service that answers nothing.
+/// Goal: requests without answers time out, counted from their intended time, whether they were
+/// sent or not. Method: a service that answers nothing.
 #[test]
 fn silence_times_out() {
     let limits = Limits { connections: 3, timeout_ns: 100 * MS, ..LIMITS };
@@ -240,8 +240,8 @@ fn silence_times_out() {
     assert!(recorder.samples.iter().all(|sample| sample.latency_ns() == 100 * MS));
 }
 
-/// Goal: the connection that was idle longest is taken first, so that all are used. Method: light
-/// load on ten.
+/// Goal: the connection that was idle for longest is chosen first, so that all are used. Method:
+/// light load on ten connections.
 #[test]
 fn idle_connections_take_turns() {
     let limits = Limits { connections: 10, pipeline: 4, ..LIMITS };
@@ -252,8 +252,8 @@ fn idle_connections_take_turns() {
     assert_eq!(deepest, 1, "nothing is pipelined while others idle");
 }
 
-/// Goal: a stopped engine ends with the requests under way. Method: stop in the middle of an
-/// endless plan.
+/// Goal: after `stop`, the engine ends when the requests under way have ended. Method: stop in the
+/// middle of an endless plan.
 #[test]
 fn stopping_waits_for_what_is_under_way() {
     let mut engine = Engine::new(Box::new(uniform(1.0, u64::MAX)), LIMITS, Recorder::new(0, true));
@@ -268,9 +268,8 @@ fn stopping_waits_for_what_is_under_way() {
 }
 
 proptest! {
-    /// Goal: whatever breaks, each planned request is recorded once and no connection holds more
-    /// than its pipeline. Method: random service times, unanswered requests, closed and clogged
-    /// connections.
+    /// Goal: each planned request is recorded once, and no connection exceeds its pipeline, despite
+    /// failures. Method: random service times, unanswered requests, closed and blocked connections.
     #[test]
     fn every_request_ends_once(
         seed: u64, connections in 1usize..6, pipeline in 1usize..5, requests in 1u64..200,

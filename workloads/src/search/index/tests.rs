@@ -1,4 +1,4 @@
-//! Indexes that are whole, and all the ways in which one can be less.
+//! Tests complete indexes, and all ways in which an index can be incomplete.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn why<T>(failed: Result<T, Failure>) -> String {
     failed.err().expect("it fails").to_string()
 }
 
-/// An index of these bodies, numbered from 0.
+/// Builds an index of these bodies, numbered from 0.
 pub(in crate::search) fn index_of(bodies: &[&str]) -> SearchIndex {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let dir = scratch.path().join("index");
@@ -29,7 +29,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// Goal: the best documents come first, with their titles, and all matches are counted. Method:
-/// three.
+/// three documents.
 #[test]
 fn hits_are_ranked() {
     let index = index_of(&["rare common", "common", "common common and much else beside it"]);
@@ -40,8 +40,8 @@ fn hits_are_ranked() {
     assert_eq!(index.search("common", 0).expect("counting alone").hits, 3);
 }
 
-/// Goal: a search is heard from in its midst, as often as it finds, and finds the same. Method: a
-/// query with 1,600 matches and one with none, with a listener that counts.
+/// Goal: the listener is called in proportion to the matches, and does not change the result.
+/// Method: a query with 1,600 matches and a query without matches, with a counting listener.
 #[test]
 fn searches_are_heard_from() {
     struct Count(u32);
@@ -60,8 +60,8 @@ fn searches_are_heard_from() {
     }
 }
 
-/// Goal: an index is replaced only if that is asked for, and then in one step; nothing is left
-/// beside it. Method: build, refuse, replace.
+/// Goal: an index is replaced only on request, and in one step. No other files remain next to it.
+/// Method: build, refuse, replace.
 #[test]
 fn replacing_must_be_asked_for() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -75,8 +75,8 @@ fn replacing_must_be_asked_for() {
     assert!(!names(&dir).contains(&LOCK.to_owned()));
 }
 
-/// Goal: a build that fails leaves what stood there, and nothing else. Method: one that another
-/// process holds, and that other one when it gives up.
+/// Goal: a failed build leaves the existing index and no other files. Method: a build while another
+/// one holds the lock, and dropping that other build.
 #[test]
 fn failed_builds_leave_no_trace() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -89,9 +89,9 @@ fn failed_builds_leave_no_trace() {
     assert_eq!(SearchIndex::open(&dir).expect("whole").search("old", 1).expect("good").hits, 1);
 }
 
-/// Goal: a damaged index is refused, or was not damaged in anything that is read; never a panic,
-/// never another answer. Method: every file cut short at several places, then with single bytes
-/// changed, then removed.
+/// Goal: a damaged index is refused, or gives the correct answer if the damage is in unused bytes.
+/// It never causes a panic or a wrong answer. Method: every file is truncated at several lengths,
+/// then single bytes are changed, then the file is removed.
 #[test]
 fn damage_is_refused() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -131,8 +131,8 @@ fn damage_is_refused() {
     ask().expect("whole again");
 }
 
-/// Goal: one corpus, one checksum, whatever the folder; another corpus, another. Method: three
-/// builds.
+/// Goal: equal corpora have equal checksums in all folders, and different corpora have different
+/// ones. Method: four builds.
 #[test]
 fn corpora_have_checksums() {
     let scratch = tempfile::tempdir().expect("a scratch folder");

@@ -1,7 +1,7 @@
-//! What requests ask, and the answers to them.
+//! Parses requests and creates answers.
 //!
-//! The service takes GET and HEAD without a body. Whatever else comes is answered with the status
-//! that says so.
+//! The service accepts GET and HEAD without a body. Other requests get an answer with the matching
+//! error status.
 
 use crate::units::{Nanos, micros};
 use http_body_util::Full;
@@ -24,7 +24,7 @@ pub(super) enum Ask {
     Health,
 }
 
-/// What a request asks, or the status that it is refused with.
+/// Parses a request, or returns the status of its refusal.
 pub(super) fn understand(request: &Request<impl Body>) -> Result<Ask, StatusCode> {
     if !request.body().is_end_stream() {
         return Err(StatusCode::PAYLOAD_TOO_LARGE);
@@ -62,7 +62,7 @@ fn route(target: &Uri) -> Result<Ask, StatusCode> {
     Ok(Ask::Search { query, limit })
 }
 
-/// What a search took. The client is told in `Server-Timing`.
+/// The times of a search. The answer reports them in `Server-Timing`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     pub(super) queue_ns: Nanos,
@@ -73,7 +73,7 @@ pub(super) struct Timing {
 
 impl Timing {
     pub(super) fn add_to(self, answer: &mut Answer) {
-        // The standard counts in milliseconds.
+        // The standard's unit is milliseconds.
         let dur = |ns| format!("dur={:.6}", micros(ns) / 1e3);
         let (queue, service) = (dur(self.queue_ns), dur(self.service_ns));
         let added = self.added_ns.map_or_else(String::new, |ns| format!(", added;{}", dur(ns)));
@@ -90,7 +90,7 @@ pub(super) fn metrics(text: String) -> Answer {
     answer(StatusCode::OK, "text/plain; version=0.0.4", text.into_bytes())
 }
 
-/// An error in the words of the status, or more exactly.
+/// An error with this message. If the message is empty, the status gives the reason.
 pub(super) fn error(status: StatusCode, message: &str) -> Answer {
     let reason = status.canonical_reason().unwrap_or_default();
     let message = if message.is_empty() { reason } else { message };
@@ -118,7 +118,7 @@ fn answer(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Answer {
 mod tests {
     use super::*;
 
-    /// Goal: targets mean what they say. Method: good ones, and each way of being bad.
+    /// Goal: targets are parsed correctly. Method: valid targets, and each kind of invalid target.
     #[test]
     fn targets_are_understood() {
         let ask = |target: &str| route(&target.parse().expect("a target"));

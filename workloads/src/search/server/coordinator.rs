@@ -1,9 +1,9 @@
-//! The coordinator: the one thread that owns the sockets. It receives, queues, and sends answers.
+//! The coordinator: the only thread that uses the sockets. It receives, queues, and sends answers.
 //!
-//! Each connection is a task of tokio's current-thread runtime, in which hyper speaks HTTP. One of
-//! its requests is under way at a time: what the client sends meanwhile waits here up to the length
-//! of a head, then in the kernel, then with the client. So connections, heads, the queue and
-//! answers each have a bound, and a client that makes no progress is cut off.
+//! Each connection is a task of tokio's current-thread runtime, in which hyper handles HTTP. A
+//! connection has one request under way at a time. Further bytes wait here up to the length of a
+//! head, then in the kernel, then in the client. So connections, heads, the queue and answers have
+//! bounds. A client that makes no progress is disconnected.
 
 use super::answer::{self, Answer, Ask};
 use super::metrics::Metrics;
@@ -30,21 +30,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{interval, sleep, timeout};
 
-/// How late SIGTERM may be noticed.
+/// The maximum time until SIGTERM is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a process without free descriptors waits before it accepts the next client.
+/// How long a process without free descriptors waits before it accepts another client.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
-/// A query of 4 KB, percent-encoded, fits.
+/// Room for a percent-encoded query of 4 KB.
 const LONGEST_HEAD: usize = 16 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::search) struct Bounds {
     pub(in crate::search) connections: usize,
-    /// For an answer to be taken.
+    /// How long a client may take to accept its answer.
     pub(in crate::search) patience: Duration,
-    /// For the next request of a client to be whole.
+    /// How long a client may take to send its next request.
     pub(in crate::search) idle: Duration,
-    /// For all answers to be out, once the service is asked to end.
+    /// How long sending the remaining answers may take after SIGTERM.
     pub(in crate::search) drain: Duration,
 }
 
@@ -57,8 +57,8 @@ pub(super) struct Coordinator {
 }
 
 impl Coordinator {
-    /// Serves until the process is asked to end, then answers what was asked before. True if that
-    /// was all answered in time.
+    /// Serves until SIGTERM or SIGINT, then answers the requests under way. Returns whether all
+    /// were answered in time.
     pub(super) async fn run(self: Arc<Self>, listener: TcpListener) -> bool {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.bounds.idle).half_close(true);
@@ -69,9 +69,9 @@ impl Coordinator {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => self.welcome(stream, &http, &clients),
-                    // The client has gone already.
+                    // The client has closed the connection already.
                     Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                    // No descriptor is left: connected clients are served on meanwhile.
+                    // The process has no free descriptor. Connected clients are still served.
                     Err(_) => sleep(ACCEPT_AGAIN).await,
                 },
                 _ = looks.tick() => {}
@@ -86,15 +86,15 @@ impl Coordinator {
         if to.count() >= self.bounds.connections {
             let status = StatusCode::SERVICE_UNAVAILABLE;
             self.metrics.count_answer(status);
-            // Best effort: the client is told or cut off, and both are an end.
+            // Best effort: the client gets this answer or is just disconnected.
             let _told = stream.try_write(
                 b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n\
                   Content-Length: 21\r\n\r\ntoo many connections\n",
             );
             return;
         }
-        // A client that is gone already shows when it is read. The kernel cuts off a client that
-        // takes nothing of its answer.
+        // If the client has disconnected already, reading reports it. The kernel disconnects a
+        // client that accepts nothing of its answer.
         let _gone = stream.set_nodelay(true);
         let patience_ms = u32::try_from(self.bounds.patience.as_millis()).unwrap_or(u32::MAX);
         let _gone = setsockopt(&stream, TcpUserTimeout, &patience_ms);
@@ -107,7 +107,7 @@ impl Coordinator {
         let metrics = Arc::clone(&self.metrics);
         metrics.connections.fetch_add(1, Relaxed);
         tokio::spawn(async move {
-            // An error is a client that has reset the connection, most often.
+            // Most errors are connections that the client reset.
             let _reset = connection.await;
             metrics.connections.fetch_sub(1, Relaxed);
         });
@@ -127,7 +127,7 @@ impl Coordinator {
                 answer::error(StatusCode::SERVICE_UNAVAILABLE, "the queue is full")
             }
             Err(status) => {
-                // The rest of the connection may be a body, which is not read.
+                // The rest of the stream may be a body, which is not read.
                 let close = status != StatusCode::NOT_FOUND && status != StatusCode::BAD_REQUEST;
                 let mut answer = answer::error(status, "");
                 if close {

@@ -1,4 +1,4 @@
-//! What the service counts, and how Prometheus reads it.
+//! The counts of the service, and their Prometheus format.
 
 use crate::beside::{Slowdown, Tally};
 use crate::load::Distribution;
@@ -11,14 +11,14 @@ use std::fmt::Write;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Upper ends of the buckets in nanoseconds: from 62.5 us, doubling, to 8 s.
+/// The upper bounds of the buckets are 62.5 us, 125 us and so on, up to 8 s.
 const BUCKETS: usize = 18;
 const FIRST_BUCKET_NS: Nanos = 62_500;
 
-/// The statuses of answers. Each is shown from the start, as Prometheus likes it.
+/// The statuses of answers. Prometheus recommends that all counters exist from the start.
 const STATUSES: [u16; 7] = [200, 400, 404, 405, 413, 500, 503];
 
-// Relaxed throughout: each is a count on its own, and the coordinator reads them for `/metrics`.
+// Relaxed throughout: the counts are independent, and the coordinator reads them for `/metrics`.
 #[derive(Debug)]
 pub(super) struct Metrics {
     answers: Mutex<BTreeMap<u16, u64>>,
@@ -27,13 +27,13 @@ pub(super) struct Metrics {
     pub(super) connections: AtomicU64,
     pub(super) accepted: AtomicU64,
     slowdown: Option<Slowdown>,
-    /// Of all request lanes together, on an emulated core.
+    /// Sums over all request lanes, on an emulated core.
     beside_ns: AtomicU64,
     added_ns: AtomicU64,
 }
 
 impl Metrics {
-    /// Of a service whose request lanes are emulated to share cores, if there is a slowdown.
+    /// `slowdown` is that of the emulated core, if any.
     pub(super) fn new(slowdown: Option<Slowdown>) -> Self {
         Self {
             answers: Mutex::new(STATUSES.map(|status| (status, 0)).into()),
@@ -47,7 +47,7 @@ impl Metrics {
         }
     }
 
-    /// What `/health` answers: that the service lives, and what of it is emulated.
+    /// The answer of `/health`: the service runs, and its emulated core, if any.
     pub(super) fn health(&self) -> Vec<u8> {
         let health = match self.slowdown {
             None => json!({}),
@@ -56,7 +56,7 @@ impl Metrics {
         (health.to_string() + "\n").into_bytes()
     }
 
-    /// Adds what a request added to its worker's tally.
+    /// Adds the difference between two tallies of a worker.
     pub(super) fn count_slowdown(&self, before: Tally, after: Tally) {
         self.beside_ns.fetch_add(after.all.beside_ns - before.all.beside_ns, Relaxed);
         self.added_ns.fetch_add(after.added_ns - before.added_ns, Relaxed);
@@ -71,7 +71,7 @@ impl Metrics {
         self.service.lock().record(service_ns);
     }
 
-    /// In Prometheus's text format.
+    /// The metrics in Prometheus's text format.
     pub(super) fn text(&self, queue_len: usize) -> String {
         let mut out = String::new();
         self.write(&mut out, queue_len).expect("a String takes everything");
@@ -134,8 +134,8 @@ fn write_histogram(
 mod tests {
     use super::*;
 
-    /// Goal: values fall into their buckets, and the text is Prometheus's format. Method: values on
-    /// both sides of a border, and one beyond the last.
+    /// Goal: values are counted in the correct buckets, and the text has Prometheus's format.
+    /// Method: values on both sides of a bound, and a value beyond the last bound.
     #[test]
     fn buckets_are_cumulative() {
         let metrics = Metrics::new(None);

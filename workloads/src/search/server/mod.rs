@@ -1,4 +1,4 @@
-//! Serving an index over HTTP: the threads, where they run, and how they end.
+//! Serves an index over HTTP: starts the threads, pins them, and ends them.
 
 mod answer;
 mod coordinator;
@@ -28,19 +28,19 @@ use worker::{Core, Lane};
 #[derive(Clone)]
 pub(super) struct Serving {
     pub(super) address: SocketAddr,
-    /// The CPU of each request lane; one worker each.
+    /// The CPUs of the request lanes. Each has one worker.
     pub(super) lanes: Vec<usize>,
     pub(super) coordinator_cpu: Option<usize>,
-    /// The name of the service page; `None` publishes nothing.
+    /// The name of the service page. If it is `None`, nothing is published.
     pub(super) page: Option<String>,
     pub(super) queue: usize,
     pub(super) bounds: Bounds,
-    /// Asked once by each worker before it serves.
+    /// Queries that each worker runs once before it serves.
     pub(super) warmup: Vec<String>,
     pub(super) emulated: Option<Emulated>,
 }
 
-/// Request lanes that are taken to share cores with their batch lanes.
+/// Request lanes that share emulated cores with batch lanes.
 #[derive(Clone)]
 pub(super) struct Emulated {
     pub(super) slowdown: Slowdown,
@@ -55,7 +55,7 @@ impl Emulated {
     }
 }
 
-/// Serves until asked to end. `ready` hears the address once clients can connect.
+/// Serves until SIGTERM or SIGINT. `ready` receives the address once clients can connect.
 pub(super) fn serve(
     index: &SearchIndex,
     serving: &Serving,
@@ -71,7 +71,7 @@ pub(super) fn serve(
     let slowdown = serving.emulated.as_ref().map(|emulated| emulated.slowdown);
     let metrics = Arc::new(Metrics::new(slowdown));
     thread::scope(|scope| {
-        // Whatever ends the service, its workers must not wait for requests any more.
+        // When this function returns, on any path, the workers must stop waiting for requests.
         let _closing = CloseOnDrop(&queue);
         for (lane, &cpu) in (0..).zip(&serving.lanes) {
             let slot = claim(serving, page.as_ref(), lane, cpu)?;
@@ -83,7 +83,7 @@ pub(super) fn serve(
                 let pinned = pin(cpu);
                 let failed = pinned.is_err();
                 for query in serving.warmup.iter().filter(|_| !failed) {
-                    // Whether a query of the warm-up is good is not asked here.
+                    // Invalid queries in the warm-up are ignored.
                     drop(seeker.search(query, 10, None));
                 }
                 started.send(pinned).expect("`serve` waits for it");
@@ -135,13 +135,13 @@ fn unpublished(what: String, why: impl fmt::Display) -> Failure {
 fn open_page(name: &str, serving: &Serving) -> Result<Page, Failure> {
     let lanes = u32::try_from(serving.lanes.len()).unwrap_or(u32::MAX);
     match Service::open(name, lanes) {
-        // The process publishes until it ends.
+        // The service is leaked because it publishes until the process ends.
         Ok(service) => Ok(Page { service: Box::leak(Box::new(service)), lanes }),
         Err(error) => Err(unpublished(format!("publishing as `{name}`"), error)),
     }
 }
 
-/// The slot of one request lane; nothing if nothing is published.
+/// Claims the slot of one request lane; `None` if nothing is published.
 fn claim(
     serving: &Serving,
     page: Option<&Page>,

@@ -1,8 +1,8 @@
 //! The queue between the coordinator and the workers: bounded, first come first served.
 //!
-//! One queue for all request lanes, because a request that waits behind a long one while another
-//! lane idles would be the service's own doing. Its length is published under its lock, so that
-//! lanes see the lengths in the order in which they were true.
+//! All request lanes share one queue. With a queue for each lane, a request could wait behind a
+//! long one while another lane idles. The length is published while the queue is locked, so that
+//! lengths appear in the correct order.
 
 use elfen_rt::service::Service;
 use parking_lot::{Condvar, Mutex};
@@ -15,7 +15,7 @@ pub(super) struct Queue<T> {
     page: Option<Page>,
 }
 
-/// Where the length is published.
+/// The page on which the length is published.
 #[derive(Clone)]
 pub(super) struct Page {
     pub(super) service: &'static Service,
@@ -33,7 +33,7 @@ impl<T> Queue<T> {
         Self { state: Mutex::new(state), filled: Condvar::new(), longest, page }
     }
 
-    /// Gives the item back if the queue is full.
+    /// Returns the item as an error if the queue is full.
     pub(super) fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.state.lock();
         if state.waiting.len() >= self.longest {
@@ -46,7 +46,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Waits for the next item; `None` once the queue is closed and empty.
+    /// Waits for the next item. Returns `None` once the queue is closed and empty.
     pub(super) fn pop(&self) -> Option<T> {
         let mut state = self.state.lock();
         loop {
@@ -61,7 +61,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Lets the workers leave when they have emptied it.
+    /// Closes the queue. The workers end when it is empty.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.filled.notify_all();
@@ -84,8 +84,8 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// Goal: the bound holds, order is kept, and closing lets go of what waits last. Method: one
-    /// thread.
+    /// Goal: the length is bounded, the order is kept, and a closed queue still returns its items.
+    /// Method: one thread.
     #[test]
     fn the_queue_is_bounded_and_fair() {
         let queue = Queue::new(2, None);
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some(2), Some(4), None));
     }
 
-    /// Goal: every item is taken, and once. Method: two takers, one giver, many items.
+    /// Goal: every item is taken exactly once. Method: two takers, one giver, many items.
     #[test]
     fn takers_share_the_work() {
         let queue = Queue::new(10_000, None);

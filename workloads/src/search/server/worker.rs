@@ -1,8 +1,8 @@
-//! A worker: one thread on one request lane, which takes a request, searches, and hands back the
-//! answer.
+//! A worker: one thread on one request lane. It takes a request from the queue, searches, and
+//! passes the answer to the coordinator.
 //!
-//! It publishes what it works on in its slot of the service page. It never touches a socket: a slow
-//! client is the coordinator's business.
+//! Its slot of the service page shows what it works on. A worker uses no sockets, so a slow client
+//! does not delay it.
 
 use super::answer::{self, Answer, Timing};
 use super::metrics::Metrics;
@@ -18,33 +18,33 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// A search that waits.
+/// A search that waits for a worker.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// The service's number for the request, never 0.
+    /// The number that the service gives to the request, never 0.
     pub(super) id: u64,
     pub(super) arrived_ns: u64,
     pub(super) query: String,
     pub(super) limit: usize,
-    /// The answer goes to the task of the connection.
+    /// Sends the answer to the task of the connection.
     pub(super) reply: oneshot::Sender<Answer>,
 }
 
-/// As slow as a lane that shares its core with its batch lanes.
+/// An emulated core, which the request lane shares with its batch lanes.
 pub(super) type Core = Slowed<Batches>;
 
 /// The request lane of one worker.
 pub(super) struct Lane {
-    /// `None`: nothing is published.
+    /// `None` if nothing is published.
     pub(super) slot: Option<Slot<'static>>,
-    /// `None`: the lane is as fast as it is.
+    /// `None` if no core is emulated.
     pub(super) core: Option<Core>,
 }
 
-/// A search begins as stage 0; this is writing down what it has found.
+/// The stage in which the answer is prepared. A search begins in stage 0.
 const ANSWERING: u16 = 1;
 
-/// The same query is the same work.
+/// The class of a request. Equal queries need equal work.
 fn class_of(query: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     query.hash(&mut hasher);
@@ -62,7 +62,7 @@ impl Lane {
         }
     }
 
-    /// It has found what it looked for.
+    /// Publishes that the search is over and the answer is prepared.
     fn found(&mut self) {
         if let Some(slot) = &mut self.slot {
             slot.stage(ANSWERING);
@@ -85,18 +85,18 @@ impl Lane {
         self.core.as_ref().map(Slowed::tally).unwrap_or_default()
     }
 
-    /// What the counters of a shared core would show.
+    /// Publishes the counts that a shared core would have.
     fn publish_counts(&mut self) {
         if let (Some(slot), Some(core)) = (&mut self.slot, &self.core) {
             let (instructions, cycles) = core.counts();
-            // Never none at all: `elfen run` looks for counts before the first request.
+            // Counts are never 0, because `elfen run` checks for counts before the first request.
             slot.count(instructions + 1, cycles + 1);
         }
     }
 }
 
 impl Beat for Lane {
-    /// The search has come so far: waits until it would have on a shared core.
+    /// Waits until a shared core would have reached this point of the search.
     fn beat(&mut self) {
         let Some(core) = &mut self.core else { return };
         core.worked();
@@ -107,7 +107,7 @@ impl Beat for Lane {
     }
 }
 
-/// Works until the queue is closed and empty.
+/// Serves requests until the queue is closed and empty.
 pub(super) fn work(queue: &Queue<Job>, metrics: &Metrics, seeker: &mut Seeker, mut lane: Lane) {
     lane.publish_counts();
     let is_slowed = lane.core.is_some();
@@ -129,7 +129,7 @@ pub(super) fn work(queue: &Queue<Job>, metrics: &Metrics, seeker: &mut Seeker, m
         metrics.count_search(queue_ns + service_ns, service_ns);
         lane.lock().end();
         metrics.count_slowdown(before, after);
-        // A client that left meanwhile has no use for it.
+        // If the client disconnected meanwhile, the answer is dropped.
         let _left = job.reply.send(answer);
         lane.lock().refresh();
     }
@@ -163,17 +163,16 @@ mod tests {
     use elfen_rt::signal::account::Claim;
     use std::sync::atomic::Ordering::Relaxed;
 
-    /// The value of a line of the metrics.
+    /// The value of a metric in the metrics text.
     fn value(metrics: &Metrics, name: &str) -> f64 {
         let text = metrics.text(0);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.expect("the metrics have it").parse().expect("a number")
     }
 
-    /// Goal: with a batch beside it all the time a request takes as much longer as the slowdown
-    /// says, which the metrics say too, and the published counts show the IPC of a shared core;
-    /// with no batch, nothing is added. Method: a task map of our own, whose account runs or is
-    /// unclaimed.
+    /// Goal: next to a batch that always runs, a request takes longer by the slowdown. Metrics and
+    /// answers report it, and the published counts show the IPC of a shared core. Without a batch,
+    /// no time is added. Method: a task map for tests, whose account runs or is unclaimed.
     #[test]
     fn requests_beside_a_batch_are_slowed() {
         let index = index_of(&["one two"; 200]);

@@ -2,7 +2,7 @@
 //!
 //! | source | what it reports | what it requires |
 //! | --- | --- | --- |
-//! | probes | collections, halts with operations, classes | a library with probes, rights to attach |
+//! | probes | collections, halts with operations, classes | library with probes, rights to attach |
 //! | counters | collections | the JVM's user, or root; its shared memory |
 //! | names | the threads that halted, collected or compiled | nothing |
 //!

@@ -15,7 +15,7 @@ const ADDRESSES_MAX: usize = 4096;
 pub(crate) struct FunctionNames {
     /// `None` until the first name is needed.
     list: Option<SymbolList>,
-    /// All addresses seen so far, and those that are not reported yet.
+    /// All addresses seen so far, and the addresses that are not reported yet.
     seen: BTreeSet<u32>,
     new: BTreeSet<u32>,
 }

@@ -76,7 +76,7 @@ fn slots_of_server(jobs: &[Job], mut ends: Vec<SlotEnd>) -> Vec<ServiceSlot> {
         }
         goes_on
     });
-    // For each slot end: the job with the earliest arrival among those that end here or later.
+    // For each slot end: of the jobs that end here or later, the job that arrived first.
     let mut first = Vec::with_capacity(ends.len());
     let mut longest = None::<usize>;
     for end in ends.iter().rev() {

@@ -76,8 +76,7 @@ impl Target {
         }
     }
 
-    /// The CPUs of each shared core: those that the user gives, or those of the machine and of
-    /// running batches.
+    /// The CPUs of each shared core: from `--lanes`, or from the machine and its running batches.
     fn cores(&self) -> Result<Vec<Vec<u32>>, Failure> {
         if self.lanes.by_hand() {
             let pairs = self.lanes.pairs()?;

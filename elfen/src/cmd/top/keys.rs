@@ -127,8 +127,8 @@ fn request(batch: &Batch, settings: &Settings) -> String {
     }
 }
 
-/// The next policy in a cycle of those that the batch can have. slo-budget requires an SLO, and
-/// dynamic-budget a known IPC.
+/// The next policy in a cycle of the policies that the batch can have. slo-budget requires an SLO,
+/// and dynamic-budget requires a known IPC.
 fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
     use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};
     let next = match now.policy {

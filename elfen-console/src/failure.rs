@@ -148,8 +148,8 @@ mod tests {
         assert_eq!(one_line(&failure.to_string()), "lanes \"0\\n:1\": \\u{1b}[31m; don't\\r");
     }
 
-    /// Goal: a shell sees the same status whether a signal killed a command or asked it to end.
-    /// Method: the signals that commands handle.
+    /// Goal: a command that handles a signal and ends has the status of a command that the signal
+    /// kills. Method: the signals that commands handle.
     #[test]
     fn the_status_after_a_signal_is_128_plus_its_number() {
         for signal in [1, 2, 15] {

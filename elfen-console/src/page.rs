@@ -15,7 +15,7 @@ pub struct Page {
     pub title: String,
     /// What the reader must know before the first figure, one sentence each.
     pub notes: Vec<String>,
-    /// From the top down.
+    /// The blocks of the page, from top to bottom.
     pub blocks: Vec<Block>,
     /// The command that wrote the page; may be empty.
     pub command: String,
@@ -52,7 +52,7 @@ pub struct Figure {
     pub reading: String,
     /// The legend: the HTML of each mark, and its name.
     pub legend: Vec<(String, String)>,
-    /// SVG.
+    /// The picture, as SVG.
     pub picture: String,
     /// The text that a screen reader reads instead of the picture.
     pub description: String,

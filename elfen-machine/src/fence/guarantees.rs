@@ -50,7 +50,7 @@ pub struct Terms<'a> {
     pub home: &'a CgroupPath,
     /// The fence's batch lanes that are online.
     pub lanes: &'a CpuSet,
-    /// The memory nodes of all its lanes, online or not; empty where the kernel has no nodes.
+    /// The memory nodes of all lanes of the fence, online or not; empty if the kernel has none.
     pub nodes: &'a CpuSet,
 }
 

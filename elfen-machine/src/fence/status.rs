@@ -134,7 +134,7 @@ pub struct Status {
     /// Services that are confined to their request lanes.
     #[serde(default)]
     pub confined: Vec<ConfinedStatus>,
-    /// Empty without a task map.
+    /// How long each request lane was busy; empty without a task map.
     #[serde(default)]
     pub requests: Vec<RequestLane>,
     /// Requests of the settings that the daemon cannot fulfil yet, one sentence each.

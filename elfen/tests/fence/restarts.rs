@@ -101,7 +101,7 @@ fn guards_that_cannot_run_freeze_their_fence() {
     let guard = fenced.guard().unwrap().cast_signed();
     let trace = |request| {
         let nothing = std::ptr::null_mut::<libc::c_void>();
-        // SAFETY: these requests take no memory.
+        // SAFETY: these ptrace requests pass no pointers.
         assert_eq!(unsafe { libc::ptrace(request, guard, nothing, nothing) }, 0);
     };
     trace(libc::PTRACE_SEIZE);

@@ -131,7 +131,7 @@ impl Load {
 /// What a service of the test does in each request, and after it.
 pub(crate) struct Work {
     pub(crate) busy: Duration,
-    /// How long it sleeps in every twentieth request.
+    /// How long the service sleeps in every twentieth request.
     pub(crate) sleep: Duration,
     pub(crate) pause: Duration,
 }

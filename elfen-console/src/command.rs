@@ -17,7 +17,6 @@ pub type Outcome = Result<ExitCode, Failure>;
 /// Parses this process's arguments as a `Cli` and runs it with a buffered standard output.
 ///
 /// `refuse` gets the parsed arguments and can reject combinations that clap cannot express.
-/// express.
 pub fn main<Cli: CommandFactory + FromArgMatches>(
     refuse: impl FnOnce(&ArgMatches) -> Result<(), Failure>,
     run: impl FnOnce(Cli, &mut dyn Write) -> Outcome,

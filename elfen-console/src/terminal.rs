@@ -4,7 +4,6 @@
 //! A child that ends normally restores the terminal itself. If the child panics, crashes or is
 //! killed, the parent restores it. If the parent is killed, the kernel sends SIGTERM to the child.
 //! So a broken process never has to run a handler.
-//! inside a broken process.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, AsRawFd};

@@ -4,12 +4,11 @@
 //! placement, and the supervisor restores it.
 //!
 //! Why slices matter: next to a guard that occupies the lane, the scheduler owes the batch 3 parts
-//! in
-//! 1027. The batch gets them when the scheduler picks the next thread. It must do so when the slice
-//!       of the current thread, or any shorter slice on this CPU, ends. So guard and batch have
-//!       slices longer than most requests. The batch's slices are not longer than that: some
-//!       threads spin until another thread runs, as in virtual machines, and would spin for a whole
-//!       slice. Kernels before 6.12 ignore the length.
+//! in 1027. The batch gets them when the scheduler picks the next thread. It must do so when the
+//! slice of the current thread, or any shorter slice on this CPU, ends. So guard and batch have
+//! slices longer than most requests. The batch's slices are not longer than that. Some threads spin
+//! until another thread runs, as in virtual machines, and would spin for a whole slice. Kernels
+//! before 6.12 ignore the length.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Collects a service's events: polls the rings fifty times per second, looks up the names of
+//! Collects a service's events. Polls the rings fifty times per second, looks up the names of
 //! threads before they end, and passes everything to a sink.
 
 use std::collections::BTreeSet;

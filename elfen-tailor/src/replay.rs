@@ -233,10 +233,10 @@ mod tests {
             prop_assert_eq!(paused(&jobs, pause).latencies_without(|_, _| 0), latencies);
         }
 
-        /// Goal: if requests are served in the order of arrival, removing a cause makes no request
-        /// slower, and none faster by more than the whole cause. Method: queues of one server, and
-        /// pauses. (In another order a request may become slower. Example: it arrived late in a
-        /// pause, and was served before a long request that would have begun without the pause.)
+        /// Goal: with service in the order of arrival, removing a cause makes no request slower,
+        /// and none faster by more than the whole cause. Method: queues of one server, and pauses.
+        /// (In another order a request may become slower. Example: it arrived late in a pause, and
+        /// was served before a long request that would have begun without the pause.)
         #[test]
         fn no_request_is_slower_without_a_cause(
             times in prop::collection::vec((0..30_u64, 1..30_u64), 1..20),

@@ -229,7 +229,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether the waker's activity explains a sleep: the waker must be a thread of the service,
+    /// Whether the waker's activity explains a sleep. The waker must be a thread of the service,
     /// and not an interrupt that hit the thread by chance.
     fn explains_sleep(&self, thread: u32, sleep: &Sleep, waker: Waker, at_ns: u64) -> bool {
         waker.thread != thread

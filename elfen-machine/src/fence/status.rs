@@ -41,8 +41,8 @@ pub enum Request {
     /// Gives the asking process the task map, to read which tasks run and to have lanes timed:
     /// [`elfen_rt::pages::request_task_map`].
     Tasks,
-    /// Makes the kernel count CPU time on the batch lanes of these (batch, request) pairs: that of
-    /// the asking process's descendants, and of its launcher `front`.
+    /// Makes the kernel count CPU time on the batch lanes of these (batch, request) pairs. It
+    /// counts the time of the asking process's descendants, and of its launcher `front`.
     Count {
         pairs: Vec<(u32, u32)>,
         front: u32,

@@ -86,8 +86,8 @@ pub(super) struct DefaultFence {
 }
 
 impl DefaultFence {
-    /// Returns `None` if the run gets guards of its own: elfend does not run or holds no fence, or
-    /// a run inside of a fence has options of guards.
+    /// Returns `None` if the run gets guards of its own. That is so if elfend does not run or holds
+    /// no fence, or if a run inside of a fence has options of guards.
     ///
     /// Fails if elfend holds fences and the run can use none of them. With guards of its own, that
     /// run would take all lanes of the machine, including those that elfend lends.

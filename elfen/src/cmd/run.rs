@@ -355,8 +355,8 @@ fn choose_checks(
 }
 
 /// Drops pairs that the service does not serve, if the service's page is the only source of
-/// signals: the run would never learn whether their request lanes idle. Pairs of `--lanes` are
-/// kept.
+/// signals. The run would never learn whether the request lanes of these pairs idle. Pairs of
+/// `--lanes` are kept.
 fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
     let (None, Some(service)) = (&signals.tasks, &signals.service) else { return Ok(pairs) };
     let serves = |pair: &Pair| service.living_slots(&[pair.request]).next().is_some();

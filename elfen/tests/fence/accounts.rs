@@ -54,9 +54,9 @@ fn account(fenced: &Fenced) -> Option<LaneAccount> {
     accounts.into_iter().next()
 }
 
-/// How much the fence's account grows until the batch has run for 300 ms: borrowed, overlapped, and
-/// the bounds of its run time by the scheduler. Guards are stopped meanwhile, because other
-/// processes keep the request lane busy. Each stop is shorter than elfend's limit.
+/// Lets the batch run for 300 ms. Returns how much its borrowed and overlapped time grew, and the
+/// bounds of its run time by the scheduler. Guards are stopped meanwhile, because other processes
+/// keep the request lane busy. Each stop is shorter than elfend's limit.
 fn measure_account(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
     let keeper = fenced.status().guard_process.unwrap();
     let now = || (ran_ns(batch), account(fenced).unwrap(), ran_ns(batch));

@@ -224,8 +224,8 @@ fn start_scribble(fenced: &Fenced, program: &Path, what: &str) -> (KilledOnDrop,
 }
 
 /// Goal: a process in a fence gains no time next to a request by writing into the pages from
-/// elfend, and neither does a later batch. Method: a program that keeps overwriting one word, or
-/// random words, next to an endless request; then a batch that spins.
+/// elfend. Neither does a later batch. Method: a program that keeps overwriting one word, or random
+/// words, next to an endless request; then a batch that spins.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_gains_nothing_by_writing_into_its_pages() {

@@ -1,5 +1,5 @@
-//! The environment of the fence tests: a service with its page, an elfend with its own folder and
-//! cgroups, batches in its fence, and what the kernel reports.
+//! The environment of the fence tests. It has a service with its page, an elfend with its own
+//! folder and cgroups, batches in its fence, and readings of what the kernel reports.
 //!
 //! At the end of each test, its fence is thawed, emptied and removed.
 

@@ -8,10 +8,10 @@ import java.util.Map;
 import java.util.TreeMap;
 
 /**
- * Uses many features of a virtual machine that concern compiled code: methods that never return,
- * long and counted loops, collections and garbage collection, exceptions by faults, stack overflow,
- * assumptions that a later class breaks, several class loaders, threads, and locks. Prints the
- * results.
+ * Uses many features of a virtual machine that concern compiled code, and prints the results:
+ * methods that never return, long and counted loops, collections and garbage collection;
+ * exceptions by faults, stack overflow, assumptions that a later class breaks;
+ * several class loaders, threads, and locks.
  */
 public class Everything {
     static long mix(long x) {

@@ -1,5 +1,5 @@
-//! Goal: programs that get checks while they run do the same work, whatever they are doing at that
-//! time, and even if the supervisor is killed. Method: a program with many kinds of work
+//! Goal: programs that get checks while they run do the same work. This holds whatever they do at
+//! that time, and even if the supervisor is killed. Method: a program with many kinds of work
 //! (`live_checks/work.c`), dynamic and static, without symbols. It runs next to a request lane that
 //! is alternately busy and idle. Output and status must equal those without Elfen.
 

@@ -120,7 +120,7 @@ fn files_that_are_not_recordings_are_refused() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// Goal: the summary names the period only if the user requested one, and not with `--period auto`.
+/// Goal: the summary has the requested period, and null with `--period auto`.
 #[test]
 fn a_period_that_follows_the_cost_was_not_asked_for() {
     needs::two_cpus();

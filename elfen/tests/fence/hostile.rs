@@ -116,8 +116,8 @@ fn service_managers_are_out_of_reach() {
     }
 }
 
-/// Goal: a fenced program cannot read the files of its user's other processes in `/proc`: there,
-/// the folders of service managers are not hidden. Method: the root folder of such a process,
+/// Goal: a fenced program cannot see the root folders of its user's other processes in `/proc`. In
+/// these folders, the service managers are not hidden. Method: the root folder of such a process,
 /// listed from inside and outside.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups and Linux 6.12"]

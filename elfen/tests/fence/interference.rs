@@ -36,8 +36,8 @@ fn a_deleted_fence_is_restored() {
 }
 
 /// Goal: if the kernel moves a batch out of a fence without CPUs, the batch returns when the fence
-/// has CPUs again. Method: while the daemon is stopped, the test makes the kernel's changes when a
-/// lane goes offline under cgroups version 1.
+/// has CPUs again. Method: while the daemon is stopped, the test makes the same changes as the
+/// kernel when a lane goes offline under cgroups version 1.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups of version 1"]
 fn a_batch_that_hotplug_moves_comes_back() {

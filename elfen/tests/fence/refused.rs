@@ -102,9 +102,9 @@ fn a_machine_without_cgroups_is_refused() {
     }
 }
 
-/// Goal: a user's forbidden commands are refused with the reason. A setuid program does not enter a
-/// fence with root's rights. Method: user `nobody`; root without a user for the program; and
-/// `elfen` with the setuid bit and owner root, started by user `nobody`.
+/// Goal: commands that a user may not use are refused with the reason. A setuid program does not
+/// enter a fence with root's rights. Method: user `nobody`; root without a user for the program;
+/// and `elfen` with the setuid bit and owner root, started by user `nobody`.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn users_without_permission_are_refused() {

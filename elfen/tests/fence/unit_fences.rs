@@ -25,8 +25,7 @@ show) for unit; do :; done; cat \"cgroup.$unit\" 2>/dev/null || echo ;;
 set-property) [ \"$mode\" != refuse ] || { echo 'refused by a test' >&2; exit 1; } ;;
 esac
 ";
-/// The script that replaces `busctl`, for `.. elfen-PID.scope fail 2 PIDs au 1 PID Slice s SLICE
-/// 0`.
+/// Replaces `busctl`, for `.. elfen-PID.scope fail 2 PIDs au 1 PID Slice s SLICE 0`.
 const BUSCTL: &str = "\
 PATH=/usr/bin:/bin
 cd FOLDER
@@ -207,10 +206,10 @@ fn unchanged_units_cause_no_requests() {
     assert_ne!(units.requests(), requests);
 }
 
-/// Goal: a fence holds whatever systemd does. If systemd refuses, elfend writes the cgroup's files
-/// itself and reports that. If systemd hangs, fences stay guarded and the daemon answers; if the
-/// guards die meanwhile, the fence is frozen. If the commands are missing, elfend reports that.
-/// Method: a systemd that refuses, one that hangs, and none.
+/// Goal: a fence stays guarded whatever systemd does. If systemd refuses, elfend writes the
+/// cgroup's files itself and reports that. If systemd hangs, fences stay guarded and the daemon
+/// answers; if the guards die meanwhile, the fence is frozen. If the commands are missing, elfend
+/// reports that. Method: a systemd that refuses, one that hangs, and none.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn fences_hold_without_help_of_systemd() {

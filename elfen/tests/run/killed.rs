@@ -157,9 +157,8 @@ fn play_round(seed: &mut u64) {
     pages.into_iter().for_each(wait_until_gone);
 }
 
-/// Goal: a batch runs for only a few seconds while its supervisor is stopped, because a stopped
-/// supervisor does not guard. Method: SIGSTOP to the supervisor. The spare kills it, and guards the
-/// lane.
+/// Goal: if its supervisor is stopped, a batch runs unguarded for only a few seconds. Method:
+/// SIGSTOP to the supervisor. The spare kills it, and guards the lane.
 #[test]
 fn a_stopped_supervisor_is_replaced() {
     needs::two_cpus();

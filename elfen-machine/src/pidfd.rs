@@ -16,8 +16,8 @@ pub struct PidFd {
 }
 
 impl PidFd {
-    /// Opens the process with this id, if `is_it` accepts it once the pidfd is open. `None` if the
-    /// process does not exist.
+    /// Opens the process with this id, if `is_it` accepts it once the pidfd is open. `None` also if
+    /// the process does not exist.
     pub fn open(pid: u32, is_it: impl Fn() -> bool) -> Option<Self> {
         let id = libc::pid_t::try_from(pid).ok()?;
         // SAFETY: pidfd_open takes numbers.

@@ -16,7 +16,7 @@ use crate::cpulist::CpuSet;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After a command hung, no command is started for this time. The caller must keep checking fences,
-/// and a watchdog ends it after ten seconds.
+/// and a watchdog ends a caller that hangs for ten seconds.
 const REST: Duration = Duration::from_secs(30);
 static HUNG: Mutex<Option<Instant>> = Mutex::new(None);
 

@@ -1,4 +1,5 @@
-//! What every command's `main` does: parse, run, flush, exit status.
+//! The common `main` of all commands: parses arguments, runs the command, flushes its output, and
+//! returns the exit status.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,10 +14,9 @@ use crate::usage;
 /// The outcome of a command.
 pub type Outcome = Result<ExitCode, Failure>;
 
-/// Parses this process's arguments as a `Cli` and runs it with a buffer for its output.
+/// Parses this process's arguments as a `Cli` and runs it with a buffered standard output.
 ///
-/// `refuse` sees the arguments as they were typed, and can refuse combinations that clap cannot
-/// express.
+/// `refuse` gets the parsed arguments and can reject combinations that clap cannot express.
 pub fn main<Cli: CommandFactory + FromArgMatches>(
     refuse: impl FnOnce(&ArgMatches) -> Result<(), Failure>,
     run: impl FnOnce(Cli, &mut dyn Write) -> Outcome,
@@ -24,7 +24,7 @@ pub fn main<Cli: CommandFactory + FromArgMatches>(
     with_output(|out| parse_and_run(refuse, run, out))
 }
 
-/// As `main`, for a command that writes its output itself.
+/// Like `main`, for a command that opens its output itself.
 pub fn parse_and_run<Cli: CommandFactory + FromArgMatches>(
     refuse: impl FnOnce(&ArgMatches) -> Result<(), Failure>,
     run: impl FnOnce(Cli, &mut dyn Write) -> Outcome,
@@ -44,8 +44,8 @@ pub fn parse_and_run<Cli: CommandFactory + FromArgMatches>(
     }
 }
 
-/// Runs a command with a buffer for its output, and flushes it before the exit status is decided:
-/// a full disk or a closed pipe may only show then.
+/// Runs a command with a buffered standard output. Flushes the buffer before it decides the exit
+/// status, because only the flush may reveal a full disk or a closed pipe.
 pub fn with_output(run: impl FnOnce(&mut dyn Write) -> Outcome) -> ExitCode {
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = run(&mut out).and_then(|code| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Parses `500us`, `47ms`, `2s`, for clap.
+/// Parses durations such as `500us`, `47ms` or `2s`, as a value parser of clap.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let error =
         || "a duration is a whole number with the unit ns, us, ms or s, such as 500us".to_owned();

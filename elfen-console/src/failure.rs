@@ -1,4 +1,4 @@
-//! How every subcommand fails: one line that says what failed, why, and what to do, and an exit
+//! How subcommands fail: with one line that says what failed, why, and what to do, and with an exit
 //! status.
 //!
 //! Libraries return small error enums. A subcommand turns them into a [`Failure`], because only the
@@ -12,17 +12,17 @@ use std::process::ExitCode;
 /// The exit status that scripts read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// The command could have worked, but did not.
+    /// The command could have worked on this machine, but did not.
     Failed = 1,
     /// The arguments are wrong on any machine.
     Usage = 2,
     /// This machine or kernel lacks a feature that the command needs.
     Unsupported = 3,
-    /// A program cannot be executed, or was not found: the statuses of a shell.
+    /// A program cannot be executed (126) or was not found (127), as in a shell.
     NotStarted = 126,
     NotFound = 127,
-    /// The command ended because a signal asked it to. The status is 128 plus the number of the
-    /// signal, as shells report a killed program.
+    /// The command ended because of a signal. The status is 128 plus the signal's number, as shells
+    /// report a killed program.
     HungUp = 129,
     Interrupted = 130,
     Terminated = 143,
@@ -47,7 +47,7 @@ pub enum Failure {
         why: String,
         fix: String,
     },
-    /// A failure whose explanation takes more than a line: the line, and the text below it.
+    /// A failure with a longer explanation: the line, and the text to print below it.
     WithScreen {
         failure: Box<Failure>,
         screen: String,
@@ -58,8 +58,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// `what` failed, `why`, and the `fix`. All three are clauses without a capital and a full
-    /// stop.
+    /// Builds the line "`what` failed: `why`; `fix`". All three are clauses without a capital
+    /// letter and without a full stop.
     pub fn new(
         status: Status,
         what: impl fmt::Display,
@@ -70,7 +70,7 @@ impl Failure {
         Self::Reported { status, what, why, fix }
     }
 
-    /// A file of the user cannot be written.
+    /// The failure for a file of the user that cannot be written.
     pub fn unwritable(kind: &str, path: &Path, why: impl fmt::Display) -> Self {
         Self::new(Status::Failed, named(kind, path), why, "name a file that can be written")
     }
@@ -79,7 +79,7 @@ impl Failure {
         Self::WithScreen { failure: Box::new(self), screen }
     }
 
-    /// Standard output cannot be written.
+    /// The failure for a standard output that cannot be written.
     pub fn output(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::ReaderGone;
@@ -88,7 +88,7 @@ impl Failure {
         Self::new(Status::Failed, "writing the output", error, fix)
     }
 
-    /// Prints the failure, if there is one, and returns the exit status.
+    /// Prints the failure, except `ReaderGone`, and returns the exit status.
     pub fn report(self) -> ExitCode {
         match self {
             Self::ReaderGone => ExitCode::SUCCESS,
@@ -117,7 +117,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A file or folder as messages name it: `report "run.json"`.
+/// Names a file or folder in messages: `report "run.json"`.
 pub fn named(kind: &str, path: &Path) -> String {
     format!("{kind} {:?}", path.display().to_string())
 }
@@ -140,16 +140,16 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: a failure stays one line, whatever the user typed. Method: line breaks and an escape
-    /// in the text.
+    /// Goal: a failure is one line, whatever text it quotes. Method: line breaks and an escape in
+    /// the text.
     #[test]
     fn a_failure_stays_one_line() {
         let failure = Failure::new(Status::Usage, "lanes \"0\n:1\"", "\u{1b}[31m", "don't\r");
         assert_eq!(one_line(&failure.to_string()), "lanes \"0\\n:1\": \\u{1b}[31m; don't\\r");
     }
 
-    /// Goal: a shell sees the same status whether a signal killed a command or asked it to end.
-    /// Method: the signals that commands handle.
+    /// Goal: a command that handles a signal and ends has the status of a command that the signal
+    /// kills. Method: the signals that commands handle.
     #[test]
     fn the_status_after_a_signal_is_128_plus_its_number() {
         for signal in [1, 2, 15] {
@@ -157,8 +157,8 @@ mod tests {
         }
     }
 
-    /// Goal: a reader that left is not a failure, a full disk is. Method: the two errors that
-    /// `write` returns.
+    /// Goal: a reader that closed the output is not a failure, but a full disk is. Method: the two
+    /// errors that `write` returns.
     #[test]
     fn a_reader_that_left_differs_from_a_full_disk() {
         let gone = Failure::output(io::Error::from(io::ErrorKind::BrokenPipe));

@@ -1,5 +1,5 @@
-//! The hidden subcommand `generate`: man pages and completions from a command line itself, for
-//! packages. Pages have what `--help` prints, in the sections that readers of manuals look for.
+//! The hidden subcommand `generate`, for packages: writes man pages and completions from the clap
+//! definition of a command. A page has the content of `--help`, in the usual sections of man pages.
 
 use std::fs;
 use std::io::{self, Write};
@@ -67,7 +67,7 @@ fn print(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command as users see it: without its hidden subcommands.
+/// The command without its hidden subcommands.
 fn visible(cli: &Command) -> Command {
     let hidden = Command::is_hide_set;
     let shown: Vec<Command> = cli.get_subcommands().filter(|sub| !hidden(sub)).cloned().collect();
@@ -91,7 +91,7 @@ fn pages(mut command: Command, folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// The page of a command, and those of the subcommands below it.
+/// Writes the page of a command, and the pages of its subcommands.
 fn write_pages_of(
     command: &Command,
     name: &str,
@@ -110,11 +110,11 @@ fn write_pages_of(
 }
 
 fn page(command: &Command, name: &str, rest: &Roff) -> io::Result<Vec<u8>> {
-    // The page's name has hyphens, its synopsis the words as they are typed.
+    // The page's name has hyphens; its synopsis has the words as they are typed.
     let titled = command.clone().display_name(name.to_owned()).disable_help_subcommand(true);
     let man = Man::new(titled);
     let mut page = Vec::new();
-    // The empty field is the date: builds of the same sources are identical.
+    // The date is empty, so that builds of the same sources are identical.
     let (title, version) = (name.to_uppercase(), env!("CARGO_PKG_VERSION"));
     writeln!(page, ".TH {title} 1 \"\" \"elfen {version}\" \"Elfen\"")?;
     man.render_name_section(&mut page)?;
@@ -128,7 +128,7 @@ fn page(command: &Command, name: &str, rest: &Roff) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The sections of the text that help has after the options. A block that begins with a line like
+/// Turns the help text after the options into sections. A block that begins with a line like
 /// `Examples:` is a section of that name, verbatim. All other blocks are paragraphs.
 fn sections(command: &Command, see_also: &[String]) -> Roff {
     let mut roff = Roff::new();

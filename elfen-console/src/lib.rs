@@ -1,8 +1,8 @@
 //! How commands communicate: results, warnings, failures, tables, durations, and the terminal.
 //!
-//! A command writes only its result to the output that it is given, so that `--json` yields one
-//! object. Warnings go to stderr. A command ends with an exit status or a [`failure::Failure`].
-//! This crate knows nothing of lanes, batches or experiments, so that all commands can use it.
+//! A command writes only its result to the given output, so `--json` prints exactly one object.
+//! Warnings go to stderr. A command ends with an exit status or a [`failure::Failure`]. This crate
+//! does not depend on other parts of Elfen, so that all commands can use it.
 
 pub mod command;
 pub mod duration;

@@ -21,18 +21,18 @@ pub fn print(
     }
 }
 
-/// Prints one JSON object and a line break, as for `--json`. Its first key is `schema`.
+/// Prints one JSON object and a line break, as `--json` does. The object's first key is `schema`.
 pub fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<(), Failure> {
     serde_json::to_writer_pretty(&mut *out, &Versioned::of(value))
         .map_err(|e| Failure::output(e.into()))?;
     writeln!(out).map_err(Failure::output)
 }
 
-/// The version of all JSON that commands print. It grows when a key changes its meaning or goes;
-/// new keys leave it as it is.
+/// The version of all JSON output. It increases when a key is removed or changes its meaning, but
+/// not when a key is added.
 pub const SCHEMA: u32 = 1;
 
-/// An object with the number of its schema.
+/// An object with the version of its schema.
 #[derive(serde::Serialize, Debug)]
 pub struct Versioned<'a, T> {
     schema: u32,
@@ -46,7 +46,7 @@ impl<'a, T> Versioned<'a, T> {
     }
 }
 
-/// Prints a warning: one line on stderr. The command continues.
+/// Prints a warning as one line on stderr. The command continues.
 pub fn warn(warning: &str) {
     to_stderr(&format!("warning: {warning}"));
 }
@@ -58,16 +58,16 @@ pub fn colours() -> bool {
     io::stdout().is_terminal() && !unwanted && !dumb
 }
 
-/// Creates a file that other users may not read, or truncates an existing one. As root it follows
-/// no link of another user. Otherwise any user with write access to the folder could choose the
-/// file.
+/// Creates a file that other users cannot read, or truncates an existing file. As root, it follows
+/// no symbolic link of another user. Otherwise any user with write access to the folder could
+/// choose the file that root writes.
 pub fn create_private(path: &Path) -> io::Result<File> {
     let link = path.symlink_metadata().ok().filter(|found| found.file_type().is_symlink());
     if nix::unistd::geteuid().is_root() && link.is_some_and(|link| link.uid() != 0) {
         return Err(io::Error::other("it is a symbolic link of another user"));
     }
     let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    // An existing file may have been readable by others.
+    // The file may exist already, and other users may be able to read it.
     if file.metadata()?.is_file() {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }
@@ -78,8 +78,8 @@ pub fn create_private(path: &Path) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    /// Goal: root writes to the given file, not to one that another user chooses. Method: a file,
-    /// our own link to it, and another user's link if this user may create one.
+    /// Goal: root writes only to the given file, not to a file that another user chooses. Method: a
+    /// file, our own link to it, and another user's link if this user may create one.
     #[test]
     fn links_of_others_are_not_followed() {
         let folder = std::env::temp_dir().join(format!("elfen-private-{}", std::process::id()));

@@ -1,25 +1,25 @@
-//! The page of a report: tables and figures in one HTML file, for light and dark screens and for
+//! The HTML page of a report: one file with tables and figures, for light and dark screens and for
 //! paper. `page.html` is its template, `page.css` its style.
 //!
-//! The page loads nothing: pictures and style are in the file, and a content security policy makes
-//! the browser enforce this.
+//! The page loads nothing: pictures and style are in the file. A content security policy makes the
+//! browser enforce this.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, HtmlEscape, Value, context};
 use serde::Serialize;
 
-/// All that a page shows.
+/// The content of a page.
 #[derive(Debug, Default, Serialize)]
 pub struct Page {
     pub title: String,
-    /// What the reader has to know before any figure, a sentence each.
+    /// What the reader must know before the first figure, one sentence each.
     pub notes: Vec<String>,
-    /// From the top down.
+    /// The blocks of the page, from top to bottom.
     pub blocks: Vec<Block>,
     /// The command that wrote the page; may be empty.
     pub command: String,
-    /// CSS for its pictures.
+    /// CSS for the page's pictures.
     pub style: String,
 }
 
@@ -30,35 +30,35 @@ pub enum Block {
     Figure(Box<Figure>),
 }
 
-/// Numbers that are better read than seen.
+/// A table of numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Table {
     pub title: String,
     pub head: Vec<String>,
     pub rows: Vec<Vec<String>>,
-    /// How the numbers came about; may be empty.
+    /// How the numbers were measured; may be empty.
     pub note: String,
 }
 
-/// A picture, and what the reader has to know of it. All but title and picture may be empty.
+/// A picture with its explanations. Every text except the title may be empty.
 #[derive(Debug, Default, Serialize)]
 pub struct Figure {
     /// Names the figure in links and files: lower-case words joined by hyphens.
     pub id: String,
     pub title: String,
-    /// Where its numbers come from, in a word.
+    /// Where the figure's numbers come from, as one word.
     pub source: &'static str,
-    /// What it shows, in one sentence.
+    /// What the figure shows, in one sentence.
     pub reading: String,
-    /// HTML of each mark, and its name.
+    /// The legend: the HTML of each mark, and its name.
     pub legend: Vec<(String, String)>,
-    /// SVG.
+    /// The picture, as SVG.
     pub picture: String,
-    /// What a screen reader says instead of the picture.
+    /// The text that a screen reader reads instead of the picture.
     pub description: String,
     pub caption: String,
     pub command: String,
-    /// The numbers, for a spreadsheet and for the reader.
+    /// The numbers as CSV.
     pub csv: String,
     pub tables: Vec<Table>,
 }
@@ -75,7 +75,7 @@ impl Table {
 }
 
 impl Page {
-    /// The page as one file. Characters that XML has no place for become U+FFFD.
+    /// Renders the page as one HTML file. Characters that XML forbids become U+FFFD.
     pub fn html(&self) -> String {
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -94,7 +94,7 @@ impl Page {
     }
 }
 
-/// Which columns read better aligned at their right.
+/// Which columns are aligned at their right, because all their cells are numbers.
 fn numeric_columns(rows: Vec<Vec<String>>) -> Vec<bool> {
     let is_number = |cell: &String| {
         cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || "+−-–±≥≤".contains(c))
@@ -104,7 +104,7 @@ fn numeric_columns(rows: Vec<Vec<String>>) -> Vec<bool> {
     (0..columns).map(is_numeric).collect()
 }
 
-/// Escapes text for the inside of an element or an attribute.
+/// Escapes text for use inside an element or an attribute.
 pub fn escape(text: &str) -> String {
     HtmlEscape(text).to_string()
 }
@@ -113,8 +113,8 @@ pub fn escape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: columns of numbers are aligned, and intervals stand below their values. Method: a cell
-    /// with an interval, and one of words.
+    /// Goal: columns of numbers are aligned, and intervals are printed below their values. Method:
+    /// a cell with an interval, and a cell of words.
     #[test]
     fn numbers_are_aligned() {
         let rows = vec![vec!["name".to_owned(), "1.5 (1–2)".to_owned()]];

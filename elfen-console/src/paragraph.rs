@@ -1,8 +1,8 @@
 //! Wraps prose into lines.
 
 /// Breaks text between words into lines of at most `columns`. Longer words stay whole, so that
-/// commands can be copied. Control characters are escaped, because names of devices and processes
-/// may contain terminal escapes.
+/// commands can be copied. Control characters are escaped: names of devices and processes may
+/// contain terminal escapes.
 pub fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

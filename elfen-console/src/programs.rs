@@ -1,12 +1,12 @@
-//! Where Elfen's other programs are.
+//! Finds Elfen's other programs.
 //!
 //! `cargo build` puts all programs into one folder; a package puts them into `bin` or `lib/elfen`.
-//! A user whose programs are elsewhere names the folder in `ELFEN_LIB`.
+//! If the programs are elsewhere, `ELFEN_LIB` names the folder.
 
 use std::path::{Path, PathBuf};
 use std::{env, fmt, io};
 
-/// A further folder in which to look for Elfen's programs and libraries.
+/// The variable with a further folder of Elfen's programs and libraries.
 const VARIABLE: &str = "ELFEN_LIB";
 
 #[derive(Debug)]
@@ -30,8 +30,8 @@ impl fmt::Display for ProgramError {
 
 impl std::error::Error for ProgramError {}
 
-/// Finds one of Elfen's programs: in the folder of the running command, then where a package puts
-/// it, then in `ELFEN_LIB`.
+/// Finds one of Elfen's programs. Looks in the folder of the running command, then where a package
+/// puts programs, then in `ELFEN_LIB`.
 pub fn find_program(name: &'static str) -> Result<PathBuf, ProgramError> {
     let command = env::current_exe().map_err(ProgramError::Running)?;
     let named = env::var_os(VARIABLE).map(PathBuf::from);
@@ -43,7 +43,7 @@ pub fn find_program(name: &'static str) -> Result<PathBuf, ProgramError> {
     }
 }
 
-/// The folders to look in, in this order.
+/// The folders to search, in this order.
 fn folders(command: &Path, named: Option<&Path>) -> Vec<PathBuf> {
     let own = command.parent().map(Path::to_owned);
     let packaged = own.as_deref().and_then(Path::parent).map(|prefix| prefix.join("lib/elfen"));

@@ -1,4 +1,4 @@
-//! Quotes words for a shell, so that printed commands can be typed.
+//! Quotes words for a shell, so that users can copy printed commands.
 
 /// The word, in quotes if it needs them.
 pub fn word(word: &str) -> String {
@@ -10,7 +10,8 @@ pub fn word(word: &str) -> String {
     }
 }
 
-/// The command line of this process with `command` as its first words, so that it can be repeated.
+/// The command line of this process, with `command` instead of the program's name, so that a user
+/// can repeat it.
 pub fn command_line(command: &str) -> String {
     let words = std::env::args_os().skip(1).map(|arg| word(&arg.to_string_lossy()));
     std::iter::once(command.to_owned()).chain(words).collect::<Vec<_>>().join(" ")

@@ -1,6 +1,6 @@
-//! Formats tables: columns are left-aligned, two spaces apart, without trailing spaces.
+//! Formats tables: columns are left-aligned and two spaces apart. Lines have no trailing spaces.
 
-/// The lines of a table. Every row has as many cells as the heading.
+/// The lines of a table. Every row has one cell for each heading.
 pub fn lines(heading: &[&str], rows: &[Vec<String>]) -> String {
     let width = |(column, title): (usize, &&str)| {
         let cells = rows.iter().map(|row| row[column].chars().count());

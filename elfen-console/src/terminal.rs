@@ -1,9 +1,9 @@
-//! Draws on a terminal, and restores it afterwards even if the drawing process dies.
+//! Draws on a terminal, and restores the terminal afterwards, even if the drawing process dies.
 //!
-//! There are two processes. The child draws. The parent, which the shell knows, only waits. A child
-//! that ends normally restores the terminal itself. If it panics, crashes or is killed, the parent
-//! does. If the parent is killed, the kernel sends the child SIGTERM. So no handler has to run
-//! inside a broken process.
+//! Two processes share the work. The child draws. The parent, which the shell started, only waits.
+//! A child that ends normally restores the terminal itself. If the child panics, crashes or is
+//! killed, the parent restores it. If the parent is killed, the kernel sends SIGTERM to the child.
+//! So a broken process never has to run a handler.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -35,11 +35,11 @@ pub enum Input {
     Letter(char),
     /// The size of the terminal has changed.
     Resized,
-    /// A signal asks the process to end.
+    /// A signal, or the end of the input, asks the process to end.
     End,
 }
 
-/// The role of the parent or of the child.
+/// The roles of this process after [`split`], and how the child ended.
 #[derive(Debug)]
 pub enum Role {
     Draw(Screen),
@@ -56,7 +56,8 @@ pub fn split() -> io::Result<Role> {
     let ours = SigSet::from_iter([SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGCHLD, SIGWINCH]);
     ours.thread_block()?;
     let parent = nix::unistd::getpid();
-    // SAFETY: the process has only one thread, as `split` requires, so the child may do anything.
+    // SAFETY: the process has only one thread, as `split` requires, so the child may call any
+    // function.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => wait(child, &ours, &before),
         ForkResult::Child => {
@@ -90,8 +91,8 @@ fn wait(child: Pid, ours: &SigSet, before: &Termios) -> io::Result<Role> {
         }
         match ours.wait()? {
             SIGCHLD | SIGWINCH => {}
-            // The terminal has sent its signals to the child already; receiving one twice does no
-            // harm.
+            // The terminal has already sent its own signals to the child. Receiving a signal twice
+            // does no harm.
             signal => {
                 let _gone = kill(child, signal);
             }
@@ -100,12 +101,13 @@ fn wait(child: Pid, ours: &SigSet, before: &Termios) -> io::Result<Role> {
 }
 
 fn set_attributes(to: &Termios) {
-    // An error means that the terminal is gone, and then there is nothing to restore.
+    // If this fails, the terminal is gone, and nothing has to be restored.
     let _gone = tcsetattr(io::stdin(), SetArg::TCSADRAIN, to);
 }
 
 fn restore(before: &Termios) {
-    // If the shell has the terminal already, this signal would otherwise stop this process.
+    // If the shell has taken the terminal back already, writing would stop this process with
+    // SIGTTOU.
     let _unchanged = SigSet::from(SIGTTOU).thread_block();
     let mut out = io::stdout();
     let _gone = out.write_all(LEAVE).and_then(|()| out.flush());
@@ -117,7 +119,7 @@ pub fn is_there() -> bool {
     io::stdin().is_terminal() && io::stdout().is_terminal()
 }
 
-/// The terminal while it is drawn on.
+/// A terminal in drawing mode.
 #[derive(Debug)]
 pub struct Screen {
     before: Termios,
@@ -152,7 +154,7 @@ impl Screen {
         }
     }
 
-    /// Shows lines from the top of the screen. They may contain escapes.
+    /// Shows lines from the top of the screen on. They may contain escapes.
     pub fn show(&self, lines: &[String]) -> io::Result<()> {
         // Clears each line after its text and not before, to avoid flicker.
         let text = lines.join("\x1b[0m\x1b[K\r\n");
@@ -161,7 +163,7 @@ impl Screen {
         out.flush()
     }
 
-    /// The user's actions within a time; empty if there are none.
+    /// Waits at most `within` for actions of the user. Returns an empty list if nothing happens.
     pub fn input(&self, within: Duration) -> io::Result<Vec<Input>> {
         let stdin = io::stdin();
         let within = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
@@ -183,7 +185,7 @@ impl Screen {
         if is_readable {
             let mut bytes = [0; 64];
             match read(stdin.as_fd(), &mut bytes)? {
-                // Readable but empty: the terminal has hung up.
+                // Readable without data means that the terminal has hung up.
                 0 => inputs.push(Input::End),
                 n => inputs.extend(keys(&bytes[..n])),
             }
@@ -198,7 +200,7 @@ impl Drop for Screen {
     }
 }
 
-/// Parses letters and the arrows up and down. All other keys are ignored.
+/// Parses letters and the keys up and down. Ignores all other keys.
 fn keys(bytes: &[u8]) -> Vec<Input> {
     let mut keys = Vec::new();
     let mut rest = bytes;

@@ -1,7 +1,7 @@
-//! Turns the errors of clap into the form of all other messages.
+//! Turns the errors of clap into the form of all other failures.
 //!
-//! Help and version go to stdout in clap's layout. A usage error becomes one line: clap's
-//! paragraphs bury the important sentence, and scripts log single lines.
+//! Help and version go to stdout in clap's layout. A usage error becomes one line, because clap's
+//! paragraphs hide the important sentence, and scripts log single lines.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -12,7 +12,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::failure::{Failure, Status};
 
-/// The outcome of a command line that clap rejected, or that asked for help.
+/// The outcome of a command line that clap rejected, or that requested help.
 pub fn report(
     error: &clap::Error,
     cli: &Command,
@@ -47,7 +47,8 @@ fn failure_of_variable(error: &clap::Error, words: &[OsString]) -> Option<Failur
     Some(Failure::new(Status::Usage, format!("variable {variable}"), why, fix))
 }
 
-/// clap writes `error: SENTENCE`, perhaps a `tip: SENTENCE`, and more, as paragraphs.
+/// Parses clap's message, which has the paragraph `error: SENTENCE`, perhaps `tip: SENTENCE`, and
+/// more.
 fn usage_failure(rendered: &str, cli: &Command, words: &[OsString]) -> Failure {
     let tip = rendered.lines().find_map(|line| line.trim_start().strip_prefix("tip: "));
     let tip = tip.map(|tip| format!("{tip}; ")).unwrap_or_default();
@@ -62,7 +63,7 @@ fn sentence(rendered: &str) -> String {
     sentence.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The command and subcommand that the words name.
+/// The command, with its subcommands, that the words of a command line begin with.
 fn command_of(cli: &Command, words: &[OsString]) -> String {
     let mut command = cli;
     let mut name = cli.get_bin_name().unwrap_or(cli.get_name()).to_owned();
@@ -74,9 +75,9 @@ fn command_of(cli: &Command, words: &[OsString]) -> String {
     name
 }
 
-/// What is wrong with the help of a command and its subcommands, for the tests of each command:
-/// every help ends with an example, and is whole on a terminal of 80 columns. A paragraph is one
-/// line, which clap breaks.
+/// The faults in the help of a command and its subcommands, for tests. Each help must end with an
+/// example, and fit a terminal of 80 columns. A paragraph must be one line in the source, which
+/// clap breaks.
 pub fn help_faults(command: &Command) -> Vec<String> {
     let mut faults = Vec::new();
     add_help_faults(command, &mut faults);
@@ -93,7 +94,7 @@ fn add_help_faults(command: &Command, faults: &mut Vec<String>) {
     let verbatim = lines.iter().filter(|line| line.starts_with(' '));
     let long = verbatim.filter(|line| line.chars().count() > 80);
     faults.extend(long.map(|line| format!("{name}: over 80 columns: {line}")));
-    // A command with subcommands of its own may fill its columns itself.
+    // A command with subcommands may format its own columns.
     let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
     for pair in lines.windows(2).filter(|_| !command.has_subcommands()) {
         if is_prose(pair[0]) && is_prose(pair[1]) && !pair[0].ends_with('.') {

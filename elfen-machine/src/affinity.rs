@@ -1,7 +1,7 @@
 //! Reads and sets the CPUs that a thread may run on.
 //!
-//! `cpu_set_t` ends at 1024 CPUs, so this calls the kernel directly, with a mask that grows until
-//! it is long enough.
+//! `cpu_set_t` ends at 1024 CPUs. So this module calls the kernel directly, with a mask that grows
+//! until the kernel accepts its length.
 
 use std::ffi::c_ulong;
 use std::io;
@@ -27,7 +27,7 @@ pub fn pin(cpu: u32) -> io::Result<()> {
     set(CALLER, &[cpu].into_iter().collect())
 }
 
-/// Moves a thread to these CPUs and keeps it there, until it or another thread sets other CPUs.
+/// Restricts a thread to these CPUs, until any thread sets other CPUs for it.
 pub fn set(thread: u32, cpus: &CpuSet) -> io::Result<()> {
     Mask::of(cpus).impose_on(thread)
 }
@@ -72,8 +72,8 @@ impl Mask {
         if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Moves a thread to these CPUs, with one system call, so that it can run between fork and
-    /// exec.
+    /// Restricts a thread to these CPUs. Makes one system call and nothing else, so it may be
+    /// called between fork and exec.
     pub fn impose_on(&self, thread: u32) -> io::Result<()> {
         let size = size_of_val(self.0.as_slice());
         // SAFETY: the kernel reads `size` bytes of the mask, which we own.
@@ -104,7 +104,8 @@ impl Mask {
 mod tests {
     use super::*;
 
-    /// Goal: the mask that we read is the kernel's. Method: /proc/self/status prints the same mask.
+    /// Goal: `Mask` reads the same CPUs as the kernel prints. Method: compare with
+    /// /proc/thread-self/status.
     #[test]
     fn agrees_with_proc() {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -112,8 +113,8 @@ mod tests {
         assert_eq!(allowed().unwrap(), list.trim().parse().unwrap());
     }
 
-    /// Goal: CPUs beyond the 1024 of cpu_set_t are read and set. Method: a mask with bits on both
-    /// sides of word boundaries, there and back.
+    /// Goal: CPUs beyond the 1024 of cpu_set_t are read and set. Method: convert a mask with bits
+    /// on both sides of word boundaries into a CPU set and back.
     #[test]
     fn masks_hold_every_bit() {
         let mut mask = Mask(vec![0; 32]);

@@ -1,8 +1,8 @@
 //! CPU lists as taskset and the kernel write them: `0,3,7-11`, `0-31:2`.
 //!
-//! A list is first parsed into spans. Lists of users must not name a CPU twice while the kernel's
-//! may, and `0-4294967295` must cost nothing. This does not depend on the machine: the only bound
-//! keeps memory small.
+//! A list is first parsed into spans, because its users differ: the kernel's lists may name a CPU
+//! twice, a user's lists must not. Spans also make `0-4294967295` cheap to reject. Parsing does not
+//! depend on the machine. `MAX_CPU` bounds the memory of a set.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::str::FromStr;
 /// The highest CPU number accepted: Linux is built for at most 8192 CPUs today.
 pub const MAX_CPU: u32 = 65_535;
 
-/// `first-last:stride`; a single CPU is `first == last`.
+/// A range `first-last:stride`. A single CPU has `first == last`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     first: u32,
@@ -21,7 +21,7 @@ pub struct Span {
 
 impl Span {
     pub fn cpus(self) -> impl Iterator<Item = u32> {
-        // `MAX_CPU` fits any usize that Linux runs on.
+        // `MAX_CPU` fits into the usize of every machine that runs Linux.
         (self.first..=self.last).step_by(usize::try_from(self.stride).unwrap_or(usize::MAX))
     }
 }
@@ -68,7 +68,7 @@ pub fn span(token: &str) -> Result<Span, ListError> {
     Ok(Span { first, last, stride })
 }
 
-/// A CPU number: only digits.
+/// Parses a CPU number, which has only digits.
 pub fn cpu(digits: &str) -> Result<u32, ListError> {
     if digits.is_empty() {
         return Err(ListError::Missing);
@@ -94,7 +94,7 @@ impl CpuSet {
         self.0.contains(&cpu)
     }
 
-    /// Adds a CPU; `false` if it was in the set.
+    /// Adds a CPU. Returns `false` if the set had it already.
     pub fn insert(&mut self, cpu: u32) -> bool {
         self.0.insert(cpu)
     }
@@ -149,7 +149,7 @@ impl FromStr for CpuSet {
     }
 }
 
-/// Prints the shortest list without strides; nothing for the empty set.
+/// Prints the shortest list without strides; prints nothing for the empty set.
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut cpus = self.iter().peekable();
@@ -181,8 +181,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Goal: sets are parsed as the kernel and taskset write them. Method: each form, and the
-    /// shortest list of the same set.
+    /// Goal: lists are parsed as the kernel and taskset write them. Method: each form, compared
+    /// with the shortest list of the same set.
     #[test]
     fn reads_every_form() {
         let forms = [
@@ -203,7 +203,7 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: a printed set is parsed back. Method: any set that is not empty.
+        /// Goal: parsing a printed set gives the same set. Method: any set that is not empty.
         #[test]
         fn parses_what_it_prints(cpus in prop::collection::btree_set(0..=MAX_CPU, 1..50)) {
             let set: CpuSet = cpus.into_iter().collect();

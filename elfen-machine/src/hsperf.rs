@@ -1,8 +1,8 @@
-//! The counters that a Java virtual machine keeps in a file which it has mapped: `hsperfdata`.
+//! Reads the counters that a Java virtual machine keeps in a mapped file, `hsperfdata`.
 //!
-//! The file is opened through the process's mapping, so neither the machine's folder for temporary
-//! files nor the container matters. The file is untrusted input: every offset is checked against
-//! its length.
+//! The file is opened through the process's mapping. So it is found in containers, and wherever the
+//! machine's temporary folder is. The file is untrusted input: every offset is checked against its
+//! length.
 
 use std::fs::File;
 use std::io;
@@ -13,16 +13,17 @@ use elfen_instrument::remote::{Mapping, mappings};
 use crate::mapped;
 use crate::process::plain_text;
 
-/// The prefix of the name of the file's folder, before the user's name.
+/// The prefix of the folder's name; the user's name follows.
 const FOLDER: &str = "hsperfdata_";
 const MAGIC: u32 = 0xcafe_c0c0;
-/// The sizes of the file's head and of the head of an entry.
+/// Sizes of the file's header and of an entry's header.
 const HEAD_BYTES: usize = 32;
 const ENTRY_BYTES: usize = 20;
 const LITTLE_ENDIAN: u8 = 1;
 /// The type of a counter of eight bytes: Java's code for long.
 const LONG: u8 = b'J';
-/// A virtual machine has some 300 counters in 32 KiB, and can be configured to reserve more.
+/// Limit of the file's size. A JVM has about 300 counters in 32 KiB, and can be configured to
+/// reserve more.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +39,7 @@ pub enum HsperfError {
     Form(String),
 }
 
-/// A counter of eight bytes, and its position in the file.
+/// An eight-byte counter, and its offset in the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counter {
     pub name: String,

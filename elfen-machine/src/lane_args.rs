@@ -1,8 +1,8 @@
 //! The option `--lanes`, and its comparison with the machine, for every subcommand that needs
 //! lanes.
 //!
-//! Flatten [`LaneArgs`], read the machine with [`topology`], call [`LaneArgs::resolve`], print its
-//! warnings with `cmd::warn`.
+//! To use it: flatten [`LaneArgs`] into the arguments, read the machine with [`topology`], call
+//! [`LaneArgs::resolve`], and print its warnings with `cmd::warn`.
 
 use std::error::Error;
 use std::path::Path;
@@ -33,8 +33,8 @@ impl LaneArgs {
         self.lanes.is_some()
     }
 
-    /// The pairs that the user gave, or the machine's own pairs. The list is empty only if the
-    /// machine has no pairs.
+    /// The pairs that the user gave, or else the machine's own pairs. Empty only if the user gave
+    /// none and the machine has none.
     pub fn resolve(&self, topology: &Topology) -> Result<Lanes, Failure> {
         let Some(list) = &self.lanes else {
             return Ok(Lanes { pairs: lanes::default_pairs(topology), warnings: Vec::new() });

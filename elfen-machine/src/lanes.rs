@@ -1,9 +1,9 @@
-//! The pairs of this machine, and what limits them.
+//! The pairs of this machine, and why it has no more.
 //!
-//! By default each core with two or more lanes that this process may use gives one pair: its lowest
-//! CPU is the request lane, the others are its batch lanes. Pairs given by the user are refused if
-//! they cannot work. Where the machine may hide its cores, there is only a warning: many virtual
-//! machines have siblings that sysfs does not show.
+//! By default, each core with two or more lanes that this process may use gives one pair. Its
+//! lowest CPU is the request lane, the others are batch lanes. Pairs that the user gives are
+//! rejected if they cannot work. Where the machine may hide its cores, as many virtual machines do,
+//! a doubtful pair only gets a warning.
 
 use super::cpulist::{CpuSet, ListError};
 use super::pair::{Pair, PairError, parse};
@@ -12,7 +12,7 @@ use super::topology::{Core, CoreKind, Topology};
 pub const SWITCH_SMT_ON: &str =
     "switch SMT on (as root: `echo on > /sys/devices/system/cpu/smt/control`)";
 
-/// The pairs to use, and what the user should know about them.
+/// The pairs to use, and warnings for the user.
 #[derive(Debug)]
 pub struct Lanes {
     pub pairs: Vec<Pair>,
@@ -48,8 +48,8 @@ pub fn default_pairs(topology: &Topology) -> Vec<Pair> {
     topology.cores.iter().filter_map(pair).collect()
 }
 
-/// A pair that this process may use: the machine's own first pair, or its first two CPUs. `None`
-/// with a single CPU.
+/// A pair that this process may use: the machine's first pair, or else its first two CPUs. `None`
+/// if it may use only one CPU.
 pub fn first_pair(topology: &Topology) -> Option<Pair> {
     default_pairs(topology).into_iter().next().or_else(|| {
         let mut usable = topology.usable.clone();
@@ -59,7 +59,7 @@ pub fn first_pair(topology: &Topology) -> Option<Pair> {
     })
 }
 
-/// The online CPUs that are in no default pair, by reason.
+/// The online CPUs that are in no default pair, grouped by the reason.
 pub fn unpaired(topology: &Topology) -> Vec<(&'static str, CpuSet)> {
     let usable = &topology.usable;
     let mut groups: Vec<(&str, CpuSet)> = Vec::new();
@@ -101,8 +101,8 @@ fn reason(topology: &Topology, core: &Core, cpu: u32) -> &'static str {
 /// Parses pairs given by the user, and compares them with the machine.
 pub fn by_hand(list: &str, topology: &Topology) -> Result<Lanes, LaneError> {
     let pairs = parse(list).map_err(|error| match (error, topology.present.last()) {
-        // A number that is too high for any machine is above this machine's last CPU, which is the
-        // better message.
+        // A number that is too high for any machine is also above this machine's last CPU. The
+        // message about this machine is more useful.
         (PairError::List(ListError::TooHigh(cpu)), Some(last)) => {
             LaneError::AboveLast { cpu, last }
         }
@@ -152,7 +152,7 @@ fn sibling_warning(pair: &Pair, topology: &Topology) -> Option<String> {
     Some(format!("{pair}: {doubt}"))
 }
 
-/// What keeps this machine from having more pairs, one clause each.
+/// The reasons why this machine does not have more pairs, one clause each.
 pub fn limits(topology: &Topology) -> Vec<String> {
     let mut limits = Vec::from_iter(smt_limit(topology));
     let offline = &topology.offline;
@@ -172,7 +172,7 @@ pub fn limits(topology: &Topology) -> Vec<String> {
 
 fn smt_limit(topology: &Topology) -> Option<String> {
     let control = topology.smt_control.as_deref().unwrap_or_default();
-    // Some architectures can enable fewer lanes than a core has: then `control` is a number.
+    // Some architectures can enable a part of a core's lanes: then `control` is a number.
     if topology.shows_siblings() {
         let fewer = !topology.offline.is_empty() && control.parse::<u32>().is_ok();
         return fewer.then(|| format!("smt/control allows {control} lanes a core"));
@@ -228,7 +228,7 @@ mod tests {
         few().prop_map(|few| CpuSet::from_iter(0..CPUS).without(&few))
     }
 
-    /// A machine whose files are well formed but may contradict each other.
+    /// Machines with well-formed files that may contradict each other.
     fn machine() -> impl Strategy<Value = Topology> {
         let siblings = prop::collection::vec(few(), CPUS as usize);
         (most(), few(), most(), prop::option::of(most()), siblings).prop_map(
@@ -251,9 +251,9 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: each CPU has one role, whatever sysfs says. Method: machines with contradictions.
-        /// Every online CPU is in one pair or in one group without pairs; pairs consist of usable
-        /// CPUs, the lowest first.
+        /// Goal: each CPU has one role, even if files of sysfs contradict each other. Method:
+        /// machines with contradictions. Every online CPU is in one pair, or in one group without
+        /// pairs. Pairs consist of usable CPUs, the lowest first.
         #[test]
         fn every_online_cpu_has_one_role(topology in machine()) {
             let pairs = default_pairs(&topology);
@@ -270,8 +270,8 @@ mod tests {
             prop_assert_eq!(placed, topology.online.clone());
         }
 
-        /// Goal: the machine's own pairs are accepted from the user without a warning. Method: give
-        /// them back as text.
+        /// Goal: the machine's own pairs are accepted from the user without a warning. Method: pass
+        /// the default pairs as the user's text.
         #[test]
         fn own_pairs_are_accepted_by_hand(topology in machine()) {
             let pairs = default_pairs(&topology);

@@ -1,9 +1,9 @@
-//! What a machine is and can do.
+//! Facts about a machine, and how to change where its processes run.
 //!
-//! [`topology`], [`lanes`] and [`pair`] say which CPUs share a core and which may be lent; a
-//! recorded machine can stand in for the real one ([`source`]). [`process`], [`affinity`],
-//! [`placement`] and [`cgroup`] read and change where processes run. [`fence`] is what is recorded
-//! of fences, and how elfend is asked. [`doctor`] says which parts of Elfen work here, and why not.
+//! [`topology`], [`lanes`] and [`pair`] tell which CPUs share a core and which can be lent. A
+//! recorded machine can replace the real one ([`source`]). [`process`], [`affinity`], [`placement`]
+//! and [`cgroup`] read and change where processes run. [`fence`] has records of fences and requests
+//! to elfend. [`doctor`] reports which parts of Elfen work here, and why others do not.
 
 pub mod affinity;
 pub mod cgroup;

@@ -1,8 +1,8 @@
 //! Opens files that other processes have mapped.
 //!
-//! Any user can map a file and choose its name. A name that leads to a FIFO would block its reader,
-//! and a device might never end. So the file is opened through the mapping itself, only if it is a
-//! regular file, and is read only up to a limit.
+//! Any user can map a file and choose its name. Opening a FIFO by name would block the reader, and
+//! reading a device might never end. So this module opens the file through the mapping itself, only
+//! if it is a regular file. It reads up to a limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,7 +25,7 @@ pub fn open(process: u32, mapping: &Mapping) -> io::Result<File> {
         .custom_flags(libc::O_PATH)
         .open(folder.join("map_files").join(range));
     let inside = mapping.name.trim_start_matches('/');
-    // These links require CAP_SYS_ADMIN. Without it, the name is used.
+    // Opening these links requires CAP_SYS_ADMIN. Without it, the name is used.
     let found = by_range.or_else(|_| path_only(&folder.join("root").join(inside)))?;
     if !found.metadata()?.is_file() {
         return Err(io::Error::other(format!("{:?} is not a regular file", mapping.name)));
@@ -56,8 +56,9 @@ mod tests {
         Mapping { name: name.to_owned(), ..own }
     }
 
-    /// Goal: a name that leads to another file is not followed. Method: a mapping with the name of
-    /// a FIFO, a device and a link; by its range, where that is permitted, and by its name only.
+    /// Goal: the name of a mapping is not trusted. Method: a mapping with the name of a FIFO, a
+    /// device and a link. Each is opened by its range, where that is permitted, and by its name
+    /// only.
     #[test]
     fn the_mapped_file_is_opened_not_the_file_with_its_name() {
         let folder = tempfile::tempdir().unwrap();

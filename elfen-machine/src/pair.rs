@@ -1,15 +1,14 @@
-//! Pairs that a user names: `0:1,2:3`, `0:1,2,3`, `0:1-7:2`.
+//! Parses pairs that a user gives: `0:1,2:3`, `0:1,2,3`, `0:1-7:2`.
 //!
 //!   PAIRS = PAIR {"," PAIR}
 //!   PAIR  = CPU ":" SPAN {"," SPAN}
 //!   SPAN  = CPU | CPU "-" CPU [":" STRIDE]
 //!
-//! A colon also precedes the stride of a range, as in taskset's lists. This is unambiguous, because
-//! a request lane is one CPU and a stride follows a range: a colon after a bare number begins a
-//! pair, and a colon after a range begins its stride. So `0:1,2-6:2,8:9` is the pairs `0:1,2,4,6`
-//! and `8:9`, and `0-3:4` is not a pair.
+//! A colon also precedes the stride of a range, as in taskset's lists. This is unambiguous: a colon
+//! after a single number begins a pair, and a colon after a range begins its stride. So
+//! `0:1,2-6:2,8:9` is the pairs `0:1,2,4,6` and `8:9`, and `0-3:4` is not a pair.
 //!
-//! This does not depend on the machine; `lanes` checks whether these lanes exist.
+//! Parsing does not depend on the machine. `lanes` checks whether the CPUs exist.
 
 use std::fmt;
 
@@ -68,7 +67,7 @@ pub fn parse(list: &str) -> Result<Vec<Pair>, PairError> {
     Ok(pairs)
 }
 
-/// The request lane if the token begins a pair, and the rest, which is a span of batch lanes.
+/// Splits off the request lane if the token begins a pair. The rest is a span of batch lanes.
 fn split(token: &str) -> (Option<&str>, &str) {
     match token.split_once(':') {
         Some((request, batch)) if !request.contains('-') => (Some(request), batch),
@@ -76,14 +75,14 @@ fn split(token: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Prints a pair as [`parse`] reads it.
+/// Prints a pair in the syntax that [`parse`] reads.
 impl fmt::Display for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.request, self.batch)
     }
 }
 
-/// Prints a list of pairs as [`parse`] reads it.
+/// Prints a list of pairs in the syntax that [`parse`] reads.
 pub fn list(pairs: &[Pair]) -> String {
     pairs.iter().map(Pair::to_string).collect::<Vec<_>>().join(",")
 }
@@ -97,8 +96,8 @@ mod tests {
         Pair { request, batch: batch.iter().copied().collect() }
     }
 
-    /// Goal: every form of the grammar has its documented meaning. Method: the forms and their
-    /// pairs. `elfen/tests/lanes` has the mistakes, with their messages.
+    /// Goal: every form of the grammar has its documented meaning. Method: each form and its pairs.
+    /// `elfen/tests/lanes` has invalid forms, with their messages.
     #[test]
     fn reads_every_form() {
         let forms: [(&str, Vec<Pair>); 8] = [
@@ -133,8 +132,8 @@ mod tests {
             prop_assert_eq!(parse(&list(&pairs)), Ok(pairs));
         }
 
-        /// Goal: no input panics, and no CPU comes out twice. Method: strings over the grammar's
-        /// characters.
+        /// Goal: no input panics, and no CPU is in two pairs. Method: random strings of the
+        /// grammar's characters.
         #[test]
         fn never_panics_on_near_misses(text in "[0-9:, -]{0,24}") {
             let pairs = parse(&text).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A process by a pidfd, which stays correct when the process id is reused.
+//! Identifies a process by a pidfd, which stays correct when the process id is reused.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -17,7 +17,7 @@ pub struct PidFd {
 
 impl PidFd {
     /// Opens the process with this id, if `is_it` accepts it once the pidfd is open. `None` also if
-    /// there is no such process.
+    /// the process does not exist.
     pub fn open(pid: u32, is_it: impl Fn() -> bool) -> Option<Self> {
         let id = libc::pid_t::try_from(pid).ok()?;
         // SAFETY: pidfd_open takes numbers.
@@ -26,8 +26,8 @@ impl PidFd {
         // SAFETY: the kernel has just created this descriptor for us.
         let process = unsafe { OwnedFd::from_raw_fd(process) };
         let opened = Self { process, pid };
-        // `is_it` runs after the pidfd was opened, so the pidfd belongs to the process with this id
-        // at that time. If that process still runs now, `is_it` was about it.
+        // `is_it` runs after the pidfd was opened. If the process of the pidfd still runs after
+        // that, the id belonged to it all the time, so `is_it` examined the same process.
         (is_it() && !opened.has_ended()).then_some(opened)
     }
 
@@ -40,7 +40,7 @@ impl PidFd {
         self.pid
     }
 
-    /// Sends a signal; without effect if the process has ended.
+    /// Sends a signal. Has no effect if the process has ended.
     pub fn send(&self, signal: i32) {
         let none = std::ptr::null::<libc::siginfo_t>();
         let process = self.process.as_raw_fd();
@@ -53,11 +53,11 @@ impl PidFd {
         while let Err(Errno::EINTR) = poll(&mut ended, PollTimeout::NONE) {}
     }
 
-    /// Waits for the end of the process, at most for `time`.
+    /// Waits until the process has ended, at most for `time`.
     pub fn await_end_for(&self, time: Duration) {
         let mut ended = [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
         let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-        // An interrupted wait is a short one.
+        // A signal may interrupt the wait and make it shorter.
         let _ended = poll(&mut ended, time);
     }
 

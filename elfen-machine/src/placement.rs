@@ -1,13 +1,13 @@
-//! The placement of batch threads: on the batch lanes, at SCHED_IDLE, with long slices.
+//! Places batch threads: on the batch lanes, at SCHED_IDLE, with long slices.
 //!
-//! Children inherit all three. Only programs that change their own affinity or class leave their
-//! placement; the supervisor restores it.
+//! Children inherit all three. Only programs that change their own affinity or class leave the
+//! placement, and the supervisor restores it.
 //!
-//! Slices: the scheduler owes a batch next to an occupying guard 3 parts in 1027 of the lane. The
-//! batch gets them as soon as the scheduler has to pick again, which it must when the slice of the
-//! current thread, or any shorter slice on this CPU, ends. So guard and batch have slices longer
-//! than most requests. The batch's slices are no longer than that, because threads that wait for
-//! each other without sleeping, as in a virtual machine, would wait for a whole slice. Kernels
+//! Why slices matter: next to a guard that occupies the lane, the scheduler owes the batch 3 parts
+//! in 1027. The batch gets them when the scheduler picks the next thread. It must do so when the
+//! slice of the current thread, or any shorter slice on this CPU, ends. So guard and batch have
+//! slices longer than most requests. The batch's slices are not longer than that. Some threads spin
+//! until another thread runs, as in virtual machines, and would spin for a whole slice. Kernels
 //! before 6.12 ignore the length.
 
 use std::collections::BTreeSet;
@@ -23,13 +23,14 @@ use crate::fence::rank::parting;
 /// The longest slice that the kernel allows.
 const GUARD_SLICE_NS: u64 = 100_000_000;
 const BATCH_SLICE_NS: u64 = 10_000_000;
-/// The shortest slice that the kernel allows. With it in the queue, threads alternate fastest.
+/// The shortest slice that the kernel allows. If a queued thread has it, threads alternate at the
+/// highest rate.
 pub const SHORTEST_SLICE_NS: u64 = 100_000;
 
-/// Gives a batch process with a session of its own the least weight.
+/// Gives a batch process the least weight if it has a session of its own.
 ///
-/// Where the scheduler groups tasks by session, SCHED_IDLE ranks a thread below others of its own
-/// session only, and the group of another session weighs as much as the guard's.
+/// If autogroups are enabled, the scheduler groups tasks by session. SCHED_IDLE then ranks a thread
+/// below other threads of its session only, and each session has the weight of the guard's session.
 pub fn lower_session_weight(process: u32) {
     let Ok(pid) = i32::try_from(process) else { return };
     // SAFETY: getsid takes a number.
@@ -37,23 +38,23 @@ pub fn lower_session_weight(process: u32) {
     // SAFETY: getsid takes a number; 0 is the caller.
     let ours = unsafe { libc::getsid(0) };
     if theirs != ours {
-        // The file is missing without autogroups. A write within a tenth of a second of the last
-        // one is refused; the next round tries again.
+        // The file exists only with autogroups. The kernel refuses a second write within 0.1 s; the
+        // supervisor's next round writes again.
         let _lightened = fs::write(format!("/proc/{process}/autogroup"), "19");
     }
 }
 
 /// Makes the calling thread an ordinary one, whatever class it had. A real-time thread that spins
-/// keeps every other thread off its CPU, even the one that would tell it to stop.
+/// keeps every other thread off its CPU, even a thread that would stop it.
 pub fn use_ordinary_class() -> io::Result<()> {
     set_policy(0, libc::SCHED_OTHER, 0)
 }
 
-/// Gives the calling thread the rank of a guard: above every thread at SCHED_IDLE, equal to
-/// ordinary threads.
+/// Gives the calling thread the rank of a guard: above all threads at SCHED_IDLE, equal to ordinary
+/// threads.
 ///
-/// Nice values and classes are inherited. Without this, `nice -n 19 elfen run` would leave the
-/// batch a sixth of a lane that its guard occupies, and SCHED_IDLE would leave it half.
+/// Nice values and classes are inherited. So without this, `nice -n 19 elfen run` would leave the
+/// batch a sixth of an occupied lane. A guard at SCHED_IDLE would leave it half.
 pub fn take_guard_rank() -> io::Result<()> {
     use_ordinary_class()?;
     set_own_nice(0)?;
@@ -61,39 +62,39 @@ pub fn take_guard_rank() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the calling thread a rank above all ordinary ones, for a moment in which nothing else may
-/// run on its lane.
+/// Gives the calling thread a rank above all ordinary threads, for a moment in which nothing else
+/// may run on its lane.
 pub fn take_realtime_rank() -> io::Result<()> {
     set_policy(0, libc::SCHED_FIFO, 1)
 }
 
-/// Whether guards may take the rank that they need: see [`take_guard_rank`].
+/// Whether this process may give guards their rank: see [`take_guard_rank`].
 pub fn may_take_guard_rank() -> io::Result<()> {
-    // In a new thread, so that no other thread of this process changes its rank.
+    // In a new thread, so that the rank of all other threads of this process stays the same.
     thread::spawn(take_guard_rank).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
-/// Whether guards may take the rank that they need to patch a program on several lanes.
+/// Whether guards may take the rank that patching a program on several lanes requires.
 pub fn may_take_realtime_rank() -> io::Result<()> {
     let taken = thread::spawn(take_realtime_rank).join();
     taken.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
-/// Keeps the calling thread, and the threads and processes that it starts, off the request lanes:
-/// supervision costs CPU time, too.
+/// Keeps the calling thread off the request lanes, and with it all threads and processes that it
+/// starts later. The CPU time of supervision would slow down requests.
 pub fn avoid_lanes(requests: &CpuSet) -> io::Result<()> {
     avoid_lanes_within(&affinity::allowed()?, requests)
 }
 
-/// Keeps the calling thread off the request lanes; `all` are the CPUs that it may run on. It may
-/// have left some of them earlier.
+/// Keeps the calling thread off the request lanes. `all` are the CPUs that the process may use; the
+/// thread's own mask may already be smaller.
 pub fn avoid_lanes_within(all: &CpuSet, requests: &CpuSet) -> io::Result<()> {
     let rest = all.without(requests);
-    // Without any other CPU the thread stays.
+    // If no other CPU is left, the thread stays on the request lanes.
     if rest.is_empty() { Ok(()) } else { Mask::of(&rest).impose_on(0) }
 }
 
-/// The placement of a batch thread: on the batch lanes, at the lowest priority.
+/// The placement of batch threads: on the batch lanes, at the lowest priority.
 #[derive(Debug)]
 pub struct Placement {
     mask: Mask,
@@ -104,21 +105,21 @@ impl Placement {
         Self { mask: Mask::of(lanes) }
     }
 
-    /// Places a thread; 0 is the caller. Only makes system calls, so that it can run between fork
-    /// and exec.
+    /// Places a thread; 0 means the caller. Makes only system calls, so it may be called between
+    /// fork and exec.
     pub fn apply(&self, thread: u32) -> io::Result<()> {
         self.mask.impose_on(thread)?;
         set_slice(thread, BATCH_SLICE_NS);
         set_policy(thread, libc::SCHED_IDLE, 0)
     }
 
-    /// Puts the calling thread below ordinary ones and above the batch. It then runs soon, and
-    /// takes next to nothing of a lane that a guard occupies.
+    /// Ranks the calling thread below ordinary threads and above the batch. It then runs soon, and
+    /// takes almost no time from a guard on the same lane.
     pub fn lower_own_priority() -> io::Result<()> {
         set_own_nice(19)
     }
 
-    /// Gives a thread a share of its lane next to the guard. Fails without the right to raise
+    /// Gives a batch thread a share of its lane next to the guard. Fails without the right to raise
     /// priorities.
     pub fn raise(thread: u32) -> io::Result<()> {
         set_policy(thread, libc::SCHED_OTHER, 0)?;
@@ -126,7 +127,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Whether a thread has left its placement; `None` if it has ended.
+    /// Whether a thread no longer has its placement; `None` if the thread has ended.
     pub fn is_left_by(&self, thread: u32) -> Option<bool> {
         let outside = !Mask::read(thread).ok()?.is_within(&self.mask);
         // SAFETY: sched_getscheduler takes a number.
@@ -135,7 +136,7 @@ impl Placement {
     }
 }
 
-/// `struct sched_attr`, as the first kernel that had it defined it.
+/// `struct sched_attr`, as in the first kernel that had it.
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -152,12 +153,13 @@ struct Attributes {
 const ATTRIBUTES_BYTES: u32 = 48;
 const _: () = assert!(size_of::<Attributes>() == ATTRIBUTES_BYTES as usize);
 
-/// Gives an ordinary thread slices of this length, which stay when its class changes. Only makes
-/// system calls. Where the kernel refuses (an unprivileged user may not make a thread at SCHED_IDLE
-/// ordinary), the slices stay as they are, and the [pacer](super::pacer) limits the consequences.
+/// Sets the length of an ordinary thread's slices. The length stays when the thread's class
+/// changes. Makes only system calls. The kernel may refuse: an unprivileged user may not make a
+/// thread at SCHED_IDLE ordinary. Then the slices stay as they are, and the [pacer](super::pacer)
+/// limits the consequences.
 pub fn set_slice(thread: u32, slice_ns: u64) {
-    // SAFETY: getpriority takes numbers. -1 is a valid nice value, and the result for a thread that
-    // has ended.
+    // SAFETY: getpriority takes numbers. The result -1 is either a nice value or means that the
+    // thread has ended; both are harmless here.
     let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, thread) };
     let attributes =
         Attributes { size: ATTRIBUTES_BYTES, nice, runtime_ns: slice_ns, ..Attributes::default() };
@@ -174,8 +176,8 @@ fn set_own_nice(nice: i32) -> io::Result<()> {
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sets the class of a thread, and its priority in a real-time class; 0 is the caller. Makes one
-/// system call, so that it can run between fork and exec.
+/// Sets the class of a thread, and its priority in a real-time class; 0 means the caller. Makes one
+/// system call, so it may be called between fork and exec.
 pub fn set_policy(thread: u32, policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: `parameters` is a live sched_param.
@@ -185,13 +187,13 @@ pub fn set_policy(thread: u32, policy: i32, priority: i32) -> io::Result<()> {
 
 /// Finds batch processes that no longer rank below their guards.
 ///
-/// SCHED_IDLE ranks a thread below others of its own cgroup only. A process that starts a cgroup of
-/// its own, as a container does, shares an occupied lane with the guard by the weights of their
-/// cgroups, whatever its class is. A run cannot change that; a fence can. So the supervisor reports
-/// each such process once.
+/// SCHED_IDLE ranks a thread below other threads of its own cgroup only. A container starts cgroups
+/// of its own. Such a process shares an occupied lane with the guard by the weights of their
+/// cgroups, whatever its class is. A run cannot change that, but a fence can. So the supervisor
+/// reports each such process once.
 #[derive(Debug)]
 pub struct UnrankedProcesses {
-    /// The cgroup of the guards; `None` where the kernel ranks no cgroups.
+    /// The cgroup of the guards; `None` if the kernel does not rank cgroups.
     home: Option<(Hierarchies, CgroupPath)>,
     known: BTreeSet<u32>,
 }
@@ -205,7 +207,7 @@ impl UnrankedProcesses {
         Self { home: home.ok(), known: BTreeSet::new() }
     }
 
-    /// The processes that rank next to their guard, and did not at the last call.
+    /// The processes that do not rank below their guard and were not found by the last call.
     pub fn find_new(&mut self, processes: &[u32]) -> Vec<u32> {
         let Some((hierarchies, home)) = &self.home else { return Vec::new() };
         let is_unranked = |process: u32| -> Result<bool, Error> {
@@ -213,7 +215,7 @@ impl UnrankedProcesses {
             let Some(child) = parting(home, &path).to_fence else { return Ok(false) };
             Ok(!Group::new(hierarchies, child).rank()?.idle)
         };
-        // A process that has ended is in no cgroup.
+        // A process that has ended is not in any cgroup.
         let mut unranked: BTreeSet<u32> = processes.iter().copied().collect();
         unranked.retain(|process| is_unranked(*process).unwrap_or(false));
         let new = unranked.difference(&self.known).copied().collect();
@@ -228,8 +230,8 @@ mod tests {
     use crate::process::below;
     use std::process::Command;
 
-    /// Goal: a program that leaves its placement is found and put back. Method: a child that
-    /// starts without it.
+    /// Goal: a program that leaves its placement is found and placed again. Method: a child that
+    /// starts without placement.
     #[test]
     fn a_thread_that_leaves_its_placement_is_put_back() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
@@ -246,7 +248,8 @@ mod tests {
         assert_eq!(placement.is_left_by(child.id()), None);
     }
 
-    /// A thread's slice, from the kernel; before 6.12 it reports 0 for every ordinary thread.
+    /// A thread's slice, as the kernel reports it. Before 6.12 it reports 0 for every ordinary
+    /// thread.
     fn slice_ns(thread: u32) -> u64 {
         let mut read = Attributes::default();
         // SAFETY: `read` is live and has the size that is passed.
@@ -257,9 +260,9 @@ mod tests {
         read.runtime_ns
     }
 
-    /// Goal: the end of a slice interrupts neither guard nor batch during a request, and a dying
-    /// batch gets short slices soon. Method: read the slices of threads in each placement, and of
-    /// the threads that they start.
+    /// Goal: no slice of guard or batch ends during a typical request, and a batch that has to exit
+    /// gets short slices. Method: read the slices of threads in each placement, and of the threads
+    /// that they start.
     #[test]
     #[ignore = "needs Linux 6.12"]
     fn slices_are_longer_than_requests() {

@@ -1,5 +1,5 @@
-//! What the kernel reports about a process: whether it is ending, its threads, its descendants, and
-//! whether it shares its memory.
+//! What the kernel reports about a process: its CPU time, threads and descendants, whether it has
+//! ended, and whether it shares its memory.
 
 use std::fs;
 use std::io;
@@ -15,11 +15,12 @@ const GENERATIONS_MAX: usize = 1000;
 
 /// The CPU time of the calling thread.
 pub fn own_cpu_ns() -> u64 {
-    // Every thread has this clock.
+    // This clock exists for every thread.
     clock_ns(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap_or_default()
 }
 
-/// CPU time of a process, including threads that have ended; `None` if the process does not exist.
+/// The CPU time of a process, including threads that have ended; `None` if the process does not
+/// exist.
 pub fn cpu_time_ns(process: u32) -> Option<u64> {
     let process = Pid::from_raw(i32::try_from(process).ok()?);
     clock_ns(clock_getcpuclockid(process).ok()?)
@@ -41,8 +42,8 @@ pub fn below(ancestor: u32) -> Vec<u32> {
     found
 }
 
-/// Whether a process is a descendant of another. `false` also if a process between them ends
-/// meanwhile.
+/// Whether a process is a descendant of another. Also `false` if a process between the two ends
+/// during the call.
 pub fn descends(process: u32, ancestor: u32) -> bool {
     let parent = |&process: &u32| stat(process).map(|stat| stat.parent);
     // Parents never form a cycle, but process ids may be reused while they are read.
@@ -50,11 +51,11 @@ pub fn descends(process: u32, ancestor: u32) -> bool {
     above.any(|process| process == ancestor)
 }
 
-/// The processes that a process started or inherited, over all its threads.
+/// The current children of a process, over all its threads.
 pub fn children(process: u32) -> Vec<u32> {
     let lists = threads_of(process).into_iter().map(|thread| {
-        // Empty if the thread has ended meanwhile: its children have another parent by then, and
-        // the next call finds them there.
+        // The list is empty if the thread has ended meanwhile. Its children then have another
+        // parent, and the next call finds them there.
         fs::read_to_string(format!("/proc/{process}/task/{thread}/children")).unwrap_or_default()
     });
     let numbers = |list: String| {
@@ -64,7 +65,7 @@ pub fn children(process: u32) -> Vec<u32> {
 }
 
 /// Whether two processes share one memory, as between vfork and exec. `false` if one of them does
-/// not exist; `None` where the kernel does not say.
+/// not exist; `None` if the kernel does not tell.
 pub fn share_memory(one: u32, other: u32) -> Option<bool> {
     const KCMP_VM: i32 = 1;
     // SAFETY: kcmp takes numbers.

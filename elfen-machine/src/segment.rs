@@ -1,5 +1,5 @@
-//! The System V segments of this machine, as the kernel lists them. There is no other registry of
-//! batches and services.
+//! Lists the System V segments of this machine. Batches and services are found by their segments;
+//! no other registry of them exists.
 
 use std::{fs, io};
 
@@ -16,7 +16,7 @@ pub fn segments() -> io::Result<Vec<Segment>> {
     Ok(fs::read_to_string("/proc/sysvipc/shm")?.lines().filter_map(parse).collect())
 }
 
-/// `None` for the heading.
+/// Parses a line; `None` for the heading.
 fn parse(line: &str) -> Option<Segment> {
     let mut fields = line.split_whitespace();
     let key = fields.next()?.parse().ok()?;
@@ -26,7 +26,7 @@ fn parse(line: &str) -> Option<Segment> {
 
 /// The name of a page as text, without the padding.
 pub fn text_of(name: &[u8]) -> String {
-    // Any user can make a page, and root may list it on a terminal.
+    // Any user can create a page, and root may print its name on a terminal.
     plain_text(name.split(|&byte| byte == 0).next().unwrap_or_default())
 }
 

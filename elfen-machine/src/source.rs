@@ -1,11 +1,11 @@
 //! The source of facts about a machine: its own sysfs and procfs, or a recording of another
 //! machine.
 //!
-//! A recording is text with one `PATH: CONTENT` a line and `#` for comments; a file of several
-//! lines has several lines. Paths are absolute. The affinity mask of the recording process has the
-//! name `affinity`, and the result of an operation that was tried has the name of the attempt. A
-//! live source remembers everything that was read, so `elfen lanes --dump-machine` writes exactly
-//! what a replay will read.
+//! A recording is text with one `PATH: CONTENT` on each line and `#` for comments. A file with
+//! several lines has several such lines. Paths are absolute. The affinity mask of the recording
+//! process has the name `affinity`, and the result of an attempt has the attempt's name. A live
+//! source remembers everything that was read. So `elfen lanes --dump-machine` writes exactly what a
+//! replay reads.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ impl Source {
             if line.trim().is_empty() || line.starts_with('#') {
                 continue;
             }
-            // A cgroup's path may contain a colon, so a colon with a space ends the path.
+            // A cgroup's path may contain a colon, so the path ends at a colon with a space.
             let parts = line.split_once(": ").or_else(|| Some((line.strip_suffix(':')?, "")));
             let Some((path, content)) = parts else {
                 return Err(SourceError::NotARecording { line: index + 1 });
@@ -73,7 +73,7 @@ impl Source {
         Ok(Self::Recorded(files))
     }
 
-    /// Everything that has been read so far, as a recording.
+    /// Everything that has been read so far, in the form of a recording.
     pub fn recording(&self) -> String {
         let write = |files: &Files| {
             let lines = files.iter().flat_map(|(path, text)| {
@@ -88,16 +88,16 @@ impl Source {
         }
     }
 
-    /// A file's text without the spaces around it; `None` if there is no such file.
+    /// A file's text without surrounding spaces; `None` if the file does not exist.
     pub fn text(&self, path: &str) -> Result<Option<String>, SourceError> {
-        // Lossy: a cgroup may have a name that is not UTF-8; then only that name is damaged.
+        // Lossy, because a cgroup's name may not be UTF-8. Then only that name is damaged.
         self.read(path, || match fs::read(path) {
             Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned())),
             Err(e) => absent(e),
         })
     }
 
-    /// The lines of a file that `keep` accepts. A recording contains no others.
+    /// The lines of a file that `keep` accepts. A recording holds only these lines.
     pub fn lines(
         &self,
         path: &str,
@@ -113,8 +113,8 @@ impl Source {
         })
     }
 
-    /// Whether the first line with CPU flags in /proc/cpuinfo has this flag. A recording contains
-    /// no other flags; only x86 has such a line.
+    /// Whether /proc/cpuinfo lists this CPU flag, which only x86 does. A recording holds only the
+    /// flags that were asked for.
     pub fn cpu_flag(&self, flag: &str) -> Result<bool, SourceError> {
         let flags = self.read("/proc/cpuinfo", || {
             let file = match fs::File::open("/proc/cpuinfo") {
@@ -132,7 +132,7 @@ impl Source {
         Ok(flags.is_some_and(|line| has(&line, flag)))
     }
 
-    /// A file that contains a CPU list; `None` if there is no such file. Kernels write `(null)` for
+    /// Parses a file with a CPU list; `None` if the file does not exist. Kernels write `(null)` for
     /// a mask that was never set.
     pub fn cpus(&self, path: &str) -> Result<Option<CpuSet>, SourceError> {
         let Some(text) = self.text(path)? else { return Ok(None) };
@@ -156,7 +156,7 @@ impl Source {
         }
     }
 
-    /// The result of an operation that is tried now, or that was tried for the recording.
+    /// The result of an attempt: tries the operation now, or reads the result from the recording.
     pub fn attempt(
         &self,
         name: &'static str,
@@ -192,8 +192,8 @@ fn has(line: &str, flag: &str) -> bool {
     line.split_whitespace().any(|word| word == flag)
 }
 
-/// Turns the error of a missing file into `None`. sysfs reports ENODEV for a CPU that goes offline
-/// meanwhile.
+/// Turns the error of a missing file into `None`. sysfs reports ENODEV if a CPU goes offline during
+/// the read.
 fn absent(error: io::Error) -> io::Result<Option<String>> {
     let gone = error.kind() == io::ErrorKind::NotFound
         || matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOTDIR));
@@ -204,8 +204,8 @@ fn absent(error: io::Error) -> io::Result<Option<String>> {
 mod tests {
     use super::*;
 
-    /// Goal: a recording returns what was read. Method: one file of each shape, as text and as a
-    /// set.
+    /// Goal: a recording returns what was recorded. Method: one file of each shape, read as text
+    /// and as a CPU set.
     #[test]
     fn a_recording_returns_its_files() {
         let text = "# a comment\n/a: 0-2\n/b:c/d: 1\n/empty:\n/two: first\n/two: second\n";

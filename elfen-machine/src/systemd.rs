@@ -1,7 +1,8 @@
-//! systemd, if it runs: it owns the cgroups of its units, and is controlled by its own commands.
+//! Controls systemd, which owns the cgroups of its units, through its own commands.
 //!
-//! What is only written into the files of a unit's cgroup lasts until systemd's next reload. So
-//! properties are set by `systemctl`, only for the running system. A command that hangs is killed.
+//! A value that is written directly into a file of a unit's cgroup lasts until systemd's next
+//! reload. So this module sets properties with `systemctl`, only until the next boot. A command
+//! that hangs is killed.
 
 use std::fs;
 use std::io::Read;
@@ -14,8 +15,8 @@ use crate::cgroup::CgroupPath;
 use crate::cpulist::CpuSet;
 
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After a command has hung, no further command is started for this time: the caller has fences to
-/// check, and a watchdog of ten seconds.
+/// After a command hung, no command is started for this time. The caller must keep checking fences,
+/// and a watchdog ends a caller that hangs for ten seconds.
 const REST: Duration = Duration::from_secs(30);
 static HUNG: Mutex<Option<Instant>> = Mutex::new(None);
 
@@ -29,13 +30,13 @@ pub enum Error {
     Failed { command: String, said: String },
 }
 
-/// Whether systemd is this system's first process.
+/// Whether systemd is process 1.
 pub fn is_running() -> bool {
     Path::new("/run/systemd/system").is_dir()
         && fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() == "systemd")
 }
 
-/// The first number of its version.
+/// systemd's version: the first number that it prints.
 pub fn version() -> Result<u32, String> {
     let text = run("systemctl", &["--version"]).map_err(|error| error.to_string())?;
     let number = text.split_whitespace().nth(1).and_then(|word| word.parse().ok());
@@ -63,17 +64,19 @@ fn listed(pattern: &str) -> Result<Vec<String>, Error> {
     Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
 }
 
-/// Keeps a unit on these lanes, below its siblings. If there are nodes, keeps it to their memory.
+/// Confines a unit to these lanes and ranks it below its siblings. Also confines it to memory of
+/// these nodes, if any are given.
 pub fn fence(unit: &str, lanes: &CpuSet, nodes: &CpuSet) -> Result<(), Error> {
     set_all(unit, "CPUWeight=idle", lanes, nodes)
 }
 
-/// Keeps a unit on these lanes, and leaves its rank alone.
+/// Confines a unit to these lanes without changing its rank.
 pub fn keep_to(unit: &str, lanes: &CpuSet) -> Result<(), Error> {
     set(unit, &[&allowed(lanes)])
 }
 
-/// Turns a unit into an ordinary one. An empty list of CPUs would not do: it leaves them unchanged.
+/// Turns a unit into an ordinary one. Needs the list of all CPUs, because an empty list changes
+/// nothing.
 pub fn release(unit: &str, all: &CpuSet, nodes: &CpuSet) -> Result<(), Error> {
     set_all(unit, "CPUWeight=100", all, nodes)
 }
@@ -141,7 +144,7 @@ fn run(program: &str, words: &[&str]) -> Result<String, Error> {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Ok(None) | Err(_) => {
-                // Whether the command took effect is unknown; the next check shows it.
+                // It is unknown whether the command took effect; the next check shows it.
                 child.kill().ok();
                 child.wait().ok();
                 *hung = Some(Instant::now());
@@ -151,7 +154,8 @@ fn run(program: &str, words: &[&str]) -> Result<String, Error> {
     };
     let mut out = String::new();
     let mut said = String::new();
-    // The output fits a pipe. Output that is not UTF-8 contains no name of a unit.
+    // The output is shorter than the pipe's buffer. Output that is not UTF-8 contains no name of a
+    // unit.
     child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut out));
     child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut said));
     if status.success() {

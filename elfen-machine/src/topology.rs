@@ -1,7 +1,7 @@
-//! The machine's cores and their lanes, from sysfs.
+//! Reads the machine's cores and their lanes from sysfs.
 //!
-//! Only facts: `lanes` decides which of them make a pair. Read from sysfs directly instead of
-//! through a library, so that a recording of any machine is read in the same way as the machine.
+//! This module only reads facts; `lanes` decides which of them make a pair. It reads sysfs directly
+//! and not through a library, so that recordings of other machines are read in the same way.
 
 use std::fs;
 use std::path::Path;
@@ -33,11 +33,11 @@ pub enum CoreKind {
 pub struct Core {
     /// Online lanes, whether or not this process may use them.
     pub lanes: CpuSet,
-    /// The kernel's number, unique only within package and die. `None` where sysfs has no topology.
+    /// The kernel's number, unique only within package and die. `None` if sysfs has no topology.
     pub core: Option<u32>,
     pub die: Option<u32>,
     pub package: Option<u32>,
-    /// NUMA node; 0 on a kernel without NUMA, `None` where the nodes don't list the core.
+    /// The NUMA node; 0 on a kernel without NUMA, `None` if no node lists the core.
     pub node: Option<u32>,
     pub kind: Option<CoreKind>,
 }
@@ -46,11 +46,11 @@ pub struct Core {
 pub struct Topology {
     pub present: CpuSet,
     pub online: CpuSet,
-    /// Present CPUs that are switched off.
+    /// Present CPUs that are offline.
     pub offline: CpuSet,
     /// The affinity mask of this process.
     pub affinity: CpuSet,
-    /// The cpuset of its cgroup, where there is one.
+    /// The cpuset of this process's cgroup; `None` if no cpuset controller is visible.
     pub cpuset: Option<CpuSet>,
     /// Online CPUs that the cgroup of this process may use.
     pub in_cpuset: CpuSet,
@@ -58,13 +58,14 @@ pub struct Topology {
     pub usable: CpuSet,
     pub isolated: CpuSet,
     pub nohz_full: CpuSet,
-    /// `smt/control`: on, off, forceoff, notsupported, notimplemented, or a number of lanes a core.
+    /// `smt/control`: on, off, forceoff, notsupported, notimplemented, or a number of lanes per
+    /// core.
     pub smt_control: Option<String>,
     /// `smt/active`: whether any core has several lanes online.
     pub smt_active: Option<bool>,
     /// Whether the CPU reports a hypervisor. Only x86 has a flag for it.
     pub hypervisor: bool,
-    /// By their lowest CPU.
+    /// Sorted by their lowest CPU.
     pub cores: Vec<Core>,
 }
 
@@ -95,7 +96,7 @@ impl Topology {
         })
     }
 
-    /// Whether any core shows several lanes.
+    /// Whether any core has several online lanes, as far as sysfs shows.
     pub fn shows_siblings(&self) -> bool {
         self.cores.iter().any(|core| core.lanes.len() > 1)
     }
@@ -105,7 +106,7 @@ impl Topology {
         self.cores.iter().any(|core| core.core.is_some())
     }
 
-    /// Whether SMT is on: a core shows several lanes, or the kernel says that a core has them.
+    /// Whether SMT is on: a core has several lanes, or the kernel reports SMT as active.
     pub fn smt(&self) -> bool {
         self.smt_active == Some(true) || self.shows_siblings()
     }
@@ -116,8 +117,9 @@ impl Topology {
     }
 }
 
-/// `isolcpus` removes CPUs from the first process's mask, and all others inherit that mask. So a
-/// mask that lacks only the isolated CPUs was not set by any process, and forbids nothing.
+/// `isolcpus` removes CPUs from the affinity mask of process 1, and all other processes inherit
+/// that mask. So if a mask lacks only the isolated CPUs, no process has restricted it: the isolated
+/// CPUs are usable.
 fn usable(in_cpuset: &CpuSet, affinity: &CpuSet, isolated: &CpuSet) -> CpuSet {
     let allowed = in_cpuset.and(affinity);
     let untouched = allowed == in_cpuset.without(isolated);
@@ -133,7 +135,7 @@ fn cores(source: &Source, online: &CpuSet) -> Result<Vec<Core>, SourceError> {
         if seen.contains(cpu) {
             continue;
         }
-        // A CPU that an earlier core has claimed stays there, even if files contradict each other.
+        // If files contradict each other, a CPU belongs to the first core that lists it.
         let lanes: CpuSet = siblings(source, cpu)?
             .iter()
             .filter(|&lane| online.contains(lane) && seen.insert(lane))
@@ -179,7 +181,7 @@ fn nodes(source: &Source, online: &CpuSet) -> Result<Vec<(u32, CpuSet)>, SourceE
     nodes.iter().map(cpus).collect()
 }
 
-/// The nodes of these CPUs, online or not; empty where sysfs has no nodes.
+/// The nodes of these CPUs, online or not; empty if sysfs has no nodes.
 pub fn nodes_of(cpus: &CpuSet) -> CpuSet {
     let online = fs::read_to_string(format!("{NODE}/online")).unwrap_or_default();
     let all: CpuSet = online.trim().parse().unwrap_or_default();
@@ -202,20 +204,20 @@ fn kinds(source: &Source) -> Result<Vec<(CoreKind, CpuSet)>, SourceError> {
     Ok(kinds)
 }
 
-/// Controller, mount point and file of each hierarchy that may have cpusets: version 1, and the
-/// unified hierarchy without version 1 and next to it.
+/// The hierarchies that may have cpusets, as controller, mount point and file: version 1; version
+/// 2; version 2 on a machine that mounts both.
 const CPUSETS: [(&str, &str, &str); 3] = [
     ("cpuset", "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus"),
     ("", "/sys/fs/cgroup", "cpuset.cpus.effective"),
     ("", "/sys/fs/cgroup/unified", "cpuset.cpus.effective"),
 ];
 
-/// The cpuset of the calling process's cgroup; `None` where no cpuset controller is visible.
+/// The cpuset of the calling process's cgroup; `None` if no cpuset controller is visible.
 ///
-/// The affinity mask is always inside the cgroup's cpuset, so this adds no limit that
-/// sched_getaffinity misses. It tells whether the cgroup took a CPU away, which the process cannot
-/// undo, or taskset, which it can. So the standard mount points suffice: where they are wrong, only
-/// the explanation is less precise.
+/// The affinity mask always lies inside the cgroup's cpuset, so the cpuset adds no limit that
+/// sched_getaffinity misses. But it tells why a CPU is missing. The process can undo taskset, but
+/// not the limit of its cgroup. The standard mount points suffice: elsewhere, only the explanation
+/// is less precise.
 fn cpuset_of_this_process(source: &Source) -> Result<Option<CpuSet>, SourceError> {
     let memberships = source.text("/proc/self/cgroup")?.unwrap_or_default();
     for (controller, mount, file) in CPUSETS {
@@ -229,8 +231,8 @@ fn cpuset_of_this_process(source: &Source) -> Result<Option<CpuSet>, SourceError
 }
 
 /// Reads the file in the cgroup, or in its nearest ancestor that has the file. A cgroup without the
-/// controller has its parent's CPUs; and in a container the path may name directories that only the
-/// host can see.
+/// controller has its parent's CPUs. In a container, the path may also name directories that exist
+/// only on the host.
 fn nearest(
     source: &Source,
     mount: &str,
@@ -240,7 +242,7 @@ fn nearest(
     let mut path = path.trim_end_matches('/');
     loop {
         let found = match source.cpus(&format!("{mount}{path}/{file}")) {
-            // A hardened container hides its cgroup, so only the affinity mask is left.
+            // A hardened container hides its cgroup, so only the affinity mask is known.
             Err(SourceError::Unreadable { .. }) => return Ok(None),
             found => found?,
         };

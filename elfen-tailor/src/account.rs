@@ -1,4 +1,4 @@
-//! All requests of a trace, each explained by segments.
+//! Explains all requests of a trace by segments.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,12 +10,13 @@ use crate::timeline::Timeline;
 use crate::trace::Trace;
 use crate::walk::Walk;
 
-/// All requests of a trace.
+/// The requests of a trace: explained ones, and counts of the others.
 #[derive(Debug)]
 pub struct Account {
-    /// Complete requests, in the order of arrival.
+    /// Requests without lost events, in the order of arrival.
     pub explained: Vec<ExplainedRequest>,
-    /// Latencies of requests with lost events.
+    /// Latencies of requests that are not explained, because events are lost or contradict each
+    /// other.
     pub incomplete: Vec<u64>,
     pub unclear: u64,
 }
@@ -25,7 +26,7 @@ impl Account {
         Self::of_ended_in(trace, 0..=u64::MAX)
     }
 
-    /// Explains only the requests that ended in a span.
+    /// Explains only the requests that ended within a span of time.
     pub fn of_ended_in(trace: &Trace, ended_ns: RangeInclusive<u64>) -> Self {
         let events = trace.events_in_order();
         let timeline = Timeline::new(trace, &events);
@@ -60,7 +61,7 @@ impl Account {
         for request in complete {
             match explain(request) {
                 Some(one) => explained.push(one),
-                // The trace is damaged: it contradicts itself about this request.
+                // The trace is damaged: its events contradict each other about this request.
                 None => incomplete.push(request.latency_ns()),
             }
         }
@@ -68,7 +69,7 @@ impl Account {
     }
 }
 
-/// Counts page faults while the service worked or waited for the kernel.
+/// Counts the page faults of the request's threads while they worked, or waited for the kernel.
 fn faults(segments: &[Segment], timeline: &Timeline) -> u64 {
     let ran = segments.iter().filter(|s| {
         matches!(
@@ -96,7 +97,7 @@ fn server(segments: &[Segment]) -> Option<u32> {
     work.into_iter().max_by_key(|(_, ns)| *ns).map(|(thread, _)| thread)
 }
 
-/// What a request's time was spent on, the largest part first.
+/// What a request's time is charged to, the largest part first.
 pub fn charges(one: &ExplainedRequest, trace: &Trace) -> Vec<(String, u64)> {
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for segment in &one.segments {

@@ -1,4 +1,4 @@
-//! What a thread that sleeps in a system call waits for, by the call.
+//! Tells what a thread that sleeps in a system call waits for, by the number of the call.
 
 /// What a sleeping thread waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

@@ -1,5 +1,5 @@
-//! The causes of each request and the time of each: kinds of segments by their names, work beyond
-//! the usual amount, and slowdown by neighbours on the same core.
+//! Divides each request's time among causes: kinds of segments by name, work beyond the usual
+//! amount, and slowdown by neighbours on the same core.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(crate) struct Causes {
     by_kind: BTreeMap<SegmentKind, usize>,
     long: usize,
     pub(crate) costs: NeighbourCosts,
-    /// The index of the first neighbour's cause. Those of other neighbours follow.
+    /// The index of the first neighbour's cause. The causes of other neighbours follow it.
     first_neighbour: usize,
     usual: UsualWork,
 }
@@ -62,21 +62,22 @@ impl Causes {
         all
     }
 
-    /// The causes that `name` stands for: the cause itself, or, as in `io`, all causes of a kind.
-    /// Work and queueing are excluded because they can't be taken away.
+    /// The causes that `name` selects: the cause of this name, or, as in `io`, all causes of a
+    /// kind. Work and queueing are excluded because a replay cannot remove them.
     pub(crate) fn matching<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
         let all = self.names.iter().enumerate();
         all.filter(move |(_, cause)| is_removable(cause) && is_named_by(cause, name))
             .map(|(at, _)| at)
     }
 
-    /// How much of a request each cause took. Work beyond the usual amount is `long`; usual work is
-    /// no cause.
+    /// How much of a request each cause took. Work beyond the usual amount has the cause `long`.
+    /// Usual work has no cause.
     pub(crate) fn parts_of_request(&self, one: &ExplainedRequest) -> Parts {
         self.parts_within(one, (one.arrived_ns, one.ended_ns), &mut self.usual.work_ns(one))
     }
 
-    /// How much each cause took in consecutive spans. The usual work is used up in the first spans.
+    /// How much of consecutive spans each cause took. Usual work is subtracted from the first
+    /// spans.
     pub(crate) fn parts_in_spans(
         &self,
         one: &ExplainedRequest,
@@ -110,7 +111,7 @@ impl Causes {
         sums.into_iter().filter(|(_, ns)| *ns > 0).collect()
     }
 
-    /// The cause that stands for queueing, if any request queued.
+    /// The cause for queueing; `None` if no request queued.
     pub(crate) fn queue_cause(&self) -> Option<usize> {
         self.by_kind.get(&SegmentKind::Queue).copied()
     }
@@ -120,20 +121,20 @@ pub(crate) fn is_removable(cause: &str) -> bool {
     cause != WORK && cause != QUEUE
 }
 
-/// How long a request's work would have been with the core to itself.
+/// How long the request's work would have taken without neighbours on the core.
 fn work_alone_ns(one: &ExplainedRequest, costs: &NeighbourCosts) -> u64 {
     let added = costs.added_times(one, (0, u64::MAX)).map(|(_, ns)| ns);
     one.work_ns().saturating_sub(saturating_sum(added))
 }
 
-/// The usual amount of work of a request. With classes from the service it is the median of the
-/// class; else the 95th percentile of all requests.
+/// The usual amount of work of a request. If the service reports classes, it is the median of the
+/// class, otherwise the 95th percentile of all requests.
 struct UsualWork {
     by_class: BTreeMap<u64, u64>,
     all_ns: u64,
 }
 
-/// With fewer requests the median of a class is not meaningful.
+/// With fewer requests, the median of a class is not meaningful.
 const CLASS_MIN: usize = 10;
 
 impl UsualWork {
@@ -160,8 +161,8 @@ mod tests {
     use super::*;
     use crate::segment::Segment;
 
-    /// Goal: the parts in the slots of a request add up to the parts of the whole, and its usual
-    /// work is subtracted once. Method: 60 is usual, and one request takes 250 in two slots.
+    /// Goal: the parts in the slots of a request add up to the parts of the whole request, and its
+    /// usual work is subtracted once. Method: 60 is usual, and one request takes 250 in two slots.
     #[test]
     fn usual_work_is_subtracted_first() {
         let work = |from_ns, to_ns| Segment {

@@ -1,15 +1,15 @@
-//! Records only a part of the time: decides when the eBPF programs are detached and attached again.
-//! The time in between is a gap without lost events, so requests in it are left out.
+//! Records only a part of the time: decides when to detach and attach the eBPF programs. The time
+//! between is a gap without lost events, and requests in a gap are left out.
 //!
-//! Detaching and attaching interrupt all CPUs, because the kernel modifies its own code. That costs
-//! about 2 ms of the CPU of a Redis (`record --duty 10%` with 20,000 GETs a second, November 2026).
-//! Once a second, it would cost more than the recording itself.
+//! Detaching and attaching interrupt all CPUs, because the kernel modifies its own code. Each time
+//! costs a Redis about 2 ms of CPU time (`record --duty 10%`, 20,000 GETs per second, November
+//! 2026). With a period of one second this would cost more than recording all the time.
 
 use std::time::Duration;
 
 use elfen_rt::clock::nanos;
 
-/// From the beginning of one recording to that of the next.
+/// The time from the beginning of one recorded part to the beginning of the next.
 const PERIOD: Duration = Duration::from_secs(4);
 
 /// The part of each period that is recorded.
@@ -24,11 +24,11 @@ impl Duty {
     }
 }
 
-/// The change that is due.
+/// A change that is due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DutyChange {
     Pause,
-    /// Recording was paused since then.
+    /// Resume recording, which was paused since this time.
     Resume(u64),
 }
 
@@ -45,7 +45,7 @@ impl DutyCycle {
         Self { duty, began_ns: None, paused_ns: None }
     }
 
-    /// The change that is due at a poll, if any.
+    /// The change that is due at `now_ns`, if any.
     pub fn change_at(&mut self, now_ns: u64) -> Option<DutyChange> {
         let since_ns = now_ns.saturating_sub(*self.began_ns.get_or_insert(now_ns));
         match self.paused_ns {
@@ -62,14 +62,14 @@ impl DutyCycle {
         }
     }
 
-    /// Time until the next change.
+    /// The time until the next change.
     pub fn until_change(&self, now_ns: u64) -> Duration {
         let Some(began_ns) = self.began_ns else { return Duration::ZERO };
         let lasts = if self.paused_ns.is_some() { PERIOD } else { self.duty.recorded };
         Duration::from_nanos((began_ns + nanos(lasts)).saturating_sub(now_ns))
     }
 
-    /// Since when recording is paused, if it is.
+    /// When recording was paused; `None` while it records.
     pub fn paused_ns(&self) -> Option<u64> {
         self.paused_ns
     }
@@ -79,8 +79,8 @@ impl DutyCycle {
 mod tests {
     use super::*;
 
-    /// Goal: a tenth of the time is recorded, and polls wait no longer than needed. Method: polls
-    /// at the times that are asked for.
+    /// Goal: a tenth of the time is recorded, and polls do not wait too long. Method: poll at each
+    /// time at which a change is announced.
     #[test]
     fn a_tenth_of_each_period_is_recorded() {
         let mut cycle = DutyCycle::new(Duty::percent(10));

@@ -1,6 +1,6 @@
-//! Names of the kernel functions in which threads slept, from /proc/kallsyms. The list is read
-//! once, when the first name is needed. Users without the right to see kernel addresses read zeros
-//! there, and get no names.
+//! Finds the names of the kernel functions in which threads slept, in /proc/kallsyms. The list is
+//! read once, when the first name is needed. Users without permission to see kernel addresses read
+//! zeros, and get no names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,14 +8,14 @@ use std::fs;
 use crate::trace::KernelFunction;
 
 const LIST: &str = "/proc/kallsyms";
-/// The kernel has fewer call sites that sleep for a disk.
+/// A limit on addresses: the kernel has fewer call sites that sleep for a disk.
 const ADDRESSES_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(crate) struct FunctionNames {
     /// `None` until the first name is needed.
     list: Option<SymbolList>,
-    /// All addresses ever seen, and the addresses that are not reported yet.
+    /// All addresses seen so far, and the addresses that are not reported yet.
     seen: BTreeSet<u32>,
     new: BTreeSet<u32>,
 }
@@ -34,7 +34,7 @@ impl FunctionNames {
         if self.new.is_empty() {
             return Vec::new();
         }
-        // Without the list functions have no names. All else works.
+        // Without the list, functions have no names. Everything else works.
         let list = self
             .list
             .get_or_insert_with(|| SymbolList::of(fs::read_to_string(LIST).unwrap_or_default()));
@@ -49,8 +49,8 @@ impl FunctionNames {
 #[derive(Debug)]
 struct SymbolList {
     text: String,
-    /// The lower halves of the addresses where functions begin, sorted, with the positions of their
-    /// names in the text.
+    /// The lower half of the address at which each function begins, and the offset of its name in
+    /// the text. Sorted by address.
     begins: Vec<(u32, usize)>,
 }
 
@@ -76,7 +76,8 @@ impl SymbolList {
         Self { text, begins }
     }
 
-    /// The function that contains a return address: the last one that begins before it.
+    /// The function that contains a return address: the last function that begins before the
+    /// address.
     fn name(&self, address: u32) -> Option<&str> {
         let after = self.begins.partition_point(|(begin, _)| *begin < address);
         let (_, at) = self.begins.get(after.checked_sub(1)?)?;
@@ -94,7 +95,7 @@ fn lower(address: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// Goal: an address has the name of its function, and no name if the kernel hides addresses.
+    /// Goal: an address gets the name of its function, and no name if the kernel hides addresses.
     /// Method: lists as the kernel writes them.
     #[test]
     fn addresses_have_the_names_of_their_functions() {

@@ -1,4 +1,4 @@
-//! The causes of the last minute's tail, collected every few seconds.
+//! Sums up the causes of the tail over the last minute.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,13 +9,13 @@ use elfen_run::watches::{Cause, Tail};
 
 const MINUTE_NS: u64 = 60_000_000_000;
 
-/// A few seconds of requests.
+/// The requests of a few seconds.
 #[derive(Debug)]
 struct Part {
     at_ns: u64,
     requests: u64,
     slow: u64,
-    /// By cause, what slow requests are charged.
+    /// The time of slow requests, by cause.
     causes: BTreeMap<String, u64>,
 }
 
@@ -26,8 +26,8 @@ pub struct LastMinute {
 }
 
 impl LastMinute {
-    /// Adds the requests of one span, in the order of arrival. Requests above the threshold are
-    /// slow.
+    /// Adds the requests of one span of time, in the order of arrival. Requests above the threshold
+    /// are slow.
     pub fn add(
         &mut self,
         explained: &[ExplainedRequest],
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::segment::{Segment, SegmentKind};
 
-    /// A request of a millisecond's work that was stopped before it.
+    /// A request with a millisecond of work, which was stopped before its work.
     fn request(at_ns: u64, stopped_ns: u64) -> ExplainedRequest {
         let segment = |from_ns, to_ns, kind| Segment {
             from_ns,
@@ -108,8 +108,8 @@ mod tests {
         }
     }
 
-    /// Goal: the causes of a minute are the sum of its parts, and older parts are gone. Method:
-    /// parts of ten seconds with a stop in every hundredth request, then some without.
+    /// Goal: the causes of a minute are the sum of its parts, and older parts are removed. Method:
+    /// parts of ten seconds in which every hundredth request was stopped, then parts without stops.
     #[test]
     fn a_minute_is_the_sum_of_its_parts() {
         let trace = Trace::default();

@@ -1,29 +1,29 @@
 //! Records what the kernel does around a service's requests, explains why the slowest were slow,
 //! and predicts the tail without each cause.
 //!
-//! The first modules are pure: they turn a recorded [`trace`] into a [`report`], without a clock
-//! and without access to the machine.
+//! The modules of the first table are pure: they turn a recorded [`trace`] into a [`report`]
+//! without a clock and without access to the machine.
 //!
 //! | module | what it does |
 //! | --- | --- |
 //! | [`trace`] | recorded events, in memory or in a `.trace` file |
 //! | [`timeline`] | the state of each thread and the thread on each CPU, over time |
 //! | [`runtime`] | when a JVM halted its threads, as the JVM reports it |
-//! | [`stalls`] | when the kernel made a thread wait for kernel locks or memory |
+//! | [`stalls`] | when the kernel made a thread wait for a kernel lock or for memory |
 //! | [`calls`] | what a thread that sleeps in a system call waits for |
 //! | [`request`] | requests, from socket events or from the service's marks |
 //! | [`segment`] | kinds of time, and causes by name |
 //! | [`walk`] | one request as segments, which sum up to its latency to the nanosecond |
-//! | [`neighbours`] | what ran on the other lanes of the core, and what that cost |
+//! | [`neighbours`] | what ran on the other lanes of the core, and how much that slowed the work |
 //! | [`account`] | all requests of a trace, explained |
-//! | `queues` | the queue that each request stood in, and whether it is a queue |
-//! | `service_slots` | which request the server of a queue served when |
-//! | [`replay`] | the same requests without a cause |
+//! | `queues` | the queue in which each request waited, and whether the service is a queue at all |
+//! | `service_slots` | the times at which a server served each request of its queue |
+//! | [`replay`] | predicts latencies of the same requests without a cause |
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | the results as text and as JSON |
 //! | [`draw`] | the results as pictures |
 //!
-//! The others work on a machine:
+//! The other modules work on a machine:
 //!
 //! | module | what it does |
 //! | --- | --- |

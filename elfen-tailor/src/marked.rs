@@ -1,7 +1,7 @@
-//! Requests of a service that reports them itself, by marks.
+//! Reconstructs the requests of a service that reports them itself, by marks.
 //!
-//! A mark says which thread works for which request. So waiting for another request is distinct
-//! from other waiting, whatever sockets, threads and queues there are.
+//! A mark says which thread works for which request. So a wait for another request differs from
+//! other waits, for any structure of sockets, threads and queues.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use elfen_rt::signal::mark::{Mark, Step};
 use crate::request::{Owner, Request, Requests};
 use crate::trace::Trace;
 
-/// A request that runs on a lane.
+/// The request that currently runs on a lane.
 #[derive(Debug)]
 struct Open {
     request: u64,
@@ -21,16 +21,16 @@ struct Open {
 }
 
 impl Requests {
-    /// The requests of all lanes that began and ended during the recording.
+    /// The requests of all lanes that both began and ended during the recording.
     pub(crate) fn of_marks(trace: &Trace) -> Self {
         let mut found = Self::default();
         for marks in trace.marks.values() {
-            // Before this, not all events that would explain a request were recorded.
+            // Before this time, not all events that explain a request were recorded.
             let first = marks.partition_point(|mark| mark.at_ns < trace.head.began_ns);
             found.lane(&marks[first..]);
         }
         found.all.sort_by_key(|request| (request.arrived_ns, request.connection));
-        // A thread may serve several lanes.
+        // A thread may serve several lanes, so its list is sorted again.
         for owners in found.owners.values_mut() {
             owners.sort_by_key(|owner| owner.from_ns);
         }
@@ -43,7 +43,7 @@ impl Requests {
             match (mark.step, &mut open) {
                 (Step::Begin { arrived_ns }, _) => {
                     let Mark { at_ns, thread, request, .. } = *mark;
-                    // A service may read the clock for the arrival after it reports the beginning.
+                    // A service may take the time of the arrival after the time of the first mark.
                     let arrived_ns = arrived_ns.min(at_ns);
                     let stages = Vec::new();
                     open = Some(Open { request, arrived_ns, begun_ns: at_ns, thread, stages });
@@ -57,7 +57,7 @@ impl Requests {
                     self.owns(mark.thread, mark.at_ns, None);
                     open = None;
                 }
-                // Its beginning was not recorded, or is lost.
+                // The mark of the request's beginning was not recorded, or is lost.
                 (Step::Stage(_) | Step::End { .. }, _) => {}
             }
         }
@@ -84,7 +84,7 @@ impl Requests {
     }
 }
 
-/// How long each stage took. A stage that a request enters several times has the sum.
+/// How long each stage took. If a request enters a stage several times, its times are added.
 fn stages_ns(begun_ns: u64, stages: &[(u64, u16)], ended_ns: u64) -> Vec<(u16, u64)> {
     let mut sums: BTreeMap<u16, u64> = BTreeMap::new();
     let begins = [(begun_ns, 0)].into_iter().chain(stages.iter().copied());
@@ -113,15 +113,15 @@ mod tests {
     #[test]
     fn requests_are_read_from_their_marks() {
         let marks = [
-            mark(90, 4, Step::End { class: 1 }), // begun before it was recorded
+            mark(90, 4, Step::End { class: 1 }), // began before the recording
             mark(100, 5, Step::Begin { arrived_ns: 60 }),
             mark(120, 5, Step::Stage(2)),
-            mark(125, 6, Step::Stage(9)), // of no request that runs
+            mark(125, 6, Step::Stage(9)), // its request does not run
             mark(130, 5, Step::Stage(0)),
             mark(150, 5, Step::End { class: 3 }),
-            mark(160, 6, Step::Begin { arrived_ns: 999 }), // it came before it began
+            mark(160, 6, Step::Begin { arrived_ns: 999 }), // an arrival after the beginning
             mark(170, 6, Step::End { class: 0 }),
-            mark(180, 7, Step::Begin { arrived_ns: 175 }), // and has no end
+            mark(180, 7, Step::Begin { arrived_ns: 175 }), // a request without an end
         ];
         let found = requests(&marks);
         let [first, second] = &found.all[..] else { panic!("{:?}", found.all) };
@@ -133,8 +133,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: no marks, however wrong, give a request that ends before it arrived. Method: marks
-        /// with few numbers and times.
+        /// Goal: invalid marks never give a request that ends before its arrival. Method: random
+        /// marks with few different numbers and times.
         #[test]
         fn any_marks_are_requests_or_nothing(
             marks in proptest::collection::vec((0..9_u64, 0..3_u64, 0..3_u8, 0..9_u64), 0..60)

@@ -1,4 +1,4 @@
-//! Reads what a service reports about its requests: the marks of its page.
+//! Reads what a service reports about its requests: the marks on its page.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use elfen_rt::signal::service::{OpenError, ServiceReader, Writer};
 
 use crate::service::NotFound;
 
-/// A service's page, and how far its marks have been read.
+/// The page of a service, and how far its marks have been read.
 #[derive(Debug)]
 pub struct MarkedService {
     pub name: String,
@@ -19,8 +19,8 @@ pub struct MarkedService {
 }
 
 impl MarkedService {
-    /// Finds the service that publishes under a name. Its owner does not matter: nothing is done
-    /// because of its content, and the kernel decides which users may read it.
+    /// Finds the service that publishes under this name, whatever user owns the page. This is safe:
+    /// its content causes no action, and the kernel decides which users may read it.
     pub fn find(name: &str) -> Result<Self, NotFound> {
         let opened = match ServiceReader::open(name) {
             Err(OpenError::Foreign(user)) => ServiceReader::open_of(name, Some(user)),
@@ -41,7 +41,7 @@ impl MarkedService {
         }
     }
 
-    /// The processes that serve, in ascending order.
+    /// The processes that publish on the page, in ascending order.
     pub fn processes(&self) -> Vec<u32> {
         let mut all: Vec<u32> = self.writers().into_iter().flatten().collect();
         all.sort_unstable();
@@ -49,7 +49,7 @@ impl MarkedService {
         all
     }
 
-    /// Living writers; `None` for a writer whose id means nothing in this namespace.
+    /// The process id of each living writer; `None` for a writer in another pid namespace.
     fn writers(&self) -> Vec<Option<u32>> {
         let writer = |lane| match self.page.writer(lane) {
             Writer::None | Writer::Process(_, Liveness::Dead) => None,
@@ -63,7 +63,8 @@ impl MarkedService {
         self.page.lanes()
     }
 
-    /// Takes the marks of a lane since the last call. Returns how many were overwritten before.
+    /// Takes the marks of a lane since the last call. Returns how many marks were overwritten
+    /// before they could be read.
     pub fn take(&mut self, lane: u32, into: &mut Vec<Words>) -> u64 {
         let cursor = self.cursors.get_mut(lane as usize);
         let (Some(slot), Some(cursor)) = (self.page.slot(lane), cursor) else { return 0 };
@@ -71,9 +72,9 @@ impl MarkedService {
     }
 }
 
-/// Whether a process has a monotonic clock of its own: then its times are not comparable with ours.
+/// Whether a process has a monotonic clock of its own, so that its times differ from ours.
 fn has_other_clock(process: u32) -> bool {
-    // A kernel without time namespaces has one clock.
+    // A kernel without time namespaces has one clock for all processes.
     let offsets = fs::read_to_string(format!("/proc/{process}/timens_offsets"));
     offsets.is_ok_and(|text| is_offset(&text))
 }
@@ -89,8 +90,8 @@ mod tests {
     use elfen_rt::service::Service;
     use elfen_rt::signal::mark::{Mark, Step};
 
-    /// Goal: marks are read from the moment that the service is found, each once; a service without
-    /// a living writer is not found. Method: a service of our own.
+    /// Goal: marks are read from the moment at which the service is found, each once. A service
+    /// without a living writer is not found. Method: a service of the test's own.
     #[test]
     fn marks_of_a_service_are_read_from_now_on() {
         let name = format!("marks-{}", std::process::id());

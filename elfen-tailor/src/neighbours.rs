@@ -1,10 +1,11 @@
-//! What ran on the other lanes of a core while a service worked for a request, and what that cost.
+//! Finds what ran on the other lanes of a core while a service worked for a request, and estimates
+//! how much that slowed the work.
 //!
-//! On a core of several lanes, work takes longer while a neighbour runs. No event says by how much.
-//! Requests of one class are the same work, so they are compared by the share of their work that
-//! had the neighbour. The result is the loss per time next to the neighbour at which the remaining
-//! work shows no trend. If all requests had an equal share of a neighbour, there is nothing to
-//! compare and its cost is unknown.
+//! On a core with several lanes, work takes longer while a neighbour runs. No event says by how
+//! much. Requests of one class do the same work. So this module compares their times by the share
+//! of the work that had the neighbour. The loss is the part of the time next to the neighbour that
+//! must be subtracted so that the rest shows no trend. If all requests had an equal share of a
+//! neighbour, its cost is unknown.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,24 +18,24 @@ use crate::segment::{ExplainedRequest, NeighbourSpan, Segment, SegmentKind, satu
 use crate::timeline::Timeline;
 use crate::trace::Trace;
 
-/// Limit of neighbours that are compared, those with the most time first.
+/// The most neighbours that are compared, those with the most time.
 const NEIGHBOURS_MAX: usize = 16;
-/// With fewer requests, a class has no meaningful mean. With fewer requests in total
-/// (`REQUESTS_MIN`), no trend shows.
+/// With fewer requests, the mean of a class is not meaningful. With fewer requests in total
+/// (`REQUESTS_MIN`), a trend is not meaningful.
 const CLASS_MIN: usize = 10;
 const REQUESTS_MIN: usize = 50;
-/// More requests do not make the trend more certain, because of other noise on the machine.
+/// More requests would not make the trend more certain, because the machine has other noise.
 const SAMPLES_MAX: usize = 20_000;
-/// Losses in thousandths of the time next to a neighbour: a smaller one does not count, and no core
-/// loses more.
+/// Losses in thousandths of the time next to a neighbour. A loss below the minimum counts as 0, and
+/// a core cannot lose more than the maximum.
 const LOSS_MIN: u16 = 20;
 const LOSS_MAX: u16 = 900;
-/// A trend with a larger standard error is unknown.
+/// A trend with a larger standard error counts as unknown.
 const ERROR_MAX: f64 = 0.05;
-/// A trend counts if it is this many of its standard errors.
+/// A trend counts if it is at least this many standard errors.
 const ERRORS_MIN: f64 = 3.0;
 
-/// What ran next to a request's work.
+/// The spans of a request's work during which a thread ran on another lane of the core.
 pub(crate) fn neighbour_spans(
     segments: &[Segment],
     trace: &Trace,
@@ -59,20 +60,20 @@ pub(crate) fn neighbour_spans(
     found
 }
 
-/// A request as it is compared.
+/// A request in the form in which it is compared.
 struct Sample {
     class: u64,
     work_ns: f64,
-    /// For each neighbour, the share of the work that had it.
+    /// The share of the request's work next to each neighbour.
     shares: Vec<f64>,
 }
 
-/// The cost of each neighbour for the work next to it.
+/// How much each neighbour slows the work next to it.
 #[derive(Debug, Default)]
 pub(crate) struct NeighbourCosts {
-    /// The neighbours with the most time first.
+    /// Sorted by time, the most first.
     pub(crate) names: Vec<Arc<str>>,
-    /// In thousandths of the time next to it; `None` if unknown.
+    /// In thousandths of the time next to the neighbour; `None` if unknown.
     losses: Vec<Option<u16>>,
 }
 
@@ -91,7 +92,7 @@ impl NeighbourCosts {
         Self { losses: estimate_losses(&samples, names.len()), names }
     }
 
-    /// How much longer a request took in a span, for each neighbour with a cost.
+    /// How much time each neighbour with a known cost added to a request within a span.
     pub(crate) fn added_times<'a>(
         &'a self,
         one: &'a ExplainedRequest,
@@ -105,7 +106,7 @@ impl NeighbourCosts {
         })
     }
 
-    /// How many times as long work took next to a neighbour.
+    /// The factor by which work next to a neighbour takes longer.
     fn slowdown(&self, at: usize) -> Option<f64> {
         self.losses[at].map(|loss| 1.0 / (1.0 - f64::from(loss) / 1e3))
     }
@@ -133,7 +134,8 @@ fn samples(explained: &[ExplainedRequest], names: &[Arc<str>]) -> Vec<Sample> {
 fn estimate_losses(samples: &[Sample], neighbours: usize) -> Vec<Option<u16>> {
     let mut losses = vec![0; neighbours];
     let mut known = vec![false; neighbours];
-    // A second round corrects neighbours that often ran together with one that was estimated later.
+    // The second round corrects the estimate of neighbours that often ran together with a neighbour
+    // that was estimated later.
     for _ in 0..2 {
         for at in 0..neighbours {
             losses[at] = 0;
@@ -151,7 +153,7 @@ fn estimate_losses(samples: &[Sample], neighbours: usize) -> Vec<Option<u16>> {
     losses.into_iter().zip(known).map(or_none).collect()
 }
 
-/// Finds the loss at which the remaining work has no trend, by bisection.
+/// Finds, by bisection, the loss at which the remaining work shows no trend.
 fn find_loss(samples: &[Sample], losses: &mut [u16], at: usize) -> u16 {
     let mut low = 0;
     let mut high = LOSS_MAX;
@@ -167,8 +169,8 @@ fn find_loss(samples: &[Sample], losses: &mut [u16], at: usize) -> u16 {
     low
 }
 
-/// Trend of the logarithm of the remaining work over the share of it next to a neighbour, within
-/// classes.
+/// The trend of the logarithm of the remaining work over the share of the work next to a neighbour,
+/// within classes.
 struct Trend {
     slope: f64,
     error: f64,
@@ -208,19 +210,18 @@ impl Trend {
     }
 }
 
-/// The mean time that a neighbour ran next to the work of slow requests, and of those of the
+/// The mean time that a neighbour ran next to the work of a slow request, and of a request in the
 /// middle.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct NeighbourRow {
     pub name: String,
     pub tail_ns: u64,
     pub middle_ns: u64,
-    /// How many times as long work took next to it; `None` if all requests had an equal share of
-    /// it.
+    /// The factor by which work next to the neighbour takes longer; `None` if unknown.
     pub slowdown: Option<f64>,
 }
 
-/// Limit of rows, to fit on a screen.
+/// A limit on rows, so that the table fits on a screen.
 const ROWS_MAX: usize = 4;
 
 pub(crate) fn rows(

@@ -1,14 +1,15 @@
-//! The queue that each request stood in: that of the thread that served it, or, if threads share a
-//! CPU, that of the CPU. Also measures whether it is a queue at all.
+//! Assigns each request to a queue: that of the thread that served it, or, if threads share a CPU,
+//! that of the CPU. Also measures whether the service behaves like a queue at all.
 //!
-//! Threads on one CPU wait for each other, and how long does not depend on the request: if
-//! something kept several threads from the CPU, each also waits for the others. So both assignments
-//! are tried, and the one with less time outside of service slots is used. Such time is work for a
-//! request during the slot of another one, or, in a request's own slot, waiting for a thread that
-//! serves others.
+//! Threads on one CPU wait for each other, and for how long does not depend on the request. If
+//! something keeps several threads from the CPU, each of them also waits for the others. So this
+//! module tries both assignments and uses the one with less off-slot time. Off-slot time is of two
+//! kinds.
+//! - Work for a request during a slot of another request.
+//! - In a request's own slot, a wait for a thread that serves other requests.
 //!
-//! A replay can't predict off-slot time: it stays as recorded, whatever is taken out. So
-//! predictions are not used if there is much of it.
+//! A replay cannot predict off-slot time: it stays as recorded, whichever causes are removed. So
+//! predictions are not used if much of the time is off-slot.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ use crate::service_slots::{self, Job, ServiceSlot};
 pub(crate) struct Queues {
     pub(crate) jobs: Vec<Job>,
     pub(crate) slots: Vec<Vec<ServiceSlot>>,
-    /// By request.
+    /// The own time of each request.
     pub(crate) own: Vec<OwnTime>,
 }
 
@@ -26,7 +27,7 @@ pub(crate) struct Queues {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct OwnTime {
     pub(crate) all_ns: u64,
-    /// The part of `all_ns` that lies in no service slot of the request.
+    /// The part of `all_ns` outside of the request's service slots.
     pub(crate) off_slot_ns: u64,
 }
 
@@ -43,8 +44,8 @@ impl Queues {
         }
         let by_cpu: Vec<u32> = explained.iter().map(work_cpu).collect();
         let on_cpu = |segment: &Segment, cpu| segment.cpu == Some(cpu);
-        // A thread that shares the CPU may run in this request's slot without a request, to poll
-        // for its next one.
+        // A thread that shares the CPU may run in this request's slot to poll for its next request.
+        // That does not make it a server that keeps this request waiting.
         let shared = Self::with_servers(explained, &by_cpu, on_cpu, |segment, cpu| {
             let shares =
                 matches!(segment.kind, SegmentKind::Preempted(_)) && segment.cpu == Some(cpu);
@@ -83,8 +84,8 @@ impl Queues {
     }
 }
 
-/// When the server worked for a request. The calls that announce a request and read it precede its
-/// work and count too.
+/// The spans in which the server worked for a request. They include the system calls just before
+/// the work, in which the server learns of the request and reads it.
 fn work_spans(one: &ExplainedRequest, is_there: impl Fn(&Segment) -> bool) -> Vec<(u64, u64)> {
     let mut on_its_way = None::<&Segment>;
     let mut worked = Vec::new();
@@ -98,27 +99,27 @@ fn work_spans(one: &ExplainedRequest, is_there: impl Fn(&Segment) -> bool) -> Ve
     worked
 }
 
-/// The CPU with most of the work.
+/// The CPU on which most of the request's work ran.
 fn work_cpu(one: &ExplainedRequest) -> u32 {
     let worked = one.segments.iter().filter(|segment| segment.kind == SegmentKind::Work);
     worked.max_by_key(|segment| segment.ns()).and_then(|segment| segment.cpu).unwrap_or(0)
 }
 
-/// When the server was done: TCP may hold the answer for longer.
+/// When the server was done with a request. TCP may hold back the answer for longer.
 fn served_ns(one: &ExplainedRequest) -> u64 {
     let last = one.segments.iter().rposition(|segment| segment.kind != SegmentKind::TcpOut);
     last.map_or(one.arrived_ns, |last| one.segments[last].to_ns)
 }
 
-/// Sums up what a request did itself, within its slots and outside.
+/// Sums up the request's own time, in total and outside of its slots.
 fn own_time(
     one: &ExplainedRequest,
     slots: &[(u64, u64)],
     is_kept: impl Fn(&Segment) -> bool,
 ) -> OwnTime {
     let mut own = OwnTime::default();
-    // Before a thread has worked for this request, its waits belong to the requests that it works
-    // for.
+    // Until a thread has worked for this request, its waits belong to the requests for which it
+    // works.
     let mut begun: Vec<u32> = Vec::new();
     for segment in &one.segments {
         let ns = segment.ns();
@@ -145,7 +146,7 @@ fn own_time(
     own
 }
 
-/// Whether a thread that serves other requests keeps this one waiting.
+/// Whether a thread that serves other requests keeps this request waiting.
 fn is_kept_by(segment: &Segment, threads: &BTreeSet<u32>) -> bool {
     match segment.kind {
         SegmentKind::Preempted(blocker) | SegmentKind::Lock(blocker) => {
@@ -155,7 +156,7 @@ fn is_kept_by(segment: &Segment, threads: &BTreeSet<u32>) -> bool {
     }
 }
 
-/// Whether this is a wait for something that the request needs.
+/// Whether the segment is a wait for something that the request itself needs.
 fn is_need_of_request(kind: SegmentKind) -> bool {
     matches!(
         kind,

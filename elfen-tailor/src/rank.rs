@@ -1,4 +1,5 @@
-//! Ranks the causes of the tail by how much faster its requests would have been without each.
+//! Ranks the causes of the tail by how much faster slow requests would have been without each
+//! cause.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ use crate::trace::Trace;
 /// The limit above which requests count as slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SlowThreshold {
-    /// A quantile, in millionths.
+    /// Requests above this quantile, in millionths.
     Quantile(u64),
     AboveNs(u64),
 }
@@ -21,19 +22,19 @@ pub enum SlowThreshold {
 #[derive(Clone, PartialEq, Debug, serde::Serialize)]
 pub struct RankedCause {
     pub cause: String,
-    /// Share of all charges of the tail.
+    /// The cause's share of all charges of slow requests.
     pub share: f64,
     pub share_ci95: (f64, f64),
-    /// Mean charge of a slow request, and mean time of a request in the middle.
+    /// The mean charge of a slow request, and the mean time of a request in the middle.
     pub tail_ns: u64,
     pub middle_ns: u64,
     pub whatif_p99_ns: Option<u64>,
     pub whatif_p999_ns: Option<u64>,
-    /// Slow requests that this cause contributed to.
+    /// The number of slow requests that this cause contributed to.
     pub requests: usize,
 }
 
-/// Relative error of quantiles in a replay without a change.
+/// The relative error of quantiles in a replay without a change.
 #[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
 pub struct ReplayError {
     pub p50: f64,
@@ -41,8 +42,8 @@ pub struct ReplayError {
     pub p999: f64,
 }
 
-/// The part of the requests' own time that lies outside of their service slots: it passed during
-/// the slots of other requests.
+/// The share of the requests' own time outside of their service slots, during slots of other
+/// requests.
 #[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
 pub struct OffSlot {
     pub all: f64,
@@ -51,7 +52,7 @@ pub struct OffSlot {
 }
 
 impl OffSlot {
-    /// Beyond this share, the replay predicts nothing.
+    /// Above this share, predictions of the replay are not used.
     pub const MOST: f64 = 0.05;
 
     fn of(own: &[OwnTime], slow: &[usize]) -> Self {
@@ -76,33 +77,33 @@ impl OffSlot {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ranking {
     pub threshold_ns: u64,
-    /// Indices of slow requests, the slowest first.
+    /// Indices of the slow requests, the slowest first.
     pub slow: Vec<usize>,
-    /// For each slow request, in the same order: causes and charges, the largest first.
+    /// The causes and charges of each slow request, in the same order. The largest charge is first.
     pub charges: Vec<Vec<(String, u64)>>,
     pub rows: Vec<RankedCause>,
     pub replay_error: ReplayError,
     pub replay_aside: OffSlot,
-    /// What ran on the other lanes of their cores, the longest first.
+    /// What ran on the other lanes of the service's cores, the longest time first.
     pub beside: Vec<NeighbourRow>,
     /// Sorted latencies without the named causes; `None` if the replay is not valid.
     pub without: Option<Vec<u64>>,
 }
 
-/// A cause was named that no request had.
+/// The user named a cause that no request has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NoSuchCause {
     pub requested: String,
-    /// The causes that exist, the largest first.
+    /// The causes that requests have, the largest first.
     pub available: Vec<String>,
 }
 
 const P50: u64 = 500_000;
 const P99: u64 = 990_000;
 const P999: u64 = 999_000;
-/// Resamplings for an interval.
+/// The number of resamplings for a confidence interval.
 const ROUNDS: usize = 200;
-/// How many causes are replayed, the largest first.
+/// The most causes that are replayed, the largest first.
 const CAUSES_REPLAYED_MAX: usize = 64;
 
 fn share(part: u64, whole: u64) -> f64 {
@@ -129,8 +130,8 @@ pub fn rank(
     let causes = Causes::of(explained, trace);
     let by_cause: Vec<Parts> = explained.iter().map(|one| causes.parts_of_request(one)).collect();
     let queues = Queues::of(explained);
-    // Queueing does not belong to a request's service: the time is part of the requests served
-    // meanwhile.
+    // Queueing is not a part of a request's service: its time is the service of the requests that
+    // were served meanwhile.
     let queue = causes.queue_cause();
     let replay = Replay::of(&queues.jobs, &queues.slots, |job, spans| {
         let mut parts = causes.parts_in_spans(&explained[job], spans);
@@ -166,10 +167,10 @@ pub fn rank(
     Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, replay_aside, beside, without })
 }
 
-/// Causes that are taken out together.
+/// Causes that are removed together.
 struct RemovedCauses {
     causes: BTreeSet<usize>,
-    /// Whether the queueing that no cause explains is taken out, too.
+    /// Whether queueing that no cause explains is also removed.
     burst: bool,
 }
 
@@ -221,12 +222,12 @@ fn totals(by_cause: &[Parts], causes: &Causes) -> Vec<u64> {
     totals
 }
 
-/// Charges of slow requests, and the predicted tail without each cause.
+/// What slow requests are charged with, and the predicted tail without each cause.
 struct TailCharges {
-    /// In the order of the slow requests.
+    /// The charges of each slow request, in the order of the slow requests.
     of: Vec<Vec<(usize, u64)>>,
     whatif: BTreeMap<usize, (u64, u64)>,
-    /// Numbers of the causes that are not kinds of segments.
+    /// The indices of the causes that are not kinds of segments.
     burst: usize,
     together: usize,
 }
@@ -285,7 +286,7 @@ fn by_replay(replay: &Replay, by_cause: &[Parts], slow: &[usize], causes: &Cause
     charged
 }
 
-/// Latencies without the queueing that no cause explains.
+/// Latencies without the queueing that remains even if all causes are removed.
 fn served_without_queue<'a>(
     with: &'a [u64],
     bare: &'a [u64],
@@ -295,7 +296,7 @@ fn served_without_queue<'a>(
     with.iter().zip(queued).map(|(with, queued)| with.saturating_sub(queued))
 }
 
-/// Requests from p40 to p60.
+/// Indices of the requests between the 40th and the 60th percentile.
 pub(crate) fn middle_requests(explained: &[ExplainedRequest]) -> Vec<usize> {
     let mut by_latency: Vec<usize> = (0..explained.len()).collect();
     by_latency.sort_by_key(|&at| explained[at].latency_ns());
@@ -341,8 +342,8 @@ fn rows(
     rows
 }
 
-/// Bootstrap intervals of the shares. They resample whole busy periods, because the requests of one
-/// period share their causes.
+/// Bootstrap intervals of the shares. The bootstrap resamples whole busy periods, because the
+/// requests of one period share their causes.
 fn intervals(
     explained: &[ExplainedRequest],
     slow: &[usize],
@@ -370,7 +371,7 @@ fn intervals(
         return BTreeMap::new();
     }
     let mut drawn: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    // A constant seed: the same trace gives the same report.
+    // A constant seed, so that the same trace gives the same report.
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     for round in 0..ROUNDS {
         let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
@@ -386,7 +387,7 @@ fn intervals(
         let all = saturating_sum(sums.values().copied());
         for (cause, ns) in sums {
             let shares = drawn.entry(cause).or_default();
-            // Earlier rounds that did not draw this cause had none of it.
+            // In earlier rounds without this cause its share was 0.
             shares.resize(round, 0.0);
             shares.push(share(ns, all));
         }

@@ -1,5 +1,5 @@
-//! Collects a service's events: polls the rings fifty times a second, learns the names of threads
-//! before they end, and hands everything to a sink.
+//! Collects a service's events. Polls the rings fifty times per second, looks up the names of
+//! threads before they end, and passes everything to a sink.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,30 +22,30 @@ use crate::service::Service;
 
 /// Interval of polls of the rings.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Interval of looking up the service's processes and the names of threads.
+/// Interval at which the service's processes and the names of threads are looked up.
 const REFRESH_NS: u64 = 1_000_000_000;
-/// How many threads are looked up at once. Further threads of a larger service appear as numbers.
+/// The most threads whose names are looked up at once. Other threads appear as numbers.
 const NAMES_MAX: usize = 4096;
 
-/// Names this thread, so that requests that wait for the recorder itself show its name.
+/// Names this thread, so that the report can tell when requests waited for the recorder.
 fn name_this_thread() {
     let name = std::ffi::CString::new(RECORDER).expect("a name without a zero");
-    // A thread without this name records as well.
+    // Recording also works without this name.
     let _unnamed = nix::sys::prctl::set_name(&name);
 }
 
 #[derive(Debug)]
 pub struct Recorder {
-    /// `None` if the kernel refused to show its events.
+    /// `None` if the kernel refused to provide events.
     events: Option<Events>,
-    /// `None` for a service that is known by its port.
+    /// `None` for a service that is found by its port.
     marked: Option<MarkedService>,
     service: Service,
     jvms: Jvms,
     functions: FunctionNames,
-    /// Names that the sink does not have yet.
+    /// Names that were not passed to the sink yet.
     names: Vec<ThreadName>,
-    /// Threads seen since the last refresh, and those seen before it.
+    /// Threads seen since the last refresh, and threads seen before it.
     seen: BTreeSet<u32>,
     seen_before: BTreeSet<u32>,
     refreshed_ns: u64,
@@ -64,8 +64,8 @@ impl Recorder {
         Ok(Self::of(Some(events), None, service))
     }
 
-    /// Records a service that reports its requests by marks. If the kernel refuses its events,
-    /// records without them and also returns the reason.
+    /// Records a service that reports its requests by marks. If the kernel refuses its events, this
+    /// records marks only, and also returns the reason.
     pub fn of_marks(
         marked: MarkedService,
         cores: Vec<Vec<u32>>,
@@ -103,7 +103,7 @@ impl Recorder {
         new
     }
 
-    /// Starts listening to new JVMs among the processes.
+    /// Starts to read new JVMs among the service's processes.
     fn find_jvms(&mut self) {
         for text in self.jvms.refresh(&self.service.processes, self.events.as_mut()) {
             to_stderr(&text);
@@ -134,13 +134,13 @@ impl Recorder {
         }
     }
 
-    /// Tracepoints of the detail that the kernel does not have.
+    /// Tracepoints of the chosen detail that this kernel does not have.
     pub fn lacks(&self) -> &[&'static str] {
         self.events.as_ref().map_or(&[], Events::lacks)
     }
 
-    /// How long the next poll may wait. While recording is paused, only the end of the pause
-    /// matters, unless marks or a JVM are read as well. Names can wait as long.
+    /// How long the next poll may be delayed. While recording is paused, the delay lasts until the
+    /// end of the pause, unless marks or a JVM are read. Looking up names is not urgent.
     pub fn next_poll_in(&self) -> Duration {
         let Some(cycle) = &self.duty_cycle else { return POLL_INTERVAL };
         let left = cycle.until_change(monotonic_ns());
@@ -148,7 +148,7 @@ impl Recorder {
         if cycle.paused_ns().is_some() && !others_report { left } else { left.min(POLL_INTERVAL) }
     }
 
-    /// Takes what has happened since the last poll.
+    /// Takes all events since the last poll.
     pub fn poll(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         self.apply_duty_cycle(sink)?;
         self.poll_marks(sink)?;
@@ -174,7 +174,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Pauses or resumes, if only a part of the time is recorded.
+    /// Pauses or resumes recording, if only a part of the time is recorded.
     fn apply_duty_cycle(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         let change = self.duty_cycle.as_mut().and_then(|cycle| cycle.change_at(monotonic_ns()));
         let (Some(events), Some(change)) = (&mut self.events, change) else { return Ok(()) };
@@ -188,7 +188,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes the last pause as a gap, if the recording ends in one.
+    /// Writes the last pause as a gap, if the recording ends during a pause.
     pub fn write_last_pause(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         match self.duty_cycle.and_then(|cycle| cycle.paused_ns()) {
             Some(from_ns) => sink.add_note(pause(from_ns)),
@@ -220,8 +220,8 @@ impl Recorder {
         sink.add_note(Note::Gap(Gap { cpu, count, from_ns, to_ns }))
     }
 
-    /// Notes the threads and kernel functions in the buffer. A thread that ends reports its own
-    /// name.
+    /// Remembers the threads and kernel functions that the events in the buffer name. A thread that
+    /// ends reports its own name.
     fn note_threads(&mut self) {
         for event in self.buffer.iter().filter_map(Event::decode) {
             match event.kind {
@@ -246,18 +246,18 @@ impl Recorder {
         self.seen.contains(&thread) || self.seen_before.contains(&thread)
     }
 
-    /// Looks up the service's processes, tells the kernel about them, and looks up names of threads
-    /// that were seen: a thread that executed a program since has a new name.
+    /// Looks up the service's processes, and passes them to the kernel. Also looks up the names of
+    /// seen threads, because a thread that executed another program has a new name.
     pub fn refresh(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         match self.marked.as_ref().map(MarkedService::processes) {
             None => self.service.refresh(),
-            // A service that is down keeps its last processes.
+            // If the service is down, its last processes are kept.
             Some(processes) if processes.is_empty() => {}
             Some(processes) => self.service.processes = processes,
         }
         if let Some(events) = &mut self.events {
             let missed = events.missed();
-            // The map is ours as long as we live. A kernel that refuses has done so at the start.
+            // An error here is unexpected: a kernel that refuses to watch does so at the start.
             events.watch(&self.service.watched()).map_err(io::Error::other)?;
             if let Some(lost) = missed {
                 self.lose(None, lost, sink)?;
@@ -283,14 +283,14 @@ fn pause(from_ns: u64) -> Note {
     Note::Gap(Gap { cpu: None, count: 0, from_ns, to_ns: monotonic_ns() })
 }
 
-/// Adds a note, unless it is empty.
+/// Adds a note, unless its list is empty.
 fn add_all<T>(sink: &mut impl Sink, note: fn(Vec<T>) -> Note, all: Vec<T>) -> io::Result<()> {
     if all.is_empty() { Ok(()) } else { sink.add_note(note(all)) }
 }
 
-/// The threads of all batches of `elfen run` that this user may see.
+/// The threads of all batches of `elfen run` that this user can see.
 fn batches() -> Vec<BatchThread> {
-    // A machine without a list of segments has no batches.
+    // If the machine has no list of segments, it has no batches.
     let runs = batches::runs().unwrap_or_default();
     let at_ns = monotonic_ns();
     let of_run = |run: Batch| {

@@ -1,16 +1,17 @@
-//! Replays the recorded requests without a cause. Each server works through its recorded service
-//! slots: a slot begins when its request has arrived and the slot before it is over.
+//! Predicts latencies by replaying the recorded requests without a cause. Each server works through
+//! its recorded service slots. A slot begins when its request has arrived and the previous slot is
+//! over.
 //!
-//! Of several slots that could begin, the one that was recorded first is next, because the order in
-//! which a service handles waiting requests is its own. So requests that queued behind a pause
-//! become faster with it. A request that arrived during the pause, but would have found the server
-//! free, no longer waits.
+//! If several slots could begin, the one that was recorded first is next, because each service has
+//! its own order for waiting requests. So requests that queued behind a pause become faster when
+//! the pause is removed. Some requests arrived during the pause and would have found the server
+//! free: they no longer wait.
 //!
-//! Two effects stay as they were recorded: a slot after a pause includes no wake-up, and clients
-//! that send a request after each answer send it at its recorded time.
+//! Two effects stay as they were recorded. A slot after a pause includes no wake-up. A client that
+//! sends a request after each answer sends it at the recorded time.
 //!
-//! Replayed without a change, any service gives the recorded latencies. Whether a service is a
-//! queue, so that a change predicts anything, is decided in `queues`.
+//! A replay without a change gives the recorded latencies for every service. The module `queues`
+//! decides whether the service is a queue, so that replays with a change are valid.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,10 +19,10 @@ use std::collections::BinaryHeap;
 use crate::segment::saturating_sum;
 use crate::service_slots::{Job, ServiceSlot};
 
-/// For each cause, how much of some time it took.
+/// How much of some time each cause took, as (cause, nanoseconds).
 pub(crate) type Parts = Vec<(usize, u64)>;
 
-/// The content of a service slot, wherever the replay puts it.
+/// The content of a service slot. The replay may move it in time.
 #[derive(Debug)]
 struct SlotWork {
     job: usize,
@@ -31,13 +32,13 @@ struct SlotWork {
 
 #[derive(Debug)]
 struct Server {
-    /// In the order in which they were recorded.
+    /// In the order in which the slots were recorded.
     pieces: Vec<SlotWork>,
-    /// Indices into `pieces`, in the order in which their requests arrived.
+    /// Indices into `pieces`, in the order in which the requests arrived.
     by_arrival: Vec<usize>,
 }
 
-/// A request with the time after its slots. That time overlaps with other requests.
+/// A request with the time after its slots, which overlaps with other requests.
 #[derive(Debug)]
 struct ReplayedJob {
     arrived_ns: u64,
@@ -58,8 +59,8 @@ impl SlotWork {
 }
 
 impl Replay {
-    /// `parts` returns, for a job and some spans of its time, how much each cause took of each
-    /// span.
+    /// `parts` returns, for a job and some spans of its time, how much of each span each cause
+    /// took.
     pub(crate) fn of(
         jobs: &[Job],
         slots: &[Vec<ServiceSlot>],
@@ -93,7 +94,7 @@ impl Replay {
         Self { servers, jobs: jobs.collect() }
     }
 
-    /// The latency of each job, if `missing` is taken out of each of its parts.
+    /// The latency of each job, if `missing` is removed from each of its parts.
     pub(crate) fn latencies_without(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
         let mut latencies = vec![0; self.jobs.len()];
         for Server { pieces, by_arrival } in &self.servers {
@@ -122,7 +123,7 @@ impl Replay {
         latencies
     }
 
-    /// The time of each job without any waiting, if `missing` is taken out of each of its parts.
+    /// The time of each job without any waiting, if `missing` is removed from each of its parts.
     pub(crate) fn service_times_without(&self, missing: impl Fn(usize, u64) -> u64) -> Vec<u64> {
         let mut served = vec![0_u64; self.jobs.len()];
         let slots = self.servers.iter().flat_map(|server| &server.pieces);
@@ -133,7 +134,7 @@ impl Replay {
     }
 }
 
-/// The latency that `per_million` of a million requests did not exceed.
+/// The smallest latency that at least `per_million` of a million requests did not exceed.
 pub fn quantile(sorted: &[u64], per_million: u64) -> u64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0 };
     let count = sorted.len() as u64;
@@ -154,7 +155,8 @@ mod tests {
         Job { server: 7, arrived_ns, served_ns, ended_ns: served_ns, ..Job::default() }
     }
 
-    /// A replay in which a pause took all of a span from every request that was there.
+    /// A replay with a pause as the only cause: it took its whole span from each request that was
+    /// there.
     fn paused(jobs: &[Job], pause: (u64, u64)) -> Replay {
         let part = move |_: usize, spans: &[(u64, u64)]| {
             let within = |&(from_ns, to_ns): &(u64, u64)| {
@@ -166,8 +168,8 @@ mod tests {
     }
 
     /// Goal: requests that queue behind a pause are faster without it. Method: three requests of 1
-    /// ms, of which the first is paused for 10 ms while the others arrive; a fourth arrives long
-    /// after.
+    /// ms, and the first is paused for 10 ms while the others arrive. A fourth request arrives long
+    /// after that.
     #[test]
     fn a_pause_is_charged_for_the_queue_behind_it() {
         let jobs = [(100, 111), (102, 112), (103, 113), (200, 201)];
@@ -185,9 +187,10 @@ mod tests {
         assert_eq!(replay.service_times_without(|_, ns| ns)[0], MS);
     }
 
-    /// Goal: requests that still arrive together keep their order of service, and the order is
-    /// irrelevant where they do not. Method: a pause until 1,000, after which the last to arrive is
-    /// served first. It is taken out as a whole and in part. Then with two arrivals at one moment.
+    /// Goal: requests that still arrive together keep their order of service; for other requests
+    /// the order does not matter. Method: a pause until 1,000, after which the last request is
+    /// served first. The pause is removed as a whole and in part. Then two requests arrive at the
+    /// same moment.
     #[test]
     fn the_order_of_service_is_kept() {
         let worked = |one: Job| Job { worked: vec![(one.served_ns - 10, one.served_ns)], ..one };
@@ -201,8 +204,8 @@ mod tests {
         assert_eq!(paused(&jobs, (0, 1_000)).latencies_without(|_, ns| ns), [10, 20, 10]);
     }
 
-    /// Goal: an answer that TCP holds back does not block its server. Method: an answer is held for
-    /// 1,000 while another request is paused and served.
+    /// Goal: an answer that TCP holds back does not block its server. Method: an answer is held
+    /// back for 1,000 while another request is paused and served.
     #[test]
     fn a_held_answer_blocks_no_request() {
         let jobs = [Job { ended_ns: 1_110, ..job(100, 110) }, job(200, 310)];
@@ -215,7 +218,7 @@ mod tests {
         );
     }
 
-    /// Takes out a third of cause 3.
+    /// Removes a third of cause 3.
     fn third(cause: usize, ns: u64) -> u64 {
         if cause == 3 { ns / 3 } else { 0 }
     }
@@ -230,10 +233,10 @@ mod tests {
             prop_assert_eq!(paused(&jobs, pause).latencies_without(|_, _| 0), latencies);
         }
 
-        /// Goal: with service in the order of arrival, no request is slower without a cause, or
-        /// faster by more than all of it. Method: queues of one server, and pauses. (In another
-        /// order a request may be slower: it arrived late in a pause and was served before a long
-        /// request, which would have begun without the pause.)
+        /// Goal: with service in the order of arrival, removing a cause makes no request slower,
+        /// and none faster by more than the whole cause. Method: queues of one server, and pauses.
+        /// (In another order a request may become slower. Example: it arrived late in a pause, and
+        /// was served before a long request that would have begun without the pause.)
         #[test]
         fn no_request_is_slower_without_a_cause(
             times in prop::collection::vec((0..30_u64, 1..30_u64), 1..20),

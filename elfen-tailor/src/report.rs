@@ -1,4 +1,4 @@
-//! The report of a trace: one object for scripts, one screen of text for people.
+//! The report of a trace: one object for scripts, and one screen of text.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -38,7 +38,7 @@ pub struct Report {
     /// Requests that arrived before the previous answer on their connection.
     pub unclear: u64,
     pub lost_events: u64,
-    /// The recording was not cut off.
+    /// Whether the file is complete. A cut-off file is not.
     pub whole: bool,
     pub slow_threshold_ns: u64,
     pub slow_requests: usize,
@@ -49,16 +49,16 @@ pub struct Report {
     /// The unexplained share of the time of slow requests.
     pub unknown_share: f64,
     pub causes: Vec<CauseRow>,
-    /// By the service's own numbers, if it reports stages.
+    /// By the service's own stage numbers; empty if it reports no stages.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageRow>,
-    /// What ran on the other lanes of their cores, if that is known.
+    /// What ran on the other lanes of the service's cores, if the cores are known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<NeighbourRow>,
     /// Mean page faults of a request, with `full` detail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults: Option<Faults>,
-    /// The prediction without causes that the user named.
+    /// The prediction without the causes that the user named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without: Option<Without>,
     pub slowest: Vec<SlowRequest>,
@@ -70,7 +70,7 @@ pub struct Faults {
     pub middle: f64,
 }
 
-/// The same requests without some causes, all taken out at once.
+/// Predicted latencies of the same requests with some causes removed at once.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Without {
     pub causes: Vec<String>,
@@ -90,7 +90,7 @@ pub struct Latency {
 pub struct CauseRow {
     #[serde(flatten)]
     pub row: RankedCause,
-    /// The cause in an operator's words.
+    /// The cause in words, for an operator.
     pub words: String,
 }
 
@@ -99,11 +99,11 @@ pub struct SlowRequest {
     pub request: usize,
     pub arrived_ns: u64,
     pub latency_ns: u64,
-    /// `work` or `noise`.
+    /// `work` if the largest charge is `long`, and otherwise `noise`.
     pub outlier: &'static str,
     pub complete: bool,
     pub charges: Vec<Charge>,
-    /// How long each neighbour on its core ran next to its work.
+    /// How long each neighbour on the core ran next to the request's work.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<Neighbour>,
     pub segments: Vec<SegmentRow>,
@@ -131,7 +131,7 @@ pub struct SegmentRow {
     pub tid: u32,
 }
 
-/// Why there is nothing to report.
+/// Why a trace gives no report.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NothingToReport {
     #[error("no request was answered{} during the recording", on(*port))]
@@ -148,7 +148,7 @@ fn on(port: u16) -> String {
     if port == 0 { String::new() } else { format!(" on port {port}") }
 }
 
-/// As many causes as fit on a line.
+/// The first causes, as many as fit on a line.
 fn shortened(causes: &[String]) -> String {
     const MOST: usize = 20;
     let shown = causes[..causes.len().min(MOST)].join(", ");
@@ -165,7 +165,7 @@ fn latency(mut latencies: Vec<u64>) -> Latency {
     Latency { p50: of(500_000), p99: of(990_000), p999: of(999_000), max }
 }
 
-/// The report of a trace, with its `count` slowest requests in detail, and with the predicted
+/// The report of a trace, with its `count` slowest requests in detail. It also has the predicted
 /// latencies without the causes in `without`.
 pub fn report(
     trace: &Trace,
@@ -193,7 +193,7 @@ pub fn report(
     let last_ns = trace.events.iter().filter_map(|events| events.last()).map(|event| event.at_ns);
     let ended_ns = trace.ended_ns.or(last_ns.max()).unwrap_or(trace.head.began_ns);
     let all_ns = ended_ns.saturating_sub(trace.head.began_ns);
-    // In these gaps the recorder was paused: no events are missing.
+    // A gap with count 0 is a pause of the recorder: no events are lost in it.
     let pauses = trace.gaps.iter().filter(|gap| gap.count == 0);
     let paused_ns = saturating_sum(pauses.map(|gap| gap.to_ns.saturating_sub(gap.from_ns)));
     Ok(Report {
@@ -290,11 +290,11 @@ fn shown(segment: &Segment, trace: &Trace) -> SegmentRow {
     SegmentRow { from_ns, to_ns, kind, who, cpu, tid: thread }
 }
 
-/// Limit of rows, to fit on a screen.
+/// A limit on rows, so that the table fits on a screen.
 const STAGES_MAX: usize = 16;
 
-/// The mean time in a stage of the service, for slow requests and for those of the middle. It
-/// covers the whole stage, whatever the request did there.
+/// The mean time in a stage of the service, for slow requests and for requests in the middle. It
+/// includes all time in the stage: work and waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct StageRow {
     pub stage: u16,
@@ -308,7 +308,7 @@ fn stage_rows(explained: &[ExplainedRequest], slow: &[usize]) -> Vec<StageRow> {
     };
     let all: BTreeSet<u16> =
         explained.iter().flat_map(|one| &one.stages).map(|(stage, _)| *stage).collect();
-    // A service without stages has only the first.
+    // A service that reports no stages has only the first stage.
     if all.len() < 2 {
         return Vec::new();
     }
@@ -322,7 +322,7 @@ fn stage_rows(explained: &[ExplainedRequest], slow: &[usize]) -> Vec<StageRow> {
         let middle_ns = mean(&middle, stage);
         StageRow { stage, tail_ns, middle_ns }
     };
-    // A service that numbers each request would fill any screen.
+    // A service may give each request a stage of its own, so the rows are limited.
     all.into_iter().take(STAGES_MAX).map(row).collect()
 }
 
@@ -333,7 +333,7 @@ fn stage_table(stages: &[StageRow]) -> String {
 }
 
 impl SlowRequest {
-    /// What its time is charged to, the largest part first, and what ran next to it.
+    /// What the request's time is charged to, the largest part first, and what ran next to it.
     pub fn charged(&self) -> String {
         let most = self.charges.iter().take(3);
         let mut charges: Vec<String> =
@@ -358,7 +358,7 @@ impl Latency {
     }
 }
 
-/// Leaves room on a screen for the slowest requests below.
+/// The most causes in the table, so that the slowest requests fit on the same screen.
 const MOST_ROWS: usize = 8;
 const COLUMNS: usize = 80;
 /// With fewer slow requests, one more or less changes the ranking.
@@ -419,7 +419,7 @@ impl Report {
         Ok(())
     }
 
-    /// The paragraphs of a page before its first picture.
+    /// The text of the page before its first picture, one paragraph each.
     pub fn summary(&self) -> Vec<String> {
         let slow = match self.first() {
             None => format!("No request took longer than {}.", show(self.slow_threshold_ns)),
@@ -474,13 +474,13 @@ impl Report {
         lines
     }
 
-    /// The largest cause: its share and its words.
+    /// The largest cause: its share, and its description.
     fn first(&self) -> Option<(String, &str)> {
         let first = self.causes.first().filter(|_| self.slow_requests > 0)?;
         Some((format!("{:.0} %", first.row.share * 100.0), &first.words))
     }
 
-    /// If the recording itself is part of the tail: what to do, and what the rest is.
+    /// Advice if the recording itself caused a part of the tail, and what caused the rest.
     fn recording(&self) -> Option<String> {
         const LEAST: f64 = 0.05;
         let of_recording = |cause: &&CauseRow| is_recording(&cause.row.cause);
@@ -518,7 +518,7 @@ impl Report {
         format!("only {} slow requests: look at the intervals", self.slow_requests)
     }
 
-    /// The cells of a cause in the table.
+    /// The cells of a cause's row in the table.
     pub fn row(&self, CauseRow { row, .. }: &CauseRow) -> Vec<String> {
         let (low, high) = row.share_ci95;
         let mut cells = vec![

@@ -1,9 +1,9 @@
-//! Requests of an unmodified service, from the events of its sockets.
+//! Reconstructs the requests of an unmodified service from the events of its sockets.
 //!
-//! A request begins when bytes of a client become ready on a connection that owes no answer. It
-//! ends when the last byte of the answer has left, before further bytes become ready. A client that
-//! sends its next request before the answer (pipelining, HTTP/2) is indistinguishable from one that
-//! sends a long request in pieces. Such requests are counted separately and not explained.
+//! A request begins when bytes of a client become ready on a connection without an unanswered
+//! request. It ends when the last byte of the answer has left, before further bytes become ready. A
+//! client may send its next request before the answer (pipelining, HTTP/2). That looks like a long
+//! request in several pieces. Such requests are counted separately and not explained.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,20 +19,20 @@ pub fn connection(address: std::net::SocketAddrV4) -> u64 {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// The connection; for a service with marks, the number of the request.
+    /// The connection, or the number of the request for a service with marks.
     pub connection: u64,
-    /// When its first bytes were ready.
+    /// When the first bytes of the request were ready.
     pub arrived_ns: u64,
     pub read_ns: u64,
     pub reader: u32,
-    /// When the last write of the answer returned; `sender` is the thread that wrote.
+    /// When the last write of the answer returned; `sender` is the thread that wrote it.
     pub sent_ns: u64,
     pub sender: u32,
     /// When the last bytes of the answer left.
     pub ended_ns: u64,
-    /// The class of the request, as the service reports it; 0 if it reports none.
+    /// The class of the request, as the service reports it; 0 if the service reports none.
     pub class: u64,
-    /// How long each stage took. The service numbers its stages.
+    /// How long each stage took, by the service's stage numbers.
     pub stages: Vec<(u16, u64)>,
 }
 
@@ -46,9 +46,9 @@ impl Request {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
     pub from_ns: u64,
-    /// Arrival and connection of the request; `None` if it is unknown.
+    /// Arrival and connection of the request; `None` if the request is unknown.
     pub of: Option<(u64, u64)>,
-    /// Whether the thread has read the request already.
+    /// Whether the thread has already read the request.
     pub read: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct Requests {
     pub owners: HashMap<u32, Vec<Owner>>,
 }
 
-/// A request without an end so far.
+/// A request that has not ended yet.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     arrived_ns: u64,
@@ -71,28 +71,29 @@ struct Open {
     unclear: bool,
 }
 
-/// A thread read a request, or wrote part of its answer.
+/// An event in which a thread read a request, or wrote a part of its answer.
 #[derive(Clone, Copy, Debug)]
 struct Touch {
     at_ns: u64,
-    /// Arrival and connection.
+    /// Arrival and connection of the request.
     request: (u64, u64),
     reads: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Connection {
-    /// The request before, whose answer has left; the call that wrote it may not have returned.
+    /// The previous request. Its answer has left, but the call that wrote the answer may not have
+    /// returned.
     before: Option<Open>,
     now: Option<Open>,
 }
 
-/// An answer that begins later than this after the one before is a new message, pushed to the
-/// client. No client waits for it.
+/// If data follows the previous answer after more than this time, the data is a message that the
+/// server pushes. No client waits for it.
 const PUSHED_NS: u64 = 1_000_000_000;
 
 impl Requests {
-    /// Finds them in a trace and its [`Trace::events_in_order`].
+    /// Finds the requests of a trace; `events` are its [`Trace::events_in_order`].
     pub fn new(trace: &Trace, events: &[(u32, Event)]) -> Self {
         match trace.head.port {
             0 => Self::of_marks(trace),
@@ -106,7 +107,7 @@ impl Requests {
         let mut touched: HashMap<u32, Vec<Touch>> = HashMap::new();
         for (_, event) in events {
             let at_ns = event.at_ns;
-            // Not all eBPF programs were attached yet.
+            // At this time, not all eBPF programs were attached yet.
             if at_ns < trace.head.began_ns {
                 continue;
             }
@@ -183,11 +184,11 @@ impl Requests {
         else {
             return;
         };
-        // Without a write of its own, the thread that answered is unknown.
+        // Without a write, the thread that answered is unknown.
         let Some((sent_ns, sender)) = sent else { return };
         let ended_ns = left_ns.unwrap_or(sent_ns);
-        // The answer may be among lost events. So the request does not count as overlapping: it is
-        // incomplete.
+        // The answer may be among the lost events. So the request counts as incomplete, not as
+        // overlapping.
         let lost = |gap: &Gap| gap.from_ns <= ended_ns && arrived_ns <= gap.to_ns;
         if unclear && !gaps.iter().any(lost) || ended_ns < read_ns || read_ns < arrived_ns {
             self.unclear += 1;
@@ -206,7 +207,7 @@ impl Requests {
         });
     }
 
-    /// The request that a thread worked for just before `at_ns`.
+    /// The request for which a thread worked just before `at_ns`.
     pub fn owner_at(&self, thread: u32, at_ns: u64) -> Option<Owner> {
         let owners = self.owners.get(&thread)?;
         let after = owners.partition_point(|owner| owner.from_ns < at_ns);
@@ -219,8 +220,8 @@ impl Requests {
     }
 }
 
-/// After a read, a thread works for the request that it has read; before a write, for the request
-/// that it answers.
+/// For which request a thread works over time. After a read, it is the request that the thread has
+/// read. Before a write, it is the request that the thread answers.
 fn owners(touched: &[Touch]) -> Vec<Owner> {
     let owner = |(at, touch): (usize, &Touch)| {
         let next = touched.get(at + 1);

@@ -1,15 +1,15 @@
-//! What a JVM reports about itself: collections, halts with their operation, and loaded classes.
-//! Compilations run next to the service and take only CPU time, which the names of their threads
-//! show.
+//! What a JVM reports about itself: collections, halts with their operations, and loaded classes.
+//! Compilations are not reported. They run next to the service and take only CPU time, which the
+//! names of their threads show.
 //!
-//! The events come from probes in the JVM or from counters that it keeps. Where neither is
-//! available, the walk uses the names of the JVM's threads instead.
+//! The events come from probes in the JVM or from counters that it keeps. Without both, the walk
+//! uses the names of the JVM's threads instead.
 
 use std::collections::HashMap;
 
 use elfen_rt::signal::event::{Event, Kind, Runtime};
 
-/// The beginning of an operation's name; empty if it is unknown.
+/// The first bytes of an operation's name; empty if the operation is unknown.
 pub type Operation = [u8; 16];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,25 +27,26 @@ pub struct Interval {
     pub what: Activity,
 }
 
-/// A JVM reports the end of loading a class, not its beginning. It counts for at most this long,
-/// and not from before the end of the class before in the same thread.
+/// The longest time that loading a class counts. A JVM reports only the end of loading. The time
+/// begins at most this long before that end, and not before the previous class of the same thread
+/// was loaded.
 const CLASS_NS: u64 = 1_000_000;
-/// Beginnings of the names of operations that collect garbage, for halts without events of a
-/// collection.
+/// Beginnings of the names of operations that collect garbage. They classify halts without events
+/// of a collection.
 const COLLECTIONS: [&str; 9] =
     ["G1", "Gen", "Parallel", "Collect", "Serial", "CGC", "Z", "X", "Shenandoah"];
 
 #[derive(Debug, Default)]
 pub struct Intervals {
-    /// Halts and collections, by their ends. Those of one JVM do not overlap.
+    /// Halts and collections, sorted by their ends. Those of one JVM do not overlap.
     pauses: Vec<Interval>,
-    /// Length of the longest of them.
+    /// The length of the longest pause.
     longest_ns: u64,
-    /// By thread: loaded classes, sorted.
+    /// The classes that each thread loaded, sorted.
     classes: HashMap<u32, Vec<Interval>>,
 }
 
-/// What a VM thread is in the middle of.
+/// What a VM thread has begun and not ended yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Open {
     halted_ns: Option<u64>,
@@ -55,7 +56,7 @@ struct Open {
 }
 
 impl Intervals {
-    /// Builds them from events in the order of time.
+    /// Builds the intervals from events in the order of time.
     pub fn of<'a>(events: impl Iterator<Item = &'a Event>) -> Self {
         let mut all = Self::default();
         let mut open: HashMap<u32, Open> = HashMap::new();
@@ -76,7 +77,7 @@ impl Intervals {
         self.longest_ns = lengths.max().unwrap_or(0);
     }
 
-    /// Shortens pauses that are known to have ended earlier.
+    /// Shortens pauses of which an earlier end is known.
     pub(crate) fn shorten_pauses(&mut self, ended_ns: impl Fn(&Interval) -> u64) {
         for pause in &mut self.pauses {
             pause.to_ns = ended_ns(pause).clamp(pause.from_ns, pause.to_ns);
@@ -92,13 +93,14 @@ impl Intervals {
                 *open = Open { halted_ns: Some(at_ns), ..Open::default() };
             }
             Runtime::GcBegin => {
-                // Some collectors report it twice.
+                // Some collectors report the beginning twice.
                 open.collects_ns.get_or_insert(at_ns);
             }
             Runtime::GcEnd => {
                 let Some(from_ns) = open.collects_ns.take() else { return };
                 open.collected = true;
-                // A halt around the collection ends later, and covers all of it.
+                // If a halt surrounds the collection, the halt ends later and covers the whole
+                // collection.
                 if open.halted_ns.is_none() {
                     self.add(from_ns, at_ns, thread, Activity::Gc);
                 }
@@ -133,7 +135,7 @@ impl Intervals {
         }
     }
 
-    /// Halts and collections that overlap a span, in the order of their ends.
+    /// Halts and collections that overlap a span of time, in the order of their ends.
     pub fn pauses(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Interval> {
         let first = self.pauses.partition_point(|pause| pause.to_ns <= from_ns);
         let past_ns = to_ns.saturating_add(self.longest_ns);
@@ -143,7 +145,7 @@ impl Intervals {
             .filter(move |pause| pause.from_ns < to_ns)
     }
 
-    /// Classes that a thread loaded in a span.
+    /// Classes that a thread loaded within a span of time.
     pub fn classes(&self, thread: u32, from_ns: u64, to_ns: u64) -> &[Interval] {
         let all = self.classes.get(&thread).map_or(&[][..], Vec::as_slice);
         let first = all.partition_point(|class| class.to_ns <= from_ns);
@@ -166,10 +168,10 @@ pub fn operation_name(operation: &Operation) -> String {
     String::from_utf8_lossy(&operation[..end]).into_owned()
 }
 
-/// The job of a JVM's own thread, by the thread's name.
+/// The job of a JVM's internal thread, by the thread's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// It halts the other threads.
+    /// The thread halts the other threads.
     Halts,
     Collects,
     Compiles,
@@ -204,8 +206,8 @@ mod tests {
         bytes
     }
 
-    /// Goal: a halt with a collection is a collection, and another halt has the name of its
-    /// operation. Counters report only collections. Method: each of them, and ends without
+    /// Goal: a halt with a collection counts as a collection, and another halt gets the name of its
+    /// operation. Counters report only collections. Method: each of these, and ends without
     /// beginnings.
     #[test]
     fn a_halt_with_a_collection_is_a_collection() {

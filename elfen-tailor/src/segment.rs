@@ -1,5 +1,5 @@
-//! Segments, the stretches of a request's time that have one kind; requests, explained by them; and
-//! causes, the names of kinds.
+//! Segments, which are parts of a request's time with one kind each; requests explained by
+//! segments; and causes, which are the names of kinds.
 
 use std::sync::Arc;
 
@@ -26,34 +26,34 @@ pub enum SegmentKind {
     Throttled,
     /// The service was stopped by a signal or a debugger.
     Stopped,
-    /// Wait for a disk: in this system call, or in a page fault; and in the kernel function at this
-    /// address, or 0.
+    /// The service waited for a disk: in this system call or in a page fault, and in the kernel
+    /// function at this address. The address is 0 if the function is unknown.
     Io(Option<u16>, u32),
     /// The service touched memory that the kernel had to provide first.
     Fault,
-    /// Wait for a lock that this thread held.
+    /// The service waited for a lock that this thread held.
     Lock(ThreadIdentity),
-    /// Wait for a lock with an unknown holder.
+    /// The service waited for a lock with an unknown holder.
     LockOfUnknown,
-    /// Wait while the threads of a JVM halted for this operation and resumed.
+    /// The service waited while the threads of a JVM were halted for this operation.
     Pause(Operation),
-    /// Wait for a JVM to collect garbage.
+    /// The service waited for a JVM to collect garbage.
     Gc,
     /// A JVM compiled, on the CPU of the request or with a lock that the request needed.
     Jit,
     /// A JVM loaded classes, in the request's thread or in the holder of a lock that it waited for.
     ClassLoad,
-    /// Sleep for a time, in this system call.
+    /// The service slept for a time, in this system call.
     Sleep(u16),
-    /// Wait for input or anything else, in this system call.
+    /// The service waited for input or anything else, in this system call.
     Wait(Option<u16>),
-    /// Wait for the kernel: for a kernel lock, or for memory that the kernel had to free first.
+    /// The service waited for a kernel lock, or for memory that the kernel had to free first.
     Stall(Stall),
     Irq(u32),
     Softirq(u32),
-    /// The hypervisor ran other machines.
+    /// The hypervisor ran other virtual machines.
     Steal,
-    /// The answer was written but did not leave the machine.
+    /// The answer was written but had not left the machine yet.
     TcpOut,
     /// The state of the thread is unknown.
     Unknown,
@@ -66,8 +66,8 @@ pub struct Segment {
     pub kind: SegmentKind,
     pub thread: u32,
     pub cpu: Option<u32>,
-    /// The request that the service worked for meanwhile, if this is queueing and the service
-    /// numbers its requests.
+    /// For queueing: the number of the request for which the service worked meanwhile, if the
+    /// service numbers its requests.
     pub behind: Option<u64>,
 }
 
@@ -76,7 +76,7 @@ impl Segment {
         self.to_ns.saturating_sub(self.from_ns)
     }
 
-    /// How much of the segment lies in a span.
+    /// How much of the segment lies within a span of time.
     pub fn within(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.to_ns.min(to_ns).saturating_sub(self.from_ns.max(from_ns))
     }
@@ -88,16 +88,17 @@ pub struct ExplainedRequest {
     pub connection: u64,
     pub arrived_ns: u64,
     pub ended_ns: u64,
-    /// The thread that did most of the work, and in whose queue the request stood.
+    /// The thread that did most of the work, in whose queue the request waited.
     pub server: u32,
-    /// The class of the request, as the service reports it; 0 if it reports none.
+    /// The class of the request, as the service reports it; 0 if the service reports none.
     pub class: u64,
     /// How long each stage of the service took.
     pub stages: Vec<(u16, u64)>,
     pub segments: Vec<Segment>,
-    /// Page faults of the threads that worked for it, while they did; only with `full` detail.
+    /// Page faults of the threads that worked for the request, during that work; only with `full`
+    /// detail.
     pub faults: u64,
-    /// What ran on the other lanes of the core during its work.
+    /// What ran on the other lanes of the core during the request's work.
     pub neighbour_spans: Vec<NeighbourSpan>,
 }
 
@@ -106,12 +107,12 @@ pub struct ExplainedRequest {
 pub struct NeighbourSpan {
     pub from_ns: u64,
     pub to_ns: u64,
-    /// The program of a batch of `elfen run`, or the name of any other thread.
+    /// The name of the thread, or the program of its batch if the thread belongs to `elfen run`.
     pub name: Arc<str>,
 }
 
 impl NeighbourSpan {
-    /// How much of it lies in a span.
+    /// How much of the neighbour's time lies within a span of time.
     pub fn within(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.to_ns.min(to_ns).saturating_sub(self.from_ns.max(from_ns))
     }
@@ -128,7 +129,7 @@ impl ExplainedRequest {
         )
     }
 
-    /// How long each neighbour ran next to it, the longest first.
+    /// How long each neighbour ran next to the request, the longest first.
     pub fn neighbours(&self) -> Vec<(&str, u64)> {
         let mut sums: Vec<(&str, u64)> = Vec::new();
         for stretch in &self.neighbour_spans {
@@ -143,7 +144,7 @@ impl ExplainedRequest {
     }
 }
 
-/// Sums times without overflow: a damaged file may hold any number.
+/// Sums times without overflow: a damaged file may hold any numbers.
 pub fn saturating_sum(times: impl Iterator<Item = u64>) -> u64 {
     times.fold(0, u64::saturating_add)
 }
@@ -157,15 +158,15 @@ pub const QUEUE: &str = "queue";
 pub const NEIGHBOUR: &str = "beside";
 pub const BURST: &str = "burst";
 pub const COMBINED: &str = "together";
-/// The name of the recorder's thread, for which requests may wait.
+/// The name of the recorder's thread, which may delay requests.
 pub const RECORDER: &str = "elfen-tailor";
 
-/// Whether a cause is the recording itself.
+/// Whether the recording itself is the cause.
 pub fn is_recording(cause: &str) -> bool {
     cause.strip_prefix("preempted:") == Some(RECORDER)
 }
 
-/// The name of a cause, as scripts read it: `preempted:cc1`, `io:pread64`.
+/// The name of a cause for scripts: `preempted:cc1`, `io:pread64`.
 pub fn cause_name(kind: SegmentKind, trace: &Trace) -> String {
     let call = |call: Option<u16>| call.map_or("page-fault".to_owned(), calls::name);
     match kind {
@@ -208,14 +209,14 @@ pub fn cause_name(kind: SegmentKind, trace: &Trace) -> String {
     }
 }
 
-/// Whether a cause is the one that is named, or of that kind: `io:pread64/filemap_read` is one of
-/// `io:pread64` and of `io`.
+/// Whether `named` is the cause or a kind of it. For example, `io` and `io:pread64` both name
+/// `io:pread64/filemap_read`.
 pub fn is_named_by(cause: &str, named: &str) -> bool {
     let rest = cause.strip_prefix(named);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '/']))
 }
 
-/// The cause in an operator's words, as the end of "they were slow because".
+/// Describes a cause for an operator. The text continues "they were slow because".
 pub fn describe_cause(cause: &str) -> String {
     let (kind, name) = cause.split_once(':').unwrap_or((cause, ""));
     match kind {

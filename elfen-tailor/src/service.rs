@@ -1,5 +1,4 @@
-//! Finds the processes behind a port, which hold the socket that listens on it, and the CPUs
-//! that they may run on.
+//! Finds the processes that hold the listening socket of a port, and the CPUs that they may run on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +10,7 @@ use elfen_machine::process::{below, name_of, numbers_in, threads_of};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServiceSelector {
     Port(u16),
-    /// A process, and its port if it has several.
+    /// A process, and a port if the process listens on several.
     Process(u32, Option<u16>),
 }
 
@@ -21,9 +20,10 @@ pub struct Service {
     pub port: u16,
     /// The processes that hold the listening socket.
     pub processes: Vec<u32>,
-    /// The process in whose network namespace the port is; `None` for ours.
+    /// A process in the network namespace of the port; `None` if it is our own namespace.
     namespace_of: Option<u32>,
-    /// CPUs that share a core. What runs on the other CPUs of a service's core is recorded, too.
+    /// The CPUs of each shared core. Events are also recorded on the other CPUs of the service's
+    /// cores.
     pub cores: Vec<Vec<u32>>,
 }
 
@@ -33,21 +33,21 @@ pub enum NotFound {
     NoProcess(u32),
     NoPort(u32),
     SeveralPorts(u32, Vec<u16>),
-    /// A process listens, but this user may not see which.
+    /// A process listens on the port, but this user may not see which process.
     Hidden(u16),
     /// No page has this name.
     NotPublished(String),
-    /// There is a page, but no living process that writes it.
+    /// The page exists, but no living process writes it.
     NoWriter(String),
-    /// The page is written in another pid namespace.
+    /// A process in another pid namespace writes the page.
     OtherNamespace(String),
-    /// Its process has a monotonic clock of its own.
+    /// This process writes the page and has a monotonic clock of its own.
     OtherClock(u32),
-    /// Why the page can't be read.
+    /// The page cannot be read, for this reason.
     Page(String),
 }
 
-/// A listening socket: its port, and the inode by which descriptors name it.
+/// A listening socket: its port and its inode. Descriptors name a socket by its inode.
 type Listening = (u16, u64);
 
 impl Service {
@@ -67,15 +67,15 @@ impl Service {
         Ok(service)
     }
 
-    /// A service that reports its requests itself, known by its name instead of a port.
+    /// A service that reports its requests itself. It is found by name instead of port.
     pub fn named(name: &str, processes: Vec<u32>) -> Self {
         let name = name.to_owned();
         Self { name, port: 0, processes, namespace_of: None, cores: Vec::new() }
     }
 
-    /// Finds the serving processes again, because workers come and go. All processes are searched
-    /// only if no known process, or child of one, serves any more. A service that is down keeps its
-    /// last processes.
+    /// Finds the service's processes again, because workers start and end. Searches all processes
+    /// only if no known process, and no child of one, holds the socket any more. If the service is
+    /// down, its last processes are kept.
     pub fn refresh(&mut self) {
         let inodes = self.inodes();
         if inodes.is_empty() {
@@ -106,7 +106,7 @@ impl Service {
         }
     }
 
-    /// What the kernel shall record.
+    /// The processes and CPUs that the kernel must record.
     pub fn watched(&self) -> Watched {
         let threads = self.processes.iter().flat_map(|process| threads_of(*process));
         // A thread that has ended meanwhile has no CPUs.
@@ -146,13 +146,13 @@ fn port_of(process: u32, requested: Option<u16>) -> Result<u16, NotFound> {
 fn listening(namespace_of: Option<u32>) -> Vec<Listening> {
     let of = namespace_of.map_or("self".to_owned(), |process| process.to_string());
     let tables = ["tcp", "tcp6"].map(|table| {
-        // A kernel without IPv6 has no such table.
+        // A kernel without IPv6 does not have the second table.
         fs::read_to_string(format!("/proc/{of}/net/{table}")).unwrap_or_default()
     });
     tables.iter().flat_map(|table| table.lines().skip(1)).filter_map(parse).collect()
 }
 
-/// Parses a line of /proc/net/tcp. Returns `None` if its socket does not listen.
+/// Parses a line of /proc/net/tcp. Returns `None` if the socket does not listen.
 fn parse(line: &str) -> Option<Listening> {
     const LISTEN: &str = "0A";
     let fields: Vec<&str> = line.split_whitespace().collect();

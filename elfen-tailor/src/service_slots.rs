@@ -1,13 +1,12 @@
-//! Service slots: which request a server served when, from the first arrival to the last answer.
+//! Computes service slots: the times in which a server served each request.
 //!
-//! A slot ends where the server turns from one request to another, and where it is done with a
-//! request. A slot belongs to the request that the server worked for, from the beginning of that
-//! work on. If something kept the server before that work, that time is a slot of the request that
-//! has waited longest.
+//! A slot ends when the server changes from one request to another, and when it is done with a
+//! request. From the beginning of the server's work for a request, the slot belongs to that
+//! request. If something kept the server busy before that work, that time is a slot of the request
+//! that has waited longest.
 //!
-//! So slots follow each other and cover all time in which any request waits, whatever the order in
-//! which a service handles its requests. A pause lies in one slot, however many requests arrive
-//! during it.
+//! So slots follow each other, and cover all time in which any request waits, in whatever order the
+//! service handles its requests. A pause lies in one slot, even if many requests arrive during it.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +15,11 @@ use std::collections::BTreeMap;
 pub(crate) struct Job {
     pub(crate) server: u32,
     pub(crate) arrived_ns: u64,
-    /// From when to when the server worked for it.
+    /// The spans in which the server worked for the request.
     pub(crate) worked: Vec<(u64, u64)>,
-    /// When the server was done with it.
+    /// When the server was done with the request.
     pub(crate) served_ns: u64,
-    /// When its answer had left.
+    /// When the answer had left.
     pub(crate) ended_ns: u64,
 }
 
@@ -32,17 +31,18 @@ pub(crate) struct ServiceSlot {
     pub(crate) to_ns: u64,
 }
 
-/// The end of a slot. Ends at the same moment are ordered by the fields below.
+/// The end of a slot. Ends at the same time are ordered by the fields that follow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct SlotEnd {
     at_ns: u64,
     is_last: bool,
     job: usize,
-    /// When the work that ends here began, if any did.
+    /// When the work that ends here began; `None` if no work is known.
     began_ns: Option<u64>,
 }
 
-/// The slots of each server, in order. The last slot of a job ends when the job is served.
+/// The slots of each server, in the order of time. The last slot of a job ends when the job is
+/// served.
 pub(crate) fn assign(jobs: &[Job]) -> Vec<Vec<ServiceSlot>> {
     let mut servers: BTreeMap<u32, Vec<SlotEnd>> = BTreeMap::new();
     for (job, one) in jobs.iter().enumerate() {
@@ -68,7 +68,7 @@ pub(crate) fn assign(jobs: &[Job]) -> Vec<Vec<ServiceSlot>> {
 
 fn slots_of_server(jobs: &[Job], mut ends: Vec<SlotEnd>) -> Vec<ServiceSlot> {
     ends.sort_unstable();
-    // Work for the same request twice in a row is one slot.
+    // Join consecutive work for the same request into one slot.
     ends.dedup_by(|next, end| {
         let goes_on = next.job == end.job && !end.is_last;
         if goes_on {
@@ -76,7 +76,7 @@ fn slots_of_server(jobs: &[Job], mut ends: Vec<SlotEnd>) -> Vec<ServiceSlot> {
         }
         goes_on
     });
-    // For each end, the first to arrive among the jobs that are not served before it.
+    // For each slot end: of the jobs that end here or later, the job that arrived first.
     let mut first = Vec::with_capacity(ends.len());
     let mut longest = None::<usize>;
     for end in ends.iter().rev() {
@@ -116,9 +116,9 @@ pub(crate) mod tests {
         all.map(|slot| (slot.job, slot.from_ns, slot.to_ns)).collect()
     }
 
-    /// Goal: a pause lies in one slot, of the request that arrived first, even if later ones are
-    /// served before it. Method: a pause until 1,000 with three requests, of which the last to
-    /// arrive is served first; and the same without any known work.
+    /// Goal: a pause lies in one slot, that of the request that arrived first, even if later
+    /// requests are served before it. Method: three requests wait during a pause until 1,000. The
+    /// last request to arrive is served first. The same again without any known work.
     #[test]
     fn time_before_work_is_the_longest_waiting_requests() {
         let jobs = [job(100, &[], 1_030), job(200, &[], 1_020), job(300, &[(1_000, 1_010)], 1_010)];
@@ -128,12 +128,12 @@ pub(crate) mod tests {
         assert_eq!(assigned(&jobs)[..2], [(0, 100, 300), (2, 300, 1_010)]);
     }
 
-    /// A service that reads all requests, works for each, and then answers them, the last first.
+    /// The service reads all requests, works for each, and then answers them in reverse order.
     #[test]
     fn the_request_that_is_worked_for_has_the_slot() {
         let jobs = [job(10, &[(10, 30), (35, 40)], 100), job(20, &[(45, 60)], 90)];
         assert_eq!(assigned(&jobs), [(0, 10, 40), (0, 40, 45), (1, 45, 90), (0, 90, 100)]);
-        // A service that returns to the first request.
+        // The service returns to the first request.
         let jobs = [job(10, &[(10, 30), (60, 80)], 80), job(20, &[(30, 60)], 90)];
         assert_eq!(assigned(&jobs), [(0, 10, 30), (1, 30, 60), (0, 60, 80), (1, 80, 90)]);
     }
@@ -143,7 +143,7 @@ pub(crate) mod tests {
         assert_eq!(assigned(&[job(10, &[], 20), job(50, &[], 60)]), [(0, 10, 20), (1, 50, 60)]);
     }
 
-    /// Jobs of two servers, in arbitrary order.
+    /// Random jobs of two servers, in any order.
     pub(crate) fn any_jobs() -> impl Strategy<Value = Vec<Job>> {
         let worked = prop::collection::vec((0..99_u64, 0..20_u64), 0..4);
         let job = (0..2_u32, 0..60_u64, 0..40_u64, 0..9_u64, worked);
@@ -156,8 +156,8 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Goal: slots follow each other, lie within the time of their requests, and leave out no
-        /// time in which a request waits. Method: any jobs.
+        /// Goal: slots follow each other, lie within the time of their requests, and cover all time
+        /// in which a request waits. Method: random jobs.
         #[test]
         fn slots_cover_the_time_in_which_a_request_waits(jobs in any_jobs()) {
             for slots in assign(&jobs) {

@@ -1,4 +1,5 @@
-//! Takes Ctrl-C and SIGTERM between polls of the rings, so that a recording ends complete.
+//! Receives Ctrl-C and SIGTERM between polls of the rings, so that a recording is written
+//! completely.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +10,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 
-/// The signals that end a recording. They are blocked while this lives.
+/// The signals that end a recording. They are blocked until this value is dropped.
 #[derive(Debug)]
 pub struct EndSignals {
     signals: SignalFd,
@@ -26,15 +27,15 @@ impl EndSignals {
         Ok(Self { signals: SignalFd::with_flags(&ours, flags)?, before })
     }
 
-    /// Waits, but no longer than `at_most`. Returns the number of a signal that arrived.
+    /// Waits for a signal, at most for `at_most`. Returns the number of a signal that has arrived.
     pub fn wait(&self, at_most: Duration) -> Option<i32> {
         let mut ready = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        // Another signal may interrupt it: the caller checks its clock.
+        // Another signal may end the wait early; the caller checks its clock.
         let _woken = ppoll(&mut ready, Some(TimeSpec::from_duration(at_most)), None);
         self.take()
     }
 
-    /// The number of a signal that has arrived, without waiting.
+    /// The number of a signal that has arrived. Does not wait.
     pub fn take(&self) -> Option<i32> {
         let signal = self.signals.read_signal().ok().flatten()?;
         i32::try_from(signal.ssi_signo).ok()
@@ -49,7 +50,7 @@ impl AsFd for EndSignals {
 
 impl Drop for EndSignals {
     fn drop(&mut self) {
-        // Restores the mask that this thread had before.
+        // Restores the signal mask that this thread had before.
         let _same = self.before.thread_set_mask();
     }
 }

@@ -1,6 +1,6 @@
-//! The state of each thread and the thread on each CPU over time, rebuilt from the recorded events.
+//! Rebuilds, from recorded events, the state of each thread and the thread on each CPU over time.
 //!
-//! A gap in the events makes all states before its end unknown. The walk asks for them by time.
+//! A gap in the events makes all states before its end unknown. The walk looks states up by time.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::runtime::{Interval, Intervals};
 use crate::stalls::Stalls;
 use crate::trace::Trace;
 
-/// The thread, and its process, that ended a sleep.
+/// The thread that ended a sleep, and its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waker {
     pub thread: u32,
@@ -23,9 +23,9 @@ pub struct Sleep {
     pub iowait: bool,
     pub stopped: bool,
     pub waker: Option<Waker>,
-    /// The sleep began before the first event, or in a gap, so its reason is unknown.
+    /// The sleep began before the first event or in a gap, so its reason is unknown.
     pub is_unknown: bool,
-    /// Where the kernel waited for a disk: an address of [`Trace::functions`], or 0.
+    /// Where the kernel waited for a disk: an address in [`Trace::functions`]; 0 if unknown.
     pub function: u32,
 }
 
@@ -43,13 +43,13 @@ pub struct Stretch {
     pub state: State,
 }
 
-/// A thread on a CPU from `from_ns` until the next `Run` of that CPU.
+/// The thread on a CPU from `from_ns` until the next `Run` of that CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     pub from_ns: u64,
     /// 0 while the CPU idles.
     pub thread: u32,
-    /// Total time that the hypervisor had stolen from this CPU by `from_ns`.
+    /// The total time that the hypervisor had stolen from this CPU by `from_ns`.
     pub stolen_ns: u64,
 }
 
@@ -61,8 +61,8 @@ pub struct Interrupt {
     pub number: u32,
 }
 
-/// Limit of the CPU time that a JVM's VM thread uses between waking the halted threads and
-/// reporting the end of the halt.
+/// The most CPU time that a JVM's VM thread uses between waking the halted threads and reporting
+/// the end of the halt.
 const RELEASE_REPORT_MAX_NS: u64 = 200_000;
 
 #[derive(Debug, Default)]
@@ -73,14 +73,14 @@ pub struct Timeline {
     pub runtime: Intervals,
     pub stalls: Stalls,
     began_ns: u64,
-    /// Threads that were woken while they still ran, with their wakers.
+    /// Threads that were woken before they had gone to sleep, with their wakers.
     woken_early: HashMap<u32, Waker>,
-    /// End of the latest gap. States that began before it may be out of date.
+    /// The end of the latest gap. States that began before it may be out of date.
     gap_end_ns: u64,
 }
 
 impl Timeline {
-    /// Builds it from a trace and its [`Trace::events_in_order`].
+    /// Builds the timeline of a trace; `events` are its [`Trace::events_in_order`].
     pub fn new(trace: &Trace, events: &[(u32, Event)]) -> Self {
         let mut line = Self {
             cpus: vec![Vec::new(); trace.events.len()],
@@ -119,9 +119,9 @@ impl Timeline {
         line
     }
 
-    /// When the threads that a runtime had halted could continue. The VM thread wakes them and then
-    /// reports the end of the halt. If a woken thread preempts it in between, the report is later
-    /// than the release.
+    /// When the threads that a JVM had halted could continue. The VM thread first wakes them and
+    /// then reports the end of the halt. If a woken thread preempts the VM thread between the two,
+    /// the report is later than the release.
     fn release_ns(&self, pause: &Interval) -> u64 {
         let all = self.threads.get(&pause.thread).map_or(&[][..], Vec::as_slice);
         let until = all.partition_point(|stretch| stretch.from_ns < pause.to_ns);
@@ -166,7 +166,7 @@ impl Timeline {
         let stolen_ns = switch.stolen_ns;
         let gap_end_ns = self.gap_end_ns;
         let runs = &mut self.cpus[cpu as usize];
-        // Since the gap another thread may have run here.
+        // During the gap, other threads may have run here.
         if runs.last().is_some_and(|run| run.from_ns < gap_end_ns && gap_end_ns < event.at_ns) {
             runs.push(Run { from_ns: gap_end_ns, thread: switch.previous, stolen_ns });
         }
@@ -193,9 +193,9 @@ impl Timeline {
         }
     }
 
-    /// Handles a thread that was woken on its way to sleep and now runs. If it slept meanwhile,
-    /// that early waker ended the sleep: the wake-up event precedes the switch event that it
-    /// belongs to.
+    /// Handles a thread that was woken on its way to sleep and runs now. The wake-up event precedes
+    /// the switch event of that sleep. So if the thread has slept since, the early waker ended the
+    /// sleep.
     fn wake_early(&mut self, thread: u32) {
         let Some(waker) = self.woken_early.remove(&thread) else { return };
         let Some(stretches) = self.threads.get_mut(&thread) else { return };
@@ -220,7 +220,7 @@ impl Timeline {
         let stretches = self.threads.entry(event.thread).or_default();
         match stretches.last_mut().filter(|stretch| stretch.from_ns >= gap_end_ns) {
             Some(Stretch { state: State::Sleeping(sleep), .. }) => sleep.waker = Some(waker),
-            // It was on its way to sleep: it stays awake, or is woken as soon as it sleeps.
+            // The thread was on its way to sleep. It stays awake, or is woken as soon as it sleeps.
             Some(Stretch { state: State::Running { .. }, .. }) => {
                 self.woken_early.insert(event.thread, waker);
                 return;
@@ -232,21 +232,22 @@ impl Timeline {
         self.enter_state(event.thread, event.at_ns, state, State::Sleeping(sleep));
     }
 
-    /// Notes the kernel function in which a thread had slept, which is known when it continues.
+    /// Records the kernel function in which a thread slept. Its event comes when the thread
+    /// continues.
     fn note_wait_function(&mut self, thread: u32, function: u32) {
         let stretches = self.threads.get_mut(&thread).map_or(&mut [][..], Vec::as_mut_slice);
-        // The sleep may be followed by the state after its wake-up.
+        // The state after the wake-up may already follow the sleep.
         for stretch in stretches.iter_mut().rev().take(2) {
             if let State::Sleeping(sleep) = &mut stretch.state {
-                // The first part of a stack is nearer to what the thread waits for.
+                // If a stack has several parts, the first is nearest to what the thread waits for.
                 sleep.function = if sleep.function == 0 { function } else { sleep.function };
                 return;
             }
         }
     }
 
-    /// A thread changes its state. `before` is its state until now, used if this is its first
-    /// event, or the first since a gap.
+    /// Changes the state of a thread. `before` is its state until now. It is used only for the
+    /// first event of a thread, or the first event after a gap.
     fn enter_state(&mut self, thread: u32, at_ns: u64, state: State, before: State) {
         let began_ns = self.began_ns.max(self.gap_end_ns);
         let gap_end_ns = self.gap_end_ns;
@@ -264,7 +265,7 @@ impl Timeline {
         }
     }
 
-    /// Each thread with its states in the order of time.
+    /// Each thread with its states, in the order of time.
     pub fn threads(&self) -> impl Iterator<Item = (u32, &[Stretch])> {
         self.threads.iter().map(|(thread, stretches)| (*thread, stretches.as_slice()))
     }
@@ -287,9 +288,9 @@ impl Timeline {
         })
     }
 
-    /// The threads that ran on a CPU in a span: from, to, thread, and stolen time. When in a run
-    /// the hypervisor took the CPU is unknown. The stolen time counts from the beginning of the
-    /// run, and only once, however many requests were served in the run.
+    /// The threads that ran on a CPU within a span, as (from, to, thread, stolen time). The events
+    /// do not show when in a run the hypervisor took the CPU. So stolen time counts from the
+    /// beginning of the run. It counts only once, even if several requests were served in the run.
     pub fn runs(
         &self,
         cpu: u32,
@@ -315,15 +316,15 @@ impl Timeline {
         let all = self.interrupts.get(cpu as usize).map_or(&[][..], Vec::as_slice);
         let first = all.partition_point(|one| one.to_ns <= from_ns);
         let last = all.partition_point(|one| one.to_ns < to_ns);
-        // The first interrupt that ends after the span may have begun within it.
+        // The first interrupt that ends after the span may have begun within the span.
         let last = (last + 1).min(all.len()).max(first);
         &all[first..last]
     }
 }
 
-/// The innermost function that says what the thread waits for, if its name is known; else 0.
+/// The innermost function that shows what the thread waits for; 0 if no name is known.
 fn wait_function(trace: &Trace, frames: [u32; 4]) -> u32 {
-    /// Beginnings of the names of functions that every wait passes through.
+    /// Beginnings of the names of functions that are on the stack of every wait.
     const GENERIC_WAITS: [&str; 12] = [
         "schedule",
         "io_schedule",

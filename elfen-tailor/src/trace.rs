@@ -1,10 +1,10 @@
-//! What was recorded in a span of time: the events of each CPU, the names of threads, and what was
-//! lost.
+//! A recording of a span of time: the events of each CPU, the names of threads, and where events
+//! were lost.
 //!
-//! A `.trace` file is a magic number and a version, then blocks: kind, length, CRC-32, content. The
-//! content is words for events and marks, and JSON for [`Note`]s. The recorder writes blocks as it
-//! records. So a file that ends anywhere is readable up to its last whole block, and known to be
-//! cut off.
+//! A `.trace` file is a magic number and a version, then blocks: kind, length, CRC-32, content.
+//! Events and marks are binary words; each [`Note`] is JSON. The recorder writes blocks while it
+//! records. So a file that ends at any byte can be read up to its last whole block, and is known to
+//! be cut off.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -13,9 +13,9 @@ use elfen_rt::signal::event::{Event, Words};
 use elfen_rt::signal::mark::Mark;
 use serde::{Deserialize, Serialize};
 
-/// The detail of a recording without any events of the kernel.
+/// The detail of a recording without events of the kernel.
 pub const MARKS_ALONE: &str = "marks";
-/// The detail of a recording with interrupts, page faults and the kernel's own waits.
+/// The detail of a recording with interrupts, page faults and waits inside the kernel.
 pub const FULL: &str = "full";
 
 const MAGIC: [u8; 8] = *b"ELFTRACE";
@@ -26,7 +26,7 @@ const EVENTS: u32 = 1;
 const MARKS: u32 = 2;
 const NOTE: u32 = 3;
 
-/// Longest possible block: the recorder writes the content of each ring at once.
+/// The longest possible block. The recorder writes the content of each ring as one block.
 const BLOCK_MAX_BYTES: u32 = 64 << 20;
 
 /// Where and how a trace was recorded.
@@ -34,20 +34,20 @@ const BLOCK_MAX_BYTES: u32 = 64 << 20;
 pub struct Header {
     pub kernel: String,
     pub cpus: u32,
-    /// `sched` or `full`; `marks` without any events of the kernel.
+    /// `sched`, `full`, or `marks` for a recording without events of the kernel.
     pub detail: String,
-    /// 0 if the service reports its requests itself, by marks.
+    /// The port; 0 if the service reports its requests itself, by marks.
     pub port: u16,
     pub service: String,
-    /// CLOCK_MONOTONIC.
+    /// The begin in CLOCK_MONOTONIC.
     pub began_ns: u64,
-    /// The CPUs of each core that has several lanes, or is assumed to.
+    /// The CPUs of each core with several lanes, as the machine shows them or the user gives them.
     pub cores: Vec<Vec<u32>>,
     /// Tracepoints of this detail that the kernel does not have.
     pub lacks: Vec<String>,
 }
 
-/// The name of a thread at a time.
+/// The name that a thread had at a time.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ThreadName {
     pub thread: u32,
@@ -55,15 +55,15 @@ pub struct ThreadName {
     pub name: String,
 }
 
-/// One thread, distinct from others that had its number before or after.
+/// One thread. The kernel reuses thread numbers, so the number alone does not identify a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ThreadIdentity {
     pub thread: u32,
-    /// Index into the names of this number.
+    /// Index into the names that this number had.
     name: usize,
 }
 
-/// A thread of a batch that `elfen run` put next to a service, with the program of the batch.
+/// A thread of a batch of `elfen run`, with the program of the batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BatchThread {
     pub thread: u32,
@@ -78,10 +78,11 @@ pub struct KernelFunction {
     pub name: String,
 }
 
-/// The recorder looks up batch threads this often, so an entry holds for this long.
+/// How long an entry of a batch thread is valid after its time. The recorder looks the threads up
+/// more often than that.
 const BATCH_LOOKUP_NS: u64 = 2_000_000_000;
 
-/// Missing events: on one CPU, or on any CPU if that is unknown.
+/// A span with missing events: on one CPU, or on an unknown CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Gap {
     pub cpu: Option<u32>,
@@ -93,19 +94,20 @@ pub struct Gap {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Trace {
     pub head: Header,
-    /// By CPU, in the order of time.
+    /// The events of each CPU, in the order of time.
     pub events: Vec<Vec<Event>>,
-    /// By thread: each name with the last time at which the thread had it, in the order of these
-    /// times.
+    /// The names of each thread. Each name comes with the last time at which it was seen, and names
+    /// are sorted by these times.
     pub names: BTreeMap<u32, Vec<(u64, String)>>,
-    /// By thread: the last time at which it belonged to a batch, and the batch's program.
+    /// For each batch thread: the last time at which it was seen, and the batch's program.
     pub batches: BTreeMap<u32, (u64, String)>,
-    /// All processes of the service that were ever seen.
+    /// All processes that the service had during the recording.
     pub processes: Vec<u32>,
     pub gaps: Vec<Gap>,
     /// Kernel functions in which threads slept, by the lower halves of addresses within them.
     pub functions: BTreeMap<u32, String>,
-    /// By request lane, in the order of time: what the service reports of its requests.
+    /// The marks of each request lane, in the order of time: what the service reports of its
+    /// requests.
     pub marks: BTreeMap<u32, Vec<Mark>>,
     /// When the recording ended; `None` if the file is cut off.
     pub ended_ns: Option<u64>,
@@ -123,13 +125,13 @@ pub enum Error {
     Damaged(u64),
 }
 
-/// What a recording holds besides events and marks.
+/// The parts of a recording other than events and marks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Note {
     /// The first block of a file, and only the first.
     Header(Header),
     Names(Vec<ThreadName>),
-    /// All processes of the service that live now.
+    /// All processes of the service that run now.
     Processes(Vec<u32>),
     Batches(Vec<BatchThread>),
     Functions(Vec<KernelFunction>),
@@ -137,7 +139,7 @@ pub enum Note {
     End(u64),
 }
 
-/// Takes what is recorded: a file, or memory.
+/// Receives what is recorded: a file, or a trace in memory.
 pub trait Sink {
     fn add_events(&mut self, cpu: u32, events: &[Words]) -> io::Result<()>;
     /// Adds what the service reported on one request lane.
@@ -180,7 +182,7 @@ impl<W: Write> Writer<W> {
         let head = [kind, length, crc32fast::hash(content)].map(u32::to_le_bytes);
         self.out.write_all(head.as_flattened())?;
         self.out.write_all(content)?;
-        // A reader of an unfinished file then finds whole blocks.
+        // Flushes, so that readers of an unfinished file find whole blocks.
         self.out.flush()
     }
 }
@@ -223,12 +225,12 @@ impl Trace {
         Self { head, events, ..Self::default() }
     }
 
-    /// Adds events of one CPU. Events of a CPU beyond the machine's last are ignored.
+    /// Adds events of one CPU. Ignores events of a CPU that the header does not have.
     pub fn add_events(&mut self, cpu: u32, words: &[Words]) {
         let Some(events) = self.events.get_mut(cpu as usize) else { return };
         let known = events.len();
         events.extend(words.iter().filter_map(Event::decode));
-        // Events from a JVM's counters come late.
+        // Events from a JVM's counters are added after later events.
         let new = &events[known.saturating_sub(1)..];
         if !new.is_sorted_by_key(|event| event.at_ns) {
             events.sort_by_key(|event| event.at_ns);
@@ -318,15 +320,15 @@ impl Trace {
         (rest.is_empty() && odd.is_empty()).then_some(())
     }
 
-    /// Which thread had a number at a time: the first whose name was seen later, because each
-    /// thread is named when it ends.
+    /// Finds which thread had a number at a time. A thread's name is recorded at its end at the
+    /// latest. So it is the first thread whose name was seen at that time or later.
     pub fn identify(&self, thread: u32, at_ns: u64) -> ThreadIdentity {
         let known = self.names.get(&thread).map_or(&[][..], Vec::as_slice);
         let later = known.iter().position(|(until_ns, _)| *until_ns >= at_ns);
         ThreadIdentity { thread, name: later.unwrap_or(known.len().saturating_sub(1)) }
     }
 
-    /// All events with their CPU, by time. Events of one moment are in the order of their CPUs.
+    /// All events with their CPUs, by time. Events of the same time are in the order of their CPUs.
     pub fn events_in_order(&self) -> Vec<(u32, Event)> {
         let mut all: Vec<(u32, Event)> = (0..)
             .zip(&self.events)
@@ -342,7 +344,7 @@ impl Trace {
         core.into_iter().flatten().copied().filter(move |&other| other != cpu)
     }
 
-    /// The name of a thread on another lane: for a batch, the name of its program.
+    /// The name of a thread on another lane, or the program of its batch.
     pub fn neighbour(&self, thread: u32, at_ns: u64) -> String {
         match self.batches.get(&thread) {
             Some((until_ns, program)) if at_ns < until_ns.saturating_add(BATCH_LOOKUP_NS) => {
@@ -360,7 +362,7 @@ impl Trace {
 
 fn first_block(kind: u32, content: &[u8]) -> Option<Header> {
     match serde_json::from_slice(content).ok()? {
-        // No kernel has more CPUs, and a damaged file could claim any number.
+        // A damaged file could claim any number of CPUs, and no kernel has more than this.
         Note::Header(head) if kind == NOTE && head.cpus <= 8192 => Some(head),
         _ => None,
     }
@@ -440,8 +442,8 @@ mod tests {
         assert_eq!(Trace::read(&bytes[..]).unwrap(), trace);
     }
 
-    /// Goal: a file that was cut off is read up to the cut and known to be cut off; a changed file
-    /// is rejected. Method: every length, and a flipped bit in every byte.
+    /// Goal: a file that was cut off is read up to the cut and known to be cut off, and a changed
+    /// file is rejected. Method: every length, and a flipped bit in every byte.
     #[test]
     fn cut_files_are_read_and_damaged_files_rejected() {
         let (bytes, trace) = written();

@@ -1,9 +1,9 @@
-//! Explains one request: from its answer back to its arrival, as segments that cover its time
-//! without a gap or an overlap.
+//! Explains one request: walks from its answer back to its arrival, and divides its time into
+//! segments without a gap or an overlap.
 //!
-//! From the answer back to the read, the walk follows wake-ups: if a thread slept because another
-//! thread worked for it, the walk continues in that thread. Before the read, the state of the
-//! thread that will read the request says why it did not read it yet.
+//! From the answer back to the read, the walk follows wake-ups. If a thread slept because another
+//! thread worked for it, the walk continues in that thread. Before the read, the walk explains why
+//! the thread that will read the request did not read it yet.
 
 use elfen_rt::signal::event::Stall;
 
@@ -14,13 +14,13 @@ use crate::segment::{Segment, SegmentKind, saturating_sum};
 use crate::timeline::{Sleep, State, Timeline, Waker};
 use crate::trace::{MARKS_ALONE, Trace};
 
-/// A CPU that idles for longer, while a thread could run on it, is kept from that thread.
+/// If a CPU idles for longer although a thread could run on it, the thread counts as throttled.
 const THROTTLED_NS: u64 = 1_000_000;
-/// Limit of wake-ups followed at one moment, so that threads that wake each other in a circle end.
+/// The most wake-ups that are followed at one moment. Threads may wake each other in a circle.
 const HOPS_MAX: u32 = 16;
-/// Shorter page faults count as work: they explain no tail.
+/// Shorter page faults count as work, because they do not explain a tail.
 const LEAST_FAULT_NS: u64 = 2_000;
-/// Less stolen time is indistinguishable from rounding.
+/// Less stolen time cannot be distinguished from rounding.
 const LEAST_STOLEN_NS: u64 = 10_000;
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The segments of a request, from its arrival to its end. Returns `None` if they do not sum up
-    /// to its latency, as in a damaged trace.
+    /// to its latency, which happens only in damaged traces.
     pub fn explain(&self, request: &Request) -> Option<Vec<Segment>> {
         let mut back = Vec::new();
         if self.trace.head.detail == MARKS_ALONE {
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
         (covered == request.latency_ns()).then_some(back)
     }
 
-    /// Applies the kernel's own record of its waits, which is more exact than the system call.
+    /// Applies stalls that the kernel reports, which are more exact than the system call.
     fn apply_stalls(&self, back: &mut Vec<Segment>) {
         let stalls = &self.timeline.stalls;
         if stalls.is_empty() {
@@ -76,7 +76,7 @@ impl<'a> Walk<'a> {
         }
         for segment in back.clone() {
             for one in stalls.of(segment.thread, segment.from_ns, segment.to_ns) {
-                // A wait for memory stays one, even if it waits for locks meanwhile.
+                // A wait for memory stays a wait for memory, even if it includes waits for locks.
                 let waits = |other: &Segment| {
                     other.thread == segment.thread
                         && match other.kind {
@@ -98,7 +98,7 @@ impl<'a> Walk<'a> {
         self.apply_faults(back);
     }
 
-    /// Marks what is left of page faults. A fault that read from a disk is already an `Io` segment.
+    /// Marks the rest of page faults. A fault that read from a disk is already an `Io` segment.
     fn apply_faults(&self, back: &mut Vec<Segment>) {
         for piece in std::mem::take(back) {
             let Segment { from_ns, to_ns, kind, thread, cpu, .. } = piece;
@@ -120,11 +120,11 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Applies what a JVM reports about a time, which is more exact than the states of its threads.
+    /// Applies pauses that a JVM reports, which are more exact than the states of its threads.
     fn apply_runtime(&self, back: &mut Vec<Segment>) {
         let runtime = &self.timeline.runtime;
         for segment in back.iter_mut() {
-            // A JVM's own thread holds a lock while it does its job, so that job is the cause.
+            // If a JVM's internal thread holds the lock or the CPU, that thread's job is the cause.
             let (SegmentKind::Preempted(blocker) | SegmentKind::Lock(blocker)) = segment.kind
             else {
                 continue;
@@ -205,10 +205,11 @@ impl<'a> Walk<'a> {
                     self.push_runnable(thread, preempted, (begin_ns, at_ns), out);
                 }
                 State::Sleeping(sleep) => {
-                    // A sleep that ends here was ended by its waker. A sleep that goes on was not.
+                    // If the sleep ends here, its waker ended it. If the sleep goes on, its waker
+                    // does not matter yet.
                     let woken = next.is_none_or(|next| next.from_ns <= at_ns);
-                    // If the service reports arrivals itself, it handles the request from its
-                    // arrival on.
+                    // A service that reports its arrivals itself handles a request from its arrival
+                    // on.
                     let in_service = at_ns > request.read_ns || self.is_marked();
                     let waker = sleep.waker.filter(|_| woken && in_service);
                     let waker =
@@ -228,8 +229,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether the waker's activity explains a sleep: the waker is a thread of the service, and not
-    /// an interrupt that hit the thread by chance.
+    /// Whether the waker's activity explains a sleep. The waker must be a thread of the service,
+    /// and not an interrupt that hit the thread by chance.
     fn explains_sleep(&self, thread: u32, sleep: &Sleep, waker: Waker, at_ns: u64) -> bool {
         waker.thread != thread
             && waker.thread != 0
@@ -242,8 +243,8 @@ impl<'a> Walk<'a> {
             && !self.is_vm_thread(waker.thread, at_ns)
     }
 
-    /// Whether a sleep on a futex is a wait for a lock: the thread both reads and answers the
-    /// request, and had already read it. Then no other thread works for this request.
+    /// Whether a sleep on a futex is a wait for a lock. It is, if the sleeping thread both reads
+    /// and answers the request, and has read it. Then no other thread works for this request.
     fn waits_for_lock(&self, request: &Request, thread: u32, sleep: &Sleep, since_ns: u64) -> bool {
         let futex = sleep.call.is_some_and(|call| waits_for(call) == WaitTarget::Lock);
         futex
@@ -252,7 +253,7 @@ impl<'a> Walk<'a> {
             && since_ns >= request.read_ns
     }
 
-    /// The job that a thread does for its JVM.
+    /// The job that a thread does for its JVM, if any.
     fn role(&self, thread: u32, at_ns: u64) -> Option<Role> {
         Role::of(&self.trace.name_of(self.trace.identify(thread, at_ns)))
     }
@@ -290,7 +291,7 @@ impl<'a> Walk<'a> {
                 _ => SegmentKind::LockOfUnknown,
             },
             WaitTarget::Time => SegmentKind::Sleep(call),
-            // Part of the answer has left and more follows: the client is slow to take it.
+            // A part of the answer has left and more follows, so the client is slow to read it.
             WaitTarget::Input if since_ns > request.sent_ns => SegmentKind::TcpOut,
             WaitTarget::Input | WaitTarget::Other => SegmentKind::Wait(Some(call)),
         }
@@ -326,7 +327,7 @@ impl<'a> Walk<'a> {
         push(out, from_ns, at_ns, SegmentKind::Unknown, thread, Some(cpu));
     }
 
-    /// Splits a running state by the requests that the thread worked for, and cuts out interrupts
+    /// Splits a running state by the requests for which the thread worked, and cuts out interrupts
     /// and stolen time.
     fn push_running(
         &self,

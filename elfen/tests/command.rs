@@ -1,4 +1,4 @@
-//! Behaviour that all subcommands share: help, usage errors, exit statuses, variables, closed
+//! Tests of what all subcommands share: help, usage errors, exit statuses, variables, closed
 //! outputs, man pages and completions.
 
 mod process;
@@ -26,8 +26,8 @@ fn stderr_of(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).expect("UTF-8")
 }
 
-/// Goal: `--help` prints to stdout with status 0; without arguments, help has status 2. Method: run
-/// both.
+/// Goal: `--help` prints to stdout with status 0. Without arguments, the command prints its help
+/// with status 2. Method: run both.
 #[test]
 fn help_is_on_stdout() {
     let bare = run(&[]);
@@ -43,7 +43,7 @@ fn help_is_on_stdout() {
     assert!(String::from_utf8_lossy(&lanes.stdout).contains("\nExamples:\n  elfen lanes "));
 }
 
-/// Goal: a usage error is one line that names the help to read. Method: mistakes that clap finds.
+/// Goal: a usage error is one line that names the help. Method: mistakes that clap finds.
 #[test]
 fn usage_errors_are_one_line() {
     let cases = [
@@ -72,8 +72,8 @@ fn usage_errors_are_one_line() {
     }
 }
 
-/// Goal: a reader that ends early, as in `elfen lanes | head -1`, ends the command quietly. Method:
-/// a pipe whose reading end is closed before the command starts.
+/// Goal: if the reader of the output ends early, as in `elfen lanes | head -1`, the command
+/// succeeds silently. Method: a pipe whose reading end is closed before the command starts.
 #[test]
 fn a_closed_pipe_is_no_failure() {
     for words in [&["lanes"][..], &["lanes", "--json"], &["--help"]] {
@@ -84,7 +84,7 @@ fn a_closed_pipe_is_no_failure() {
     }
 }
 
-/// Goal: output that cannot be written is a failure, and a full stderr causes no panic. Method:
+/// Goal: an output that cannot be written is a failure, and a full stderr causes no panic. Method:
 /// /dev/full.
 #[test]
 fn a_full_disk_is_a_failure() {
@@ -96,11 +96,10 @@ fn a_full_disk_is_a_failure() {
     assert_eq!(refused.status.code(), Some(2));
 }
 
-/// Goal: a benchmark that Ctrl-C ends has the status that a shell calls 130. Method: a signal while
-/// it measures.
+/// Goal: a benchmark that Ctrl-C ends has status 130. Method: a signal during a measurement.
 #[test]
 fn an_interrupted_benchmark_has_status_130() {
-    // Many more naps than it makes until the signal arrives.
+    // The signal arrives long before the benchmark has made this number of naps.
     let mut command = elfen(&["lab", "bench", "nap", "--runs", "10000"]);
     heed_sigint(&mut command);
     let benchmark = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -115,7 +114,7 @@ fn an_interrupted_benchmark_has_status_130() {
     assert_eq!(in_a_shell, Some(130), "{status}");
 }
 
-/// Goal: the table of exit statuses lists every status. Method: help of the command.
+/// Goal: the table of exit statuses is complete. Method: compare the help with `Status`.
 #[test]
 fn help_lists_every_status() {
     let help = String::from_utf8(run(&["--help"]).stdout).expect("UTF-8");
@@ -124,8 +123,8 @@ fn help_lists_every_status() {
     }
 }
 
-/// Goal: a flag takes precedence over its variable, and an error about the value of a variable
-/// names the variable. Method: the lanes of a recorded machine, and an invalid nap.
+/// Goal: an option takes precedence over its variable, and an error about a variable's value names
+/// the variable. Method: the lanes of a recorded machine, and an invalid nap.
 #[test]
 fn variables_are_defaults_of_options() {
     let recorded = Path::new(env!("CARGO_TARGET_TMPDIR")).join("two-cpus");
@@ -148,8 +147,8 @@ fn variables_are_defaults_of_options() {
     assert!(typed.starts_with("elfen: arguments: invalid value 'doze'"), "{typed}");
 }
 
-/// Goal: help lists every variable that the sources read. Method: every name that begins with
-/// ELFEN_ in the sources.
+/// Goal: the help lists every variable that the sources read. Method: every name in the sources
+/// that begins with ELFEN_.
 #[test]
 fn help_lists_every_variable() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -198,7 +197,7 @@ fn generate(what: &str, folder: &Path) {
     assert!(listed.lines().count() > 2 && listed.lines().all(|file| Path::new(file).is_file()));
 }
 
-/// The subcommands in the output of `--help`.
+/// The subcommands that `--help` lists.
 fn subcommands() -> Vec<String> {
     let help = String::from_utf8(run(&["--help"]).stdout).unwrap();
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
@@ -207,8 +206,8 @@ fn subcommands() -> Vec<String> {
     listed.filter_map(name).filter(|name| !name.is_empty() && name != "help").collect()
 }
 
-/// Goal: man pages list all commands and options. Method: the pages are written into a folder, and
-/// compared with `--help`. `packaging/test` tests `man`.
+/// Goal: man pages list all commands and options. Method: write the pages into a folder, and
+/// compare them with `--help`. `packaging/test` tests `man`.
 #[test]
 fn every_subcommand_has_a_page() {
     let folder = tempfile::tempdir().unwrap();
@@ -225,7 +224,7 @@ fn every_subcommand_has_a_page() {
     assert!(!top.contains("generate"), "hidden commands have none");
 }
 
-/// Goal: shells complete all commands and options, except hidden ones. Method: bash loads its
+/// Goal: shells complete all commands and options, except hidden ones. Method: bash loads the
 /// completions. `packaging/test` tests other shells.
 #[test]
 fn bash_completes_subcommands_and_options() {

@@ -1,8 +1,9 @@
-//! `elfen doctor` on recorded machines, compared with files, and on the machine of this test.
+//! Tests `elfen doctor` on recorded machines, compared with files, and on this machine.
 //!
-//! `doctor/NAME.machine` is a machine with the answers of its kernel, and `doctor/NAME.txt` the
-//! report. There is one machine for each topology; `doctor/faults.txt` edits one of them. After an
-//! intended change, `SNAPSHOTS=overwrite cargo test -p elfen --test doctor` writes the reports.
+//! `doctor/NAME.machine` is a recorded machine with the results of attempts, and `doctor/NAME.txt`
+//! is its report. There is one machine for each topology, and `doctor/faults.txt` edits one of
+//! them. After an intended change, `SNAPSHOTS=overwrite cargo test -p elfen --test doctor` writes
+//! the reports.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,19 +14,19 @@ use serde_json::Value;
 use snapbox::data::DataFormat;
 use snapbox::{Assert, Data};
 
-/// Machines, and the arguments for their reports.
+/// Machines, each with the arguments for its report.
 const MACHINES: [(&str, &[&str]); 6] = [
-    // A virtual machine that shows no SMT, on cgroup version 1, without BTF; an ordinary user.
+    // A virtual machine that shows no SMT, with cgroup version 1 and without BTF; an ordinary user.
     ("bare", &[]),
-    // A user namespace without cgroups on a virtual machine with SMT; idle states are off.
+    // A user namespace without cgroups, on a virtual machine with SMT; idle states are disabled.
     ("container", &[]),
-    // Four cores of two lanes; a user whom elfend refuses.
+    // Four cores of two lanes; elfend refuses the user.
     ("desktop-user", &[]),
-    // Four cores of two lanes, made ready for Elfen; root.
+    // Four cores of two lanes, prepared for Elfen; root.
     ("server-root", &[]),
     // Four cores after `echo off > smt/control`; root.
     ("smt-off", &[]),
-    // A virtual machine that shows no SMT, with a pair given by hand and running JVMs; root.
+    // A virtual machine that shows no SMT, with a pair from `--lanes` and running JVMs; root.
     ("vm", &["--lanes", "0:1"]),
 ];
 
@@ -33,7 +34,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doctor")
 }
 
-/// `elfen doctor` with these words, and nothing of this process's own settings.
+/// `elfen doctor` with these arguments, without variables of this process.
 fn doctor(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.env_remove("ELFEN_LANES").env_remove("ELFEN_MACHINE").arg("doctor").args(words);
@@ -48,8 +49,7 @@ fn on_recorded(machine: &str, words: &[&str]) -> Output {
     on_machine(&folder().join(machine).with_extension("machine"), words)
 }
 
-/// The text that the command printed, and its exit status; a report goes to stdout alone, whatever
-/// it says.
+/// The text that the command printed, and its exit status. A report is printed to stdout only.
 fn report(output: &Output) -> (String, i32) {
     assert!(output.stderr.is_empty(), "{output:?}");
     let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
@@ -66,7 +66,8 @@ fn assert_file(name: &str, actual: String) {
     Assert::new().action_env("SNAPSHOTS").normalize_paths(false).eq(actual, expected);
 }
 
-/// Goal: each topology's report is as recorded. Method: every machine as text, one as JSON.
+/// Goal: the report of each topology is as recorded. Method: every machine as text, one also as
+/// JSON.
 #[test]
 fn recorded_machines() {
     for (machine, words) in MACHINES {
@@ -87,7 +88,7 @@ fn names(report: &Value) -> Vec<&str> {
     checks(report).iter().map(|check| word(check, "name")).collect()
 }
 
-/// What a script may rely on, of any machine.
+/// Asserts what scripts can rely on for any machine.
 fn assert_shape(report: &Value, status: i32) {
     let ok = report["ok"].as_bool().expect("true or false");
     assert_eq!(status, if ok { 0 } else { 3 }, "{report}");
@@ -106,13 +107,13 @@ fn assert_shape(report: &Value, status: i32) {
     assert_eq!(distinct.len(), checks(report).len());
 }
 
-/// Without breaks between lines and the marks of fixes.
+/// The text without line breaks and without the marks of fixes.
 fn unwrapped(text: &str) -> String {
     text.split_whitespace().filter(|word| *word != ">").collect::<Vec<_>>().join(" ")
 }
 
-/// Goal: scripts can rely on the JSON, and the text says the same: in 100 columns, without escapes
-/// in a pipe, and with the verdict at the end. Method: every recorded machine.
+/// Goal: scripts can rely on the JSON, and the text agrees with it. The text has 100 columns, no
+/// escapes in a pipe, and the verdict at the end. Method: every recorded machine.
 #[test]
 fn text_agrees_with_json() {
     let (first, _) = json(&on_recorded("vm", &["--json"]));
@@ -140,8 +141,8 @@ fn assert_text((text, text_status): &(String, i32), report: &Value, status: i32)
     assert_eq!(last.lines().count(), 1, "{last}");
 }
 
-/// `server-root` after edits: a file's new content, as in `/proc/version: x`, or the result of an
-/// attempt, as in `attach: not-permitted`.
+/// `server-root` with edits. An edit is a file's new content, as in `/proc/version: x`, or the
+/// result of an attempt, as in `attach: not-permitted`.
 fn edited(edits: &str) -> tempfile::NamedTempFile {
     let machine = fs::read_to_string(folder().join("server-root.machine")).expect("UTF-8");
     let mut lines: Vec<String> = machine.lines().map(str::to_owned).collect();
@@ -161,14 +162,14 @@ fn edited(edits: &str) -> tempfile::NamedTempFile {
 }
 
 /// Goal: each fault is found by its check, with its cause and a fix. Method: one fault at a time on
-/// a machine that is ready, and words that only this cause or its fix has.
+/// a prepared machine, and words that only this cause or its fix has.
 #[test]
 fn one_fault_at_a_time() {
     let faults = fs::read_to_string(folder().join("faults.txt")).expect("UTF-8");
-    // The name that sched_ext gives to the folder of its scheduler.
+    // sched_ext gives its scheduler's folder this name, which the file must not contain.
     let faults = faults.replace("LOADED", "root");
     let mut failed = Vec::new();
-    // The first block explains the others.
+    // The first block of the file is an explanation.
     for fault in faults.trim_end().split("\n\n").skip(1) {
         let (head, edits) = fault.split_once('\n').expect("edits");
         let (check, words) = head.split_once(": ").expect("words");
@@ -192,8 +193,8 @@ fn one_fault_at_a_time() {
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
-/// Goal: a recording replays. Method: record this machine, and hold what is printed of the
-/// recording against its shape; record the recording, which must give itself.
+/// Goal: a recording replays. Method: record this machine, and check the form of the recording's
+/// report. A recording of the recording must equal it.
 #[test]
 fn a_recording_replays() {
     let (recording, status) = report(&doctor(&["--dump-machine"]).output().expect("elfen starts"));
@@ -209,8 +210,8 @@ fn a_recording_replays() {
     assert_eq!(json(&on_machine(file.path(), &["--json"])).0, replayed);
 }
 
-/// Goal: arguments that make no sense are refused in one line with status 2. Method: lanes that are
-/// none, recordings without attempts, two outputs at once.
+/// Goal: invalid arguments are refused in one line with status 2. Method: invalid lanes, recordings
+/// without attempts, and two outputs at once.
 #[test]
 fn refused() {
     let of_lanes = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sysfs/desktop-2way.machine");

@@ -1,6 +1,6 @@
-//! Goal: the commands of the documents work. Method: the `sh` blocks of each section form one
-//! script, which runs unchanged in a folder of its own, with the commands that were built with this
-//! test. The scripts need root, and the programs that the documents name.
+//! Goal: the commands in the documents work. Method: the `sh` blocks of each section form one
+//! script. It runs unchanged in its own folder, with the commands of this build. The scripts need
+//! root, and the programs that the documents name.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -49,7 +49,7 @@ fn run_document(document: &str) {
     assert!(!sections.is_empty(), "{document} has commands");
     for Section { title, script } in sections {
         let folder = tempfile::tempdir().unwrap();
-        // nginx's workers, which are not root, read the served files from here.
+        // nginx's workers, which do not run as root, read the served files from this folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let tools = folder.path().join("tools");
         fs::create_dir_all(folder.path().join("target")).unwrap();
@@ -85,7 +85,7 @@ fn run_document(document: &str) {
     }
 }
 
-/// Goal: README and guide describe the same installation. Method: the first block of each that
+/// Goal: README and guide describe the same installation. Method: in each, the first block that
 /// calls apt.
 #[test]
 fn the_guide_installs_as_the_readme_does() {

@@ -1,9 +1,8 @@
-//! `elfen lanes` on recorded machines, compared with files.
+//! Tests `elfen lanes` on recorded machines, compared with files.
 //!
-//! `sysfs/NAME.machine` is a recorded machine; `lanes/NAME.txt` and `lanes/NAME.json` are the
-//! output for it. `lanes/by-hand.txt` and `lanes/refused.txt` are sessions with lanes given by
-//! hand. After an intended change, `SNAPSHOTS=overwrite cargo test -p elfen --test lanes` writes
-//! these files.
+//! `sysfs/NAME.machine` is a recorded machine; `lanes/NAME.txt` and `lanes/NAME.json` are its
+//! output. `lanes/by-hand.txt` and `lanes/refused.txt` are sessions with `--lanes`. After an
+//! intended change, `SNAPSHOTS=overwrite cargo test -p elfen --test lanes` writes these files.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,7 +17,7 @@ fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
-/// `elfen` with these words, without variables of this process.
+/// `elfen` with these arguments, without variables of this process.
 fn elfen(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.env_remove("ELFEN_LANES").env_remove("ELFEN_MACHINE").args(words);
@@ -39,7 +38,7 @@ fn assert_file(name: &str, actual: String) {
     Assert::new().action_env("SNAPSHOTS").normalize_paths(false).eq(actual, expected);
 }
 
-/// Writes each key of the object on a line of its own, so that differences are easy to find.
+/// Writes each key of the object on its own line, so that differences are easy to find.
 fn split_keys(json: &str) -> String {
     let Value::Object(object) = serde_json::from_str(json).expect("one JSON value") else {
         panic!("no JSON object: {json}");
@@ -55,8 +54,7 @@ fn split_keys(json: &str) -> String {
     format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
-/// Goal: table and JSON of each recorded machine are those in the files. Method: every file in
-/// `sysfs`.
+/// Goal: table and JSON of each recorded machine equal the files. Method: every file in `sysfs`.
 #[test]
 fn recorded_machines_have_the_recorded_lanes() {
     let folder = fs::read_dir(tests().join("sysfs")).expect("the recordings are in the repository");
@@ -71,7 +69,7 @@ fn recorded_machines_have_the_recorded_lanes() {
     }
 }
 
-/// 512 CPUs in two packages with a hole between them: 0-255 and 512-767. The numbers of siblings
+/// 512 CPUs in two packages with a hole between them: 0-255 and 512-767. Siblings have numbers that
 /// differ by 128.
 fn large_machine() -> String {
     let cpu = "/sys/devices/system/cpu";
@@ -103,8 +101,8 @@ fn large_machine_file() -> tempfile::NamedTempFile {
     file
 }
 
-/// Goal: 512 CPUs with a hole give 256 pairs, none in the hole. Method: a generated machine, and
-/// the same rule applied to the answer.
+/// Goal: 512 CPUs with a hole give 256 pairs, and no pair is in the hole. Method: a generated
+/// machine, and the same rule applied to the output.
 #[test]
 fn a_large_machine_with_a_hole_has_256_pairs() {
     let machine = large_machine_file();
@@ -127,7 +125,7 @@ fn a_large_machine_with_a_hole_has_256_pairs() {
     assert_eq!(lines[256], "639      767    1        127   1");
 }
 
-/// The commands and their output as in a shell, each on its machine.
+/// The commands with their outputs as in a shell, each on its machine.
 fn session(steps: &[(&str, &[&str])]) -> String {
     let large = large_machine_file();
     let mut session = String::new();
@@ -151,8 +149,8 @@ fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("{word:?}") }
 }
 
-/// Goal: unusable lanes are refused with status 2, and one line with the mistake and the
-/// possibilities. Method: commands with one mistake each, on machines where it is one.
+/// Goal: unusable lanes are refused with status 2, in one line with the mistake and the
+/// alternatives. Method: commands with one mistake each, on machines where it is a mistake.
 #[test]
 fn unusable_lanes_are_refused() {
     let desktop = "desktop-2way";
@@ -195,8 +193,8 @@ fn unusable_lanes_are_refused() {
     assert_file("refused.txt", session);
 }
 
-/// Goal: usable lanes are accepted, with a warning if sysfs says that they do not share a core.
-/// Method: pairs that share a core, that do not, and for which sysfs does not say.
+/// Goal: usable lanes are accepted, with a warning if sysfs shows that they do not share a core.
+/// Method: pairs that share a core, pairs that do not, and pairs for which sysfs does not tell.
 #[test]
 fn usable_lanes_are_accepted() {
     let session = session(&[
@@ -213,8 +211,8 @@ fn usable_lanes_are_accepted() {
     assert_file("by-hand.txt", session);
 }
 
-/// Goal: ELFEN_LANES is the default, and --lanes takes precedence. Method: both, with different
-/// pairs.
+/// Goal: ELFEN_LANES is the default of --lanes, which takes precedence. Method: both, with
+/// different pairs.
 #[test]
 fn elfen_lanes_is_the_default_of_the_option() {
     let machine = tests().join("sysfs/desktop-2way.machine");
@@ -230,8 +228,8 @@ fn elfen_lanes_is_the_default_of_the_option() {
     assert_eq!(requests(&["--lanes", "4:5"]), [4]);
 }
 
-/// Goal: a recording contains all that the command reads. Method: the output for this machine is
-/// the same as for its recording.
+/// Goal: a recording contains all that the command reads. Method: compare the output for this
+/// machine with the output for its recording.
 #[test]
 fn a_recording_replays_this_machine() {
     let recording = stdout_of(&elfen(&["lanes", "--dump-machine"]).output().unwrap());
@@ -268,8 +266,8 @@ fn broken_recordings_are_refused() {
     assert_eq!(absent.status.code(), Some(2));
 }
 
-/// Goal: the node for Slurm has as many CPUs as there are batch lanes. Method: lanes given by hand
-/// on a recorded machine, one request lane with several batch lanes; and a machine without pairs.
+/// Goal: Slurm's node has as many CPUs as there are batch lanes. Method: `--lanes` on a recorded
+/// machine, with several batch lanes for one request lane; and a machine without pairs.
 #[test]
 fn the_node_for_slurm_has_a_cpu_for_each_batch_lane() {
     let machines = tests().join("sysfs");

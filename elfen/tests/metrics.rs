@@ -1,6 +1,6 @@
 //! Goal: Prometheus can read the output of `elfen metrics`, and no client can delay other clients.
-//! Method: a strict parser of the text format reads the metrics of a service and a run; clients
-//! send nothing or too much, or hang up. The expressions of the dashboard and the alerts use only
+//! Method: a strict parser of the text format reads the metrics of a service and a run. Clients
+//! send nothing or too much, or close their connections. The dashboard and the alerts use only
 //! existing metrics.
 
 mod needs;
@@ -17,7 +17,7 @@ use elfen_rt::service::Service;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A parsed text: kinds by the names of families, and values by the names and labels of samples.
+/// A parsed text: the kind of each family, and the value of each sample by its name and labels.
 #[derive(Debug, Default)]
 struct Exposition {
     kinds: BTreeMap<String, String>,
@@ -25,7 +25,7 @@ struct Exposition {
 }
 
 impl Exposition {
-    /// Parses a text. Panics on violations of the format, and of the naming conventions.
+    /// Parses a text. Panics if it violates the format or the naming conventions.
     fn parse(text: &str) -> Self {
         assert!(text.ends_with('\n'), "the last line ends");
         let mut all = Self::default();
@@ -69,7 +69,7 @@ impl Exposition {
         assert!(self.values.insert(series.to_owned(), value).is_none(), "{line} twice");
     }
 
-    /// Asserts that buckets are sorted and cumulative, and that the last equals the count.
+    /// Asserts that buckets are sorted and cumulative, and that the last bucket equals the count.
     fn check_histograms(&self) {
         let mut buckets: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for (series, &value) in &self.values {
@@ -202,7 +202,7 @@ fn metrics_of_a_service_and_a_run_are_served() {
         seen.value("elfen_batch_slo_seconds", &[&format!("pid=\"{pid}\""), "program=\"sleep\""])
     };
     while pid.is_none() && start.elapsed() < Duration::from_secs(20) {
-        // The pid of a run is that of its program, a descendant of the launcher.
+        // The pid of a run is the pid of its program, a descendant of the launcher.
         let seen = server.scrape();
         pid = descendants(batch.id()).into_iter().find(|pid| lane_of(&seen, *pid).is_some());
     }
@@ -214,7 +214,7 @@ fn metrics_of_a_service_and_a_run_are_served() {
     service.set_queue_len(0, 3);
     worker.begin(6);
     let seen = server.scrape();
-    // The launcher passes SIGTERM on; SIGKILL would leave the batch behind.
+    // The launcher passes SIGTERM on. SIGKILL would leave the batch behind.
     let launcher = Pid::from_raw(i32::try_from(batch.id()).expect("a pid"));
     kill(launcher, Signal::SIGTERM).expect("it is ours");
     batch.wait().ok();
@@ -244,15 +244,15 @@ fn descendants(pid: u32) -> Vec<u32> {
     children.flat_map(|pid| [vec![pid], descendants(pid)].concat()).collect()
 }
 
-/// Goal: clients that misbehave do not delay others. Method: more of them than the server accepts
-/// at once, of every kind, and then a regular scrape.
+/// Goal: clients that misbehave do not delay others. Method: more clients of every kind than the
+/// server accepts at once, and then a regular scrape.
 #[test]
 fn misbehaving_clients_do_not_delay_others() {
     let server = Server::start();
     let silent: Vec<TcpStream> = (0..40).map(|_| server.connect()).collect();
     let mut endless = server.connect();
     let flood = "GET /metrics HTTP/1.1\r\n".to_owned() + &"X: y\r\n".repeat(10_000);
-    // The server may hang up in the middle of it.
+    // The server may close the connection during this write.
     endless.write_all(flood.as_bytes()).ok();
     for _ in 0..10 {
         drop(server.connect());
@@ -306,8 +306,8 @@ fn alerts() -> Vec<String> {
     found
 }
 
-/// Goal: panels and alerts use only families that `elfen metrics` serves, and use nearly all of
-/// them. Method: every name in every expression, compared with the served families.
+/// Goal: panels and alerts use only families that `elfen metrics` serves, and nearly all of them.
+/// Method: compare every name in every expression with the served families.
 #[test]
 fn the_dashboard_and_alerts_use_existing_metrics() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/grafana/elfen.json");
@@ -339,7 +339,7 @@ fn the_dashboard_and_alerts_use_existing_metrics() {
         assert!(!names.is_empty(), "{expression}");
         for name in names {
             assert!(served.contains(name), "{name} in {expression}");
-            // A graph of a bare counter is useless.
+            // A graph of a counter without a rate is useless.
             let kind = families.get(name).map(String::as_str);
             let is_of_time = ["rate(", "increase("].iter().any(|of| expression.contains(of));
             assert!(kind != Some("counter") || is_of_time, "{expression}");

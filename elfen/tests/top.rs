@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The two ends of a terminal, and the output to it.
+/// The two ends of a pseudo-terminal, and the output to it.
 struct Terminal {
     keyboard: File,
     device: OwnedFd,
@@ -81,7 +81,7 @@ impl Terminal {
     }
 }
 
-/// Begins a session with this terminal, so that Ctrl-C is a signal.
+/// Begins a session with this terminal, so that Ctrl-C becomes a signal.
 fn begin_session() -> std::io::Result<()> {
     nix::unistd::setsid()?;
     // SAFETY: TIOCSCTTY takes a number.
@@ -95,7 +95,7 @@ fn pid(process: u32) -> Pid {
     Pid::from_raw(i32::try_from(process).expect("a pid"))
 }
 
-/// The only child of `elfen top`, which draws.
+/// The only child of `elfen top`, which is the process that draws.
 fn child_of(parent: u32) -> Pid {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
     pid(children.split_whitespace().next().expect("a child").parse().expect("a pid"))
@@ -134,7 +134,7 @@ fn the_terminal_is_restored_however_elfen_top_ends() {
             End::Child(signal) => kill(draws, signal).unwrap(),
         }
         assert_eq!(elfen.wait().unwrap().code(), code, "{end:?}: {:?}", terminal.text());
-        // After SIGKILL the other process restores the terminal, some time later.
+        // After SIGKILL the other process restores the terminal, after some time.
         terminal.wait_for("\x1b[?25h\x1b[?1049l");
         let start = Instant::now();
         while terminal.modes() != before {
@@ -152,7 +152,7 @@ fn the_terminal_is_restored_however_elfen_top_ends() {
     }
 }
 
-/// Policy, budget and pid of the batch with this program name, by `elfen status`.
+/// Policy, budget and pid of the batch with this program name, from `elfen status`.
 fn status_of(batch: &str) -> Option<(String, u64, u64)> {
     let output = Command::new(env!("CARGO_BIN_EXE_elfen")).args(["status", "--json"]).output();
     let report: serde_json::Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();

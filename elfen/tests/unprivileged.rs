@@ -1,5 +1,5 @@
 //! Goal: for a user without root, group or capabilities, `elfen run` prints one screen with what
-//! works, what does not, and one next step; and two capabilities are enough to record a service.
+//! works, what does not, and one next step. Two capabilities are enough to record a service.
 //! Method: the command as an unprivileged user, on this machine.
 
 mod needs;
@@ -21,11 +21,11 @@ const COLUMNS: usize = 80;
 const LINES: usize = 24;
 
 fn is_root() -> bool {
-    // SAFETY: takes nothing.
+    // SAFETY: geteuid takes no arguments.
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Copies a program to where every user can run it.
+/// Copies a program into a folder where every user can run it.
 fn copy(program: &Path, folder: &Path) -> PathBuf {
     let copy = folder.join(program.file_name().expect("a program"));
     fs::copy(program, &copy).unwrap();
@@ -35,7 +35,7 @@ fn copy(program: &Path, folder: &Path) -> PathBuf {
     copy
 }
 
-/// Runs `elfen` as nobody if this user is root, and otherwise as this user.
+/// Runs `elfen` as user `nobody` if this user is root, and otherwise as this user.
 fn run_as_nobody(elfen: &Path, words: &[&str]) -> Output {
     let mut command = Command::new(elfen);
     command.env("ELFEN_CONFIG", "/dev/null").env_remove("ELFEN_LANES").args(words);
@@ -45,7 +45,7 @@ fn run_as_nobody(elfen: &Path, words: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// The number of rows on a terminal, which breaks long lines.
+/// The number of rows that a text takes on a terminal, which breaks long lines.
 fn rows(text: &str) -> usize {
     text.lines().map(|line| line.chars().count().div_ceil(COLUMNS).max(1)).sum()
 }
@@ -81,7 +81,8 @@ fn a_run_without_privileges_fails_with_one_screen() {
 }
 
 /// Goal: recording requires only CAP_BPF and CAP_PERFMON, and is refused in one line without them.
-/// Method: a service of user nobody, recorded as nobody with these two and with none.
+/// Method: a service of user `nobody`, recorded by the same user with both capabilities and with
+/// none.
 #[test]
 #[ignore = "needs root and eBPF of Linux 6.3"]
 fn two_capabilities_are_enough_to_record() {

@@ -1,4 +1,4 @@
-//! Reads and writes the kernel's cgroup files as a whole, and names what went wrong.
+//! Reads and writes the kernel's cgroup files as a whole. Errors name the file.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -1,7 +1,7 @@
 //! Freezes and thaws all tasks of a cgroup.
 //!
-//! A freezer is recorded in the run folder, apart from the rest of its cgroup: with it, `elfen
-//! pause` needs neither the daemon nor the settings.
+//! The run folder records each freezer separately from the rest of its cgroup. So `elfen pause` can
+//! freeze a fence without the daemon and without the settings file.
 
 use std::path::PathBuf;
 

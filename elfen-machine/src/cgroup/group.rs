@@ -12,7 +12,7 @@ use super::hierarchies::{Hierarchies, Hierarchy, Version};
 use super::path::CgroupPath;
 use crate::cpulist::CpuSet;
 
-/// The usual share of a cgroup: cpu.shares on version 1, cpu.weight on version 2.
+/// The default weight of a cgroup: cpu.shares on version 1, cpu.weight on version 2.
 const SHARES: u64 = 1024;
 const WEIGHT: u64 = 100;
 
@@ -26,7 +26,7 @@ pub struct Group {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
     pub idle: bool,
-    /// In units of version 2, where 100 is usual.
+    /// In units of version 2, where 100 is the default.
     pub weight: u64,
 }
 
@@ -60,8 +60,8 @@ impl Group {
         self.hierarchies.cpuset.folder(&self.path).join(file)
     }
 
-    /// The files by which other programs could move it off its lanes or raise its rank. Not every
-    /// version has all of them.
+    /// The files by which another program could move the cgroup off its lanes or raise its rank.
+    /// Some of them exist only in one cgroup version.
     pub fn watched_files(&self) -> Vec<PathBuf> {
         let place = ["cpuset.cpus", "cpuset.mems", "cpuset.cpus.partition"];
         let mut files = vec![self.cpu("cpu.idle")];
@@ -74,20 +74,19 @@ impl Group {
         Freezer { folder: self.hierarchies.freezer.folder(&self.path), version }
     }
 
-    /// The kernel's id of the cgroup, in the hierarchy that ranks it.
+    /// The kernel's id of the cgroup, in the hierarchy with the cpu controller.
     pub fn id(&self) -> Result<u64, Error> {
         let folder = self.hierarchies.cpu.folder(&self.path);
         let found = fs::metadata(&folder);
         found.map(|found| found.ino()).map_err(|error| Error::File { file: folder, error })
     }
 
-    /// Whether it exists in each hierarchy.
+    /// Whether the cgroup exists in each hierarchy.
     pub fn exists(&self) -> bool {
         self.folders().iter().all(|folder| folder.is_dir())
     }
 
-    /// Makes it, and the cgroups above it, where they are missing, and enables the controllers that
-    /// it needs.
+    /// Creates the cgroup and its missing ancestors, and enables the controllers that it needs.
     pub fn make(&self) -> Result<(), Error> {
         let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
         for hierarchy in [cpu, cpuset, freezer] {
@@ -106,12 +105,13 @@ impl Group {
         Ok(())
     }
 
-    /// Whether it exists in the cpuset hierarchy, so that the kernel can confine it to CPUs.
+    /// Whether the cgroup exists in the cpuset hierarchy, so that the kernel can confine it to
+    /// CPUs.
     pub fn has_cpus(&self) -> bool {
         self.hierarchies.cpuset.folder(&self.path).is_dir()
     }
 
-    /// Enables the controllers in its parents, so that it has its own CPUs.
+    /// Enables the cpuset controller in all ancestors, so that the cgroup has its own CPU list.
     pub fn enable_cpuset(&self) -> Result<(), Error> {
         let mut above = CgroupPath::root();
         for part in self.path.parts() {
@@ -121,8 +121,8 @@ impl Group {
         Ok(())
     }
 
-    /// Refuses a cgroup whose threads may be in different cgroups: the files that list processes do
-    /// not show that.
+    /// Rejects a threaded cgroup: its threads may be in different cgroups, and the files that list
+    /// processes do not show that.
     pub fn require_domain(&self) -> Result<(), Error> {
         if self.hierarchies.cpuset.version == Version::One {
             return Ok(());
@@ -134,8 +134,8 @@ impl Group {
         }
     }
 
-    /// Its rank. On version 2, a cgroup without its own cpu controller has the ordinary rank: its
-    /// tasks compete with its parent's.
+    /// The cgroup's rank. On version 2, a cgroup without its own cpu controller has the default
+    /// rank: its tasks compete as tasks of its parent.
     pub fn rank(&self) -> Result<Rank, Error> {
         const ORDINARY: Rank = Rank { idle: false, weight: WEIGHT };
         if self.path.is_root() {
@@ -154,18 +154,19 @@ impl Group {
         Ok(Rank { idle, weight })
     }
 
-    /// Makes it idle, below every sibling cgroup, or ordinary again.
+    /// Makes the cgroup idle, so that it ranks below its siblings, or makes it an ordinary cgroup
+    /// again.
     pub fn set_idle(&self, idle: bool) -> Result<(), Error> {
         write(&self.cpu("cpu.idle"), if idle { "1" } else { "0" })
     }
 
-    /// Whether it exists but may lack a controller. On version 2 a cgroup has the controllers that
-    /// its parent enables, and shares its parent's values otherwise.
+    /// Whether the cgroup exists but may lack a controller. On version 2, a cgroup has only the
+    /// controllers that its parent enables. For other controllers its parent's values apply.
     fn shares(&self, hierarchy: &Hierarchy) -> bool {
         hierarchy.version == Version::Two && hierarchy.folder(&self.path).is_dir()
     }
 
-    /// Its own limit, or that of the next cgroup above it with a limit.
+    /// Reads a limit of the cgroup, or of its nearest ancestor that has the file.
     fn effective(&self, file: &str) -> Result<CpuSet, Error> {
         match cpus(&self.cpuset(file)) {
             Err(error)
@@ -179,7 +180,7 @@ impl Group {
         }
     }
 
-    /// The CPUs that its tasks can run on, from the kernel.
+    /// The CPUs that tasks of the cgroup can run on, as the kernel reports them.
     pub fn effective_cpus(&self) -> Result<CpuSet, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => cpus(&self.cpuset("cpuset.effective_cpus")),
@@ -187,7 +188,7 @@ impl Group {
         }
     }
 
-    /// The memory nodes that its tasks can use, from the kernel.
+    /// The memory nodes that tasks of the cgroup can use, as the kernel reports them.
     pub fn effective_memory(&self) -> Result<CpuSet, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => cpus(&self.cpuset("cpuset.effective_mems")),
@@ -195,13 +196,13 @@ impl Group {
         }
     }
 
-    /// Confines it to CPUs. On version 1 this includes all cgroups below it, because there a cgroup
-    /// cannot have fewer CPUs than its children.
+    /// Confines the cgroup to CPUs. On version 1 this also confines all cgroups below it, because a
+    /// parent must have all CPUs of its children.
     pub fn keep_to(&self, lanes: &CpuSet) -> Result<(), Error> {
         self.keep("cpuset.cpus", lanes)
     }
 
-    /// Confines it to memory of these nodes, in the same way.
+    /// Confines the cgroup to memory of these nodes, in the same way.
     pub fn keep_memory_to(&self, nodes: &CpuSet) -> Result<(), Error> {
         self.keep("cpuset.mems", nodes)
     }
@@ -214,7 +215,8 @@ impl Group {
         }
     }
 
-    /// Whether it is an ordinary member of its parent's CPU partition; on version 1 always.
+    /// Whether the cgroup is an ordinary member of its parent's CPU partition. Always true on
+    /// version 1.
     pub fn is_member(&self) -> Result<bool, Error> {
         match self.hierarchies.cpuset.version {
             Version::One => Ok(true),
@@ -229,12 +231,12 @@ impl Group {
         write(&self.cpuset("cpuset.cpus.partition"), "member")
     }
 
-    /// Gives it all CPUs of its parent again.
+    /// Gives the cgroup all CPUs of its parent again.
     pub fn keep_to_parent(&self) -> Result<(), Error> {
         self.keep_to(&self.parent().effective_cpus()?)
     }
 
-    /// All processes in it and below it, in any of its hierarchies.
+    /// All processes in the cgroup and below it, in any of its hierarchies.
     pub fn processes(&self) -> Result<BTreeSet<u32>, Error> {
         let mut found = BTreeSet::new();
         for folder in self.folders() {
@@ -243,7 +245,7 @@ impl Group {
         Ok(found)
     }
 
-    /// Whether there is a process in it or below it.
+    /// Whether a process is in the cgroup or below it.
     pub fn is_populated(&self) -> Result<bool, Error> {
         if self.hierarchies.cpuset.version == Version::Two {
             return match read(&self.cpuset("cgroup.events")) {
@@ -255,7 +257,7 @@ impl Group {
         any_below(&self.hierarchies.cpuset.folder(&self.path))
     }
 
-    /// Processes that are in it in some of its hierarchies only.
+    /// Processes that are in the cgroup in some of its hierarchies, but not in all.
     pub fn partly_inside(&self) -> Result<BTreeSet<u32>, Error> {
         let mut all = Vec::new();
         for folder in self.folders() {
@@ -270,7 +272,7 @@ impl Group {
             .collect())
     }
 
-    /// Whether a process is in it, in any of its hierarchies.
+    /// Whether a process is in the cgroup, in any of its hierarchies.
     pub fn holds(&self, process: u32) -> Result<bool, Error> {
         let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
         for hierarchy in [cpu, cpuset, freezer] {
@@ -281,8 +283,8 @@ impl Group {
         Ok(false)
     }
 
-    /// Moves a process into it, in each hierarchy: first where its rank and CPUs change, last where
-    /// it may be frozen.
+    /// Moves a process into the cgroup in each hierarchy. The freezer is last, because the process
+    /// may be frozen there.
     pub fn add_process(&self, process: u32) -> Result<(), Error> {
         let folders = self.folders();
         folders
@@ -290,8 +292,8 @@ impl Group {
             .try_for_each(|folder| write(&folder.join("cgroup.procs"), &process.to_string()))
     }
 
-    /// The file of this cgroup, or of one above it, by which users other than root could move
-    /// processes out.
+    /// The first `cgroup.procs` file, here or in an ancestor, that users other than root can write.
+    /// With it they could move processes out of the cgroup.
     pub fn writable_by_others(&self) -> Result<Option<PathBuf>, Error> {
         let Hierarchies { cpu, cpuset, freezer } = &self.hierarchies;
         for hierarchy in [cpu, cpuset, freezer] {
@@ -312,7 +314,7 @@ impl Group {
         Ok(None)
     }
 
-    /// Removes it with all cgroups below it, which must not hold any process.
+    /// Removes the cgroup and all cgroups below it. None of them may contain a process.
     pub fn remove(&self) -> Result<(), Error> {
         self.folders().iter().filter(|folder| folder.is_dir()).try_for_each(|folder| rmdir(folder))
     }
@@ -333,8 +335,8 @@ fn ask_for_controllers(hierarchy: &Hierarchy, of: &CgroupPath) -> Result<(), Err
     Ok(())
 }
 
-/// Gives a new cgroup its parent's CPUs and memory: on version 1 it starts without, and accepts no
-/// process.
+/// Gives a new cgroup the CPUs and memory nodes of its parent. On version 1 both start empty, and
+/// the cgroup accepts no process until they are set.
 fn inherit_cpus(hierarchy: &Hierarchy, path: &CgroupPath) -> Result<(), Error> {
     let own = hierarchy.folder(path);
     let parent = hierarchy.folder(&path.parent());
@@ -367,7 +369,8 @@ fn cpus(file: &Path) -> Result<CpuSet, Error> {
     text.parse().map_err(|_| Error::Malformed { file: file.to_owned(), text })
 }
 
-/// A cgroup that is removed meanwhile holds no process.
+/// Collects the processes of a cgroup and of those below it. A cgroup that is removed meanwhile has
+/// no processes.
 fn below(folder: &Path, found: &mut BTreeSet<u32>) -> Result<(), Error> {
     let text = match read(&folder.join("cgroup.procs")) {
         Ok(text) => text,

@@ -1,4 +1,4 @@
-//! Where the kernel has the three controllers that a fence needs.
+//! Finds the mounts of the three cgroup controllers that a fence needs.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub enum Version {
 pub(super) struct Hierarchy {
     point: PathBuf,
     pub(super) version: Version,
-    /// As /proc/PID/cgroup names it: one of its controllers, or the empty text on version 2.
+    /// The controller's name as in /proc/PID/cgroup; empty on version 2.
     controller: &'static str,
 }
 
@@ -36,8 +36,8 @@ impl Hierarchy {
     }
 }
 
-/// The three hierarchies. Each is of version 1 if that has the controller, because a controller is
-/// never in both versions at once.
+/// The hierarchies of the three controllers. A controller is in only one version at a time, so
+/// version 1 is used if it has the controller.
 #[derive(Clone, Debug)]
 pub struct Hierarchies {
     pub(super) cpu: Hierarchy,
@@ -78,19 +78,19 @@ impl Hierarchies {
         let new = mounts.iter().find(|mount| mount.kind == "cgroup2");
         let new = new.ok_or(Error::NoController(controller))?;
         let has = controllers_of_v2(Path::new(new.point))?;
-        // On version 2 freezing is no controller: every cgroup can do it.
+        // On version 2 every cgroup can be frozen; no controller exists for it.
         if controller != "freezer" && !has.split_whitespace().any(|has| has == controller) {
             return Err(Error::NoController(controller));
         }
         Ok((new.point.into(), Version::Two))
     }
 
-    /// The cgroup of a process in the hierarchy that ranks it.
+    /// The cgroup of a process in the hierarchy with the cpu controller.
     pub fn cgroup_of(&self, process: u32) -> Result<CgroupPath, Error> {
         self.cpu.path_of(process)
     }
 
-    /// A short name for people.
+    /// The cgroup version, for messages.
     pub fn name(&self) -> &'static str {
         match [&self.cpu, &self.cpuset, &self.freezer].map(|one| one.version) {
             [Version::Two, Version::Two, Version::Two] => "v2",
@@ -100,7 +100,7 @@ impl Hierarchies {
     }
 }
 
-/// The fields of a line of mountinfo that are needed here.
+/// The fields of a mountinfo line that this module uses.
 struct Mounted<'a> {
     point: &'a str,
     kind: &'a str,
@@ -108,8 +108,8 @@ struct Mounted<'a> {
 }
 
 impl<'a> Mounted<'a> {
-    /// Accepts only whole hierarchies. In a container, a mount of a part shows cgroups by names
-    /// that /proc does not use.
+    /// Parses the mount of a whole hierarchy. Rejects a mount of a part, as in a container: there
+    /// the paths of cgroups differ from those in /proc.
     fn parse(line: &'a str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(3);
@@ -155,8 +155,8 @@ mod tests {
             .map(|one| (one.point.display().to_string(), one.version)))
     }
 
-    /// Goal: each controller is found where it is mounted, whatever the mixture. Method: version 1,
-    /// both versions with controllers on one side, version 2, and what a container may show.
+    /// Goal: each controller is found where it is mounted, in every mix of versions. Method:
+    /// version 1; version 2; both with controllers on one side; the mounts of a container.
     #[test]
     fn controllers_are_found_where_they_are_mounted() {
         let old = ["cpu,cpuacct", "cpuset", "freezer"]

@@ -1,9 +1,9 @@
-//! Cgroups, by the kernel's own files: makes, confines, ranks and freezes them, and reads what
-//! holds.
+//! Creates, confines, ranks and freezes cgroups through the kernel's own files, and reads their
+//! state.
 //!
-//! One path can exist in several hierarchies. On version 1, CPU shares, CPUs and the freezer each
-//! have their own; on version 2 there is only one. [`Group`] is a path in all of them, so that code
-//! outside of this folder needs not distinguish versions.
+//! One path can exist in several hierarchies. On version 1, CPU shares, CPU lists and the freezer
+//! have a hierarchy each. On version 2 there is one hierarchy. A [`Group`] is one path in all of
+//! them, so other code does not distinguish versions.
 
 mod file;
 mod freezer;

@@ -5,7 +5,8 @@
 pub struct CgroupPath(String);
 
 impl CgroupPath {
-    /// Parses what a user types, with or without slashes at its ends; `None` if it is invalid.
+    /// Parses a path that a user typed, with or without slashes at its ends; `None` if it is
+    /// invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let parts: Vec<&str> = text.trim_matches('/').split('/').collect();
         if parts == [""] {
@@ -38,7 +39,7 @@ impl CgroupPath {
         if parent.is_empty() { Self::root() } else { Self(parent.to_owned()) }
     }
 
-    /// Whether this is `other`, or is below it.
+    /// Whether this path is `other`, or is below `other`.
     pub fn is_within(&self, other: &Self) -> bool {
         other.is_root()
             || self

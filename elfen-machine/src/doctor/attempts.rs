@@ -1,8 +1,8 @@
-//! What no file says: may a program be attached, a segment be made, a counter be opened?
+//! Facts that only an attempt can show, such as whether this user may attach an eBPF program.
 //!
 //! Each attempt tries an operation once and undoes it: before it returns, the program is detached,
 //! the segment removed and the counter closed. Its result is a fact: a word, and often the error as
-//! a detail. In a recording, the results are next to the files that were read.
+//! a detail. Recordings hold these results next to the files that were read.
 
 use std::collections::BTreeSet;
 use std::{fs, io};
@@ -27,7 +27,7 @@ use crate::{hsperf, mapped, systemd};
 
 type Attempt = fn(&Machine<'_>) -> String;
 
-/// By the name of the fact.
+/// All attempts, by the name of the fact.
 pub(super) const ATTEMPTS: [(&str, Attempt); 26] = [
     ("capabilities", |_| capabilities()),
     ("kernel-types", |_| kernel_types()),
@@ -57,8 +57,8 @@ pub(super) const ATTEMPTS: [(&str, Attempt); 26] = [
     ("running-jvms", |_| running_jvms()),
 ];
 
-/// Whether the kernel notes at once when a thread begins to filter its system calls; unknown where
-/// nothing can be attached.
+/// Whether the kernel reports at once that a thread began to filter its system calls (seccomp).
+/// `unknown` if no eBPF program can be attached.
 fn filter_notes() -> String {
     match Notes::attach() {
         Ok(notes) => done_or_refused(notes.filters()),
@@ -76,7 +76,7 @@ fn done_or_refused<T, E: ToString>(result: Result<T, E>) -> String {
     result.map_or_else(|error| refused(&error), |_| "done".to_owned())
 }
 
-/// The verifier's message can be pages long.
+/// How much of an error is kept: a message of the eBPF verifier can be pages long.
 const MAX_WORDS: usize = 60;
 
 fn refused(error: &impl ToString) -> String {
@@ -85,13 +85,13 @@ fn refused(error: &impl ToString) -> String {
     format!("refused: {}", words.join(" "))
 }
 
-/// CAP_SYS_ADMIN includes CAP_PERFMON and CAP_BPF.
+/// Numbers of capabilities. CAP_SYS_ADMIN includes CAP_PERFMON and CAP_BPF.
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
-/// Whether this process has a capability; `None` if /proc does not show it.
+/// Whether this process has a capability; `None` if /proc does not report it.
 fn has_capability(capability: u32) -> Option<bool> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
@@ -111,11 +111,11 @@ fn capabilities() -> String {
     .to_owned()
 }
 
-/// The kernel's description of itself.
+/// The types of the running kernel (BTF).
 const TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// The type against which a tp_btf program of a tracepoint is checked. Names of types are
-/// NUL-terminated strings at the end of the file.
+/// The name of the BTF type that the verifier needs for a tp_btf program at this tracepoint. The
+/// BTF file ends with the names of its types, each terminated by NUL.
 fn type_of(tracepoint: &str) -> Vec<u8> {
     format!("btf_trace_{tracepoint}").into_bytes()
 }
@@ -131,8 +131,8 @@ fn kernel_types() -> String {
     }
 }
 
-/// The tracepoints that an option of `elfen tailor` needs and the kernel lacks. Without types
-/// nothing is found; another check says why.
+/// The tracepoints that an option of `elfen tailor` needs and the kernel lacks. If the BTF file is
+/// missing, the check of `kernel-types` gives the reason.
 fn tracepoints(option: Needs) -> String {
     let types = fs::read(TYPES).unwrap_or_default();
     let names: BTreeSet<&[u8]> = types.split(|&byte| byte == 0).collect();
@@ -152,7 +152,7 @@ fn attach() -> String {
     }
 }
 
-/// Maps the task map of elfend, which gives it only to trusted users.
+/// Tries to map elfend's task map, which elfend gives only to trusted users.
 fn elfend_task_map() -> String {
     match task_map::request_from_elfend() {
         Ok(_map) => "mapped".to_owned(),
@@ -169,7 +169,7 @@ fn elfend_task_map() -> String {
     }
 }
 
-/// The size of a page for a service on the lanes of this machine.
+/// The size of a service page for all request lanes of this machine.
 fn segment_bytes(machine: &Machine<'_>) -> usize {
     let request_lanes = u32::try_from(machine.lanes.pairs.len()).unwrap_or(u32::MAX);
     Page::<ServiceSlot>::bytes(request_lanes.max(1))
@@ -186,8 +186,8 @@ fn segment(bytes: usize) -> String {
     }
 }
 
-/// Counts the cycles of a whole CPU for a moment, or else those of this thread. Without a pair, any
-/// CPU stands for the lanes.
+/// Tries to count the cycles of a whole CPU, then those of this thread only. The CPU is a request
+/// lane, or any usable CPU on a machine without pairs.
 fn counters(machine: &Machine<'_>) -> String {
     let lane = machine.request_lanes().iter().next();
     let cpu = lane.or_else(|| machine.topology.usable.iter().next()).unwrap_or(0);
@@ -206,7 +206,8 @@ fn counters(machine: &Machine<'_>) -> String {
     }
 }
 
-/// The detail says how many lanes can wake another.
+/// Whether the nanonap device can be used. The detail is the number of lanes that can wake another
+/// lane.
 fn nanonap() -> String {
     match Device::open() {
         Ok(device) => {
@@ -224,14 +225,15 @@ fn nanonap() -> String {
     }
 }
 
-/// Whether MONITOR works, from the kernel's list of flags.
+/// Whether /proc/cpuinfo lists the flag of MONITOR; `None` if it lists no flags.
 fn monitor() -> Option<bool> {
     let cpu = fs::read_to_string("/proc/cpuinfo").ok()?;
     let flags = cpu.lines().find(|line| line.starts_with("flags"))?;
     Some(flags.split_whitespace().any(|flag| flag == "monitor"))
 }
 
-/// Tries it in a new thread that then ends: not every kernel lets a thread leave SCHED_IDLE.
+/// Tries SCHED_IDLE in a new thread that then ends, because some kernels do not let a thread leave
+/// SCHED_IDLE.
 fn idle_class() -> io::Result<()> {
     let ask = || {
         let none = libc::sched_param { sched_priority: 0 };
@@ -257,7 +259,7 @@ fn idle_poll() -> Option<bool> {
     Some(line.split_whitespace().any(|word| word == "idle=poll"))
 }
 
-/// The first version with CPUWeight=idle.
+/// The first version of systemd with CPUWeight=idle.
 const OLDEST_SYSTEMD: u32 = 252;
 
 fn systemd_version() -> String {
@@ -277,19 +279,20 @@ fn open_own_mapping() -> io::Result<fs::File> {
     fs::File::open(entry.ok_or(io::ErrorKind::NotFound)?.path())
 }
 
-/// Whether there are symbols by build id.
+/// Whether debug symbols, by build id, are installed.
 fn has_debug_symbols() -> bool {
     fs::read_dir("/usr/lib/debug/.build-id").is_ok_and(|mut folders| folders.next().is_some())
 }
 
-/// How many JVMs are examined: a machine may have any number.
+/// The most JVMs that are examined, so that a machine with many does not slow down the report.
 const MOST_JVMS: usize = 16;
-/// The limit for reading a JVM's library: those of OpenJDK 8 to 21 have 13 to 25 MB.
+/// The limit for reading a JVM's library. The libraries of OpenJDK 8 to 21 have 13 to 25 MB.
 const LIBRARY_BYTES_MAX: u64 = 64 << 20;
-/// The name of a probe that every JVM with probes has.
+/// A probe that every JVM library with probes has.
 const PROBE: &[u8] = b"safepoint__begin";
 
-/// The running JVMs, with what shows their pauses: `811 probes counters, 902 counters, 903`.
+/// The running JVMs, each with the sources that report its pauses: `811 probes counters, 902
+/// counters, 903`.
 fn running_jvms() -> String {
     let jvm = |process: u32| {
         let all = mappings(process).ok()?;
@@ -309,13 +312,13 @@ fn running_jvms() -> String {
     jvms.collect::<Vec<_>>().join(", ")
 }
 
-/// How many names of processes with cookies are shown.
+/// The most names of processes with cookies that are printed.
 const COOKIES_SHOWN: usize = 3;
 
-/// Whether a process has a core-scheduling cookie. Counts processes instead of threads: cookies are
-/// given to processes, and threads inherit them.
+/// Whether any process has a core-scheduling cookie. Counts processes instead of threads: cookies
+/// are usually set on processes, and threads inherit them.
 fn core_scheduling() -> String {
-    // 0 is the caller itself.
+    // Process 0 means the calling process.
     if let Err(error) = cookie(0) {
         return match error.raw_os_error() {
             Some(libc::EINVAL) => "absent".to_owned(),
@@ -358,7 +361,7 @@ const ONE_THREAD: libc::c_ulong = 0;
 
 fn cookie(pid: u32) -> io::Result<u64> {
     let mut cookie = 0_u64;
-    // SAFETY: PR_SCHED_CORE_GET writes eight bytes to the address, which is that of `cookie`.
+    // SAFETY: PR_SCHED_CORE_GET writes eight bytes to the address, and `cookie` has eight bytes.
     let result = unsafe {
         libc::prctl(
             libc::PR_SCHED_CORE,

@@ -43,25 +43,25 @@ pub enum Group {
 pub enum Status {
     Yes,
     No,
-    /// It works, but not as well as it could; or the check cannot tell.
+    /// The feature works, but not as well as it could; or the check cannot tell.
     Warn,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Finding {
     pub status: Status,
     pub why: String,
-    /// How to get to yes; empty if the status is yes.
+    /// How to reach status `Yes`; empty if the status is `Yes`.
     pub fix: String,
 }
 
-/// Whether a check that works is enough for borrow-idle to have what it needs of the group.
+/// Whether this check, if it works, gives borrow-idle what it needs of the check's group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Enough {
     No,
     Yes,
-    /// Under a condition on the program or the service, which no check of the machine can decide.
+    /// Enough only under this condition on the program or the service, which no check can decide.
     If(&'static str),
 }
 
@@ -82,17 +82,19 @@ impl Check {
     }
 }
 
-/// Whether borrow-idle can run here: whether each group that it needs has a check that works.
+/// Whether borrow-idle can run here: whether each group in [`NEEDS`] has a check that works and is
+/// enough.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Verdict {
     pub missing: Vec<&'static str>,
     /// The next step; empty if nothing is missing.
     pub next: String,
-    /// The only programs or requests that it works for; empty if it works for all.
+    /// The conditions under which borrow-idle works; empty if it works for all programs and
+    /// requests.
     pub only: Vec<&'static str>,
 }
 
-/// In the order in which to solve them.
+/// What borrow-idle needs, in the order in which a user should solve missing needs.
 pub const NEEDS: [(Group, &str); 4] = [
     (Group::Lanes, "a pair of lanes"),
     (Group::Signals, "a signal"),
@@ -100,7 +102,7 @@ pub const NEEDS: [(Group, &str); 4] = [
     (Group::Checks, "checks"),
 ];
 
-/// The checks of a group of which one has to work.
+/// The checks of a group of which at least one must work.
 pub fn alternatives(checks: &[Check], group: Group) -> impl Iterator<Item = &Check> {
     checks.iter().filter(move |check| check.group == group && check.enough != Enough::No)
 }
@@ -145,8 +147,8 @@ mod tests {
         Check { group, name: "it", enough, finding: Finding { status, why: "so".into(), fix } }
     }
 
-    /// Goal: borrow-idle runs exactly if each of its needs is met. Method: every combination of the
-    /// four groups' results, among checks that must not count.
+    /// Goal: the verdict is positive exactly if each need is met. Method: every combination of
+    /// results of the four groups, next to checks that must not count.
     #[test]
     fn borrow_idle_needs_one_mechanism_of_each_group() {
         let statuses = [Status::Yes, Status::No, Status::Warn];
@@ -169,8 +171,8 @@ mod tests {
         }
     }
 
-    /// Goal: a condition is named if nothing works without it. Method: the two kinds of mechanism,
-    /// each working and not.
+    /// Goal: the verdict names a condition only if no unconditional mechanism works. Method: one
+    /// mechanism with a condition and one without, each with every status.
     #[test]
     fn a_condition_holds_where_nothing_else_works() {
         for (without, with, only) in [

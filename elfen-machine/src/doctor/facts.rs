@@ -1,8 +1,7 @@
-//! The facts that the table of checks judges, by name.
+//! The facts that rules of the table of checks compare, by name.
 //!
 //! A fact is a word, or a word and a detail, as in `refused: EPERM`. Facts come from attempts, from
-//! files, and from other facts. A file that cannot be read is an error only for checks that need
-//! its fact.
+//! files, and from other facts. If a file cannot be read, only the checks that need its fact fail.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -53,7 +52,8 @@ const DERIVED: [(&str, Derive); 14] = [
 ];
 
 impl Facts {
-    /// Reads and tries everything. Fails only for a recording without the result of an attempt.
+    /// Reads all files and makes all attempts. Fails only for a recording that lacks the result of
+    /// an attempt.
     pub(super) fn of(machine: &Machine<'_>) -> Result<Self, SourceError> {
         let mut facts = Self::default();
         for (name, attempt) in ATTEMPTS {
@@ -78,7 +78,7 @@ impl Facts {
         self.0.insert(name, Ok(fact.to_string()));
     }
 
-    /// A fact without a word, as some texts contain colons.
+    /// Sets a fact that is all detail. Its text may contain colons, so it gets the word `text`.
     fn set_text(&mut self, name: &'static str, text: &str) {
         self.set(name, format!("text: {text}"));
     }
@@ -87,7 +87,7 @@ impl Facts {
         self.0.insert(name, fact.map_err(|error| error.to_string()));
     }
 
-    /// The word of a fact. An error says which file cannot be read.
+    /// The word of a fact. An error names the file that cannot be read.
     pub(super) fn word(&self, name: &str) -> Result<&str, String> {
         let fact = self.get(name)?;
         Ok(fact.split_once(": ").map_or(fact, |(word, _)| word))
@@ -170,7 +170,7 @@ impl Facts {
         self.set_text("filters-note", &note);
     }
 
-    /// How each running JVM can be observed: by the best possible means.
+    /// Sets how each running JVM can be observed, with the best available source.
     fn set_jvms(&mut self) {
         let running = self.get("running-jvms").unwrap_or_default().to_owned();
         let jvms: Vec<&str> = running.split(", ").filter(|jvm| !jvm.is_empty()).collect();
@@ -204,7 +204,7 @@ impl Facts {
         let shown = first_of(&irqs, IRQS_SHOWN, ", ", ", and");
         let there = lanes_text(&lanes);
         self.set("irqs", format!("here: {there} (times since boot): {shown}"));
-        // CPUs in no pair; if there are none, the batch lanes.
+        // Suggests the CPUs that are in no pair, or the batch lanes if every CPU is in a pair.
         let online = &machine.topology.online;
         let free = online.without(&machine.all_lanes());
         let others = if free.is_empty() { online.without(&lanes) } else { free };
@@ -217,7 +217,7 @@ impl Facts {
             Ok(exits) => exits,
             Err(error) => return self.set_read("idle-exit", Err(error)),
         };
-        // Of equal states, the first.
+        // `max_by_key` returns the last maximum, so `rev` makes it the first.
         let slowest = exits.iter().rev().max_by_key(|(_, _, latency_us)| latency_us);
         let Some((cpu, state, latency_us)) = slowest else {
             return self.set("idle-exit", "absent");
@@ -230,12 +230,12 @@ impl Facts {
     }
 }
 
-/// More pairs are listed by `elfen lanes`.
+/// The most pairs that are printed. `elfen lanes` lists all.
 const PAIRS_SHOWN: usize = 8;
-/// How many interrupts are named, the most frequent ones.
+/// The most interrupts that are printed, the most frequent first.
 const IRQS_SHOWN: usize = 3;
 
-/// The first names of a list, and how many more there are.
+/// The first items of a list, and the number of the others.
 fn first_of<T: ToString>(items: &[T], shown: usize, separator: &str, and: &str) -> String {
     let first: Vec<String> = items.iter().take(shown).map(T::to_string).collect();
     match items.len().saturating_sub(shown) {
@@ -244,7 +244,7 @@ fn first_of<T: ToString>(items: &[T], shown: usize, separator: &str, and: &str) 
     }
 }
 
-/// `request lane 0`, `request lanes 0,2`.
+/// Names the lanes as in `request lane 0` or `request lanes 0,2`.
 fn lanes_text(lanes: &CpuSet) -> String {
     let plural = if lanes.len() == 1 { "" } else { "s" };
     format!("request lane{plural} {lanes}")
@@ -261,13 +261,13 @@ fn kernel(machine: &Machine<'_>) -> Result<String, SourceError> {
     })
 }
 
-/// The first two numbers of a release: of `6.1.0-28-amd64`, 6 and 1.
+/// The first two numbers of a kernel release: 6 and 1 for `6.1.0-28-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// The level of kernel lockdown: the file has it in brackets.
+/// The active level of kernel lockdown, which the file puts in brackets.
 fn lockdown(machine: &Machine<'_>) -> Result<String, SourceError> {
     let levels = machine.source.text("/sys/kernel/security/lockdown")?.unwrap_or_default();
     let level = levels.split(['[', ']']).nth(1);
@@ -281,7 +281,7 @@ fn user_namespace(machine: &Machine<'_>) -> Result<String, SourceError> {
     Ok(if own { "own" } else { "initial" }.to_owned())
 }
 
-/// The version of cgroups that has a controller, or why there is none.
+/// The cgroup version that has a controller, or the reason why no version has it.
 fn controller(source: &Source, name: &'static str) -> Result<String, SourceError> {
     Ok(match mount_of(source, name)? {
         Ok((_, Version::One)) => "v1: cgroup version 1".to_owned(),
@@ -319,8 +319,8 @@ fn mount_of(
     })
 }
 
-/// The rank of the cgroup of elfend.service. Elsewhere, guards are in the cgroup where root starts
-/// them.
+/// The rank of system.slice, in which elfend.service runs. If root starts elfend by hand, its
+/// guards are in root's cgroup instead.
 fn home(machine: &Machine<'_>) -> Result<String, SourceError> {
     let Ok((point, _)) = mount_of(machine.source, "cpu")? else { return Ok("unknown".to_owned()) };
     let read = |file: &str| machine.source.text(&format!("{point}/system.slice/{file}"));
@@ -346,7 +346,7 @@ fn clock(machine: &Machine<'_>) -> Result<String, SourceError> {
 fn sched_ext(machine: &Machine<'_>) -> Result<String, SourceError> {
     let text = |file: &str| machine.source.text(&format!("/sys/kernel/sched_ext/{file}"));
     let Some(state) = text("state")? else { return Ok("absent".to_owned()) };
-    // `root` is sched_ext's name for the folder of the scheduler that is loaded.
+    // The folder of the loaded scheduler has the name `root`.
     let scheduler = text("root/ops")?;
     let scheduler = scheduler.as_deref().unwrap_or("a scheduler without a name");
     let all = text("switch_all")?.as_deref() != Some("0");
@@ -358,7 +358,7 @@ fn sched_ext(machine: &Machine<'_>) -> Result<String, SourceError> {
 struct Irq {
     number: u32,
     name: String,
-    /// How often it arrived on request lanes since boot.
+    /// How often the interrupt arrived on request lanes since boot.
     arrived: u64,
 }
 
@@ -368,14 +368,14 @@ impl Display for Irq {
     }
 }
 
-/// The interrupts that the kernel routes to a lane now and that have arrived there since boot, most
-/// frequent first; `None` without a table of interrupts. The architecture's per-CPU interrupts
-/// (timer, IPIs) have no route and do not count.
+/// The interrupts that are routed to a lane now and have arrived there since boot, the most
+/// frequent first. `None` if the table of interrupts is missing. Per-CPU interrupts of the
+/// architecture (timer, IPIs) have no route and do not count.
 fn device_irqs(source: &Source, lanes: &CpuSet) -> Result<Option<Vec<Irq>>, SourceError> {
     let Some(table) = source.text("/proc/interrupts")? else { return Ok(None) };
     let mut irqs = Vec::new();
     for irq in arrived(&table, lanes) {
-        // If the route is unknown, the interrupt may come again.
+        // If the route is unknown, the interrupt may arrive on a lane again.
         if route(source, irq.number)?.is_none_or(|cpus| !cpus.and(lanes).is_empty()) {
             irqs.push(irq);
         }
@@ -388,7 +388,7 @@ fn device_irqs(source: &Source, lanes: &CpuSet) -> Result<Option<Vec<Irq>>, Sour
 fn arrived(table: &str, lanes: &CpuSet) -> Vec<Irq> {
     let mut lines = table.lines();
     let header = lines.next().unwrap_or_default();
-    // CPUs that are offline have no column.
+    // Offline CPUs have no column.
     let columns: Vec<Option<u32>> = header
         .split_whitespace()
         .map(|title| title.strip_prefix("CPU").and_then(|cpu| cpu.parse().ok()))
@@ -400,7 +400,7 @@ fn arrived(table: &str, lanes: &CpuSet) -> Vec<Irq> {
         let counts = columns.iter().zip(&words);
         let on_lanes = counts.filter(|(cpu, _)| cpu.is_some_and(|cpu| lanes.contains(cpu)));
         let arrived = on_lanes.filter_map(|(_, count)| count.parse::<u64>().ok()).sum();
-        // Behind the counts are the chip, the chip's number with its trigger, and the devices.
+        // After the counts come the chip, the chip's number with its trigger, and the devices.
         let name = match words.get(columns.len()..).unwrap_or_default() {
             [] => "a device without a name".to_owned(),
             [_, _, devices @ ..] if !devices.is_empty() => devices.join(" "),
@@ -411,8 +411,8 @@ fn arrived(table: &str, lanes: &CpuSet) -> Vec<Irq> {
     lines.filter_map(irq).collect()
 }
 
-/// The CPUs to which the kernel routes an interrupt: one CPU on most machines, the whole mask on
-/// some.
+/// The CPUs to which the kernel routes an interrupt. Most machines report one CPU, some the whole
+/// affinity mask.
 fn route(source: &Source, irq: u32) -> Result<Option<CpuSet>, SourceError> {
     let folder = format!("/proc/irq/{irq}");
     let effective = source.cpus(&format!("{folder}/effective_affinity_list"))?;
@@ -422,11 +422,12 @@ fn route(source: &Source, irq: u32) -> Result<Option<CpuSet>, SourceError> {
     }
 }
 
-/// Where each mount of the unified hierarchy lists the CPUs in isolated cpuset partitions.
+/// The files that list the CPUs of isolated cpuset partitions, for each usual mount of cgroup
+/// version 2.
 const PARTITIONS: [&str; 2] =
     ["/sys/fs/cgroup/cpuset.cpus.isolated", "/sys/fs/cgroup/unified/cpuset.cpus.isolated"];
 
-/// The request lanes on which the kernel may place other threads.
+/// The request lanes to which the kernel may move other threads, because nothing isolates them.
 fn open_lanes(machine: &Machine<'_>) -> Result<CpuSet, SourceError> {
     let mut open = machine.request_lanes().without(&machine.topology.isolated);
     for file in PARTITIONS {
@@ -465,8 +466,8 @@ fn governor(machine: &Machine<'_>) -> Result<String, SourceError> {
 
 const CPU: &str = "/sys/devices/system/cpu";
 
-/// The enabled idle states of a CPU, with the exit latencies in microseconds; none if the kernel
-/// lists none.
+/// The enabled idle states of a CPU, with their exit latencies in microseconds. Empty if the kernel
+/// lists no states.
 fn idle_states(source: &Source, cpu: u32) -> Result<Vec<(String, u64)>, SourceError> {
     let mut states = Vec::new();
     for number in 0.. {
@@ -482,8 +483,8 @@ fn idle_states(source: &Source, cpu: u32) -> Result<Vec<(String, u64)>, SourceEr
     Ok(states)
 }
 
-/// The first request lane whose only enabled idle state is POLL, in which the kernel spins. Every
-/// other state stops the lane.
+/// The first request lane that has POLL as its only enabled idle state. In POLL the kernel spins;
+/// all other idle states halt the lane.
 fn polls_only(machine: &Machine<'_>) -> Result<String, SourceError> {
     for cpu in machine.request_lanes().iter() {
         let states = idle_states(machine.source, cpu)?;
@@ -504,7 +505,7 @@ fn haltpoll(machine: &Machine<'_>) -> Result<String, SourceError> {
     Ok(if is_used && limit_ns > 0 { format!("on: {limit_ns}") } else { "off".to_owned() })
 }
 
-/// With a longer exit latency, waking a lane takes longer than a short request.
+/// A longer exit latency is reported as slow: waking the lane takes longer than a short request.
 const SLOW_EXIT_US: u64 = 100;
 
 /// CPU, name and exit latency in microseconds of each idle state of each request lane.
@@ -521,8 +522,9 @@ fn idle_exits(machine: &Machine<'_>) -> Result<Vec<(u32, String, u64)>, SourceEr
 mod tests {
     use super::*;
 
-    /// Goal: counts come from the right columns, and names are those that people know. Method: CPU
-    /// 1 is offline, so columns and CPUs differ; lines of each shape that kernels write.
+    /// Goal: counts come from the right columns, and interrupts have the names of their devices.
+    /// Method: CPU 1 is offline, so columns and CPU numbers differ; lines of each shape that
+    /// kernels write.
     #[test]
     fn the_columns_of_online_cpus_are_read() {
         let table = "            CPU0       CPU2       CPU3\n\x20  8:          0          5        \
@@ -545,7 +547,7 @@ mod tests {
         assert_eq!(arrived("", &"0".parse().unwrap()), []);
     }
 
-    /// Goal: releases are parsed as kernels write them. Method: one of each shape.
+    /// Goal: releases are parsed as kernels write them. Method: one release of each shape.
     #[test]
     fn releases_are_parsed_as_kernels_write_them() {
         let releases = [

@@ -1,4 +1,4 @@
-//! The table of checks, `checks.txt`, and how a check's rules turn facts into a finding.
+//! Parses the table of checks, `checks.txt`, and applies its rules to facts.
 
 use serde::de::DeserializeOwned;
 use serde::de::value::{Error, StrDeserializer};
@@ -8,7 +8,7 @@ use super::facts::Facts;
 
 const TABLE: &str = include_str!("checks.txt");
 
-/// Every check of the table, decided by these facts.
+/// Applies every check of the table to these facts.
 pub(super) fn judge_all(facts: &Facts) -> Vec<Check> {
     entries().map(|entry| entry.judge(facts)).collect()
 }
@@ -44,8 +44,8 @@ impl Entry {
         Check { group, name, enough, finding }
     }
 
-    /// What the first rule finds whose conditions hold. An error names a file that the rules need
-    /// and that cannot be read.
+    /// The finding of the first rule whose conditions hold. An error names a file that the rules
+    /// need and that cannot be read.
     fn find(&self, facts: &Facts) -> Result<Finding, String> {
         let mut status = None;
         let mut text = String::new();
@@ -65,7 +65,7 @@ impl Entry {
     }
 }
 
-/// The status of a rule, if its conditions hold: `FACT=WORD[|WORD] ... STATUS`.
+/// The status of a rule if its conditions hold. A rule is `FACT=WORD[|WORD] ... STATUS`.
 fn status_if(rule: &'static str, facts: &Facts) -> Result<Option<Status>, String> {
     for word in rule.split(' ') {
         let Some((fact, words)) = word.split_once('=') else {
@@ -79,7 +79,7 @@ fn status_if(rule: &'static str, facts: &Facts) -> Result<Option<Status>, String
     unreachable!("a rule ends with its status: {rule}")
 }
 
-/// The group or the status of this name.
+/// Parses the name of a group or of a status.
 fn from_name<T: DeserializeOwned>(name: &'static str) -> T {
     let found = T::deserialize(StrDeserializer::<Error>::new(name));
     found.unwrap_or_else(|error| unreachable!("the table of checks: {error}"))
@@ -95,8 +95,8 @@ mod tests {
     use crate::source::Source;
     use crate::topology::Topology;
 
-    /// Goal: whatever a machine is like, each check finds something. Method: the form of the
-    /// table. The last rule of a check has no condition; and all that is not a yes says what to do.
+    /// Goal: each check has a finding on every machine. Method: check the form of the table. The
+    /// last rule of a check has no condition, and a rule with another status than yes has a fix.
     #[test]
     fn each_check_ends_with_a_rule_that_always_holds() {
         assert_eq!(entries().count(), 45);
@@ -107,8 +107,8 @@ mod tests {
         }
     }
 
-    /// Goal: no rule names a fact that is never set. Method: every name in the table, on a machine
-    /// whose devices interrupt the lanes.
+    /// Goal: no rule names a fact that is never set. Method: look up every name in the table, on a
+    /// machine whose devices interrupt the lanes.
     #[test]
     fn every_fact_of_the_table_is_set() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../elfen/tests/doctor/vm.machine");

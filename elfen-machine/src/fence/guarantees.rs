@@ -1,4 +1,5 @@
-//! The guarantees of a fence: reads from the kernel whether they hold, and repairs what it can.
+//! Checks whether the guarantees of a fence hold, by the kernel's files, and repairs them if
+//! possible.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,13 +11,14 @@ use crate::process::threads_of;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Guarantee {
-    /// Guards outrank what is inside.
+    /// Guards rank above the processes of the fence.
     Rank,
-    /// It runs only on its batch lanes, with memory of their nodes.
+    /// The fence runs only on its batch lanes, with memory of their nodes.
     Place,
-    /// No thread in it has a class that ranks above guards in any cgroup.
+    /// No thread of the fence has a real-time or deadline class, which ranks above guards
+    /// everywhere.
     Class,
-    /// Only root can move a process out of it.
+    /// Only root can move a process out of the fence.
     Owner,
 }
 
@@ -40,7 +42,7 @@ pub struct Broken {
     pub why: String,
 }
 
-/// What guarantees are checked against.
+/// The facts that the guarantees of a fence are compared with.
 #[derive(Debug)]
 pub struct Terms<'a> {
     pub hierarchies: &'a Hierarchies,
@@ -48,12 +50,12 @@ pub struct Terms<'a> {
     pub home: &'a CgroupPath,
     /// The fence's batch lanes that are online.
     pub lanes: &'a CpuSet,
-    /// The memory nodes of all its lanes, online or not; empty where the kernel has no nodes.
+    /// The memory nodes of all lanes of the fence, online or not; empty if the kernel has none.
     pub nodes: &'a CpuSet,
 }
 
-/// The guarantees that do not hold, each with one reason. An error means that the cgroup cannot be
-/// read, so that no guarantee is known to hold.
+/// The broken guarantees, each with one reason. An error means that the cgroup cannot be read, so
+/// the state of its guarantees is unknown.
 pub fn check(group: &Group, terms: &Terms<'_>) -> Result<Vec<Broken>, Error> {
     group.require_domain()?;
     let mut broken = Vec::new();
@@ -76,7 +78,8 @@ fn outranked(group: &Group, terms: &Terms<'_>) -> Result<Option<Outranked>, Erro
 }
 
 fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> {
-    // Without an online lane the fence is frozen, wherever the kernel has moved its threads.
+    // Without an online lane the fence is frozen, so it does not matter where the kernel moved its
+    // threads.
     if terms.lanes.is_empty() {
         return Ok(None);
     }
@@ -95,20 +98,21 @@ fn misplaced(group: &Group, terms: &Terms<'_>) -> Result<Option<String>, Error> 
         return Ok(Some("its cpuset is a partition of its own (cpuset.cpus.partition)".to_owned()));
     }
     let half = group.partly_inside()?;
-    // A process that is moved just now is in one hierarchy before the other.
+    // A move changes one hierarchy after the other, so check again whether the process is between
+    // them.
     let half = half.into_iter().find(|&process| is_partly_inside(group, process));
     Ok(half.map(|process| format!("process {process} is in it in only one of the hierarchies")))
 }
 
-/// The nodes of which the fence should have memory: those of its lanes, as far as its parent has
-/// them. If there are none, the present nodes are right.
+/// The memory nodes that the fence should have: those of its lanes that its parent has, too. If its
+/// parent has none of them, the current nodes are correct.
 fn nodes(group: &Group, terms: &Terms<'_>, now: &CpuSet) -> Result<CpuSet, Error> {
     let wanted = terms.nodes.and(&group.parent().effective_memory()?);
     Ok(if wanted.is_empty() { now.clone() } else { wanted })
 }
 
-/// Whether the fence has fewer CPUs or nodes than its lanes, because a lane came back online. That
-/// breaks no guarantee, but is repaired in the same way.
+/// Whether the fence has fewer CPUs or nodes than its lanes, because a lane came back online. No
+/// guarantee is broken then, but the same repair applies.
 pub fn lacks_lanes(group: &Group, terms: &Terms<'_>) -> Result<bool, Error> {
     let wanted = terms.lanes.and(&group.parent().effective_cpus()?);
     let now = group.effective_cpus()?;
@@ -121,11 +125,11 @@ fn is_partly_inside(group: &Group, process: u32) -> bool {
     group.partly_inside().is_ok_and(|half| half.contains(&process))
 }
 
-/// A thread of a real-time class; `None` also for a thread that has ended.
+/// A thread in the fence with a real-time class, as text. A thread that has ended has no class.
 fn realtime_thread(group: &Group) -> Result<Option<String>, Error> {
     for process in group.processes()? {
         for thread in threads_of(process) {
-            // SAFETY: takes a number.
+            // SAFETY: sched_getscheduler takes a number.
             let class = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread) };
             let class = i32::try_from(class).unwrap_or(-1) & !libc::SCHED_RESET_ON_FORK;
             let name = match class {
@@ -140,8 +144,8 @@ fn realtime_thread(group: &Group) -> Result<Option<String>, Error> {
     Ok(None)
 }
 
-/// Repairs what the cgroup's files can: sets again what other programs have changed. It cannot
-/// change the owner of files, or the class of threads.
+/// Repairs what the files of a cgroup can: writes the values again that other programs have
+/// changed. It cannot change the owner of files, or the class of threads.
 pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), Error> {
     match broken.guarantee {
         Guarantee::Rank => match outranked(group, terms)? {
@@ -154,7 +158,7 @@ pub fn repair(group: &Group, broken: &Broken, terms: &Terms<'_>) -> Result<(), E
             }
             for process in group.partly_inside()? {
                 if is_partly_inside(group, process) {
-                    // It may have ended meanwhile. If not, the next check finds it again.
+                    // The process may have ended meanwhile. If not, the next check finds it again.
                     let _taken_in = group.add_process(process);
                 }
             }

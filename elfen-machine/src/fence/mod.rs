@@ -1,9 +1,10 @@
-//! Fences: cgroups that lanes are lent to, and the guarantees that hold for them.
+//! Fences: cgroups that borrow lanes, and their guarantees.
 //!
-//! The kernel keeps a fence on its batch lanes and below everything else, while guards outside of
-//! it hold these lanes. Processes need nothing to run in a fence. [`guarantees`] checks and repairs
-//! a fence, [`rank`] says which cgroup ranks below which, and [`state`] records fences in a folder,
-//! from which `elfen pause` can freeze them without the daemon.
+//! The kernel confines a fence to its batch lanes, at the lowest rank, and guards outside of the
+//! fence occupy these lanes. Programs run in a fence without any change. [`guarantees`] checks and
+//! repairs a fence. [`rank`] compares the ranks of cgroups. [`state`] records fences in a folder,
+//! so that `elfen pause` can freeze them without the daemon. [`status`] holds requests to the
+//! daemon.
 
 pub mod guarantees;
 pub mod rank;

@@ -1,13 +1,13 @@
-//! Whether a guard gets its lane as soon as it wakes: which cgroup ranks below which.
+//! Decides whether a guard gets its lane as soon as it wakes, from the ranks of cgroups.
 //!
-//! The scheduler shares a CPU between the children of each cgroup, from the root down. So guard and
-//! batch compete in only one place: where their paths part. There the batch's side must be idle,
-//! which gives it 3 parts when the guard's side has 1024. Other cgroups further down take their
-//! time from their own side.
+//! The scheduler divides a CPU among the children of each cgroup, from the root down. So guard and
+//! batch compete only at one level: the children of their deepest common cgroup. The child on the
+//! batch's side must be idle: then it gets 3 parts while the guard's side gets 1024. Cgroups
+//! further down only divide the time of their own side.
 
 use crate::cgroup::{CgroupPath, Error, Rank};
 
-/// With less weight, an idle batch would get more than a hundredth of the guard's lane.
+/// With less weight of the guard's side, an idle batch would get more than a hundredth of the lane.
 pub const LEAST_WEIGHT: u64 = 30;
 
 /// Why a guard does not outrank a fence.
@@ -28,7 +28,7 @@ pub enum Outranked {
     GuardLight { path: CgroupPath, weight: u64 },
 }
 
-/// Where two paths part: the cgroup above both, and the next one towards each.
+/// Where two paths part: their deepest common cgroup, and its child on the way to each.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Parting {
     pub above: CgroupPath,
@@ -52,7 +52,7 @@ pub fn parting(home: &CgroupPath, fence: &CgroupPath) -> Parting {
     Parting { to_home: child(to_home.next()), to_fence: child(to_fence.next()), above }
 }
 
-/// The first reason why a guard in `home` does not outrank `fence`; `None` if it does.
+/// The first reason why a guard in `home` does not rank above `fence`; `None` if it does.
 pub fn outranked(
     home: &CgroupPath,
     fence: &CgroupPath,
@@ -85,8 +85,8 @@ pub fn outranked(
     Ok(None)
 }
 
-/// The cgroup from which guards outrank all of these fences, each of which is idle in its own
-/// parent. An error names two fences without such a cgroup.
+/// The cgroup from which guards rank above all of these fences, if each fence is idle in its
+/// parent. An error names two fences that have no such cgroup in common.
 pub fn home_of(fences: &[CgroupPath]) -> Result<CgroupPath, (CgroupPath, CgroupPath)> {
     let Some(deepest) = fences.iter().max_by_key(|fence| fence.parts().count()) else {
         return Ok(CgroupPath::root());
@@ -155,8 +155,8 @@ mod tests {
         assert!(home(&["elfen.slice", "elfen.slice/inner"]).is_err(), "one inside of the other");
     }
 
-    /// What the batch gets of a lane on which only guard and batch run, per million: level by
-    /// level, as the scheduler shares it.
+    /// The batch's share, per million, of a lane on which only guard and batch run. Computed level
+    /// by level, as the scheduler does.
     fn share(home: &CgroupPath, fence: &CgroupPath, ranks: &BTreeMap<CgroupPath, Rank>) -> u64 {
         let mut at = CgroupPath::root();
         loop {
@@ -181,8 +181,9 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: a batch below its guard gets at most a hundredth of the lane. Method: any two
-        /// paths and weights, compared with a model of the scheduler that does not know the rule.
+        /// Goal: a batch that ranks below its guard gets at most a hundredth of the lane. Method:
+        /// any two paths and weights, compared with a model of the scheduler that does not use the
+        /// rule.
         #[test]
         fn a_batch_below_its_guard_gets_at_most_a_hundredth(
             home in some_path(),

@@ -1,7 +1,7 @@
-//! The record of fences in `/run/elfen`: how to freeze each of them, and whether all are paused.
+//! Records fences in `/run/elfen`: how to freeze each of them, and whether all are paused.
 //!
-//! `elfen pause` reads only this, so it works while the daemon is stopped, hangs, or was never
-//! started again. A daemon that starts reads the pause and keeps it.
+//! `elfen pause` reads only this folder. So it works while the daemon is stopped or hangs. A daemon
+//! that starts reads the pause and keeps it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,27 +15,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{CgroupPath, Freezer};
 
-/// The default folder. Tests and a second daemon have their own.
+/// The default folder. Each test and each further daemon has its own folder.
 pub const FOLDER: &str = "/run/elfen";
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-/// The prefix of a file that is not finished.
+/// The prefix of a file that is still being written.
 const UNFINISHED: &str = ".";
 
-/// A fence: what is needed to freeze it.
+/// The record of a fence: what `elfen pause` needs to freeze it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecordedFence {
     pub name: String,
     pub path: CgroupPath,
-    /// The unit, where systemd owns the cgroup.
+    /// The unit, if systemd owns the cgroup.
     pub unit: Option<String>,
     pub freezer: Freezer,
 }
 
-/// A service that is confined to its request lanes: what is needed to undo that.
+/// The record of a service that is confined to its request lanes: what is needed to undo that.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Confined {
     pub service: String,
-    /// How the settings name the cgroup.
+    /// The cgroup as the settings name it.
     pub place: String,
     pub path: CgroupPath,
     pub unit: Option<String>,
@@ -76,9 +76,9 @@ impl Folder {
         builder.create(self.confined_folder())
     }
 
-    /// Locks the folder as long as the returned file lives. `None` if another process has the lock.
-    /// Waits a moment for a daemon that has just ended: its children hold the lock until they have
-    /// frozen the fences.
+    /// Locks the folder until the returned file is closed. `None` if another process has the lock.
+    /// Waits for a moment, because the children of a daemon that has just ended keep the lock until
+    /// they have frozen the fences.
     pub fn lock(&self) -> io::Result<Option<File>> {
         let file = File::options()
             .create(true)
@@ -107,8 +107,8 @@ impl Folder {
         fs::remove_file(self.fences().join(name))
     }
 
-    /// All fences, by name. An invalid file is an error, because a fence that cannot be read cannot
-    /// be frozen.
+    /// All fences, sorted by name. An invalid file is an error: skipping it would leave its fence
+    /// unfrozen.
     pub fn recorded_fences(&self) -> io::Result<Vec<RecordedFence>> {
         let mut all: Vec<RecordedFence> = all_of(&self.fences())?;
         all.sort_by(|one, other| one.name.cmp(&other.name));
@@ -123,14 +123,14 @@ impl Folder {
         fs::remove_file(self.confined_file(&one.path))
     }
 
-    /// All confined cgroups, by path.
+    /// All confined cgroups, sorted by path.
     pub fn confined(&self) -> io::Result<Vec<Confined>> {
         let mut all: Vec<Confined> = all_of(&self.confined_folder())?;
         all.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(all)
     }
 
-    /// The name of the file for a cgroup's path.
+    /// The name of the file that records a confined cgroup.
     fn confined_file(&self, path: &CgroupPath) -> PathBuf {
         let name = path.as_str().replace('%', "%25").replace('/', "%2F");
         self.confined_folder().join(name + ".json")
@@ -150,7 +150,7 @@ impl Folder {
         self.replace(&self.paused_file(), why)
     }
 
-    /// Ends the pause. Returns whether there was one.
+    /// Ends the pause. Returns whether the fences were paused.
     pub fn resume(&self) -> io::Result<bool> {
         match fs::remove_file(self.paused_file()) {
             Ok(()) => Ok(true),
@@ -159,9 +159,9 @@ impl Folder {
         }
     }
 
-    /// Replaces a file at once: readers see the old text or the new text, never a part.
+    /// Replaces a file atomically: readers see the old text or the new text, never a part.
     fn replace(&self, path: &Path, text: &str) -> io::Result<()> {
-        // The name of a fence never begins with a dot.
+        // No file is confused with an unfinished one: names of fences do not begin with a dot.
         let name = path.file_name().map(OsStr::to_string_lossy).unwrap_or_default();
         let new = path.with_file_name(format!("{UNFINISHED}{name}"));
         let mut file = File::create(&new)?;
@@ -195,7 +195,8 @@ mod tests {
     use super::*;
     use crate::cgroup::Version;
 
-    /// Goal: `elfen pause` finds what a daemon has recorded. Method: a folder of the test's own.
+    /// Goal: `elfen pause` finds the fences that a daemon has recorded. Method: a folder of the
+    /// test's own.
     #[test]
     fn recorded_fences_are_found() {
         let path = std::env::temp_dir().join(format!("elfen-state-{}", std::process::id()));

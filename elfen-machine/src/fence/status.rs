@@ -1,4 +1,4 @@
-//! Requests to the daemon and its answers, as `elfen status`, the metrics and other clients send
+//! Requests to the daemon and its answers, as clients such as `elfen status` and the metrics send
 //! and read them.
 
 use std::io;
@@ -19,35 +19,35 @@ use serde::{Deserialize, Serialize};
 use super::guarantees::{Broken, Guarantee};
 use crate::cgroup::CgroupPath;
 
-/// The longest request. The longest answer is what the kernel passes in one message.
+/// The longest request. The kernel's limit for one message bounds the answers.
 pub const LONGEST_REQUEST: usize = 4096;
 const LONGEST_ANSWER: usize = 1 << 17;
-/// How long a client waits for a daemon that may hang.
+/// How long a client waits for an answer; the daemon may hang.
 const PATIENCE_S: i64 = 5;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "do")]
 pub enum Request {
     Status,
-    /// Ends a pause: checks the guarantees now, and thaws fences without another reason to be
-    /// frozen.
+    /// Ends a pause: checks the guarantees now, and thaws each fence that is not frozen for another
+    /// reason.
     Resume,
-    /// Puts the process that asks into a fence.
+    /// Puts the asking process into a fence.
     Enter {
         fence: String,
     },
-    /// Gives the process that asks the pages of its lanes: [`elfen_rt::pages`].
+    /// Gives the asking process the pages of its lanes: [`elfen_rt::pages`].
     Pages,
-    /// Gives the process that asks the task map, to read which tasks run and to have lanes timed:
+    /// Gives the asking process the task map, to read which tasks run and to have lanes timed:
     /// [`elfen_rt::pages::request_task_map`].
     Tasks,
-    /// Has the kernel count the time of the descendants of the process that asks, and of its
-    /// launcher `front`, on the batch lanes of these (batch, request) pairs.
+    /// Makes the kernel count CPU time on the batch lanes of these (batch, request) pairs. It
+    /// counts the time of the asking process's descendants, and of its launcher `front`.
     Count {
         pairs: Vec<(u32, u32)>,
         front: u32,
     },
-    /// Requests other settings for the lanes with this page.
+    /// Requests other settings for the lanes that use this page.
     Set {
         page: String,
         wanted: WantedSettings,
@@ -75,7 +75,7 @@ impl From<&Settings> for WantedSettings {
 }
 
 impl WantedSettings {
-    /// `None` for a policy that this version does not know.
+    /// The settings; `None` if this version does not know the policy.
     pub fn settings(self) -> Option<Settings> {
         let Self { budget_ns, budget_until_ns, slo_latency_ns, slo_per_million, .. } = self;
         let policy = PolicyKind::from_word(self.policy)?;
@@ -95,21 +95,22 @@ impl WantedSettings {
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
     Status(Status),
-    /// The fence that the process is in now.
+    /// The fence that the asking process is in now.
     Entered(FenceStatus),
-    /// Comes with descriptors. `services`: both processes see the same System V segments.
+    /// The message has descriptors attached. `services`: client and daemon see the same System V
+    /// segments.
     Pages {
         services: bool,
     },
-    /// Comes with descriptors.
+    /// The message has descriptors attached.
     Tasks,
-    /// The claim that was made, and which account of each batch lane it has; `None` for a lane
-    /// whose accounts others use.
+    /// The number of the claim, and the index of its account on each batch lane; `None` for a lane
+    /// whose accounts are all in use.
     Counted {
         claim: u64,
         accounts: Vec<Option<u64>>,
     },
-    /// The guard process applies the settings within a tenth of a second.
+    /// The guard process applies the settings within 0.1 s.
     Set,
     Refused {
         why: String,
@@ -122,7 +123,7 @@ pub enum Answer {
 pub struct Status {
     pub version: String,
     pub pid: u32,
-    /// The guard process; `None` while there is none.
+    /// The guard process; `None` if it does not run.
     pub guard_process: Option<u32>,
     /// How many guard processes have ended.
     pub guard_processes_lost: u64,
@@ -133,22 +134,22 @@ pub struct Status {
     /// Services that are confined to their request lanes.
     #[serde(default)]
     pub confined: Vec<ConfinedStatus>,
-    /// Empty without a task map.
+    /// How long each request lane was busy; empty without a task map.
     #[serde(default)]
     pub requests: Vec<RequestLane>,
-    /// What the settings request but the daemon cannot do yet, one sentence each.
+    /// Requests of the settings that the daemon cannot fulfil yet, one sentence each.
     pub waiting: Vec<String>,
-    /// About the process that asks.
+    /// About the asking process.
     #[serde(default)]
     pub asker: Asker,
 }
 
-/// What the daemon knows of the process that asks.
+/// What the daemon knows about the asking process.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Asker {
-    /// Whether it may put itself into a fence, and have the task map.
+    /// Whether the process may enter a fence by itself, and may get the task map.
     pub may_enter: bool,
-    /// The fence that it is in.
+    /// The fence that the process is in.
     pub inside: Option<String>,
 }
 
@@ -164,29 +165,29 @@ impl Status {
 pub struct FenceStatus {
     pub name: String,
     pub path: CgroupPath,
-    /// As in `--lanes`.
+    /// The lanes, in the syntax of `--lanes`.
     pub lanes: String,
     pub processes: u64,
-    /// Why it is frozen, if it is.
+    /// Why the fence is frozen; `None` if it is not.
     pub frozen: Option<Frozen>,
     pub broken: Vec<Broken>,
     pub repaired: Vec<Repaired>,
-    /// Since the daemon began; empty where the kernel does not count cgroups.
+    /// CPU times since the daemon began; empty if the kernel does not count the time of cgroups.
     #[serde(default)]
     pub accounts: Vec<LaneAccount>,
 }
 
-/// The time of a fence on one batch lane.
+/// The CPU time of a fence on one batch lane.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LaneAccount {
     pub lane: u32,
     pub request: u32,
-    /// Its time while the request lane was idle, and while it was busy.
+    /// The fence's time while the request lane was idle, and while it was busy.
     pub borrowed_ns: u64,
     pub overlapped_ns: u64,
 }
 
-/// How long a request lane has been busy while it was watched.
+/// How long a request lane has been busy while the daemon watched it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RequestLane {
     pub lane: u32,
@@ -197,9 +198,9 @@ pub struct RequestLane {
 pub struct ConfinedStatus {
     pub service: String,
     pub path: CgroupPath,
-    /// As in the argument of `taskset`.
+    /// The CPUs, in the syntax of `taskset`.
     pub cpus: String,
-    /// How often another program had given it other CPUs.
+    /// How often the daemon restored the CPUs after another program had changed them.
     pub repaired: u64,
 }
 
@@ -215,12 +216,12 @@ pub struct Repaired {
 pub enum Frozen {
     Paused(String),
     Unguarded,
-    /// The guard process exists, but does not move.
+    /// The guard process exists, but sends no heartbeat.
     Hung,
     NoLane,
     Broken,
     Unreadable(String),
-    /// Another program froze it, and the daemon leaves it frozen.
+    /// Another program froze the fence, and the daemon does not thaw it.
     ByOthers,
 }
 
@@ -229,7 +230,7 @@ impl Frozen {
     pub const NAMES: [&str; 7] =
         ["paused", "unguarded", "hung", "no-lane", "broken", "unreadable", "by-others"];
 
-    /// The name in labels.
+    /// The value of the metrics' label.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Paused(_) => "paused",
@@ -244,13 +245,13 @@ impl Frozen {
 }
 
 impl FenceStatus {
-    /// Its borrowed and overlapped time on all of its lanes.
+    /// The fence's borrowed and overlapped time, summed over its lanes.
     pub fn ran_ns(&self) -> Option<(u64, u64)> {
         let accounts = self.accounts.iter().map(|one| (one.borrowed_ns, one.overlapped_ns));
         accounts.reduce(|sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Why it is frozen, in words; `None` if it is not.
+    /// Why the fence is frozen, in words; `None` if it is not.
     pub fn why(&self) -> Option<String> {
         Some(match self.frozen.as_ref()? {
             Frozen::Paused(why) if why.is_empty() => "paused".to_owned(),
@@ -274,7 +275,7 @@ impl FenceStatus {
 /// means that no daemon runs.
 pub fn ask(socket: &Path, request: &Request) -> io::Result<Answer> {
     let answer = match exchange(socket, &serde_json::to_vec(request)?) {
-        // The kernel's words for a timeout are "try again".
+        // The kernel's error for a timeout is EAGAIN, "try again".
         Err(Errno::EAGAIN) => {
             let why = format!("it has not answered within {PATIENCE_S} s");
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
@@ -313,8 +314,8 @@ pub fn address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
 mod tests {
     use super::*;
 
-    /// Goal: programs in fences, which cannot parse JSON, and the daemon use the same bytes.
-    /// Method: what each of them would write.
+    /// Goal: the daemon's JSON has the constant bytes that programs in fences use, which have no
+    /// JSON parser. Method: compare what each of them writes.
     #[test]
     fn page_requests_have_one_form() {
         assert_eq!(serde_json::to_vec(&Request::Pages).unwrap(), pages::REQUEST);
@@ -324,8 +325,8 @@ mod tests {
         assert_eq!(serde_json::to_vec(&Answer::Tasks).unwrap(), pages::TASKS_ANSWER);
     }
 
-    /// Goal: no setting is lost in a message, and an unknown word is no policy. Method: there and
-    /// back.
+    /// Goal: a message preserves every setting, and an unknown policy is rejected. Method: convert
+    /// settings into a message and back.
     #[test]
     fn settings_survive_a_message() {
         let settings = Settings {

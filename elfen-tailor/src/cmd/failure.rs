@@ -1,4 +1,5 @@
-//! What a user can do if a service is not found, or without events.
+//! Failures of `elfen tailor` if a service is not found, or a trace has nothing to report, with
+//! fixes.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Options of `record` and `watch`: which service to record, and in how much detail.
+//! Options of `record` and `watch` that select the service and the detail.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -47,7 +47,7 @@ pub(super) struct Target {
     ring: u32,
 }
 
-/// Parses as in `10%`. The lower limit is 2 % of a period, four polls of the rings.
+/// Parses a percentage, as in `10%`. The minimum of 2 % of a period is four polls of the rings.
 fn duty(text: &str) -> Result<Duty, String> {
     let percent = text.strip_suffix('%').unwrap_or(text).parse::<u32>().ok();
     let percent = percent.filter(|percent| (2..=99).contains(percent));
@@ -60,7 +60,7 @@ enum Level {
     Full,
 }
 
-/// Names the service for a message.
+/// Names the service in messages.
 pub(super) fn describe(head: &Header) -> String {
     match head.port {
         0 => format!("{}, by its marks", head.service),
@@ -76,8 +76,7 @@ impl Target {
         }
     }
 
-    /// CPUs that share a core: as the user names them, or those of the machine and of running
-    /// batches.
+    /// The CPUs of each shared core: from `--lanes`, or from the machine and its running batches.
     fn cores(&self) -> Result<Vec<Vec<u32>>, Failure> {
         if self.lanes.by_hand() {
             let pairs = self.lanes.pairs()?;
@@ -86,7 +85,7 @@ impl Target {
         let topology = topology(&Source::live())?;
         let shared = topology.cores.iter().filter(|core| core.lanes.len() > 1);
         let mut cores: Vec<Vec<u32>> = shared.map(|core| core.lanes.iter().collect()).collect();
-        // A machine without a list of segments has no batches.
+        // If the machine has no list of segments, it has no batches.
         for run in batches::runs().unwrap_or_default() {
             for slot in run.lanes.slots() {
                 let lanes = [&slot.request_cpu, &slot.batch_cpu].map(|cpu| cpu.load(Relaxed));
@@ -117,7 +116,7 @@ impl Target {
 
     fn open(&self) -> Result<Recorder, Failure> {
         let ring = self.ring.next_power_of_two();
-        // Checks the lanes first, because they may be wrong.
+        // Resolves the lanes first, so that invalid lanes fail before anything is attached.
         let cores = self.cores()?;
         if let Some(name) = &self.service {
             let marked =

@@ -1,4 +1,5 @@
-//! `elfen tailor watch`: a line for each slow request, soon after it ended; nothing else is kept.
+//! `elfen tailor watch`: prints a line for each slow request soon after its end, and keeps no
+//! trace.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -51,19 +52,21 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// How long events are kept: longer requests are not printed.
+/// How long events are kept. Requests that take longer are not printed.
 const KEPT_NS: u64 = 5_000_000_000;
 const EXPLAIN_EVERY: Duration = Duration::from_millis(400);
-/// The end of an answer may leave this much later.
+/// A request is explained only this long after its end, because the end of its answer may leave
+/// late.
 const SETTLED_NS: u64 = 200_000_000;
-/// How many latencies a quantile is taken of.
+/// The number of latest latencies from which a quantile is computed.
 const LATENCIES_MAX: usize = 10_000;
-/// Fewer latencies have no tail.
+/// With fewer latencies, a quantile such as p99 is not meaningful.
 const LATENCIES_MIN: usize = 100;
-/// Interval of rankings for `elfen top` and `elfen metrics`: shorter than `KEPT_NS`.
+/// Interval of rankings for `elfen top` and `elfen metrics`. It is shorter than `KEPT_NS`, so each
+/// request is ranked.
 const RANK_EVERY: Duration = Duration::from_secs(4);
 
-/// Removes what ended before a time from the events of the last seconds.
+/// Removes events, and other entries, from before a time.
 fn forget(trace: &mut Trace, before_ns: u64) {
     for events in &mut trace.events {
         let old = events.partition_point(|event| event.at_ns < before_ns);
@@ -75,13 +78,13 @@ fn forget(trace: &mut Trace, before_ns: u64) {
     }
     trace.gaps.retain(|gap| gap.to_ns >= before_ns);
     trace.names.retain(|_, known| {
-        // The newest entry may be the name of a living thread.
+        // The latest entry may be the name of a thread that still runs.
         let old = known.partition_point(|(until_ns, _)| *until_ns < before_ns);
         known.drain(..old.min(known.len() - 1));
         known.last().is_some_and(|(until_ns, _)| *until_ns >= before_ns)
     });
     trace.batches.retain(|_, (until_ns, _)| *until_ns >= before_ns);
-    // Before the next explanation, the recorder adds the ones that still live.
+    // Before the next explanation, the recorder adds the processes that still run.
     trace.processes.clear();
     trace.head.began_ns = trace.head.began_ns.max(before_ns);
 }
@@ -134,7 +137,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
 }
 
-/// The causes of the tail, for `elfen top` and `elfen metrics`.
+/// Publishes the causes of the tail, for `elfen top` and `elfen metrics`.
 struct TailPublisher {
     /// `None` if the page could not be created: then only lines are printed.
     publisher: Option<Publisher>,
@@ -171,7 +174,7 @@ impl TailPublisher {
     }
 }
 
-/// What has been printed already.
+/// The progress of printing, and the latest latencies.
 struct Printed {
     until_ns: u64,
     latencies: VecDeque<u64>,
@@ -179,8 +182,8 @@ struct Printed {
 }
 
 impl Printed {
-    /// Prints the slow requests that ended since the last call. So each request is
-    /// explained once, although the window is longer.
+    /// Prints the slow requests that ended since the last call. So each request is printed once,
+    /// although the kept events overlap between calls.
     fn print_new(
         &mut self,
         args: &Args,

@@ -1,8 +1,8 @@
-//! A report as pictures: a page for a browser, and a trace for Perfetto.
+//! Draws a report: a page for a browser, and a trace for Perfetto.
 //!
-//! | file | what it draws |
+//! | file | contents |
 //! | --- | --- |
-//! | `page` | the page: first the slowest request and its cause, then the ranking |
+//! | `page` | the page: the cause of the tail, the slowest request, then the ranking |
 //! | `timeline` | one request's time, and below it what ran on its CPUs |
 //! | `perfetto` | threads and requests as tracks |
 

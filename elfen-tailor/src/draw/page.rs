@@ -1,4 +1,4 @@
-//! The page: the cause of the tail in a sentence, the slowest request as a picture, then details.
+//! The page: the cause of the tail in a sentence, a picture of the slowest request, then details.
 
 use elfen_console::duration::show;
 use elfen_console::page::{Block, Figure, Page, Table};
@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::timeline::Timeline;
 use crate::trace::Trace;
 
-/// The arrows of wake-ups; and less space at the top, so that the first picture is on the first
+/// Styles for the arrows of wake-ups. Less space at the top puts the first picture on the first
 /// screen.
 const STYLE: &str = "\
 .wake { fill: none; stroke: var(--ink); stroke-width: 1; }

@@ -1,9 +1,9 @@
-//! Writes Chrome's trace format, which ui.perfetto.dev and chrome://tracing open: a track for each
-//! slow request with its segments, and one for each thread with its states.
+//! Writes Chrome's trace format, which ui.perfetto.dev and chrome://tracing open. Each slow request
+//! has a track with its segments, and each thread has a track with its states.
 //!
-//! Times are in microseconds since the recording began. A time since the machine started has more
-//! digits than a JSON number. Events are written one by one, because the file is larger than its
-//! source.
+//! Times are microseconds since the recording began, because a time since boot has more digits than
+//! a JSON number can hold. Events are written one by one, because the output is larger than the
+//! trace.
 
 use std::io::{self, Write};
 
@@ -15,11 +15,11 @@ use crate::report::Report;
 use crate::timeline::{State, Stretch, Timeline};
 use crate::trace::Trace;
 
-/// The format groups tracks by process.
+/// The format groups tracks by process, so the two groups get made-up process ids.
 const REQUESTS: u32 = 1;
 const THREADS: u32 = 2;
 
-/// Writes a report's slow requests and a trace's threads.
+/// Writes the slow requests of a report and the threads of a trace.
 pub fn write_perfetto(report: &Report, trace: &Trace, out: &mut impl Write) -> io::Result<()> {
     let began_ns = trace.head.began_ns;
     let other = json!({"start_monotonic_ns": began_ns});
@@ -81,7 +81,7 @@ impl<W: Write> EventWriter<'_, W> {
             "args": args}))
     }
 
-    /// Skips empty slices, and slices of a damaged file that end before they begin.
+    /// Writes a slice. Skips empty slices, and slices of a damaged file that end before they begin.
     fn slice(
         &mut self,
         group: u32,

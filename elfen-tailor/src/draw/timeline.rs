@@ -1,5 +1,5 @@
-//! The time of one request: its segments, and below what ran meanwhile on the CPUs that it needed,
-//! with an arrow for each wake-up.
+//! Draws one request: its segments, below them what ran on the CPUs that it needed, and an arrow
+//! for each wake-up.
 
 use std::collections::BTreeSet;
 
@@ -15,20 +15,21 @@ const WIDTH: f64 = 760.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
 const BAR: f64 = 20.0;
-/// A bar, the names below it, and some space.
+/// The height of a row: a bar, the names below it, and some space.
 const ROW: f64 = 46.0;
 const TOP: f64 = 4.0;
 const FOOT: f64 = 34.0;
-/// A machine may have hundreds of CPUs, and a request may run on all of them.
+/// Limits of the picture: a machine may have hundreds of CPUs, and a request may run on all of
+/// them.
 const MOST_CPUS: usize = 6;
 const MOST_THREADS: usize = 16;
-/// Narrower pieces are drawn as one, so that the picture is bounded whatever happened.
+/// Narrower pieces are joined, so that the size of the picture is bounded.
 const LEAST_WIDTH: f64 = 0.5;
-/// Least distance of arrows.
+/// The least distance between two arrows.
 const BETWEEN_ARROWS: f64 = 3.0;
 const TICKS: u64 = 8;
 
-/// The colours of segments, and their meaning.
+/// The colours of segments, with their meaning and the kinds of segments.
 pub(super) const COLOURS: [(&str, &str, &[&str]); 8] = [
     ("blue", "work", &["work"]),
     ("aqua", "waits in the queue", &["queue", "busy"]),
@@ -49,7 +50,7 @@ fn colour(kind: &str) -> &'static str {
     known.map_or("grey", |(colour, ..)| colour)
 }
 
-/// A named bar.
+/// A piece of a bar, with its name.
 #[derive(Clone, PartialEq, Debug)]
 struct Piece {
     from: f64,
@@ -90,7 +91,7 @@ impl Drawer<'_> {
         format!("<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {height:.0}\">\n{body}</svg>\n")
     }
 
-    /// The CPUs that a request ran on, or would have run on.
+    /// The CPUs that a request ran on, or would have run on next.
     fn cpus(&self, one: &SlowRequest, threads: &BTreeSet<u32>) -> Vec<u32> {
         let used = one.segments.iter().filter_map(|segment| segment.cpu);
         let next = threads.iter().filter_map(|&t| self.timeline.next_cpu(t, one.arrived_ns));
@@ -101,7 +102,7 @@ impl Drawer<'_> {
     fn segment(&self, segment: &SegmentRow, span: &Span) -> Piece {
         let SegmentRow { from_ns, to_ns, kind, who, cpu, tid } = segment;
         let thread = self.trace.name_of(self.trace.identify(*tid, *from_ns));
-        // A kind without a name of its own has the name of its thread.
+        // A segment of the request's thread is named by its kind only.
         let name = if *who == thread { kind.clone() } else { format!("{kind}:{who}") };
         let on = cpu.map_or_else(String::new, |cpu| format!(", CPU {cpu}"));
         Piece {
@@ -124,7 +125,7 @@ impl Drawer<'_> {
         }
     }
 
-    /// Arrows from each waker to the CPU that the woken thread of the request ran on next.
+    /// Draws an arrow from each waker to the CPU that the woken thread of the request ran on next.
     fn arrows(&self, cpus: &[u32], threads: &BTreeSet<u32>, span: &Span) -> String {
         let row = |cpu: u32| {
             let at = (1_u32..).zip(cpus).find(|(_, known)| **known == cpu)?.0;
@@ -151,7 +152,7 @@ impl Drawer<'_> {
                 continue;
             }
             last = x;
-            // A wake-up from a CPU without a row comes from above.
+            // If the waker's CPU has no row, the arrow comes from above.
             let from = row(from_cpu).filter(|from| *from != to);
             let (from, to) = match from {
                 Some(from) if from > to => (from, to + BAR),
@@ -189,7 +190,8 @@ impl Span {
     }
 }
 
-/// Joins pieces that are too narrow to see. The result looks like the widest of them.
+/// Joins pieces that are too narrow to see. A joined piece has the colour and name of its widest
+/// part.
 fn merge_narrow(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
     let mut all: Vec<(Piece, f64)> = Vec::new();
     for piece in pieces {
@@ -212,8 +214,8 @@ fn merge_narrow(pieces: impl Iterator<Item = Piece>) -> Vec<Piece> {
     all.into_iter().map(|(piece, _)| piece).collect()
 }
 
-/// Bars with their names below. A piece is an image of its own, which cuts off what is wider than
-/// its bar; the tooltip has all of it.
+/// Draws bars with their names below. Each piece is an SVG image of its own, so that a name wider
+/// than its bar is cut off. The tooltip has the whole name.
 fn draw_pieces(y: f64, pieces: Vec<Piece>) -> String {
     let draw = |Piece { from, to, colour, name, tooltip }: Piece| {
         let (width, height, baseline) = ((to - from).max(0.3), BAR + 18.0, BAR + 13.0);
@@ -231,7 +233,7 @@ fn text(class: &str, (x, y): (f64, f64), words: &str) -> String {
     format!("<text class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\">{}</text>\n", escape(words))
 }
 
-/// Ticks at round times since the arrival.
+/// Draws ticks at round times since the arrival.
 fn ticks(span: &Span, y: f64) -> String {
     let all_ns = span.to_ns - span.from_ns;
     let step_ns = tick_step(all_ns);
@@ -245,7 +247,7 @@ fn ticks(span: &Span, y: f64) -> String {
     ticks
 }
 
-/// The first of 1, 2, 5, 10, 20, 50 and so on that is coarse enough.
+/// The smallest step of the series 1, 2, 5, 10, 20, 50 that does not give too many ticks.
 fn tick_step(all_ns: u64) -> u64 {
     let mut power = 1_u64;
     loop {
@@ -275,8 +277,8 @@ mod tests {
         assert!(u64::MAX / tick_step(u64::MAX) <= TICKS);
     }
 
-    /// Goal: a request of a million pieces is a picture that a browser can show, and a large piece
-    /// stays visible. Method: dust, with one piece of a tenth of the width in it.
+    /// Goal: a request of a million pieces gives a picture that a browser can show, and a large
+    /// piece stays visible. Method: many tiny pieces, and among them one of a tenth of the width.
     #[test]
     fn narrow_pieces_are_drawn_as_one() {
         let piece = |from: f64, to: f64, name: &str| Piece {

@@ -1,10 +1,10 @@
-//! A JVM's collections, by the counters that it keeps in a file: when each began and ended, to the
-//! nanosecond. The JVM's clock is the machine's clock minus a constant.
+//! Reads when each collection of a JVM began and ended, to the nanosecond, from the counters that
+//! the JVM keeps in a file. The JVM's clock is the machine's clock minus a constant.
 //!
 //! The counters hold only the last collection of each collector, so they are polled more often than
-//! a JVM collects. The constant is estimated as the least difference between the machine's clock
-//! and a counter of ticks that the JVM updates now and then. A poll can only come after the update,
-//! never before it.
+//! a JVM collects. The constant is estimated from a counter of ticks that the JVM updates now and
+//! then. Each poll sees an update late, never early. So the least difference between the machine's
+//! clock and the counter is the best estimate.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,11 +32,11 @@ pub(super) struct Counters {
 }
 
 const NS: u64 = 1_000_000_000;
-/// A JVM has at most this many collectors; most have two.
+/// A limit on the number of collectors. Most JVMs have two.
 const COLLECTORS_MAX: usize = 8;
 
 impl Counters {
-    /// Opens the counters; the error says in a few words why there are none.
+    /// Opens the counters. The error says in a few words why that is impossible.
     pub(super) fn open(process: u32) -> Result<Self, String> {
         let (file, all) = hsperf::counters(process).map_err(|error| error.to_string())?;
         let named = |name: &str| {
@@ -56,13 +56,14 @@ impl Counters {
         }
         found.ticked = found.value(&found.ticks).unwrap_or(0);
         for at in 0..found.collectors.len() {
-            // Collections that are over by now are not reported.
+            // Collections that have ended by now are not reported.
             found.collectors[at].reported = found.value(&found.collectors[at].ended).unwrap_or(0);
         }
         Ok(found)
     }
 
-    /// Reads the file and never maps it: the file may be truncated.
+    /// Reads a counter from the file. The file is never mapped, because it may be truncated at any
+    /// time.
     fn value(&self, counter: &Counter) -> Option<u64> {
         let mut bytes = [0; 8];
         self.file.read_exact_at(&mut bytes, counter.offset).ok()?;
@@ -82,7 +83,7 @@ impl Counters {
         for at in 0..self.collectors.len() {
             let Collector { began, ended, reported } = &self.collectors[at];
             let Some((began, ended)) = self.value(began).zip(self.value(ended)) else { continue };
-            // During a collection, its begin is later than the last end.
+            // During a collection, its begin is later than the end of the last one.
             if ended == *reported || began >= ended {
                 continue;
             }

@@ -1,12 +1,12 @@
-//! Reads what the JVMs of a service report about themselves, by the first source that works.
+//! Reads what the JVMs of a service report about themselves, from the first available source.
 //!
-//! | source | what it reports | what it needs |
+//! | source | what it reports | what it requires |
 //! | --- | --- | --- |
-//! | probes | collections, halts with operations, classes | a library with probes, our rights |
+//! | probes | collections, halts with operations, classes | library with probes, rights to attach |
 //! | counters | collections | the JVM's user, or root; its shared memory |
 //! | names | the threads that halted, collected or compiled | nothing |
 //!
-//! Nothing is put into the JVM.
+//! No code is put into the JVM.
 
 mod counters;
 mod probes;
@@ -22,7 +22,7 @@ use counters::Counters;
 
 const LIBRARY: &str = "/libjvm.so";
 
-/// How a JVM is read.
+/// The source that a JVM is read from.
 #[derive(Debug)]
 enum JvmSource {
     Probes,
@@ -32,7 +32,7 @@ enum JvmSource {
 
 #[derive(Debug)]
 pub struct Jvms {
-    /// By process; `None` for a process without a JVM.
+    /// The source of each process; `None` for a process without a JVM.
     all: BTreeMap<u32, Option<JvmSource>>,
     found: Vec<Event>,
 }
@@ -42,13 +42,12 @@ impl Jvms {
         Self { all: BTreeMap::new(), found: Vec::new() }
     }
 
-    /// Looks for JVMs among the processes. Returns a text for each new JVM that says how it is
-    /// read.
+    /// Looks for JVMs among the processes. Returns, for each new JVM, a text that names its source.
     pub fn refresh(&mut self, processes: &[u32], mut events: Option<&mut Events>) -> Vec<String> {
         self.all.retain(|process, _| processes.contains(process));
         let mut texts = Vec::new();
         for &process in processes {
-            // A process may become a JVM later, so others are checked again.
+            // A process may load a JVM later, so processes without a JVM are examined again.
             if matches!(self.all.get(&process), Some(Some(_))) {
                 continue;
             }
@@ -66,7 +65,7 @@ impl Jvms {
         self.all.values().any(Option::is_some)
     }
 
-    /// Adds what counters report. Probes write their events themselves.
+    /// Adds the events from counters. Probes write their events into the rings themselves.
     pub fn poll(&mut self, into: &mut Vec<Words>) {
         for source in self.all.values_mut().flatten() {
             if let JvmSource::Counters(counters) = source {
@@ -77,10 +76,10 @@ impl Jvms {
     }
 }
 
-/// The probes of a process's JVM; `None` without a JVM.
+/// The library and the probes of a process's JVM; `None` without a JVM.
 pub fn probes_of(process: u32) -> Option<(PathBuf, Vec<ProbePoint>)> {
     let library = library_of(process)?;
-    // An unreadable library counts as one without probes.
+    // A library that cannot be read counts as one without probes.
     let sites = probes::probe_sites(&library).unwrap_or_default();
     Some((library, sites))
 }
@@ -90,7 +89,7 @@ fn library_of(process: u32) -> Option<PathBuf> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
     let inside = maps.lines().find(|line| line.ends_with(LIBRARY))?;
     let inside = &inside[inside.find('/')?..];
-    // The process may have another root.
+    // The process may have another root folder.
     Some(Path::new("/proc").join(process.to_string()).join("root").join(inside.strip_prefix('/')?))
 }
 

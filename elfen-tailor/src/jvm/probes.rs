@@ -1,5 +1,5 @@
-//! The probes of a JVM: notes in its library give the address of each, where a breakpoint can be
-//! set.
+//! Finds the probes of a JVM: notes in its library give the address of each, where a breakpoint can
+//! be set.
 
 use std::fs::File;
 use std::io;
@@ -13,11 +13,11 @@ use object::read::elf::{
 };
 use object::{Endianness, elf};
 
-/// The owner and the type of these notes.
+/// The owner and the type of the notes that describe probes.
 const OWNER: &[u8] = b"stapsdt";
 const NOTE: u32 = 3;
 
-/// The probes that we use: provider, name, and meaning.
+/// The probes that Tailor uses: provider, name, and meaning.
 const PROBES: [(&str, &str, Runtime); 6] = [
     ("hs_private", "safepoint__begin", Runtime::SafepointBegin),
     ("hs_private", "safepoint__end", Runtime::SafepointEnd),
@@ -38,8 +38,8 @@ fn sites_of<'a, R: object::ReadRef<'a>>(data: R) -> object::Result<Vec<ProbePoin
     let endian = file.endian();
     let header = file.elf_header();
     let sections = header.sections(endian, data)?;
-    // Addresses in notes are from before the file was prelinked. This section tells by how much
-    // they moved.
+    // Addresses in notes are from before the file was prelinked. The address of this section shows
+    // by how much they moved.
     let base = sections.section_by_name(endian, b".stapsdt.base");
     let base = base.map_or(0, |(_, section)| section.sh_addr(endian));
     let segments = header.program_headers(endian, data)?;

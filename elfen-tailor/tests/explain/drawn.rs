@@ -1,5 +1,5 @@
-//! Goal: the page and the Perfetto trace show what the report says, whatever the recorded trace
-//! holds. Method: reports of made-up traces, and what is in the files.
+//! Goal: the page and the Perfetto trace show the content of the report, for every recorded trace.
+//! Method: draw reports of made-up traces, and compare the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::trace_builder::{HOG, MS};
 
-/// Whether both files are written, and hold no number that cannot be drawn.
+/// Whether both files can be written, and contain only numbers that can be drawn.
 pub(crate) fn can_be_drawn(result: &Report, trace: &Trace) -> bool {
     let mut perfetto = Vec::new();
     draw::write_perfetto(result, trace, &mut perfetto).unwrap();
@@ -38,7 +38,7 @@ fn the_first_picture_is_the_slowest_request() {
     assert!(!page.contains("<script") && !page.contains("http://www.w3.org/1999/xlink"));
 }
 
-/// The name of a thread is untrusted text.
+/// Names of threads are untrusted text.
 #[test]
 fn names_are_escaped() {
     let mut builder = crate::hogged();
@@ -52,8 +52,8 @@ fn names_are_escaped() {
     assert!(!page.contains("<script") && !page.contains("<b>") && !page.contains('\u{1b}'));
 }
 
-/// Goal: the Perfetto trace has the report's request, and its threads by name. Method: read it as
-/// JSON. Each track is named once, and all slices of a track follow each other.
+/// Goal: the Perfetto trace has the report's request, and its threads by name. Method: parse the
+/// JSON. Each track is named once, and the slices of a track do not overlap.
 #[test]
 fn the_perfetto_trace_has_requests_and_threads() {
     let builder = crate::hogged();

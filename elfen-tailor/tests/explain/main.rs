@@ -50,7 +50,7 @@ fn a_stopped_service_and_the_queue_behind_it() {
     let expected = [
         ("stopped", MS - 100),
         ("wake", 10),
-        // The rest of the first request, then the way to the second.
+        // The rest of the first request, then the system calls that read the second.
         ("queue", 291),
         ("busy", 99),
         ("work", 100),
@@ -81,7 +81,7 @@ fn a_lock_names_its_holder_and_storage_its_call() {
     assert_eq!(builder.last(), named(&expected));
 }
 
-/// A coordinator hands a request to a worker: the worker's time belongs to the request.
+/// A coordinator passes a request to a worker, and the worker's time belongs to the request.
 #[test]
 fn the_walk_follows_wake_ups_to_the_worker() {
     let mut builder = TraceBuilder::new();
@@ -106,7 +106,7 @@ fn the_walk_follows_wake_ups_to_the_worker() {
     assert_eq!(builder.last(), named(&expected));
 }
 
-/// Nagle's algorithm: the end of the answer leaves long after it was written.
+/// With Nagle's algorithm, the end of the answer leaves long after it was written.
 #[test]
 fn an_answer_held_back_by_nagle_is_tcp_out() {
     let mut builder = TraceBuilder::new();
@@ -144,9 +144,9 @@ fn interrupts_and_stolen_time_are_separate_segments() {
     assert_eq!(builder.last(), named(&expected));
 }
 
-/// Goal: stolen time is charged once, also to a request that waited for that CPU. Method: two
-/// requests served in one run, from whose beginning 30 us were stolen; and a request that waited
-/// for a CPU on which another thread ran, with as much stolen.
+/// Goal: stolen time is charged once, also if a request waited for that CPU. Method: the hypervisor
+/// steals 30 us at the beginning of a run in which two requests are served. It steals as much from
+/// another thread's run on a CPU that a third request waits for.
 #[test]
 fn stolen_time_is_charged_once() {
     const STOLEN_NS: u64 = 30_000;
@@ -172,9 +172,9 @@ fn stolen_time_is_charged_once() {
     assert_eq!(waited[0].1, 100_000 - STOLEN_NS, "{waited:?}");
 }
 
-/// Goal: a collection ends when threads may continue, not when the JVM reports it. Method: a woken
-/// thread takes the CPU of its waker for a millisecond; only then the waker wakes the other thread
-/// and reports the end of the halt. In the middle, a thread that slept for something else takes the
+/// Goal: a collection ends when threads may continue, not when the JVM reports its end. Method: a
+/// woken thread takes its waker's CPU for a millisecond. Only then the waker wakes the other thread
+/// and reports the end of the halt. In between, a thread that slept for another reason takes the
 /// CPU, too.
 #[test]
 fn a_halt_ends_when_threads_continue() {
@@ -185,7 +185,7 @@ fn a_halt_ends_when_threads_continue() {
     builder.event(0, 2_000, VM, step(Runtime::SafepointBegin));
     builder.event(0, 2_000, VM, step(Runtime::GcBegin));
     builder.switch(3_000, SERVICE, Some(FUTEX), VM);
-    // Woken by its socket, for a moment.
+    // The socket wakes this thread for a moment.
     builder.wake(MS, WORKER, 0, 0).switch(MS, VM, None, WORKER);
     builder.switch(MS + 5_000, WORKER, Some(FUTEX), VM);
     builder.event(0, 5 * MS, VM, step(Runtime::GcEnd));
@@ -201,8 +201,8 @@ fn a_halt_ends_when_threads_continue() {
 }
 
 /// Goal: a thread that is woken on its way to sleep waits for its CPU, not for input. Method: a
-/// wake-up that precedes the switch that it belongs to; and a wake-up of a thread that stayed
-/// awake, which then sleeps until it is woken again.
+/// wake-up that precedes the switch of the sleep that it ends. Also a wake-up of a thread that
+/// stayed awake, and sleeps later until another wake-up.
 #[test]
 fn a_thread_woken_on_its_way_to_sleep_waits_for_its_cpu() {
     let mut builder = TraceBuilder::new();
@@ -219,9 +219,9 @@ fn a_thread_woken_on_its_way_to_sleep_waits_for_its_cpu() {
     assert_eq!(builder.last(), named(&expected));
 }
 
-/// Goal: waits of the kernel itself are causes of their own, in whatever call. Method: in a
-/// request's work, a page fault that reclaims and compacts memory behind a lock; in its fsync
-/// another lock; and a lock of another thread.
+/// Goal: waits inside the kernel are causes of their own, in any system call. Method: a page fault
+/// during a request's work reclaims and compacts memory behind a lock. Its fsync waits for another
+/// lock. Another thread waits for a third lock.
 #[test]
 fn waits_of_the_kernel_are_causes_of_their_own() {
     let mut builder = TraceBuilder::new();
@@ -262,8 +262,8 @@ fn waits_of_the_kernel_are_causes_of_their_own() {
     assert!(result.causes.iter().any(|cause| cause.row.cause == "contention:rwsem"));
 }
 
-/// Goal: a wait for a disk names the kernel function, as far as it is known. Method: two reads in
-/// one request, whose stacks begin with generic functions, and a fault whose functions have no
+/// Goal: a wait for a disk names the kernel function, if the function is known. Method: two reads
+/// in one request, whose stacks begin with generic functions, and a page fault in functions without
 /// names.
 #[test]
 fn a_wait_for_a_disk_names_the_kernel_function() {
@@ -329,7 +329,7 @@ fn lost_events_are_reported() {
     assert_eq!(empty, Err(NothingToReport::NoRequests { port: 80 }));
 }
 
-/// 1,000 requests of 0.1 ms, of which 20 are preempted by a hog for 5 ms.
+/// 1,000 requests of 0.1 ms. A hog preempts 20 of them for 5 ms.
 fn hogged() -> TraceBuilder {
     let mut builder = TraceBuilder::new();
     builder.switch(2, 0, None, SERVICE);
@@ -346,7 +346,7 @@ fn hogged() -> TraceBuilder {
     builder
 }
 
-/// Goal: the largest cause is named first, in words, with the tail without it.
+/// Goal: the report names the largest cause first, in words, with the tail without it.
 #[test]
 fn the_ranking_names_the_cause() {
     let builder = hogged();
@@ -362,8 +362,8 @@ fn the_ranking_names_the_cause() {
     assert!(text.contains("because\n  hog ran on the CPU that they needed."), "{text}");
 }
 
-/// Goal: the named causes are taken out, separately and together, and nothing else. Method: some
-/// other requests wait for a disk instead of the hog.
+/// Goal: exactly the named causes are removed, separately and together. Method: some other requests
+/// wait for a disk instead of the hog.
 #[test]
 fn named_causes_are_taken_out() {
     let mut builder = hogged();
@@ -433,8 +433,8 @@ fn events() -> impl Strategy<Value = Vec<(usize, Event)>> {
 }
 
 proptest! {
-    /// No file causes a panic, also with events out of order and with extreme times, and the
-    /// segments of each request sum up.
+    /// Goal: no file causes a panic, and the segments of each request sum up. Method: random
+    /// events, also out of order and with extreme times.
     #[test]
     fn any_events_are_accounted_for(
         mut events in events(), began_ns in 0..2_000_u64, is_sorted: bool,

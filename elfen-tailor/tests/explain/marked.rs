@@ -1,4 +1,4 @@
-//! Requests that the service reports itself, by marks.
+//! Tests with a service that reports its requests itself, by marks.
 
 use elfen_rt::signal::mark::Step;
 use elfen_tailor::account::Account;
@@ -16,8 +16,9 @@ const fn begin(arrived_ns: u64) -> Step {
     Step::Begin { arrived_ns }
 }
 
-/// Goal: a request that waits for another one names it, and the coordinator's work before it hands
-/// a request over belongs to the request. Method: a coordinator, and a worker with two requests.
+/// Goal: a request that waits for another request names it. The work of a coordinator before it
+/// passes a request on belongs to that request. Method: a coordinator, and a worker with two
+/// requests.
 #[test]
 fn a_request_is_queued_behind_another_by_its_number() {
     let mut builder = TraceBuilder::of_marks();
@@ -51,8 +52,8 @@ fn a_request_is_queued_behind_another_by_its_number() {
     assert!(shown.text().starts_with(", by its marks: 2 requests"), "{}", shown.text());
 }
 
-/// Twenty requests a millisecond apart, of two classes. The last of each class has `more_ns` more
-/// work in a stage.
+/// Twenty requests, a millisecond apart, of two classes. The last request of each class has
+/// `more_ns` more work in a stage.
 fn of_classes(builder: &mut TraceBuilder, more_ns: u64) {
     for number in 1..=20 {
         let (class, at) = (1 + number % 2, number * MS);
@@ -63,8 +64,8 @@ fn of_classes(builder: &mut TraceBuilder, more_ns: u64) {
     }
 }
 
-/// Goal: work is long if it is more than that of its class, whatever other classes have; and the
-/// longer stage is shown. Method: two classes of requests, of which one takes twice as long.
+/// Goal: work counts as long if it exceeds the usual work of its own class, and the report shows
+/// the longer stage. Method: two classes, of which one takes twice as long as the other.
 #[test]
 fn work_is_compared_within_its_class() {
     let mut builder = TraceBuilder::of_marks();
@@ -82,7 +83,7 @@ fn work_is_compared_within_its_class() {
 }
 
 /// Goal: without kernel events, marks give queueing and service, and requests with lost marks are
-/// left out. Method: no events.
+/// left out. Method: a trace without events.
 #[test]
 fn without_kernel_events_marks_give_queue_and_work() {
     let mut builder = TraceBuilder::of_marks();

@@ -1,6 +1,6 @@
-//! Goal: threads on the other lanes of a core are named with their cost, and nothing else is.
-//! Method: made-up traces of a service on cores of two lanes, in which the slowdown by each
-//! neighbour is known.
+//! Goal: threads on the other lanes of a core are reported with their cost, and other threads are
+//! not. Method: made-up traces of a service on cores of two lanes, with a known slowdown by each
+//! neighbour.
 
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::rank::SlowThreshold;
@@ -13,7 +13,7 @@ const LOOP: u32 = 50;
 const COMPILER: u32 = 60;
 const US: u64 = 1_000;
 
-/// Workers on CPUs 0 to `cores`, each of which has a sibling. Thread 10 is on CPU 0.
+/// Workers on CPUs 0 to `cores`. Each CPU has a sibling. Thread 10 is on CPU 0.
 fn builder(cores: u32) -> TraceBuilder {
     let mut builder = TraceBuilder::of_marks();
     builder.trace.head.cpus = cores * 2;
@@ -23,7 +23,7 @@ fn builder(cores: u32) -> TraceBuilder {
         builder.switch_on(core as usize, 2, 0, None, SERVICE + core, 0);
         let name =
             |thread, name: &str| ThreadName { thread, at_ns: u64::MAX, name: name.to_owned() };
-        // The threads of a batch get the name of its program.
+        // Threads of a batch get the name of the batch's program.
         let named = vec![name(LOOP + core, "a thread"), name(COMPILER + core, "cc1")];
         builder.trace.add_note(Note::Names(named));
         let lent = BatchThread { thread: LOOP + core, at_ns: u64::MAX, program: "loop".to_owned() };
@@ -32,8 +32,8 @@ fn builder(cores: u32) -> TraceBuilder {
     builder
 }
 
-/// A request with `alone_ns` of work. A neighbour runs next to it from its beginning on, for some
-/// time, and takes a part of that time, in thousandths.
+/// A request with `alone_ns` of work. A neighbour runs next to it from the beginning on, for some
+/// time. The work loses a part of that time, in thousandths.
 fn request(
     builder: &mut TraceBuilder,
     core: u32,
@@ -58,8 +58,8 @@ fn report_of(builder: &TraceBuilder, slow: SlowThreshold) -> Report {
     report(&builder.trace, slow, 3, &[]).unwrap()
 }
 
-/// A third of the time next to it: work that is next to it from beginning to end takes 1.5 times as
-/// long.
+/// Work loses a third of the time next to the neighbour. So if the neighbour runs all the time,
+/// work takes 1.5 times as long.
 const THIRD: u64 = 333;
 
 #[test]
@@ -80,7 +80,7 @@ fn a_batch_next_to_the_slowest_requests_is_named() {
     let [row] = &result.beside[..] else { panic!("{:?}", result.beside) };
     assert!(row.slowdown.is_some_and(|factor| (factor - 1.5).abs() < 0.03), "{row:?}");
     assert!(row.tail_ns.abs_diff(1_499 * US) < 2 * US && row.middle_ns < 600 * US, "{row:?}");
-    // For each request: how long the batch was there, and its cost.
+    // For each request: how long the batch ran next to it, and what that cost.
     let slowest = &result.slowest[0];
     assert_eq!((slowest.beside[0].name.as_str(), slowest.beside[0].ns), ("loop", 1_499 * US));
     assert!(slowest.charges[0].ns.abs_diff(500 * US) < 20 * US, "{:?}", slowest.charges);
@@ -93,7 +93,7 @@ fn a_batch_next_to_the_slowest_requests_is_named() {
     assert!(without.max.abs_diff(1_020 * US) < 30 * US, "{without:?}");
 }
 
-/// Eight CPUs: a batch next to two of the workers, and a compiler without any cost next to the
+/// Eight CPUs: a batch runs next to two workers, and a compiler that costs nothing next to the
 /// other two. A thread on another core does not count.
 #[test]
 fn neighbours_are_found_on_each_core() {
@@ -135,7 +135,7 @@ fn without_a_difference_the_cost_is_unknown() {
     assert_eq!(result.beside[0].slowdown, None, "{:?}", result.beside);
     assert!(result.causes.iter().all(|cause| cause.row.cause != "beside:loop"), "{result:#?}");
     assert!(result.text().contains("not known"), "{}", result.text());
-    // Cores that are not shared have no neighbours.
+    // Without the list of cores, no neighbours are reported.
     builder.trace.head.cores.clear();
     assert!(report_of(&builder, SlowThreshold::Quantile(900_000)).beside.is_empty());
 }

@@ -1,6 +1,6 @@
-//! Goal: if threads of a service share a CPU and were kept from it together, neither would have
-//! waited for the other without that. Method: two threads that serve a client each, at different
-//! times except where a hog has held up both.
+//! Goal: if a hog kept threads of one CPU from it together, the prediction also removes their waits
+//! for each other. Method: two threads serve a client each. They serve at different times, except
+//! where the hog has delayed both.
 
 use elfen_rt::signal::event::Kind as What;
 use elfen_tailor::rank::{OffSlot, SlowThreshold};
@@ -8,7 +8,7 @@ use elfen_tailor::report::report;
 
 use crate::trace_builder::{EPOLL, FSYNC, HOG, MS, SERVICE, TraceBuilder, WORKER};
 
-/// Serves for a millisecond from `begin` on; afterwards `next` has the CPU.
+/// Serves a request for a millisecond from `begin` on. Then `next` has the CPU.
 fn serves(builder: &mut TraceBuilder, thread: u32, begin: u64, next: u32) {
     let connection = u64::from(thread);
     let received = What::Received { connection, bytes: 5, peek: false };
@@ -48,7 +48,8 @@ fn threads_that_share_a_cpu_are_one_queue() {
     let result = report(&builder.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();
     assert!(result.replay_valid && result.complete == 2_000, "{result:#?}");
     assert_eq!(result.latency_ns.p99, 6 * MS);
-    // Each had its millisecond of work, and the second request first waited for the first.
+    // Each request has its millisecond of work. Only because of the hog, the second waited for the
+    // first.
     let left = result.without.and_then(|without| without.latency_ns).unwrap();
     assert_eq!((left.p50, left.max), (MS, MS));
     let causes: Vec<&str> = result.causes.iter().map(|cause| cause.row.cause.as_str()).collect();
@@ -57,7 +58,7 @@ fn threads_that_share_a_cpu_are_one_queue() {
 
 const US: u64 = 1_000;
 
-/// A service of one thread, which sleeps in `epoll_pwait` in between.
+/// A service of one thread, which sleeps in `epoll_pwait` between requests.
 struct Alone(TraceBuilder);
 
 impl Alone {
@@ -85,8 +86,8 @@ impl Alone {
 
 /// Goal: a service that works on several requests at once is not a queue, and the report says so
 /// instead of a prediction. Method: while the first request waits for something, the second begins,
-/// waits as well, and is answered first. This happens in all rounds, or in one of twenty, which is
-/// the tail.
+/// waits as well, and is answered first. This happens in all rounds, or in one round of twenty,
+/// which is then the tail.
 #[test]
 fn concurrent_requests_are_no_queue() {
     for seldom in [1, 20] {
@@ -123,9 +124,9 @@ fn concurrent_requests_are_no_queue() {
     }
 }
 
-/// Goal: a thread's waits belong to the request that it works for, not to the requests that wait
-/// for the thread. Method: a thread flushes a file for each request while another request waits;
-/// then the flushing is taken out.
+/// Goal: a thread's waits belong to the request for which it works, not to the requests that wait
+/// for the thread. Method: a thread flushes a file for each request while another request waits.
+/// The prediction then removes the flushes.
 #[test]
 fn requests_do_not_inherit_the_waits_of_the_thread_before_them() {
     let mut service = Alone::new();
@@ -145,9 +146,9 @@ fn requests_do_not_inherit_the_waits_of_the_thread_before_them() {
     assert_eq!((left.p50, left.max), (100 * US, 110 * US));
 }
 
-/// Goal: a service that reads all requests, works for each, and answers the last one first is one
-/// queue. Without the hog that made the requests come together, each has its own work and no more.
-/// Method: the hog holds up three requests.
+/// Goal: a service that reads all requests, works for each, and answers in reverse order is one
+/// queue. Without the hog, which made the requests arrive together, each request takes only its own
+/// work. Method: the hog delays three requests.
 #[test]
 fn requests_answered_in_reverse_are_one_queue() {
     let mut service = Alone::new();
@@ -177,8 +178,8 @@ fn requests_answered_in_reverse_are_one_queue() {
     assert!(left.max <= 200 * US, "{left:?}");
 }
 
-/// Goal: an answer that TCP holds back does not keep the next request waiting. Method: an answer is
-/// held while a hog keeps the service from the next request.
+/// Goal: an answer that TCP holds back does not delay the next request. Method: TCP holds back an
+/// answer while a hog keeps the service from the next request.
 #[test]
 fn a_held_answer_does_not_block_the_server() {
     let mut service = Alone::new();

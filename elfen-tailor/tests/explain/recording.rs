@@ -9,7 +9,7 @@ use elfen_tailor::trace::{Gap, Note, ThreadName};
 use crate::trace_builder::{EPOLL, HOG, MS, SERVICE, TraceBuilder, WORKER};
 use crate::{hogged, named};
 
-/// The hog is the recorder, and one request was preempted by another thread as well.
+/// The hog is the recorder, and another thread also preempted one request.
 #[test]
 fn a_recorder_that_takes_the_cpu_is_reported() {
     let mut builder = hogged();
@@ -30,8 +30,8 @@ fn a_recorder_that_takes_the_cpu_is_reported() {
     assert!(result.summary().iter().any(|line| line.contains("The recorder had")));
 }
 
-/// The states of threads during the pause are unknown: a service that ran before it sleeps after
-/// it.
+/// The states of threads during a pause are unknown: a service that ran before the pause sleeps
+/// after it.
 #[test]
 fn requests_during_a_pause_are_left_out() {
     let mut builder = TraceBuilder::new();

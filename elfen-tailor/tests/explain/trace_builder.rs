@@ -1,4 +1,4 @@
-//! A made-up trace, event by event.
+//! Builds a made-up trace, event by event.
 
 use elfen_rt::signal::event::{Event, Kind as What, Switch};
 use elfen_rt::signal::mark::{Mark, Step};
@@ -35,7 +35,7 @@ impl TraceBuilder {
         self
     }
 
-    /// From `previous`, which sleeps in a call or is preempted, to `next`.
+    /// Switches from `previous`, which sleeps in a call or is preempted, to `next`.
     pub(crate) fn switch(
         &mut self,
         at: u64,
@@ -86,21 +86,21 @@ impl TraceBuilder {
         self.event(0, at + 1, SERVICE, What::Sent { connection, end: 1 })
     }
 
-    /// A service that reports its requests itself.
+    /// A service that reports its requests itself, by marks.
     pub(crate) fn of_marks() -> Self {
         let mut builder = Self::new();
         builder.trace.head.port = 0;
         builder
     }
 
-    /// A thread does something with a request on lane 0.
+    /// A thread reports a step of a request on lane 0.
     pub(crate) fn mark(&mut self, at_ns: u64, thread: u32, request: u64, step: Step) -> &mut Self {
         let mark = Mark { at_ns, thread, request, step };
         self.trace.marks.entry(0).or_default().push(mark);
         self
     }
 
-    /// Causes of the last request, from its arrival on.
+    /// The causes of the last request, in the order of time.
     pub(crate) fn last(&self) -> Vec<(String, u64)> {
         let account = Account::of(&self.trace);
         let last = account.explained.last().expect("a complete request");

@@ -1,5 +1,5 @@
-//! `elfend`, the daemon that holds fences: parses arguments, calls `elfen-fence`, and prints what
-//! it returns.
+//! `elfend`, the daemon that holds fences: parses arguments, calls `elfen-fence`, and prints the
+//! result.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -70,7 +70,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // Without a lock of stdout, which the daemon would hold until it ends.
+    // Standard output is not locked, because the daemon would keep the lock until its end.
     let mut out = io::stdout();
     parse_and_run(|_| Ok(()), |args: Args, out| run(&args, out), &mut out)
         .unwrap_or_else(|failure| failure.report())
@@ -144,8 +144,8 @@ fn require_root() -> Result<(), Failure> {
     Err(Failure::new(Status::Failed, "elfend", why, "start it as root, or start its unit"))
 }
 
-/// What elfend would do with these settings: a line for each group of lanes, each cgroup of a
-/// service and each fence.
+/// The effects of the settings as text: a line for each group of lanes, each cgroup of a service
+/// and each fence.
 fn plan_text(settings: &Settings, home: &str) -> String {
     let mut text = format!("guards at home in {home}\n");
     if let Some(offline) = elfen_fence::offline(settings) {

@@ -1,7 +1,7 @@
-//! `--checks`: chooses where a batch program gets its checks, from the option and from what the
-//! file of the program allows.
+//! `--checks`: chooses how a batch program gets its checks, by the option and by what the program's
+//! file allows.
 //!
-//! Every batch has a guard. A program with checks reacts earlier, before the guard polls.
+//! Every batch has a guard. Checks in a program react before the guard's next poll.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -38,14 +38,14 @@ pub(crate) enum ChecksName {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ChosenChecks {
     pub(crate) checks: CheckMethod,
-    /// The library to preload, if the checks need it.
+    /// The library to preload, if the checks require one.
     pub(crate) library: Option<PathBuf>,
 }
 
 pub(crate) const GUARD: ChosenChecks = ChosenChecks { checks: CheckMethod::Guard, library: None };
 
-/// Attaches the kernel's notes of preempted batches, which live checks need. `Err` says what is
-/// missing.
+/// Attaches the kernel's reports of preempted batches, which live checks require. `Err` says what
+/// is missing.
 pub(crate) fn attach_notes(signals: &Signals, pairs: &[Pair]) -> Result<Arc<Notes>, String> {
     match &signals.tasks {
         Some((_, Writer::Program(_))) => {}
@@ -78,8 +78,8 @@ impl ChecksName {
     }
 }
 
-/// The cheapest checks that the file allows. A file that cannot be inspected gets only its guard;
-/// if it cannot run at all, the kernel reports that at its start.
+/// The cheapest checks that the file allows. A file that cannot be inspected gets only its guard.
+/// If the file cannot be executed, the kernel reports that when the program starts.
 fn choose_best(program: &OsStr) -> Result<ChosenChecks, Failure> {
     let Ok(file) = inspect(program) else { return Ok(GUARD) };
     let plan = file.best();
@@ -101,7 +101,7 @@ fn with_library(plan: Plan) -> Result<ChosenChecks, Failure> {
 }
 
 fn refuse(program: &OsStr, reason: &Reason, best: CheckMethod) -> Failure {
-    // Live checks also need kernel features; guards work on every machine.
+    // Suggest only checks that work on every machine: live checks also require kernel features.
     let best = if best == CheckMethod::Live { CheckMethod::Guard } else { best };
     let fix = format!("use --checks {}, or --checks auto", best.name());
     let what = format!("program {:?}", program.to_string_lossy());

@@ -1,4 +1,4 @@
-//! `elfen doctor`: which parts of Elfen can run on this machine, and why the others cannot.
+//! `elfen doctor`: reports which parts of Elfen can run on this machine, and why others cannot.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -80,29 +80,29 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
 }
 
-/// What `--json` prints; the table shows the same.
+/// The content of `--json`. The table has the same content.
 #[derive(Serialize)]
 struct Report<'a> {
     ok: bool,
     #[serde(flatten)]
     verdict: &'a Verdict,
     checks: &'a [Check],
-    /// For the program that the arguments name.
+    /// The checks and signals of the program that the arguments name.
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<&'a ProgramReport>,
 }
 
-/// The checks that a program would get.
+/// The checks that `elfen run` would give a program.
 #[derive(Serialize)]
 struct ProgramReport {
     program: String,
     checks: &'static str,
-    /// Cheaper checks, and why the program does not allow them.
+    /// Cheaper checks, each with the reason why the program does not allow them.
     not: Vec<Not>,
-    /// What live checks leave to the guard: code that the program generates.
+    /// The code that live checks leave to the guard: code that the program generates.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_to_guard: Option<&'static str>,
-    /// The signals of it that `elfen shim` could watch.
+    /// The signals of the program that `elfen shim` could watch.
     #[serde(skip_serializing_if = "Option::is_none")]
     shim: Option<WatchableSignals>,
 }
@@ -180,7 +180,7 @@ fn left_of(compiler: Compiler) -> &'static str {
 const COLUMNS: usize = 100;
 const STATUS_COLUMNS: usize = 4;
 
-/// The report for people: a heading a group, and why and fix beside each name.
+/// The report as text: a heading for each group, and reason and fix next to each name.
 fn text(checks: &[Check], verdict: &Verdict, colours: bool) -> String {
     let names = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     let indent = 2 + STATUS_COLUMNS + 2 + names + 2;
@@ -211,7 +211,7 @@ fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
     let warns = |check: &&Check| {
-        // What observers lack does not concern a batch.
+        // A warning about an observer (Shim, Tailor) does not affect batches.
         check.finding.status == Status::Warn && !matches!(check.group, Group::Shim | Group::Tailor)
     };
     let warnings = checks.iter().filter(warns).count();
@@ -221,7 +221,7 @@ fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
     }
 }
 
-/// `a, b and c`.
+/// Joins items as in `a, b and c`.
 pub(super) fn listed(items: &[impl AsRef<str>]) -> String {
     let items: Vec<&str> = items.iter().map(AsRef::as_ref).collect();
     match items.as_slice() {
@@ -232,7 +232,7 @@ pub(super) fn listed(items: &[impl AsRef<str>]) -> String {
     }
 }
 
-/// `text` in a colour, where there are colours.
+/// The text in a colour, if colours are used.
 fn painted(colours: bool, code: &str, text: &str) -> String {
     if colours { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
 }
@@ -250,8 +250,8 @@ fn painted_status(colours: bool, status: Status) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: colours change nothing but colours. Method: the same words painted and plain, with the
-    /// escapes taken out.
+    /// Goal: without their escapes, coloured texts equal plain texts. Method: each status, coloured
+    /// and plain.
     #[test]
     fn colours_leave_the_words_alone() {
         for status in [Status::Yes, Status::No, Status::Warn] {

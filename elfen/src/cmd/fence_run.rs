@@ -1,9 +1,9 @@
-//! `elfen run --fence`: runs a program in a fence, whose lanes the guards of elfend hold.
+//! `elfen run --fence`: runs a program in a fence of elfend, on lanes that elfend's guards protect.
 //!
-//! No process of the run remains next to the program: this process asks elfend to put it into the
-//! fence, drops its privileges, and executes the program. So signals, terminal and exit status need
-//! no forwarding. A program with checks gets the socket of elfend in a variable, and requests its
-//! pages there.
+//! This process asks elfend to put it into the fence, drops its privileges, and executes the
+//! program. So no other process of the run remains, and signals, terminal and exit status need no
+//! forwarding. A program with checks finds elfend's socket in a variable, and requests its pages
+//! there.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -29,10 +29,10 @@ use super::user;
 
 const WHAT: &str = "run --fence";
 
-/// The value of `--fence` for a run with guards of its own.
+/// The value of `--fence` that gives a run guards of its own.
 pub(super) const NONE: &str = "none";
 
-/// Options that elfend's settings decide for all programs in a fence.
+/// Options that a run in a fence cannot have: elfend's settings decide them for all programs in it.
 const NOT_WITH_FENCE: [&str; 12] = [
     "policy",
     "budget",
@@ -48,8 +48,8 @@ const NOT_WITH_FENCE: [&str; 12] = [
     "json_out",
 ];
 
-/// Refuses options on the command line that the named fence decides. Variables with the defaults
-/// of these options are ignored: they are for other runs.
+/// Rejects such options on the command line if a fence is named. Variables with defaults of these
+/// options are ignored, because they apply to other runs.
 pub(super) fn refuse_options(run: &ArgMatches) -> Result<(), Failure> {
     let named = run.get_one::<String>("fence").filter(|fence| *fence != NONE);
     let is_typed = |name: &&str| run.value_source(name) == Some(ValueSource::CommandLine);
@@ -61,10 +61,10 @@ pub(super) fn refuse_options(run: &ArgMatches) -> Result<(), Failure> {
     Err(Failure::new(Status::Usage, "arguments", why, "see `elfen run --help`"))
 }
 
-/// The user to run the program as: the named one, or the user that called `sudo`.
+/// The user that runs the program: the named user, or the user that called `sudo`.
 ///
-/// A process of root can leave a fence by writing one file, so root runs a program there only if
-/// `--user root` says so.
+/// A process of root can leave a fence by writing one file. So root's program runs as root only
+/// with `--user root`.
 pub(super) fn choose_user(named: Option<&str>) -> Result<Option<User>, Failure> {
     let user = user::choose_user(named)?;
     if user.is_none() && nix::unistd::geteuid().is_root() {
@@ -78,7 +78,7 @@ pub(super) fn choose_user(named: Option<&str>) -> Result<Option<User>, Failure> 
     Ok(user)
 }
 
-/// The fence of a run that names neither a fence nor lanes.
+/// The fence for a run that names neither a fence nor lanes.
 pub(super) struct DefaultFence {
     pub(super) fence: FenceStatus,
     pub(super) inside: bool,
@@ -86,10 +86,11 @@ pub(super) struct DefaultFence {
 }
 
 impl DefaultFence {
-    /// Returns `None` if no elfend holds fences: the run then has guards of its own.
+    /// Returns `None` if the run gets guards of its own. That is so if elfend does not run or holds
+    /// no fence, or if a run inside of a fence has options of guards.
     ///
-    /// Refuses a run that can use none of elfend's fences. With guards of its own that run would
-    /// take all lanes of the machine, also those that elfend lends.
+    /// Fails if elfend holds fences and the run can use none of them. With guards of its own, that
+    /// run would take all lanes of the machine, including those that elfend lends.
     pub(super) fn find(
         run_dir: &Path,
         named_user: Option<&str>,
@@ -112,7 +113,7 @@ impl DefaultFence {
         Ok(Some(Self { fence, inside, user: choose_user(named_user)? }))
     }
 
-    /// Refuses a run that may not enter the only fence.
+    /// Fails if the run has options of guards, may not enter a fence, or can choose from several.
     fn require_entry(
         wants_guards: bool,
         may_enter: bool,
@@ -137,10 +138,10 @@ impl DefaultFence {
     }
 }
 
-/// A run in a fence.
+/// A run in a fence of elfend.
 pub(super) struct FenceRun<'a> {
     pub(super) fence: FenceStatus,
-    /// Whether this process is in the fence already.
+    /// Whether this process is already in the fence.
     pub(super) inside: bool,
     pub(super) run_dir: &'a Path,
     pub(super) user: Option<User>,
@@ -149,7 +150,7 @@ pub(super) struct FenceRun<'a> {
 }
 
 impl FenceRun<'_> {
-    /// Replaces this process by the program. Returns the line of a dry run, or a failure.
+    /// Replaces this process by the program. Returns only the line of a dry run, or a failure.
     pub(super) fn run(self) -> Result<String, Failure> {
         let known = &self.fence;
         let line = format!(
@@ -177,7 +178,8 @@ impl FenceRun<'_> {
             }
         }
         if let Some(user) = &self.user {
-            // Root can leave its fence without a service manager.
+            // Isolating a program of root is useless: root can leave its fence without a service
+            // manager.
             if !user.uid.is_root() {
                 isolate_user(user)?;
             }
@@ -198,7 +200,7 @@ impl FenceRun<'_> {
             Failure::new(Status::Failed, "--run-dir", error, "give its absolute path")
         })?;
         command.env(variable_name(pages::VARIABLE), socket);
-        // A run that started this command set the variable; its lanes may be others.
+        // If a run started this command, the variable names that run, whose lanes may differ.
         command.env_remove(variable_name(inherit::VARIABLE));
         if let Some(library) = ChecksName::Auto.choose(program)?.library {
             let before = std::env::var_os(PRELOAD);
@@ -211,7 +213,7 @@ impl FenceRun<'_> {
     }
 }
 
-/// The fence of this name.
+/// Finds the fence of this name.
 pub(super) fn find_fence(run_dir: &Path, fence: &str) -> Result<FenceStatus, Failure> {
     let fences = match ask(run_dir, &Request::Status)? {
         Answer::Status(status) => status.fences,
@@ -229,7 +231,8 @@ fn variable_name(variable: &'static CStr) -> &'static str {
     variable.to_str().unwrap_or_else(|_| unreachable!("ASCII"))
 }
 
-/// Sets the groups first, as only root may set them. The last call drops the capabilities of root.
+/// Sets groups and user. The groups come first, because only root may set them; the last call drops
+/// root's capabilities.
 fn become_user(user: &User) -> nix::Result<()> {
     setgroups(&user.groups)?;
     setgid(user.gid)?;

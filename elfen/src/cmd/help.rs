@@ -3,7 +3,7 @@
 
 use elfen_console::paragraph::wrap;
 
-/// Once `run` has started its program, it returns the exit status of the program.
+/// After `run` has started its program, it exits with the program's status.
 const STATUSES: [(&str, &str); 8] = [
     ("0", "success"),
     ("1", "failure on a machine that supports the operation"),
@@ -47,7 +47,7 @@ const FAILURES: &str = "\
 
 const COLUMNS: usize = 78;
 
-/// The text below the list of commands. Blocks with a heading are sections of the man page.
+/// The text below the list of commands. Blocks with a heading become sections of the man page.
 pub(crate) fn all() -> String {
     let table = |rows: &[(&str, &str)]| {
         let width = rows.iter().map(|(left, _)| left.len()).max().unwrap_or(0);

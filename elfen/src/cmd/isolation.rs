@@ -1,10 +1,10 @@
 //! Isolates a program in a fence from services that could run its work outside of the fence.
 //!
-//! The service manager of a user starts programs at the user's request, and the manager of the
-//! system moves processes into units of the user. Both listen in folders under /run, so a fenced
-//! program sees these folders empty. A process of the same user outside of the fence would show
-//! them at `/proc/PID/root`. So the program runs in a Landlock domain, which may not inspect
-//! processes outside of the domain.
+//! The service manager of a user starts programs when the user asks for it. The manager of the
+//! system moves processes into units of the user. Both listen in folders under /run, and a fenced
+//! program sees these folders empty. `/proc/PID/root` of a process outside of the fence would still
+//! show them. So the program also runs in a Landlock domain, which forbids inspecting processes
+//! outside of it.
 
 use std::ffi::CStr;
 use std::fs;
@@ -17,7 +17,7 @@ use elfen_run::User;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 
-/// Where the service managers listen of users that are logged in, or linger.
+/// The folder in which the service managers of logged-in or lingering users listen.
 const MANAGERS: &CStr = c"/run/user";
 /// The system bus, which passes requests to the service manager of the system.
 const BUS: &CStr = c"/run/dbus";
@@ -31,7 +31,7 @@ pub(super) fn isolate_user(user: &User) -> Result<(), Failure> {
     hide(&[MANAGERS, BUS]).map_err(|error| failed("hiding service managers", error))?;
     match begin_domain() {
         Ok(()) => Ok(()),
-        // A kernel before 6.12, or without Landlock.
+        // The kernel is older than 6.12, or lacks Landlock.
         Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::E2BIG | Errno::EINVAL) => {
             if has_manager {
                 let name = &user.name;
@@ -50,12 +50,13 @@ fn path(folder: &'static CStr) -> &'static Path {
     Path::new(folder.to_str().unwrap_or_else(|_| unreachable!("ASCII")))
 }
 
-/// Mounts empty folders over these, in a mount namespace of this process.
+/// Mounts empty folders over these folders, in a mount namespace of this process only.
 fn hide(folders: &[&'static CStr]) -> nix::Result<()> {
     let is_folder =
         |folder: &&&'static CStr| fs::symlink_metadata(path(folder)).is_ok_and(|it| it.is_dir());
     unshare(CloneFlags::CLONE_NEWNS)?;
-    // Later mounts of other namespaces appear here too; mounts made here appear nowhere else.
+    // Mounts that are made later in other namespaces still appear here. Mounts made here appear
+    // nowhere else.
     mount(c"/", c"", libc::MS_REC | libc::MS_SLAVE, c"")?;
     folders
         .iter()
@@ -77,8 +78,8 @@ struct Rules {
     scoped: u64,
 }
 
-/// `LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET`. A domain needs one restriction at least; this one leaves
-/// files, mounts, the network and signals as they are.
+/// `LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET`. A domain must have at least one restriction. This
+/// restriction does not affect files, mounts, the network or signals.
 const ABSTRACT_SOCKETS: u64 = 1;
 
 fn begin_domain() -> nix::Result<()> {
@@ -89,7 +90,7 @@ fn begin_domain() -> nix::Result<()> {
     let number = i32::try_from(made).map_err(|_| Errno::EBADF)?;
     // SAFETY: the kernel has just returned this descriptor, and nothing else closes it.
     let _rules = unsafe { OwnedFd::from_raw_fd(number) };
-    // SAFETY: takes numbers.
+    // SAFETY: landlock_restrict_self takes numbers.
     let begun = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, number, 0) };
     Errno::result(begun).map(drop)
 }

@@ -1,5 +1,5 @@
-//! `elfen lab` and `elfen demo`. Both start `elfen-lab`, so that `elfen`, which runs as root, does
-//! not contain the laboratory.
+//! `elfen lab` and `elfen demo`. Both start the program `elfen-lab`, so that `elfen`, which runs as
+//! root, does not contain the laboratory.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

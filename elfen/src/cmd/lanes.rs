@@ -1,4 +1,4 @@
-//! `elfen lanes`: which pairs of lanes this machine has, and what limits them.
+//! `elfen lanes`: prints the machine's pairs of lanes, and why it has no more.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -68,18 +68,18 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// What `--json` prints; the table shows the same.
+/// The content of `--json`. The table has the same content.
 #[derive(Serialize)]
 struct Report {
     smt: bool,
     pairs: Vec<PairReport>,
-    /// Online CPUs in no pair of the machine's own, by reason.
+    /// Online CPUs that are in no default pair, grouped by the reason.
     unpaired: Vec<UnpairedReport>,
     /// `topology`, or `hand` for lanes given with --lanes or ELFEN_LANES.
     chosen_by: &'static str,
     limits: Vec<String>,
     warnings: Vec<String>,
-    /// What to do where there are no pairs.
+    /// What the user can do on a machine without pairs.
     fix: Option<String>,
     smt_control: Option<String>,
     virtual_machine: bool,
@@ -93,7 +93,7 @@ struct Report {
 
 #[derive(Serialize)]
 struct PairReport {
-    /// As --lanes takes it.
+    /// The pair in the syntax of `--lanes`.
     lanes: String,
     request: u32,
     batch: CpuSet,
@@ -110,7 +110,7 @@ struct UnpairedReport {
     reason: &'static str,
 }
 
-/// A node of Slurm's, by the keys that slurm.conf has for it.
+/// A node of Slurm, with the keys of slurm.conf.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct SlurmNode {
@@ -130,7 +130,7 @@ impl SlurmNode {
         let batch: CpuSet = lanes.pairs.iter().flat_map(|pair| pair.batch.iter()).collect();
         let name = std::fs::read_to_string(HOST_NAME)
             .map_err(|error| Failure::new(Status::Failed, HOST_NAME, error, "mount /proc"))?;
-        // Slurm names a node by the first part, unless it is told otherwise.
+        // By default, Slurm names a node by the first part of the host name.
         let name = name.trim().split('.').next().unwrap_or_default();
         Ok(Self { node_name: name.to_owned(), cpus: batch.len(), features: "elfen" })
     }
@@ -182,7 +182,7 @@ impl Report {
         if self.pairs.is_empty() {
             return "no pairs\n".to_owned();
         }
-        // Core numbers repeat from package to package; with one package the column says nothing.
+        // Core numbers repeat in each package. With one package, the column of packages is useless.
         let packages = self.pairs.iter().any(|pair| pair.package != self.pairs[0].package);
         let mut heading = vec!["REQUEST", "BATCH", "PACKAGE", "CORE", "NODE", "REMARKS"];
         let mut rows: Vec<_> = self.pairs.iter().map(PairReport::row).collect();

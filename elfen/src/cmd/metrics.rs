@@ -40,7 +40,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    // A machine that cannot have batches is a failure now, and not of each scrape.
+    // If this machine cannot have batches, the command fails now and not at each scrape.
     status::batches(&args.run_dir)?;
     let machine = Machine::new(args.run_dir.folder().socket());
     if args.once {

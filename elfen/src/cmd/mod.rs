@@ -1,7 +1,7 @@
-//! The subcommands of `elfen`. Each has a file that parses arguments, calls a library and prints.
+//! The subcommands of `elfen`. Each file parses arguments, calls a library, and prints the result.
 //!
-//! The crates `elfen-shim` and `elfen-tailor` contain their subcommands; `lab` starts
-//! `elfen-lab`.
+//! The subcommands of Shim and Tailor are in the crates `elfen-shim` and `elfen-tailor`. `lab`
+//! starts `elfen-lab`.
 
 mod checks_args;
 mod doctor;
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Top(top::Args),
 }
 
-/// Refuses combinations of arguments that clap cannot reject.
+/// Rejects combinations of arguments that clap cannot reject.
 pub(crate) fn refuse(typed: &clap::ArgMatches) -> Result<(), Failure> {
     match typed.subcommand() {
         Some(("run", run)) => fence_run::refuse_options(run),

@@ -1,7 +1,7 @@
-//! `elfen pause` and `elfen resume`: the kill switch of all fences.
+//! `elfen pause` and `elfen resume`: the emergency stop of all fences.
 //!
-//! `pause` does not need the daemon: it writes to the freezer of each fence itself. `resume` needs
-//! the daemon: a fence may run only while elfend guards it.
+//! `pause` works without the daemon: it writes to the freezer of each fence itself. `resume`
+//! requires the daemon, because a fence may run only while elfend guards it.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use elfen_console::failure::{Failure, Status};
 use elfen_machine::fence::state::{FOLDER, Folder, RecordedFence};
 use elfen_machine::fence::status::{self, Answer, FenceStatus, Request};
 
-/// How long the kernel may take to stop every task.
+/// How long `pause` waits for the kernel to stop every task.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(clap::Args, Debug)]
@@ -73,7 +73,7 @@ pub(crate) struct ResumeArgs {
     run_dir: RunDir,
 }
 
-/// What to do about an error of the folder.
+/// The fix for an error of the run folder.
 fn folder_fix(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "run it as root",
@@ -99,7 +99,7 @@ pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, F
     for fence in &fences {
         match fence.freezer.freeze() {
             Ok(()) => running.push(fence),
-            // A cgroup that is gone has no processes.
+            // A cgroup that no longer exists has no processes.
             Err(error) if error.is_gone() => {}
             Err(error) => errors.push(format!("{}: {error}", fence.name)),
         }
@@ -125,7 +125,7 @@ pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, F
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the kernel reports the fence frozen, or its cgroup is gone.
+/// Whether the kernel reports the fence as frozen, or its cgroup no longer exists.
 fn is_frozen(fence: &RecordedFence) -> bool {
     match fence.freezer.is_frozen() {
         Ok(frozen) => frozen,

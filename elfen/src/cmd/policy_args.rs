@@ -66,7 +66,7 @@ pub(crate) struct ChosenSettings {
     pub(crate) settings: Settings,
     /// For slo-budget: the SLO to keep.
     pub(crate) slo: Option<Slo>,
-    /// The origin of a budget that the user did not give.
+    /// How the budget was derived, if the user gave none.
     pub(crate) budget_origin: Option<String>,
 }
 
@@ -75,19 +75,19 @@ impl PolicyArgs {
         self.policy.unwrap_or(PolicyKind::BorrowIdle)
     }
 
-    /// Whether the user gave none of these options.
+    /// Whether the user gave none of the options.
     pub(crate) fn is_empty(&self) -> bool {
         let Self { policy, budget, slo, ref_ipc } = self;
         policy.is_none() && budget.is_none() && slo.is_none() && ref_ipc.is_none()
     }
 
-    /// The initial settings. Refuses missing options, and options that the policy does not use.
+    /// The initial settings. Rejects missing options, and options that the policy does not use.
     pub(crate) fn choose(&self, service: Option<&Service>) -> Result<ChosenSettings, Failure> {
         self.change(&Settings { policy: self.policy(), ..Settings::BORROW_IDLE }, service)
     }
 
-    /// The settings that replace `now`. If the policy stays the same, settings without an option
-    /// stay the same too.
+    /// The settings that replace `now`. If the policy stays the same, values without an option stay
+    /// the same.
     pub(crate) fn change(
         &self,
         now: &Settings,
@@ -135,7 +135,7 @@ fn slo_of(settings: &Settings) -> Option<Slo> {
         .then_some(Slo { per_million, latency_ns: settings.slo_latency_ns })
 }
 
-/// Derives a budget from the latencies of the service so far. Also returns a text with its origin.
+/// Derives a budget from the service's latencies so far. Also returns a text that says how.
 fn derive_budget(
     policy: PolicyKind,
     service: Option<&Service>,
@@ -168,7 +168,7 @@ fn derive_budget(
     }
 }
 
-/// Refuses an option that the policy does not use.
+/// Rejects an option that the policy does not use.
 fn refuse_unused(policy: PolicyKind, given: bool, used: bool, option: &str) -> Result<(), Failure> {
     if !given || used {
         return Ok(());
@@ -184,7 +184,7 @@ fn missing_option(policy: PolicyKind, option: &str, example: &str) -> Failure {
     Failure::new(Status::Usage, what, format!("it needs {option}"), format!("add {example}"))
 }
 
-/// Parses an IPC. Returns thousandths.
+/// Parses an IPC such as `0.9`. Returns thousandths.
 fn per_thousand(text: &str) -> Result<u64, String> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,7 +1,7 @@
 //! `elfen run`: runs a program on the batch lanes while their request lanes idle.
 //!
-//! This file decides what the run consists of (lanes, policy, source of signals, nap, checks, user)
-//! and prints the first and the last line. `elfen-run` starts and supervises the program; for a run
+//! This file chooses the parts of the run (lanes, policy, source of signals, nap, checks, user),
+//! and prints the first and the last line. `elfen-run` starts and supervises the program. For a run
 //! in a fence, `fence_run` does.
 
 use std::ffi::{OsStr, OsString};
@@ -123,7 +123,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether an option, or its variable, sets something that elfend's settings decide in a fence.
+    /// Whether the user chose something, by option or variable, that elfend's settings decide in a
+    /// fence.
     fn wants_guards(&self) -> bool {
         let names_service = self.service.is_some() || self.service_user.is_some();
         let is_default = self.source == SourceChoice::Auto
@@ -195,8 +196,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     finish(&order, ending)
 }
 
-/// Runs the program in a fence, if this run uses one. Returns the line of a dry run; `None` if the
-/// run has guards of its own.
+/// Runs the program in a fence, if the run uses a fence. Returns the line of a dry run, or `None`
+/// if the run has guards of its own.
 fn run_in_fence(args: &Args) -> Result<Option<String>, Failure> {
     let (run_dir, program) = (args.run_dir.path(), args.program.as_slice());
     let dry_run = args.dry_run;
@@ -232,10 +233,10 @@ fn open_signals(args: &Args) -> Result<Signals, Failure> {
     })
 }
 
-/// The service of a run that names none: the only one on this machine, if the run needs one.
+/// Finds the only service of this machine, for a run that names no service and needs one.
 ///
-/// Budgets are given to requests, so policies with budgets need the page of a service. Only
-/// `fixed-budget` works without.
+/// Budgets are for requests, so policies with budgets need the page of a service. Only
+/// `fixed-budget` also works without a service.
 fn find_only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
     let policy = args.policy.policy();
     let needs_service = args.source == SourceChoice::Service || policy != PolicyKind::BorrowIdle;
@@ -269,15 +270,15 @@ fn find_only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service
     }
 }
 
-/// Parts of the first line that the order does not contain.
+/// Texts for the first line that are not part of the order.
 struct Remarks {
-    /// The origin of the budget, if the user gave none.
+    /// How the budget was derived, if the user gave none.
     budget_origin: Option<String>,
-    /// Why the program gets no live checks, if `--checks` allowed them.
+    /// Why the program gets no live checks, if `--checks` would allow them.
     why_not_live: Option<String>,
 }
 
-/// Decides everything that a run needs before its processes start.
+/// Chooses everything that a run needs before its processes start.
 fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure> {
     let chosen = args.policy.choose(signals.service.as_ref())?;
     let pairs = args
@@ -320,7 +321,7 @@ fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure>
     Ok((order, Remarks { budget_origin: chosen.budget_origin, why_not_live }))
 }
 
-/// Where the program gets its checks.
+/// The chosen checks of the program, and what they require.
 struct Checks {
     chosen: ChosenChecks,
     notes: Option<Arc<Notes>>,
@@ -329,7 +330,7 @@ struct Checks {
 
 /// Chooses the checks of the program.
 ///
-/// Live checks also need notes of the kernel. Without them, `auto` leaves the program to its guard.
+/// Live checks also require reports of the kernel. Without them, `auto` uses only the guard.
 fn choose_checks(
     args: &Args,
     signals: &Signals,
@@ -353,8 +354,9 @@ fn choose_checks(
     }
 }
 
-/// Drops pairs that the service does not serve, if its page is the only source of signals: the run
-/// would learn nothing about their request lanes. Pairs of `--lanes` stay.
+/// Drops pairs that the service does not serve, if the service's page is the only source of
+/// signals. The run would never learn whether the request lanes of these pairs idle. Pairs of
+/// `--lanes` are kept.
 fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
     let (None, Some(service)) = (&signals.tasks, &signals.service) else { return Ok(pairs) };
     let serves = |pair: &Pair| service.living_slots(&[pair.request]).next().is_some();
@@ -377,7 +379,7 @@ fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec
     Ok(kept)
 }
 
-/// The choices of a run, for the first line and the report.
+/// The choices of a run, as the first line and the report print them.
 struct Announcement {
     lanes: String,
     source: String,
@@ -408,7 +410,8 @@ impl Announcement {
             CheckMethod::Live => " (guard until learned)".to_owned(),
             _ => not_live.unwrap_or_default(),
         };
-        // Thesis, section 5.2: a loop of PAUSE slows the sibling as a program of IPC 0.01 does.
+        // Thesis, section 5.2: a loop of PAUSE slows the sibling as much as a program with an IPC
+        // of 0.01.
         let costs =
             if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
         format!(
@@ -436,13 +439,13 @@ impl Announcement {
     }
 }
 
-/// Refuses `--nap block` without the task map. The kernel wakes blocked threads when it switches
-/// the request lane to idle; a service's page may say something else at that time.
+/// Rejects `--nap block` without the task map. The kernel wakes blocked threads when it switches
+/// the request lane to idle. The service's page may disagree with that.
 fn require_tasks_to_block(order: &Order, channels: &Channels) -> Result<(), Failure> {
     let Some(alarm) = &order.alarm else { return Ok(()) };
     if channels.tasks.is_some() {
-        // The wakers will open the same alarms. A run whose sleepers cannot be woken is refused: it
-        // would run at half its speed.
+        // The wakers will open the same alarms, so try to open each of them now. Without working
+        // alarms, the sleepers could not be woken, and the run would have half its speed.
         let open = |request| alarm.sleeper(request).map(drop);
         return (channels.requests().into_iter().try_for_each(open))
             .map_err(|error| signal_args::failure("nap block", &error));
@@ -476,7 +479,7 @@ fn exit_status(ending: Ending) -> u8 {
     }
 }
 
-/// Ends this process as the program ended.
+/// Ends this process in the way the program ended.
 fn finish(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
     match ending {
         Ending::Killed { signal } => launcher::die_of(signal),
@@ -491,7 +494,7 @@ fn finish(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The line with the times and reactions of the run.
+/// The line with borrowed times, overlap and reactions of the run.
 fn summary(report: &Report) -> String {
     let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
     let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
@@ -517,7 +520,7 @@ fn summary(report: &Report) -> String {
     )
 }
 
-/// The line about live checks.
+/// The line with the results of live checks.
 fn live_summary(live: &Live) -> String {
     let p99 = live.gap_ns.p99.map(|p99| format!(", probe p99 {}", duration::show(p99)));
     let all: u64 = live.missed_by.values().sum();
@@ -540,7 +543,7 @@ fn live_summary(live: &Live) -> String {
     )
 }
 
-/// The overlapped time as a share of the time in which the request lanes were busy.
+/// The overlapped time as a share of the time during which the request lanes were busy.
 fn share_text(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
     let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns > 0) else { return String::new() };
     let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);

@@ -41,7 +41,8 @@ pub(crate) struct Args {
     policy: PolicyArgs,
 }
 
-/// The supervisor reads requested settings ten times a second.
+/// How long to wait until the settings are in force. The supervisor reads requests ten times a
+/// second.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -90,7 +91,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a policy that needs a service or counters with which the batch was not started.
+/// Rejects a policy that needs a service or counters, if the batch was started without them.
 fn require_inputs(
     settings: &Settings,
     has_service: bool,
@@ -156,7 +157,7 @@ fn choose_batch(args: &Args) -> Result<Batch, Failure> {
 mod tests {
     use super::*;
 
-    /// Goal: `set` waits until all of its settings are in force, not only the policy. Method:
+    /// Goal: `set` waits until all wanted settings are in force, not only the policy. Method:
     /// settings that differ in one word each.
     #[test]
     fn the_same_policy_with_another_budget_is_not_taken_over() {
@@ -176,7 +177,7 @@ mod tests {
         }
     }
 
-    /// Goal: an SLO counts as taken over although the supervisor then sets the budget itself.
+    /// Goal: an SLO counts as in force, although the supervisor then changes the budget itself.
     #[test]
     fn an_slo_is_taken_over_although_its_budget_changes() {
         let wanted = Settings {
@@ -191,8 +192,8 @@ mod tests {
         assert!(!is_taken_over(&other, &wanted));
     }
 
-    /// Goal: a batch never gets a policy that lacks its inputs: the policy would act as borrow-idle
-    /// under another name. Method: each policy, for batches without a service and without counters.
+    /// Goal: a batch never gets a policy without the inputs of that policy, which would act as
+    /// borrow-idle. Method: each policy, for batches without a service and without counters.
     #[test]
     fn a_policy_without_its_inputs_is_refused() {
         use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};

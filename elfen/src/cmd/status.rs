@@ -43,7 +43,7 @@ struct Report {
     batches: Vec<BatchReport>,
     /// `None` if no elfend answers.
     elfend: Option<Fences>,
-    /// If no elfend answers, the fences that it has left behind.
+    /// The fences that an earlier elfend has left behind, if no elfend answers.
     left: Vec<LeftFence>,
     /// Whether elfend runs but does not answer.
     hangs: bool,
@@ -61,7 +61,7 @@ struct BatchReport {
     pid: u32,
     program: String,
     supervisor: u32,
-    /// What confines it to its lanes.
+    /// What confines the batch to its lanes.
     level: &'static str,
     policy: Option<&'static str>,
     budget_ns: u64,
@@ -80,7 +80,7 @@ struct LaneReport {
 
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let batches = batches(&args.run_dir)?.iter().map(report).collect();
-    // If elfend hangs, the report contains the records that it has written, and the command fails.
+    // If elfend hangs, the report has the fences that elfend recorded, and the command fails.
     let (elfend, hangs) = match ask_elfend(&args.run_dir) {
         Ok(answer) => (answer, None),
         Err(failure) => (None, Some(failure)),
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     })
 }
 
-/// The answer of elfend; `None` if no elfend runs.
+/// The answer of elfend; `None` if elfend does not run.
 fn ask_elfend(run_dir: &RunDir) -> Result<Option<Fences>, Failure> {
     let socket = run_dir.folder().socket();
     let failed = |why: &dyn std::fmt::Display| {
@@ -234,7 +234,7 @@ fn fences_text(status: &Fences) -> String {
     text
 }
 
-/// A dash for times that the kernel does not count, which differ from a time of 0.
+/// Prints a dash for a time that the kernel does not count, to distinguish it from 0.
 fn time_or_dash(ns: Option<u64>) -> String {
     ns.map_or("-".to_owned(), duration::show)
 }

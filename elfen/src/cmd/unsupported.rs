@@ -1,9 +1,8 @@
-//! The explanation of `elfen run` on a machine that lacks a requirement: one screen with what
-//! works, what does not and why, and the next step.
+//! Explains why `elfen run` cannot work on a machine: one screen with what works, what does not and
+//! why, and the next step.
 //!
-//! The findings are those of `elfen doctor`, compared with the options of the run and shortened to
-//! one screen. A run that names a mechanism, as in `--source tasks`, prints one line about that
-//! mechanism instead.
+//! The findings are those of `elfen doctor`, reduced to what the run needs and to one screen. A run
+//! that names a mechanism, as in `--source tasks`, prints one line about that mechanism instead.
 
 use elfen_console::failure::{Failure, Status as Exit};
 use elfen_console::paragraph::wrap;
@@ -14,9 +13,10 @@ use elfen_machine::source::Source;
 use super::doctor::listed;
 
 const COLUMNS: usize = 80;
-/// `yes  checks     `.
+/// The width of the text before each explanation, such as `yes  checks  `.
 const MARGIN: usize = 16;
-/// The verifier's message could fill the screen.
+/// The most lines for a mechanism and for the next step: a message of the eBPF verifier could fill
+/// the screen.
 const LINES_A_MECHANISM: usize = 2;
 const LINES_OF_STEP: usize = 4;
 
@@ -26,7 +26,7 @@ const LABELS: [&str; 4] = ["lanes", "source", "nap", "checks"];
 const NEXT: &str = "next: ";
 const LAST: &str = "`elfen doctor` lists every mechanism, and what would make it work\n";
 
-/// Explains the failure of a run. Returns `failure` itself if this machine lacks nothing.
+/// Explains the failure of a run. Returns `failure` unchanged if this machine lacks nothing.
 pub(super) fn explain(lanes: &LaneArgs, names_a_service: bool, failure: Failure) -> Failure {
     let source = Source::live();
     let screen = || {
@@ -34,7 +34,7 @@ pub(super) fn explain(lanes: &LaneArgs, names_a_service: bool, failure: Failure)
         let resolved = lanes.resolve(&topology)?;
         let by_hand = lanes.by_hand();
         let machine = Machine { source: &source, topology: &topology, lanes: &resolved, by_hand };
-        // Only recordings lack the results of attempts.
+        // Only recordings can lack results of attempts.
         Ok(doctor::examine(&machine).ok().and_then(|checks| lacking(checks, names_a_service)))
     };
     screen().unwrap_or_else(Some).unwrap_or(failure)
@@ -43,7 +43,7 @@ pub(super) fn explain(lanes: &LaneArgs, names_a_service: bool, failure: Failure)
 /// The failure with its screen; `None` if nothing is missing.
 fn lacking(mut checks: Vec<Check>, names_a_service: bool) -> Option<Failure> {
     for check in &mut checks {
-        // A service's page is enough for a run that names the service.
+        // A run that names a service needs only that service's page. Another run cannot use a page.
         if let (Group::Signals, Enough::If(_)) = (check.group, check.enough) {
             check.enough = if names_a_service { Enough::Yes } else { Enough::No };
         }
@@ -52,12 +52,12 @@ fn lacking(mut checks: Vec<Check>, names_a_service: bool) -> Option<Failure> {
     if verdict.ok() {
         return None;
     }
-    // Lanes come first: one step at a time.
+    // If lanes are missing, the next step is about lanes, and other steps come later.
     let step = match (is_missing(&checks, Group::Lanes), is_missing(&checks, Group::Signals)) {
         (false, true) => signal_step(&checks),
         _ => &verdict.next,
     };
-    // `no signal` instead of `a signal`.
+    // Turns `a signal` into `no signal`.
     let no = |what: &&str| format!("no {}", what.trim_start_matches("a "));
     let without: Vec<String> = verdict.missing.iter().map(no).collect();
     let line = Failure::new(Exit::Unsupported, "run", listed(&without), "see below");
@@ -87,7 +87,7 @@ fn name_and_why(check: &Check) -> String {
     format!("{}: {}", check.name, check.finding.why)
 }
 
-/// The one mechanism that works and why, or the names of several.
+/// The name and reason of the only mechanism that works, or the names of several.
 fn working(checks: &[Check], group: Group) -> String {
     let working: Vec<&Check> = alternatives(checks, group).filter(|check| check.works()).collect();
     match working.as_slice() {
@@ -96,7 +96,7 @@ fn working(checks: &[Check], group: Group) -> String {
     }
 }
 
-/// Why no mechanism of a group works.
+/// The reasons why no mechanism of a group works.
 fn reasons(checks: &[Check], group: Group) -> Vec<String> {
     let kernel = kernel_obstacle(checks).filter(|_| group == Group::Signals);
     let mut paragraphs: Vec<String> =
@@ -111,7 +111,7 @@ fn find<'a>(checks: &'a [Check], name: &str) -> Option<&'a Check> {
     checks.iter().find(|check| check.name == name)
 }
 
-/// The check that says why this kernel cannot report tasks, whatever the privileges.
+/// The check that says why this kernel cannot report tasks even to root.
 fn kernel_obstacle(checks: &[Check]) -> Option<&Check> {
     let of_kernel = ["kernel-version", "kernel-types", "sched-switch"];
     of_kernel.into_iter().filter_map(|name| find(checks, name)).find(|check| !check.works())
@@ -120,13 +120,14 @@ fn kernel_obstacle(checks: &[Check]) -> Option<&Check> {
 const PUBLISH: &str = "name a service that publishes its requests, which takes neither root nor \
                        eBPF (`elfen run --source service --service NAME`)";
 
-/// The step to a signal: root's help where the kernel has what is needed, the cure where root is
-/// refused too, and otherwise the page of a service, which needs no permission.
+/// The next step to a source of signals. If the kernel supports the task map, the step is to get
+/// root's help, or to fix what prevents root from attaching. Otherwise it is a service's page,
+/// which needs no permission.
 fn signal_step(checks: &[Check]) -> &str {
     let fix = |name: &str| find(checks, name).map_or("", |check| check.finding.fix.as_str());
     let of_attaching = fix("task-map-attach");
     match kernel_obstacle(checks) {
-        // An unprivileged process needs elfend.
+        // An unprivileged process gets the task map from elfend.
         None if of_attaching.starts_with("see task-map-elfend") => fix("task-map-elfend"),
         None => of_attaching,
         Some(_) if find(checks, "service-page").is_some_and(Check::works) => PUBLISH,
@@ -136,7 +137,7 @@ fn signal_step(checks: &[Check]) -> &str {
 
 const MORE: &str = " ...";
 
-/// The first lines of a text, with a mark if there are more.
+/// The first lines of a text, with a mark at the end if lines are left out.
 fn cut(text: &str, columns: usize, lines: usize) -> Vec<String> {
     let mut all = wrap(text, columns - MORE.len());
     if all.len() > lines {

@@ -14,7 +14,7 @@ pub(super) fn find_user(name: &str) -> Result<User, Failure> {
     }
 }
 
-/// The user to start a program as; `None` if that is the user of this process.
+/// The user to start a program as; `None` means the user of this process.
 pub(super) fn choose_user(named: Option<&str>) -> Result<Option<User>, Failure> {
     if !nix::unistd::geteuid().is_root() {
         let (why, fix) = ("only root can become another user", "use sudo, or omit --user");

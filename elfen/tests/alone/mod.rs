@@ -7,15 +7,15 @@ use std::sync::OnceLock;
 
 use crate::preload::library;
 
-/// The command in a folder without the library. A library next to the command takes precedence over
-/// `ELFEN_LIB`, and cargo may have put a debug build there.
+/// The command in a folder without the preload library. The command prefers a library in its own
+/// folder to `ELFEN_LIB`, and cargo may have put a debug build there.
 fn lone_command() -> &'static Path {
     static COMMAND: OnceLock<PathBuf> = OnceLock::new();
     COMMAND.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("alone");
         let command = folder.join("elfen");
         fs::create_dir_all(&folder).unwrap();
-        // Replaced atomically, as tests of other files run it meanwhile.
+        // Replaced atomically, because other test programs run this command meanwhile.
         let new = folder.join(std::process::id().to_string());
         fs::hard_link(env!("CARGO_BIN_EXE_elfen"), &new).unwrap();
         fs::rename(&new, &command).unwrap();

@@ -1,8 +1,7 @@
-//! What the files of a crate take from each other, read from their text.
+//! Finds which files of a crate import from which others, by parsing their text.
 //!
-//! A file that says `mod child;` takes nothing from the child by that; one that names something in
-//! it does, and so does one that hands it on with `pub use`. What is under `#[cfg(test)]` is left
-//! out: tests look wherever they like.
+//! The line `mod child;` alone is not an import. A path into the child is one, and so is `pub use`.
+//! Items under `#[cfg(test)]` are left out: tests may import anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,14 +9,14 @@ use std::path::Path;
 
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 
-/// A file by its module, as in `report::live`; the crate's root has no name.
+/// A file, by its module path such as `report::live`. The crate's root has an empty path.
 pub(crate) type Module = Vec<String>;
 
-/// The files of a crate, and from which others each takes something.
+/// The files of a crate, each with the files from which it imports.
 pub(crate) struct Imports(BTreeMap<Module, BTreeSet<Module>>);
 
 impl Imports {
-    /// Of the crate whose root file this is.
+    /// Reads the crate with this root file.
     pub(crate) fn of(root: &Path) -> Self {
         let mut files = BTreeMap::new();
         read(root, Module::new(), &mut files);
@@ -33,12 +32,12 @@ impl Imports {
         Self(files.iter().map(of).collect())
     }
 
-    /// Each file with one that it takes something from.
+    /// Each pair of a file and a file from which it imports.
     pub(crate) fn arrows(&self) -> impl Iterator<Item = (&Module, &Module)> {
         self.0.iter().flat_map(|(from, taken)| taken.iter().map(move |to| (from, to)))
     }
 
-    /// The files from which one can come back to where one began.
+    /// The groups of files that import from each other in a cycle.
     pub(crate) fn circles(&self) -> BTreeSet<String> {
         let comes_back = |module: &&Module| self.reachable(module).contains(*module);
         let circle = |module: &Module| {
@@ -62,7 +61,7 @@ pub(crate) fn name(module: &Module) -> String {
     if module.is_empty() { "the root".to_owned() } else { module.join("::") }
 }
 
-/// Reads a file and those of the modules that it declares.
+/// Reads a file, and the files of the modules that it declares.
 fn read(file: &Path, module: Module, files: &mut BTreeMap<Module, Vec<String>>) {
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
     let tokens = without_tests(tokens(&text));
@@ -79,7 +78,7 @@ fn read(file: &Path, module: Module, files: &mut BTreeMap<Module, Vec<String>>) 
     files.insert(module, tokens);
 }
 
-/// Words, `::`, and single signs; no comments, no literals.
+/// The tokens of a text: words, `::`, and single signs. Comments and literals are left out.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     flatten(text.parse().expect("Rust"), &mut tokens);
@@ -116,7 +115,7 @@ fn flatten(stream: TokenStream, tokens: &mut Vec<String>) {
     }
 }
 
-/// Leaves out items that only tests and models have.
+/// Leaves out items that exist only in tests and models.
 fn without_tests(tokens: Vec<String>) -> Vec<String> {
     let mut kept: Vec<String> = Vec::new();
     let mut rest = &tokens[..];
@@ -140,7 +139,7 @@ fn without_tests(tokens: Vec<String>) -> Vec<String> {
     kept
 }
 
-/// How long the item is that the tokens begin with: to its semicolon, or over its braces.
+/// The length of the item at the beginning of the tokens: up to its semicolon or closing brace.
 fn item(tokens: &[String]) -> usize {
     let mut depth = 0;
     for (at, token) in tokens.iter().enumerate() {
@@ -155,13 +154,13 @@ fn item(tokens: &[String]) -> usize {
     tokens.len()
 }
 
-/// The files that a file declares.
+/// The child modules that a file declares.
 fn children(tokens: &[String]) -> Vec<String> {
     let declared = tokens.windows(3).filter(|t| t[0] == "mod" && t[2] == ";");
     declared.map(|t| t[1].clone()).collect()
 }
 
-/// Every path that begins in this crate.
+/// Every path that leads into this crate.
 fn paths(tokens: &[String], children: &[String]) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
     let mut at = 0;
@@ -184,7 +183,7 @@ fn paths(tokens: &[String], children: &[String]) -> Vec<Vec<String>> {
     paths
 }
 
-/// A path that may branch in braces; how many tokens it takes.
+/// Adds a path, which may branch in braces. Returns how many tokens it takes.
 fn tree(tokens: &[String], above: &[String], paths: &mut Vec<Vec<String>>) -> usize {
     let mut path = above.to_vec();
     let mut at = 0;
@@ -203,7 +202,7 @@ fn tree(tokens: &[String], above: &[String], paths: &mut Vec<Vec<String>>) -> us
                 return at + 1;
             }
             word if word.starts_with(|c: char| c.is_alphanumeric() || c == '_') => {
-                // Of `a as b` the path is a.
+                // The path of `a as b` is `a`.
                 if at > 0 && tokens[at - 1] != "::" {
                     break;
                 }
@@ -217,7 +216,7 @@ fn tree(tokens: &[String], above: &[String], paths: &mut Vec<Vec<String>>) -> us
     at
 }
 
-/// The file that a path leads into.
+/// The file that a path leads to.
 fn resolve(
     path: &[String],
     from: &Module,
@@ -250,7 +249,7 @@ fn resolve(
     Some(at)
 }
 
-/// A crate that is made up: modules with their text.
+/// A made-up crate: modules with their text.
 pub(crate) fn made_up(files: &[(&str, &str)]) -> Imports {
     let module =
         |name: &str| name.split("::").filter(|n| !n.is_empty()).map(str::to_owned).collect();

@@ -1,9 +1,9 @@
-//! The architecture and the house style, held by tests.
+//! Tests of the architecture and of the house style.
 //!
-//! Which crate may depend on which is decided by its folder, so that a folder may hold several
-//! crates (a preload library beside its tests) under one rule. The style is checked on the files as
-//! they lie in the folder: what git ignores is left out by its name, not by asking git, since a
-//! release archive has none.
+//! The folder of a crate decides which crates it may depend on. So one rule applies to all crates
+//! of a folder, such as a preload library and its tests. The style is checked on the files of the
+//! folder. Files that git ignores are left out by name, because a release archive has no git to
+//! ask.
 
 mod imports;
 mod prose;
@@ -16,8 +16,8 @@ use std::process::Command;
 use imports::{Imports, Module, name};
 use serde_json::Value;
 
-/// Layers of a crate's modules, the highest first: none takes anything from a layer above it. A
-/// line is a layer.
+/// The layers of a crate's modules, the highest first, with one layer on each line. No layer
+/// imports from a higher one.
 const LAYERS: [(&str, &str); 5] = [
     ("elfen", "cmd"),
     (
@@ -30,7 +30,7 @@ const LAYERS: [(&str, &str); 5] = [
         mapped process
         cpulist",
     ),
-    // The last layer of Tailor is pure: without a clock, and without a machine.
+    // The lowest layer of Tailor is pure: it uses neither a clock nor the machine.
     (
         "elfen_tailor",
         "cmd
@@ -56,15 +56,15 @@ const LAYERS: [(&str, &str); 5] = [
 
 const MAX_LINES: usize = 1000;
 const MAX_COLUMNS: usize = 100;
-/// As editors and the kernel's own style have it.
+/// The width of a tab, as in editors and in the kernel's style.
 const TAB_COLUMNS: usize = 8;
 
-/// Names that say nothing about what is inside.
+/// Names that do not describe the content of a file.
 const NO_NAMES: [&str; 8] =
     ["utils", "common", "types", "manager", "helper", "helpers", "handler", "misc"];
 
-/// Folders of one machine; a file that names one works there alone. Written so that this file
-/// doesn't name them.
+/// Folders of one machine. A file that names such a folder works only there. They are split so that
+/// this file does not contain them.
 const MACHINE_PATHS: [&str; 2] = [concat!("/wo", "rk/"), concat!("/ro", "ot/")];
 
 fn root() -> &'static Path {
@@ -90,20 +90,20 @@ fn folder_of(package: &Value) -> PathBuf {
     Path::new(text(package, "manifest_path")).parent().expect("a folder").to_owned()
 }
 
-/// The top-level folder that a path lies in.
+/// The top-level folder of a path.
 fn top(path: &Path) -> String {
     let inside = path.strip_prefix(root()).unwrap_or_else(|_| panic!("{path:?} is outside"));
     let first = inside.components().next().expect("no crate in the top folder itself");
     first.as_os_str().to_str().expect("UTF-8").to_owned()
 }
 
-/// Dependencies that end up in what is built: all but those of tests.
+/// The dependencies of the built crate, without those of its tests.
 fn dependencies(package: &Value) -> impl Iterator<Item = &Value> {
     let all = package["dependencies"].as_array().expect("a list of dependencies");
     all.iter().filter(|dependency| dependency["kind"] != "dev")
 }
 
-/// The folders of crates, and what their crates may depend on: a table of ARCHITECTURE.md.
+/// The folders of crates and their allowed dependencies, from the table in ARCHITECTURE.md.
 fn design() -> BTreeMap<String, BTreeSet<String>> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("a document");
     let (_, table) = text.split_once("| may depend on |\n").expect("a table of crates");
@@ -111,7 +111,7 @@ fn design() -> BTreeMap<String, BTreeSet<String>> {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').collect();
         let [_, folder, _, dependencies, _] = cells[..] else { panic!("{line}") };
-        // A crate inside of a folder is named with it.
+        // The table may name a crate with a folder inside of it.
         let names = dependencies.split('`').skip(1).step_by(2);
         let names = names.map(|name| name.split('/').next().unwrap_or(name).to_owned());
         (folder.trim().trim_matches('`').to_owned(), names.collect())
@@ -119,7 +119,7 @@ fn design() -> BTreeMap<String, BTreeSet<String>> {
     rows.map(row).collect()
 }
 
-/// What is wrong with a crate's dependencies.
+/// The forbidden dependencies of a crate, as messages.
 fn forbidden(package: &Value, design: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let (name, folder) = (text(package, "name"), top(&folder_of(package)));
     let Some(allowed) = design.get(&folder) else {
@@ -132,7 +132,7 @@ fn forbidden(package: &Value, design: &BTreeMap<String, BTreeSet<String>>) -> Ve
             (!fine).then(|| format!("{name}: {folder}/ may not depend on {to}/"))
         }
         None => {
-            // The runtime lives in other people's processes, so the table names its crates too.
+            // The runtime runs inside other programs, so the table also lists its external crates.
             let external = text(dependency, "name");
             let fine = folder != "elfen-rt" || allowed.contains(external);
             (!fine).then(|| format!("{name}: the runtime may not use {external}"))
@@ -141,8 +141,8 @@ fn forbidden(package: &Value, design: &BTreeMap<String, BTreeSet<String>>) -> Ve
     dependencies(package).filter_map(check).collect()
 }
 
-/// Goal: no dependency that ARCHITECTURE.md doesn't list, and no folder in it without crates.
-/// Method: what cargo reads from every manifest, against the table of crates.
+/// Goal: crates have only the dependencies in ARCHITECTURE.md, and each folder there has crates.
+/// Method: compare the manifests, as cargo reads them, with the table.
 #[test]
 fn dependencies_are_those_of_the_design() {
     let crates = crates();
@@ -155,8 +155,8 @@ fn dependencies_are_those_of_the_design() {
     assert!(forbidden.is_empty(), "{}", forbidden.join("\n"));
 }
 
-/// Goal: the operator's binary, which root runs, has no HTTP library in it. Method: what cargo
-/// builds for it.
+/// Goal: the operator's program, which root runs, links no HTTP library. Method: the list of crates
+/// that cargo builds for it.
 #[test]
 fn elfen_links_no_http_library() {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
@@ -176,7 +176,7 @@ fn elfen_links_no_http_library() {
     }
 }
 
-/// Goal: the test above can fail. Method: manifests that break each rule.
+/// Goal: the test of dependencies can fail. Method: manifests that break each rule.
 #[test]
 fn forbidden_dependencies_are_found() {
     let package = |folder: &str, dependencies: Value| {
@@ -208,7 +208,7 @@ fn forbidden_dependencies_are_found() {
     }
 }
 
-/// The root files of everything that is built, by the crate's name.
+/// The root file of each built crate, by the crate's name.
 fn roots() -> Vec<(String, PathBuf)> {
     let of_package = |package: &Value| {
         let targets = package["targets"].as_array().expect("a list of targets").clone();
@@ -226,7 +226,8 @@ fn roots() -> Vec<(String, PathBuf)> {
     crates().iter().flat_map(of_package).collect()
 }
 
-/// Goal: a reader can begin at the bottom of any crate. Method: imports between its files.
+/// Goal: imports have no cycles, so a reader can begin at the lowest file. Method: imports between
+/// the files of each crate.
 #[test]
 fn no_imports_go_in_circles() {
     let mut found = Vec::new();
@@ -237,7 +238,7 @@ fn no_imports_go_in_circles() {
     assert!(found.is_empty(), "files that take from each other:\n{}", found.join("\n"));
 }
 
-/// What is wrong with the imports between the modules of a crate.
+/// The imports of a crate that lead to a higher layer, as messages.
 fn upward(imports: &Imports, layers: &str) -> Vec<String> {
     let layer = |module: &Module| {
         let top = module.first()?;
@@ -255,8 +256,8 @@ fn upward(imports: &Imports, layers: &str) -> Vec<String> {
     imports.arrows().filter_map(wrong).collect()
 }
 
-/// Goal: within a crate too, what is below does not know what is above. Method: imports between
-/// modules, against `LAYERS`.
+/// Goal: within a crate, a lower layer does not depend on a higher one. Method: compare imports
+/// between modules with `LAYERS`.
 #[test]
 fn no_import_runs_back_up() {
     let roots = roots();
@@ -268,8 +269,8 @@ fn no_import_runs_back_up() {
     }
 }
 
-/// Goal: the two tests above can fail, and do not fail over what is no import. Method: crates made
-/// up, each with what is wrong with it.
+/// Goal: the two tests above can fail, and accept text that only looks like an import. Method:
+/// made-up crates with their expected faults.
 #[test]
 fn circles_and_imports_upward_are_found() {
     let circles = |files: &[(&str, &str)]| imports::made_up(files).circles().into_iter().next();
@@ -300,7 +301,7 @@ fn circles_and_imports_upward_are_found() {
     assert_eq!(upward(&layered, "a"), ["a takes from b: no layer"]);
 }
 
-/// Every file of the repository, without git's own and build output.
+/// Every file of the repository, without git's own files and build output.
 fn files() -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![root().to_owned()];
@@ -309,9 +310,9 @@ fn files() -> Vec<PathBuf> {
             let path = entry.expect("so can its entries").path();
             let kind = fs::symlink_metadata(&path).expect("an entry has a kind");
             let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
-            // cargo marks its output folders with this file, wherever CARGO_TARGET_DIR puts them.
+            // cargo puts this file into its output folder, wherever CARGO_TARGET_DIR is.
             let build_output = name == "target" || path.join("CACHEDIR.TAG").exists();
-            // A folder, or in a work tree a file.
+            // `.git` is a folder, or a file in a work tree.
             if name == ".git" {
                 continue;
             }
@@ -331,7 +332,7 @@ fn has_extension(path: &Path, extensions: &[&str]) -> bool {
     extension.is_some_and(|extension| extensions.contains(&extension))
 }
 
-/// Says which files break a rule; `broken` gives what is wrong with one.
+/// Asserts that no file breaks a rule. `broken` returns the fault of a file.
 fn assert_none(rule: &str, broken: impl Fn(&Path) -> Option<String>) {
     let name = |path: &Path| path.strip_prefix(root()).unwrap_or(path).display().to_string();
     let check = |path: &PathBuf| broken(path).map(|why| format!("{}: {why}", name(path)));
@@ -339,7 +340,7 @@ fn assert_none(rule: &str, broken: impl Fn(&Path) -> Option<String>) {
     assert!(broken.is_empty(), "{rule}:\n{}", broken.join("\n"));
 }
 
-/// Goal: a file has one subject and can be read at once. Method: count its lines.
+/// Goal: a file has one subject and can be read in one go. Method: count its lines.
 #[test]
 fn no_source_file_is_too_long() {
     assert_none("source files have at most 1000 lines", |path| {
@@ -349,7 +350,7 @@ fn no_source_file_is_too_long() {
     });
 }
 
-/// Says which lines of files with these extensions break a rule.
+/// Asserts that no line of files with these extensions breaks a rule.
 fn assert_no_lines(rule: &str, extensions: &[&str], breaks: impl Fn(&str) -> bool) {
     assert_none(rule, |path| {
         let source = has_extension(path, extensions);
@@ -360,8 +361,8 @@ fn assert_no_lines(rule: &str, extensions: &[&str], breaks: impl Fn(&str) -> boo
     });
 }
 
-/// Goal: two files can be read side by side. Method: the columns of every line, comments too, which
-/// rustfmt leaves alone.
+/// Goal: two files fit side by side on a screen. Method: the columns of every line, including
+/// comments, which rustfmt does not wrap.
 #[test]
 fn no_line_of_source_is_too_long() {
     let columns = |line: &str| {
@@ -376,8 +377,8 @@ fn no_line_of_source_is_too_long() {
     });
 }
 
-/// Goal: a test that lacks something is ignored or fails. It never passes. Method: no source has a
-/// function or a message for skipped tests.
+/// Goal: a test that lacks something is ignored or fails, but never passes. Method: look for
+/// functions and messages of skipped tests in all sources.
 #[test]
 fn no_test_skips_itself() {
     const WORDS: [&str; 4] = [
@@ -390,8 +391,9 @@ fn no_test_skips_itself() {
     assert_no_lines(rule, &["rs"], |line| WORDS.iter().any(|word| line.contains(word)));
 }
 
-/// Goal: an example in a doc comment is run, or says that it is none: where crates have no tests in
-/// their comments (`doctest = false`), a fenced block is `text`. Method: all fences but elfen-rt's.
+/// Goal: an example in a doc comment is either run or marked as text. Crates without doc tests
+/// (`doctest = false`) must mark fenced blocks as `text`. Method: all fenced blocks outside of
+/// elfen-rt.
 #[test]
 fn examples_in_comments_are_run_or_none() {
     assert_none("a fenced block in a doc comment is ```text, but in elfen-rt", |path| {
@@ -408,7 +410,7 @@ fn examples_in_comments_are_run_or_none() {
     });
 }
 
-/// Goal: names say what is inside. Method: each part of each path, without its extension.
+/// Goal: names describe the content. Method: each part of each path, without its extension.
 #[test]
 fn no_file_is_named_after_nothing() {
     assert_none("names are nouns of this field", |path| {
@@ -421,13 +423,12 @@ fn no_file_is_named_after_nothing() {
     });
 }
 
-/// Goal: the repository works wherever it is cloned. Method: look for folders of one machine in
-/// every text file.
+/// Goal: the repository works in any folder. Method: look for folders of one machine in every file.
 #[test]
 fn no_file_names_a_folder_of_one_machine() {
     assert_none("no paths of one machine", |path| {
-        // Not of text alone: the line info of a compiled eBPF object names the folder it was built
-        // in.
+        // Binary files count, too: the line info of a compiled eBPF object names the folder of its
+        // build.
         let bytes = fs::read(path).expect("files of the repository can be read");
         let text = String::from_utf8_lossy(&bytes);
         let found = MACHINE_PATHS.iter().find(|machine| text.contains(**machine));
@@ -435,14 +436,14 @@ fn no_file_names_a_folder_of_one_machine() {
     });
 }
 
-/// What a document names between backquotes, outside its blocks of commands.
+/// The texts between backquotes in a document, without blocks of commands.
 fn named_in(document: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join(document)).expect("a document");
     let prose = text.split("```").step_by(2).collect::<String>();
     prose.split('`').skip(1).step_by(2).map(|name| name.replace('\n', " ")).collect()
 }
 
-/// A path of the repository, or the end of one, with the function in it; `None` for anything else.
+/// Parses a path of the repository, or the end of one, with its function; `None` for other texts.
 fn place(name: &str) -> Option<(&str, Option<&str>)> {
     let (path, function) = match name.split_once(": ") {
         Some((path, function)) => (path, Some(function)),
@@ -454,8 +455,8 @@ fn place(name: &str) -> Option<(&str, Option<&str>)> {
     ours.then_some((path, function))
 }
 
-/// Goal: the documents are true to the code. Method: every path that they name is there, and
-/// defines the function that is named with it.
+/// Goal: the documents match the code. Method: every path that they name exists, and defines the
+/// named function.
 #[test]
 fn what_the_documents_name_is_there() {
     let files = files();
@@ -483,8 +484,7 @@ fn what_the_documents_name_is_there() {
     assert!(functions > 10, "ARCHITECTURE.md names the functions that a signal passes");
 }
 
-/// Goal: a reader who opens a crate is told what it is. Method: a README, or a header in its root
-/// file.
+/// Goal: each crate tells its reader what it is. Method: a README, or a header in its root file.
 #[test]
 fn every_crate_says_what_it_is() {
     for package in crates() {

@@ -1,12 +1,12 @@
-//! The language of comments and documents: a thread, a CPU or a file is a thing, not a person, and
-//! lines are short enough to read.
+//! Tests the language of comments and documents: things are not described as persons, and lines are
+//! short enough to read.
 
 use std::fs;
 use std::path::Path;
 
 use crate::{files, has_extension, root};
 
-/// Words for people, which name a thing in almost every sentence of a repository like this one.
+/// Words for persons. In this repository they nearly always describe things.
 const PERSONS: [&str; 11] = [
     "who",
     "whom",
@@ -20,11 +20,11 @@ const PERSONS: [&str; 11] = [
     "him",
     "his",
 ];
-/// Sentences about users and other people may have such words.
+/// The allowed number of such words, for sentences about users.
 const PERSONS_MAX: usize = 30;
 const DOCUMENT_COLUMNS: usize = 120;
 
-/// The lines of a file that people read as text, with their numbers.
+/// The lines of a file that are prose, with their numbers.
 fn text_lines<'a>(path: &Path, text: &'a str) -> Vec<(usize, &'a str)> {
     let is_document = has_extension(path, &["md"]);
     let mut in_code = false;
@@ -38,7 +38,7 @@ fn text_lines<'a>(path: &Path, text: &'a str) -> Vec<(usize, &'a str)> {
     (1..).zip(text.lines()).filter(|(_, line)| is_text(line)).collect()
 }
 
-/// All lines of documents and comments that `wrong` finds, each with its file and number.
+/// All lines of prose in which `wrong` finds something, with the number of findings.
 fn lines_that(extensions: &[&str], wrong: impl Fn(&str) -> usize) -> (usize, String) {
     let (mut count, mut found) = (0, String::new());
     for path in files().iter().filter(|path| has_extension(path, extensions)) {
@@ -60,8 +60,8 @@ fn persons(line: &str) -> usize {
     words.filter(|word| PERSONS.iter().any(|person| word.eq_ignore_ascii_case(person))).count()
 }
 
-/// Goal: a thread, a request or a file is "it", and gets its noun. Method: the words for people in
-/// comments and documents.
+/// Goal: a thread, a request or a file is "it", and is named by its noun. Method: count words for
+/// persons in comments and documents.
 #[test]
 fn things_are_no_persons() {
     assert_eq!((persons("// Whoever waits, he sleeps"), persons("// the whole, she")), (2, 0));
@@ -69,8 +69,8 @@ fn things_are_no_persons() {
     assert!(count <= PERSONS_MAX, "{count} words for people, most may be about things:\n{found}");
 }
 
-/// Goal: documents can be read in a terminal. Method: the columns of each line that is neither a
-/// table nor an example.
+/// Goal: documents fit a terminal. Method: the columns of each line that is neither in a table nor
+/// in an example.
 #[test]
 fn no_line_of_a_document_is_too_long() {
     let is_long =

@@ -1,4 +1,4 @@
-//! The account of elfend: the time that a fence has borrowed and overlapped.
+//! Tests of elfend's accounts: the time that a fence has borrowed and overlapped.
 
 use std::io::{BufRead, BufReader};
 use std::ops::RangeInclusive;
@@ -11,7 +11,7 @@ use elfen_machine::fence::status::LaneAccount;
 use super::SPIN;
 use super::stage::{ELFEN, Fenced, KilledOnDrop, NOBODY, comm, kill, ran_ns, wait_until};
 
-/// The kernel updates run times at each tick, every 10 ms at the least.
+/// How late a run time may be: the kernel updates it at each tick, at least every 10 ms.
 const LATE_NS: u64 = 20_000_000;
 
 pub(crate) fn spin_on_cpu(cpu: &str) -> KilledOnDrop {
@@ -23,11 +23,11 @@ pub(crate) fn spin_on_cpu(cpu: &str) -> KilledOnDrop {
     spinner
 }
 
-/// A run with guards of its own. Its program ends with its input, when this drops.
+/// A run with guards of its own. Its program ends when this value drops, which closes its input.
 struct Run(Child);
 
 impl Run {
-    /// Also returns the lines that the run prints before its program runs.
+    /// Starts a run. Also returns the lines that the run prints before its program runs.
     fn start(fenced: &Fenced) -> (Self, String) {
         let words = [ELFEN, "run", "--lanes", "0:1", "--source", "tasks", "--checks", "guard"];
         let mut command = fenced.command(&words);
@@ -54,9 +54,9 @@ fn account(fenced: &Fenced) -> Option<LaneAccount> {
     accounts.into_iter().next()
 }
 
-/// The additions to the fence's account until the batch has run for 300 ms: borrowed, overlapped,
-/// and the bounds of its run time by the scheduler. Guards are stopped meanwhile, for less time
-/// than elfend would notice, as other processes of the machine keep the request lane busy.
+/// Lets the batch run for 300 ms. Returns how much its borrowed and overlapped time grew, and the
+/// bounds of its run time by the scheduler. Guards are stopped meanwhile, because other processes
+/// keep the request lane busy. Each stop is shorter than elfend's limit.
 fn measure_account(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64>) {
     let keeper = fenced.status().guard_process.unwrap();
     let now = || (ran_ns(batch), account(fenced).unwrap(), ran_ns(batch));
@@ -75,16 +75,16 @@ fn measure_account(fenced: &Fenced, batch: u32) -> (u64, u64, RangeInclusive<u64
     (added(|account| account.borrowed_ns), added(|account| account.overlapped_ns), ran)
 }
 
-/// Goal: the account contains the fence's run time, and its part next to a busy request lane. Other
-/// processes on the lane do not change it, and it stays after the end of batch and guards. Method:
-/// the scheduler's account of the batch, with a spinner on the request lane, and another on the
-/// batch lane outside of the fence.
+/// Goal: the account contains the fence's run time, and the part of it next to a busy request lane.
+/// Other processes on the lane do not change the account, and it stays after the end of batch and
+/// guards. Method: compare it with the scheduler's account of the batch. One program spins on the
+/// request lane, and another on the batch lane outside of the fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_run_time_of_a_fence_is_counted() {
     let mut fenced = Fenced::start_by_tasks();
     let batch = fenced.batch(&[], NOBODY, SPIN);
-    // The account begins with the first switch after the daemon's request for it.
+    // The account begins at the first context switch after the daemon has requested it.
     let stranger = spin_on_cpu("1");
     let begun = |account: LaneAccount| account.borrowed_ns + account.overlapped_ns > 0;
     wait_until("an account", || account(&fenced).is_some_and(begun));
@@ -123,7 +123,7 @@ fn the_run_time_of_a_fence_is_counted() {
     let text = fenced.prints(&[ELFEN, "status"]);
     assert!(text.contains("processes 0, borrowed ") && text.contains(", overlapped "), "{text}");
 
-    // The next daemon starts at 0: it did not observe the earlier run time.
+    // The next daemon starts at 0, because it did not observe the earlier run time.
     fenced.end_daemon();
     fenced.restart();
     wait_until("an account", || account(&fenced).is_some());
@@ -131,8 +131,8 @@ fn the_run_time_of_a_fence_is_counted() {
     assert_eq!((restarted.borrowed_ns, restarted.overlapped_ns), (0, 0), "{left:?}");
 }
 
-/// Goal: a run or fence that finds all accounts of a lane in use is warned that its time is not
-/// counted. Method: a fence and as many runs as a lane has accounts for, and one more of either.
+/// Goal: a run or a fence warns that its time is not counted if all accounts of its lane are in
+/// use. Method: a fence and enough runs to use all accounts, then one more fence and one more run.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_without_an_account_is_warned() {

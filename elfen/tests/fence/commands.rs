@@ -1,5 +1,5 @@
-//! What commands print and do: with a wrong folder, without a daemon, with a daemon that hangs, and
-//! with the variables and options of other runs.
+//! Tests of commands in unusual situations: a wrong folder, no daemon, a daemon that hangs, and
+//! variables and options of other runs.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use super::stage::{
     AS_NOBODY, ELFEN, ELFEND, Fenced, NOBODY, kill, run, wait_until, wait_until_borrowing,
 };
 
-/// Goal: an error about a wrong folder or file names the path, or the option for another. Method:
-/// each command, as root.
+/// Goal: an error about a wrong folder or file names the path or the option that selects another.
+/// Method: each command, as root.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn errors_name_a_wrong_folder() {
@@ -38,8 +38,8 @@ fn errors_name_a_wrong_folder() {
 
 const RUN_TRUE: [&str; 8] = [ELFEN, "run", "--fence", "batch", "--user", NOBODY, "--", "true"];
 
-/// Goal: without a daemon, commands fail at once with the reason, and `elfen status` lists fences
-/// that elfend has left behind: whether they are frozen, and what to do. Method: a daemon that has
+/// Goal: without a daemon, commands fail at once with the reason. `elfen status` lists fences that
+/// elfend has left behind, whether they are frozen, and what to do. Method: a daemon that has
 /// ended, a file in the place of its socket, and a fence that the test thaws.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
@@ -56,7 +56,7 @@ fn a_fence_without_a_daemon_is_listed() {
     }
     fs::remove_file(fenced.socket()).unwrap();
     fenced.ends(&[ELFEN, "resume"], 1, "no guards hold batch: no elfend answers");
-    // The watchdog may freeze it once more.
+    // The watchdog may freeze the fence once more.
     wait_until("running unguarded", || {
         fenced.fence.0.freezer().thaw().unwrap();
         fenced.prints(&[ELFEN, "status"]).contains("runs, and no elfend guards it")
@@ -71,7 +71,8 @@ fn a_fence_without_a_daemon_is_listed() {
     assert!(!printed.contains("fence"), "{printed}");
 }
 
-/// Goal: commands give up on a daemon that does not answer, and say so. Method: a stopped daemon.
+/// Goal: commands give up on a daemon that does not answer, and report that. Method: a stopped
+/// daemon.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn commands_give_up_on_a_daemon_that_hangs() {
@@ -85,10 +86,10 @@ fn commands_give_up_on_a_daemon_that_hangs() {
     fenced.ends(&[ELFEN, "status"], 1, "fence batch: frozen; elfend does not say why");
 }
 
-/// Goal: a run without `--lanes` uses the fence of elfend if its user may enter it, and is refused
-/// otherwise. A run inside a fence stays there. With `--fence none` or `--lanes` a run has guards
+/// Goal: a run without `--lanes` uses elfend's fence if its user may enter it, and is refused
+/// otherwise. A run inside a fence stays there. With `--fence none` or `--lanes`, a run has guards
 /// of its own. With a fence, variables of guards are ignored and options of guards are refused.
-/// Method: the first line of dry runs of users and root.
+/// Method: the first lines of dry runs of users and of root.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_run_uses_the_fence_of_elfend_by_default() {
@@ -125,7 +126,7 @@ fn a_run_uses_the_fence_of_elfend_by_default() {
         let words = [by, &["run", "--dry-run"], options, &["--", "true"]].concat();
         fenced.ends(&words, status, why);
     }
-    // A run outside of fences that names no lanes would take all of them.
+    // Without lanes, a run outside of the fences would take all lanes.
     let nobody = [&["setpriv"], &AS_NOBODY[..], &[elfen, "run"]].concat();
     let refused: [(&[&str], &[&str], &str); 3] = [
         (&[ELFEN, "run"], &[], "a program that runs as root can leave its fence"),
@@ -144,8 +145,8 @@ fn a_run_uses_the_fence_of_elfend_by_default() {
     assert!(inside.contains("it runs") && inside.contains(fenced.fence.name()), "{inside}");
 }
 
-/// Goal: without a fence, the program of root runs as the user that called `sudo`. Method: the user
-/// id of the program; and the id of a user that does not exist.
+/// Goal: without a fence, root's program runs as the user that called `sudo`. Method: the user id
+/// of the program, and the id of a user that does not exist.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_runs_as_the_user_that_called_sudo() {
@@ -158,8 +159,8 @@ fn a_program_runs_as_the_user_that_called_sudo() {
     assert!(status == Some(2) && printed.contains("or --user root"), "{printed}");
 }
 
-/// Goal: Ctrl-C ends the program, and leaves its fence as it was. Method: a program with the
-/// default action for SIGINT, also if the shell that runs this test ignores the signal.
+/// Goal: Ctrl-C ends the program, and does not change its fence. Method: a program with the default
+/// action for SIGINT, even if the shell of this test ignores the signal.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn ctrl_c_ends_the_program_in_the_fence() {
@@ -173,9 +174,9 @@ fn ctrl_c_ends_the_program_in_the_fence() {
     assert_eq!(fenced.fence().frozen, None);
 }
 
-/// Goal: a run at level `affinity` warns once if processes of its program leave the rank below the
+/// Goal: a run at level `affinity` warns once if processes of its program no longer rank below the
 /// guard, and counts them. Method: a program that puts two of its processes into another cgroup,
-/// and one that does not.
+/// and a program that does not.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn processes_that_leave_the_rank_below_their_guard_are_reported() {

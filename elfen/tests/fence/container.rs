@@ -1,4 +1,4 @@
-//! Containers whose parent cgroup is a fence. Their engines know nothing of fences.
+//! Tests of containers whose parent cgroup is a fence. Container engines do not know about fences.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,14 +20,14 @@ pub(crate) const PODMAN: [&str; 3] = ["podman", "runc", "busybox"];
 const BY_CRUN: [&str; 3] = ["podman", "crun", "busybox"];
 const CONTAINERD: [&str; 4] = ["containerd", "ctr", "runc", "busybox"];
 
-/// The command that runs a container in a cgroup, up to the options of the container. podman keeps
-/// its files in the folder.
+/// The podman command that runs a container in a cgroup, without the container's options. podman
+/// keeps its files in the folder.
 pub(crate) fn podman(folder: &Path, parent: &OwnCgroup) -> Command {
     with_options(Command::new("podman"), "runc", folder, parent)
 }
 
-/// The same with crun, which requires hierarchies of one version. On a machine with both, crun sees
-/// only those of version 1.
+/// The same command with crun, which requires hierarchies of one version. On a machine with both
+/// versions, crun sees only the hierarchies of version 1.
 fn podman_by_crun(folder: &Path, parent: &OwnCgroup) -> Command {
     let mut podman = Command::new("unshare");
     let script = "umount /sys/fs/cgroup/unified 2>&-; exec podman \"$@\"";
@@ -41,7 +41,7 @@ fn with_options(mut podman: Command, runtime: &str, folder: &Path, parent: &OwnC
     }
     podman.args(["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]);
     podman.args(["--runtime", runtime, "run", "--rm", "--network", "none"]);
-    // The default limits of the engine are too high for root without CAP_SYS_RESOURCE.
+    // The engine's default limits are too high for root without CAP_SYS_RESOURCE.
     podman.args(["--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000"]);
     podman.args(["--cgroup-parent", parent.0.path.as_str()]);
     podman
@@ -83,7 +83,7 @@ impl Containerd {
     }
 }
 
-/// Makes the files of a container: a shell, and mount points for the host's programs.
+/// Creates the files of a container: a shell, and mount points for the host's programs.
 fn make_image(folder: &Path) -> PathBuf {
     let image = folder.join("image");
     for inside in ["bin", "checked", "dev", "etc", "proc", "run/elfen", "sys", "tmp", "usr"] {
@@ -102,12 +102,12 @@ fn make_image(folder: &Path) -> PathBuf {
 pub(crate) struct Contained {
     engine: Child,
     parent: Group,
-    /// The process with the name that `start` waited for.
+    /// The process whose name `start` waited for.
     pub(crate) process: u32,
 }
 
 impl Contained {
-    /// Runs `engine`, and waits for a process of this name in the cgroup.
+    /// Starts `engine`, and waits for a process of this name in the cgroup.
     pub(crate) fn start(engine: &mut Command, parent: &OwnCgroup, name: &str) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         engine.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.reopen().unwrap());
@@ -136,7 +136,8 @@ impl Drop for Contained {
             // A failed test may have left the fence frozen.
             self.parent.freezer().thaw().ok();
             let inside = self.parent.processes().unwrap_or_default();
-            // conmon of podman is in the cgroup too, and unmounts the container's files.
+            // podman's monitor process conmon is in the cgroup, too. It must live to unmount the
+            // container's files.
             let own = inside.into_iter().filter(|process| comm(*process) != "conmon");
             own.for_each(|process| kill(process, libc::SIGKILL));
             if began.elapsed() > Duration::from_secs(30) {
@@ -151,7 +152,7 @@ impl Drop for Contained {
 
 /// A running fence, and the files of an engine.
 pub(crate) struct Stage {
-    /// Drops before the fence, which removes only its own cgroups.
+    /// Dropped before the fence, because the fence removes only its own cgroups.
     _elsewhere: LeftoverCgroups,
     pub(crate) fenced: Fenced,
     pub(crate) folder: TempDir,
@@ -168,13 +169,14 @@ impl Stage {
     }
 }
 
-/// The path of cgroups that an engine also makes in hierarchies that a fence does not use. Removes
-/// them when it drops.
+/// The path of cgroups that an engine also creates in hierarchies that a fence does not use.
+/// Removes them when it drops.
 struct LeftoverCgroups(CgroupPath);
 
 impl Drop for LeftoverCgroups {
     fn drop(&mut self) {
-        // Processes of an engine that ends after its container, or of a failed test.
+        // Processes of an engine that ends after its container, or of a failed test, may remain for
+        // a while.
         const PATIENCE: Duration = Duration::from_secs(3);
         let own = Group::new(&Hierarchies::read().unwrap(), self.0.clone()).folders();
         let began = Instant::now();
@@ -201,8 +203,9 @@ impl Drop for LeftoverCgroups {
     }
 }
 
-/// Asserts that a container's process borrows while the request lane idles, runs only on its lane
-/// whatever affinity it sets, gets next to nothing of a held lane, and is frozen by a pause.
+/// Asserts that a container's process is fenced. It borrows while the request lane idles, and runs
+/// only on its lane even if it sets another affinity. It gets almost nothing of an occupied lane,
+/// and a pause freezes it.
 fn assert_fenced(fenced: &Fenced, process: u32, engine: &str) {
     let first = idle_share(process);
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
@@ -228,9 +231,9 @@ fn assert_fenced(fenced: &Fenced, process: u32, engine: &str) {
     assert!(busy <= 30, "{busy}");
 }
 
-/// Goal: a container with root inside is fenced by its parent cgroup, and only by that. Method:
-/// podman with runc, in the fence and then in a sibling cgroup on the same lane; the scheduler's
-/// account of its process.
+/// Goal: a container with root inside is fenced by its parent cgroup, and by nothing else. Method:
+/// podman with runc, in the fence and then in a sibling cgroup on the same lane. Reads the
+/// scheduler's account of its process.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn a_container_is_fenced_by_its_parent() {
@@ -248,7 +251,7 @@ fn a_container_is_fenced_by_its_parent() {
     sibling.0.make().unwrap();
     let outside = start(&sibling, &["--cpuset-cpus", "1"]);
     let worker = fenced.begin_request();
-    // A new group may wait for its first time slice for seconds.
+    // A new cgroup may wait for its first time slice for seconds.
     let mut busy = 0;
     wait_until("a share of the lane", || {
         busy = fenced.held_share(outside.process);
@@ -258,7 +261,7 @@ fn a_container_is_fenced_by_its_parent() {
     drop(worker);
 }
 
-/// Goal: a container of another runtime is fenced too. Method: podman with crun.
+/// Goal: a container of the runtime crun is fenced. Method: podman with crun.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, podman and crun"]
 fn a_container_by_crun_is_fenced() {
@@ -274,7 +277,7 @@ fn a_container_by_crun_is_fenced() {
     wait_until("its end", || !inside.is_running());
 }
 
-/// Goal: a container of another engine is fenced too. Method: containerd and its command, with the
+/// Goal: a container of another engine is fenced. Method: containerd and its command, with the
 /// cgroup as an option.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, containerd"]

@@ -1,5 +1,5 @@
-//! Programs with checks in a container, with separate namespaces and without privileges. elfend
-//! passes them their pages over its socket.
+//! Tests of programs with checks in a container, with separate namespaces and without privileges.
+//! elfend passes them their pages over its socket.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ fn engine_command(stage: &Stage, checked: &Checked) -> Command {
     command
 }
 
-/// Starts such a container with these words, and waits for the program.
+/// Starts a container with these arguments, and waits for its program.
 fn start_contained(stage: &Stage, checked: &Checked, words: &[&str]) -> Contained {
     let mut command = engine_command(stage, checked);
     Contained::start(command.args(words), &stage.fenced.fence, PROGRAM)
@@ -49,7 +49,7 @@ fn contained_programs_receive_their_pages() {
 }
 
 /// Goal: a container can neither truncate nor extend its pages, nor write its budget. Method: a
-/// program that requests pages as the library does, and tries.
+/// program that requests pages as the library does, and tries each of these.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn contained_programs_cannot_damage_their_pages() {
@@ -62,14 +62,14 @@ fn contained_programs_cannot_damage_their_pages() {
     let why = String::from_utf8_lossy(&output.stderr);
     let refused = libc::EPERM;
     let tried = format!("cut {refused}, lengthen {refused}, seal {refused}");
-    // The page of the lanes, in which checks count, and the page of settings.
+    // The page of the lanes, to which checks write their counts, and the page of settings.
     let pages = [format!("write 0, {tried}"), format!("write {refused}, {tried}")];
     assert_eq!(printed.lines().collect::<Vec<_>>(), pages, "{why}");
 }
 
-/// Goal: a container outlives each restart of elfend. It is frozen meanwhile, and programs that it
-/// starts afterwards receive pages of the new daemon. Method: restarts, next to a container that
-/// keeps starting a program.
+/// Goal: a container survives each restart of elfend. It is frozen meanwhile, and programs that it
+/// starts later receive pages of the new daemon. Method: restarts, while a container keeps starting
+/// a program.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups, podman and runc"]
 fn contained_programs_receive_pages_of_each_daemon() {

@@ -44,7 +44,7 @@ int main(int argc, char **argv)
 	for (each = 0; each < count; each++) {
 		void *page;
 
-		/* Task map and link have no seals, as they have no length. */
+		/* The task map and the link are not memory files, so they have no seals to test. */
 		if (fcntl(files[each], F_GET_SEALS) < 0)
 			continue;
 		page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, files[each], 0);

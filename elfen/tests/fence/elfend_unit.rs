@@ -1,5 +1,5 @@
-//! elfend as a unit of systemd: its notifications, its command after a kill, and the packaged units
-//! and alerts.
+//! Tests of elfend as a unit of systemd: its notifications, its command after a kill, and the
+//! packaged units and alerts.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -19,8 +19,8 @@ fn read_notification(socket: &UnixDatagram) -> String {
     String::from_utf8(text[..length].to_vec()).unwrap()
 }
 
-/// Goal: elfend notifies its service manager when it is ready, that it is alive, and when it stops.
-/// Method: a socket of the test, with either kind of address.
+/// Goal: elfend notifies its service manager when it is ready, while it is alive, and when it
+/// stops. Method: a socket of the test, with each kind of address.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_service_manager_is_notified() {
@@ -47,8 +47,8 @@ fn the_service_manager_is_notified() {
     }
 }
 
-/// Goal: when all processes of elfend are killed, the command that the unit runs afterwards freezes
-/// the fence. Method: all are killed before one of them can freeze it.
+/// Goal: after all processes of elfend were killed, the unit's next command freezes the fence.
+/// Method: kill all processes before one of them can freeze the fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_command_after_a_kill_freezes_the_fence() {
@@ -67,14 +67,14 @@ fn the_command_after_a_kill_freezes_the_fence() {
     assert!(!freezer.is_requested().unwrap(), "no process of elfend has frozen it");
     assert_eq!(fenced.prints(&[ELFEND, "--freeze"]), "fence \"batch\": frozen\n");
     wait_until("standing still", || freezer.is_frozen().unwrap());
-    // It is not a pause: the next daemon thaws the fence.
+    // This freeze is not a pause: the next daemon thaws the fence.
     fenced.restart();
     fenced.wait_until_running();
     wait_until_borrowing(batch.id());
 }
 
-/// Goal: the packaged units are valid. Method: systemd's check of units, with the programs of this
-/// build. `packaging/test` boots them.
+/// Goal: the packaged units are valid. Method: systemd's own check, with the programs of this
+/// build. `packaging/test` boots the units.
 #[test]
 #[ignore = "needs systemd-analyze"]
 fn the_packaged_units_are_valid() {
@@ -99,8 +99,8 @@ fn the_packaged_units_are_valid() {
     }
 }
 
-/// Goal: the packaged alerts are valid, and fire when they should. Method: promtool's check of
-/// rules, and its test of them on made-up series.
+/// Goal: the packaged alerts are valid, and fire when they should. Method: promtool checks the
+/// rules, and tests them on made-up series.
 #[test]
 #[ignore = "needs promtool"]
 fn the_packaged_alerts_are_valid() {

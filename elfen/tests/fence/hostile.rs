@@ -1,5 +1,5 @@
-//! Hostile programs in a fence: attempts to leave it, to gain time by writing into shared pages,
-//! and to crowd out other processes.
+//! Tests of hostile programs in a fence. They try to leave the fence, to gain time by writing into
+//! shared pages, and to crowd out other processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -15,7 +15,8 @@ use super::stage::{
     AS_NOBODY, ELFEN, Fenced, KilledOnDrop, NOBODY, comm, kill, ran_ns, wait_until,
 };
 
-/// Attempts to leave: a name, and a script that must fail. `$ROOT` is the root of the cgroups.
+/// Attempts to leave the fence: a name, and a script that must fail. `$ROOT` is the root of
+/// cgroups.
 const ATTEMPTS: [(&str, &str); 8] = [
     ("affinity", "taskset -pc 0 $$"),
     ("affinity of a child", "taskset -c 0 true"),
@@ -27,18 +28,18 @@ const ATTEMPTS: [(&str, &str); 8] = [
     ("thawing", "echo THAWED >$FENCE/freezer.state || echo 0 >$FENCE/cgroup.freeze"),
 ];
 
-/// The least time of sampling.
+/// How long CPUs are sampled at least.
 const SAMPLED: Duration = Duration::from_secs(2);
 
-/// The last CPU that a process ran on.
+/// The CPU on which a process ran last.
 pub(crate) fn cpu_of(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
 }
 
-/// Goal: a program without privileges never runs outside of the fence's lanes, whatever it tries.
-/// Method: attempts by user nobody, in several sessions and processes, and samples of their CPUs;
-/// outside of the fence, the first attempt of the same user succeeds.
+/// Goal: a program without privileges never runs outside of the fence's lanes. Method: attempts by
+/// user `nobody`, in several sessions and processes, and samples of their CPUs. Outside of the
+/// fence, the same user's first attempt succeeds.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_without_privileges_stays_on_its_lanes() {
@@ -65,7 +66,7 @@ fn a_program_without_privileges_stays_on_its_lanes() {
         }
         println!("{line}");
         let (name, status) = line.rsplit_once(": ").unwrap();
-        // If `nice` lacks permission, it prints that and runs the program unchanged.
+        // Without permission, `nice` prints an error and runs the program unchanged.
         assert!(status != "0" || name == "nice -20", "{line}");
         tried += 1;
     }
@@ -92,9 +93,9 @@ fn a_program_without_privileges_stays_on_its_lanes() {
     assert!(outside.success(), "the attempt can succeed");
 }
 
-/// Goal: a program in the fence reaches neither the service manager of its user, which would start
-/// programs outside, nor that of the system, which would move it out. Method: folders named like
-/// their sockets, in a `/run` of the test, listed from inside and from outside.
+/// Goal: a program in the fence cannot reach the service managers. Its user's manager would start
+/// programs outside of the fence, and the system's manager would move the program out. Method:
+/// folders named like their sockets, in a `/run` of the test, listed from inside and outside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn service_managers_are_out_of_reach() {
@@ -115,13 +116,13 @@ fn service_managers_are_out_of_reach() {
     }
 }
 
-/// Goal: a fenced program cannot see the files of another process of its user outside, where the
-/// service managers are not hidden. Method: the root folder of such a process in `/proc`, listed
-/// from inside and from outside.
+/// Goal: a fenced program cannot see the root folders of its user's other processes in `/proc`. In
+/// these folders, the service managers are not hidden. Method: the root folder of such a process,
+/// listed from inside and outside.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups and Linux 6.12"]
 fn other_processes_of_its_user_are_out_of_reach() {
-    // SAFETY: this call returns the version, and passes no pointer.
+    // SAFETY: with these arguments the call returns a version, and uses no pointer.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, 0, 0, 1) };
     assert!(version >= 6, "needs scopes of Landlock, which Linux has from 6.12 on");
     let fenced = Fenced::start();
@@ -138,12 +139,12 @@ fn other_processes_of_its_user_are_out_of_reach() {
 }
 
 /// Goal: a process with a real-time class, which ranks above every cgroup, freezes the fence until
-/// it changes its class. Method: a program of root, the only user that may take such a class.
+/// its class changes. Method: a program of root, because only root may set such a class.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_class_above_the_guards_freezes_the_fence() {
     let fenced = Fenced::start();
-    // A kernel with RT_GROUP_SCHED gives new groups no real-time budget.
+    // A kernel with RT_GROUP_SCHED gives new cgroups no real-time budget.
     for group in [&fenced.heavy, &fenced.fence] {
         for folder in group.0.folders() {
             let file = folder.join("cpu.rt_runtime_us");
@@ -168,7 +169,7 @@ fn a_class_above_the_guards_freezes_the_fence() {
     fenced.wait_until_running();
 }
 
-/// Goal: a process that is in the fence in one hierarchy only is put back in all of them. Method:
+/// Goal: a process that is in the fence in only one hierarchy is moved back in all of them. Method:
 /// the test moves a batch out of one hierarchy of cgroups version 1.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
@@ -185,8 +186,8 @@ fn a_process_partly_inside_is_put_back() {
     }
 }
 
-/// Goal: a paused fence that another process thaws is frozen again. A fence that another process
-/// freezes without a pause stays frozen. Method: the test thaws and freezes.
+/// Goal: if another process thaws a paused fence, elfend freezes it again. If another process
+/// freezes a fence without a pause, it stays frozen. Method: the test thaws and freezes.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_paused_fence_that_is_thawed_is_frozen_again() {
@@ -205,7 +206,7 @@ fn a_paused_fence_that_is_thawed_is_frozen_again() {
 }
 
 const SCRIBBLE: &str = "scribble";
-/// The largest share that a batch may get of a lane next to a long request, per mille. The
+/// The largest share of a lane next to a long request that a batch may get, in per mille. The
 /// scheduler gives a task at SCHED_IDLE up to 4, and critical sections take 2.
 const MAX_HELD_SHARE: u64 = 10;
 
@@ -222,9 +223,9 @@ fn start_scribble(fenced: &Fenced, program: &Path, what: &str) -> (KilledOnDrop,
     (child, before.len())
 }
 
-/// Goal: a process in a fence gets no more of its lane next to a request by writing into the pages
-/// that elfend passed to it, and neither does a later batch. Method: a program that keeps
-/// overwriting one word, or random words, next to a request without end; then a batch that spins.
+/// Goal: a process in a fence gains no time next to a request by writing into the pages from
+/// elfend. Neither does a later batch. Method: a program that keeps overwriting one word, or random
+/// words, next to an endless request; then a batch that spins.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_gains_nothing_by_writing_into_its_pages() {
@@ -247,9 +248,10 @@ fn a_batch_gains_nothing_by_writing_into_its_pages() {
 
 const CROWD: usize = 600;
 
-/// Goal: users can log in next to a crowd in the fence; the crowd stays on its lane, and a pause
-/// freezes it. Method: as many processes as the TasksMax of a unit might allow, and a login shell
-/// of another user, outside of the fence: what remains of an ssh login once it is connected.
+/// Goal: users can log in while a crowd of processes runs in the fence. The crowd stays on its
+/// lane, and a pause freezes it. Method: as many processes as a unit's TasksMax might allow, and a
+/// login shell of another user outside of the fence. The shell is what an ssh login runs after it
+/// has connected.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn users_can_log_in_next_to_a_crowd() {

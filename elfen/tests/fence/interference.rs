@@ -1,5 +1,5 @@
-//! Interference from outside with a fence or its daemon: the fence holds again, or elfend reports
-//! why it does not.
+//! Tests of interference with a fence or its daemon from outside: elfend restores the fence, or
+//! reports why it cannot.
 
 use std::fs;
 
@@ -8,8 +8,8 @@ use elfen_machine::fence::status::{Answer, Request};
 use super::SPIN;
 use super::stage::{ELFEN, Fenced, NOBODY, kill, wait_until, wait_until_borrowing};
 
-/// Goal: elfend restores a fence whose cgroup was deleted, or lost its CPUs. Method: the test
-/// removes an empty fence, and clears its cpuset; then a batch runs in it.
+/// Goal: elfend restores a fence whose cgroup was deleted or lost its CPUs. Method: the test
+/// removes an empty fence, and clears its cpuset. Then a batch runs in it.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_deleted_fence_is_restored() {
@@ -35,9 +35,9 @@ fn a_deleted_fence_is_restored() {
     wait_until_borrowing(batch.id());
 }
 
-/// Goal: a batch that the kernel moved out of a fence without CPUs returns once the fence has CPUs.
-/// Method: while the daemon is stopped, the test does what the kernel does with cgroups version 1
-/// when a lane goes offline.
+/// Goal: if the kernel moves a batch out of a fence without CPUs, the batch returns when the fence
+/// has CPUs again. Method: while the daemon is stopped, the test makes the same changes as the
+/// kernel when a lane goes offline under cgroups version 1.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups of version 1"]
 fn a_batch_that_hotplug_moves_comes_back() {
@@ -60,8 +60,8 @@ fn a_batch_that_hotplug_moves_comes_back() {
     wait_until_borrowing(batch.id());
 }
 
-/// Goal: settings may name CPUs that are absent, since they may come online later; elfend lists
-/// them. Method: settings with absent CPUs and the CPUs of this machine.
+/// Goal: settings may name absent CPUs, because they may come online later; elfend lists them.
+/// Method: settings with absent CPUs and the CPUs of this machine.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn absent_lanes_are_listed() {
@@ -78,9 +78,9 @@ fn absent_lanes_are_listed() {
     wait_until_borrowing(batch.id());
 }
 
-/// Goal: a process of an inner pid namespace enters the fence as any other. A process without an id
-/// in the pid namespace of elfend is refused, with the reason. Method: `elfen run` in a new pid
-/// namespace, where its id differs; then a daemon in a new pid namespace, and requests from
+/// Goal: a process of an inner pid namespace enters the fence like any other. A process without an
+/// id in elfend's pid namespace is refused, with the reason. Method: `elfen run` in a new pid
+/// namespace, where its id differs. Then a daemon in a new pid namespace, and requests from
 /// outside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]

@@ -1,5 +1,5 @@
-//! The cgroups of a kubelet, made by the test: its tier of BestEffort pods with elfend inside, and
-//! the writes of a kubelet. No kubelet runs.
+//! Tests with the cgroups of a kubelet, which the test creates: the tier of BestEffort pods, with
+//! elfend inside. The test also makes the kubelet's writes; no kubelet runs.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ const TIER: &str = "kubepods/besteffort";
 /// How often a kubelet writes the weight of its tier.
 const STARTS: usize = 1_000;
 
-/// Makes an older pod of the tier, whose container is on CPUs that the fence does not have, and
-/// elfend's cgroup next to the pod. Returns elfend's cgroup and the pod.
+/// Creates an older pod of the tier, whose container is on CPUs that the fence does not have.
+/// Creates elfend's cgroup next to the pod. Returns elfend's cgroup and the pod.
 fn kubepods(heavy: &OwnCgroup) -> (OwnCgroup, OwnCgroup) {
     let [pod, container, home] = ["pod1", "pod1/c", "elfend"].map(|name| in_tier(heavy, name));
     container.0.make().unwrap();
     container.0.keep_to(&"0".parse().unwrap()).unwrap();
-    // The cgroup is removed with its pod.
+    // The cgroup is removed together with its pod.
     std::mem::forget(container);
     home.0.make().unwrap();
     (home, pod)
@@ -27,12 +27,12 @@ fn in_tier(heavy: &OwnCgroup, name: &str) -> OwnCgroup {
     heavy.child(&format!("{TIER}/{name}"))
 }
 
-/// Settings by which all pods of the tier are fences.
+/// Settings that make all pods of the tier fences.
 fn settings_of_pods(heavy: &OwnCgroup) -> String {
     settings(heavy.name(), &format!("{}/{TIER}/pod*", heavy.name()))
 }
 
-/// Writes what a kubelet with the cgroupfs driver writes at each start, and each minute: the least
+/// Writes what a kubelet with the cgroupfs driver writes at each start and each minute: the least
 /// weight for its tier.
 fn write_tier_weight(tier: &OwnCgroup) -> std::io::Result<()> {
     for folder in tier.0.folders() {
@@ -45,9 +45,9 @@ fn write_tier_weight(tier: &OwnCgroup) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Goal: elfend is refused in a cgroup that does not outrank the pods, with both paths; so is the
-/// whole tier as a fence, with the reason. The settings of the manifest are valid. Method: `elfend
-/// check`, from next to the tier and from inside.
+/// Goal: elfend is refused in a cgroup that does not outrank the pods, with both paths. The whole
+/// tier is refused as a fence, with the reason. The settings of the manifest are valid. Method:
+/// `elfend check`, from next to the tier and from inside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn elfend_must_run_among_the_pods() {
@@ -66,7 +66,7 @@ fn elfend_must_run_among_the_pods() {
     fs::write(fenced.settings_file(), settings(fenced.heavy.name(), tier.name())).unwrap();
     let printed = fenced.check();
     assert!(printed.contains("does not start") && printed.contains("fence its pods"), "{printed}");
-    // Its children made this cgroup, and remove it.
+    // The children created this cgroup, and remove it.
     std::mem::forget(tier);
 
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -87,9 +87,9 @@ fn elfend_must_run_among_the_pods() {
     fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
 }
 
-/// Goal: a kubelet can start next to fenced pods; new pods become fences, and fences of pods that
-/// end are forgotten. Method: the test writes the weight of the tier as often as a kubelet does;
-/// the kernel reports the pods' CPUs and run times.
+/// Goal: a kubelet can start next to fenced pods. New pods become fences, and fences of pods that
+/// end are forgotten. Method: the test writes the tier's weight as often as a kubelet, and the
+/// kernel reports the pods' CPUs and run times.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn pods_are_fenced_next_to_a_kubelet() {

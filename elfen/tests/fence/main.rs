@@ -1,9 +1,9 @@
-//! Goal: processes in a fence stay on its lanes, below its guards. They are frozen when that cannot
-//! be guaranteed, and the kill switch works whatever else is broken.
+//! Goal: processes in a fence stay on its lanes and rank below its guards. They are frozen if that
+//! cannot be guaranteed, and `elfen pause` works even if other parts are broken.
 //!
-//! Method: the real daemon with cgroups of the test, and the page of a service that the test
-//! writes. The kernel reports what ran where. Most guarantees are also tested without the fence, to
-//! show that the test can fail.
+//! Method: the real daemon with cgroups of the test, and a service page that the test writes. The
+//! kernel reports what ran where. Most guarantees are also tested without the fence, to show that
+//! the test can fail.
 
 mod accounts;
 mod commands;
@@ -41,11 +41,11 @@ use stage::{
     wait_until_borrowing,
 };
 
-/// A script that never ends, and makes no system calls.
+/// A script that never ends and makes no system calls.
 pub(crate) const SPIN: &str = "while :; do :; done";
 
-/// Goal: a batch gets next to nothing of a lane that its guard holds. Method: the scheduler's
-/// account of guard and batch; and of the same program in a cgroup outside of the fence.
+/// Goal: a batch gets almost nothing of a lane that its guard occupies. Method: the scheduler's
+/// account of guard and batch, and of the same program in a cgroup outside of the fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds() {
@@ -60,7 +60,7 @@ fn a_batch_gets_next_to_nothing_of_a_lane_that_its_guard_holds() {
     own.0.make().unwrap();
     let rival = own.start(&["nice", "-n", "-20", "taskset", "-c", "1", "sh", "-c", SPIN]);
     wait_until("its start", || comm(rival.id()) == "sh" && ran_ns(rival.id()) > 10_000_000);
-    // A new group may wait for its first time slice for seconds.
+    // A new cgroup may wait for its first time slice for seconds.
     let mut outside = 0;
     wait_until("a share of the lane", || {
         outside = cpu_share(rival.id(), fenced.guard().unwrap());
@@ -86,8 +86,8 @@ fn guards_sleep_while_the_fence_is_empty() {
     wait_until("the guard's sleep", || fenced.guard().is_none());
 }
 
-/// Goal: elfend repairs and counts changes that others make to the fence. Method: the test writes
-/// the files of the fence.
+/// Goal: elfend repairs and counts changes that other programs make to the fence. Method: the test
+/// writes the fence's files.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn foreign_changes_of_a_fence_are_repaired_and_counted() {
@@ -122,7 +122,7 @@ fn foreign_changes_of_a_fence_are_repaired_and_counted() {
 }
 
 /// Goal: a fence that outweighs its guards is frozen, with the reason. Method: a daemon in a cgroup
-/// of little weight.
+/// with little weight.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_that_outweighs_its_guards_is_frozen() {
@@ -138,8 +138,8 @@ fn a_fence_that_outweighs_its_guards_is_frozen() {
     fenced.wait_until_running();
 }
 
-/// Goal: a pause freezes running processes and those that enter later, also while the daemon is
-/// stopped; `resume` thaws both. Method: batches before and after the pause.
+/// Goal: a pause freezes running processes and processes that enter later, even while the daemon is
+/// stopped. `resume` thaws both. Method: batches before and after the pause.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_kill_switch_works_with_the_daemon_stopped() {

@@ -1,7 +1,7 @@
-//! Members of group elfen: what elfend grants to users without privileges that its administrator
-//! trusts, and what it refuses.
+//! Tests of group elfen, whose members are unprivileged users that the administrator trusts: what
+//! elfend grants and refuses them.
 //!
-//! Only the daemon sees this group, so all its members are children of the test.
+//! Only the daemon sees this group, so all members are children of the test.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use elfen_rt::signal::account::Claim;
 
 use super::stage::{ELFEN, Fenced, NOBODY, run};
 
-/// Ids that only these tests use: the group, and a member.
+/// Ids that only these tests use: of the group, and of a member.
 const GROUP: &str = "64900";
 const MEMBER: &str = "64901";
 
@@ -26,14 +26,15 @@ fn start_with_group() -> Fenced {
     lines.push(&ours);
     fs::write(&group, lines.join("\n") + "\n").unwrap();
     fenced.end_daemon();
-    // In a mount namespace, so that other processes see the machine's own file.
+    // The file is replaced in a mount namespace, so that other processes see the machine's own
+    // file.
     let script = format!("mount --bind '{}' /etc/group && exec \"$0\" \"$@\"", group.display());
     fenced.restart_by(&["unshare", "--mount", "sh", "-c", &script]);
     fenced.wait_until_running();
     fenced
 }
 
-/// Runs a program as this user with these groups. Returns its exit status and output.
+/// Runs a program as a user with these groups. Returns its exit status and output.
 fn run_as(fenced: &Fenced, user: &str, groups: &str, words: &[&str]) -> (Option<i32>, String) {
     let socket = format!("ELFEN_SOCKET={}", fenced.socket().display());
     let by = ["setpriv", "--reuid", user, "--regid", user, groups, "env", &socket];
@@ -48,8 +49,8 @@ fn run_as_nobody(fenced: &Fenced, words: &[&str]) -> (Option<i32>, String) {
     run_as(fenced, NOBODY, "--clear-groups", words)
 }
 
-/// Goal: a member may enter the fence, with and without `--fence`, and may change no setting of
-/// elfend, as its batches could then too. Method: each request, by the command.
+/// Goal: a member may enter the fence, with and without `--fence`. A member may not change elfend's
+/// settings, because its batches could then change them, too. Method: each request, by the command.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn members_enter_and_change_nothing() {
@@ -78,9 +79,9 @@ fn members_enter_and_change_nothing() {
     assert_eq!(fenced.fence().frozen, None);
 }
 
-/// Goal: members without privileges can run guards of their own with the task map of elfend, and
-/// other users cannot. Method: a run and the report of `doctor`, of both; an error names elfend as
-/// the holder of the eBPF program.
+/// Goal: unprivileged members can run their own guards with elfend's task map, and other users
+/// cannot. Method: a run and the report of `doctor`, of both. An error names elfend as the owner of
+/// the eBPF program.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn members_receive_the_task_map() {
@@ -94,7 +95,7 @@ fn members_receive_the_task_map() {
         run_as_member(&fenced, &[&guarded[..], &["--", "sh", "-c", "exit 7"]].concat());
     assert_eq!(status, Some(7), "{printed}");
     assert!(printed.contains("borrowed") && !printed.contains("is not counted"), "{printed}");
-    // The received map does not permit claims of accounts.
+    // The map from elfend does not permit claims of accounts.
     let socket = fenced.socket();
     let map = elfen_rt::pages::request_task_map(socket.as_os_str().as_bytes()).unwrap();
     assert!(map.renew(0) && map.claim(1, 0, Claim::of_program(1), |_| true).is_none());
@@ -121,7 +122,7 @@ fn members_receive_the_task_map() {
     assert!(alone.contains("no elfend answers"), "{alone}");
 }
 
-/// Goal: a C program of a member reads the task map, and a program of another user does not.
+/// Goal: a C program of a member can read the task map, and a program of another user cannot.
 /// Method: a program that includes only `elfen.h`.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]

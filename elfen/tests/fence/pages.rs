@@ -1,5 +1,5 @@
-//! Programs with checks in a fence: elfend passes them the pages that checks read, and refuses
-//! other processes. Also the settings of lent lanes.
+//! Tests of programs with checks in a fence: elfend passes the pages that checks read to them, and
+//! refuses other processes. Also tests the settings of lent lanes.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -22,8 +22,8 @@ use super::stage::{
 pub(crate) const PROGRAM: &str = "checked";
 const LIBRARY: &str = "libelfen_preload.so";
 
-/// A folder that every user can read: the program, the preload library, and the file in which the
-/// program writes the time.
+/// A folder that every user can read. It holds the program, the preload library, and the file into
+/// which the program writes the time.
 pub(crate) struct Checked {
     pub(crate) folder: tempfile::TempDir,
 }
@@ -62,7 +62,7 @@ impl Checked {
         wait_until("progress of the program", || self.last_ns() > now);
     }
 
-    /// Waits until the kernel reports the fence frozen. The program does not run from then on.
+    /// Waits until the kernel reports the fence as frozen. From then on, the program does not run.
     pub(crate) fn wait_until_stopped(&self, fenced: &Fenced) {
         wait_until("being frozen", || fenced.fence.0.freezer().is_frozen().unwrap());
         let last = self.last_ns();
@@ -70,7 +70,7 @@ impl Checked {
         assert_eq!(self.last_ns(), last, "a frozen batch does not run");
     }
 
-    /// Starts the program by these words.
+    /// Starts the program with a command that ends in these words.
     fn start(&self, fenced: &Fenced, words: &[&str]) -> KilledOnDrop {
         let mut command = fenced.command(words);
         command.arg(self.file(PROGRAM)).arg(self.file("last"));
@@ -81,7 +81,7 @@ impl Checked {
         child
     }
 
-    /// Starts the program in the fence by these words.
+    /// Starts the program in the fence, with a command that ends in these words.
     fn start_in_fence(&self, fenced: &Fenced, words: &[&str]) -> KilledOnDrop {
         let run = [ELFEN, "run", "--fence", "batch", "--user", NOBODY, "--"];
         self.start(fenced, &[&run, words].concat())
@@ -116,8 +116,8 @@ pub(crate) fn is_napping(pages: &Pages) -> bool {
     state.is_some_and(|(state, _)| state == LaneState::Napping)
 }
 
-/// Asserts that the program naps: it gets its lane and makes no progress, while no guard holds the
-/// lane. Guards are stopped meanwhile, for less time than elfend would notice.
+/// Asserts that the program naps: it gets its lane but makes no progress, and no guard occupies the
+/// lane. Guards are stopped meanwhile, for less time than elfend's limit.
 pub(crate) fn assert_naps_unguarded(fenced: &Fenced, program: u32, checked: &Checked) {
     let keeper = fenced.status().guard_process.unwrap();
     let (before, ran) = (checked.last_ns(), ran_ns(program));
@@ -131,9 +131,9 @@ pub(crate) fn assert_naps_unguarded(fenced: &Fenced, program: u32, checked: &Che
     assert_eq!(checked.last_ns(), before, "a napping program makes no progress");
 }
 
-/// Goal: a program with checks naps in them without help of a guard, and receives pages after a
-/// restart of elfend too. Programs outside receive none. Method: a request on the service's page,
-/// stopped guards, and the same program outside of the fence.
+/// Goal: a program with checks naps without help of a guard, and also receives pages after a
+/// restart of elfend. Programs outside of the fence receive none. Method: a request on the
+/// service's page, stopped guards, and the same program outside of the fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_with_checks_receives_its_pages() {
@@ -165,8 +165,8 @@ fn a_program_with_checks_receives_its_pages() {
     assert!(has_fetched_pages(&pages));
 }
 
-/// Goal: a program whose library finds no elfend runs without checks, and its guard still holds the
-/// lane. Method: a missing socket, next to a request; and then no daemon.
+/// Goal: if a program's library does not find elfend, the program runs without checks, and its
+/// guard still occupies the lane. Method: a missing socket, next to a request; then no daemon.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_program_that_finds_no_elfend_runs_unchecked() {
@@ -188,9 +188,9 @@ fn a_program_that_finds_no_elfend_runs_unchecked() {
     checked.start(&fenced, &["env", &socket]);
 }
 
-/// Goal: root can change the settings of elfend's lanes while elfend runs, and those of each
-/// service separately. Method: two services, of which one does not run yet; `elfen set`, with and
-/// without `--service`, and the settings in the pages.
+/// Goal: root can change the settings of elfend's lanes while elfend runs, also for each service
+/// separately. Method: two services, of which one does not run yet. `elfen set` with and without
+/// `--service`, and the settings in the pages.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn root_changes_the_settings_of_lent_lanes() {

@@ -1,4 +1,5 @@
-//! Settings, machines and users that elfend refuses. Each refusal is one line, and changes nothing.
+//! Tests of settings, machines and users that elfend refuses in one line, without changing
+//! anything.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,8 +7,8 @@ use std::path::Path;
 
 use super::stage::{AS_NOBODY, ELFEN, ELFEND, Fenced, NOBODY, OwnCgroup, kill, settings};
 
-/// Goal: invalid settings are refused before elfend makes anything, by `elfend check` and at start.
-/// Method: settings with one mistake each.
+/// Goal: invalid settings are refused before elfend creates anything, by `elfend check` and at the
+/// start. Method: settings with one mistake each.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn invalid_settings_are_refused() {
@@ -69,16 +70,16 @@ fn invalid_settings_are_refused() {
     fenced.ends(&words, 2, "holds the first process");
 }
 
-/// Goal: on a machine that cannot hold fences, elfend names what is missing, and a run without a
-/// fence still works and prints its level. Method: mount namespaces without any cgroups, and
-/// without cpusets.
+/// Goal: on a machine that cannot have fences, elfend names what is missing. A run without a fence
+/// still works and prints its level. Method: mount namespaces without any cgroups, and without
+/// cpusets.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_machine_without_cgroups_is_refused() {
     let mut fenced = Fenced::start();
     fenced.end_daemon();
     let cpusets = "/sys/fs/cgroup/cpuset";
-    // In version 2 cpusets have no mount of their own; `kernel/vm` tests a kernel without them.
+    // In version 2, cpusets have no mount of their own. `kernel/vm` tests a kernel without cpusets.
     let apart = Path::new(cpusets).join("cpuset.cpus").exists();
     let machines = [("/sys/fs/cgroup", "cpu"), (cpusets, "cpuset")];
     for (mounted, lacks) in machines.into_iter().take(1 + usize::from(apart)) {
@@ -101,9 +102,9 @@ fn a_machine_without_cgroups_is_refused() {
     }
 }
 
-/// Goal: commands that a user may not give are refused with the reason. A setuid program does not
-/// enter a fence with the rights of root. Method: nobody; root without a user for the program; and
-/// `elfen` with the setuid bit and owner root, started by nobody.
+/// Goal: commands that a user may not use are refused with the reason. A setuid program does not
+/// enter a fence with root's rights. Method: user `nobody`; root without a user for the program;
+/// and `elfen` with the setuid bit and owner root, started by user `nobody`.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn users_without_permission_are_refused() {
@@ -135,8 +136,8 @@ fn users_without_permission_are_refused() {
     assert_eq!(fenced.fence().processes, 0);
 }
 
-/// Goal: elfend requires root, and ends by Ctrl-C without a socket left behind. Method: elfend as
-/// nobody, and SIGINT to the running daemon.
+/// Goal: elfend requires root, and Ctrl-C ends it without leaving a socket behind. Method: elfend
+/// as user `nobody`, and SIGINT to the running daemon.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn elfend_requires_root_and_ends_by_ctrl_c() {

@@ -1,4 +1,5 @@
-//! Requests to the socket of elfend: what it grants, what it refuses, and which clients it drops.
+//! Tests of requests to elfend's socket: what it grants, what it refuses, and which clients it
+//! drops.
 
 use std::fs;
 use std::io::Read;
@@ -17,8 +18,8 @@ use super::stage::{ELFEN, ELFEND, Fenced, kill, run, wait_until};
 const ENTER: &[u8] = b"{\"do\":\"enter\",\"fence\":\"batch\"}";
 
 /// Goal: root may not command elfend from inside a fence, or without capabilities as in a
-/// container. Method: both request another budget and the end of a pause; then root outside, which
-/// gets the budget.
+/// container. Method: both request another budget and the end of a pause. Then root requests the
+/// budget outside, and gets it.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn root_commands_elfend_only_from_outside_of_fences() {
@@ -35,8 +36,8 @@ fn root_commands_elfend_only_from_outside_of_fences() {
     fenced.ends(&set, 0, "fixed-budget");
 }
 
-/// Goal: a fence whose name ends like a record that is being written is held like others. Method:
-/// such a name; its guard, a pause, and the daemon's death.
+/// Goal: a fence may have a name that ends like a record that is being written. Method: such a
+/// name; its guard, a pause, and the daemon's death.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn the_name_of_a_fence_may_end_like_an_unfinished_record() {
@@ -56,7 +57,7 @@ fn the_name_of_a_fence_may_end_like_an_unfinished_record() {
     kill(fenced.daemon.id(), libc::SIGKILL);
     wait_until("the freeze", || freezer.is_requested().unwrap());
     kill(batch.id(), libc::SIGKILL);
-    // Guard process and watchdog each freeze it once, at some time.
+    // The guard process and the watchdog may each freeze the fence once, at any time.
     wait_until("the end of the batch", || {
         freezer.thaw().unwrap();
         batch.try_wait().unwrap().is_some()
@@ -76,14 +77,14 @@ fn connect(fenced: &Fenced) -> Socket {
     socket
 }
 
-/// Whether elfend has not closed the connection.
+/// Whether elfend has kept the connection open.
 fn is_open(socket: &Socket) -> bool {
     socket.set_nonblocking(true).unwrap();
     !matches!(socket.peek(&mut [MaybeUninit::uninit()]), Ok(0))
 }
 
-/// Goal: silent connections do not keep other clients waiting. Method: more of them than elfend
-/// accepts, then a request; it is answered while the last of them are still open.
+/// Goal: silent connections do not keep other clients waiting. Method: more such connections than
+/// elfend accepts, then a request. It is answered while the last of them are still open.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn silent_connections_do_not_delay_other_clients() {
@@ -109,8 +110,8 @@ fn receive_answer(mut socket: &Socket) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// Goal: no request ends the daemon. Method: truncated requests, long ones, and connections without
-/// any; a file in the place of the socket.
+/// Goal: no request ends the daemon. Method: truncated requests, long requests, and connections
+/// without a request; also a file in the place of the socket.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn invalid_requests_are_refused() {
@@ -130,7 +131,7 @@ fn invalid_requests_are_refused() {
     assert!(matches!(refused, Some(Answer::Refused { .. })), "{refused:?}");
     assert_eq!(fenced.daemon.try_wait().unwrap(), None, "{}", fenced.log());
 
-    // elfend does not remove a file that is no socket.
+    // elfend does not remove a file that is not a socket.
     fenced.end_daemon();
     let socket = fenced.socket();
     fs::write(&socket, "mine").unwrap();
@@ -139,9 +140,9 @@ fn invalid_requests_are_refused() {
     assert_eq!(fs::read(&socket).unwrap(), b"mine");
 }
 
-/// Goal: clients that end before their answer leave nothing behind, and other clients are answered,
-/// however many they are. Method: 10,000 connections of each kind, one after the other or at once,
-/// and the daemon's descriptors before and after.
+/// Goal: clients that end before their answer leave no descriptors behind, and any number of other
+/// clients is answered. Method: 10,000 connections of each kind, one after the other or at once.
+/// Compare the daemon's descriptors before and after.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn many_clients_leave_no_descriptors_behind() {
@@ -163,15 +164,15 @@ fn many_clients_leave_no_descriptors_behind() {
     assert_eq!(fenced.fence().frozen, None);
 }
 
-/// A connection whose client process has requested to enter the fence and ended. This process
+/// Opens a connection whose client process requests to enter the fence and then ends. This process
 /// keeps the connection open.
 fn request_and_exit(fenced: &Fenced) -> Socket {
     let (socket, address) = (new_socket(), SockAddr::unix(fenced.socket()).unwrap());
-    // SAFETY: the child only makes system calls, on its copy of this memory.
+    // SAFETY: the child makes only system calls, on its copy of this memory.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let sent = socket.connect(&address).and_then(|()| socket.send(ENTER));
-            // SAFETY: takes a number.
+            // SAFETY: _exit takes a number.
             unsafe { libc::_exit(i32::from(sent.is_err())) }
         }
         ForkResult::Parent { child } => {
@@ -185,7 +186,7 @@ fn request_and_exit(fenced: &Fenced) -> Socket {
 fn has_peer_pidfd() -> bool {
     let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let (mut process, mut length) = (-1_i32, 4);
-    // SAFETY: the kernel writes four bytes at most.
+    // SAFETY: the kernel writes at most four bytes.
     let got = unsafe {
         let value = (&raw mut process).cast();
         libc::getsockopt(one.as_raw_fd(), libc::SOL_SOCKET, 77, value, &raw mut length)
@@ -194,9 +195,9 @@ fn has_peer_pidfd() -> bool {
     (got == 0).then(|| drop(unsafe { OwnedFd::from_raw_fd(process) })).is_some()
 }
 
-/// Goal: elfend puts no process into a fence whose client has gone: its id may belong to another
-/// process by then. Method: while the daemon is stopped, this process sends a request and hangs up;
-/// a child sends one and ends, with its connection left open.
+/// Goal: elfend does not put a process into a fence if its client has ended, because the id may
+/// belong to another process by then. Method: while the daemon is stopped, this process sends a
+/// request and closes its connection. A child sends one and ends, with its connection left open.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_client_that_has_gone_enters_no_fence() {
@@ -204,7 +205,7 @@ fn a_client_that_has_gone_enters_no_fence() {
     kill(fenced.daemon.id(), libc::SIGSTOP);
     drop(send(&fenced, ENTER).unwrap());
     kill(fenced.daemon.id(), libc::SIGCONT);
-    // elfend answers requests in order, so it has handled the first request by now.
+    // elfend answers requests in order, so it has already handled the first request.
     let processes = fenced.fence().processes;
     let own = std::process::id();
     let inside = fenced.fence.0.holds(own).unwrap();

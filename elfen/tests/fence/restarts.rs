@@ -1,4 +1,4 @@
-//! Deaths of elfend's processes, and its stop and restart.
+//! Tests in which elfend's processes die, stop and restart.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use super::pages::Checked;
 use super::process::PATIENCE;
 use super::stage::{ELFEN, ELFEND, Fenced, NOBODY, kill, ran_ns, wait_until, wait_until_borrowing};
 
-/// Goal: a batch without guards is frozen, and continues with new guards. Method: the process with
-/// the guards is killed several times.
+/// Goal: a batch without guards is frozen, and continues with new guards. Method: kill the guard
+/// process several times.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_are_killed_are_replaced() {
@@ -22,7 +22,7 @@ fn guards_that_are_killed_are_replaced() {
         wait_until_borrowing(batch.id());
         let keeper = fenced.status().guard_process.unwrap();
         kill(keeper, libc::SIGKILL);
-        // New guards thaw the fence, so this does not sleep between its looks.
+        // New guards thaw the fence, so this loop does not sleep between its polls.
         let since = Instant::now();
         while !freezer.is_requested().unwrap() {
             assert!(since.elapsed() < PATIENCE, "{}", fenced.log());
@@ -44,8 +44,8 @@ fn guards_that_are_killed_are_replaced() {
     });
 }
 
-/// Goal: guards that hang are noticed: their fence is frozen until they continue, or until elfend
-/// has replaced them. Method: the process with the guards is stopped, and continued or not.
+/// Goal: elfend notices guards that hang. Their fence is frozen until they continue, or until
+/// elfend has replaced them. Method: stop the guard process, and continue it or not.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_hang_freeze_their_fence() {
@@ -63,7 +63,7 @@ fn guards_that_hang_freeze_their_fence() {
     kill(first, libc::SIGCONT);
     fenced.wait_until_running();
     wait_until_borrowing(batch.id());
-    // On a slow machine elfend may have replaced the first process meanwhile.
+    // On a slow machine, elfend may have replaced the first process already.
     let status = fenced.status();
     let (second, lost) = (status.guard_process.unwrap(), status.guard_processes_lost);
     assert_eq!(second == first, lost == 0);
@@ -77,9 +77,9 @@ fn guards_that_hang_freeze_their_fence() {
     wait_until_borrowing(batch.id());
 }
 
-/// Goal: a fence whose guard may not run on its lane, or whose guard thread does not progress, is
-/// frozen until it does. Method: a cpuset that takes the lane from elfend's cgroup, and a tracer
-/// that stops only the thread.
+/// Goal: a fence is frozen while its guard may not run on its lane, or while the guard thread makes
+/// no progress. Method: a cpuset that takes the lane from elfend's cgroup, and a tracer that stops
+/// only the thread.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn guards_that_cannot_run_freeze_their_fence() {
@@ -101,12 +101,12 @@ fn guards_that_cannot_run_freeze_their_fence() {
     let guard = fenced.guard().unwrap().cast_signed();
     let trace = |request| {
         let nothing = std::ptr::null_mut::<libc::c_void>();
-        // SAFETY: these requests take no memory.
+        // SAFETY: these ptrace requests pass no pointers.
         assert_eq!(unsafe { libc::ptrace(request, guard, nothing, nothing) }, 0);
     };
     trace(libc::PTRACE_SEIZE);
     trace(libc::PTRACE_INTERRUPT);
-    // SAFETY: waits for a thread that this thread traces; a null status is not written.
+    // SAFETY: waits for a thread that this thread traces. A null status is not written.
     let stopped = unsafe { libc::waitpid(guard, std::ptr::null_mut(), libc::__WALL) };
     assert_eq!(stopped, guard);
     wait_until_unguarded();
@@ -116,8 +116,8 @@ fn guards_that_cannot_run_freeze_their_fence() {
     assert_eq!(fenced.status().guard_processes_lost, 0, "{}", fenced.log());
 }
 
-/// Goal: a daemon that was stopped itself does not take its guards for hung. Method: it is stopped
-/// for longer than guards may hang.
+/// Goal: a daemon that was stopped itself does not conclude that its guards hang. Method: stop the
+/// daemon for longer than guards may hang.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_daemon_that_was_stopped_freezes_nothing() {
@@ -147,7 +147,7 @@ fn a_batch_survives_the_daemon() {
     wait_until_borrowing(batch.id());
     assert_eq!(batch.try_wait().unwrap(), None, "the batch has ended");
 
-    // A regular stop freezes the fence too. Without a daemon, --release thaws it.
+    // A regular stop also freezes the fence. Without a daemon, --release thaws it.
     fenced.end_daemon();
     wait_until("the freeze", || freezer.is_frozen().unwrap());
     fenced.ends(&[ELFEN, "resume"], 1, "no guards hold");
@@ -159,8 +159,8 @@ fn a_batch_survives_the_daemon() {
     assert_eq!(group.effective_cpus().unwrap(), group.parent().effective_cpus().unwrap());
 }
 
-/// Goal: a pause outlives the daemon, and a new daemon does not thaw the fence. Method: a pause
-/// without a daemon, and then a start.
+/// Goal: a pause lasts after the daemon's end, and a new daemon does not thaw the fence. Method: a
+/// pause without a daemon, and then a start.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_new_daemon_keeps_a_pause() {
@@ -178,10 +178,10 @@ fn a_new_daemon_keeps_a_pause() {
     fenced.prints(&[ELFEN, "status", "--healthy"]);
 }
 
-/// Goal: the batch does not run while the kernel reports its fence frozen, on a free lane and on a
-/// held one. Without systemd, that is also so after daemon and guards were killed together. Method:
-/// the time that the batch writes; SIGKILL in either order, at once and up to 50 ms apart, and
-/// while both are stopped.
+/// Goal: the batch does not run while the kernel reports its fence as frozen, on a free lane and on
+/// an occupied one. Without systemd, this also holds after daemon and guards were killed together.
+/// Method: the time that the batch writes. SIGKILL in either order, at once and up to 50 ms apart,
+/// and while both are stopped.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_stops_by_its_freezer_and_by_the_death_of_both() {

@@ -1,5 +1,5 @@
 /*
- * Requests the pages of its lane from elfend, maps the writable ones, and keeps overwriting them.
+ * Requests the pages of its lane from elfend, maps the writable pages, and keeps overwriting them.
  * Arguments: the socket, and the word to write ("hotplug", "critical", "policy", "ipc"), or "junk"
  * for random values in all words. Prints a line for each page that it can write.
  */
@@ -56,7 +56,7 @@ static void map(int fd)
 
 	if (fstat(fd, &stat))
 		return;
-	/* A map of the kernel has no size; a page of it is enough to try. */
+	/* An eBPF map reports size 0. One page of it is enough for the attempt. */
 	bytes = stat.st_size ? stat.st_size : 4096;
 	page = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (page == MAP_FAILED)

@@ -1,5 +1,5 @@
-//! Settings that change while the daemon runs, and services that are confined to their request
-//! lanes.
+//! Tests of settings that change while the daemon runs, and of services that are confined to their
+//! request lanes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -37,8 +37,8 @@ fn taskset(cpu: &str, process: u32) -> bool {
     command.status().unwrap().success()
 }
 
-/// Goal: a service with `confine` runs only on its request lane, whatever affinity it sets, until
-/// SIGHUP with other settings or `--release` ends the confinement. Method: a service that pins
+/// Goal: a service with `confine` runs only on its request lane, even if it sets another affinity.
+/// SIGHUP with other settings, or `--release`, ends the confinement. Method: a service that pins
 /// itself to the batch lane, and its affinity as the kernel reports it.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
@@ -77,7 +77,7 @@ fn a_service_is_confined_to_its_request_lane() {
     assert!(printed.contains(&format!("cgroup /{}: ", place.name())), "{printed}");
     assert!(printed.contains("kept to CPUs 0"), "{printed}");
 
-    // The confinement outlives a stop of elfend, and the next start finds it.
+    // The confinement stays after a stop of elfend, and the next start finds it.
     fenced.end_daemon();
     assert_eq!(allowed_cpus(service.id()), "0");
     fenced.restart();
@@ -88,7 +88,7 @@ fn a_service_is_confined_to_its_request_lane() {
     assert!(taskset("1", service.id()));
 }
 
-/// Goal: invalid settings change nothing. A fence with a new name stays the same fence, and a fence
+/// Goal: invalid settings change nothing. A fence with a new name stays the same fence. A fence
 /// that is no longer listed becomes an ordinary cgroup. Method: SIGHUP, with a batch inside.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
@@ -142,9 +142,9 @@ fn scrape(address: SocketAddr) -> Option<String> {
     Some(text)
 }
 
-/// Goal: elfend serves metrics only at the address of its settings, by a process that it replaces
-/// when that ends. A taken address changes nothing. Method: settings with and without an address, a
-/// client, and a kill of the serving process.
+/// Goal: elfend serves metrics only at the address in its settings, by a process that it replaces
+/// after its end. An address that is in use changes nothing. Method: settings with and without an
+/// address, a client, and a kill of the serving process.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn metrics_are_served_at_the_address_of_the_settings() {
@@ -175,7 +175,7 @@ fn metrics_are_served_at_the_address_of_the_settings() {
     wait_until("another server", || children().iter().all(|child| *child != server));
     wait_until("a scrape", || prints("elfen_elfend_up 1\n"));
     assert_eq!(fenced.fence().frozen, None);
-    // A watchdog that starts now inherits the listener.
+    // A watchdog that starts now inherits the listening socket.
     let watchdog = || children().into_iter().find(|child| comm(*child) == "elfend-watchdog");
     let first = watchdog().unwrap();
     kill(first, libc::SIGKILL);
@@ -186,7 +186,7 @@ fn metrics_are_served_at_the_address_of_the_settings() {
     wait_until("a scrape", || prints("elfen_elfend_up 1\n"));
 }
 
-/// Runs before the test runner: a process that was started as a service runs no tests.
+/// Runs before the test runner, so that a process that was started as a service runs no tests.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static PUBLISH_IF_ASKED: extern "C" fn() = publish_if_asked;
@@ -202,7 +202,7 @@ extern "C" fn publish_if_asked() {
 }
 
 /// Goal: a fence that contains a process of the service is refused. Method: a process that
-/// publishes, in a cgroup that the settings call a fence.
+/// publishes, in a cgroup that the settings list as a fence.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_fence_with_its_service_inside_is_refused() {

@@ -1,7 +1,7 @@
-//! Jobs of Slurm in a fence: a cluster of one node, in a folder of the test.
+//! Tests of Slurm jobs in a fence, with a cluster of one node in a folder of the test.
 //!
 //! Under systemd, slurmd puts its jobs into a scope that is the fence. This test runs without
-//! systemd, so the step daemon of each job enters the fence itself, as the guide describes for such
+//! systemd. So each job's step daemon enters the fence itself, as the guide describes for such
 //! machines. `packaging/vm` tests Slurm with systemd and cgroups version 2.
 
 use std::fs;
@@ -32,7 +32,7 @@ fn packaged(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging/slurm").join(file)
 }
 
-/// The text of the guide after these words, up to the end of the block.
+/// The text of the guide that follows these words, up to the end of its block.
 fn guide_text(after: &str) -> String {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs/guide.md");
     let guide = fs::read_to_string(guide).unwrap();
@@ -45,7 +45,7 @@ fn write_script(file: &Path, text: &str) {
     fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The packaged slurm.conf without the parts that require systemd, and the other lines that a
+/// The packaged slurm.conf without the parts that require systemd, with the other lines that a
 /// cluster needs.
 fn configuration(folder: &Path, node: &str) -> String {
     let lines = fs::read_to_string(packaged("slurm.conf")).unwrap();
@@ -82,7 +82,7 @@ impl Cluster {
             fs::create_dir_all(folder.join(inside)).unwrap();
         }
         fs::set_permissions(folder.join("out"), fs::Permissions::from_mode(0o1777)).unwrap();
-        // Without its warnings, which are errors for Slurm.
+        // Only stdout, because Slurm would reject the warnings.
         let line = fenced.command(&[ELFEN, "lanes", "--slurm", "--lanes", "0:1"]).output();
         let line = String::from_utf8(line.unwrap().stdout).unwrap();
         fs::write(folder.join("slurm.conf"), configuration(&folder, &line)).unwrap();
@@ -95,7 +95,7 @@ impl Cluster {
         let count = format!("echo >>{}/checks\n", folder.display());
         let health = format!("{ours}{count}exec {}\n", packaged("slurm-health").display());
         write_script(&folder.join("health"), &health);
-        // The paths of this build in place of those that the package installs.
+        // Replaces the paths of the installed package by the paths of this build.
         let prolog = fs::read_to_string(packaged("slurm-task-prolog")).unwrap();
         let socket = fenced.socket().display().to_string();
         let library = preload::library().join("libelfen_preload.so").display().to_string();
@@ -148,13 +148,13 @@ impl Cluster {
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap().trim().to_owned()
     }
 
-    /// Submits a job of an ordinary user. Returns its number.
+    /// Submits a job of an ordinary user. Returns the job's number.
     fn submit(&self, text: &str) -> String {
         let words = ["--parsable", "-p", "borrow", "-C", "elfen", "-o", "%j", "--wrap", text];
         self.submit_as_nobody(&["sbatch"], &words)
     }
 
-    /// Submits from the folder with the output of jobs.
+    /// Submits a job from the folder for the output of jobs.
     fn submit_as_nobody(&self, sbatch: &[&str], words: &[&str]) -> String {
         let mut command = Command::new("setpriv");
         command.args(AS_NOBODY);
@@ -215,7 +215,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A job that spins on its lane until a file tells it to end.
+/// A job that spins on its lane until a certain file exists.
 struct SpinningJob {
     job: String,
     process: u32,
@@ -243,8 +243,8 @@ impl SpinningJob {
         Self { job, process: inside.unwrap() }
     }
 
-    /// Asserts that the job gets next to nothing of its lane while the lane is held. Runs
-    /// `meanwhile` while it is held.
+    /// Asserts that the job gets almost nothing of its lane while the lane is occupied. Runs
+    /// `meanwhile` during that time.
     fn assert_fenced(&self, fenced: &Fenced, meanwhile: impl FnOnce()) {
         let first = idle_share(self.process);
         let worker = fenced.begin_request();
@@ -265,7 +265,7 @@ impl SpinningJob {
     }
 }
 
-/// Asserts that slurmd answers a request each second, and prints its longest time.
+/// Asserts that slurmd answers one request per second, and prints the longest answer time.
 fn assert_slurmd_answers(cluster: &Cluster, seconds: usize) {
     let mut longest = Duration::ZERO;
     for _ in 0..seconds {
@@ -279,10 +279,10 @@ fn assert_slurmd_answers(cluster: &Cluster, seconds: usize) {
     println!("with the lane held for {seconds} s, slurmd answered within {longest:?}");
 }
 
-/// Goal: jobs of an unmodified Slurm borrow while the request lane idles, get next to nothing of a
-/// held lane, and end regularly, also after a restart of slurmd. slurmd answers meanwhile. A node
-/// whose fence does not hold accepts no jobs. Method: slurmctld, slurmd and munge; jobs of an
-/// ordinary user, one of them from the guide; and the scheduler's account of them.
+/// Goal: jobs of an unmodified Slurm borrow while the request lane idles and get almost nothing of
+/// an occupied lane. They end regularly, also after a restart of slurmd, and slurmd answers
+/// meanwhile. A node without a working fence accepts no jobs. Method: slurmctld, slurmd and munge;
+/// jobs of an ordinary user, one of them from the guide; and the scheduler's account of the jobs.
 #[test]
 #[ignore = "needs root, two idle CPUs, cgroups and Slurm"]
 fn jobs_of_slurm_are_fenced() {
@@ -314,7 +314,7 @@ fn jobs_of_slurm_are_fenced() {
     cluster.wait_for("a node that is back", |cluster| cluster.state(&third) == "COMPLETED");
     let out = cluster.folder.join(format!("out/slurm-{third}.out"));
     assert_eq!(fs::read_to_string(out).unwrap(), "Cpus_allowed_list:\t1\nmade\n");
-    // A node that an operator drained stays drained.
+    // A node that an operator has drained stays drained.
     let name = cluster.output_of(&["sinfo", "--noheader", "-o", "%n"]);
     let node = format!("NodeName={name}");
     cluster.output_of(&["scontrol", "update", &node, "State=DRAIN", "Reason=disk"]);

@@ -1,7 +1,7 @@
-//! The stage of the fence tests: a service with its page, an elfend with its own folder and
-//! cgroups, batches in its fence, and readings of what the kernel reports.
+//! The environment of the fence tests. It has a service with its page, an elfend with its own
+//! folder and cgroups, batches in its fence, and readings of what the kernel reports.
 //!
-//! At the end of each test its fence is thawed, emptied and removed.
+//! At the end of each test, its fence is thawed, emptied and removed.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -28,7 +28,7 @@ pub(crate) const ELFEND: &str = env!("CARGO_BIN_EXE_elfend");
 /// A user without privileges or files.
 pub(crate) const NOBODY: &str = "65534";
 
-/// The options of `setpriv` for user nobody.
+/// The options of `setpriv` for user `nobody`.
 pub(crate) const AS_NOBODY: [&str; 5] = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"];
 
 /// A cgroup of the test. Dropping it kills its processes and removes it.
@@ -44,7 +44,7 @@ impl OwnCgroup {
         Self(Group::new(&Hierarchies::read().unwrap(), path))
     }
 
-    /// A cgroup inside of this one. It does not exist yet.
+    /// A cgroup inside of this cgroup. It does not exist yet.
     pub(crate) fn child(&self, name: &str) -> Self {
         Self(Group::new(&Hierarchies::read().unwrap(), self.0.path.child(name)))
     }
@@ -109,8 +109,8 @@ pub(crate) fn wait_until_borrowing(process: u32) {
     wait_until("borrowing", || ran_ns(process) > before + 2_000_000);
 }
 
-/// The share of one second that a batch gets of an idle lane, per mille. Other processes may take
-/// some of it.
+/// The share of an idle lane that a batch gets over one second, in per mille. Other processes may
+/// also use the lane.
 pub(crate) fn idle_share(process: u32) -> u64 {
     wait_until_borrowing(process);
     let (before, began) = (ran_ns(process), Instant::now());
@@ -119,10 +119,10 @@ pub(crate) fn idle_share(process: u32) -> u64 {
     u64::try_from(u128::from(ran_ns(process) - before) * 1000 / passed).unwrap()
 }
 
-/// An elfend with one fence, on lanes 0:1, next to a service of the test.
+/// An elfend with one fence on lanes 0:1, and a service of the test.
 ///
 /// Guards and fence are in a cgroup that outweighs other processes of the machine. Otherwise an
-/// idle cgroup may get no time for minutes, as next to a compiler.
+/// idle cgroup might get no time for minutes, for example next to a compiler.
 pub(crate) struct Fenced {
     pub(crate) daemon: Child,
     service: Option<Service>,
@@ -130,20 +130,20 @@ pub(crate) struct Fenced {
     pub(crate) home: OwnCgroup,
     pub(crate) heavy: OwnCgroup,
     folder: tempfile::TempDir,
-    /// Only one test runs at a time: all use the same lane, and an idle cgroup gets little of a
-    /// shared one.
+    /// Only one test runs at a time: all tests use the same lane, and an idle cgroup gets little
+    /// time of a shared lane.
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Fenced {
-    /// Waits until the fence runs.
+    /// Starts elfend, and waits until the fence runs.
     pub(crate) fn start() -> Self {
         let fenced = Self::start_with_weight(100);
         fenced.wait_until_running();
         fenced
     }
 
-    /// The cgroup of the guards has this weight.
+    /// Starts elfend with this weight for the guards' cgroup.
     pub(crate) fn start_with_weight(weight: u64) -> Self {
         Self::start_in(|heavy| {
             let home = heavy.child("home");
@@ -153,7 +153,7 @@ impl Fenced {
         })
     }
 
-    /// Its guards read the task map, and not the service's page.
+    /// Starts an elfend whose guards read the task map instead of the service's page.
     pub(crate) fn start_by_tasks() -> Self {
         let mut fenced = Self::start();
         fenced.end_daemon();
@@ -163,7 +163,8 @@ impl Fenced {
         fenced
     }
 
-    /// `lay_out` makes the cgroups of the guards and of the fence in the heavy one.
+    /// Starts elfend. `lay_out` chooses the cgroups of the guards and of the fence in the heavy
+    /// cgroup.
     #[track_caller]
     pub(crate) fn start_in(lay_out: impl FnOnce(&OwnCgroup) -> (OwnCgroup, OwnCgroup)) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
@@ -174,7 +175,7 @@ impl Fenced {
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::tempdir().unwrap();
-        // Users open the socket in this folder.
+        // Other users must be able to open the socket in this folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let heavy = OwnCgroup::new("heavy");
         heavy.0.make().unwrap();
@@ -189,7 +190,7 @@ impl Fenced {
         fenced
     }
 
-    /// The settings that this daemon starts with.
+    /// The settings with which this daemon starts.
     pub(crate) fn settings(&self) -> String {
         settings(self.heavy.name(), self.fence.name())
     }
@@ -216,7 +217,7 @@ impl Fenced {
         worker
     }
 
-    /// Starts a new daemon after the last one has ended.
+    /// Starts a new daemon after the last daemon has ended.
     pub(crate) fn restart(&mut self) {
         self.restart_by(&["env"]);
     }
@@ -282,7 +283,7 @@ impl Fenced {
         run(&mut self.command(words))
     }
 
-    /// What a command that succeeds prints: its output, followed by its errors.
+    /// The output of a command that must succeed, followed by its errors.
     #[track_caller]
     pub(crate) fn prints(&self, words: &[&str]) -> String {
         let (status, printed) = self.run(words);
@@ -298,7 +299,7 @@ impl Fenced {
         assert!(right, "{words:?}: {found:?}, not {status} and {why}: {printed}");
     }
 
-    /// What `elfend check` prints in the cgroup of the guards.
+    /// The output of `elfend check` in the guards' cgroup.
     pub(crate) fn check(&self) -> String {
         self.check_in(&self.home)
     }
@@ -316,22 +317,22 @@ impl Fenced {
         let mut command = self.command(&[by, &words].concat());
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let child = KilledOnDrop(command.spawn().unwrap());
-        // Right after its start the child still has the name of this process.
+        // Right after its start, the child still has the name of this process.
         wait_until("a program in the fence", || {
             ["sh", "chrt", "sleep"].contains(&&*comm(child.id()))
         });
         child
     }
 
-    /// The thread of the only guard, while it runs.
+    /// The thread of the only guard; `None` while it does not run.
     pub(crate) fn guard(&self) -> Option<u32> {
         let threads = threads_of(self.status().guard_process?);
         let is_guard = |thread: &u32| comm(*thread) == "elfen-guard";
         threads.into_iter().find(is_guard)
     }
 
-    /// The share that a process gets of the lane while the guard holds it, per mille: the median of
-    /// three measurements.
+    /// The share of the lane that a process gets while the guard occupies it, in per mille. It is
+    /// the median of three measurements.
     pub(crate) fn held_share(&self, process: u32) -> u64 {
         wait_until("a guard", || self.guard().is_some());
         let mut shares = [0; 3].map(|_: u64| cpu_share(process, self.guard().unwrap()));
@@ -339,7 +340,7 @@ impl Fenced {
         shares[1]
     }
 
-    /// Copies a program to where every user can run it.
+    /// Copies a program into a folder where every user can run it.
     pub(crate) fn copy(&self, program: &str) -> String {
         let copy = self.run_dir().join(Path::new(program).file_name().unwrap());
         fs::copy(program, &copy).unwrap();
@@ -375,7 +376,7 @@ pub(crate) fn settings(service: &str, cgroup: &str) -> String {
     )
 }
 
-/// Points a command to the daemon of a folder.
+/// Makes a command use the daemon of a folder.
 fn set_environment(command: &mut Command, folder: &Path) {
     command.env("ELFEN_RUN_DIR", folder.join("run"));
     command.env("ELFEN_SETTINGS", folder.join("elfend.toml"));
@@ -384,7 +385,7 @@ fn set_environment(command: &mut Command, folder: &Path) {
     }
 }
 
-/// The command that starts a daemon in its cgroup by another program.
+/// The command that starts a daemon in its cgroup through another program.
 fn daemon(home: &OwnCgroup, folder: &Path, by: &[&str]) -> Command {
     let inside = home.command(&[ELFEND]);
     let mut command = Command::new(by[0]);
@@ -402,9 +403,9 @@ pub(crate) fn run(command: &mut Command) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&printed).into_owned())
 }
 
-/// Sends a signal. A process that has ended is no failure.
+/// Sends a signal. It is not a failure if the process has ended.
 pub(crate) fn kill(pid: u32, signal: i32) {
-    // SAFETY: takes numbers; the caller started this process, or its parent.
+    // SAFETY: kill takes numbers; the caller started this process or its parent.
     unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) };
 }
 
@@ -419,8 +420,8 @@ pub(crate) fn ran_ns(thread: u32) -> u64 {
     text.split_whitespace().next().map_or(0, |ns| ns.parse().unwrap())
 }
 
-/// The time of one thread as a share of the time of two threads on the same CPU, per mille. Other
-/// threads on the CPU do not matter.
+/// The time of one thread as a share of the time of both threads on one CPU, in per mille. The time
+/// of other threads on the CPU does not count.
 pub(crate) fn cpu_share(thread: u32, rival: u32) -> u64 {
     let began = [thread, rival].map(ran_ns);
     let ran = || [ran_ns(thread) - began[0], ran_ns(rival) - began[1]];

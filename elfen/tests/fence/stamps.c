@@ -1,4 +1,4 @@
-/* Has checks, and keeps writing the time into a file that the test reads. */
+/* A program with checks that keeps writing the time into a file, which the test reads. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>

@@ -1,8 +1,8 @@
-//! Fences that are units of systemd: the requests of elfend to systemd, and fences whose systemd
-//! does not answer, refuses, or is missing.
+//! Tests of fences that are units of systemd: elfend's requests to systemd, and a systemd that does
+//! not answer, refuses, or is missing.
 //!
-//! The daemon sees a machine whose first process is named systemd, and scripts in place of
-//! `systemctl` and `busctl`, which a file controls. `packaging/test` boots a real systemd.
+//! The daemon sees a machine whose process 1 has the name systemd. Scripts replace `systemctl` and
+//! `busctl`, and files control the scripts. `packaging/test` boots a real systemd.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use elfen_machine::fence::status::FenceStatus;
 
 use super::stage::{ELFEN, Fenced, NOBODY, OwnCgroup, comm, kill, wait_until};
 
-/// The script in place of `systemctl`. `units` and `cgroup.UNIT` contain its answers.
+/// The script that replaces `systemctl`. The files `units` and `cgroup.UNIT` contain its answers.
 const SYSTEMCTL: &str = "\
 PATH=/usr/bin:/bin
 cd FOLDER
@@ -25,7 +25,7 @@ show) for unit; do :; done; cat \"cgroup.$unit\" 2>/dev/null || echo ;;
 set-property) [ \"$mode\" != refuse ] || { echo 'refused by a test' >&2; exit 1; } ;;
 esac
 ";
-/// The script in place of `busctl`, for `.. elfen-PID.scope fail 2 PIDs au 1 PID Slice s SLICE 0`.
+/// Replaces `busctl`, for `.. elfen-PID.scope fail 2 PIDs au 1 PID Slice s SLICE 0`.
 const BUSCTL: &str = "\
 PATH=/usr/bin:/bin
 cd FOLDER
@@ -34,7 +34,7 @@ shift 12
 for folder in $(cat \"folders.$4\"); do echo \"$1\" >\"$folder/cgroup.procs\"; done
 ";
 
-/// Three units, of which two run, and the folder of the scripts in place of systemd.
+/// Three units, of which two run, and the folder of the scripts that replace systemd.
 struct Units {
     fenced: Fenced,
     fences: [OwnCgroup; 3],
@@ -72,7 +72,7 @@ impl Units {
         units
     }
 
-    /// A shell script on a machine that appears to run systemd.
+    /// Runs a shell script on a machine that appears to run systemd.
     fn on_systemd(&self, script: &str) -> [String; 5] {
         let folder = self.folder.display();
         let script = format!(
@@ -125,9 +125,9 @@ impl Units {
     }
 }
 
-/// Goal: a pattern makes fences of all units that match, also of later ones. systemd sets their
-/// properties and moves processes into them. elfend waits for a unit that does not run, and says
-/// so. Method: two units, a third that comes later, and one that is missing.
+/// Goal: a pattern makes fences of all matching units, including later ones. systemd sets their
+/// properties and moves processes into them. elfend waits for a unit that does not run, and reports
+/// that. Method: two units, a third that starts later, and one that is missing.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn a_pattern_makes_fences_of_all_its_units() {
@@ -160,8 +160,8 @@ fn a_pattern_makes_fences_of_all_its_units() {
     units.fenced.ends(&[ELFEN, "metrics", "--once"], 0, "elfen_fences_waiting 1");
 }
 
-/// Goal: of two units that overlap, one becomes a fence and the other waits, with the reason.
-/// Method: a unit that a pattern of another fence matches already, and a unit inside another one.
+/// Goal: if two units overlap, one becomes a fence and the other waits, with the reason. Method: a
+/// unit that also matches another fence's pattern, and a unit inside another unit.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn of_overlapping_units_one_is_a_fence() {
@@ -179,10 +179,10 @@ fn of_overlapping_units_one_is_a_fence() {
     assert!(!inner.0.rank().unwrap().idle, "its files are as they were");
 }
 
-/// Goal: elfend sends systemd no requests while nothing changes, neither for a fence nor for a
-/// confined service, and sends them again after the cgroup of a unit was gone. Method: the requests
-/// over three checks of the fence, in which the test freezes and thaws it, and after its cgroup was
-/// removed and made again.
+/// Goal: while nothing changes, elfend sends systemd no requests, neither for a fence nor for a
+/// confined service. It sends them again if a unit's cgroup was removed and created again. Method:
+/// the requests during three checks, in which the test freezes and thaws the fence. Then the
+/// requests after the test has replaced the cgroup.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn unchanged_units_cause_no_requests() {
@@ -206,10 +206,10 @@ fn unchanged_units_cause_no_requests() {
     assert_ne!(units.requests(), requests);
 }
 
-/// Goal: a fence holds whatever systemd does. If systemd refuses, elfend writes the files of the
-/// cgroup and says so. If systemd hangs, fences stay held and the daemon answers; if the guards die
-/// meanwhile, the fence is frozen. Without its commands, elfend says so. Method: a systemd that
-/// refuses, one that hangs, and none.
+/// Goal: a fence stays guarded whatever systemd does. If systemd refuses, elfend writes the
+/// cgroup's files itself and reports that. If systemd hangs, fences stay guarded and the daemon
+/// answers; if the guards die meanwhile, the fence is frozen. If the commands are missing, elfend
+/// reports that. Method: a systemd that refuses, one that hangs, and none.
 #[test]
 #[ignore = "needs root, two idle CPUs and cgroups"]
 fn fences_hold_without_help_of_systemd() {

@@ -1,5 +1,5 @@
-// An HTTP server whose JVM sometimes collects garbage, with many live objects. It prints its port in
-// the first line. The caller chooses the collector, and the log of collections.
+// An HTTP server with many live objects, whose JVM sometimes collects garbage. Its first line of
+// output is its port. The caller chooses the collector and the log of collections.
 
 import com.sun.net.httpserver.HttpServer;
 import java.net.InetAddress;

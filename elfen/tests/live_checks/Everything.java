@@ -8,10 +8,10 @@ import java.util.Map;
 import java.util.TreeMap;
 
 /**
- * Uses many features of a virtual machine that concern compiled code: methods that never return,
- * long and counted loops, collections and garbage collection, exceptions by faults, stack overflow,
- * assumptions that a later class breaks, several class loaders, threads, and locks. Prints the
- * results.
+ * Uses many features of a virtual machine that concern compiled code, and prints the results:
+ * methods that never return, long and counted loops, collections and garbage collection;
+ * exceptions by faults, stack overflow, assumptions that a later class breaks;
+ * several class loaders, threads, and locks.
  */
 public class Everything {
     static long mix(long x) {
@@ -67,7 +67,7 @@ public class Everything {
         return sum + tree.hashCode() + lists.size();
     }
 
-    /** Null pointers, divisions by zero and bounds: compiled code detects each in another way. */
+    /** Null pointers, divisions by zero and bounds. Compiled code detects each in its own way. */
     static long exceptions(int rounds) {
         long caught = 0;
         int[][] rows = new int[64][];
@@ -127,7 +127,7 @@ public class Everything {
         }
     }
 
-    /** With one class of shapes the call is inlined; then another class is loaded. */
+    /** While one class of shapes exists, the call is inlined. Then another class is loaded. */
     static long assumptions(int rounds) {
         long sum = 0;
         Shape shape = new Square();
@@ -140,7 +140,7 @@ public class Everything {
         return sum;
     }
 
-    /** Each loader has a separate class of this name. */
+    /** Each class loader has its own class of this name. */
     public static class Loaded {
         public static long run(long rounds) {
             long x = 5;
@@ -226,7 +226,7 @@ public class Everything {
         "while", "matrices", "collections", "exceptions", "stack", "assumptions", "loaders", "threads",
     };
 
-    /** Arguments: how often, and which parts; without names, all parts. */
+    /** Arguments: the number of rounds, and the name of a part. Without a name, all parts run. */
     public static void main(String[] arguments) throws Exception {
         int times = arguments.length > 0 ? Integer.parseInt(arguments[0]) : 1;
         for (int i = 0; i < times; i++) {

@@ -1,6 +1,6 @@
 /*
- * Works for a while, drops rights as sandboxes do, and works for another while. Arguments: what to
- * drop, and milliseconds of CPU time before and after. The first is the number of a system call
+ * Works for a while, drops rights as sandboxes do, and works again. Arguments: what to drop, and
+ * the milliseconds of CPU time before and after. The first argument is the number of a system call
  * that becomes fatal, or one of the words below. The status is 3 on success.
  */
 #define _GNU_SOURCE
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
 
 	if (argc < 4)
 		return 9;
-	/* Afterwards no clock may be read, so the program counts rounds. */
+	/* After the rights are dropped, no clock can be read, so time is measured in rounds. */
 	start = now_us();
 	do {
 		work(rounds++);
@@ -82,6 +82,6 @@ int main(int argc, char **argv)
 		return 8;
 	while (after--)
 		work(rounds++);
-	/* Strict mode forbids exit_group. */
+	/* Seccomp's strict mode forbids exit_group. */
 	syscall(SYS_exit, 3);
 }

@@ -1,4 +1,4 @@
-//! Programs that drop rights while they run.
+//! Tests of programs that drop rights while they run.
 
 use std::process::Command;
 
@@ -8,8 +8,9 @@ use super::{BusyTurns, build_source, elfen_run, elfen_run_live, run_next_to_requ
 
 const RUNS: u32 = 20;
 
-/// Goal: no program is made to call a system call that it has forbidden. Method: programs for which
-/// mmap is fatal, from times at which checks are about to be written. Each ends as it does alone.
+/// Goal: Elfen never makes a program call a system call that the program has forbidden. Method:
+/// programs that make mmap fatal at times when checks are about to be written. Each ends in the
+/// same way as without Elfen.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_program_that_forbids_mmap_survives() {
@@ -26,8 +27,8 @@ fn a_program_that_forbids_mmap_survives() {
     drop(turns);
 }
 
-/// Goal: soon after a program filters its system calls, its checks are removed, and the report says
-/// why. Method: a program with checks that forbids a call which checks do not use.
+/// Goal: soon after a program filters its system calls, its checks are removed, and the report
+/// gives the reason. Method: a program with checks that forbids a call which checks do not use.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn checks_are_taken_out_of_a_program_that_filters() {
@@ -48,9 +49,9 @@ fn checks_are_taken_out_of_a_program_that_filters() {
     assert_eq!(live["sites"]["on"], 0, "{live}");
 }
 
-/// Goal: a program that drops rights, early or late, ends as it does alone. Method: the steps of
-/// sandboxes, next to requests. A filter that allows only exit forbids the system call of a check
-/// that rings. `SANDBOX_RUNS` sets the number of runs, each early and late.
+/// Goal: a program that drops rights, early or late, ends in the same way as without Elfen. Method:
+/// the steps of sandboxes, next to requests. A filter that allows only exit also forbids the system
+/// call of a check that rings. `SANDBOX_RUNS` sets the number of runs, each early and late.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn programs_that_drop_rights_end_as_alone() {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * An interpreter whose instructions jump to each other by a table. Its program is one loop, with
- * some thirty nanoseconds for a round. Prints the result.
+ * An interpreter whose instructions jump to each other through a table. Its program is one loop,
+ * whose rounds take about thirty nanoseconds. Prints the result.
  */
 #include <stdio.h>
 #include <stdlib.h>

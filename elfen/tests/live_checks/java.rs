@@ -1,7 +1,8 @@
-//! Goal: Java methods that get checks while they run do the same work, whatever the virtual machine
-//! does with their code meanwhile, and the checks answer. Method: a program with many kinds of work
-//! (`Everything.java`), with the compilers and collectors that change code, next to a request lane
-//! that is alternately busy and idle. Output and status must be those of the program alone.
+//! Goal: Java methods that get checks while they run do the same work, and the checks react. This
+//! holds whatever the virtual machine does with their code meanwhile. Method: a program with many
+//! kinds of work (`Everything.java`), with the compilers and collectors that change code. It runs
+//! next to a request lane that is alternately busy and idle. Output and status must equal those
+//! without Elfen.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,8 +11,9 @@ use serde_json::Value;
 
 use super::{all_positive, output_and_status, run_next_to_requests, take_lanes};
 
-/// Both compilers; each compiler alone; a small code cache, whose space is reused; collectors whose
-/// barriers change running code; loops that poll once in a thousand rounds.
+/// Options of the virtual machine: both compilers; each compiler alone; a small code cache, whose
+/// space is reused. Also collectors whose barriers change running code, and loops that poll once in
+/// 1,000 rounds.
 const MACHINES: [&[&str]; 6] = [
     &[],
     &["-XX:TieredStopAtLevel=1"],
@@ -51,8 +53,8 @@ fn java_does_the_same_with_checks_in_compiled_methods() {
     }
 }
 
-/// Goal: compiled methods get checks, which answer probes, and the report names the methods.
-/// Method: work on collections, until there are such checks.
+/// Goal: compiled methods get checks that answer probes, and the report names the methods. Method:
+/// work on collections, repeated until such checks exist.
 #[test]
 #[ignore = "needs root, two idle CPUs, eBPF and a JDK"]
 fn checks_in_compiled_methods_answer_probes() {

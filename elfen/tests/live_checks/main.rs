@@ -1,7 +1,7 @@
-//! Goal: programs that get checks while they run do the same work, whatever they are doing then,
-//! and also if the supervisor is killed. Method: a program with many kinds of work
-//! (`live_checks/work.c`), dynamic and static, without symbols, next to a request lane that is
-//! alternately busy and idle. Output and status must be those of the program alone.
+//! Goal: programs that get checks while they run do the same work. This holds whatever they do at
+//! that time, and even if the supervisor is killed. Method: a program with many kinds of work
+//! (`live_checks/work.c`), dynamic and static, without symbols. It runs next to a request lane that
+//! is alternately busy and idle. Output and status must equal those without Elfen.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -26,24 +26,24 @@ mod needs;
 mod zoo;
 
 const ROUNDS: u32 = 10;
-/// The argument for half of the work: rounds, and another program that starts after them.
+/// The argument for half of the work: a number of rounds, after which another program starts.
 const WORK: &str = "3";
 
-/// A thread on CPU 0 that alternately works and pauses, until this drops.
+/// A thread on CPU 0 that alternately works and pauses, until this value drops.
 struct BusyTurns {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl BusyTurns {
-    /// Turns of 300 us that the kernel reports. The pauses have different lengths, so that requests
-    /// meet the batch anywhere.
+    /// Starts busy periods of 300 us that the kernel reports. The pauses have different lengths, so
+    /// that requests begin anywhere in the batch's code.
     fn start() -> Self {
         let pause = |turn: u64| Duration::from_micros(400 + turn * 7919 % 1000);
         Self::start_with(None, Duration::from_micros(300), pause)
     }
 
-    /// Turns of this length, which are requests on the page of the service.
+    /// Starts busy periods of this length. With a service, they are requests on its page.
     fn start_with(
         service: Option<Arc<Service>>,
         length: Duration,
@@ -143,13 +143,13 @@ fn output_and_status(output: &Output) -> (String, Option<i32>) {
     (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
 }
 
-/// Whether these figures are above zero.
+/// Whether all of these figures are above zero.
 fn all_positive<const N: usize>(live: &Value, words: [&str; N]) -> bool {
     words.iter().all(|word| live.pointer(word).unwrap().as_u64().unwrap() > 0)
 }
 
-/// Runs a program for more and more rounds, until its live checks are as expected. Asserts each
-/// time that output and status are those of the program alone.
+/// Runs a program with increasing numbers of rounds, until its live checks are as expected. Asserts
+/// each time that output and status equal those without Elfen.
 fn run_until(program: &Path, rounds: [&str; 3], enough: impl Fn(&Value) -> bool) {
     let mut last = Value::Null;
     for rounds in rounds {
@@ -183,10 +183,10 @@ fn programs_do_the_same_work_with_live_checks() {
     }
 }
 
-/// Goal: loops without calls get checks too, although a round takes a nanosecond and no instruction
-/// is as long as a jump; and they do the same work. Method: such a program, stripped, dynamic and
-/// static, until several instructions were moved together, rounds of the loop follow the check, and
-/// a check rings.
+/// Goal: loops without calls get checks and do the same work, although a round takes a nanosecond
+/// and each instruction is shorter than a jump. Method: such a program, stripped, dynamic and
+/// static. It runs until several instructions were moved together, rounds of the loop follow the
+/// check, and a check rings.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn loops_without_calls_get_checks() {
@@ -200,8 +200,8 @@ fn loops_without_calls_get_checks() {
     }
 }
 
-/// Goal: an interpreter keeps a check, although none of its loops is known and every site runs too
-/// often; and it does the same work. Method: a small interpreter, until it has such a check.
+/// Goal: an interpreter keeps a check and does the same work, although none of its loops is known
+/// and every site runs too often. Method: a small interpreter, until it has such a check.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn an_interpreter_keeps_a_check_that_runs_too_often() {
@@ -230,8 +230,9 @@ fn a_program_without_requests_is_not_changed() {
     assert!(!touched || report["naps"].as_u64().unwrap() > 0, "{report}");
 }
 
-/// Goal: only the batch gets checks, and no other program with its rank on its lane. Method: such a
-/// program next to a batch that sleeps. Probes report it as missed, and its mappings do not change.
+/// Goal: only the batch gets checks, and not another program with the same rank on its lane.
+/// Method: such a program next to a batch that sleeps. Probes report the program as missed, and its
+/// mappings do not change.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn programs_outside_of_the_batch_are_not_changed() {
@@ -242,7 +243,7 @@ fn programs_outside_of_the_batch_are_not_changed() {
     let stranger = stranger.args(["-c", "1", "chrt", "-i", "0"]).arg(&program);
     let mut stranger = stranger.arg("100000000000").stdout(Stdio::null()).spawn().unwrap();
     let mapped = || fs::read_to_string(format!("/proc/{}/maps", stranger.id())).unwrap();
-    // By then the program has called exec and mapped its libraries.
+    // After this time, the program has called exec and mapped its libraries.
     thread::sleep(Duration::from_millis(500));
     let before = mapped();
     assert!(before.contains("stranger"), "{before}");
@@ -255,8 +256,8 @@ fn programs_outside_of_the_batch_are_not_changed() {
     assert_eq!(after, before, "{report}");
 }
 
-/// Goal: a program under a tracer is left to its guard, the report says so, and it does the same
-/// work. Method: strace and gdb as batch programs that start it.
+/// Goal: a program under a tracer is left to its guard, the report says so, and the program does
+/// the same work. Method: strace and gdb as batch programs that start it.
 #[test]
 #[ignore = "needs root, two idle CPUs, eBPF, strace and gdb"]
 fn traced_programs_are_left_to_their_guards() {
@@ -275,7 +276,7 @@ fn traced_programs_are_left_to_their_guards() {
         let (printed, status) = output_and_status(&output);
         let lines: Vec<&str> = printed.lines().collect();
         assert!(alone.lines().all(|line| lines.contains(&line)), "{tracer}: {output:?}");
-        // gdb has an exit status of its own.
+        // gdb exits with its own status.
         assert!(tracer == "gdb" || status == Some(3) && printed == alone, "{output:?}");
         let why = report["live"]["refused"].as_str().unwrap_or_default();
         assert!(why == "a debugger or tracer has it", "{tracer}: {}", report["live"]);
@@ -284,8 +285,9 @@ fn traced_programs_are_left_to_their_guards() {
     }
 }
 
-/// Goal: a program under a tracer is left to its guard, and gets checks after the tracer has gone.
-/// Method: a program whose child traces it for its first half second, until it has checks.
+/// Goal: a program under a tracer is left to its guard, and gets checks after the tracer has
+/// detached. Method: a program whose child traces it for its first half second, run until it has
+/// checks.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_program_gets_checks_after_its_tracer_has_gone() {
@@ -300,9 +302,9 @@ fn a_program_gets_checks_after_its_tracer_has_gone() {
     run_until(&program, ["20000000", "60000000", "200000000"], has_checks);
 }
 
-/// Goal: whenever the supervisor is killed, above all while it learns, the batch's output is right
-/// or the batch is killed too. Method: rounds with random times. `LIVE_KILLED_ROUNDS=200` sets
-/// their number, `ELFEN_SEED` repeats one.
+/// Goal: if the supervisor is killed at any time, above all while it learns, the batch's output is
+/// correct or the batch is killed, too. Method: rounds with random times. `LIVE_KILLED_ROUNDS=200`
+/// sets their number, and `ELFEN_SEED` repeats a round.
 #[test]
 #[ignore = "needs root, two idle CPUs and eBPF"]
 fn a_killed_supervisor_causes_no_wrong_output() {
@@ -334,8 +336,8 @@ fn a_killed_supervisor_causes_no_wrong_output() {
 
 fn kill_supervisor(launcher: &Child) {
     if let Some(&supervisor) = children(launcher.id()).first() {
-        // The parent of this process is the launcher, which this test has not waited for. The
-        // process may have ended.
+        // The supervisor's parent is the launcher, which this test has not waited for. The
+        // supervisor may have ended.
         let _gone = kill(Pid::from_raw(supervisor.cast_signed()), Signal::SIGKILL);
     }
 }

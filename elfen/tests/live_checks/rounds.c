@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Loops without calls, with short instructions and a few nanoseconds for a round: one that uses
- * only registers, and one with a branch past its middle and two exits. Prints the results.
+ * Two loops without calls, with short instructions, whose rounds take a few nanoseconds. One uses
+ * only registers. The other has a branch past its middle and two exits. Prints the results.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * Work that a child traces for the first half second, and then detaches from. The argument is the
- * number of rounds.
+ * A program that works in rounds. Its child traces it for the first half second, and then detaches.
+ * The argument is the number of rounds.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * A program that uses many features that a check in its code could break: loops without calls,
- * callbacks, signals, longjmp, threads, children, exec. Prints results, the same in every run.
+ * Uses many features that a check in the code could break: loops without calls, callbacks,
+ * signals, longjmp, threads, children, exec. Prints the same results in every run.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -64,7 +64,7 @@ static unsigned long sorted(unsigned long seed)
 	return sum;
 }
 
-/* Text that grows, is searched and compared, by functions of the C library. */
+/* Appends to a text, searches it and compares it, with functions of the C library. */
 static unsigned long text(unsigned long seed)
 {
 	char *line = malloc(1 << 16);

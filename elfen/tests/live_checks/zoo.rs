@@ -1,11 +1,11 @@
-//! Goal: unmodified programs do the same work under `elfen run` as without, and run only while the
+//! Goal: unmodified programs do the same work with and without `elfen run`, and run only while the
 //! request lane idles. Method: each program runs twice, the second time next to a request lane that
 //! is alternately busy and idle for 10 ms. Output and status must be the same.
 //!
-//! The service's page says when the lane is busy, so that other processes do not slow the test
-//! down. `ZOO_SIGNAL=tasks cargo test -p elfen --test live_checks zoo -- --nocapture` uses the task
-//! map, which live checks require, and prints the overlap of each program. `ZOO_ALL=1` adds
-//! programs, `ZOO_ONLY=lua` selects by name, and `ZOO_ROUNDS=20` sets the number of rounds.
+//! The service's page says when the lane is busy, so that other processes do not slow down the
+//! test. `ZOO_SIGNAL=tasks cargo test -p elfen --test live_checks zoo -- --nocapture` uses the task
+//! map, which live checks require, and prints each program's overlap. `ZOO_ALL=1` adds programs,
+//! `ZOO_ONLY=lua` selects by name, and `ZOO_ROUNDS=20` sets the number of rounds.
 
 use std::fs;
 use std::path::Path;

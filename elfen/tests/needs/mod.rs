@@ -1,10 +1,10 @@
-//! Requirements of tests beyond Rust and a C compiler. Tests with such requirements are
+//! Checks the requirements of tests beyond Rust and a C compiler. Tests with such requirements are
 //! `#[ignore]`d with the reason. If such a test runs on a machine that lacks something, it fails
-//! here with what is missing.
+//! here and names what is missing.
 //!
-//! A process that keeps CPU 0 busy is a request without an end. One that keeps CPU 1 busy leaves a
-//! batch at SCHED_IDLE 0.3 % of it. So tests whose batch has work to finish need both CPUs idle now
-//! and then.
+//! A process that keeps CPU 0 busy acts as an endless request. A process that keeps CPU 1 busy
+//! leaves 0.3 % of it to a batch at SCHED_IDLE. So if a test's batch has to finish work, both CPUs
+//! must idle now and then.
 
 #![allow(dead_code, reason = "each test program uses some of these functions")]
 
@@ -54,14 +54,14 @@ pub(crate) fn built(program: &str) -> PathBuf {
     path
 }
 
-/// The CPU of 0 and 1 that other processes keep busy for 20 s, if any.
+/// CPU 0 or 1, if other processes keep it busy for 20 s.
 fn busy_cpu() -> Option<usize> {
     const PATIENCE: Duration = Duration::from_secs(20);
     static BUSY: OnceLock<Option<usize>> = OnceLock::new();
     *BUSY.get_or_init(|| [0, 1].into_iter().find(|&cpu| !idles_within(cpu, PATIENCE)))
 }
 
-/// Whether a CPU idles for a tenth of some 200 ms, within a limit.
+/// Whether a CPU idles for a tenth of a period of about 200 ms, within a limit.
 fn idles_within(cpu: usize, limit: Duration) -> bool {
     let begin = Instant::now();
     while begin.elapsed() < limit {

@@ -1,4 +1,4 @@
-//! Processes of tests: waiting for what they do, and ending those that a test has started.
+//! Processes of tests: waits for their actions, and ends processes that a test has started.
 
 #![allow(dead_code, reason = "each test program uses some of these functions")]
 
@@ -21,12 +21,12 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A process that is killed when this drops, also when a test fails.
+/// A process that is killed when this value drops, also if a test fails.
 pub(crate) struct KilledOnDrop(pub(crate) Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // The process may have ended already. SIGKILL ends a stopped process too.
+        // The process may have ended already. SIGKILL also ends a stopped process.
         drop(self.0.kill());
         // A failed test may have left the process in a frozen cgroup, where it does not end.
         if !std::thread::panicking() {

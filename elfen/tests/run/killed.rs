@@ -1,7 +1,7 @@
-//! Goal: whichever process is killed, and whenever, the others continue, the lane is guarded while
-//! the batch lives, and nothing is left in the end. Method: rounds of a service, a launcher, two
-//! supervisors and a batch; a seed chooses which process is killed and when. `KILLED_ROUNDS=200`
-//! sets the number of rounds, and `ELFEN_SEED` repeats one.
+//! Goal: any process may be killed at any time. The others continue, the lane is guarded while the
+//! batch lives, and nothing is left at the end. Method: rounds with a service, a launcher, two
+//! supervisors and a batch. A seed chooses which process is killed and when. `KILLED_ROUNDS=200`
+//! sets the number of rounds, and `ELFEN_SEED` repeats a round.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -20,7 +20,7 @@ use crate::stage::{Running, exists, kill, parent_of, wait_until_gone};
 const ROUNDS: u64 = 10;
 const SERVICE: &str = "ELFEN_TEST_SERVICE";
 
-/// Runs before the test runner: a process that was started as a service runs no tests.
+/// Runs before the test runner, so that a process that was started as a service runs no tests.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static SERVE_IF_ASKED: extern "C" fn() = serve_if_asked;
@@ -66,7 +66,7 @@ enum Victim {
     Launcher,
     Supervisor,
     Spare,
-    /// Two at once, as by `killall -9 elfen`.
+    /// Two processes are killed at once, as by `killall -9 elfen`.
     LauncherAndSupervisor,
     SupervisorAndSpare,
     Batch,
@@ -96,7 +96,7 @@ fn whichever_process_is_killed_nothing_is_left() {
 fn play_round(seed: &mut u64) {
     let name = format!("killed-{}", std::process::id());
     let mut serving = start_service(&name);
-    // The batch has a child, so that the guard must hold several processes.
+    // The batch has a child, so that the guard has to stop several processes.
     let script = "(while :; do :; done) & while :; do :; done";
     let running = Running::start_next_to(&name, script);
     let (supervisor, launcher) = (running.supervisor(), running.launcher.id());
@@ -135,7 +135,7 @@ fn play_round(seed: &mut u64) {
         Victim::Batch => kill(running.batch, libc::SIGKILL),
     }
     match victim {
-        // A dead service does not keep the batch off its lane, also if it died during a request.
+        // A dead service does not keep the batch off its lane, even if it died during a request.
         Victim::Service => wait_until("borrowing", || running.is(LaneState::Running)),
         Victim::Batch => {}
         _ => {
@@ -157,8 +157,8 @@ fn play_round(seed: &mut u64) {
     pages.into_iter().for_each(wait_until_gone);
 }
 
-/// Goal: a batch runs no longer than some seconds beside a supervisor that is stopped, and so
-/// guards nothing. Method: a supervisor that gets SIGSTOP; the spare kills it, and guards the lane.
+/// Goal: if its supervisor is stopped, a batch runs unguarded for only a few seconds. Method:
+/// SIGSTOP to the supervisor. The spare kills it, and guards the lane.
 #[test]
 fn a_stopped_supervisor_is_replaced() {
     needs::two_cpus();

@@ -1,6 +1,6 @@
-//! Goal: under `elfen run` a program behaves as without it and stays on its lane, whichever process
-//! is killed. Method: real programs, real signals, and a service's page that the test writes, so
-//! that no privileges are needed.
+//! Goal: under `elfen run`, a program behaves as without it and stays on its lane, whichever
+//! process is killed. Method: real programs, real signals, and a service's page that the test
+//! writes, so that no privileges are needed.
 
 mod killed;
 #[path = "../needs/mod.rs"]
@@ -28,7 +28,7 @@ use elfen_rt::signal::page::Page;
 use process::{KilledOnDrop, wait_until};
 use stage::{Running, Serving, exists, kill, parent_of, wait_until_gone, without_counters};
 
-/// A program that ends with its input.
+/// A program that ends when its input ends.
 const READS: &str = "echo $$ $ELFEN_RUN; read line; exit 3";
 
 #[test]
@@ -72,7 +72,7 @@ fn the_batch_stays_on_its_lane_at_its_rank() {
         unsafe { libc::sched_getscheduler(pid) }
     };
     assert_eq!(policy(), libc::SCHED_IDLE);
-    // The batch moves to all CPUs. (Raising its priority too would need a privilege.)
+    // The batch allows itself all CPUs. (Raising its priority, too, would need a privilege.)
     let everywhere = [u64::MAX];
     // SAFETY: the kernel reads 8 bytes of `everywhere`.
     let moved = unsafe { libc::syscall(libc::SYS_sched_setaffinity, pid, 8, everywhere.as_ptr()) };
@@ -83,14 +83,14 @@ fn the_batch_stays_on_its_lane_at_its_rank() {
     assert_eq!(running.end().signal(), Some(libc::SIGKILL));
 }
 
-/// Name, niceness and scheduling class in a `stat` file of the kernel.
+/// Name, nice value and scheduling class in a `stat` file of the kernel.
 fn parse_rank(stat: &str) -> (String, i64, i64) {
     let (name, fields) = (stat.find('(').unwrap() + 1, stat.rfind(')').unwrap());
     let words: Vec<&str> = stat[fields + 2..].split_whitespace().collect();
     (stat[name..fields].to_owned(), words[16].parse().unwrap(), words[38].parse().unwrap())
 }
 
-/// Goal: guards rank above the batch, whatever rank `elfen run` was started with, and no thread of
+/// Goal: guards rank above the batch, whatever the rank of `elfen run` at its start. No thread of
 /// launcher and supervisor runs on a request lane. Method: the kernel's files of all their threads.
 #[test]
 fn guards_are_ordinary_threads_and_supervisors_leave_the_request_lane() {
@@ -114,7 +114,7 @@ fn guards_are_ordinary_threads_and_supervisors_leave_the_request_lane() {
     }
 }
 
-/// Goal: a run whose guards could not rank above its batch is refused. Method: a user without
+/// Goal: a run whose guards would not rank above its batch is refused. Method: a user without
 /// privileges, at nice 19.
 #[test]
 #[ignore = "needs root"]
@@ -124,11 +124,12 @@ fn a_run_whose_guards_would_be_weak_is_refused() {
     let name = format!("weak-{}", std::process::id());
     let service = Service::open_with_mode(&name, 1, 0o644).unwrap();
     let _worker = service.claim(0, 0).unwrap();
-    // A folder that this user can read; the checkout may be in the home of another user.
+    // A folder that this user can read. The checkout may be in another user's home.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("elfen");
-    // By cp: a fork of another test's would keep our file open for writing, and its exec busy.
+    // The copy is made by `cp`. If this process wrote the file, a child that another test forks
+    // meanwhile would keep it open for writing, and exec would fail.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_elfen")).arg(&program).status();
     assert!(copied.unwrap().success());
     let mut command = Command::new("nice");
@@ -239,7 +240,7 @@ fn the_lane_stays_guarded_when_supervisors_are_killed() {
     let go = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("go-{}", serving.name));
     let running = Running::start(&serving, &format!("GO={}; {script}", go.display()));
     running.kill_supervisors();
-    // The new guard follows the service too.
+    // The new guard follows the service, too.
     worker.begin(1);
     wait_until("napping", || running.is(LaneState::Held));
     worker.end();
@@ -249,9 +250,9 @@ fn the_lane_stays_guarded_when_supervisors_are_killed() {
     fs::remove_file(go).unwrap();
 }
 
-/// Goal: a batch cannot redirect signals by writing the id of another process into its page.
-/// Method: the page names a process of the test before the launcher passes on its first signal;
-/// also after both supervisors were killed, when only the launcher knows the batch.
+/// Goal: a batch cannot redirect signals by writing another process's id into its page. Method: the
+/// page names a process of the test before the launcher passes on its first signal. The same again
+/// after both supervisors were killed, when only the launcher knows the batch.
 #[test]
 fn a_process_that_a_batch_writes_into_its_page_gets_no_signal() {
     for kills_supervisor in [false, true] {
@@ -273,7 +274,8 @@ fn a_process_that_a_batch_writes_into_its_page_gets_no_signal() {
 }
 
 /// Goal: a process that the program leaves behind stays guarded until it ends. SIGTERM to the
-/// supervisor ends it. Method: a process in a new session; a signal to it, or to the supervisor.
+/// supervisor ends the process. Method: a process in a new session, and a signal to it or to the
+/// supervisor.
 #[test]
 fn processes_that_the_batch_leaves_behind_stay_guarded() {
     let serving = Serving::start();
@@ -290,8 +292,8 @@ fn processes_that_the_batch_leaves_behind_stay_guarded() {
     }
 }
 
-/// Goal: programs have the same output as without `elfen run`. Method: forks, pipelines, chains of
-/// exec, closed descriptors, ignored signals.
+/// Goal: programs have the same output with and without `elfen run`. Method: forks, pipelines,
+/// chains of exec, closed descriptors, ignored signals.
 #[test]
 fn programs_have_the_same_output() {
     let serving = Serving::start();
@@ -348,9 +350,9 @@ fn read_report(file: &Path) -> serde_json::Value {
     serde_json::from_slice(&fs::read(file).unwrap()).expect("a report")
 }
 
-/// Goal: the report has the keys that scripts rely on. It names the policy and the budget in force
-/// at the end, and says whether `elfen set` changed them. Method: a run with a change of policy,
-/// and one without.
+/// Goal: the report has the keys that scripts rely on. It names the policy and the budget at the
+/// end, and says whether `elfen set` changed them. Method: a run in which the policy changes, and a
+/// run without a change.
 #[test]
 fn the_report_names_the_policy_at_the_end() {
     let serving = Serving::start();
@@ -379,7 +381,7 @@ fn the_report_names_the_policy_at_the_end() {
         for key in ["wall_ns", "napped_ns", "naps"] {
             assert!(report[key].is_u64(), "{key}: {report}");
         }
-        // Without the task map the kernel does not count these times, so they are null.
+        // Without the task map, the kernel does not count these times, so they are null.
         for key in ["borrowed_ns", "overlapped_ns"] {
             assert!(report.get(key).is_some_and(|value| value.is_null()), "{key}: {report}");
         }
@@ -395,7 +397,7 @@ fn the_report_names_the_policy_at_the_end() {
 }
 
 /// Goal: dynamic-budget uses the current IPC that the service publishes. Method: a service that
-/// counts instructions and cycles, and whose requests slow down; the lane page contains the IPC
+/// counts instructions and cycles, and whose requests slow down. The lane page contains the IPC
 /// that checks use.
 #[test]
 fn dynamic_budget_uses_published_counters() {
@@ -408,7 +410,7 @@ fn dynamic_budget_uses_published_counters() {
         Some(0) => assert!(printed.contains("ipc hardware"), "{printed}"),
         status => assert_eq!(status, Some(3), "{printed}"),
     }
-    // From here on without the counters of this machine, if it has any.
+    // From here on, the command cannot use the counters of this machine, if it has any.
     let elfen =
         |options: &[&str], program: &[&str]| without_counters(serving.elfen(options, program));
     let refused = elfen(&policy, &["true"]).output().unwrap();

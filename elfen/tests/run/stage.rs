@@ -1,5 +1,5 @@
-//! The stage of the tests of `elfen run`: a service with its page, runs that a shell starts, and
-//! readings of processes from outside.
+//! The environment of the tests of `elfen run`: a service with its page, runs that a shell starts,
+//! and what the kernel reports about processes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,7 +16,7 @@ use elfen_rt::signal::page::Page;
 use crate::needs;
 use crate::process::wait_until;
 
-/// A service of the test, for lane 0 of pair 0:1. Its page is removed when this drops.
+/// A service of the test, for lane 0 of pair 0:1. Its page is removed when this value drops.
 pub(crate) struct Serving {
     service: Option<Service>,
     pub(crate) name: String,
@@ -49,7 +49,7 @@ fn elfen(service: &str, options: &[&str], program: &[&str]) -> Command {
     command
 }
 
-/// Drops the capabilities for hardware counters from a command, also for root.
+/// Drops the capabilities for hardware counters from a command, even if root starts it.
 pub(crate) fn without_counters(mut command: Command) -> Command {
     const CAP_SYS_ADMIN: i32 = 21;
     const CAP_PERFMON: i32 = 38;
@@ -77,8 +77,8 @@ pub(crate) fn exists(pid: u32) -> bool {
     !status.is_empty() && !status.contains("State:\tZ")
 }
 
-/// Waits until a page is gone. It stays while a process has it mapped, such as a supervisor with a
-/// thread that is still ending, or an `elfen status` of another test.
+/// Waits until a page no longer exists. It exists while a process has it mapped, such as a
+/// supervisor that is still ending, or an `elfen status` of another test.
 pub(crate) fn wait_until_gone(page: i32) {
     wait_until("the page's end", || Memory::attach_id(page, Access::Read).is_err());
 }
@@ -90,7 +90,7 @@ pub(crate) fn parent_of(pid: u32) -> u32 {
 }
 
 pub(crate) fn kill(pid: u32, signal: i32) {
-    // SAFETY: takes numbers; the caller started this process.
+    // SAFETY: kill takes numbers; the caller started this process.
     assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) }, 0);
 }
 
@@ -112,7 +112,7 @@ impl Running {
         Self::start_by(&[], service, script)
     }
 
-    /// Starts a run by another program, as `nice` or `chrt`.
+    /// Starts a run through another program, such as `nice` or `chrt`.
     pub(crate) fn start_by(by: &[&str], service: &str, script: &str) -> Self {
         let script = format!("echo $$ $ELFEN_RUN; {script}");
         let plain = elfen(service, &[], &["sh", "-c", &script]);
@@ -123,8 +123,8 @@ impl Running {
         Self::of(command)
     }
 
-    /// Starts a run whose program first prints its process id and its ELFEN_RUN. Its input ends
-    /// with the run.
+    /// Starts a run whose program first prints its process id and its ELFEN_RUN. The program's
+    /// input ends when the run ends.
     pub(crate) fn of(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut launcher = command.spawn().unwrap();
@@ -140,7 +140,7 @@ impl Running {
         parent_of(self.batch)
     }
 
-    /// Kills both supervisors, one after the other has taken over.
+    /// Kills both supervisors, the second after it has taken over from the first.
     pub(crate) fn kill_supervisors(&self) {
         let (supervisor, launcher) = (self.supervisor(), self.launcher.id());
         let spare = parent_of(supervisor);
@@ -169,7 +169,7 @@ impl Running {
     }
 
     pub(crate) fn end(mut self) -> ExitStatus {
-        // This also closes the input.
+        // Waiting also closes the input.
         self.launcher.wait().unwrap()
     }
 }

@@ -1,6 +1,6 @@
-//! Goal: functions named with `--count-at` publish the counts of their own thread, and no other
-//! function does. Method: a program that emulates the counters, because this machine may have none.
-//! It answers perf_event_open(2) with pages that it made up. The instruction that reads a counter
+//! Goal: functions that `--count-at` names publish the counts of their own thread, and other
+//! functions do not. Method: a program that emulates the counters, because this machine may have
+//! none. It answers perf_event_open(2) with made-up pages. The instruction that reads a counter
 //! faults, and the program's handler supplies known numbers.
 
 use std::fs;
@@ -174,10 +174,11 @@ fn address(program: &Path, function: &str) -> u64 {
     u64::from_str_radix(line.split_whitespace().next().unwrap(), 16).unwrap()
 }
 
-/// Runs the program with this argument, as `elfen shim` would. Returns the page of its threads too.
+/// Runs the program with this argument, as `elfen shim` would. Also returns the page of its
+/// threads.
 fn run(program: &Path, word: Option<&str>) -> (Output, Page<ThreadSlot>) {
     let about = fs::metadata(program).unwrap();
-    // The second function is named in a file that is not mapped, so it must not count.
+    // The second function is named with a file that is not mapped, so it must not count.
     let (device, inode, at) = (about.dev(), about.ino(), address(program, "counted"));
     let other = address(program, "other");
     let places = format!("{device}:{inode}:{at},{device}:{}:{other}", inode + 1);
@@ -204,14 +205,14 @@ fn functions_publish_what_their_thread_has_executed() {
             let words = &page.slot(slot).unwrap().words;
             (words.instructions.load(Relaxed), words.cycles.load(Relaxed))
         };
-        // The counts at the last call of each thread, plus the offsets in its event pages.
+        // The counts at each thread's last call, plus the offsets in its event pages.
         assert_eq!(counts(0), (2 * 10_100 + 2_000, 10_100 + 1_000), "{options:?}");
         assert_eq!(counts(1), (2 * 20_100 + 2_000, 20_100 + 1_000), "{options:?}");
     }
 }
 
-/// Goal: a program that forbids itself to open events is not killed by the preload library. Method:
-/// a program that does so between its first thread and its second.
+/// Goal: the preload library does not kill a program that forbids itself to open events. Method: a
+/// program that does so after it has started its first thread, and before its second.
 #[test]
 #[ignore = "needs GCC, for room at the entries of functions"]
 fn a_program_that_forbids_events_continues() {
@@ -238,7 +239,7 @@ fn what_cannot_be_counted_is_refused() {
     };
     let (status, said) = refused("nowhere", &program);
     assert!(status == Some(2) && said.contains("no such function"), "{status:?} {said}");
-    // A machine with counters counts.
+    // On a machine with counters, this works.
     let output = observe(&["--count-at", "counted"], &program);
     if output.status.code() == Some(3) && output.stdout.is_empty() {
         let (_, said) = refused("counted", &program);

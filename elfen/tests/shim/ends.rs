@@ -1,7 +1,6 @@
-//! Goal: a run ends soon after SIGTERM or SIGINT in every phase, and after the time of `-d`,
-//! however long its period and however large its memory. Method: the real command, which gets
-//! signals at various moments. All timeouts are generous, and a run that does not end fails the
-//! test.
+//! Goal: a run ends soon after SIGTERM or SIGINT in every phase, and after the time of `-d`. Long
+//! periods and large memory do not delay it. Method: the real command, which gets signals at
+//! various moments. All timeouts are generous, and a run that does not end fails the test.
 
 use std::fs;
 use std::io::Read;
@@ -17,7 +16,7 @@ use crate::stage::{has_observer, kill, shim, status_line, until};
 /// After this time, a run counts as hanging.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A run in a process group of its own, ended with the test.
+/// A run in its own process group, which ends with the test.
 struct Run(Child);
 
 impl Run {
@@ -39,7 +38,7 @@ impl Run {
         }
     }
 
-    /// Waits for its end. Returns its status, and all that it printed.
+    /// Waits for the run's end. Returns its status, and all that it printed.
     fn end(mut self) -> (ExitStatus, String) {
         let status = self.status();
         let mut said = String::new();
@@ -56,7 +55,8 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         // The group includes the observed program.
-        // SAFETY: takes numbers. The child has not been waited for, or its group is gone.
+        // SAFETY: kill takes numbers. The child has not been waited for, or its group no longer
+        // exists.
         unsafe { libc::kill(-self.0.id().cast_signed(), libc::SIGKILL) };
         drop(self.0.wait());
     }

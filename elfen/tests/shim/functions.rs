@@ -1,7 +1,7 @@
 //! Goal: `elfen shim` attributes time to the right function if functions report entries and
 //! returns, and prints a note if they report only entries. Method: a function that works for five
-//! parts, calls a function that works for one part, and works for five parts again. 91 % of the
-//! time are its own.
+//! parts, calls a function that works for one part, and works for five parts again. So 91 % of the
+//! time is its own.
 
 use std::path::Path;
 
@@ -11,9 +11,9 @@ use tempfile::TempDir;
 use crate::needs;
 use crate::stage::{ROOM, build, json, observe, report_page, said};
 
-/// Work is a number of iterations, not a time: a clock advances also while the program does not
-/// run. An iteration is a chain of multiplications, whose time does not depend on the loop's
-/// alignment. The shortest part takes about 2 us. A part that is not longer than a line transfer
+/// Work is a number of iterations and not a time, because a clock also advances while the program
+/// does not run. An iteration is a chain of multiplications, whose time does not depend on the
+/// loop's alignment. The shortest part takes about 2 us. A part shorter than a line transfer
 /// between the CPUs could be missed, or sampled twice.
 const SANDWICH: &str = r#"
 __attribute__((always_inline)) static inline void work(long turns)
@@ -99,7 +99,7 @@ fn a_caller_has_its_time_back_when_what_it_called_returns() {
         let program = build(folder.path(), name, SANDWICH, &options);
         let found = summary(&["--period", "300ns"], &program);
         assert_eq!(found["returns"], Value::from(true), "{name}: {found:#}");
-        // Without the time before its first function, which is long on a busy machine.
+        // Without the time before the first function, which is long on a busy machine.
         let [bread, filling] = ["bread", "filling"].map(|name| share(&found, name));
         let part = 100.0 * bread / (bread + filling);
         assert!((89.0..=93.0).contains(&part), "{found:#}: {name} {part}");
@@ -159,8 +159,8 @@ fn children_are_observed_where_that_is_asked_for() {
     let alone = summary(&["--watch", "function"], &program);
     assert_eq!(share(&alone, "of_the_child"), 0.0, "{alone:#}");
     assert!(share(&alone, "of_the_parent") > 60.0, "{alone:#}");
-    // The child works three times as long. Not all of that is observed while other work runs on the
-    // lanes.
+    // The child works three times as long. Part of that is not observed while other work runs on
+    // the lanes.
     let both = |_| {
         let followed = summary(&["--watch", "function", "--follow"], &program);
         ["of_the_parent", "of_the_child"].map(|name| share(&followed, name))

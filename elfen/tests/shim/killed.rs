@@ -1,8 +1,8 @@
-//! Goal: whichever process of a run is killed, and whenever, the other processes end or continue as
-//! they should, and no resources are left. Method: rounds of a command and a program. If the
-//! program runs already, its pages are shared by a page supervisor. A seed determines which process
-//! is killed and when. The observer is a thread of the command. `SHIM_KILLED_ROUNDS=200` plays 200
-//! rounds, `ELFEN_SEED` repeats one.
+//! Goal: any process of a run may be killed at any time. The other processes end or continue as
+//! they should, and no resources are left. Method: rounds with a command and a program. If the
+//! program already runs, a page supervisor shares its pages. A seed determines which process is
+//! killed and when. The observer is a thread of the command. `SHIM_KILLED_ROUNDS=200` sets the
+//! number of rounds, and `ELFEN_SEED` repeats a round.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -57,7 +57,7 @@ enum Victim {
 #[derive(Clone, Copy, Debug)]
 struct Round {
     seed: u64,
-    /// Whether the program runs already. Then its pages are shared.
+    /// Whether the program already runs. Then its pages are shared.
     attached: bool,
     victim: Victim,
     after: Duration,
@@ -109,7 +109,7 @@ fn first_line(child: &mut Child) -> (u32, String, BufReader<std::process::ChildS
 }
 
 fn assert_continues(lines: &mut BufReader<std::process::ChildStdout>) {
-    // The pipe may still hold some lines from before.
+    // The pipe may still hold some earlier lines.
     for _ in 0..3 {
         let mut line = String::new();
         assert!(lines.read_line(&mut line).unwrap() > 0, "the program continues");
@@ -131,7 +131,7 @@ fn play_started(round: Round, program: &Path) {
             let status = shim.0.wait().unwrap();
             assert_eq!(status.signal(), Some(libc::SIGKILL));
             assert_continues(&mut lines);
-            // Ends the program, whose next write fails.
+            // Closing the output ends the program, because its next write fails.
             drop(lines);
         }
         Victim::Observed | Victim::Supervisor => {
@@ -144,7 +144,7 @@ fn play_started(round: Round, program: &Path) {
     assert_no_segments(shim.0.id());
 }
 
-/// A round in which the program runs already, and the command shares its page by a page supervisor.
+/// A round in which the program already runs, and a page supervisor shares its pages.
 fn play_attached(round: Round, program: &Path) {
     let mut own = Command::new(program);
     let mut observed = KilledOnDrop(own.stdout(Stdio::piped()).spawn().unwrap());
@@ -152,11 +152,12 @@ fn play_attached(round: Round, program: &Path) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
     command.args(["shim", "--share", "--period", "1us", "-p", &process.to_string()]);
     command.args(["--watch", &format!("{hits}:u64")]).stdout(Stdio::null()).stderr(Stdio::null());
-    // In its own group, so that a signal to the test's group does not reach it.
+    // The command is in its own group, so that a signal to the test's group does not reach it.
     let mut shim = KilledOnDrop(command.process_group(0).spawn().unwrap());
     if round.victim == Victim::Supervisor {
-        // A supervisor that is killed while a thread of the program makes calls for it leaves that
-        // thread with wrong registers. This limit is documented, so the test waits until then.
+        // If a supervisor is killed while a thread of the program makes calls for it, that thread
+        // is left with wrong registers. This limit is documented, so the test waits until these
+        // calls are over.
         until("shared pages", || tracer_of(process) != 0 && is_shared(process));
         thread::sleep(Duration::from_millis(20));
     }
@@ -200,7 +201,8 @@ fn until_gone(process: u32) {
     });
 }
 
-/// Waits until all segments that a command created are gone with the last process that maps them.
+/// Waits until all segments of a command are removed. They exist until the last process unmaps
+/// them.
 fn assert_no_segments(command: u32) {
     until("the end of its segments", || {
         let segments = fs::read_to_string("/proc/sysvipc/shm").unwrap();

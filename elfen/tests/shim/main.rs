@@ -1,6 +1,6 @@
 //! Goal: `elfen shim` observes what programs do, does not disturb them, ends when it should, and
-//! refuses what cannot work with a reason. Method: the real command on programs that are built
-//! here and whose behaviour is known. Each module has its own goal. Tests that need both lanes for
+//! refuses what cannot work, with a reason. Method: the real command, on programs with known
+//! behaviour that the tests build. Each module has its own goal. Tests that need both lanes for
 //! themselves are in `shim_truth`.
 
 #[path = "../alone/mod.rs"]

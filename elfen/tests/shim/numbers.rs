@@ -71,7 +71,7 @@ fn signed_numbers_are_signed_and_constants_do_not_change() {
     assert_eq!(never.status.code(), Some(2), "{never:?}");
 }
 
-/// Goal: a flame graph contains each moment once. Method: a recording of functions and tags; the
+/// Goal: a flame graph contains each moment once. Method: a recording of functions and tags. The
 /// sum of its stacks is at most the length of the recording.
 #[test]
 fn a_flame_graph_is_of_one_signal() {

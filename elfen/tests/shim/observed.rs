@@ -35,7 +35,7 @@ int main(void)
 }
 "#;
 
-/// A program that writes its globals in two hundred forked children too, and reports if the memory
+/// A program that also writes its globals in two hundred forked children, and reports if the memory
 /// of parent and child is mixed up.
 const FORKS: &str = r#"
 #include <stdio.h>
@@ -123,7 +123,7 @@ fn tags_are_seen_recorded_and_exported() {
     assert!(folded.lines().any(|line| line.contains(";tag;reply ")), "{folded}");
     let profile = json(&shim(&["export", path, "--as", "firefox"]));
     assert_eq!(weights(&profile, "tag", "reply"), time_of(&summary, "reply"));
-    // A truncated file is read up to its last complete chunk, with a warning. An empty one is
+    // A truncated file is read up to its last complete chunk, with a warning. An empty file is
     // refused.
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() - 3]).unwrap();
@@ -141,8 +141,8 @@ fn time_of(summary: &Value, name: &str) -> u64 {
     tag["time_ns"].as_u64().unwrap() / 10_000 * 10
 }
 
-/// The time of a tag in a profile, rounded in the same way. Checks that all columns of each table
-/// have the same length.
+/// The time of a tag in a profile, rounded in the same way. Also checks that all columns of each
+/// table have the same length.
 fn weights(profile: &Value, thread: &str, name: &str) -> u64 {
     let shared = &profile["shared"];
     let tables = ["funcTable", "frameTable", "stackTable", "nativeSymbols", "resourceTable"];
@@ -163,7 +163,8 @@ fn weights(profile: &Value, thread: &str, name: &str) -> u64 {
     let rows = stacks.zip(samples["weight"].as_array().unwrap());
     let of_name = rows.filter(|(stack, _)| !stack.is_null() && name_of(stack) == name);
     let ms: f64 = of_name.map(|(_, weight)| weight.as_f64().unwrap()).sum();
-    // To ten microseconds, because the ends of each row are rounded down to whole nanoseconds.
+    // Rounded to ten microseconds, because the ends of each row are rounded down to whole
+    // nanoseconds.
     format!("{:.0}", (ms * 100.0).floor() * 10.0).parse().unwrap()
 }
 
@@ -232,8 +233,8 @@ fn what_cannot_work_is_refused_in_one_line() {
     }
 }
 
-/// Goal: without privileges and without flags, the output fits on one screen and suggests what else
-/// could be observed.
+/// Goal: without privileges and without options, the output fits on one screen and suggests what
+/// else could be observed.
 #[test]
 fn a_first_try_is_one_screen() {
     needs::two_cpus();
@@ -245,7 +246,7 @@ fn a_first_try_is_one_screen() {
     }
     let mut command = Command::new(&elfen);
     command.args(["shim", "--", "sh", "-c", "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done"]);
-    // SAFETY: takes nothing.
+    // SAFETY: geteuid takes no arguments.
     if unsafe { libc::geteuid() } == 0 {
         command.uid(65_534).gid(65_534);
     }
@@ -255,8 +256,8 @@ fn a_first_try_is_one_screen() {
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
-/// Makes this process real-time. It also restores the default action of SIGINT, which the test may
-/// have inherited as ignored.
+/// Makes this process real-time. Also restores the default action of SIGINT, because the test may
+/// have inherited that SIGINT is ignored.
 fn become_real_time() -> std::io::Result<()> {
     // SAFETY: SIG_DFL installs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
@@ -268,9 +269,9 @@ fn become_real_time() -> std::io::Result<()> {
     }
 }
 
-/// Goal: an observer runs at normal priority, whatever the scheduling class of its command. A
-/// real-time observer would keep the command's main thread, which ends it, off their common CPU.
-/// Method: a real-time command, and the class of its observer in /proc. It requires root.
+/// Goal: an observer runs at normal priority, whatever the class of its command. The command's main
+/// thread ends the observer, and a real-time observer would keep that thread off their common CPU.
+/// Method: a real-time command, which requires root, and the class of its observer in /proc.
 #[test]
 #[ignore = "needs root"]
 fn an_observer_is_an_ordinary_thread() {
@@ -278,7 +279,7 @@ fn an_observer_is_an_ordinary_thread() {
     needs::root();
     let mut command = command_with_its_library();
     command.args(["shim", "--", "sleep", "600"]).stdout(Stdio::null());
-    // SAFETY: between fork and exec, it makes only system calls.
+    // SAFETY: between fork and exec, `become_real_time` makes only system calls.
     unsafe { command.pre_exec(become_real_time) };
     let shim = KilledOnDrop(command.spawn().unwrap());
     let class = || {
@@ -286,7 +287,7 @@ fn an_observer_is_an_ordinary_thread() {
         tasks.flatten().find_map(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).ok()?;
             let (name, rest) = stat.rsplit_once(')')?;
-            // Field 41 of the line, of which two precede `rest`.
+            // The class is field 41 of the line, and two fields precede `rest`.
             let class = rest.split_whitespace().nth(38)?.parse::<i32>().ok()?;
             name.ends_with("(elfen-observer").then_some(class)
         })
@@ -298,7 +299,7 @@ fn an_observer_is_an_ordinary_thread() {
 }
 
 /// Goal: `--live` shows every second what ran in it, and prints the usual summary at the end.
-/// Method: a shell that waits until it was shown twice, without a terminal.
+/// Method: a shell that runs until it was shown twice, without a terminal.
 #[test]
 fn each_second_is_shown_while_it_goes_on() {
     needs::two_cpus();
@@ -316,7 +317,7 @@ fn each_second_is_shown_while_it_goes_on() {
     assert_eq!(refused.status.code(), Some(2));
 }
 
-/// Goal: with --keep-last, a file has only the end of a run; with --keep samples, each sample is a
+/// Goal: with --keep-last, a file has only the end of a run. With --keep samples, each sample is a
 /// row. Method: a recording of each kind, read back.
 #[test]
 fn the_end_alone_or_every_sample_is_kept() {
@@ -342,8 +343,8 @@ fn the_end_alone_or_every_sample_is_kept() {
     assert!(samples.all(|samples| samples == "1"), "{csv}");
 }
 
-/// Goal: --keep histogram works with little memory for any duration. Method: a program and a memory
-/// size that end a recording early without it.
+/// Goal: --keep histogram needs little memory for any duration. Method: a program and a memory size
+/// with which a recording ends early without this option.
 #[test]
 fn sums_need_little_memory_however_long_it_takes() {
     needs::two_cpus();

@@ -1,6 +1,6 @@
 //! Goal: `elfen shim` reports what it cannot do in one line and by its exit status. It prints a
 //! summary even if the file cannot be written. Method: the command with invalid arguments and
-//! files. Cases that need another machine or process are in the tests of `elfen-shim`, in
+//! files. Tests that need another machine or process are in the crate `elfen-shim`, in
 //! `observed.rs` and in `share.rs`.
 
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::needs;
 use crate::stage::{build, json, said, shim, text};
 
-/// A program with more numbers than an observer can read at a time.
+/// A program with an array of more elements than an observer can read at a time.
 const TABLE: &str = "unsigned long table[16];\n\
     int main(void) { for (long i = 0; i < 3000000; i++) table[i % 16]++; return 0; }\n";
 
@@ -80,7 +80,7 @@ fn too_much_and_what_is_not_one_number_is_refused() {
     let elfen = env!("CARGO_BIN_EXE_elfen");
     let itself = Command::new("sh").args(["-c", &format!("exec {elfen} shim -p $$")]).output();
     refuses(&itself.unwrap(), 2, "this command itself");
-    // SAFETY: takes nothing.
+    // SAFETY: geteuid takes no arguments.
     if unsafe { libc::geteuid() } == 0 {
         // Another user may have no access to the folder of the build.
         let copy = folder.path().join("elfen");
@@ -99,7 +99,7 @@ fn files_that_are_not_recordings_are_refused() {
     fs::write(at("empty"), "").unwrap();
     fs::write(at("text"), "not a recording\n").unwrap();
     fs::write(at("version"), [&b"ELFNSHIM"[..], &9_u32.to_le_bytes()].concat()).unwrap();
-    // A head that is longer than any file.
+    // A header that claims to be longer than any file.
     let long = [&b"ELFNSHIM"[..], &1_u32.to_le_bytes(), b"H", &[0xff; 8]].concat();
     fs::write(at("long"), long).unwrap();
     nix::unistd::mkfifo(at("fifo").as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -120,7 +120,7 @@ fn files_that_are_not_recordings_are_refused() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// Goal: the summary has the requested period, and none with `--period auto`.
+/// Goal: the summary has the requested period, and null with `--period auto`.
 #[test]
 fn a_period_that_follows_the_cost_was_not_asked_for() {
     needs::two_cpus();
@@ -132,7 +132,7 @@ fn a_period_that_follows_the_cost_was_not_asked_for() {
     }
 }
 
-/// Goal: with a file that cannot be written, the program is not started. A run that does not begin
+/// Goal: if the file cannot be written, the program is not started. A run that does not begin
 /// leaves files unchanged.
 #[test]
 fn a_file_that_cannot_be_written_is_refused_before_anything_runs() {
@@ -167,7 +167,7 @@ fn a_full_disk_leaves_the_summary() {
     assert!(summary["samples"].as_u64() > Some(0), "{summary:#}");
 }
 
-/// Goal: a run with `--live` on a terminal writes its recording, also to a new file: the command
+/// Goal: a run with `--live` on a terminal writes its recording, even to a new file. The command
 /// consists of two processes then. Method: `script` provides a terminal.
 #[test]
 #[ignore = "needs script(1)"]

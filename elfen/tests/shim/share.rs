@@ -1,8 +1,8 @@
-//! Goal: `elfen shim --share` does not disturb a running process. Its results stay right, its
-//! children have their own memory, its sleeps are not interrupted, and its pages are private at the
+//! Goal: `elfen shim --share` does not disturb a running process. Its results stay correct, its
+//! children have their own memory, and its sleeps are not interrupted. Its pages are private at the
 //! end, however the command ends. Method: the real command on a program that checks itself, with
-//! few threads and with many, and on a Redis whose every reply is checked. `--nocapture` prints how
-//! long the processes were stopped.
+//! few threads and with many. Also on a Redis whose every reply is checked. `--nocapture` prints
+//! how long the processes were stopped.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,8 +18,8 @@ use serde_json::Value;
 use crate::needs;
 use crate::stage::{KilledOnDrop, build, has_observer, is_shared, json, kill, tracer_of, until};
 
-/// A program that counts in a global until SIGTERM, and then prints what went wrong. It has threads
-/// that sleep, and children that write the same global.
+/// A program that counts in a global until SIGTERM, and then prints its errors. It has threads that
+/// sleep, and children that write the same global.
 const CHECKS: &str = r#"
 #include <errno.h>
 #include <poll.h>
@@ -96,9 +96,9 @@ int main(int words, char **word)
 struct Checked {
     program: KilledOnDrop,
     output: BufReader<ChildStdout>,
-    /// The address and type of its global.
+    /// The address and type of the program's global.
     hits: String,
-    /// The address and type of a word on its stack.
+    /// The address and type of a word on the program's stack.
     stack: String,
 }
 
@@ -124,7 +124,7 @@ impl Checked {
         !is_shared(self.process()) && tracer_of(self.process()) == 0
     }
 
-    /// Ends it, and checks that it reports what it should.
+    /// Ends the program, and checks that it reports what it should.
     fn end(&mut self, expected: &str) -> String {
         kill(self.process(), libc::SIGTERM);
         let mut said = String::new();
@@ -141,9 +141,9 @@ fn shim(process: u32, words: &[&str]) -> Command {
     command
 }
 
-/// Starts a command, and waits until it observes. Then its page supervisor is not making calls with
-/// a thread of the program: killed during such a call, it would leave the thread with wrong
-/// registers.
+/// Starts a command, and waits until it observes. By then its page supervisor no longer makes calls
+/// with a thread of the program. Killing the supervisor during such a call would leave the thread
+/// with wrong registers.
 fn start_observing(process: u32, words: &[&str]) -> Child {
     let command = shim(process, words).spawn().unwrap();
     until("its observer", || has_observer(command.id()));
@@ -273,7 +273,7 @@ fn a_redis_under_load_answers_right() {
     redis.wait().unwrap();
 }
 
-/// Names a word in the middle of each of eight pages of its data.
+/// Names a word in the middle of each of eight pages of the process's data.
 fn globals_of(process: u32) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
     let data = maps.lines().filter(|line| line.contains("rw-p") && line.contains("redis"));
@@ -323,7 +323,7 @@ int main(void)
 
 /// Goal: a program that forks has no wrong byte when the supervisor of its shared pages is killed.
 /// Method: a program that forks at least 1,000 times, while supervisors are killed at various
-/// moments. The command then makes the pages private and ends. A child that is forked in that
+/// moments. The command then makes the pages private and ends. A child that is forked at that
 /// moment may be killed by a signal, but never continues with wrong memory.
 #[test]
 #[ignore = "needs root"]
@@ -333,7 +333,7 @@ fn forks_stay_right_when_the_supervisor_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let mut checked = start(folder.path(), FORKS, 0);
     let process = checked.process();
-    // Root in a container may not lower it.
+    // In a container, root may not be allowed to lower this value.
     let lowers = "echo -1000 2>/dev/null >/proc/self/oom_score_adj";
     let may_spare = Command::new("sh").args(["-c", lowers]).status().unwrap().success();
     for round in 0..8 {
@@ -353,8 +353,8 @@ fn forks_stay_right_when_the_supervisor_is_killed() {
 }
 
 /// Goal: if the command and its page supervisor are killed together, the parent's memory stays
-/// correct, and the next run makes the pages private. Method: the same program. Its children are
-/// killed at the hole in their memory.
+/// correct, and the next run makes the pages private. Method: the same program. Its children die
+/// when they access the missing pages.
 #[test]
 #[ignore = "needs root"]
 fn a_later_run_repairs_what_killed_processes_left() {

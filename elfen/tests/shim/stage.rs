@@ -1,4 +1,4 @@
-//! What the tests share: programs that are built here, the command, and processes under test.
+//! Shared parts of the tests: building programs, running the command, and processes under test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::alone::command_with_its_library;
 use crate::preload::library;
 
-/// Room at the entries of functions for the code by which they report that they run.
+/// Space at the entries of functions, for the code by which functions report that they run.
 pub(crate) const ROOM: &str = "-fpatchable-function-entry=43";
 
 /// Builds a C program, which may include `elfen_tag.h`.
@@ -38,7 +38,7 @@ pub(crate) fn shim(words: &[&str]) -> Output {
     command.arg("shim").args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Has `elfen shim` start and observe a program.
+/// Starts and observes a program with `elfen shim`.
 pub(crate) fn observe(words: &[&str], program: &Path) -> Output {
     shim(&[words, &["--", program.to_str().unwrap()]].concat())
 }
@@ -58,8 +58,8 @@ pub(crate) fn json(output: &Output) -> Value {
     parsed.unwrap_or_else(|error| panic!("{error}: {}", said(output)))
 }
 
-/// Draws a recording with `elfen lab report`. The laboratory lies next to the command that cargo
-/// built.
+/// Draws a recording with `elfen lab report`. cargo builds `elfen-lab` into the same folder as the
+/// command.
 pub(crate) fn report_page(recording: &Path) -> String {
     let page = recording.with_extension("html");
     let mut lab = Command::new(env!("CARGO_BIN_EXE_elfen"));
@@ -67,8 +67,8 @@ pub(crate) fn report_page(recording: &Path) -> String {
     fs::read_to_string(page).unwrap()
 }
 
-/// Makes a page of threads, as `elfen shim` does, and runs a program with it and the preload
-/// library. The rest of the library's order follows the segment and the process.
+/// Creates a page of threads, as `elfen shim` does, and runs a program with it and the preload
+/// library. `order` is the rest of the library's instructions, after the segment and the process.
 pub(crate) fn run_preloaded(program: &mut Command, order: &str) -> (Output, Page<ThreadSlot>) {
     let bytes = Page::<ThreadSlot>::bytes(8);
     let memory = Memory::create_segment(libc::IPC_PRIVATE, bytes, 0o600).unwrap();
@@ -81,7 +81,7 @@ pub(crate) fn run_preloaded(program: &mut Command, order: &str) -> (Output, Page
     (ended, page)
 }
 
-/// A process that is killed when it is dropped, also if the test fails.
+/// A process that is killed when this value drops, also if the test fails.
 pub(crate) struct KilledOnDrop(pub(crate) Child);
 
 impl Drop for KilledOnDrop {
@@ -93,7 +93,7 @@ impl Drop for KilledOnDrop {
 
 /// Sends a signal to a process of the test.
 pub(crate) fn kill(process: u32, signal: i32) {
-    // SAFETY: takes numbers; the process is one of the test's, and has not been waited for.
+    // SAFETY: kill takes numbers. The process belongs to the test, and has not been waited for.
     unsafe { libc::kill(process.cast_signed(), signal) };
 }
 
@@ -103,18 +103,18 @@ pub(crate) fn status_line(process: u32, key: &str) -> Option<String> {
     Some(line.trim().to_owned())
 }
 
-/// The process that traces another; 0 if there is none.
+/// The process that traces another process; 0 if no process does.
 pub(crate) fn tracer_of(process: u32) -> u32 {
     status_line(process, "TracerPid:").map_or(0, |tracer| tracer.parse().unwrap())
 }
 
-/// Returns whether pages of a process are shared with `--share`.
+/// Whether `--share` currently shares pages of a process.
 pub(crate) fn is_shared(process: u32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
     maps.contains("memfd:elfen-shared")
 }
 
-/// Returns whether a command observes.
+/// Whether a command has an observer thread.
 pub(crate) fn has_observer(command: u32) -> bool {
     let Ok(tasks) = fs::read_dir(format!("/proc/{command}/task")) else { return false };
     let names = tasks.flatten().map(|task| fs::read_to_string(task.path().join("comm")));

@@ -1,7 +1,7 @@
-//! Goal: unmodified programs do the same work, whichever pages of their data are shared from their
-//! start. Method: each program runs once as it is, and then once for each sixteen pages of its
-//! .data and .bss, which are moved to a memory file as `elfen shim` does it. Output and status must
-//! be the same. Shells and make fork in these runs.
+//! Goal: unmodified programs do the same work, whichever pages of their data are shared from the
+//! start. Method: each program runs unchanged, and then once for each sixteen pages of its .data
+//! and .bss. These pages are moved to a memory file in the same way as by `elfen shim`. Output and
+//! status must be the same. Shells and make fork in these runs.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -13,9 +13,9 @@ use crate::needs;
 use crate::stage::run_preloaded;
 
 const PAGE: u64 = 4096;
-/// Pages that can be shared at a time.
+/// The number of pages that can be shared at a time.
 const PAGES: usize = 16;
-/// Programs that must be installed, at least.
+/// The least number of programs that must be installed.
 const ENOUGH: usize = 5;
 
 const MAKEFILE: &str = "all: a b c d
@@ -47,14 +47,14 @@ const ZOO: &[(&str, &[&str])] = &[
     ("jq", &["-n", "[range(10000)] | add"]),
 ];
 
-/// Debian's, and no other of this name.
+/// The program of this name in Debian's folders only.
 fn file_of(program: &str) -> Option<PathBuf> {
     let folders = ["/usr/bin", "/usr/sbin"];
     let file = folders.iter().find_map(|f| fs::canonicalize(Path::new(f).join(program)).ok())?;
     fs::read(&file).ok()?.starts_with(b"\x7fELF").then_some(file)
 }
 
-/// Addresses of the pages of a program's data, in its file.
+/// The addresses, within the file, of the pages of a program's data.
 fn pages_of(file: &Path) -> Vec<u64> {
     let output = Command::new("readelf").arg("-lW").arg(file).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -74,7 +74,8 @@ fn command(file: &Path, words: &[&str], folder: &Path) -> Command {
     command
 }
 
-/// Runs a program with these pages shared. Returns how many of them were not all zeroes at the end.
+/// Runs a program with these pages shared. Returns how many of the pages were not all zeroes at the
+/// end.
 fn run(file: &Path, words: &[&str], folder: &Path, pages: &[u64]) -> (Output, usize) {
     // SAFETY: the name is NUL-terminated.
     let fd = unsafe { libc::memfd_create(c"elfen-globals".as_ptr(), 0) };

@@ -1,8 +1,8 @@
-//! Goal: what `elfen shim` exports agrees with what the observed program says of itself. Method: a
-//! program whose turns have a number, which is watched, and timestamps of its own. Rows of the
-//! export are compared with the timestamps. Turns are long compared with the period of a debug
-//! build, and all bounds are ratios: `elfen lab bench shim` measures short ones. `unmodified.rs`
-//! has programs of other projects.
+//! Goal: the exports of `elfen shim` agree with the observed program's own records. Method: a
+//! program that works in numbered turns. The number is watched, and the program takes a timestamp
+//! for each turn. The test compares rows of the export with the timestamps. Turns are long compared
+//! with the period of a debug build, and all bounds are ratios. `elfen lab bench shim` measures
+//! short turns. `unmodified.rs` tests programs of other projects.
 
 use std::fs;
 use std::path::Path;
@@ -56,9 +56,9 @@ fn require_truth() {
 struct Observation {
     summary: Value,
     csv: String,
-    /// The length of each turn. Turns have numbers from 1.
+    /// The length of each turn. Turns are numbered from 1.
     truth: Vec<u64>,
-    /// The start of each turn by CLOCK_MONOTONIC.
+    /// The start of each turn, in CLOCK_MONOTONIC.
     starts: Vec<u64>,
 }
 
@@ -96,7 +96,7 @@ fn an_export_agrees_with_the_programs_own_stamps() {
     let (mut seen_ns, mut odd_true, mut all_true) = ([0, 0], 0, 0);
     let tags = rows(&csv, "tag");
     for stretch in &stretches {
-        // The first turn may have begun in a gap, and the last may have ended in one.
+        // The first turn may have begun in a gap, and the last turn may have ended in a gap.
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
         let inner = &stretch[1..stretch.len() - 1];
         whole += last.0 - first.0 - 1;
@@ -110,7 +110,7 @@ fn an_export_agrees_with_the_programs_own_stamps() {
             odd_true += if turn % 2 == 1 { *ns } else { 0 };
         }
         let (from, to) = (first.2, last.1);
-        // Numbers of turns are joined through gaps, because they only grow; tags are not.
+        // Numbers of turns are joined across gaps, because they only increase. Tags are not joined.
         for (seen, tag) in seen_ns.iter_mut().zip(["odd", "even"]) {
             let inside = tags.iter().filter(|row| row.state == tag);
             let clipped = inside.map(|row| row.end.min(to).saturating_sub(row.start.max(from)));
@@ -129,13 +129,13 @@ fn an_export_agrees_with_the_programs_own_stamps() {
     assert!((by_export - by_stamps).abs() <= 1.0, "{by_export} % and {by_stamps} %");
 }
 
-/// Held by one test at a time, because each uses both lanes.
+/// Each test holds this lock while it runs, because each uses both lanes.
 static LANES: Mutex<()> = Mutex::new(());
 
-/// Goal: a run that is longer than the observer's timer tick has its length. Method: turns of 1 to
-/// 10 ms, whose numbers join the pieces between ticks. 90 % of the rows are within 1 % of the
-/// timestamps. Turns next to a long gap or to a time without the thread do not count, because other
-/// work occupied one of the lanes.
+/// Goal: a row that spans several timer ticks of the observer has the right length. Method: turns
+/// of 1 to 10 ms, whose numbers join the pieces between ticks. 90 % of the rows are within 1 % of
+/// the timestamps. Turns next to a long gap, or to a time without the thread, do not count: other
+/// work occupied a lane.
 #[test]
 #[ignore = "needs two idle CPUs"]
 fn turns_of_milliseconds_have_their_length() {
@@ -162,7 +162,7 @@ fn turns_of_milliseconds_have_their_length() {
                     u64::from((row.end - row.start).abs_diff(truth[turn]) * 100 <= truth[turn]);
             }
         }
-        // Few turns of a run can be compared while other work runs.
+        // If other work runs, only few turns of a run can be compared.
         if compared >= ENOUGH {
             break;
         }
@@ -174,7 +174,7 @@ fn turns_of_milliseconds_have_their_length() {
     assert!(offset < 20_000, "the clocks differ: {offset} ns");
 }
 
-/// Returns whether the gaps on one side of a row are short, and the thread ran there.
+/// Whether the gaps on one side of a row are short, and the thread ran there.
 fn is_seen(next_to: &mut dyn Iterator<Item = &Row>) -> bool {
     const LONG_NS: u64 = 30_000;
     let mut unseen_ns = 0;

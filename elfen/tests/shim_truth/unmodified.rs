@@ -1,7 +1,7 @@
 //! Goal: `elfen shim` observes unmodified programs correctly. nginx's counters agree with the
-//! client's count, and the collections of a Java virtual machine agree with its log. Method: the
-//! program runs on one lane and the observer on another. No bound is a time: counts are compared
-//! with counts, and lengths with lengths.
+//! client's count, and a JVM's collections agree with its log. Method: the program runs on one lane
+//! and the observer on another. The test compares counts with counts and lengths with lengths, and
+//! never requires a certain time.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,13 +26,13 @@ public class Garbage {
 }
 ";
 
-/// A program that runs on the first lane, ended when the test is over.
+/// A program that runs on the first lane, and ends when this value drops.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // By SIGTERM, because the workers of a killed master would remain.
-        // SAFETY: takes numbers; the child has not been waited for.
+        // Ended by SIGTERM: if the master were killed, its workers would remain.
+        // SAFETY: kill takes numbers; the child has not been waited for.
         unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGTERM) };
         let _ended = self.0.wait();
     }
@@ -71,8 +71,8 @@ fn ask(port: u16) -> Option<()> {
     Some(())
 }
 
-/// nginx's workers count in shared memory. In steps of 128 bytes, it has three words of its own,
-/// the accepted connections, the handled connections, and the requests.
+/// nginx's workers count in shared memory, at steps of 128 bytes. Three words of nginx's own come
+/// first, then the accepted connections, the handled connections, and the requests.
 #[test]
 #[ignore = "needs root and nginx"]
 fn an_nginx_counts_as_many_requests_as_its_client() {
@@ -106,7 +106,7 @@ fn an_nginx_counts_as_many_requests_as_its_client() {
     let watched = [3, 5].map(|word| format!("map:0x{start}+{}:u64", word * 128));
     let words = watched.iter().flat_map(|signal| ["--watch", signal.as_str()]);
     let observer = shim(worker, &words.collect::<Vec<_>>()).spawn().unwrap();
-    // The first request was before the observer started.
+    // The first request came before the observer had started.
     let mut requests = 1;
     let tasks = format!("/proc/{}/task", observer.id());
     until(|| {
@@ -119,7 +119,7 @@ fn an_nginx_counts_as_many_requests_as_its_client() {
         requests += 1;
         thread::sleep(Duration::from_millis(2));
     }
-    // SAFETY: takes numbers; the child has not been waited for.
+    // SAFETY: kill takes numbers; the child has not been waited for.
     unsafe { libc::kill(observer.id().cast_signed(), libc::SIGINT) };
     let output = observer.wait_with_output().unwrap();
     let summary: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
@@ -131,7 +131,7 @@ fn an_nginx_counts_as_many_requests_as_its_client() {
     }
 }
 
-/// A row of the export: start, end, and a number, which a gap does not have.
+/// A row of the export: start, end, and the number; a gap has no number.
 type Row = (u64, u64, Option<u64>);
 
 fn rows(csv: &str, signal: &str) -> Vec<Row> {
@@ -204,7 +204,7 @@ fn collections_take_as_long_as_the_machine_says_itself() {
             continue;
         };
         while exits.next_if(|exit| exit <= start).is_some() {}
-        // Both ends of the collection were observed without a gap in between.
+        // Both ends of the collection were observed without a gap between them.
         if let Some(end) = exits.next_if(|exit| *exit <= row.1) {
             seen_ms.push((end - start) as f64 / 1e6);
             said_ms.push(said[usize::try_from(number - 1).unwrap()]);

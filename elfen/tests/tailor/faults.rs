@@ -1,6 +1,6 @@
-//! Goal: an injector undoes its changes however it ends, and recorders disturb neither each other
-//! nor the service. Method: an injector that is killed during an injection; two recorders at once;
-//! and one that is stopped for longer than its rings last.
+//! Goal: an injector undoes its changes however it ends. Recorders disturb neither each other nor
+//! the service. Method: an injector that is killed during an injection; two recorders at once; and
+//! a recorder that is stopped until its rings overflow.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -34,8 +34,8 @@ fn start_echo() -> u16 {
     port
 }
 
-/// Goal: each recorder has rings of its own, so events that one loses are in the recording of the
-/// other. Method: one recorder with small rings and all details, and one with the defaults.
+/// Goal: each recorder has its own rings, so the other recorder still has the events that one
+/// loses. Method: a recorder with small rings and all details, and a recorder with the defaults.
 #[test]
 #[ignore = "needs root and eBPF"]
 fn two_recorders_of_one_service_are_independent() {
@@ -77,7 +77,7 @@ fn a_stopped_recorder_does_not_delay_its_service() {
     let load = Load::start(port, b"ask\n", |answer| answer.ends_with(b"\n"));
     let path = folder.path().join("tale");
     let (recording, port_text) = (path.to_str().unwrap(), port.to_string());
-    // The ring holds 40 ms of these clients' events.
+    // The ring holds 40 ms of events of these clients.
     let words = ["record", "--port", &port_text, "--ring", "2048", "-o", recording];
     let mut command = elfen(&words);
     heed_sigint(&mut command);
@@ -107,7 +107,7 @@ fn a_stopped_recorder_does_not_delay_its_service() {
     wait_until("more events", || size() > stopped + 200_000);
     kill(id, Signal::SIGINT).unwrap();
     assert_eq!(recorder.0.wait().unwrap().code(), Some(0), "Ctrl-C is the regular end");
-    // The requests of the load were answered too.
+    // The service also answered the requests of the load.
     load.end();
     let report = report(recording, &[]);
     let number = |key: &str| number(&report[key]);

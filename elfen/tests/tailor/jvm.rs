@@ -1,4 +1,4 @@
-//! Goal: garbage collections of a JVM are recognized by its probes and by its counters, and a JVM
+//! Goal: the report finds garbage collections of a JVM by its probes and by its counters, and a JVM
 //! by the names of its threads. Method: a small Java server with forced collections, and the JVM's
 //! log of them as ground truth.
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::process::KilledOnDrop;
 use crate::served::{GET, Load, number, record, report, start_with_port};
 
-/// Starts a JVM whose log has times of the machine's clock. Returns it and its port.
+/// Starts a JVM whose log has times of the machine's clock. Returns the JVM and its port.
 fn start_java(folder: &Path, options: &[&str]) -> (KilledOnDrop, u16) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/java/Collects.java");
     let log = format!("-Xlog:gc:file={}:timenanos", folder.join("gc.log").display());
@@ -24,7 +24,7 @@ fn start_java(folder: &Path, options: &[&str]) -> (KilledOnDrop, u16) {
     start_with_port(command.args(options).arg(source).stdin(Stdio::null()), "java")
 }
 
-/// The spans of the collections in a log with lines as `[123456789ns] GC(0) Pause Full
+/// The spans of the collections in a log with lines such as `[123456789ns] GC(0) Pause Full
 /// (System.gc()) 9M->8M(9M) 4.5ms`.
 fn collections(log: &Path) -> Vec<(u64, u64)> {
     let text = fs::read_to_string(log).unwrap();
@@ -59,8 +59,8 @@ fn record_jvm() -> Recorded {
     Recorded { printed, report, truth: collections(&folder.path().join("gc.log")) }
 }
 
-/// The time that the slowest requests are charged for collections, and the part of it that the
-/// JVM's log confirms.
+/// The time that the slowest requests are charged for collections, and the part of that time that
+/// the JVM's log confirms.
 fn charged_and_true_ns(Recorded { report, truth, .. }: &Recorded) -> (u64, u64) {
     let slow = report["slowest"].as_array().unwrap().iter();
     let segments = slow.flat_map(|slow| slow["segments"].as_array().unwrap());
@@ -94,8 +94,8 @@ fn collections_are_named_by_the_probes_of_a_jvm() {
     );
 }
 
-/// Goal: without the rights for probes, collections are recognized by the JVM's counters. Method:
-/// the events from the counters, compared with the JVM's log.
+/// Goal: without the rights for probes, the JVM's counters show its collections. Method: the events
+/// from the counters, compared with the JVM's log.
 #[test]
 #[ignore = "needs a JDK"]
 fn collections_are_recognized_by_the_counters_of_a_jvm() {

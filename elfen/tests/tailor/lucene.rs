@@ -1,6 +1,6 @@
-//! Goal: the Lucene service is built by its script; `elfen tailor` finds the first cause of the
-//! thesis's table in it; and it publishes its requests. Method: a recording by port, in which
-//! answers wait for acknowledgements; then a recording by the service's name.
+//! Goal: the Lucene service is built by its script and publishes its requests. `elfen tailor` finds
+//! the first cause of the thesis's table in it. Method: a recording by port, in which answers wait
+//! for acknowledgements; then a recording by the service's name.
 
 use std::fs;
 use std::io;
@@ -39,7 +39,7 @@ fn build_service(folder: &Path) -> Vec<String> {
 fn serve(words: &[String], library: &Path, name: &str) -> (KilledOnDrop, u16) {
     let mut command = Command::new("java");
     command.args(["-Xmx256m", "-XX:+UseSerialGC"]).args(words).args(["serve", "300", "1"]);
-    // A silent input that does not end, as that of a terminal.
+    // Its input is silent and does not end, like that of a terminal.
     start_with_port(command.arg(library).arg(name).stdin(Stdio::piped()), "java")
 }
 
@@ -51,7 +51,7 @@ fn is_whole(answer: &[u8]) -> bool {
     body.len() == length.unwrap().parse::<usize>().unwrap()
 }
 
-/// Whether the service has its thread that waits for lines of its input.
+/// Whether the service has a thread that waits for lines of its input.
 fn reads_input(process: u32) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let name = |thread: io::Result<fs::DirEntry>| {
@@ -71,7 +71,7 @@ fn the_first_cause_of_a_lucene_service_is_found() {
     let load = Load::start(port, ask, is_whole);
     let recording = folder.path().join("lucene.trace");
     let (port, recording) = (port.to_string(), recording.to_str().unwrap());
-    // The service delays each answer, so its usual request is slow.
+    // The service delays each answer, so a usual request is slow.
     let slow = ["--slow", "20ms"];
     record(&["-d", "3s", "--port", &port], recording);
     let explained = report(recording, &slow);
@@ -81,7 +81,7 @@ fn the_first_cause_of_a_lucene_service_is_found() {
     record(&["-d", "2s", "--service", &name], recording);
     let explained = report(recording, &slow);
     load.end();
-    // In the background of a shell, the kernel would stop a service that reads its input.
+    // The service must not read its input: in the background of a shell, the kernel would stop it.
     assert!(!reads_input(java.0.id()), "the service reads its input without an option for it");
     drop(java);
     assert!(number(&explained["requests"]) > 20 && explained["port"] == 0, "{explained:#}");

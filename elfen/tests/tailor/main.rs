@@ -1,7 +1,7 @@
-//! Goal: `elfen tailor` names the causes of slow requests of real services, reports lost events,
-//! and leaves a readable file however it ends. Method: an unmodified Redis, stopped by the
-//! command's own injector, and an unmodified nginx; recorders that end in every way; invalid files
-//! and arguments.
+//! Goal: `elfen tailor` names the causes of slow requests of real services and reports lost events.
+//! It leaves a readable file however it ends. Method: an unmodified Redis, which the command's own
+//! injector stops, and an unmodified nginx; recorders that end in every way; invalid files and
+//! arguments.
 
 mod faults;
 mod jvm;
@@ -39,7 +39,7 @@ fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
 
-/// Starts a Redis of the test. Returns it and its port.
+/// Starts a Redis of the test. Returns the process and its port.
 fn start_redis(folder: &Path) -> (KilledOnDrop, u16) {
     let port = free_port();
     let mut command = Command::new("redis-server");
@@ -87,7 +87,7 @@ fn stops_of_a_redis_are_the_first_cause() {
     assert!(screen.starts_with("redis-server, port "), "{screen}");
     assert!(screen.contains("the service was stopped by a signal or a debugger"), "{screen}");
     check_published_causes(&port);
-    // The same load, observed by a watch, and by recorders that end in different ways.
+    // The same load again, observed by `watch`, and by recorders that end in different ways.
     let words = ["watch", "-d", "3s", "--port", &port, "--slow", "20ms", "--json"];
     let watched = elfen(&words).output().unwrap();
     assert!(watched.status.success(), "{}", text(&watched.stderr));
@@ -104,7 +104,7 @@ fn stops_of_a_redis_are_the_first_cause() {
     load.end();
 }
 
-/// While a watch runs, `elfen metrics` and `elfen top` show the causes of its service's tail. After
+/// While `watch` runs, `elfen metrics` and `elfen top` show the causes of its service's tail. After
 /// its end they do not.
 fn check_published_causes(port: &str) {
     let watch = elfen(&["watch", "--port", port, "--slow", "20ms"])
@@ -129,8 +129,8 @@ fn check_published_causes(port: &str) {
     assert!(!metrics().contains("redis-server:"), "the causes end with the watch");
 }
 
-/// A report without a cause predicts a lower p99; a cause that did not occur is refused, with the
-/// list of those that did. Also checks the HTML page and the Perfetto trace.
+/// A report without a cause predicts a lower p99. A cause that did not occur is refused, with the
+/// list of causes that did. Also checks the HTML page and the Perfetto trace.
 fn check_replay_without_causes(recording: &str, folder: &Path) {
     let words = ["--slow", "20ms", "--without", "stopped"];
     let (page, trace) = (folder.join("page.html"), folder.join("trace"));
@@ -138,7 +138,7 @@ fn check_replay_without_causes(recording: &str, folder: &Path) {
     let report = report(recording, &[&words[..], &files].concat());
     assert_eq!(report["without"]["causes"][0], "stopped", "{report:#}");
     let (p99, without) = (&report["latency_ns"]["p99"], &report["without"]["latency_ns"]["p99"]);
-    // Without a queue on this machine there is no prediction.
+    // If the service is not a queue on this machine, the report has no prediction.
     assert!(without.is_null() || without.as_u64() < p99.as_u64(), "{report:#}");
     assert!(fs::read_to_string(page).unwrap().contains("stopped by a signal or a debugger"));
     assert!(fs::metadata(trace).unwrap().len() > 10_000);
@@ -156,7 +156,7 @@ fn start_recorder(port: &str, recording: &str) -> KilledOnDrop {
     heed_sigint(&mut command);
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let recorder = KilledOnDrop(recorder);
-    // These clients cause that much in one or two seconds.
+    // These clients cause this many events in one or two seconds.
     wait_until("events", || {
         fs::metadata(recording).is_ok_and(|recording| recording.len() > 300_000)
     });
@@ -178,7 +178,7 @@ fn check_killed_recorder(port: &str, recording: &str) {
     assert!(text(&report.stdout).contains("the recording was cut off"), "{}", text(&report.stdout));
 }
 
-/// A recorder that cannot read its small rings in time reports how many events it lost, and how
+/// A recorder with small rings that it cannot read in time reports how many events it lost, and how
 /// many requests that affected. A recorder that cannot write fails at once.
 fn check_overwhelmed_recorder(port: &str, recording: &str) {
     let words = ["record", "-d", "2s", "--port", port, "--ring", "16", "-o", recording];
@@ -195,7 +195,7 @@ fn check_overwhelmed_recorder(port: &str, recording: &str) {
     assert!(text(&full.stderr).contains("No space left on device"), "{}", text(&full.stderr));
 }
 
-/// With `--duty`, only a part of each second is recorded. Requests that cross its limits are left
+/// With `--duty`, only a part of each period is recorded. Requests that cross its limits are left
 /// out, no event counts as lost, and the other requests are explained.
 fn check_partial_recording(port: &str, recording: &str) {
     let words = ["-d", "3s", "--port", port];
@@ -215,8 +215,8 @@ fn check_partial_recording(port: &str, recording: &str) {
     }
 }
 
-/// Goal: an unmodified nginx is recorded. Its workers share a socket, and its master serves no
-/// requests. Method: two workers, recorded by the id of the master.
+/// Goal: an unmodified nginx can be recorded, although its workers share a socket and its master
+/// serves no requests. Method: two workers, recorded by the id of the master.
 #[test]
 #[ignore = "needs root, eBPF and nginx"]
 fn an_unmodified_nginx_is_recorded() {
@@ -238,7 +238,7 @@ fn an_unmodified_nginx_is_recorded() {
     let (pid, recording) = (nginx.0.id().to_string(), recording.to_str().unwrap().to_owned());
     record(&["-d", "2s", "--pid", &pid], &recording);
     load.end();
-    // After SIGTERM, the master ends its workers; SIGKILL would leave them behind.
+    // After SIGTERM, the master ends its workers. SIGKILL would leave them behind.
     send_signal(&nginx, Signal::SIGTERM);
     nginx.wait().unwrap();
     let report = report(&recording, &[]);
@@ -291,7 +291,7 @@ fn record_marked_service(which: &str, bare: bool) -> Value {
     report(recording, &["--slow", "10ms"])
 }
 
-/// Records a service for one second, on request without privileges.
+/// Records a service for one second, optionally without privileges.
 fn record_service(name: &str, recording: &str, bare: bool) -> Output {
     let words = ["record", "-d", "1s", "--service", name, "-o", recording];
     let mut command = elfen(&[]);

@@ -1,6 +1,6 @@
-//! Goal: the report says of each request how long a batch of `elfen run` overlapped it, with the
-//! batch's name. Method: a live run on a pair of lanes, with a budget longer than any request; and
-//! a recording of the same service after the end of the run.
+//! Goal: the report says how long a batch of `elfen run` overlapped each request, with the batch's
+//! name. Method: a live run on a pair of lanes, with a budget longer than any request. Then a
+//! recording of the same service after the end of the run.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -12,12 +12,12 @@ use serde_json::Value;
 use crate::process::wait_until;
 use crate::served::{self, MarkedService, Work, number, report, take_turn};
 
-/// A run that ends when this drops.
+/// A run that ends when this value drops.
 struct Batch(Child);
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        // The launcher passes SIGTERM on; SIGKILL would leave the batch behind.
+        // The launcher passes SIGTERM on. SIGKILL would leave the batch behind.
         let launcher = Pid::from_raw(self.0.id().cast_signed());
         let _gone = kill(launcher, Signal::SIGTERM);
         let _ended = self.0.wait();
@@ -65,7 +65,7 @@ fn each_request_has_its_overlap_with_a_batch() {
     let recording = folder.path().join("beside.trace");
     let recording = recording.to_str().unwrap();
     let batch = start_batch(name);
-    // Other processes use the lane too, so the batch may need time to overlap a request.
+    // Other processes use the lane, too, so it may take a while until the batch overlaps a request.
     let mut report = Value::Null;
     wait_until("overlap", || {
         report = record(name, recording);

@@ -18,10 +18,11 @@ use crate::process::{KilledOnDrop, PATIENCE};
 const CLIENTS: usize = 4;
 
 pub(crate) const ELFEN: &str = env!("CARGO_BIN_EXE_elfen");
-/// The request of a client of HTTP.
+/// An HTTP request of a client.
 pub(crate) const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 
-/// Tests with these take turns: a service that gets no CPU time has other causes of slow requests.
+/// Tests with these services run one at a time: a service that gets no CPU time would have other
+/// causes of slow requests.
 pub(crate) fn take_turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -51,7 +52,7 @@ pub(crate) fn record(options: &[&str], recording: &str) -> String {
     printed
 }
 
-/// The report on a recording, or what is printed if there is none.
+/// The report on a recording, or the printed error if the command fails.
 pub(crate) fn try_report(recording: &str, options: &[&str]) -> Result<Value, String> {
     let words = [&["report", recording, "--json"], options].concat();
     let output = tailor(&words).output().unwrap();
@@ -63,8 +64,8 @@ pub(crate) fn report(recording: &str, options: &[&str]) -> Value {
     try_report(recording, options).unwrap_or_else(|printed| panic!("{printed}"))
 }
 
-/// Asserts that events were lost: in a part of the requests, or in all, and then there is no
-/// report.
+/// Asserts that events were lost: in a part of the requests, or in all requests. In the second case
+/// the command prints no report.
 pub(crate) fn assert_lost_events(recording: &str) {
     match try_report(recording, &[]) {
         Err(printed) => assert!(printed.contains("requests lost events"), "{printed}"),
@@ -75,7 +76,7 @@ pub(crate) fn assert_lost_events(recording: &str) {
     }
 }
 
-/// Starts a service that prints its port. `program` names it in an error.
+/// Starts a service that prints its port. `program` names the service in an error.
 pub(crate) fn start_with_port(command: &mut Command, program: &str) -> (KilledOnDrop, u16) {
     use std::io::{BufRead, BufReader};
     let started = command.stdout(Stdio::piped()).spawn();
@@ -130,12 +131,12 @@ impl Load {
 /// What a service of the test does in each request, and after it.
 pub(crate) struct Work {
     pub(crate) busy: Duration,
-    /// How long it sleeps in every twentieth request.
+    /// How long the service sleeps in every twentieth request.
     pub(crate) sleep: Duration,
     pub(crate) pause: Duration,
 }
 
-/// A service of the test that publishes its requests, on CPU 0.
+/// A service of the test on CPU 0 that publishes its requests.
 pub(crate) struct MarkedService {
     pub(crate) name: String,
     ends: Arc<AtomicBool>,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The sum of all parts. */
+/* Adds up the results of all parts. */
 #include <stdio.h>
 
 #define SIX(of, a, b, c, d, e, f) of(a) of(b) of(c) of(d) of(e) of(f)

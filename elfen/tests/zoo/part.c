@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* One of the parts that make compiles, each under its own number: -DPART=part7 -DN=7. */
+/* make compiles this file once for each part, with its number: -DPART=part7 -DN=7. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

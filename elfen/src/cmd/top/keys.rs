@@ -1,4 +1,4 @@
-//! What keys change: the selected batch, and its policy or budget, through its control page as
+//! Applies keys: they select a batch, or change its policy or budget through its control page, as
 //! `elfen set` does.
 
 use std::collections::BTreeMap;
@@ -10,30 +10,29 @@ use elfen_run::batches::Batch;
 
 use super::watch::Watch;
 
-/// The budget that a policy begins with if there was none.
+/// The budget of a policy if the batch had no budget before.
 const FIRST_BUDGET_NS: u64 = 1_000_000;
 
-/// A supervisor reads requested settings ten times a second. Afterwards the settings in force
-/// count.
+/// How long a request by key counts as the current settings. A supervisor reads requests ten times
+/// a second.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_millis(500);
 
-/// Pictures for which a note stays.
+/// The number of pictures in which a note stays visible.
 const NOTE_STAYS: u32 = 3;
 
-/// Latency and millionths of requests, as a control page has them.
+/// Latency limit, and millionths of requests, as in a control page.
 type SloWords = (u64, u64);
 
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// The batch that was selected last, by its pid, so that it stays selected when others come and
-    /// go.
+    /// The pid of the selected batch, so that it stays selected when other batches start or end.
     pid: Option<u32>,
-    /// The effect of the last key, and for how many pictures it stays.
+    /// The note about the last key, and the number of pictures in which it stays visible.
     note: Option<(String, u32)>,
-    /// The settings that keys requested last, by the batch's pid: keys come faster than supervisors
-    /// read requests.
+    /// The latest settings that keys requested, with the batch's pid. Keys may come faster than the
+    /// supervisor reads requests.
     requested: Option<(u32, Settings, Instant)>,
-    /// SLOs of batches that had one, for the way back.
+    /// SLOs of batches that had one, so that keys can select slo-budget again.
     slos: BTreeMap<u32, SloWords>,
 }
 
@@ -42,12 +41,12 @@ impl Keys {
         self.note.as_ref().map(|(note, _)| note.as_str())
     }
 
-    /// Called once a picture.
+    /// Counts down the note's time. Called once for each picture.
     pub(super) fn age_note(&mut self) {
         self.note = self.note.take().and_then(|(note, left)| Some((note, left.checked_sub(1)?)));
     }
 
-    /// The position of the selected batch; the first if it is gone.
+    /// The index of the selected batch, or 0 if that batch has ended.
     fn position(&self, watch: &Watch) -> usize {
         watch.batches.iter().position(|batch| Some(batch.pid) == self.pid).unwrap_or(0)
     }
@@ -84,7 +83,7 @@ impl Keys {
         });
     }
 
-    /// Requests other settings for the selected batch, and notes the result.
+    /// Requests other settings for the selected batch, and sets a note with the result.
     fn change(
         &mut self,
         watch: &Watch,
@@ -128,8 +127,8 @@ fn request(batch: &Batch, settings: &Settings) -> String {
     }
 }
 
-/// The next policy of those that this batch can have: slo-budget if it had an SLO,
-/// dynamic-budget if its IPC is known.
+/// The next policy in a cycle of the policies that the batch can have. slo-budget requires an SLO,
+/// and dynamic-budget requires a known IPC.
 fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
     use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};
     let next = match now.policy {
@@ -139,7 +138,7 @@ fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
         RefreshBudget | DynamicBudget if slo.is_some() => SloBudget,
         RefreshBudget | DynamicBudget | SloBudget => BorrowIdle,
     };
-    // The keeper steers the budget of every batch that has an SLO, so only slo-budget may have one.
+    // The supervisor controls the budget of every batch with an SLO, so other policies have no SLO.
     let (slo_latency_ns, slo_per_million) = slo.filter(|_| next == SloBudget).unwrap_or((0, 0));
     let budget_ns = match next {
         BorrowIdle | SloBudget => 0,
@@ -150,7 +149,7 @@ fn next_policy(now: &Settings, slo: Option<SloWords>) -> Settings {
     Settings { policy: next, budget_ns, budget_until_ns, slo_latency_ns, slo_per_million, ..*now }
 }
 
-/// The next of 1, 2 and 5 of every power of ten, from 1 us to 10 s.
+/// The next budget in the series 1, 2, 5 of each power of ten, from 1 us to 10 s.
 fn step(budget_ns: u64, more: bool) -> u64 {
     let decades = (3..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u64.pow(power)));
     let steps: Vec<u64> = decades.chain([10_000_000_000]).collect();
@@ -166,8 +165,8 @@ fn step(budget_ns: u64, more: bool) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: p goes through all policies that a batch can have and comes back, and an SLO is only
-    /// ever slo-budget's. Method: once around, with and without an SLO and an IPC.
+    /// Goal: the key p cycles through all policies that a batch can have, and only slo-budget has
+    /// an SLO. Method: one cycle with and without an SLO and an IPC.
     #[test]
     fn policies_come_round() {
         use PolicyKind::{BorrowIdle, DynamicBudget, FixedBudget, RefreshBudget, SloBudget};

@@ -1,5 +1,5 @@
-//! `elfen top`: lanes, what runs on them, what batches borrow, tails compared with their SLOs, and
-//! keys to change policies and budgets.
+//! `elfen top`: shows lanes, what runs on them, what batches borrow, and tails compared with SLOs.
+//! Keys change policies and budgets.
 
 mod keys;
 mod picture;
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     every: Duration,
 }
 
-/// The size of a picture where no terminal says how large it may be.
+/// The size of a picture without a terminal: columns and rows.
 const OFF_TERMINAL: (usize, usize) = (120, 200);
 const SHORTEST: Duration = Duration::from_millis(50);
 
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
 }
 
-/// Off a terminal: text, once or again and again.
+/// Prints pictures as text, if stdout is not a terminal: once or repeatedly.
 fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut watch = Watch::new(args.run_dir.folder().socket());
     loop {
@@ -77,7 +77,7 @@ fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
             .map_err(|error| Failure::new(Status::Failed, "finding batches", error, "try again"))?;
         let (columns, rows) = OFF_TERMINAL;
         let mut lines = draw(&view, None, None, columns, rows);
-        // No keys work here.
+        // The last line lists the keys, which do not work here.
         lines.pop();
         let text: Vec<&str> = lines.iter().map(|line| line.text.trim_end()).collect();
         let text = text.join("\n");

@@ -1,13 +1,13 @@
-//! What `elfen top` draws: a pure function from rows to lines that fit the terminal.
+//! Draws the picture of `elfen top`: a pure function from rows to lines that fit the terminal.
 
-/// Everything that a picture shows, apart from the selection and the note.
+/// The content of a picture, except the selection and the note.
 #[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) summary: String,
     pub(super) sections: Vec<Section>,
 }
 
-/// Styles, as terminals number them.
+/// Styles, by their numbers in terminal escapes.
 pub(super) const PLAIN: &str = "0";
 pub(super) const HEADING: &str = "1";
 pub(super) const DIM: &str = "2";
@@ -26,7 +26,7 @@ impl Line {
     }
 }
 
-/// A column of a table: title, width, and whether its cells are at the right.
+/// A column of a table: its title, its width, and whether its cells are aligned at the right.
 pub(super) type Column = (&'static str, usize, bool);
 
 #[derive(Clone, Debug)]
@@ -34,17 +34,17 @@ pub(super) struct Row {
     pub(super) style: &'static str,
     pub(super) text: String,
     pub(super) bar: Option<Bar>,
-    /// The batch that keys change while this row is selected. Rows without it belong to the row
-    /// above.
+    /// The batch that keys change while this row is selected. A row without a pid belongs to the
+    /// row above.
     pub(super) pid: Option<u32>,
 }
 
-/// A bar, of a width that depends on the terminal.
+/// A bar. Its width depends on the terminal.
 #[derive(Clone, Debug)]
 pub(super) struct Bar {
-    /// Marks and their shares in thousandths, one after the other.
+    /// Marks and their shares in thousandths, from left to right.
     pub(super) parts: Vec<(char, u64)>,
-    /// The columns of the rest of the row.
+    /// The number of columns that the rest of the row takes.
     pub(super) rest: usize,
     pub(super) after: String,
 }
@@ -85,8 +85,8 @@ impl Section {
         Self { heading: line_of(columns, &columns.map(|(title, ..)| title)), rows }
     }
 
-    /// A blank line, the heading, and as many rows as there is room for. The selected row and those
-    /// that belong to it are among them.
+    /// A blank line, the heading, and as many rows as fit. They include the selected row and the
+    /// rows that belong to it.
     fn lines(&self, selected: Option<u32>, columns: usize, room: usize) -> Vec<Line> {
         if self.rows.is_empty() || room == 0 {
             return Vec::new();
@@ -111,8 +111,8 @@ impl Section {
 
 const KEYS: &str = "q quit   up/down select   p policy   +/- budget";
 
-/// The picture: `rows` lines of at most `columns` columns. The last one is the note, or says what
-/// keys do.
+/// The picture: `rows` lines of at most `columns` columns. The last line is the note, or lists the
+/// keys.
 pub(super) fn draw(
     view: &View,
     selected: Option<u32>,
@@ -130,7 +130,7 @@ pub(super) fn draw(
     lines
 }
 
-/// How many rows of each section fit: the longest gives way first.
+/// How many rows of each section fit. The longest section is shortened first.
 fn rooms(sections: &[Section], left: usize) -> Vec<usize> {
     let mut rooms: Vec<usize> = sections.iter().map(|section| section.rows.len()).collect();
     let taken = |rooms: &[usize]| {
@@ -143,7 +143,7 @@ fn rooms(sections: &[Section], left: usize) -> Vec<usize> {
     rooms
 }
 
-/// Names come from other processes: characters that control a terminal are replaced.
+/// Formats a row. Names come from other processes, so control characters are replaced.
 fn line_of(columns: &[Column], cells: &[&str]) -> String {
     let printable = |c: char| if c.is_control() { '?' } else { c };
     let cell = |(&(_, width, right), text): (&Column, &&str)| {
@@ -154,7 +154,7 @@ fn line_of(columns: &[Column], cells: &[&str]) -> String {
     format!("  {}", cells.join(" ").trim_end())
 }
 
-/// Shares of a bar one after the other, and dots for the rest.
+/// Draws the shares of a bar one after the other, and dots for the rest.
 fn bar(parts: &[(char, u64)], width: usize) -> String {
     let mut bar = String::with_capacity(width);
     let mut sum = 0;

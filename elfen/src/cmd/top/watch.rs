@@ -1,5 +1,5 @@
-//! Reads the pages of batches, services and watches, and makes the rows of `elfen top` from what
-//! they contain now and contained at the last picture.
+//! Reads the pages of batches, services and `elfen tailor watch`. Makes the rows of `elfen top`
+//! from their content now and at the last picture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -60,16 +60,16 @@ const TAILS: [Column; 6] = [
     ("EACH", 8, true),
 ];
 
-/// Causes of a tail that are shown.
+/// The most causes of a tail that are shown.
 const MOST_CAUSES: usize = 5;
-/// The columns of a lane's row and of an SLO's row apart from the bar.
+/// The columns of a lane's row and of an SLO's row without the bar.
 const LANE_COLUMNS: usize = 82;
 const SLO_COLUMNS: usize = 58;
 
 /// A share in thousandths; `None` in the first picture.
 type Share = Option<u64>;
 
-/// The pages, and what they contained at the last picture.
+/// The pages, and their content at the last picture.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     pub(super) batches: Vec<Batch>,
@@ -79,9 +79,9 @@ pub(super) struct Watch {
     tasks: Option<TaskMap>,
     tails: Tails,
     at_ns: u64,
-    /// Borrowed and overlapped time by program and batch lane.
+    /// Borrowed and overlapped time, by the batch's pid and batch lane.
     spent_ns: BTreeMap<(u32, u64), [u64; 2]>,
-    /// Finished requests by service and lane.
+    /// Finished requests, by service and lane.
     finished: BTreeMap<(String, u64), u64>,
 }
 
@@ -118,7 +118,7 @@ impl Watch {
         Ok(view)
     }
 
-    /// The slots of all batches, with the pid of each batch.
+    /// The slots of all batches, each with the pid of its batch.
     fn slots(&self) -> impl Iterator<Item = (u32, &LaneSlot)> {
         self.batches.iter().flat_map(|batch| batch.lanes.slots().map(|slot| (batch.pid, slot)))
     }
@@ -167,7 +167,7 @@ impl Watch {
         slot.is_counted().then_some(since)
     }
 
-    /// The row of a batch, and another one for its SLO.
+    /// The row of a batch, and a second row if it has an SLO.
     fn batch_rows(&self, batch: &Batch, passed_ns: Option<u64>) -> Vec<Row> {
         let settings = batch.settings();
         let slots = || batch.lanes.slots();
@@ -226,7 +226,7 @@ impl Watch {
         match switch.map(|switch| switch.running) {
             None | Some(Running::Unknown) => "?".to_owned(),
             Some(Running::Idle) => "idle".to_owned(),
-            // The thread may have ended, or be another namespace's.
+            // The thread may have ended, or be in another pid namespace.
             Some(Running::Task(task)) => {
                 name_of(task.thread).unwrap_or_else(|| task.thread.to_string())
             }
@@ -262,7 +262,7 @@ impl Watch {
     }
 }
 
-/// The tail compared with its SLO, as a bar that is full where the SLO breaks.
+/// The tail compared with its SLO, as a bar that is full when the tail reaches the SLO.
 fn slo_row(per_million: u32, limit_ns: u64, tail_ns: Option<u64>) -> Row {
     let percentile = format!("{}.{:04}", per_million / 10_000, per_million % 10_000);
     let percentile = percentile.trim_end_matches('0').trim_end_matches('.');
@@ -297,7 +297,7 @@ fn tail_rows(service: &str, tail: &Tail) -> Vec<Row> {
             tail.slow.to_string(),
             cause.name.clone(),
             percent(share(Some(cause.ns), Some(all))),
-            // Of a slow request, on average.
+            // The mean for a slow request.
             duration::show(cause.ns / tail.slow.max(1)),
         ]
     });
@@ -308,7 +308,7 @@ fn spent_ns(slot: &LaneSlot) -> [u64; 2] {
     [slot.borrowed_ns.load(Relaxed), slot.overlapped_ns.load(Relaxed)]
 }
 
-/// A guard that counts late can find a little more than all.
+/// A guard that counts late can make the part larger than the whole, so the share is limited.
 fn share(part_ns: Option<u64>, of_ns: Option<u64>) -> Share {
     let (part_ns, of_ns) = part_ns.zip(of_ns).filter(|&(_, of_ns)| of_ns > 0)?;
     let share = u128::from(part_ns) * 1000 / u128::from(of_ns);
@@ -334,7 +334,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: an SLO that does not hold stands out. Method: tails below and above it, and none.
+    /// Goal: a broken SLO is easy to see. Method: a tail below the SLO, a tail above it, and no
+    /// tail.
     #[test]
     fn an_slo_has_a_bar_and_a_verdict() {
         let row = |tail_ns| slo_row(999_000, 100_000_000, tail_ns);
@@ -346,7 +347,7 @@ mod tests {
         assert_eq!(unknown.text, "           p99.9: no requests; SLO 100 ms");
     }
 
-    /// While a watch runs, its service's tail by cause.
+    /// While `elfen tailor watch` runs, the tail of its service is shown by cause.
     #[test]
     fn a_tail_has_a_row_for_each_cause() {
         let cause = |name: &str, ns| Cause { name: name.to_owned(), ns };

@@ -1,4 +1,5 @@
-//! The screen on recorded machines: two of them word for word, all of them for what must hold.
+//! Tests the screen on recorded machines: two machines word for word, and properties on all
+//! machines.
 
 use std::fs;
 use std::path::Path;
@@ -41,8 +42,8 @@ fn a_machine_without_anything() {
     assert_data_eq!(on(Some("0:1")), snapbox::file!["bare-by-hand.txt"].raw());
 }
 
-/// Goal: whatever a machine lacks, the message is one screen, and ends with one step. Method: every
-/// recording, with its own pairs and a given one, with a named service and without.
+/// Goal: on every machine the message is one screen, and ends with one step. Method: every
+/// recording, with its own pairs and with a given pair, with a named service and without.
 #[test]
 fn every_machine_fits_a_screen() {
     let mut printed = 0;
@@ -65,7 +66,7 @@ fn every_machine_fits_a_screen() {
     assert!(printed >= 10, "{printed}");
 }
 
-/// Goal: the step helps on the machine. Method: machines without a signal, each for another reason.
+/// Goal: the step helps on the machine. Method: machines without a signal, for different reasons.
 #[test]
 fn the_step_fits_the_reason() {
     let locked = recording("server-root")
@@ -87,8 +88,8 @@ fn the_step_fits_the_reason() {
     }
 }
 
-/// Goal: a run that names a service needs no other signal. Method: a machine whose one signal is
-/// the page.
+/// Goal: a run that names a service needs no other source of signals. Method: a machine whose only
+/// source is the page.
 #[test]
 fn the_page_is_enough_for_a_run_that_names_a_service() {
     let bare = recording("bare");
@@ -97,7 +98,7 @@ fn the_page_is_enough_for_a_run_that_names_a_service() {
     assert!(text.contains("\nyes  source     service-page: "), "{text}");
 }
 
-/// Goal: what is cut says so, and stays in its columns. Method: more words than fit.
+/// Goal: a shortened text has a mark and keeps within its columns. Method: more words than fit.
 #[test]
 fn long_reasons_are_cut() {
     let lines = cut(&"word ".repeat(60), 40, 2);

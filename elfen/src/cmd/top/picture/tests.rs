@@ -1,4 +1,4 @@
-//! Pictures of made-up rows, compared with files; and what must hold for any of them.
+//! Compares pictures of made-up rows with files, and tests properties of all pictures.
 
 use proptest::{prop_assert, prop_assert_eq, proptest};
 use snapbox::assert_data_eq;
@@ -26,7 +26,7 @@ fn lane(cpu: u32, borrowed: u64, overlapped: u64) -> Row {
     Row { bar: Some(bar), ..Row::new(&LANES, cells) }
 }
 
-/// A batch that keeps its SLO, one that does not, and one without.
+/// A batch that keeps its SLO, a batch that does not, and a batch without an SLO.
 fn busy() -> View {
     let batches = vec![
         batch(4711, "xz"),
@@ -55,8 +55,8 @@ fn an_old_and_a_wide_terminal() {
     assert_data_eq!(text(&busy(), 4711, 200, 16), snapbox::file!["200x16.txt"].raw());
 }
 
-/// Goal: where not all fits, the selected batch does, with its SLO. Method: many batches on an old
-/// terminal, each selected once.
+/// Goal: if not all rows fit, the selected batch is visible with its SLO. Method: many batches on a
+/// terminal of 80 by 24, each selected once.
 #[test]
 fn the_selected_batch_is_always_visible() {
     let mut view = busy();
@@ -81,8 +81,8 @@ fn what_is_broken_stands_out_and_a_note_replaces_the_keys() {
 }
 
 proptest! {
-    /// Goal: a picture fits its terminal, whatever that is, and holds nothing that a terminal
-    /// obeys. Method: any size, any number of rows.
+    /// Goal: a picture fits terminals of any size, and contains no control characters. Method: any
+    /// size, any number of rows.
     #[test]
     fn every_picture_fits(
         columns in 0usize..250, rows in 1usize..70, n in 0usize..20, selected in 0usize..20,

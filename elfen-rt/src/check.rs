@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::clock::monotonic_ns;
 use crate::lane::{Actor, Step, termination_slice_ns};
-use crate::nap::{Kind, Nap, Woken};
+use crate::nap::{Nap, NapKind, Woken};
 use crate::process::{errno, set_errno};
 use once::Made;
 use process::{Process, tested_word};
@@ -156,7 +156,7 @@ fn take_slow_path(thread: &Thread) {
             // The module does not wake this lane, or the program has closed our descriptor. The
             // lane page records this.
             if thread.here() == cpu {
-                lane.slot.check_nap.store(Kind::Spin as u64, Relaxed);
+                lane.slot.check_nap.store(NapKind::Spin as u64, Relaxed);
             }
             wait.on(&Nap::Spin, bound_ns, || requested_again() || thread.here() != cpu);
         }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::nap::Kind;
+use elfen_rt::nap::NapKind;
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::Page;
 use serde::{Deserialize, Serialize};
@@ -51,8 +51,9 @@ impl Figures {
 
 /// How threads with checks napped on these lanes; `None` if no thread checked.
 pub fn nap_of_checks(lanes: &Page<LaneSlot>) -> Option<&'static str> {
-    let mut kinds = lanes.slots().filter_map(|slot| Kind::from_word(slot.check_nap.load(Relaxed)));
-    kinds.next().map(Kind::name)
+    let mut kinds =
+        lanes.slots().filter_map(|slot| NapKind::from_word(slot.check_nap.load(Relaxed)));
+    kinds.next().map(NapKind::name)
 }
 
 /// The sum of the busy time of all request lanes so far; `None` without a task map.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use elfen_rt::check::CRITICAL_BOUND_NS;
 use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::lane::{Actor, Lane, ServiceCache, Step, Wait, termination_slice_ns};
-use elfen_rt::nap::{Kind, Nap, Woken};
+use elfen_rt::nap::{Nap, NapKind, Woken};
 use elfen_rt::signal::lane::{AWAKE, BATCH_OFFLINE, HOLDS};
 use elfen_rt::signal::task::TaskSlot;
 
@@ -278,8 +278,8 @@ impl<'g> Guard<'g> {
             return;
         }
         let (unreported_ns, at_most_ns) = match self.nap.kind() {
-            Kind::Device | Kind::Mwaitx => (UNREPORTED_NS, UNREPORTED_NS),
-            Kind::Umwait | Kind::Block | Kind::Spin => (0, NAP_MAX_NS),
+            NapKind::Device | NapKind::Mwaitx => (UNREPORTED_NS, UNREPORTED_NS),
+            NapKind::Umwait | NapKind::Block | NapKind::Spin => (0, NAP_MAX_NS),
         };
         let called_ns = self.probe.as_ref().and_then(SiteProbe::longest_nap_ns);
         self.report_occupied(now_ns, unreported_ns);
@@ -291,7 +291,7 @@ impl<'g> Guard<'g> {
             // The nanonap module does not serve this pair. The launcher reads `guard_nap` and
             // warns.
             self.nap = &Nap::Spin;
-            self.lane.slot.guard_nap.store(Kind::Spin as u64, Relaxed);
+            self.lane.slot.guard_nap.store(NapKind::Spin as u64, Relaxed);
         }
         if self.probe.is_some() {
             self.lane.slot.doorbell.store(AWAKE, Relaxed);

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_console::output::warn;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::inherit::Inherited;
-use elfen_rt::nap::Kind;
+use elfen_rt::nap::NapKind;
 use elfen_rt::process::{Identity, Liveness};
 use elfen_rt::signal::account::Claim;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -166,7 +166,7 @@ impl Launcher<'_> {
             if word == 0 || std::mem::replace(&mut self.guard_naps[index], word) == word {
                 continue;
             }
-            let by = Kind::from_word(word).map_or("unknown", Kind::name);
+            let by = NapKind::from_word(word).map_or("unknown", NapKind::name);
             warn(&format!(
                 "nap {}: lanes {request}:{batch} are not tied, so the guard there naps by {by}",
                 ordered.name()

@@ -10,7 +10,7 @@ use super::poll_timing::PollReport;
 
 /// Times are nanoseconds.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-pub struct Report {
+pub struct RunReport {
     /// The policy that was in force at the end: `elfen set` may have changed it.
     pub policy: String,
     pub budget_ns: u64,
@@ -53,19 +53,20 @@ mod tests {
     /// Goal: a report that lacks a key is refused. Method: each key, one after the other.
     #[test]
     fn every_key_is_required() {
-        let report = Report { ipc: Some("hardware".to_owned()), wall_ns: 7, ..Report::default() };
+        let report =
+            RunReport { ipc: Some("hardware".to_owned()), wall_ns: 7, ..RunReport::default() };
         let written = serde_json::to_value(&report).unwrap();
-        assert_eq!(serde_json::from_value::<Report>(written.clone()).unwrap(), report);
+        assert_eq!(serde_json::from_value::<RunReport>(written.clone()).unwrap(), report);
         let keys: Vec<String> = written.as_object().unwrap().keys().cloned().collect();
         assert!(keys.len() > 15, "{keys:?}");
         for key in keys {
             let mut lacking = written.clone();
             lacking.as_object_mut().unwrap().remove(&key);
-            let error = serde_json::from_value::<Report>(lacking).expect_err(&key).to_string();
+            let error = serde_json::from_value::<RunReport>(lacking).expect_err(&key).to_string();
             assert!(error.contains(&key), "{key}: {error}");
         }
         let mut lacking = written;
         lacking["reaction_ns"].as_object_mut().unwrap().remove("p99");
-        assert!(serde_json::from_value::<Report>(lacking).is_err());
+        assert!(serde_json::from_value::<RunReport>(lacking).is_err());
     }
 }

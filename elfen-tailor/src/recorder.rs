@@ -11,7 +11,7 @@ use elfen_console::failure::to_stderr;
 use elfen_kernel::events::{Detail, Error, Events, Lost};
 use elfen_machine::process::{below, name_of, threads_of};
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::event::{Event, Kind, Words};
+use elfen_rt::signal::event::{Event, EventKind, Words};
 use elfen_run::batches::{self, Batch};
 
 use crate::duty::{DutyChange, DutyCycle};
@@ -225,11 +225,11 @@ impl Recorder {
     fn note_threads(&mut self) {
         for event in self.buffer.iter().filter_map(Event::decode) {
             match event.kind {
-                Kind::Switch(_) if event.thread != 0 && self.seen.len() < NAMES_MAX => {
+                EventKind::Switch(_) if event.thread != 0 && self.seen.len() < NAMES_MAX => {
                     self.seen.insert(event.thread);
                 }
-                Kind::Blocked { frames, .. } => self.functions.note(frames),
-                Kind::Exit { name } if self.is_known(event.thread) => {
+                EventKind::Blocked { frames, .. } => self.functions.note(frames),
+                EventKind::Exit { name } if self.is_known(event.thread) => {
                     self.seen.remove(&event.thread);
                     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
                     let name = String::from_utf8_lossy(&name[..end]).into_owned();

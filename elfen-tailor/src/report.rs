@@ -21,7 +21,7 @@ use crate::segment::{
 use crate::trace::{FULL, MARKS_ALONE, Trace};
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Report {
+pub struct TailorReport {
     pub service: String,
     pub port: u16,
     pub detail: String,
@@ -172,7 +172,7 @@ pub fn report(
     slow: SlowThreshold,
     count: usize,
     without: &[String],
-) -> Result<Report, NothingToReport> {
+) -> Result<TailorReport, NothingToReport> {
     let account = Account::of(trace);
     let Account { explained, incomplete, unclear } = &account;
     let requests = explained.len() + incomplete.len();
@@ -196,7 +196,7 @@ pub fn report(
     // A gap with count 0 is a pause of the recorder: no events are lost in it.
     let pauses = trace.gaps.iter().filter(|gap| gap.count == 0);
     let paused_ns = saturating_sum(pauses.map(|gap| gap.to_ns.saturating_sub(gap.from_ns)));
-    Ok(Report {
+    Ok(TailorReport {
         service: trace.head.service.clone(),
         port: trace.head.port,
         detail: trace.head.detail.clone(),
@@ -364,7 +364,7 @@ const COLUMNS: usize = 80;
 /// With fewer slow requests, one more or less changes the ranking.
 const FEW: usize = 100;
 
-impl Report {
+impl TailorReport {
     pub fn text(&self) -> String {
         let mut text = String::new();
         self.write(&mut text).expect("a string takes everything");

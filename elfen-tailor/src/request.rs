@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use elfen_rt::signal::event::{Event, Kind};
+use elfen_rt::signal::event::{Event, EventKind};
 
 use crate::trace::{Gap, Trace};
 
@@ -116,11 +116,11 @@ impl Requests {
                 touched.entry(event.thread).or_default().push(Touch { at_ns, request, reads });
             };
             match event.kind {
-                Kind::Ready { connection, bytes } if bytes > 0 => {
+                EventKind::Ready { connection, bytes } if bytes > 0 => {
                     let at = connections.entry(connection).or_default();
                     found.ready(at, connection, at_ns, &trace.gaps);
                 }
-                Kind::Received { connection, bytes, peek: false } if bytes > 0 => {
+                EventKind::Received { connection, bytes, peek: false } if bytes > 0 => {
                     let Some(at) = connections.get_mut(&connection) else { continue };
                     if let Some(before) = at.before.take() {
                         found.close(connection, before, &trace.gaps);
@@ -130,7 +130,7 @@ impl Requests {
                         touch(open, connection, true);
                     }
                 }
-                Kind::Sent { connection, .. } => {
+                EventKind::Sent { connection, .. } => {
                     let Some(at) = connections.get_mut(&connection) else { continue };
                     let unread = at.now.is_none_or(|now| now.read.is_none());
                     let open = if unread { &mut at.before } else { &mut at.now };
@@ -141,7 +141,7 @@ impl Requests {
                         touch(open, connection, false);
                     }
                 }
-                Kind::Transmitted { connection, .. } => {
+                EventKind::Transmitted { connection, .. } => {
                     let Some(at) = connections.get_mut(&connection) else { continue };
                     let open = at.now.as_mut().filter(|open| open.read.is_some());
                     let Some(open) = open else { continue };

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use elfen_rt::signal::event::{Event, Kind, Runtime};
+use elfen_rt::signal::event::{Event, EventKind, Runtime};
 
 /// The first bytes of an operation's name; empty if the operation is unknown.
 pub type Operation = [u8; 16];
@@ -61,7 +61,7 @@ impl Intervals {
         let mut all = Self::default();
         let mut open: HashMap<u32, Open> = HashMap::new();
         for event in events {
-            let Kind::Runtime(step) = event.kind else { continue };
+            let EventKind::Runtime(step) = event.kind else { continue };
             match step {
                 Runtime::ClassLoaded => all.add_class(event.thread, event.at_ns),
                 _ => all.handle_step(open.entry(event.thread).or_default(), event, step),
@@ -196,7 +196,8 @@ mod tests {
     use super::*;
 
     fn events(steps: &[(u64, u32, Runtime)]) -> Vec<Event> {
-        let event = |&(at_ns, thread, step)| Event { at_ns, thread, kind: Kind::Runtime(step) };
+        let event =
+            |&(at_ns, thread, step)| Event { at_ns, thread, kind: EventKind::Runtime(step) };
         steps.iter().map(event).collect()
     }
 

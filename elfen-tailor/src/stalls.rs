@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use elfen_rt::signal::event::{Event, Kind, Stall};
+use elfen_rt::signal::event::{Event, EventKind, Stall};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stalled {
@@ -24,11 +24,11 @@ pub struct Stalls {
 impl Stalls {
     pub fn add(&mut self, event: &Event) {
         match event.kind {
-            Kind::Stall { since_ns, what } if since_ns < event.at_ns => {
+            EventKind::Stall { since_ns, what } if since_ns < event.at_ns => {
                 let stalled = Stalled { from_ns: since_ns, to_ns: event.at_ns, what };
                 self.of.entry(event.thread).or_default().push(stalled);
             }
-            Kind::Fault { since_ns, .. } if since_ns <= event.at_ns => {
+            EventKind::Fault { since_ns, .. } if since_ns <= event.at_ns => {
                 self.faults.entry(event.thread).or_default().push((since_ns, event.at_ns));
             }
             _ => {}

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use elfen_rt::signal::event::{Event, Kind, STATE_STOPPED, STATE_TRACED, Switch};
+use elfen_rt::signal::event::{Event, EventKind, STATE_STOPPED, STATE_TRACED, Switch};
 
 use crate::runtime::{Interval, Intervals};
 use crate::stalls::Stalls;
@@ -97,17 +97,17 @@ impl Timeline {
                 line.gap_end_ns = gap_ns;
             }
             match event.kind {
-                Kind::Switch(switch) => line.switch(cpu, event, switch),
-                Kind::Waking { waker, waker_process, .. } => {
+                EventKind::Switch(switch) => line.switch(cpu, event, switch),
+                EventKind::Waking { waker, waker_process, .. } => {
                     line.wake(event, Waker { thread: waker, process: waker_process });
                 }
-                Kind::Irq { since_ns, number } => {
+                EventKind::Irq { since_ns, number } => {
                     line.interrupt(cpu, since_ns, event.at_ns, false, number);
                 }
-                Kind::Softirq { since_ns, vector } => {
+                EventKind::Softirq { since_ns, vector } => {
                     line.interrupt(cpu, since_ns, event.at_ns, true, vector);
                 }
-                Kind::Blocked { frames, .. } => {
+                EventKind::Blocked { frames, .. } => {
                     line.note_wait_function(event.thread, wait_function(trace, frames))
                 }
                 _ => line.stalls.add(event),

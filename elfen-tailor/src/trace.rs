@@ -400,7 +400,7 @@ fn next_block<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, &'a [u8])>, ()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use elfen_rt::signal::event::Kind;
+    use elfen_rt::signal::event::EventKind;
     use elfen_rt::signal::mark::Step;
     use proptest::prelude::*;
 
@@ -408,7 +408,7 @@ mod tests {
         let cores = vec![vec![0, 1]];
         let lacks = vec!["contention_end".to_owned()];
         let head = Header { cpus: 2, port: 80, began_ns: 5, cores, lacks, ..Header::default() };
-        let kind = Kind::Waking { waker: 1, waker_process: 1, process: 2 };
+        let kind = EventKind::Waking { waker: 1, waker_process: 1, process: 2 };
         let event = |at_ns| Event { at_ns, thread: 3, kind };
         let mark = |at_ns| Mark { at_ns, thread: 3, request: 1, step: Step::Stage(2) };
         let notes = [

@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use elfen_run::report::Report;
+use elfen_run::report::RunReport;
 use serde::{Deserialize, Serialize};
 
 /// One line of a results file.
@@ -187,10 +187,10 @@ pub struct Run {
     /// Whether the results of the batch are correct.
     pub batch_verified: Option<bool>,
     /// The report of `elfen run`; `None` for the baselines.
-    pub report: Option<Box<Report>>,
+    pub report: Option<Box<RunReport>>,
     /// The reports of the batch lanes after the first.
     #[serde(default)]
-    pub more_reports: Vec<Report>,
+    pub more_reports: Vec<RunReport>,
     /// The scenario as the plan writes it: `fixed-budget:2ms`.
     #[serde(default)]
     pub asked: String,

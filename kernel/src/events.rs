@@ -382,7 +382,7 @@ mod tests {
     use std::io::{self, Read, Write};
     use std::time::{Duration, Instant};
 
-    use elfen_rt::signal::event::{Event, Kind, Stall};
+    use elfen_rt::signal::event::{Event, EventKind, Stall};
 
     #[track_caller]
     fn load() -> Events {
@@ -452,7 +452,7 @@ mod tests {
                 events.read(cpu, &mut words);
             }
             let own = words.iter().filter_map(Event::decode).find_map(|event| match event.kind {
-                Kind::Stall { since_ns, what: Stall::Contention(_) }
+                EventKind::Stall { since_ns, what: Stall::Contention(_) }
                     if event.thread == own_thread() =>
                 {
                     Some((since_ns, event.at_ns))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use elfen_kernel::events::{Detail, Events, Watched};
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::event::{Event, Kind, Words};
+use elfen_rt::signal::event::{Event, EventKind, Words};
 
 #[track_caller]
 fn attach(detail: Detail, events: u32, port: u16) -> Events {
@@ -60,12 +60,12 @@ fn a_request_leaves_its_events() {
     let steps: Vec<&str> = found
         .iter()
         .filter_map(|event| match event.kind {
-            Kind::Ready { connection: c, bytes: 3 } if c == connection => Some("ready"),
-            Kind::Received { connection: c, bytes: 3, peek: false } if c == connection => {
+            EventKind::Ready { connection: c, bytes: 3 } if c == connection => Some("ready"),
+            EventKind::Received { connection: c, bytes: 3, peek: false } if c == connection => {
                 Some("received")
             }
-            Kind::Transmitted { connection: c, .. } if c == connection => Some("transmitted"),
-            Kind::Sent { connection: c, .. } if c == connection => Some("sent"),
+            EventKind::Transmitted { connection: c, .. } if c == connection => Some("transmitted"),
+            EventKind::Sent { connection: c, .. } if c == connection => Some("sent"),
             _ => None,
         })
         .collect();
@@ -74,10 +74,10 @@ fn a_request_leaves_its_events() {
     assert_eq!(without("sent"), ["ready", "received", "transmitted"].repeat(3), "{found:?}");
     assert_eq!(without("ready"), ["received", "transmitted", "sent"].repeat(3), "{found:?}");
     let own = std::process::id();
-    let woken = |e: &Event| matches!(e.kind, Kind::Waking { process, .. } if process == own);
+    let woken = |e: &Event| matches!(e.kind, EventKind::Waking { process, .. } if process == own);
     assert!(found.iter().any(woken), "the server sleeps until a request wakes it");
     let receives = u16::try_from(libc::SYS_recvfrom).ok();
-    let slept = |e: &Event| matches!(e.kind, Kind::Switch(s) if s.call == receives);
+    let slept = |e: &Event| matches!(e.kind, EventKind::Switch(s) if s.call == receives);
     assert!(found.iter().any(slept), "the switch names the system call");
     assert!(events.missed().is_none_or(|missed| missed.from_ns < missed.to_ns));
 }

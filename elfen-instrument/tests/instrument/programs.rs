@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::stage::{Batch, Board, Run, Toggle, compile, cpus, idle, library, until};
-use elfen_rt::nap::{Kind, block};
+use elfen_rt::nap::{NapKind, block};
 use elfen_rt::signal::lane::LaneState;
 
 type Way = (&'static str, &'static [&'static str]);
@@ -118,7 +118,7 @@ fn assert_blocked_threads_sleep(ways: &[&str]) {
     for &way in ways {
         let program = program(way);
         let (run, mut worker) = Run::new();
-        run.nap_by(Kind::Block);
+        run.nap_by(NapKind::Block);
         let board = Board::new();
         let mut batch = Batch::start(run.batch(program).args(["loop", &board.id()]));
         for request in 1..=10 {
@@ -190,16 +190,16 @@ impl Crowd {
 /// other test uses.
 #[test]
 fn each_of_a_thousand_threads_stops_for_a_request() {
-    assert_crowds_stop(&[("inline", Kind::Block, 1000), ("mcount", Kind::Block, 1000)]);
+    assert_crowds_stop(&[("inline", NapKind::Block, 1000), ("mcount", NapKind::Block, 1000)]);
 }
 
 #[test]
 #[ignore = "needs GCC"]
 fn each_of_a_thousand_patched_threads_stops_for_a_request() {
-    assert_crowds_stop(&[("patch", Kind::Block, 1000), ("patch", Kind::Spin, 100)]);
+    assert_crowds_stop(&[("patch", NapKind::Block, 1000), ("patch", NapKind::Spin, 100)]);
 }
 
-fn assert_crowds_stop(cases: &[(&'static str, Kind, usize)]) {
+fn assert_crowds_stop(cases: &[(&'static str, NapKind, usize)]) {
     static LANE: Mutex<()> = Mutex::new(());
     let _alone = LANE.lock().unwrap_or_else(PoisonError::into_inner);
     for &(way, nap, threads) in cases {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use elfen_rt::inherit::{Inherited, TaskMapSource};
 use elfen_rt::memory::Memory;
-use elfen_rt::nap::Kind;
+use elfen_rt::nap::NapKind;
 use elfen_rt::process::pid_namespace;
 use elfen_rt::service::{Service, Worker};
 use elfen_rt::signal::control::{ControlSlot, Settings};
@@ -252,7 +252,7 @@ impl Run {
     }
 
     /// Selects how threads with checks nap.
-    pub(crate) fn nap_by(&self, kind: Kind) {
+    pub(crate) fn nap_by(&self, kind: NapKind) {
         self.control.slot(0).unwrap().nap.store(kind as u64, Relaxed);
     }
 

@@ -15,7 +15,7 @@ use elfen_kernel::task_map::{self, Loaded, TasksError};
 use elfen_rt::memory::{Memory, MemoryError};
 use elfen_rt::nanonap::DeviceError;
 use elfen_rt::nap::device::Device;
-use elfen_rt::nap::{Kind, Nap};
+use elfen_rt::nap::{Nap, NapKind};
 use elfen_rt::signal::page::Page;
 use elfen_rt::signal::service::ServiceSlot;
 
@@ -39,8 +39,8 @@ pub(super) const ATTEMPTS: [(&str, Attempt); 26] = [
     ("counters", counters),
     ("nanonap", |_| nanonap()),
     ("monitor", |_| monitor().map_or("unknown", yes_or_no).to_owned()),
-    ("umwait", |_| done_or_refused(Nap::open(Kind::Umwait))),
-    ("mwaitx", |_| done_or_refused(Nap::open(Kind::Mwaitx))),
+    ("umwait", |_| done_or_refused(Nap::open(NapKind::Umwait))),
+    ("mwaitx", |_| done_or_refused(Nap::open(NapKind::Mwaitx))),
     ("idle-class", |_| done_or_refused(idle_class())),
     ("guard-rank", |_| done_or_refused(may_take_guard_rank())),
     ("preload-library", |_| preload_library()),

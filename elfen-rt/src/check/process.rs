@@ -12,7 +12,7 @@ use super::once::{Made, Once};
 use crate::clock::monotonic_ns;
 use crate::inherit::Run;
 use crate::lane::{Lane, ServiceCache};
-use crate::nap::{Kind, Nap};
+use crate::nap::{Nap, NapKind};
 use crate::pages::Pages;
 use crate::signal::lane::LaneSlot;
 use crate::signal::page::SLOTS_MAX;
@@ -35,12 +35,14 @@ fn nap_of(run: &Run) -> Nap {
     // All pages of a daemon hold the same setting.
     let slot = run.pages().find_map(|pages| pages.control.slot(0));
     let word = slot.map_or(0, |slot| slot.nap.load(Relaxed));
-    let first = |kinds: &[Kind]| kinds.iter().find_map(|&kind| Nap::open(kind).ok());
-    let nap = match Kind::from_word(word) {
-        Some(Kind::Block) => Some(Nap::Block),
-        Some(Kind::Spin) => Some(Nap::Spin),
-        Some(kind @ Kind::Device) => first(&[kind, Kind::Umwait, Kind::Mwaitx]),
-        Some(Kind::Umwait | Kind::Mwaitx) | None => first(&[Kind::Umwait, Kind::Mwaitx]),
+    let first = |kinds: &[NapKind]| kinds.iter().find_map(|&kind| Nap::open(kind).ok());
+    let nap = match NapKind::from_word(word) {
+        Some(NapKind::Block) => Some(Nap::Block),
+        Some(NapKind::Spin) => Some(Nap::Spin),
+        Some(kind @ NapKind::Device) => first(&[kind, NapKind::Umwait, NapKind::Mwaitx]),
+        Some(NapKind::Umwait | NapKind::Mwaitx) | None => {
+            first(&[NapKind::Umwait, NapKind::Mwaitx])
+        }
     };
     nap.unwrap_or(Nap::Spin)
 }

@@ -2,11 +2,11 @@
 //!
 //! | nap | needs | waits |
 //! | --- | --- | --- |
-//! | [`Kind::Device`] | the nanonap module | in the kernel, by MWAIT with preemption off |
-//! | [`Kind::Umwait`] | an Intel CPU with WAITPKG | by UMWAIT on the request lane's own slot |
-//! | [`Kind::Mwaitx`] | an AMD CPU with MWAITX | by MWAITX on the same |
-//! | [`Kind::Block`] | checks, and `elfen run` with eBPF as the waker | asleep: see [`block`] |
-//! | [`Kind::Spin`] | nothing | by PAUSE, which gives the sibling little |
+//! | [`NapKind::Device`] | the nanonap module | in the kernel, by MWAIT with preemption off |
+//! | [`NapKind::Umwait`] | an Intel CPU with WAITPKG | by UMWAIT on the request lane's own slot |
+//! | [`NapKind::Mwaitx`] | an AMD CPU with MWAITX | by MWAITX on the same |
+//! | [`NapKind::Block`] | checks, and `elfen run` with eBPF as the waker | asleep: see [`block`] |
+//! | [`NapKind::Spin`] | nothing | by PAUSE, which gives the sibling little |
 //!
 //! All naps follow [`protocol`]: arm, re-check, wait. All are bounded, because the writer that
 //! should wake a thread may have died. Module `policy` decides when a thread naps.
@@ -31,7 +31,7 @@ pub use protocol::Woken;
 /// the ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub enum Kind {
+pub enum NapKind {
     Device = 1,
     Umwait,
     Mwaitx,
@@ -39,7 +39,7 @@ pub enum Kind {
     Spin,
 }
 
-impl Kind {
+impl NapKind {
     pub const ALL: [Self; 5] = [Self::Device, Self::Umwait, Self::Mwaitx, Self::Block, Self::Spin];
 
     /// `None` for an invalid word: other processes write the page.
@@ -97,9 +97,9 @@ pub enum Nap {
 }
 
 impl Nap {
-    pub fn open(kind: Kind) -> Result<Self, Missing> {
+    pub fn open(kind: NapKind) -> Result<Self, Missing> {
         match kind {
-            Kind::Device => {
+            NapKind::Device => {
                 let device = Device::open().map_err(Missing::Device)?;
                 if device.can_wait() {
                     Ok(Self::Device(device))
@@ -107,29 +107,29 @@ impl Nap {
                     Err(Missing::DeviceCannotWait)
                 }
             }
-            Kind::Umwait => Waitpkg::detect()
+            NapKind::Umwait => Waitpkg::detect()
                 .map(Self::Umwait)
                 .ok_or(Missing::Instructions("UMONITOR/UMWAIT (WAITPKG)")),
-            Kind::Mwaitx => {
+            NapKind::Mwaitx => {
                 Monitorx::detect().map(Self::Mwaitx).ok_or(Missing::Instructions("MONITORX/MWAITX"))
             }
-            Kind::Block => Err(Missing::NoWaker),
-            Kind::Spin => Ok(Self::Spin),
+            NapKind::Block => Err(Missing::NoWaker),
+            NapKind::Spin => Ok(Self::Spin),
         }
     }
 
-    /// The first of [`Kind::ALL`] that works here. The last one always works.
+    /// The first of [`NapKind::ALL`] that works here. The last one always works.
     pub fn auto() -> Self {
-        Kind::ALL.into_iter().find_map(|kind| Self::open(kind).ok()).unwrap_or(Self::Spin)
+        NapKind::ALL.into_iter().find_map(|kind| Self::open(kind).ok()).unwrap_or(Self::Spin)
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> NapKind {
         match self {
-            Self::Device(_) => Kind::Device,
-            Self::Umwait(_) => Kind::Umwait,
-            Self::Mwaitx(_) => Kind::Mwaitx,
-            Self::Block => Kind::Block,
-            Self::Spin => Kind::Spin,
+            Self::Device(_) => NapKind::Device,
+            Self::Umwait(_) => NapKind::Umwait,
+            Self::Mwaitx(_) => NapKind::Mwaitx,
+            Self::Block => NapKind::Block,
+            Self::Spin => NapKind::Spin,
         }
     }
 
@@ -173,14 +173,14 @@ mod tests {
 
     fn naps_on_a_page() -> impl Iterator<Item = Nap> {
         // The device reads the module's map, and not the test's page.
-        let others = |kind: &Kind| *kind != Kind::Device;
-        Kind::ALL.into_iter().filter(others).filter_map(|kind| Nap::open(kind).ok())
+        let others = |kind: &NapKind| *kind != NapKind::Device;
+        NapKind::ALL.into_iter().filter(others).filter_map(|kind| Nap::open(kind).ok())
     }
 
     #[test]
     fn every_machine_has_a_nap_and_a_reason_for_each_missing_one() {
         let mut found = std::vec::Vec::new();
-        for kind in Kind::ALL {
+        for kind in NapKind::ALL {
             match Nap::open(kind) {
                 Ok(nap) => {
                     assert_eq!(nap.kind(), kind);
@@ -189,7 +189,7 @@ mod tests {
                 Err(missing) => assert!(!std::format!("{missing}").is_empty()),
             }
         }
-        assert_eq!(found.last(), Some(&Kind::Spin));
+        assert_eq!(found.last(), Some(&NapKind::Spin));
         assert_eq!(Nap::auto().kind(), found[0], "the first that works");
     }
 

@@ -114,7 +114,7 @@ pub struct ControlSlot {
     pub supervisor: AtomicU64,
     /// The identity of the program that the supervisor started; 0 before.
     pub batch: AtomicU64,
-    /// How to nap: a [`crate::nap::Kind`], or 0 for the first that works.
+    /// How to nap: a [`crate::nap::NapKind`], or 0 for the first that works.
     pub nap: AtomicU64,
     /// When the batch was last asked to terminate, CLOCK_MONOTONIC; 0 if never. The batch needs CPU
     /// time to terminate.

@@ -14,11 +14,11 @@ pub struct Event {
     /// The thread that ran on the CPU. For a switch, the thread that runs from now on; for a
     /// wake-up, the woken thread.
     pub thread: u32,
-    pub kind: Kind,
+    pub kind: EventKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum EventKind {
     Switch(Switch),
     /// `waker` woke the thread.
     Waking {
@@ -203,7 +203,7 @@ impl Event {
             SWITCH => {
                 let [call_low, call_high, state, ..] = b.to_le_bytes();
                 let call = u16::from_le_bytes([call_low, call_high]);
-                Kind::Switch(Switch {
+                EventKind::Switch(Switch {
                     previous: high(a),
                     process: low(a),
                     // A thread that is preempted on its way to sleep does not sleep yet.
@@ -214,29 +214,29 @@ impl Event {
                     stolen_ns: (b >> 24) << 10,
                 })
             }
-            WAKING => Kind::Waking { waker: low(a), waker_process: high(a), process: low(b) },
-            EXIT => Kind::Exit { name: sixteen(a, b) },
-            READY => Kind::Ready { connection: a, bytes: b },
-            RECEIVED => Kind::Received { connection: a, bytes: b, peek: flag },
-            SENT => Kind::Sent { connection: a, end: high(b) },
-            TRANSMITTED => Kind::Transmitted { connection: a, end: high(b) },
-            IRQ => Kind::Irq { since_ns: a, number: low(b) },
-            SOFTIRQ => Kind::Softirq { since_ns: a, vector: low(b) },
+            WAKING => EventKind::Waking { waker: low(a), waker_process: high(a), process: low(b) },
+            EXIT => EventKind::Exit { name: sixteen(a, b) },
+            READY => EventKind::Ready { connection: a, bytes: b },
+            RECEIVED => EventKind::Received { connection: a, bytes: b, peek: flag },
+            SENT => EventKind::Sent { connection: a, end: high(b) },
+            TRANSMITTED => EventKind::Transmitted { connection: a, end: high(b) },
+            IRQ => EventKind::Irq { since_ns: a, number: low(b) },
+            SOFTIRQ => EventKind::Softirq { since_ns: a, vector: low(b) },
             CONTENTION => {
                 let [sort, ..] = b.to_le_bytes();
-                Kind::Stall { since_ns: a, what: Stall::Contention(sort) }
+                EventKind::Stall { since_ns: a, what: Stall::Contention(sort) }
             }
-            RECLAIM => Kind::Stall { since_ns: a, what: Stall::Reclaim },
-            COMPACTION => Kind::Stall { since_ns: a, what: Stall::Compaction },
-            FAULT => Kind::Fault { since_ns: a, address: b },
+            RECLAIM => EventKind::Stall { since_ns: a, what: Stall::Reclaim },
+            COMPACTION => EventKind::Stall { since_ns: a, what: Stall::Compaction },
+            FAULT => EventKind::Fault { since_ns: a, address: b },
             BLOCKED => {
                 let frames = [low(a), high(a), low(b), high(b)];
-                Kind::Blocked { second: flag, frames }
+                EventKind::Blocked { second: flag, frames }
             }
             RUNTIME => {
                 let [number, ..] = word.to_le_bytes();
                 let step = Runtime::of(number, sixteen(a, b))?;
-                Kind::Runtime(step)
+                EventKind::Runtime(step)
             }
             _ => return None,
         };
@@ -247,38 +247,40 @@ impl Event {
     pub fn encode(&self) -> Words {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         let (kind, flags, a, b) = match self.kind {
-            Kind::Switch(s) => {
+            EventKind::Switch(s) => {
                 let call = u64::from(s.call.unwrap_or(NO_CALL));
                 let rest = (s.stolen_ns >> 10) << 24 | u64::from(s.state) << 16 | call;
                 let flags = u64::from(s.iowait) << 1 | u64::from(s.preempted);
                 (SWITCH, flags, pair(s.previous, s.process), rest)
             }
-            Kind::Waking { waker, waker_process, process } => {
+            EventKind::Waking { waker, waker_process, process } => {
                 (WAKING, 0, pair(waker_process, waker), u64::from(process))
             }
-            Kind::Exit { name } => (EXIT, 0, half(&name, 0), half(&name, 8)),
-            Kind::Runtime(step) => {
+            EventKind::Exit { name } => (EXIT, 0, half(&name, 0), half(&name, 8)),
+            EventKind::Runtime(step) => {
                 let name = match step {
                     Runtime::Operation(name) => name,
                     _ => [0; 16],
                 };
                 (RUNTIME, u64::from(step.number()), half(&name, 0), half(&name, 8))
             }
-            Kind::Ready { connection, bytes } => (READY, 0, connection, bytes),
-            Kind::Received { connection, bytes, peek } => {
+            EventKind::Ready { connection, bytes } => (READY, 0, connection, bytes),
+            EventKind::Received { connection, bytes, peek } => {
                 (RECEIVED, u64::from(peek), connection, bytes)
             }
-            Kind::Sent { connection, end } => (SENT, 0, connection, pair(end, 1)),
-            Kind::Transmitted { connection, end } => (TRANSMITTED, 0, connection, pair(end, 1)),
-            Kind::Irq { since_ns, number } => (IRQ, 0, since_ns, u64::from(number)),
-            Kind::Softirq { since_ns, vector } => (SOFTIRQ, 0, since_ns, u64::from(vector)),
-            Kind::Stall { since_ns, what } => match what {
+            EventKind::Sent { connection, end } => (SENT, 0, connection, pair(end, 1)),
+            EventKind::Transmitted { connection, end } => {
+                (TRANSMITTED, 0, connection, pair(end, 1))
+            }
+            EventKind::Irq { since_ns, number } => (IRQ, 0, since_ns, u64::from(number)),
+            EventKind::Softirq { since_ns, vector } => (SOFTIRQ, 0, since_ns, u64::from(vector)),
+            EventKind::Stall { since_ns, what } => match what {
                 Stall::Contention(sort) => (CONTENTION, 0, since_ns, u64::from(sort)),
                 Stall::Reclaim => (RECLAIM, 0, since_ns, 0),
                 Stall::Compaction => (COMPACTION, 0, since_ns, 0),
             },
-            Kind::Fault { since_ns, address } => (FAULT, 0, since_ns, address),
-            Kind::Blocked { second, frames: [a, b, c, d] } => {
+            EventKind::Fault { since_ns, address } => (FAULT, 0, since_ns, address),
+            EventKind::Blocked { second, frames: [a, b, c, d] } => {
                 (BLOCKED, u64::from(second), pair(b, a), pair(d, c))
             }
         };
@@ -316,30 +318,30 @@ mod tests {
         };
         let (connection, since_ns) = (0x7f00_0001_0000_1234, 77);
         let kinds = [
-            Kind::Switch(switch),
-            Kind::Switch(Switch { preempted: true, state: 0, call: None, ..switch }),
-            Kind::Waking { waker: 3, waker_process: 2, process: 8 },
-            Kind::Exit { name: *b"a name of 15 ch\0" },
-            Kind::Ready { connection, bytes: 12 },
-            Kind::Received { connection, bytes: 12, peek: true },
-            Kind::Sent { connection, end: u32::MAX },
-            Kind::Transmitted { connection, end: 17 },
-            Kind::Irq { since_ns, number: 33 },
-            Kind::Softirq { since_ns, vector: 3 },
-            Kind::Runtime(Runtime::Operation(*b"G1CollectForAll\0")),
-            Kind::Runtime(Runtime::ClassLoaded),
-            Kind::Stall { since_ns, what: Stall::Contention(0x21) },
-            Kind::Stall { since_ns, what: Stall::Reclaim },
-            Kind::Stall { since_ns, what: Stall::Compaction },
-            Kind::Fault { since_ns, address: 0x7f00_0000_1000 },
-            Kind::Blocked { second: true, frames: [1, 2, u32::MAX, 4] },
+            EventKind::Switch(switch),
+            EventKind::Switch(Switch { preempted: true, state: 0, call: None, ..switch }),
+            EventKind::Waking { waker: 3, waker_process: 2, process: 8 },
+            EventKind::Exit { name: *b"a name of 15 ch\0" },
+            EventKind::Ready { connection, bytes: 12 },
+            EventKind::Received { connection, bytes: 12, peek: true },
+            EventKind::Sent { connection, end: u32::MAX },
+            EventKind::Transmitted { connection, end: 17 },
+            EventKind::Irq { since_ns, number: 33 },
+            EventKind::Softirq { since_ns, vector: 3 },
+            EventKind::Runtime(Runtime::Operation(*b"G1CollectForAll\0")),
+            EventKind::Runtime(Runtime::ClassLoaded),
+            EventKind::Stall { since_ns, what: Stall::Contention(0x21) },
+            EventKind::Stall { since_ns, what: Stall::Reclaim },
+            EventKind::Stall { since_ns, what: Stall::Compaction },
+            EventKind::Fault { since_ns, address: 0x7f00_0000_1000 },
+            EventKind::Blocked { second: true, frames: [1, 2, u32::MAX, 4] },
         ];
         for kind in kinds {
             let event = Event { at_ns: 1 << 60, thread: 4_000_000_000, kind };
             assert_eq!(Event::decode(&event.encode()), Some(event));
         }
         let words = [1, 7 << 32 | 9, 5 << 24 | 1 << 16 | 202, 11 << 32 | 0xabcd << 16 | 0x102];
-        let event = Event { at_ns: 1, thread: 11, kind: Kind::Switch(switch) };
+        let event = Event { at_ns: 1, thread: 11, kind: EventKind::Switch(switch) };
         assert_eq!((Event::decode(&words), lap(&words)), (Some(event), 0xabcd));
         assert_eq!(Event::decode(&[1, 2, 3, 0xff00]), None);
         for number in 0..=u8::MAX {

@@ -100,7 +100,7 @@ pub struct LaneSlot {
     pub account_claim: AtomicU64,
     /// The index of that account.
     pub account_index: AtomicU64,
-    /// How batch threads with checks nap here: a [`crate::nap::Kind`]; 0 if no thread has checks.
+    /// How batch threads with checks nap here: a [`crate::nap::NapKind`]; 0 without such threads.
     pub check_nap: AtomicU64,
     /// How the guard naps here; 0 before it has begun.
     pub guard_nap: AtomicU64,

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use elfen_console::failure::{Failure, Status};
 use elfen_kernel::sleep::Alarm;
 use elfen_rt::nap::device::Device;
-use elfen_rt::nap::{Kind, Nap};
+use elfen_rt::nap::{Nap, NapKind};
 
 use super::signals;
 use elfen_machine::affinity;
@@ -34,24 +34,24 @@ pub enum NapName {
 }
 
 impl NapName {
-    pub fn of(kind: Kind) -> Self {
+    pub fn of(kind: NapKind) -> Self {
         let is_it = |name: &&Self| name.kind() == Some(kind);
         Self::value_variants().iter().find(is_it).copied().unwrap_or(Self::Auto)
     }
 
     /// The value of the option; `None` for the default.
     pub fn name(self) -> Option<&'static str> {
-        self.kind().map(Kind::name)
+        self.kind().map(NapKind::name)
     }
 
-    fn kind(self) -> Option<Kind> {
+    fn kind(self) -> Option<NapKind> {
         match self {
             Self::Auto => None,
-            Self::Device => Some(Kind::Device),
-            Self::Umwait => Some(Kind::Umwait),
-            Self::Mwaitx => Some(Kind::Mwaitx),
-            Self::Block => Some(Kind::Block),
-            Self::Spin => Some(Kind::Spin),
+            Self::Device => Some(NapKind::Device),
+            Self::Umwait => Some(NapKind::Umwait),
+            Self::Mwaitx => Some(NapKind::Mwaitx),
+            Self::Block => Some(NapKind::Block),
+            Self::Spin => Some(NapKind::Spin),
         }
     }
 
@@ -67,7 +67,7 @@ impl NapName {
         match (untied, self) {
             (None, _) => Ok((nap, alarm)),
             (Some(_), Self::Auto) => {
-                let others = [Kind::Umwait, Kind::Mwaitx];
+                let others = [NapKind::Umwait, NapKind::Mwaitx];
                 let other = others.into_iter().find_map(|kind| Nap::open(kind).ok());
                 Ok((other.unwrap_or(Nap::Spin), None))
             }
@@ -82,7 +82,7 @@ impl NapName {
     pub fn open(self) -> Result<(Nap, Option<Alarm>), Failure> {
         match self.kind() {
             None => Ok((Nap::auto(), None)),
-            Some(Kind::Block) => {
+            Some(NapKind::Block) => {
                 let alarm = Alarm::attach().map_err(|e| signals::failure("nap block", &e))?;
                 Ok((Nap::Block, Some(alarm)))
             }

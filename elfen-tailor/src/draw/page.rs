@@ -4,7 +4,7 @@ use elfen_console::duration::show;
 use elfen_console::page::{Block, Figure, Page, Table};
 
 use super::timeline::{COLOURS, Drawer};
-use crate::report::Report;
+use crate::report::TailorReport;
 use crate::timeline::Timeline;
 use crate::trace::Trace;
 
@@ -19,7 +19,7 @@ header + main > figure:first-child { margin-top: 0.75rem; }
 ";
 
 /// The report as one self-contained HTML file.
-pub fn page(report: &Report, trace: &Trace) -> String {
+pub fn page(report: &TailorReport, trace: &Trace) -> String {
     let timeline = Timeline::new(trace, &trace.events_in_order());
     let drawer = Drawer { trace, timeline: &timeline };
     let figures = report.slowest.iter().enumerate().map(|(index, one)| {
@@ -56,7 +56,7 @@ fn legend() -> Vec<(String, String)> {
     COLOURS.iter().map(entry).collect()
 }
 
-fn ranking(report: &Report) -> Table {
+fn ranking(report: &TailorReport) -> Table {
     let head = [report.heading(), &["they were slow because"]].concat();
     let row = |cause| [report.row(cause), vec![cause.words.clone()]].concat();
     let rows = report.causes.iter().map(row).collect();

@@ -11,7 +11,7 @@ use elfen_console::duration::number;
 use serde_json::{Value, json};
 
 use crate::calls;
-use crate::report::Report;
+use crate::report::TailorReport;
 use crate::timeline::{State, Stretch, Timeline};
 use crate::trace::Trace;
 
@@ -20,7 +20,11 @@ const REQUESTS: u32 = 1;
 const THREADS: u32 = 2;
 
 /// Writes the slow requests of a report and the threads of a trace.
-pub fn write_perfetto(report: &Report, trace: &Trace, out: &mut impl Write) -> io::Result<()> {
+pub fn write_perfetto(
+    report: &TailorReport,
+    trace: &Trace,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let began_ns = trace.head.began_ns;
     let other = json!({"start_monotonic_ns": began_ns});
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{other},\"traceEvents\":[")?;

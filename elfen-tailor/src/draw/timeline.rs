@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use elfen_console::duration::{number, show};
 use elfen_console::page::escape;
-use elfen_rt::signal::event::Kind;
+use elfen_rt::signal::event::EventKind;
 
 use crate::report::{SegmentRow, SlowRequest};
 use crate::timeline::Timeline;
@@ -136,7 +136,7 @@ impl Drawer<'_> {
             let first = events.partition_point(|event| event.at_ns < span.from_ns);
             let within = events[first..].iter().take_while(|event| event.at_ns <= span.to_ns);
             wakes.extend(within.filter_map(|event| match event.kind {
-                Kind::Waking { waker, .. } if threads.contains(&event.thread) => {
+                EventKind::Waking { waker, .. } if threads.contains(&event.thread) => {
                     Some((event.at_ns, event.thread, cpu, waker))
                 }
                 _ => None,

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use elfen_machine::hsperf::{self, Counter};
 use elfen_rt::clock::monotonic_ns;
-use elfen_rt::signal::event::{Event, Kind, Runtime};
+use elfen_rt::signal::event::{Event, EventKind, Runtime};
 
 #[derive(Debug)]
 struct Collector {
@@ -91,7 +91,7 @@ impl Counters {
             let event = |ticks: u64, step| Event {
                 at_ns: ticks.saturating_add(ahead_ns),
                 thread: u32::try_from(at).unwrap_or(0),
-                kind: Kind::Runtime(step),
+                kind: EventKind::Runtime(step),
             };
             into.extend([event(began, Runtime::GcBegin), event(ended, Runtime::GcEnd)]);
         }

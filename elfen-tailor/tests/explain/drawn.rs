@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use elfen_tailor::draw;
 use elfen_tailor::rank::SlowThreshold;
-use elfen_tailor::report::{Report, report};
+use elfen_tailor::report::{TailorReport, report};
 use elfen_tailor::trace::{Note, ThreadName, Trace};
 use serde_json::Value;
 
 use crate::trace_builder::{HOG, MS};
 
 /// Whether both files can be written, and contain only numbers that can be drawn.
-pub(crate) fn can_be_drawn(result: &Report, trace: &Trace) -> bool {
+pub(crate) fn can_be_drawn(result: &TailorReport, trace: &Trace) -> bool {
     let mut perfetto = Vec::new();
     draw::write_perfetto(result, trace, &mut perfetto).unwrap();
     let page = draw::page(result, trace);

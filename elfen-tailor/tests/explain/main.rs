@@ -8,7 +8,7 @@ mod queues;
 mod recording;
 mod trace_builder;
 
-use elfen_rt::signal::event::{Event, Kind as What, Runtime, STATE_STOPPED, Stall, Switch};
+use elfen_rt::signal::event::{Event, EventKind, Runtime, STATE_STOPPED, Stall, Switch};
 use elfen_tailor::account::{Account, charges};
 use elfen_tailor::rank::SlowThreshold;
 use elfen_tailor::report::{NothingToReport, report};
@@ -111,9 +111,9 @@ fn the_walk_follows_wake_ups_to_the_worker() {
 fn an_answer_held_back_by_nagle_is_tcp_out() {
     let mut builder = TraceBuilder::new();
     builder.switch(2, SERVICE, Some(EPOLL), SERVICE).ready(100, 1).read(100, 1).answer(200, 1);
-    builder.event(0, 250, SERVICE, What::Sent { connection: 1, end: 9 });
+    builder.event(0, 250, SERVICE, EventKind::Sent { connection: 1, end: 9 });
     builder.switch(300, SERVICE, Some(EPOLL), 0);
-    builder.event(0, 40 * MS, 0, What::Transmitted { connection: 1, end: 9 });
+    builder.event(0, 40 * MS, 0, EventKind::Transmitted { connection: 1, end: 9 });
     assert_eq!(builder.last(), named(&[("work", 150), ("tcp-out", 40 * MS - 250)]));
 }
 
@@ -121,7 +121,7 @@ fn an_answer_held_back_by_nagle_is_tcp_out() {
 fn interrupts_and_stolen_time_are_separate_segments() {
     let mut builder = TraceBuilder::new();
     builder.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
-    builder.event(0, 70_000, SERVICE, What::Softirq { since_ns: 50_000, vector: 3 });
+    builder.event(0, 70_000, SERVICE, EventKind::Softirq { since_ns: 50_000, vector: 3 });
     builder.answer(100_000, 1);
     let stolen = Switch {
         previous: SERVICE,
@@ -132,10 +132,10 @@ fn interrupts_and_stolen_time_are_separate_segments() {
         call: None,
         stolen_ns: 0,
     };
-    builder.event(0, 200_000, 0, What::Switch(stolen));
+    builder.event(0, 200_000, 0, EventKind::Switch(stolen));
     let expected = [("work", 49_000), ("softirq:NET_RX", 20_000), ("work", 30_000)];
     assert_eq!(builder.last(), named(&expected));
-    let What::Switch(last) = &mut builder.trace.events[0].last_mut().unwrap().kind else {
+    let EventKind::Switch(last) = &mut builder.trace.events[0].last_mut().unwrap().kind else {
         panic!()
     };
     last.stolen_ns = 15_000;
@@ -153,7 +153,7 @@ fn stolen_time_is_charged_once() {
     let mut builder = TraceBuilder::new();
     let switch = |previous, preempted, state, stolen_ns| {
         let (process, iowait, call) = (previous, false, None);
-        What::Switch(Switch { previous, process, preempted, iowait, state, call, stolen_ns })
+        EventKind::Switch(Switch { previous, process, preempted, iowait, state, call, stolen_ns })
     };
     builder.event(0, 1_000, SERVICE, switch(0, false, 0, 0));
     builder.ready(2_000, 1).read(2_000, 1).answer(50_000, 1);
@@ -179,7 +179,7 @@ fn stolen_time_is_charged_once() {
 #[test]
 fn a_halt_ends_when_threads_continue() {
     const VM: u32 = 12;
-    let step = |step| What::Runtime(step);
+    let step = |step| EventKind::Runtime(step);
     let mut builder = TraceBuilder::new();
     builder.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
     builder.event(0, 2_000, VM, step(Runtime::SafepointBegin));
@@ -227,13 +227,13 @@ fn waits_of_the_kernel_are_causes_of_their_own() {
     let mut builder = TraceBuilder::new();
     builder.trace.head.detail = FULL.to_owned();
     builder.switch(2, 0, None, SERVICE).ready(1_000, 1).read(1_000, 1);
-    let stall = |since_ns, what| What::Stall { since_ns, what };
+    let stall = |since_ns, what| EventKind::Stall { since_ns, what };
     builder.event(0, 5_000, SERVICE, stall(4_000, Stall::Compaction));
     builder.event(0, 6_000, SERVICE, stall(3_000, Stall::Contention(32 | 1)));
     builder.event(0, 7_000, WORKER, stall(1_000, Stall::Contention(1)));
     builder.event(0, 9_000, SERVICE, stall(2_000, Stall::Reclaim));
-    builder.event(0, 9_400, SERVICE, What::Fault { since_ns: 1_900, address: 1 << 12 });
-    builder.event(0, 9_900, SERVICE, What::Fault { since_ns: 9_500, address: 2 << 12 });
+    builder.event(0, 9_400, SERVICE, EventKind::Fault { since_ns: 1_900, address: 1 << 12 });
+    builder.event(0, 9_900, SERVICE, EventKind::Fault { since_ns: 9_500, address: 2 << 12 });
     builder.switch(10_000, SERVICE, Some(FSYNC), 0);
     builder.wake(40_000, SERVICE, 0, 0).switch(40_000, 0, None, SERVICE);
     builder.event(0, 40_100, SERVICE, stall(20_000, Stall::Contention(2)));
@@ -277,9 +277,9 @@ fn a_wait_for_a_disk_names_the_kernel_function() {
         let (previous, process, preempted, iowait, state) = (SERVICE, SERVICE, false, true, 1);
         let stolen_ns = 0;
         let switch = Switch { previous, process, preempted, iowait, state, call, stolen_ns };
-        builder.event(0, from_ns, 0, What::Switch(switch)).wake(from_ns + 900, SERVICE, 0, 0);
+        builder.event(0, from_ns, 0, EventKind::Switch(switch)).wake(from_ns + 900, SERVICE, 0, 0);
         for &(second, frames) in stacks {
-            builder.event(0, from_ns + 1_000, SERVICE, What::Blocked { second, frames });
+            builder.event(0, from_ns + 1_000, SERVICE, EventKind::Blocked { second, frames });
         }
         builder.switch(from_ns + 1_000, 0, None, SERVICE);
     };
@@ -403,7 +403,7 @@ fn events() -> impl Strategy<Value = Vec<(usize, Event)>> {
     let switch = (thread(), any::<bool>(), prop_oneof![Just(EPOLL), Just(FUTEX), Just(FSYNC)]);
     let connection = || 1..4_u64;
     let what = prop_oneof![
-        switch.prop_map(|(previous, preempted, call)| What::Switch(Switch {
+        switch.prop_map(|(previous, preempted, call)| EventKind::Switch(Switch {
             previous,
             process: SERVICE,
             preempted,
@@ -412,20 +412,24 @@ fn events() -> impl Strategy<Value = Vec<(usize, Event)>> {
             call: Some(call),
             stolen_ns: u64::from(previous) << 10,
         })),
-        (thread(), thread()).prop_map(|(waker, waker_process)| What::Waking {
+        (thread(), thread()).prop_map(|(waker, waker_process)| EventKind::Waking {
             waker,
             waker_process,
             process: SERVICE
         }),
-        connection().prop_map(|connection| What::Ready { connection, bytes: 1 }),
-        connection().prop_map(|connection| What::Received { connection, bytes: 1, peek: false }),
-        connection().prop_map(|connection| What::Sent { connection, end: 1 }),
-        connection().prop_map(|connection| What::Transmitted { connection, end: 1 }),
-        (0..3_000_u64).prop_map(|since_ns| What::Softirq { since_ns, vector: 3 }),
+        connection().prop_map(|connection| EventKind::Ready { connection, bytes: 1 }),
+        connection().prop_map(|connection| EventKind::Received {
+            connection,
+            bytes: 1,
+            peek: false
+        }),
+        connection().prop_map(|connection| EventKind::Sent { connection, end: 1 }),
+        connection().prop_map(|connection| EventKind::Transmitted { connection, end: 1 }),
+        (0..3_000_u64).prop_map(|since_ns| EventKind::Softirq { since_ns, vector: 3 }),
         (0..3_000_u64, prop_oneof![Just(Stall::Contention(1)), Just(Stall::Reclaim)])
-            .prop_map(|(since_ns, what)| What::Stall { since_ns, what }),
-        (0..3_000_u64).prop_map(|since_ns| What::Fault { since_ns, address: 0 }),
-        any::<bool>().prop_map(|second| What::Blocked { second, frames: [0, 1, 2, 3] }),
+            .prop_map(|(since_ns, what)| EventKind::Stall { since_ns, what }),
+        (0..3_000_u64).prop_map(|since_ns| EventKind::Fault { since_ns, address: 0 }),
+        any::<bool>().prop_map(|second| EventKind::Blocked { second, frames: [0, 1, 2, 3] }),
     ];
     let event = (0..2_usize, time, thread(), what)
         .prop_map(|(cpu, at_ns, thread, kind)| (cpu, Event { at_ns, thread, kind }));

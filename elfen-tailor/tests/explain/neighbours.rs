@@ -4,7 +4,7 @@
 
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::rank::SlowThreshold;
-use elfen_tailor::report::{Report, report};
+use elfen_tailor::report::{TailorReport, report};
 use elfen_tailor::trace::{BatchThread, Note, ThreadName};
 
 use crate::trace_builder::{FUTEX, MS, SERVICE, TraceBuilder};
@@ -54,7 +54,7 @@ fn request(
     marks.push(Mark { request: at_ns, ..mark(ended_ns, Step::End { class: 3 }) });
 }
 
-fn report_of(builder: &TraceBuilder, slow: SlowThreshold) -> Report {
+fn report_of(builder: &TraceBuilder, slow: SlowThreshold) -> TailorReport {
     report(&builder.trace, slow, 3, &[]).unwrap()
 }
 

@@ -2,7 +2,7 @@
 //! for each other. Method: two threads serve a client each. They serve at different times, except
 //! where the hog has delayed both.
 
-use elfen_rt::signal::event::Kind as What;
+use elfen_rt::signal::event::EventKind;
 use elfen_tailor::rank::{OffSlot, SlowThreshold};
 use elfen_tailor::report::report;
 
@@ -11,10 +11,10 @@ use crate::trace_builder::{EPOLL, FSYNC, HOG, MS, SERVICE, TraceBuilder, WORKER}
 /// Serves a request for a millisecond from `begin` on. Then `next` has the CPU.
 fn serves(builder: &mut TraceBuilder, thread: u32, begin: u64, next: u32) {
     let connection = u64::from(thread);
-    let received = What::Received { connection, bytes: 5, peek: false };
+    let received = EventKind::Received { connection, bytes: 5, peek: false };
     builder.event(0, begin, thread, received);
-    builder.event(0, begin + MS, thread, What::Transmitted { connection, end: 1 });
-    builder.event(0, begin + MS, thread, What::Sent { connection, end: 1 });
+    builder.event(0, begin + MS, thread, EventKind::Transmitted { connection, end: 1 });
+    builder.event(0, begin + MS, thread, EventKind::Sent { connection, end: 1 });
     builder.switch(begin + MS, thread, Some(EPOLL), next);
 }
 
@@ -186,14 +186,14 @@ fn a_held_answer_does_not_block_the_server() {
     for round in 1..=200 {
         let at = round * 100 * MS;
         service.0.ready(at, 1);
-        let sent = What::Sent { connection: 1, end: 1 };
+        let sent = EventKind::Sent { connection: 1, end: 1 };
         service.wakes(at).read(at, 1).event(0, at + 100 * US, SERVICE, sent);
         service.0.switch(at + 110 * US, SERVICE, Some(EPOLL), HOG).ready(at + 11 * MS, 2);
         service.0.wake(at + 11 * MS, SERVICE, 0, 0);
         service.0.switch(at + 15 * MS, HOG, Some(EPOLL), SERVICE).read(at + 15 * MS, 2);
         service.0.answer(at + 15 * MS + 100 * US, 2);
         service.sleeps(at + 15 * MS + 110 * US);
-        service.0.event(0, at + 40 * MS, 0, What::Transmitted { connection: 1, end: 1 });
+        service.0.event(0, at + 40 * MS, 0, EventKind::Transmitted { connection: 1, end: 1 });
     }
     let without = ["preempted".to_owned()];
     let result = report(&service.0.trace, SlowThreshold::Quantile(950_000), 3, &without).unwrap();

@@ -1,6 +1,6 @@
 //! Builds a made-up trace, event by event.
 
-use elfen_rt::signal::event::{Event, Kind as What, Switch};
+use elfen_rt::signal::event::{Event, EventKind, Switch};
 use elfen_rt::signal::mark::{Mark, Step};
 use elfen_tailor::account::Account;
 use elfen_tailor::segment::cause_name;
@@ -30,7 +30,13 @@ impl TraceBuilder {
         Self { trace }
     }
 
-    pub(crate) fn event(&mut self, cpu: usize, at_ns: u64, thread: u32, kind: What) -> &mut Self {
+    pub(crate) fn event(
+        &mut self,
+        cpu: usize,
+        at_ns: u64,
+        thread: u32,
+        kind: EventKind,
+    ) -> &mut Self {
         self.trace.events[cpu].push(Event { at_ns, thread, kind });
         self
     }
@@ -58,7 +64,7 @@ impl TraceBuilder {
         let process = SERVICE;
         let (preempted, iowait, stolen_ns) = (state == 0, false, 0);
         let switch = Switch { previous, process, preempted, iowait, state, call, stolen_ns };
-        self.event(cpu, at_ns, thread, What::Switch(switch))
+        self.event(cpu, at_ns, thread, EventKind::Switch(switch))
     }
 
     pub(crate) fn wake(
@@ -68,22 +74,22 @@ impl TraceBuilder {
         waker: u32,
         waker_process: u32,
     ) -> &mut Self {
-        let kind = What::Waking { waker, waker_process, process: SERVICE };
+        let kind = EventKind::Waking { waker, waker_process, process: SERVICE };
         self.event(0, at, thread, kind)
     }
 
     pub(crate) fn ready(&mut self, at: u64, connection: u64) -> &mut Self {
-        self.event(0, at, 0, What::Ready { connection, bytes: 5 })
+        self.event(0, at, 0, EventKind::Ready { connection, bytes: 5 })
     }
 
     pub(crate) fn read(&mut self, at: u64, connection: u64) -> &mut Self {
-        let kind = What::Received { connection, bytes: 5, peek: false };
+        let kind = EventKind::Received { connection, bytes: 5, peek: false };
         self.event(0, at, SERVICE, kind)
     }
 
     pub(crate) fn answer(&mut self, at: u64, connection: u64) -> &mut Self {
-        self.event(0, at, SERVICE, What::Transmitted { connection, end: 1 });
-        self.event(0, at + 1, SERVICE, What::Sent { connection, end: 1 })
+        self.event(0, at, SERVICE, EventKind::Transmitted { connection, end: 1 });
+        self.event(0, at + 1, SERVICE, EventKind::Sent { connection, end: 1 })
     }
 
     /// A service that reports its requests itself, by marks.

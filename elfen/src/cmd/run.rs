@@ -22,7 +22,7 @@ use elfen_machine::lane_args::LaneArgs;
 use elfen_machine::pair::Pair;
 use elfen_machine::{pair, placement};
 use elfen_rt::clock::{monotonic_ns, nanos};
-use elfen_rt::nap::Kind;
+use elfen_rt::nap::NapKind;
 use elfen_rt::signal::control::PolicyKind;
 use elfen_run::Order;
 use elfen_run::args::nap::NapName;
@@ -35,7 +35,7 @@ use elfen_run::ipc::Counts;
 use elfen_run::latency::Latency;
 use elfen_run::launcher::{self, Ended, Ending};
 use elfen_run::live::page::{Live, LiveWords};
-use elfen_run::report::Report;
+use elfen_run::report::RunReport;
 
 use super::checks_args::{self, ChecksName, ChosenChecks};
 use super::fence_run::{self, DefaultFence, FenceRun, NONE};
@@ -170,7 +170,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         launcher::run(&order, &channels, &inheritance).map_err(failed)?;
     let request_busy_ns = figures::busy_between(busy_ns, figures::request_busy_ns(&channels));
     let holds = channels.settings().unwrap_or(order.settings);
-    let measured = Report {
+    let measured = RunReport {
         policy: holds.policy.name().to_owned(),
         budget_ns: holds.budget_ns,
         policy_was_set: channels.requested().generation.load(Relaxed) != 0,
@@ -413,7 +413,7 @@ impl Announcement {
         // Thesis, section 5.2: a loop of PAUSE slows the sibling as much as a program with an IPC
         // of 0.01.
         let costs =
-            if nap == Kind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
+            if nap == NapKind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
         format!(
             "{}{budget} on lanes {lanes}; source {source}{ipc}, nap {}{costs}, \
              checks {}{not_live}, guards poll every {}, level {}",
@@ -425,8 +425,8 @@ impl Announcement {
         )
     }
 
-    fn report(self, order: &Order) -> Report {
-        Report {
+    fn report(self, order: &Order) -> RunReport {
+        RunReport {
             lanes: self.lanes,
             source: self.source,
             nap: order.nap.kind().name().to_owned(),
@@ -434,7 +434,7 @@ impl Announcement {
             checks: order.checks.name().to_owned(),
             level: Level::Affinity.name().to_owned(),
             looked: order.poll_timing.into(),
-            ..Report::default()
+            ..RunReport::default()
         }
     }
 }
@@ -495,7 +495,7 @@ fn finish(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
 }
 
 /// The line with borrowed times, overlap and reactions of the run.
-fn summary(report: &Report) -> String {
+fn summary(report: &RunReport) -> String {
     let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
     let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
         (Some(median), Some(p99)) => {

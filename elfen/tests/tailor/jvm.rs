@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use elfen_rt::clock::nanos;
-use elfen_rt::signal::event::{Event, Kind, Runtime};
+use elfen_rt::signal::event::{Event, EventKind, Runtime};
 use elfen_tailor::jvm::Jvms;
 use serde_json::Value;
 
@@ -116,7 +116,10 @@ fn collections_are_recognized_by_the_counters_of_a_jvm() {
     for pair in words.chunks_exact(2) {
         let [began, ended] = [&pair[0], &pair[1]].map(|words| Event::decode(words).unwrap());
         let kinds = [began.kind, ended.kind];
-        assert_eq!(kinds, [Kind::Runtime(Runtime::GcBegin), Kind::Runtime(Runtime::GcEnd)]);
+        assert_eq!(
+            kinds,
+            [EventKind::Runtime(Runtime::GcBegin), EventKind::Runtime(Runtime::GcEnd)]
+        );
         let took = ended.at_ns - began.at_ns;
         let near = truth.iter().min_by_key(|(_, at)| ended.at_ns.abs_diff(*at)).expect("some");
         assert!(took.abs_diff(near.1 - near.0) * 5 <= took + 5_000_000, "{took}: {near:?}");

@@ -23,8 +23,8 @@ use elfen_run::channels::{self, Channels, Signals};
 use elfen_run::guard::Guards;
 
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, cases, label, looked, measure, metric, runs,
-    with_baseline,
+    BenchError, BenchReport, Column, Explain, Hear, Part, cases, label, looked, measure, metric,
+    runs, with_baseline,
 };
 
 /// Two consecutive readings of the clock are closer than this, unless the batch was interrupted.
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     duration: Duration,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let name = format!("bench-guard-{}", std::process::id());
     let service = Service::open(&name, 1)?;
     let order = order(args)?;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     });
     drop(worker);
     service.remove().map_err(OpenError::Memory)?;
-    Ok(Report::from(table?).about(looked(order.poll_timing)))
+    Ok(BenchReport::from(table?).about(looked(order.poll_timing)))
 }
 
 /// A borrow-idle run whose batch is this process itself. The signal is the page of a service.

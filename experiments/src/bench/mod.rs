@@ -486,7 +486,7 @@ impl Table {
 
 /// The results of a benchmark.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     /// Parameters and results that belong to the whole benchmark, not to one case.
     pub(crate) about: Row,
     pub(crate) tables: Vec<Table>,
@@ -496,13 +496,13 @@ pub(crate) struct Report {
     pub(crate) wrong: Option<String>,
 }
 
-impl From<Table> for Report {
+impl From<Table> for BenchReport {
     fn from(table: Table) -> Self {
         Self { tables: vec![table], ..Self::default() }
     }
 }
 
-impl Report {
+impl BenchReport {
     /// A report that says only what could not be measured, and why.
     pub(crate) fn without(what: &str, why: impl Display) -> Self {
         Self { left_out: vec![format!("{what}: {why}")], ..Self::default() }
@@ -546,7 +546,7 @@ impl Report {
 
 struct Json<'a> {
     benchmark: &'a str,
-    report: &'a Report,
+    report: &'a BenchReport,
 }
 
 impl Serialize for Json<'_> {
@@ -741,7 +741,7 @@ mod tests {
         assert_eq!(heard[0], "round 1 of 6: base");
         let left_out = vec!["the rest: no time".to_owned()];
         let about = row!["cpu" => 3];
-        let report = Report { about, tables: vec![table], left_out, wrong: None };
+        let report = BenchReport { about, tables: vec![table], left_out, wrong: None };
         let text = "case  time, us ↓  n  turns  half, %  more, %  95 %          last\n\
                     base  3.5         6  12     0.0      -        -             5\n\
                     more  3.9         6  12     50.0     10.0     10.0 to 10.0  5\n\n\

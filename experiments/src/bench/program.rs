@@ -18,7 +18,7 @@ use elfen_machine::lane_args::LaneArgs;
 use elfen_rt::clock::nanos;
 use elfen_run::args::nap::NapName;
 use elfen_run::args::poll_timing::PollTimingArgs;
-use elfen_run::report::Report;
+use elfen_run::report::RunReport;
 use tempfile::TempDir;
 
 use super::{BenchError, Case, case, row};
@@ -287,7 +287,7 @@ impl Running {
 
     /// The report of an `elfen run` that has ended. Without a report, `elfen run` either did not
     /// start the program, which is an error, or was stopped too early, which is not.
-    pub(super) fn report(&mut self) -> Result<Option<Report>, LiveError> {
+    pub(super) fn report(&mut self) -> Result<Option<RunReport>, LiveError> {
         let Some(file) = &self.report else { return Ok(None) };
         let written = fs::metadata(file).is_ok_and(|data| data.len() > 0);
         match self.process.try_wait()? {

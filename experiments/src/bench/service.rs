@@ -8,7 +8,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::Service;
 use elfen_rt::signal::service::OpenError;
 
-use super::{BenchError, Column, Hear, Report, cases, label, measure, metric, runs};
+use super::{BenchError, BenchReport, Column, Hear, cases, label, measure, metric, runs};
 
 const PAIRS_A_BATCH: u32 = 2_000;
 
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let service = Service::open(&format!("bench-{}", std::process::id()), 1)?;
     let mut worker = service.claim(0, 0)?;
     let cases = cases("case", ["begin and end of a request", "two readings of the clock"]);

@@ -14,7 +14,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::{
-    BenchError, Case, Column, Explain, Hear, Part, Report, Values, case, joined, label, lanes,
+    BenchError, BenchReport, Case, Column, Explain, Hear, Part, Values, case, joined, label, lanes,
     measure, metric, pin, row, runs,
 };
 
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let (request, reader) = lanes(&args.lanes)?;
     refuse_if_attached()?;
     pin(request)?;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     let mut signal = Signal { request, reader, loaded: Loaded::load()?, turns };
     let costs = ("costs", COSTS);
     // The cases without a lease come first, because a lease outlives a round.
-    let mut report = Report::default();
+    let mut report = BenchReport::default();
     for kinds in [&[Detached, Unwatched][..], &[Detached, Watched, Delay]] {
         let cases: Vec<Case> = kinds.iter().map(Kind::case).collect();
         let run = |case: usize, _, values: &mut Values| signal.run(kinds[case], values);

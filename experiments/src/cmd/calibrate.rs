@@ -14,7 +14,7 @@ use elfen_console::{duration, shell, table};
 use elfen_machine::lane_args::{LaneArgs, topology};
 use elfen_machine::lanes;
 use elfen_machine::source::Source;
-use elfen_rt::nap::{Kind, Nap};
+use elfen_rt::nap::{Nap, NapKind};
 use serde::Serialize;
 
 use super::meter::Meter;
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         runs: args.runs,
     };
     let naps: Vec<Nap> =
-        Kind::ALL.into_iter().filter_map(|kind| nap::open(kind, lanes).ok()).collect();
+        NapKind::ALL.into_iter().filter_map(|kind| nap::open(kind, lanes).ok()).collect();
     let times = nap_times(lanes);
     let meter = Meter::new();
     let measured = calibrate::measure(order, &naps, &mut |done, all| meter.step(done, all));

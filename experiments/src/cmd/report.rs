@@ -13,7 +13,7 @@ use elfen_console::shell;
 use super::model_file::{Interference, ModelFile};
 use crate::record;
 use crate::report::simulated::{self, Impossible, Naps, Parameters, Simulation};
-use crate::report::{Report, live, shim};
+use crate::report::{HtmlReport, live, shim};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 impl Args {
-    fn report(&self) -> Result<Report, Failure> {
+    fn report(&self) -> Result<HtmlReport, Failure> {
         let naps = self.nap.as_deref().map(measured_naps).transpose()?;
         let mut report = match &self.results {
             Some(file) if is_recording(file) => self.of_recording(file)?,
@@ -114,7 +114,7 @@ impl Args {
         Ok(report)
     }
 
-    fn of_recording(&self, file: &Path) -> Result<Report, Failure> {
+    fn of_recording(&self, file: &Path) -> Result<HtmlReport, Failure> {
         let recording = elfen_shim::recording::open(file).map_err(|error| {
             let fix = "give a file that `elfen shim -o` wrote";
             Failure::new(Status::Failed, named("recording", file), error, fix)
@@ -126,7 +126,7 @@ impl Args {
         self.results.is_none() || self.thesis || self.model.is_some()
     }
 
-    fn simulated(&self) -> Result<Report, Failure> {
+    fn simulated(&self) -> Result<HtmlReport, Failure> {
         let parameters = self.parameters()?;
         let (requests, seed) = (self.requests, self.seed);
         let simulation = Simulation { parameters, requests, seed, command: self.command() };
@@ -180,7 +180,7 @@ fn is_recording(file: &Path) -> bool {
         && begins == elfen_shim::recording::MAGIC
 }
 
-fn of_results(file: &Path) -> Result<Report, Failure> {
+fn of_results(file: &Path) -> Result<HtmlReport, Failure> {
     const FIX: &str = "give a file that `elfen lab experiment` wrote";
     let results = record::read(&read(file, "results")?);
     let results = results.map_err(|error| wrong(file, "results", error, FIX))?;

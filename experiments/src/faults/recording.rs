@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elfen_kernel::events::{Detail, Error};
-use elfen_rt::signal::event::Kind;
+use elfen_rt::signal::event::EventKind;
 use elfen_tailor::recorder::{POLL_INTERVAL, Recorder};
 use elfen_tailor::service::{Service, ServiceSelector};
 use elfen_tailor::trace::Trace;
@@ -160,7 +160,7 @@ impl Stolen {
     fn since(before_ns: u64, cpu: u32, trace: &Trace) -> Self {
         let events = trace.events.get(cpu as usize).map_or(&[][..], Vec::as_slice);
         let mut seen = events.iter().filter_map(|event| match event.kind {
-            Kind::Switch(switch) => Some(switch.stolen_ns),
+            EventKind::Switch(switch) => Some(switch.stolen_ns),
             _ => None,
         });
         let first_ns = seen.next().unwrap_or(0);
@@ -219,7 +219,7 @@ mod tests {
                 call: None,
                 stolen_ns,
             };
-            let kind = Kind::Switch(switch);
+            let kind = EventKind::Switch(switch);
             trace.events[0].push(Event { at_ns: stolen_ns, thread: 2, kind });
         }
         assert_eq!(Stolen::since(0, 0, &trace).by_events_ns, 83_000);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use elfen_kernel::events::Detail;
 use elfen_tailor::rank::SlowThreshold;
-use elfen_tailor::report::{Report, report};
+use elfen_tailor::report::{TailorReport, report};
 use serde::Serialize;
 
 use super::recording::{CheckError, Load, record_while};
@@ -96,7 +96,7 @@ fn record_and_report(
     service: &mut TestService,
     plan: &Plan,
     fault: Option<&'static Fault>,
-) -> Result<Report, CheckError> {
+) -> Result<TailorReport, CheckError> {
     let times = Plan { faults: fault.into_iter().collect(), ..plan.clone() };
     let act = |service: &mut TestService| match fault {
         Some(_) => times.inject_all(service).map(drop),

@@ -17,7 +17,7 @@ use std::time::Duration;
 use elfen_machine::process::{below, name_of};
 use elfen_run::figures::Figures;
 use elfen_run::latency::Latency;
-use elfen_run::report::Report;
+use elfen_run::report::RunReport;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::Deserialize;
@@ -48,7 +48,7 @@ pub(super) struct BatchResults {
     pub(super) per_second: Option<f64>,
     pub(super) unit: Option<String>,
     pub(super) checksums: Vec<String>,
-    pub(super) reports: Vec<Report>,
+    pub(super) reports: Vec<RunReport>,
     /// How often a program ended by itself and was started again.
     pub(super) ends: u32,
 }
@@ -86,7 +86,7 @@ struct Batch {
     /// has no kernel account of it, this is the only known value.
     last_seen_ns: u64,
     ends: u32,
-    report: Option<Report>,
+    report: Option<RunReport>,
 }
 
 impl Batches {
@@ -275,7 +275,7 @@ impl Batch {
         Ok(())
     }
 
-    fn add_results(&mut self, ran: Option<Report>) {
+    fn add_results(&mut self, ran: Option<RunReport>) {
         self.finished_ns += match (&ran, &self.launch.report) {
             (Some(report), _) => report.figures.ran_ns().unwrap_or(self.last_seen_ns),
             (None, None) => self.process.spent_ns,
@@ -374,7 +374,7 @@ fn last_stderr_line(said: &str) -> String {
     own.or_else(|| lines().next()).unwrap_or("it said nothing").to_owned()
 }
 
-pub(crate) fn read_report(file: &Path) -> Result<Report, LiveError> {
+pub(crate) fn read_report(file: &Path) -> Result<RunReport, LiveError> {
     let name = "elfen run".to_owned();
     let text = fs::read_to_string(file)
         .map_err(LiveError::io(format!("reading the report {}", file.display())))?;
@@ -383,11 +383,11 @@ pub(crate) fn read_report(file: &Path) -> Result<Report, LiveError> {
 
 /// Adds up two consecutive runs of the program. Times are added. The latencies are those of the run
 /// with more samples. All other values are those of the last run.
-fn add_reports(before: &Report, after: Report) -> Report {
+fn add_reports(before: &RunReport, after: RunReport) -> RunReport {
     let add = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(a, b)| a + b);
     let more = |one: Latency, other: Latency| if one.n > other.n { one } else { other };
     let (first, last) = (&before.figures, &after.figures);
-    Report {
+    RunReport {
         wall_ns: before.wall_ns + after.wall_ns,
         request_busy_ns: add(before.request_busy_ns, after.request_busy_ns),
         figures: Figures {
@@ -458,7 +458,7 @@ mod tests {
     /// has none.
     #[test]
     fn runs_one_after_the_other_add_up() {
-        let report = |ran: Option<u64>, n: u64| Report {
+        let report = |ran: Option<u64>, n: u64| RunReport {
             wall_ns: 100,
             request_busy_ns: Some(10),
             figures: Figures {
@@ -467,7 +467,7 @@ mod tests {
                 reaction_ns: Latency { n, median: Some(n), ..Latency::default() },
                 ..Figures::default()
             },
-            ..Report::default()
+            ..RunReport::default()
         };
         let both = add_reports(&report(Some(40), 9), report(Some(2), 3));
         assert_eq!((both.wall_ns, both.request_busy_ns), (200, Some(20)));

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use elfen_console::duration::number;
 use elfen_run::latency::Latency;
-use elfen_run::report::Report;
+use elfen_run::report::RunReport;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
@@ -142,9 +142,9 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
     let relative = |run: &Run| Some(run.batch_per_second? / known?.per_second);
     let verified: Vec<bool> = runs.iter().filter_map(|run| run.batch_verified).collect();
     let reports =
-        |of: fn(&Report) -> Option<f64>| some(&move |run| run.report.as_deref().and_then(of));
+        |of: fn(&RunReport) -> Option<f64>| some(&move |run| run.report.as_deref().and_then(of));
     let reaction = |which: fn(&Latency) -> Option<u64>| {
-        let us = move |report: &Report| Some(number(which(&report.figures.reaction_ns)?) / 1e3);
+        let us = move |report: &RunReport| Some(number(which(&report.figures.reaction_ns)?) / 1e3);
         some(&move |run| run.report.as_deref().and_then(us))
     };
     Row {
@@ -183,18 +183,18 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
 
 /// Returns the overlap as a part of the request lane's busy time. Returns `None` without a task
 /// map, which counts this time.
-fn overlapped(report: &Report) -> Option<f64> {
+fn overlapped(report: &RunReport) -> Option<f64> {
     let busy_ns = report.request_busy_ns.filter(|busy_ns| *busy_ns > 0)?;
     Some(number(report.figures.overlapped_ns?) / number(busy_ns))
 }
 
 /// Returns the part of a run's time in which the batch lanes were lent.
-fn lent(report: &Report) -> Option<f64> {
+fn lent(report: &RunReport) -> Option<f64> {
     let ran_ns = report.figures.ran_ns()?;
     (report.wall_ns > 0).then(|| number(ran_ns) / number(report.wall_ns))
 }
 
-fn mechanisms(report: &Report) -> String {
+fn mechanisms(report: &RunReport) -> String {
     format!("source {}, nap {}, checks {}", report.source, report.nap, report.checks)
 }
 
@@ -280,7 +280,7 @@ mod tests {
     use elfen_run::figures::Figures;
     use proptest::prelude::*;
 
-    fn report() -> Box<Report> {
+    fn report() -> Box<RunReport> {
         let reaction_ns = Latency { median: Some(2000), p99: Some(4000), ..Latency::default() };
         let figures = Figures {
             borrowed_ns: Some(95),
@@ -289,7 +289,7 @@ mod tests {
             ..Figures::default()
         };
         let request_busy_ns = Some(100);
-        Box::new(Report { figures, wall_ns: 200, request_busy_ns, ..Report::default() })
+        Box::new(RunReport { figures, wall_ns: 200, request_busy_ns, ..RunReport::default() })
     }
 
     fn run(scenario: Scenario, invocation: u32, p99_ms: f64) -> Line {

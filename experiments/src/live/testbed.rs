@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use elfen_console::duration::number;
-use elfen_run::report::Report;
+use elfen_run::report::RunReport;
 use serde::Deserialize;
 
 use super::batches::{BatchResults, Batches};
@@ -355,11 +355,11 @@ impl Testbed {
 ///
 /// CPU time includes naps in the batch's own checks. The lane time that Elfen reports includes
 /// other tasks that ran on the lane. So the batch ran for at most the smaller of the two.
-fn lanes_used(cpu_time: f64, reports: &[Report]) -> f64 {
+fn lanes_used(cpu_time: f64, reports: &[RunReport]) -> f64 {
     if reports.is_empty() {
         return cpu_time;
     }
-    let share = |report: &Report| -> Option<f64> {
+    let share = |report: &RunReport| -> Option<f64> {
         let ran_ns = report.figures.ran_ns()?;
         Some(number(ran_ns) / number(report.wall_ns.max(1)))
     };
@@ -446,7 +446,7 @@ mod tests {
     fn the_smaller_of_both_times_counts() {
         let figures =
             Figures { borrowed_ns: Some(600), overlapped_ns: Some(100), ..Figures::default() };
-        let report = Report { figures, wall_ns: 1000, ..Report::default() };
+        let report = RunReport { figures, wall_ns: 1000, ..RunReport::default() };
         assert_eq!(lanes_used(0.9, &[]), 0.9);
         assert_eq!(lanes_used(0.9, std::slice::from_ref(&report)), 0.7);
         assert_eq!(lanes_used(0.5, &[report]), 0.5);

@@ -12,7 +12,7 @@ use crate::record::Scenario;
 
 /// The data of a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Report {
+pub struct HtmlReport {
     pub title: String,
     /// The command that wrote the report.
     pub command: String,
@@ -313,7 +313,7 @@ impl Figure {
     }
 }
 
-impl Report {
+impl HtmlReport {
     /// Refuses NaN, infinities, values beyond `MOST`, and names that do not exist.
     pub fn check(&self) -> Result<(), Refused> {
         for figure in &self.figures {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use elfen_console::page::Table;
 
-use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
+use super::figure::{Across, Axis, Figure, HtmlReport, Mark, Panel, Point, Rule, Scale, Series};
 use super::figure::{MOST, Source, Style};
 use super::text::{percent, sentence, short};
 use crate::live::summary::{self, Row};
@@ -30,7 +30,7 @@ pub enum Unusable {
 
 /// Creates the report of a results file. The caller may change its title and command before it is
 /// rendered.
-pub fn report(lines: &[Line]) -> Result<Report, Unusable> {
+pub fn report(lines: &[Line]) -> Result<HtmlReport, Unusable> {
     let setup = match lines.first() {
         None => return Err(Unusable::Empty),
         Some(Line::Run(_)) => return Err(Unusable::NoSetup),
@@ -54,7 +54,7 @@ pub fn report(lines: &[Line]) -> Result<Report, Unusable> {
     let mut notes = vec![description(setup)];
     notes.extend(mechanisms(&measured.rows));
     notes.extend(limits(setup));
-    Ok(Report {
+    Ok(HtmlReport {
         title: "Elfen: live runs".to_owned(),
         command: setup.command.clone(),
         notes,

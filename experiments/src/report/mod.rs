@@ -10,8 +10,8 @@
 //! | `page` | the HTML page, with the numbers of its figures as CSV |
 //! | `text` | formats numbers and names for readers |
 //!
-//! `live`, `simulated` and `shim` fill in a [`Report`]. Rendering measures and simulates nothing, so
-//! the same report always gives the same bytes.
+//! `live`, `simulated` and `shim` fill in a [`HtmlReport`]. Rendering measures and simulates
+//! nothing, so the same report always gives the same bytes.
 
 mod draw;
 pub mod figure;
@@ -21,4 +21,4 @@ pub mod shim;
 pub mod simulated;
 mod text;
 
-pub use figure::Report;
+pub use figure::HtmlReport;

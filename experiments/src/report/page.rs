@@ -3,9 +3,9 @@
 use elfen_console::page::{self, Block, Page, Table};
 
 use super::draw;
-use super::figure::{Figure, Panel, Point, Refused, Report, Series, Source};
+use super::figure::{Figure, HtmlReport, Panel, Point, Refused, Series, Source};
 
-impl Report {
+impl HtmlReport {
     /// Returns the report as one self-contained HTML file.
     pub fn html(&self) -> Result<String, Refused> {
         self.check()?;

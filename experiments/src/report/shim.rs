@@ -13,7 +13,7 @@ use elfen_shim::tags::Tags;
 use elfen_shim::text::{self, length};
 
 use super::figure::Style;
-use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Scale, Series, Source};
+use super::figure::{Across, Axis, Figure, HtmlReport, Mark, Panel, Point, Scale, Series, Source};
 use super::text::{clip, sentence};
 
 /// How many tags get a bar. `STYLES` limits how many get a line.
@@ -26,10 +26,10 @@ const LONGEST: usize = 10;
 const NAME_CHARS: usize = 48;
 
 /// Creates the report. `command` is the command that draws the page.
-pub fn report(recording: &Recording, command: &str) -> Report {
+pub fn report(recording: &Recording, command: &str) -> HtmlReport {
     let summary = Summary::of(recording);
     let maker = Maker { recording, summary: &summary, command };
-    let mut report = Report {
+    let mut report = HtmlReport {
         title: format!("{}: what it did, by elfen shim", clean(&summary.program)),
         command: command.to_owned(),
         notes: maker.notes(),

@@ -20,7 +20,7 @@ use simulator::trace::Served;
 use simulator::windows::Watch;
 use simulator::{Model, ModelError, Queue};
 
-use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Report, Rule, Scale, Series};
+use super::figure::{Across, Axis, Figure, HtmlReport, Mark, Panel, Point, Rule, Scale, Series};
 use super::figure::{Source, Style};
 
 use crate::expected::control;
@@ -87,7 +87,7 @@ impl Simulation {
     }
 
     /// Simulates all figures, and compares the model with the thesis.
-    pub fn report(&self) -> Result<Report, Impossible> {
+    pub fn report(&self) -> Result<HtmlReport, Impossible> {
         let lab = Lab::new(self)?;
         let mut figures: Vec<Figure> = OVER_LOAD.iter().map(|spec| lab.over_load(spec)).collect();
         // The order of the thesis.
@@ -95,7 +95,7 @@ impl Simulation {
         figures.insert(0, lab.demand());
         figures.push(lab.overhead());
         let tables = if self.parameters.are_of_thesis { vec![published(self)] } else { Vec::new() };
-        Ok(Report {
+        Ok(HtmlReport {
             title: "Elfen: the thesis's figures, simulated".to_owned(),
             command: self.command.clone(),
             notes: vec![lab.made_with()],

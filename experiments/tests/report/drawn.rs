@@ -1,7 +1,7 @@
 //! Goal: the picture agrees with the CSV. Method: random figures are rendered. The labels of the
 //! ticks show where each value of the CSV belongs. Each mark of the SVG must be there.
 
-use experiments::report::Report;
+use experiments::report::HtmlReport;
 use experiments::report::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Style};
 use proptest::prelude::*;
 use roxmltree::Node;
@@ -72,7 +72,7 @@ fn page(x: Across, scale: Scale, mark: Mark, points: Vec<Point>) -> String {
     let series = vec![Series::new("series", mark, Style::INK, points)];
     let panel = Panel { y: Axis::new("y", "ms").scaled(scale), series, rules: Vec::new() };
     let figure = Figure { id: "it".to_owned(), x, panels: vec![panel], ..Figure::default() };
-    render(&Report { figures: vec![figure], ..Report::default() })
+    render(&HtmlReport { figures: vec![figure], ..HtmlReport::default() })
 }
 
 fn of_sizes() -> impl Strategy<Value = f64> + Clone {

@@ -2,7 +2,7 @@
 //! tables with any text and any number are rendered and parsed. NaN and infinities are refused.
 
 use elfen_console::page::Table;
-use experiments::report::Report;
+use experiments::report::HtmlReport;
 use experiments::report::figure::{
     Across, Axis, Figure, Mark, Panel, Point, Rule, Scale, Series, Source, Style,
 };
@@ -60,7 +60,7 @@ fn panel() -> impl Strategy<Value = Panel> {
     })
 }
 
-fn report() -> impl Strategy<Value = Report> {
+fn report() -> impl Strategy<Value = HtmlReport> {
     let names = prop::option::of(prop::collection::vec(words(), 1..5));
     let texts = prop::array::uniform5(words());
     let figure = (texts, names, prop::collection::vec(panel(), 0..5));
@@ -86,7 +86,14 @@ fn report() -> impl Strategy<Value = Report> {
             let head = rows.pop().unwrap_or_default();
             let table = Table { title: title.clone(), head, rows, note: command.clone() };
             let appendix = vec![table.clone()];
-            Report { title, command, notes, tables: vec![table], figures: vec![figure], appendix }
+            HtmlReport {
+                title,
+                command,
+                notes,
+                tables: vec![table],
+                figures: vec![figure],
+                appendix,
+            }
         },
     )
 }
@@ -163,9 +170,9 @@ proptest! {
     }
 }
 
-fn of(x: Across, panel: Panel) -> Report {
+fn of(x: Across, panel: Panel) -> HtmlReport {
     let figure = Figure { id: "f".to_owned(), x, panels: vec![panel], ..Figure::default() };
-    Report { figures: vec![figure], ..Report::default() }
+    HtmlReport { figures: vec![figure], ..HtmlReport::default() }
 }
 
 /// Goal: a point at a name that does not exist is refused. Method: one name, and points next to it.

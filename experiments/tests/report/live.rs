@@ -7,7 +7,7 @@ use elfen_run as run;
 use elfen_run::figures::Figures;
 use elfen_run::latency::Latency;
 use experiments::record::{Alone, BadLine, Line, Run, Scenario, Setup, read};
-use experiments::report::Report;
+use experiments::report::HtmlReport;
 use experiments::report::figure::{Across, Figure, Point, Series};
 use experiments::report::live::{Unusable, report};
 use proptest::prelude::*;
@@ -78,11 +78,11 @@ const THREE: [(Scenario, f64); 3] =
     [(Scenario::None, 1.0), (Scenario::Unrestrained, 4.0), (Scenario::BorrowIdle, 1.25)];
 
 #[track_caller]
-fn figure<'a>(report: &'a Report, id: &str) -> &'a Figure {
+fn figure<'a>(report: &'a HtmlReport, id: &str) -> &'a Figure {
     report.figures.iter().find(|figure| figure.id == id).unwrap_or_else(|| panic!("no {id}"))
 }
 
-fn ids(report: &Report) -> Vec<&str> {
+fn ids(report: &HtmlReport) -> Vec<&str> {
     report.figures.iter().map(|figure| figure.id.as_str()).collect()
 }
 
@@ -159,13 +159,13 @@ fn what_reports_say() {
     let with_figures = change(one.clone(), Scenario::BorrowIdle, |run| {
         let reaction_ns =
             Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
-        run.report = Some(Box::new(run::report::Report {
+        run.report = Some(Box::new(run::report::HtmlReport {
             source: "tasks (elfend)".to_owned(),
             nap: "mwaitx".to_owned(),
             checks: "guard".to_owned(),
             request_busy_ns: Some(4000),
             figures: Figures { overlapped_ns: Some(100), reaction_ns, ..Figures::default() },
-            ..run::report::Report::default()
+            ..run::report::HtmlReport::default()
         }));
     });
     let mut batches = one.clone();

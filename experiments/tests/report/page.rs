@@ -1,12 +1,12 @@
 //! Renders a report and parses it as XML, so every test that uses this checks that it is
 //! well-formed.
 
-use experiments::report::Report;
+use experiments::report::HtmlReport;
 use percent_encoding::percent_decode_str;
 use roxmltree::{Document, Node, ParsingOptions};
 
 /// Renders a report, and checks that the result is XML.
-pub(crate) fn render(report: &Report) -> String {
+pub(crate) fn render(report: &HtmlReport) -> String {
     let html = report.html().expect("all of it can be drawn");
     parse(&html);
     html

@@ -1,7 +1,7 @@
 //! Goal: the simulated figures show the effects that the thesis shows, and the same seed gives the
 //! same bytes. Method: reports from few requests; their data and the rendered page are checked.
 
-use experiments::report::Report;
+use experiments::report::HtmlReport;
 use experiments::report::figure::{Figure, Source};
 use experiments::report::simulated::{Impossible, Parameters, Simulation};
 use simulator::ModelError;
@@ -15,7 +15,7 @@ fn simulation(requests: u64, seed: u64) -> Simulation {
 }
 
 #[track_caller]
-fn figure<'a>(report: &'a Report, id: &str) -> &'a Figure {
+fn figure<'a>(report: &'a HtmlReport, id: &str) -> &'a Figure {
     report.figures.iter().find(|figure| figure.id == id).unwrap_or_else(|| panic!("no {id}"))
 }
 

@@ -23,7 +23,7 @@ use elfen_console::duration;
 use elfen_instrument::CheckMethod;
 use elfen_machine::affinity;
 use elfen_rt::clock::nanos;
-use elfen_run::report::Report as RunReport;
+use elfen_run::report::RunReport;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -31,8 +31,8 @@ use self::seen::{Cast, seen};
 use super::program::{Ended, NextToArgs, Running, Starts};
 use super::trace::{Buffer, TraceError};
 use super::{
-    BenchError, Column, Hear, Part, Report, Table, Values, cases, label, lanes, looked, measure,
-    metric, number, row, share, with_baseline,
+    BenchError, BenchReport, Column, Hear, Part, Table, Values, cases, label, lanes, looked,
+    measure, metric, number, row, share, with_baseline,
 };
 use crate::live::process::STOP_TIMEOUT;
 use crate::live::{LiveError, install_signal_handlers};
@@ -99,7 +99,7 @@ fn checks_parser() -> PossibleValuesParser {
     PossibleValuesParser::new([AUTO].into_iter().chain(names))
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let looks = args.next_to.looks.timing()?;
     let options = args.next_to.options();
     let (request, batch) = lanes(&args.next_to.lanes)?;
@@ -181,7 +181,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     }
     tables.push(Table { key: "compared", columns: COMPARED, rows });
     let wrong = (!wrong.is_empty()).then(|| wrong.join("; "));
-    Ok(Report { about, tables, left_out, wrong })
+    Ok(BenchReport { about, tables, left_out, wrong })
 }
 
 /// Returns why whole runs are not compared, if they are not.

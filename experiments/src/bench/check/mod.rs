@@ -22,7 +22,7 @@ use elfen_rt::signal::page::{Page, SLOTS_MAX};
 
 use super::program::Sources;
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, case, label, measure, metric,
+    BenchError, BenchReport, Column, Explain, Hear, Part, case, label, measure, metric,
     number as figure, private_page, rounded, row, runs, with_baseline,
 };
 
@@ -51,13 +51,13 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let cpu = cpu(args)?;
     let library = elfen_instrument::find_library()?;
     let sources = Sources::new(&FILES);
     let sources = sources.explain("a folder to build in", "set TMPDIR to another folder")?;
     let mut builds = vec![Build::new(&sources, &PLAIN)?];
-    let mut report = Report { about: row!["cpu" => cpu], ..Report::default() };
+    let mut report = BenchReport { about: row!["cpu" => cpu], ..BenchReport::default() };
     let counting = Build::new(&sources, &COUNTING)?;
     for kind in &KINDS {
         match Build::of(&sources, kind)? {

@@ -14,7 +14,7 @@ use elfen_console::failure::{Failure, Status};
 
 use self::load::{Asked, Done, Plan, Proxy, ask_for, connect, due, load, policies, server};
 use super::{
-    BenchError, Case, Column, Explain, Hear, Part, Report, Stats, Table, Values, case, cases,
+    BenchError, BenchReport, Case, Column, Explain, Hear, Part, Stats, Table, Values, case, cases,
     joined, label, measure, metric, number, play, row, runs, share, with_baseline,
 };
 use crate::live::os::send;
@@ -84,7 +84,7 @@ pub(crate) struct Args {
     alone: bool,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     install_signal_handlers()?;
     if args.alone {
         return Ok(alone(args.duration, args.runs, hear)?.into());

@@ -27,12 +27,12 @@ use elfen_kernel::{device, task_map};
 use elfen_machine::lane_args::LaneArgs;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::device::Device;
-use elfen_rt::nap::{Kind, Nap};
+use elfen_rt::nap::{Nap, NapKind};
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::{
-    BenchError, Case, Column, Hear, Report, Samples, Values, case, joined, label, lanes, measure,
-    metric, pin, play, row, runs, value_of,
+    BenchError, BenchReport, Case, Column, Hear, Samples, Values, case, joined, label, lanes,
+    measure, metric, pin, play, row, runs, value_of,
 };
 use released::Probe;
 use sleeper::{ANSWER_NS, Shared, Way, ticks};
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let (request, batch) = lanes(&args.lanes)?;
     let naps = Naps::open(Lanes { request, batch })?;
     let run = |case, _, values: &mut Values| naps.run(case, values);
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         // The nap that `auto` chooses on this machine.
         "auto" => Nap::auto().kind().name(),
     ];
-    Ok(Report::from(table).about(about))
+    Ok(BenchReport::from(table).about(about))
 }
 
 /// The name of a nap, and the median nanoseconds that it takes to sleep and to wake.
@@ -169,8 +169,8 @@ impl Naps {
         let probe = with_sleeper(lanes, &Way::Futex, |bench| bench.calibrate_probe())?;
         // Usually only root may open the task map. Without it, fewer naps can be observed.
         let map = if probe.is_none() { task_map::open().ok() } else { None };
-        let nap = |kind: Kind| (kind.name(), open(kind, lanes).map(Way::Nap));
-        let mut ways: Vec<_> = Kind::ALL.into_iter().map(nap).collect();
+        let nap = |kind: NapKind| (kind.name(), open(kind, lanes).map(Way::Nap));
+        let mut ways: Vec<_> = NapKind::ALL.into_iter().map(nap).collect();
         ways.push(("futex", Ok(Way::Futex)));
         Ok(Self { lanes, ways, probe, map: map.map(|(map, _)| map), ticks_per_ns })
     }
@@ -228,9 +228,9 @@ fn lacks(seen_by: Option<SleepSeenBy>, slept: bool, woke: bool) -> String {
 }
 
 /// Opens the nap of this kind, or returns why it cannot be used between these lanes.
-pub(crate) fn open(kind: Kind, lanes: Lanes) -> Result<Nap, String> {
+pub(crate) fn open(kind: NapKind, lanes: Lanes) -> Result<Nap, String> {
     match kind {
-        Kind::Device => Ok(Nap::Device(open_device(lanes)?)),
+        NapKind::Device => Ok(Nap::Device(open_device(lanes)?)),
         _ => Nap::open(kind).map_err(|missing| missing.to_string()),
     }
 }

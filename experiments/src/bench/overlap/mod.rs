@@ -20,8 +20,8 @@ use elfen_run::batches::{Batch, runs as running};
 
 use super::program::{Compiled, NextToArgs, Running, Sources, Starts};
 use super::{
-    BenchError, Column, Explain, Hear, Part, Report, Values, label, lanes, looked, measure, metric,
-    number, runs, share, value_of,
+    BenchError, BenchReport, Column, Explain, Hear, Part, Values, label, lanes, looked, measure,
+    metric, number, runs, share, value_of,
 };
 use notes::Stretch;
 
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let looks = args.next_to.looks.timing()?;
     let (sources, folder) = (build()?, tempfile::tempdir()?);
     let options = args.next_to.options();
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
         let agrees = reported.abs_diff(seen) <= (seen / 5).max(busy / 1000);
         row.push(("agrees", agrees.into()));
     }
-    Ok(Report::from(table).about(looked(looks)))
+    Ok(BenchReport::from(table).about(looked(looks)))
 }
 
 const OVERLAPS: &[Column] = &[

@@ -16,7 +16,7 @@ use elfen_shim::session::ObserverControl;
 
 use super::stage::{Bare, Lanes, Stage, line, observe};
 use crate::bench::{
-    BenchError, Case, Column, Part, Report, Table, case, label, metric, row, value_of,
+    BenchError, BenchReport, Case, Column, Part, Table, case, label, metric, row, value_of,
     with_baseline,
 };
 
@@ -72,8 +72,8 @@ const NOTHING: &str = "nothing";
 
 /// Measures each program without an observer, with a bare load, and with Shim's observer, at
 /// several periods.
-pub(super) fn measure(stage: &mut Stage<'_>, runs: usize) -> Result<Report, BenchError> {
-    let (mut report, mut cheap) = (Report::default(), Vec::new());
+pub(super) fn measure(stage: &mut Stage<'_>, runs: usize) -> Result<BenchReport, BenchError> {
+    let (mut report, mut cheap) = (BenchReport::default(), Vec::new());
     for program in &PROGRAMS {
         let word = line();
         let rounds = rounds_of(stage.lanes, program, word);

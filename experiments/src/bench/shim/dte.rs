@@ -29,7 +29,7 @@ use nix::time::ClockId;
 
 use super::stage::{Lanes, Stage, line};
 use crate::bench::{
-    BenchError, Column, Report, Values, cases, joined, label, number, pin, rounded, share,
+    BenchError, BenchReport, Column, Values, cases, joined, label, number, pin, rounded, share,
 };
 
 const PERIODS: [(&str, u64); 4] = [("max", 0), ("1200", 1_200), ("2600", 2_600), ("26000", 26_000)];
@@ -63,7 +63,7 @@ const DTE: &[Column] = &[
     number("highest_after", "then", "", 1),
 ];
 
-pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {
     handle_signals().map_err(std::io::Error::from)?;
     let (lanes, periods) = (stage.lanes, cases("period", PERIODS.map(|(name, _)| name)));
     let table = stage.measure(("dte", DTE), &periods, 1, |case, _, values| {

@@ -11,7 +11,7 @@ use elfen_instrument::find_library;
 use super::stage::{Lanes, Stage, on_lane, seconds_told};
 use crate::bench::program::Sources;
 use crate::bench::{
-    BenchError, Case, Column, Part, Report, case, label, metric, number as figure, row,
+    BenchError, BenchReport, Case, Column, Part, case, label, metric, number as figure, row,
 };
 
 const ROOM: &str = "-fpatchable-function-entry=43";
@@ -33,10 +33,10 @@ const FUNCTIONS: &[Column] = &[
     metric("ns_a_call", "an empty call", "ns", 2).lower().show(&[Part::Median, Part::Interval]),
 ];
 
-pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {
     let library = match find_library() {
         Ok(library) => library,
-        Err(error) => return Ok(Report::without("functions", error)),
+        Err(error) => return Ok(BenchReport::without("functions", error)),
     };
     let sources = Sources::new(&[("functions.c", include_str!("functions.c"))])?;
     let thunks = library.with_file_name("libelfen_return.a").to_string_lossy().into_owned();
@@ -44,7 +44,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
         let with = if flags.contains(&RETURNS) { &[thunks.as_str()][..] } else { &[] };
         let words = [&["functions.c", "-o", says], flags, with].concat();
         if let Err(why) = sources.compile(&words)? {
-            return Ok(Report::without("functions", why));
+            return Ok(BenchReport::without("functions", why));
         }
     }
     let labels = |(says, _)| {

@@ -26,7 +26,8 @@ use elfen_shim::clock::Clock;
 use elfen_shim::reach::program_file;
 
 use super::{
-    BenchError, Column, Hear, Report, Table, label, lanes, number as figure, rounded, row, runs,
+    BenchError, BenchReport, Column, Hear, Table, label, lanes, number as figure, rounded, row,
+    runs,
 };
 use stage::{Lanes, Stage};
 
@@ -99,13 +100,13 @@ const ROUND_TRIPS: &[Column] = &[
     figure("repeated", "repeated", "", 0),
 ];
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let lanes = observed_and_observer(args)?;
     let lua = match &args.lua[..] {
         [] => program_file(OsStr::new("lua5.4")).into_iter().collect(),
         named => named.to_vec(),
     };
-    let mut report = Report::default();
+    let mut report = BenchReport::default();
     let mut stage = Stage::new(lanes, hear);
     let asked = |part: &&Part| args.only.is_empty() || args.only.contains(part);
     for &part in Part::value_variants().iter().filter(asked) {

@@ -24,7 +24,7 @@ use super::cost::{COSTS, SHIM};
 use super::stage::{Lanes, Stage, on_lane, program_failed, seconds_told};
 use super::truth::{SIZES, size};
 use crate::bench::{
-    BenchError, Column, Part, Report, Row, Table, case, label, metric, number as figure, row,
+    BenchError, BenchReport, Column, Part, Row, Table, case, label, metric, number as figure, row,
 };
 
 const SCRIPTS: [(&str, &str); 2] = [
@@ -209,9 +209,9 @@ pub(super) fn measure(
     stage: &mut Stage<'_>,
     lua: &Path,
     runs: usize,
-) -> Result<Report, BenchError> {
+) -> Result<BenchReport, BenchError> {
     let folder = tempfile::tempdir()?;
-    let mut report = Report::default();
+    let mut report = BenchReport::default();
     let mut ways = vec![Way::Alone, Way::Unobserved];
     ways.extend(PERIODS_TICKS.map(Way::Observed));
     ways.push(Way::Auto);
@@ -341,9 +341,9 @@ const PROFILES: &[Column] = &[
 /// perf interrupts the program each quarter of a millisecond. Every function that perf often finds
 /// should be seen by Shim. Functions of libraries publish nothing: Shim counts them as their
 /// callers, so they are left out.
-pub(super) fn profile(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchError> {
+pub(super) fn profile(stage: &mut Stage<'_>, lua: &Path) -> Result<BenchReport, BenchError> {
     let folder = tempfile::tempdir()?;
-    let mut report = Report::default();
+    let mut report = BenchReport::default();
     for program in each(stage.lanes, lua, folder.path())? {
         if !program.has_functions() {
             report.left_out.push(without_functions("profile", lua));
@@ -423,13 +423,13 @@ const SPREADS: &[Column] = &[
 ///
 /// Measures the rate of calls of a Lua with functions, at three periods. The spread narrows as each
 /// sample covers more time, while the hottest functions stay the same.
-pub(super) fn spread(stage: &mut Stage<'_>, lua: &Path) -> Result<Report, BenchError> {
+pub(super) fn spread(stage: &mut Stage<'_>, lua: &Path) -> Result<BenchReport, BenchError> {
     let folder = tempfile::tempdir()?;
     // The script with strings calls more different functions than fib does.
     let program = Program::new(stage.lanes, lua, folder.path(), SCRIPTS[1])?;
     if !program.has_functions() {
         let left_out = vec![without_functions("rates of calls", lua)];
-        return Ok(Report { left_out, ..Report::default() });
+        return Ok(BenchReport { left_out, ..BenchReport::default() });
     }
     let rounds = program.rounds(PROFILED_SECONDS)?;
     let mut first: Option<Vec<String>> = None;

@@ -12,7 +12,9 @@ use elfen_shim::clock;
 use elfen_shim::session::ObserverControl;
 
 use super::stage::{Bare, Lanes, Stage, line, observe};
-use crate::bench::{BenchError, Column, Part, Report, Values, cases, joined, label, metric, pin};
+use crate::bench::{
+    BenchError, BenchReport, Column, Part, Values, cases, joined, label, metric, pin,
+};
 
 const RUN_NS: u64 = 100_000_000;
 /// The best of these runs counts, because nothing interrupted it.
@@ -38,7 +40,7 @@ const RATES: &[Column] = &[
     metric("bytes_a_run", "a run", "bytes", 1).lower().show(BEST),
 ];
 
-pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {
     let (lanes, words) = (stage.lanes, cases("word", CASES.map(|(word, ..)| word)));
     let table = stage.measure(("rates", RATES), &words, RUNS, |case, _, values| {
         let ((_, work, by_load), word) = (CASES[case], line());

@@ -22,7 +22,7 @@ use rand_xoshiro::SplitMix64;
 use super::stage::{Lanes, Stage, on_lane};
 use crate::bench::trace::{Buffer, Event, Kind};
 use crate::bench::{
-    BenchError, Column, Report, Row, Table, joined, number, percent, pin, rounded, row,
+    BenchError, BenchReport, Column, Row, Table, joined, number, percent, pin, rounded, row,
 };
 
 const PERIOD_NS: u64 = 1_000;
@@ -53,14 +53,17 @@ const COLUMNS: &[Column] = &[
     number("stretches_seen_percent", "seen", "%", 2).higher(),
 ];
 
-pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {
     let lanes = stage.lanes;
     let map = match task_map::open() {
         Ok((map, _)) => &*Box::leak(Box::new(map)),
-        Err(error) => return Ok(Report::without("who runs", error)),
+        Err(error) => return Ok(BenchReport::without("who runs", error)),
     };
     if let Err(error) = Buffer::start(&[lanes.on], ROOM_KB) {
-        return Ok(Report::without("who runs", format_args!("the scheduler's trace: {error}")));
+        return Ok(BenchReport::without(
+            "who runs",
+            format_args!("the scheduler's trace: {error}"),
+        ));
     }
     for _ in 0..TRIES {
         let row = stage.undisturbed(|_| {
@@ -72,7 +75,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
             return Ok(Table { key: "switches", columns: COLUMNS, rows: vec![row] }.into());
         }
     }
-    Ok(Report::without("who runs", "others switched whenever counting began or ended"))
+    Ok(BenchReport::without("who runs", "others switched whenever counting began or ended"))
 }
 
 /// A recording, and the switches that were counted.

@@ -21,7 +21,7 @@ use elfen_shim::recording::{self, Recording, State};
 
 use super::stage::{Lanes, Stage};
 use crate::bench::{
-    BUILD_ALL, BenchError, Column, Part, Report, Row, Stats, Table, joined, label, metric,
+    BUILD_ALL, BenchError, BenchReport, Column, Part, Row, Stats, Table, joined, label, metric,
     number as figure, percent, pin, rounded, row, value_of,
 };
 
@@ -58,7 +58,7 @@ fn untrue(why: impl std::fmt::Display) -> BenchError {
     BenchError::failed(format!("the truth: {why}"), BUILD_ALL)
 }
 
-pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {
     let (run, lanes) = (Run::new()?, stage.lanes);
     let (mut rows, mut sizes) = (Vec::new(), Vec::new());
     for period in PERIODS {
@@ -72,7 +72,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
     }
     let truth = Table { key: "truth", columns: TRUTH, rows };
     let sizes = Table { key: "sizes", columns: SIZES, rows: sizes };
-    Ok(Report { tables: vec![truth, sizes], ..Report::default() })
+    Ok(BenchReport { tables: vec![truth, sizes], ..BenchReport::default() })
 }
 
 /// Runs `elfen shim` with `elfen-truth`, and reads the files that they write.
@@ -251,7 +251,7 @@ const COMPETITOR: &[Column] = &[
 
 /// Whether gaps cover all of the time in which the observer did not run. A thread that spins takes
 /// half of the observer's lane. The kernel's account of the observer shows how much time that was.
-pub(super) fn competitor(stage: &mut Stage<'_>) -> Result<Report, BenchError> {
+pub(super) fn competitor(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {
     let lanes = stage.lanes;
     let row = stage.undisturbed(|_| {
         let stop = AtomicBool::new(false);

@@ -17,7 +17,7 @@ use elfen_machine::cpulist::CpuSet;
 use self::served::Served;
 use super::signal::Turns;
 use super::{
-    BenchError, Column, Explain, Hear, Report, cases, label, measure, metric, pin, row, runs,
+    BenchError, BenchReport, Column, Explain, Hear, cases, label, measure, metric, pin, row, runs,
     with_baseline,
 };
 use crate::live::os::{ChildSetup, Rank};
@@ -82,13 +82,13 @@ fn duty(text: &str) -> Result<u32, String> {
     percent.ok_or_else(|| "it is 2% to 100%".to_owned())
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
+pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let (served, mut words) = match (&args.service, args.redis) {
         (Some(name), _) => (Served::find(name)?, vec!["--service".to_owned(), name.clone()]),
         (None, Some(port)) => (Served::redis(port)?, vec!["--port".to_owned(), port.to_string()]),
         (None, None) => return hand_overs(args.runs.unwrap_or(12), hear),
     };
-    let mut report = Report::default();
+    let mut report = BenchReport::default();
     report.add(served.measure(args.duration, args.duty, args.runs.unwrap_or(20), hear)?);
     if args.duty < 100 {
         words.extend(["--duty".to_owned(), format!("{}%", args.duty)]);
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<Report, BenchError> {
     Ok(report.about(row!["duty_percent" => args.duty]))
 }
 
-fn hand_overs(runs: usize, hear: Hear<'_>) -> Result<Report, BenchError> {
+fn hand_overs(runs: usize, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
     let elsewhere = affinity::allowed()?;
     let cpu = elsewhere.iter().next().unwrap_or(0);
     pin(cpu)?;
@@ -133,7 +133,7 @@ fn hand_overs(runs: usize, hear: Hear<'_>) -> Result<Report, BenchError> {
         table.rows.remove(PERF);
         left_out.push(format!("perf sched record: {why}"));
     }
-    Ok(Report { about: row!["cpu" => cpu], tables: vec![table], left_out, wrong: None })
+    Ok(BenchReport { about: row!["cpu" => cpu], tables: vec![table], left_out, wrong: None })
 }
 
 /// The index of the `perf sched record` case.

@@ -124,7 +124,7 @@ static verdict run_by_module(void)
 	if (status || !strstr(text, "60000"))
 		return because("elfen run failed: %.300s", text);
 	CHECK(read_text("/tmp/report", report, sizeof(report)) > 0);
-	CHECK(strstr(report, "\"signal\": \"module\"") && strstr(report, "\"nap\": \"device\""));
+	CHECK(strstr(report, "\"source\": \"module\"") && strstr(report, "\"nap\": \"device\""));
 	CHECK(number_of(report, "\"naps\": ") > 0);
 	CHECK(number_of(report, "\"request_busy_ns\": ") > 0);
 	CHECK(number_of(report, "\"napped_ns\": ") > 0);

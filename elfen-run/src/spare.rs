@@ -22,8 +22,10 @@ use super::Order;
 use super::channels::Channels;
 use super::event::{Event, LauncherLink};
 use super::liveness::{Heartbeat, ObservedChild, Pulse, ROUND};
+use super::spins;
 use super::supervisor::{self, Supervision};
 use elfen_machine::pidfd::PidFd;
+use elfen_machine::process::thread_stat;
 
 const NAME: &std::ffi::CStr = c"elfen-spare";
 
@@ -65,7 +67,7 @@ pub(super) fn stand_by(
     supervisor::detach_from_terminal();
     // SAFETY: this prctl takes a name that ends in NUL.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
-    if !was_killed(&mut ObservedChild::new(child, heartbeat))? {
+    if !was_killed(&mut ObservedChild::new(child, heartbeat), channels)? {
         return Ok(());
     }
     // The batch sends its identity before its exec. Without that event nothing was started.
@@ -77,17 +79,30 @@ pub(super) fn stand_by(
     supervisor::run_until_end(supervision, &mut launcher, None)
 }
 
-/// Waits for the end of the supervisor, and kills it if it is silent: its guards enforce nothing
-/// then. Does not reap it: that may take long (see [`super::spins`]), and the lane is unguarded
-/// meanwhile.
-fn was_killed(supervisor: &mut ObservedChild) -> io::Result<bool> {
-    let process = PidFd::open(supervisor.pid.as_raw().unsigned_abs(), || true);
+/// Waits for the end of the supervisor, and kills it if it is stopped or hangs: its guards enforce
+/// nothing then. Does not reap it: that may take long (see [`super::spins`]), and the lane is
+/// unguarded meanwhile.
+fn was_killed(supervisor: &mut ObservedChild, channels: &Channels) -> io::Result<bool> {
+    let pid = supervisor.pid.as_raw().unsigned_abs();
+    let process = PidFd::open(pid, || true);
+    let mut is_killed = false;
     loop {
         match supervisor.observe() {
             Pulse::Ended => break,
             // Before its first round the supervisor starts the program, which may take long.
-            Pulse::Silent | Pulse::Lost if supervisor.has_begun() => supervisor.kill(),
-            _ => {}
+            _ if !supervisor.has_begun() => {}
+            // A silent supervisor that is not stopped may spin in the kernel. It ends that itself,
+            // in some seconds.
+            Pulse::Silent if !is_stopped(pid) => {}
+            Pulse::Silent | Pulse::Lost => {
+                supervisor.kill();
+                is_killed = true;
+            }
+            Pulse::Alive => {}
+        }
+        if is_killed {
+            // Its thread that ends such spins is gone.
+            spins::move_threads_away(pid, &channels.requests());
         }
         match &process {
             Some(process) => process.await_end_for(ROUND),
@@ -96,6 +111,11 @@ fn was_killed(supervisor: &mut ObservedChild) -> io::Result<bool> {
     }
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     Ok(!matches!(waitid(Id::Pid(supervisor.pid), flags)?, WaitStatus::Exited(..)))
+}
+
+/// Whether a signal or a tracer has stopped the process.
+fn is_stopped(process: u32) -> bool {
+    thread_stat(process).is_some_and(|stat| matches!(stat.state, 'T' | 't'))
 }
 
 pub(super) fn become_subreaper() -> io::Result<()> {

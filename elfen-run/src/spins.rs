@@ -140,6 +140,15 @@ fn sleeps(thread: u32) -> Option<u64> {
     status_field(thread, "voluntary_ctxt_switches")?.parse().ok()
 }
 
+/// Moves all threads of a process to other CPUs and back, for a process that cannot do it itself.
+pub(super) fn move_threads_away(process: u32, requests: &[u32]) {
+    let requests = requests.iter().copied().collect();
+    for thread in threads_of(process) {
+        // Fails for a thread that has ended, which needs no help.
+        let _moved = move_away(thread, &requests);
+    }
+}
+
 /// Moves a thread to a CPU that it is not on, and back. The request lanes are the last choice.
 fn move_away(thread: u32, requests: &CpuSet) -> io::Result<()> {
     // Another thread may have this id by now.

@@ -159,13 +159,13 @@ fn what_reports_say() {
     let with_figures = change(one.clone(), Scenario::BorrowIdle, |run| {
         let reaction_ns =
             Latency { median: Some(52_000), p99: Some(480_000), ..Latency::default() };
-        run.report = Some(Box::new(run::report::HtmlReport {
+        run.report = Some(Box::new(run::report::RunReport {
             source: "tasks (elfend)".to_owned(),
             nap: "mwaitx".to_owned(),
             checks: "guard".to_owned(),
             request_busy_ns: Some(4000),
             figures: Figures { overlapped_ns: Some(100), reaction_ns, ..Figures::default() },
-            ..run::report::HtmlReport::default()
+            ..run::report::RunReport::default()
         }));
     });
     let mut batches = one.clone();

@@ -54,6 +54,9 @@ fn emulate_counters() -> std::sync::MutexGuard<'static, ()> {
     let is_open = std::fs::read_to_string(RULE).is_ok_and(|rule| rule.trim() == "2");
     assert!(!is_open, "every process may read real counters: {RULE} is 2. Change it to 1");
     let guard = ONE_AT_A_TIME.lock().unwrap();
+    // The first model of loom in a process installs a handler of SIGSEGV. A model in another test
+    // must not replace ours.
+    loom::model(|| {});
     // SAFETY: an all-zero action is a valid value of that plain C structure.
     let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
     action.sa_sigaction = emulate_rdpmc as *const () as usize;

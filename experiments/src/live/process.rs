@@ -331,7 +331,8 @@ mod tests {
         let finish = |script, signal, timeout| start(script).0.finish_json(signal, timeout);
         let printed: Value = finish("echo '{\"x\":1}'", None, long).unwrap();
         assert_eq!(printed["x"], 1);
-        let failed = finish("echo 'elfen: no luck' >&2; exit 3", None, long).unwrap_err().to_string();
+        let failed =
+            finish("echo 'elfen: no luck' >&2; exit 3", None, long).unwrap_err().to_string();
         assert_eq!(failed, "it ended early (exit status: 3): no luck");
         let garbled = finish("echo x", None, long);
         assert!(matches!(garbled, Err(LiveError::Garbled { .. })), "{garbled:?}");

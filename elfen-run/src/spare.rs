@@ -87,22 +87,21 @@ fn was_killed(supervisor: &mut ObservedChild, channels: &Channels) -> io::Result
     let process = PidFd::open(pid, || true);
     let mut is_killed = false;
     loop {
-        match supervisor.observe() {
-            Pulse::Ended => break,
-            // Before its first round the supervisor starts the program, which may take long.
-            _ if !supervisor.has_begun() => {}
-            // A silent supervisor that is not stopped may spin in the kernel. It ends that itself,
-            // in some seconds.
-            Pulse::Silent if !is_stopped(pid) => {}
-            Pulse::Silent | Pulse::Lost => {
-                supervisor.kill();
-                is_killed = true;
-            }
-            Pulse::Alive => {}
+        let pulse = supervisor.observe();
+        if pulse == Pulse::Ended {
+            break;
         }
         if is_killed {
-            // Its thread that ends such spins is gone.
+            // It was killed a round ago, and the thread that ended its spins is gone.
             spins::move_threads_away(pid, &channels.requests());
+        } else if supervisor.has_begun() {
+            // Before its first round the supervisor starts the program, which may take long. A
+            // silent supervisor that is not stopped may spin in the kernel. It ends that itself, in
+            // some seconds.
+            is_killed = pulse == Pulse::Lost || pulse == Pulse::Silent && is_stopped(pid);
+            if is_killed {
+                supervisor.kill();
+            }
         }
         match &process {
             Some(process) => process.await_end_for(ROUND),

@@ -67,7 +67,10 @@ fn a_run_without_privileges_fails_with_one_screen() {
         assert!(rows(&printed) <= LINES, "{printed}");
         let (above, screen) = printed.split_once("\n\n").expect("a line, and a screen");
         let line = above.lines().last().expect("a line");
-        assert!(line.starts_with("elfen: run: ") && line.contains("no signal"), "{printed}");
+        assert!(
+            line.starts_with("elfen: run: ") && line.contains("no source of signals"),
+            "{printed}"
+        );
         assert!(screen.lines().all(|line| line.chars().count() <= COLUMNS), "{printed}");
         for row in ["no   source     ", "yes  nap        ", "yes  checks     "] {
             assert!(screen.contains(row), "{row}: {printed}");

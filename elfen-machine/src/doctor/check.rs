@@ -97,7 +97,7 @@ pub struct Verdict {
 /// What borrow-idle needs, in the order in which a user should solve missing needs.
 pub const NEEDS: [(Group, &str); 4] = [
     (Group::Lanes, "a pair of lanes"),
-    (Group::Signals, "a signal"),
+    (Group::Signals, "a source of signals"),
     (Group::Naps, "a nap"),
     (Group::Checks, "checks"),
 ];

@@ -57,7 +57,7 @@ fn lacking(mut checks: Vec<Check>, names_a_service: bool) -> Option<Failure> {
         (false, true) => signal_step(&checks),
         _ => &verdict.next,
     };
-    // Turns `a signal` into `no signal`.
+    // Turns `a pair of lanes` into `no pair of lanes`.
     let no = |what: &&str| format!("no {}", what.trim_start_matches("a "));
     let without: Vec<String> = verdict.missing.iter().map(no).collect();
     let line = Failure::new(Exit::Unsupported, "run", listed(&without), "see below");

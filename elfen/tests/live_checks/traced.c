@@ -1,7 +1,11 @@
 /*
  * A program that works in rounds. Its child traces it for the first half second, and then detaches.
  * The argument is the number of rounds.
+ *
+ * A process has one tracer at a time, and that is Elfen for the millisecond in which it maps its
+ * pages. So the child tries again.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -11,7 +15,14 @@
 
 static void trace(pid_t whom, int told)
 {
-	if (ptrace(PTRACE_SEIZE, whom, 0, 0) || write(told, "", 1) != 1)
+	int tries = 1000;
+
+	while (ptrace(PTRACE_SEIZE, whom, 0, 0)) {
+		if (errno != EPERM || !tries--)
+			_exit(1);
+		usleep(1000);
+	}
+	if (write(told, "", 1) != 1)
 		_exit(1);
 	usleep(500000);
 	_exit(0);

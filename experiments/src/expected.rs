@@ -240,7 +240,7 @@ mod tests {
         };
         let run = |scenario, asked: &str, invocation: u32, p99_ms, batch_lane_utilisation| {
             let slow = if scenario == Scenario::BorrowIdle && invocation == 3 { 2.0 } else { 1.0 };
-            let request = |at| Served { due_us: f64::from(at) * apart_us, work_us: 1000.0 * slow };
+            let request = |at| Served::from((f64::from(at) * apart_us, 1000.0 * slow, 0.0));
             Line::Run(Run {
                 scenario,
                 asked: asked.to_owned(),

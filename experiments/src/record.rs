@@ -24,7 +24,7 @@ pub enum Line {
 pub struct Schema;
 
 impl Schema {
-    const NUMBER: u32 = 1;
+    const NUMBER: u32 = 2;
 }
 
 impl TryFrom<u32> for Schema {
@@ -205,9 +205,12 @@ pub struct Run {
     /// the batch cannot use this part of the lane.
     #[serde(default)]
     pub helper_utilisation: f64,
-    /// The latency of each request, in ascending order. Results files do not contain it.
-    #[serde(skip)]
-    pub latencies_ms: Vec<f64>,
+    /// The latency of each request, in the order in which they were due.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies_us: Vec<f64>,
+    /// The part of the time of the measured CPUs that the hypervisor gave to other machines.
+    #[serde(default)]
+    pub steal: f64,
     /// The requests of a run on an emulated core, as the input of a simulation.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
@@ -229,24 +232,25 @@ impl Run {
     }
 }
 
-/// An answered request: when it was due, counted from the start of the run, and its service time
-/// without the slowdown of an emulated core.
+/// An answered request: when it was due, counted from the start of the run, its service time
+/// without the slowdown of an emulated core, and this slowdown.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(from = "(f64, f64)", into = "(f64, f64)")]
+#[serde(from = "(f64, f64, f64)", into = "(f64, f64, f64)")]
 pub struct Served {
     pub due_us: f64,
     pub work_us: f64,
+    pub added_us: f64,
 }
 
-impl From<(f64, f64)> for Served {
-    fn from((due_us, work_us): (f64, f64)) -> Self {
-        Self { due_us, work_us }
+impl From<(f64, f64, f64)> for Served {
+    fn from((due_us, work_us, added_us): (f64, f64, f64)) -> Self {
+        Self { due_us, work_us, added_us }
     }
 }
 
-impl From<Served> for (f64, f64) {
+impl From<Served> for (f64, f64, f64) {
     fn from(served: Served) -> Self {
-        (served.due_us, served.work_us)
+        (served.due_us, served.work_us, served.added_us)
     }
 }
 
@@ -316,9 +320,9 @@ mod tests {
     fn files_of_another_schema_are_refused() {
         let setup = serde_json::to_string(&Line::Setup(Setup::default())).unwrap() + "\n";
         assert!(read(setup.as_bytes()).is_ok());
-        for (schema, says) in [("\"schema\":2,", "schema 2; this version reads"), ("", "`schema`")]
+        for (schema, says) in [("\"schema\":3,", "schema 3; this version reads"), ("", "`schema`")]
         {
-            let other = setup.replace("\"schema\":1,", schema);
+            let other = setup.replace("\"schema\":2,", schema);
             let refused = read(other.as_bytes()).unwrap_err().to_string();
             assert!(refused.starts_with("line 1: ") && refused.contains(says), "{refused}");
         }

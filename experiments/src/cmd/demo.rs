@@ -1,5 +1,10 @@
 //! `elfen demo`: measures a search service alone, next to an unrestrained batch, and next to a
-//! batch under Elfen. It takes less than a minute.
+//! batch under Elfen. It takes about a minute.
+//!
+//! All runs have the same requests at the same times. On an emulated core, a run is compared with
+//! itself: what the batch cost these very requests. This figure is exact also on a noisy machine.
+//! The second figure compares runs, and needs no emulation. A figure whose interval is too wide is
+//! not printed.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -8,18 +13,18 @@ use std::time::Duration;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::{print, warn};
-use elfen_console::{duration, shell};
+use elfen_console::{duration, shell, table};
 use elfen_machine::lane_args::LaneArgs;
 use elfen_run::channels::SourceChoice;
 use serde::Serialize;
 
 use super::meter::Meter;
 use super::{live_args, live_rows};
-use crate::live::experiment::{Experiment, Results};
-use crate::live::summary::{self, Row};
+use crate::live::experiment::{Experiment, Results, STEAL_MAX};
+use crate::live::summary::{self, Figure, Row};
 use crate::live::testbed::Order;
 use crate::live::{self, plan};
-use crate::record::{Line, Plan, setup};
+use crate::record::{Line, Plan, Scenario, runs, setup};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,11 +57,11 @@ pub(super) struct Args {
     batch: String,
 
     /// How long each run lasts
-    #[arg(short, long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse, default_value = "2s")]
     duration: Duration,
 
     /// How often each scenario is run
-    #[arg(long, value_name = "N", default_value_t = 10,
+    #[arg(long, value_name = "N", default_value_t = 7,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
 
@@ -88,6 +93,10 @@ struct Report {
     /// Whether the lanes share a core.
     smt: bool,
     capacity_rps: f64,
+    /// What the runs show, in a sentence.
+    verdict: String,
+    /// Whether the machine is too noisy for a verdict.
+    too_noisy: bool,
     rows: Vec<Row>,
     remarks: Vec<String>,
     html: PathBuf,
@@ -99,9 +108,11 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     live_args::writable(&args.html)?;
     args.json_out.as_deref().map_or(Ok(()), live_args::writable)?;
     let lines = measure(&experiment)?;
-    let mut rows = summary::rows(&lines);
-    summary::over_all_requests(&mut rows, &lines);
+    let rows = summary::rows(&lines);
+    let verdict = verdict(&lines, &rows);
     let report = Report {
+        too_noisy: verdict.is_err(),
+        verdict: verdict.unwrap_or_else(|why| format!("no verdict: {why}")),
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
         capacity_rps: setup(&lines).map_or(0.0, |setup| setup.capacity_rps),
@@ -173,17 +184,124 @@ fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
     Ok(results.lines)
 }
 
+/// An interval that is wider than this part of its figure says too little about the figure.
+const WIDEST: f64 = 0.4;
+/// The part of the runs that may have lost more than [`STEAL_MAX`] to other machines.
+const STOLEN_RUNS_MAX: f64 = 0.25;
+
+/// Returns what the runs show, in a sentence. Fails with the reason if the machine is too noisy.
+fn verdict(lines: &[Line], rows: &[Row]) -> Result<String, String> {
+    let all = || runs(lines);
+    let stolen = all().filter(|run| run.steal > STEAL_MAX).count();
+    if number(stolen) > number(all().count()) * STOLEN_RUNS_MAX {
+        return Err(format!(
+            "this machine is too noisy: in {stolen} of {} runs, other machines had more than 1 % \
+             of the CPU time; try again later",
+            all().count()
+        ));
+    }
+    let row = |scenario| rows.iter().find(|row| row.scenario == scenario);
+    let (Some(unrestrained), Some(elfen)) =
+        (row(Scenario::Unrestrained), row(Scenario::BorrowIdle))
+    else {
+        return Err("a scenario has no runs".to_owned());
+    };
+    let [harm, cost] = [unrestrained, elfen].map(|row| row.p99_cost.or(row.p99_ratio));
+    let (Some(harm), Some(cost)) = (clear(harm), clear(cost)) else {
+        return Err("this machine is too noisy: the same requests took very different times in \
+                    different runs; end other programs, and try again, or give a higher --runs"
+            .to_owned());
+    };
+    let work = elfen.batch_relative.map_or_else(String::new, |work| {
+        format!(", and the batch did {:.0} % of its work alone", work.median * 100.0)
+    });
+    Ok(format!(
+        "unrestrained, the batch made the p99 of the requests {:.2} times as long; under Elfen, \
+         {:.2} times{work}",
+        harm.median, cost.median
+    ))
+}
+
+/// Returns the figure if its interval is narrow enough. A figure of less than three runs has none.
+fn clear(figure: Option<Figure>) -> Option<Figure> {
+    figure
+        .filter(|figure| figure.ci95.is_none_or(|[low, high]| high - low <= figure.median * WIDEST))
+}
+
+fn number(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::MAX, f64::from)
+}
+
 impl Report {
     fn text(&self) -> String {
-        let mut text = live_rows::text(&self.rows);
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
-        text += &format!(
-            "\nlanes {}: {rps:.0} of {:.0} searches per second; percentiles are over all \
-             requests of all runs, which are interleaved; batch work is relative to the batch \
-             alone\n",
-            self.lanes, self.capacity_rps
+        let heading = ["", "cost to the p99", "p99 to alone", "batch work", "overlap", "reaction"];
+        let mut text = format!(
+            "a search service at {rps:.0} requests a second ({:.0} % of its capacity), lanes {}\n\n",
+            rps / self.capacity_rps.max(1.0) * 100.0,
+            self.lanes
         );
+        text += &table::lines(&heading, &self.rows.iter().map(cells).collect::<Vec<_>>());
+        text += &format!("\n{}\n\n", self.verdict);
+        if self.rows.iter().any(|row| row.p99_cost.is_some()) {
+            text += "cost to the p99: of the same requests, with and without what the batch added \
+                     to each\n";
+        }
+        text += "p99 to alone: of each request's median over the runs\nin brackets: 95 % \
+                 intervals\n";
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
         text + &format!("page: {}\n", self.html.display())
+    }
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let dash = || "-".to_owned();
+    let ratio = |figure: Option<Figure>| match (figure, clear(figure)) {
+        (None, _) => dash(),
+        (_, None) => "too noisy".to_owned(),
+        (_, Some(clear)) => live_rows::interval(&clear),
+    };
+    let name = match row.scenario {
+        Scenario::None => "service alone".to_owned(),
+        Scenario::Unrestrained => "unrestrained batch".to_owned(),
+        _ => "batch under Elfen".to_owned(),
+    };
+    let [_, .., overlap, reaction] = live_rows::cells(row);
+    vec![name, ratio(row.p99_cost), ratio(row.p99_ratio), live_rows::work(row), overlap, reaction]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Run;
+
+    fn row(scenario: Scenario, [low, median, high]: [f64; 3]) -> Row {
+        let lines = [Line::Run(Run {
+            scenario,
+            batch: (scenario != Scenario::None).then(|| "loop".to_owned()),
+            ..Run::default()
+        })];
+        let cost = Figure { median, ci95: Some([low, high]) };
+        Row { p99_cost: Some(cost), ..summary::rows(&lines).remove(0) }
+    }
+
+    /// Goal: the demo gives a verdict on clear figures, and none on a noisy machine. Method: narrow
+    /// and wide intervals, and runs that lost time to other machines.
+    #[test]
+    fn a_noisy_machine_gets_no_verdict() {
+        let rows =
+            |harm, cost| [row(Scenario::Unrestrained, harm), row(Scenario::BorrowIdle, cost)];
+        let run = |steal| Line::Run(Run { steal, ..Run::default() });
+        let quiet = [run(0.0), run(0.009), run(0.011), run(0.0)];
+        let clear = rows([1.9, 2.0, 2.1], [1.0, 1.01, 1.02]);
+        let said = verdict(&quiet, &clear).unwrap();
+        assert!(said.contains("2.00 times") && said.contains("1.01 times"), "{said}");
+        // A clear cost is reported, however high it is.
+        assert!(verdict(&quiet, &rows([1.9, 2.0, 2.1], [2.9, 3.0, 3.1])).is_ok());
+        let noisy = verdict(&quiet, &rows([1.9, 2.0, 2.1], [0.7, 1.0, 1.2])).unwrap_err();
+        assert!(noisy.contains("too noisy"), "{noisy}");
+        let stolen = [run(0.02), run(0.02), run(0.0)];
+        let noisy = verdict(&stolen, &clear).unwrap_err();
+        assert!(noisy.contains("in 2 of 3 runs"), "{noisy}");
     }
 }

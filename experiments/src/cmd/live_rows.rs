@@ -32,7 +32,12 @@ pub(crate) fn interval(figure: &Figure) -> String {
 /// Returns the table of these rows.
 pub(crate) fn text(rows: &[Row]) -> String {
     let mut heading = HEADING.to_vec();
-    let mut cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    let mut cells: Vec<Vec<String>> = rows.iter().map(|row| cells(row).to_vec()).collect();
+    if rows.iter().any(|row| row.p99_cost.is_some()) {
+        heading.push("p99 cost");
+        let cost = |row: &Row| row.p99_cost.as_ref().map_or_else(dash, interval);
+        cells.iter_mut().zip(rows).for_each(|(cells, row)| cells.push(cost(row)));
+    }
     if rows.iter().any(|row| row.expected.is_some()) {
         heading.extend(["p99 predicted", "both lanes", "predicted"]);
         cells.iter_mut().zip(rows).for_each(|(cells, row)| cells.extend(predicted(row)));
@@ -60,16 +65,26 @@ fn predicted(row: &Row) -> [String; 3] {
     ]
 }
 
-fn cells(row: &Row) -> Vec<String> {
-    let dash = || "-".to_owned();
-    let percent = |figure: &Figure| format!("{:.1} %", figure.median * 100.0);
-    let work = |row: &Row| match (&row.batch_relative, row.batch_verified) {
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn percent(figure: &Figure) -> String {
+    format!("{:.1} %", figure.median * 100.0)
+}
+
+/// Formats the batch's work, as a part of its work alone.
+pub(crate) fn work(row: &Row) -> String {
+    match (&row.batch_relative, row.batch_verified) {
         (Some(relative), Some(false)) => format!("{} WRONG", percent(relative)),
         (Some(relative), _) => percent(relative),
         (None, _) => dash(),
-    };
+    }
+}
+
+pub(crate) fn cells(row: &Row) -> [String; HEADING.len()] {
     let has_batch = row.batch.is_some();
-    vec![
+    [
         format!("{:.0} %", row.load * 100.0),
         row.asked.clone(),
         row.batch.clone().unwrap_or_else(dash),

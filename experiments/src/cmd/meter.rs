@@ -39,6 +39,13 @@ impl Meter {
                 let all = self.0.length().unwrap_or(0);
                 self.0.set_position(all.saturating_sub(*left as u64));
             }
+            Progress::Again { steal } => {
+                let percent = steal * 100.0;
+                self.0.set_message(format!(
+                    ": again, as other machines took {percent:.1} % of the CPU time"
+                ));
+                self.0.tick();
+            }
         }
     }
 

@@ -351,7 +351,7 @@ impl Ladder<'_> {
         let mut load = Process::start_anywhere("elfen-load", command, &self.scratch)?;
         let takes = Duration::from_secs_f64(f64::from(requests) / f64::from(*rps));
         load.finish(None, takes * 2 + TIMEOUT + REPORT_TIMEOUT)?;
-        latencies::read(&csv).map(|(latencies, _)| latencies)
+        latencies::read(&csv).map(|requests| requests.latencies)
     }
 
     /// Starts a recording. If recording is not permitted, it is not tried again. Page faults need

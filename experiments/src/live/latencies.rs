@@ -33,10 +33,6 @@ impl Latencies {
         self.0[rank.saturating_sub(1)]
     }
 
-    pub(super) fn all(self) -> Vec<f64> {
-        self.0
-    }
-
     pub(super) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / count_as_f64(self.0.len())
     }
@@ -53,31 +49,40 @@ struct Request {
     added_us: Option<f64>,
 }
 
-/// Reads a generator's CSV. Returns the latencies of all requests. Also returns the answered
-/// requests that have a service time, in the order of their due times.
-pub(super) fn read(csv: &Path) -> Result<(Latencies, Vec<Served>), LiveError> {
+/// The requests of a run.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    pub(super) latencies: Latencies,
+    /// The same latencies in microseconds, in the order of the due times.
+    pub(super) in_order_us: Vec<f64>,
+    /// The answered requests that have a service time, in the same order.
+    pub(super) served: Vec<Served>,
+}
+
+/// Reads a generator's CSV, whose lines are in the order of the due times.
+pub(super) fn read(csv: &Path) -> Result<Requests, LiveError> {
     let file = File::open(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
     let garbled = |why| LiveError::Garbled { name: "elfen-load".to_owned(), why };
     let read = parse(file).map_err(|error| garbled(format!("its CSV: {error}")))?;
     Some(read)
-        .filter(|(latencies, _)| !latencies.0.is_empty())
+        .filter(|requests| !requests.in_order_us.is_empty())
         .ok_or_else(|| garbled("a CSV without requests".to_owned()))
 }
 
-fn parse(csv: impl Read) -> csv::Result<(Latencies, Vec<Served>)> {
-    let mut served = Vec::new();
-    let mut latencies = Latencies::default();
+fn parse(csv: impl Read) -> csv::Result<Requests> {
+    let mut requests = Requests::default();
     for request in csv::Reader::from_reader(csv).deserialize() {
         let Request { outcome, latency_us, intended_us, service_us, added_us } = request?;
         let latency_us = if outcome == "ok" { latency_us } else { TIMEOUT.as_secs_f64() * 1e6 };
-        latencies.0.push(latency_us / 1e3);
-        served.extend(intended_us.zip(service_us).map(|(due_us, service_us)| Served {
-            due_us,
-            work_us: service_us - added_us.unwrap_or(0.0),
+        requests.in_order_us.push(latency_us);
+        requests.served.extend(intended_us.zip(service_us).map(|(due_us, service_us)| {
+            let added_us = added_us.unwrap_or(0.0);
+            Served { due_us, work_us: service_us - added_us, added_us }
         }));
     }
-    latencies.0.sort_unstable_by(f64::total_cmp);
-    Ok((latencies, served))
+    let latencies_ms = requests.in_order_us.iter().map(|us| us / 1e3);
+    requests.latencies.add(Latencies(latencies_ms.collect()));
+    Ok(requests)
 }
 
 /// Appends the service times to a file, one per line.
@@ -105,19 +110,20 @@ mod tests {
     fn failed_requests_count_as_slow() {
         let csv = "seed,latency_us,outcome,intended_us,service_us,added_us\n\
                    1,3000,ok,1.5,250.5,\n1,1000,ok,7,9,2\n1,10,HTTP 503,8,,\n1,2000,ok,9,,\n";
-        let (latencies, served) = parse(csv.as_bytes()).unwrap();
+        let Requests { latencies, in_order_us, served } = parse(csv.as_bytes()).unwrap();
+        assert_eq!(in_order_us, [3000.0, 1000.0, 10_000_000.0, 2000.0]);
         assert_eq!(latencies.0, [1.0, 2.0, 3.0, 10_000.0]);
         let found = [500, 750, 751, 990, 1000].map(|per_thousand| latencies.at(per_thousand));
         assert_eq!(found, [2.0, 3.0, 10_000.0, 10_000.0, 10_000.0]);
         assert_eq!(latencies.mean(), 2501.5);
-        let works = [(1.5, 250.5), (7.0, 7.0)].map(|(due_us, work_us)| Served { due_us, work_us });
+        let works = [(1.5, 250.5, 0.0), (7.0, 7.0, 2.0)].map(Served::from);
         assert_eq!(served, works);
         let folder = tempfile::tempdir().unwrap();
         let [file, csv] = ["times", "csv"].map(|name| folder.path().join(name));
         served.iter().for_each(|one| append_service_times(&[*one], &file).unwrap());
         assert_eq!(fs::read_to_string(file).unwrap(), "250.500\n7.000\n");
         fs::write(&csv, "latency_us,outcome\n1000,ok\n").unwrap();
-        assert_eq!(read(&csv).unwrap().1, []);
+        assert_eq!(read(&csv).unwrap().served, []);
         for wrong in
             ["", "latency_us,outcome\n", "latency,outcome\n1,ok\n", "latency_us,outcome\nx,ok\n"]
         {

@@ -7,6 +7,7 @@
 //! | [`experiment`] | a plan from its first run to its last, and its results file |
 //! | [`calibrate`] | slowdowns of programs that share a core, for the model |
 //! | [`summary`] | medians over runs, with intervals |
+//! | `replay` | what a batch cost the requests of a run on an emulated core |
 //! | `batches` | the batch programs next to the service |
 //! | [`own_service`] | a service of the user's own |
 //! | `service` | `elfen-search`: its index, its queries and its process |
@@ -31,6 +32,7 @@ pub mod own_service;
 pub mod plan;
 pub(crate) mod process;
 pub mod recording;
+mod replay;
 pub(crate) mod scratch;
 mod service;
 pub mod summary;

@@ -4,10 +4,13 @@
 //! This file has the only unsafe code of `live`. Between fork and exec, a child only makes system
 //! calls.
 
+use std::hint;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
 
 use elfen_machine::affinity::Mask;
 use elfen_machine::placement::{SHORTEST_SLICE_NS, set_policy, set_slice};
@@ -110,6 +113,41 @@ fn check_result(result: i32) -> io::Result<()> {
 /// nothing.
 pub(crate) fn send(pid: u32, signal: i32) {
     let _gone = signal::kill(Pid::from_raw(pid.cast_signed()), Signal::try_from(signal).ok());
+}
+
+/// Threads of this process that spin at SCHED_IDLE, one on each of some CPUs.
+#[derive(Debug)]
+pub(super) struct Spinners {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl Spinners {
+    pub(super) fn start(cpus: impl Iterator<Item = u32>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let spin_on = |cpu: u32| {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || {
+                // Without its rank, the thread would compete with the helpers.
+                set_rank(0, Rank::Idle)?;
+                Mask::of(&[cpu].into_iter().collect()).impose_on(0)?;
+                while !stop.load(Relaxed) {
+                    hint::spin_loop();
+                }
+                Ok(())
+            })
+        };
+        Self { threads: cpus.map(spin_on).collect(), stop }
+    }
+}
+
+impl Drop for Spinners {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _spun = thread.join();
+        }
+    }
 }
 
 /// Tests core scheduling in a child. Its cookie ends with the child.

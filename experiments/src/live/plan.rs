@@ -2,8 +2,8 @@
 //! affect all scenarios.
 //!
 //! The scenarios of one load and one invocation run directly after each other, in a random order
-//! that depends on the seed. So the runs that are compared follow each other closely. All of them
-//! get the same requests at the same times.
+//! that depends on the seed. So the runs that are compared follow each other closely. All runs of a
+//! plan get the same requests, at times that only depend on the load.
 
 use std::fmt;
 use std::path::Path;
@@ -152,7 +152,7 @@ pub struct Job {
     pub load: f64,
     pub rps: f64,
     pub invocation: u32,
-    /// The seed of the requests, which all scenarios of an invocation share.
+    /// The seed of the requests, which all runs of a plan share.
     pub seed: u64,
 }
 
@@ -246,10 +246,10 @@ pub fn jobs(plan: &Plan, specs: &[Spec], capacity_rps: f64) -> Vec<Job> {
         shares.chain(plan.rates.iter().map(|&rps| (rps / capacity_rps, rps))).collect();
     let batches: Vec<String> = batch_labels(plan).collect();
     let mut jobs = Vec::new();
+    let seed = rng.random::<u64>() >> 16;
     for invocation in 0..plan.runs {
         loads.shuffle(&mut rng);
         for &(load, rps) in &loads {
-            let seed = rng.random::<u64>() >> 16;
             let mut turns: Vec<(&Spec, Option<&String>)> = Vec::new();
             for spec in specs {
                 if spec.has_batch() {
@@ -332,6 +332,7 @@ mod tests {
         assert_eq!(jobs.len(), 3 * 3 * 5);
         for block in jobs.chunks(5) {
             let first = &block[0];
+            assert_eq!(first.seed, jobs[0].seed);
             for job in block {
                 assert_eq!(
                     (job.rps, job.seed, job.invocation),

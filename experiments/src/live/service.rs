@@ -23,6 +23,8 @@ const MANY_WORDS: &str = "OrHigh";
 const TASKS_A_QUERY: usize = 12;
 /// The tasks that are long enough without a change.
 const AS_THEY_ARE: [&str; 2] = ["AndHighHigh", "Fuzzy2"];
+/// How often all queries are searched to measure the capacity.
+const PASSES: &str = "3";
 /// The time limit for checking a large index and answering each query once.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(120);
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -149,15 +151,15 @@ impl Corpus {
         rig.machine.pairs.iter().map(alone).sum()
     }
 
-    /// Searches without a pause on one CPU. Returns the number of queries per second.
+    /// Searches without a pause on one CPU. Returns the queries per second of the fastest pass.
     pub(super) fn search(&self, rig: &Rig, cpu: u32, rank: Rank) -> Result<f64, LiveError> {
         let mut command = Command::new(&rig.programs.search);
-        command.args(["bench", "--json", "--passes", "1", "--cpu", &cpu.to_string()]);
+        command.args(["bench", "--json", "--passes", PASSES, "--cpu", &cpu.to_string()]);
         command.arg("--tasks").arg(&self.queries).arg(&self.index);
         let mut bench = rig.start(NAME, command, &ChildSetup::on(cpu, rank))?;
         let report: Value = bench.finish_json(None, BUILD_TIMEOUT)?;
-        let rate = report["queries_per_second"].as_f64().filter(|rate| *rate > 0.0);
-        let why = "no queries_per_second".to_owned();
+        let rate = report["fastest_queries_per_second"].as_f64().filter(|rate| *rate > 0.0);
+        let why = "no fastest_queries_per_second".to_owned();
         rate.ok_or_else(|| LiveError::Garbled { name: NAME.to_owned(), why })
     }
 }

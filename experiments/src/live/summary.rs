@@ -1,8 +1,11 @@
 //! Computes the rows of a results file: medians over runs, with 95 % intervals.
 //!
-//! Runs of one invocation got the same requests, so scenarios are compared within an invocation. A
-//! ratio is computed for each pair of runs that were measured closely after each other. The figure
-//! is the median of these ratios.
+//! All runs of one load got the same requests at the same times. The tail of one run is decided by
+//! a few bursts and by chance: other machines, interrupts. So a percentile is over the requests'
+//! medians. The latency of a request is its median over all runs of a scenario.
+//!
+//! On an emulated core, what the core added to each request is known. There a run is also compared
+//! with itself, by a replay of its queue. Noise of the machine affects both sides of this ratio.
 //!
 //! Intervals are computed by bootstrap over invocations. The requests of one run are not
 //! independent samples, because they wait for each other.
@@ -10,17 +13,19 @@
 use std::collections::BTreeMap;
 
 use elfen_console::duration::number;
+use elfen_machine::pair;
 use elfen_run::latency::Latency;
 use elfen_run::report::RunReport;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 
-use crate::record::{Alone, Line, Run, Scenario, Setup, runs};
+use super::replay;
+use crate::record::{Alone, Line, Run, Scenario, Setup, runs, setup};
 
 const RESAMPLES: usize = 10_000;
-/// The number of resamples if each of them sorts thousands of latencies.
-const FEW_RESAMPLES: usize = 1_000;
+/// How many latencies all resamples together read, about.
+const RESAMPLED_VALUES: usize = 50_000_000;
 const SEED: u64 = 1;
 
 /// A median, and its 95 % interval if it is computed from at least three values.
@@ -45,8 +50,11 @@ pub struct Row {
     pub p50_ms: Figure,
     pub p95_ms: Figure,
     pub p99_ms: Figure,
-    /// The p99 divided by the p99 without a batch in the same invocation.
+    /// The p99 divided by the p99 of the same requests without a batch.
     pub p99_ratio: Option<Figure>,
+    /// The p99 of a run's requests, divided by the p99 that they would have without what the
+    /// emulated core added to them. Each run is compared with itself, by a replay of its queue.
+    pub p99_cost: Option<Figure>,
     pub mean_ms: Figure,
     pub request_lane_utilisation: Figure,
     pub batch_lane_utilisation: Figure,
@@ -85,6 +93,18 @@ pub struct Foreseen {
 }
 
 impl Row {
+    /// Replaces the percentiles by those of each request's median, if all runs had the same
+    /// requests.
+    fn compare_requests(&mut self, runs: &[&Run], without: &[&Run]) {
+        let Some(repeats) = Repeats::of(runs) else { return };
+        let tail = |per_thousand| repeats.figure(|drawn| repeats.tail_ms(drawn, per_thousand));
+        (self.p50_ms, self.p95_ms, self.p99_ms) = (tail(500), tail(950), tail(990));
+        if let (Some(ratio), Some(alone)) = (&mut self.p99_ratio, repeats.partners(without)) {
+            let p99 = |repeats: &Repeats<'_>, drawn: &[usize]| repeats.tail_ms(drawn, 990);
+            *ratio = repeats.figure(|drawn| p99(&repeats, drawn) / p99(&alone, drawn));
+        }
+    }
+
     /// Whether this row includes the run.
     pub fn is_of(&self, run: &Run) -> bool {
         (self.scenario, &self.asked, &self.batch) == (run.scenario, &run.asked, &run.batch)
@@ -103,7 +123,16 @@ pub fn rows(lines: &[Line]) -> Vec<Row> {
         }
     }
     let without: Vec<&Run> = runs(lines).filter(|run| run.scenario == Scenario::None).collect();
-    groups.values().map(|runs| row(runs, &without, alone)).collect()
+    let workers = setup(lines).map_or(1, |setup| pair::parse(&setup.lanes).map_or(1, |p| p.len()));
+    let row = |runs: &Vec<&Run>| {
+        let mut row = row(runs, &without, alone);
+        let cost = |run: &&Run| replay::p99_ratio(&run.served, workers);
+        let costs: Option<Vec<f64>> = runs.iter().map(cost).collect();
+        row.p99_cost = costs.filter(|_| row.batch.is_some()).map(|costs| figure(&costs));
+        row.compare_requests(runs, &without);
+        row
+    };
+    groups.values().map(row).collect()
 }
 
 /// The sort key of a row. Rates are in millionths of a request per second, because floating-point
@@ -160,6 +189,7 @@ fn row(runs: &[&Run], without: &[&Run], alone: &[Alone]) -> Row {
         p95_ms: over(|run| run.p95_ms),
         p99_ms: over(|run| run.p99_ms),
         p99_ratio: (first.scenario != Scenario::None).then(|| some(&partner)).flatten(),
+        p99_cost: None,
         mean_ms: over(|run| run.mean_ms),
         request_lane_utilisation: over(|run| run.request_lane_utilisation),
         batch_lane_utilisation: over(|run| run.batch_lane_utilisation),
@@ -205,7 +235,10 @@ pub fn figure(values: &[f64]) -> Figure {
 }
 
 fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
+    median_of(&mut values.to_vec())
+}
+
+fn median_of(sorted: &mut [f64]) -> f64 {
     sorted.sort_unstable_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { sorted[middle - 1].midpoint(sorted[middle]) }
@@ -229,49 +262,51 @@ fn bootstrap(count: usize, resamples: usize, of: impl Fn(&[usize]) -> f64) -> Op
     Some([found[resamples / 40], found[resamples - 1 - resamples / 40]])
 }
 
-/// Replaces the percentiles by those over all requests of all invocations, if the runs still have
-/// their latencies.
-///
-/// A short run has about ten requests above its p99, and chance decides which. Scenarios are
-/// interleaved, so percentiles over all requests are comparable, too. The bootstrap resamples
-/// invocations, because the requests of one run wait for each other.
-pub fn over_all_requests(rows: &mut [Row], lines: &[Line]) {
-    let runs: Vec<&Run> = runs(lines).filter(|run| !run.latencies_ms.is_empty()).collect();
-    for row in rows {
-        let own: Vec<&Run> = runs.iter().copied().filter(|run| row.is_of(run)).collect();
-        if own.len() != row.runs {
-            continue;
-        }
-        let tail = |per_thousand| {
-            let of = |drawn: &[usize]| quantile(&own, drawn, per_thousand);
-            over_all(own.len(), of)
+/// Runs of the same requests at the same times, in which each request can be compared with itself.
+struct Repeats<'r>(Vec<&'r Run>);
+
+impl<'r> Repeats<'r> {
+    /// Returns `None` if the runs had different requests.
+    fn of(runs: &[&'r Run]) -> Option<Self> {
+        let first = runs.first()?;
+        let is_same = |run: &&Run| {
+            run.seed == first.seed && run.latencies_us.len() == first.latencies_us.len()
         };
-        (row.p50_ms, row.p95_ms, row.p99_ms) = (tail(500), tail(950), tail(990));
-        let alone = |run: &&Run| {
-            let is_it = |other: &&&Run| {
-                other.scenario == Scenario::None && run.met_the_same_requests(other)
-            };
-            runs.iter().find(is_it).copied()
-        };
-        let alone: Vec<&Run> = own.iter().filter_map(alone).collect();
-        if row.p99_ratio.is_some() && alone.len() == own.len() {
-            let of = |drawn: &[usize]| quantile(&own, drawn, 990) / quantile(&alone, drawn, 990);
-            row.p99_ratio = Some(over_all(own.len(), of));
-        }
+        let has_all = !first.latencies_us.is_empty() && runs.iter().all(is_same);
+        has_all.then(|| Self(runs.to_vec()))
     }
-}
 
-fn over_all(count: usize, of: impl Fn(&[usize]) -> f64) -> Figure {
-    let each: Vec<usize> = (0..count).collect();
-    Figure { median: of(&each), ci95: bootstrap(count, FEW_RESAMPLES, of) }
-}
+    /// Returns the runs without a batch of the same invocations, in the same order.
+    fn partners(&self, without: &[&'r Run]) -> Option<Self> {
+        let partner =
+            |run: &&Run| without.iter().find(|other| run.met_the_same_requests(other)).copied();
+        let partners: Option<Vec<&Run>> = self.0.iter().map(partner).collect();
+        partners.and_then(|runs| Self::of(&runs))
+    }
 
-/// Returns the lowest latency that at least `per_thousand` of 1000 requests of these runs do not
-/// exceed.
-fn quantile(runs: &[&Run], drawn: &[usize], per_thousand: usize) -> f64 {
-    let mut all: Vec<f64> = drawn.iter().flat_map(|at| &runs[*at].latencies_ms).copied().collect();
-    let rank = (all.len() * per_thousand).div_ceil(1000).max(1);
-    *all.select_nth_unstable_by(rank - 1, f64::total_cmp).1
+    /// Returns the latency in milliseconds that `per_thousand` of 1000 requests do not exceed. The
+    /// latency of a request is its median over the runs in `drawn`.
+    fn tail_ms(&self, drawn: &[usize], per_thousand: usize) -> f64 {
+        let mut same = vec![0.0; drawn.len()];
+        let count = self.0[0].latencies_us.len();
+        let mut medians: Vec<f64> = (0..count)
+            .map(|request| {
+                let of_run = |run: &usize| self.0[*run].latencies_us[request];
+                same.iter_mut().zip(drawn).for_each(|(slot, run)| *slot = of_run(run));
+                median_of(&mut same)
+            })
+            .collect();
+        let rank = (count * per_thousand).div_ceil(1000).max(1);
+        *medians.select_nth_unstable_by(rank - 1, f64::total_cmp).1 / 1e3
+    }
+
+    /// Computes a statistic over all runs, and its interval over the runs.
+    fn figure(&self, of: impl Fn(&[usize]) -> f64) -> Figure {
+        let each: Vec<usize> = (0..self.0.len()).collect();
+        let values = each.len() * self.0[0].latencies_us.len();
+        let resamples = (RESAMPLED_VALUES / values).clamp(200, 1_000);
+        Figure { median: of(&each), ci95: bootstrap(each.len(), resamples, of) }
+    }
 }
 
 #[cfg(test)]
@@ -338,36 +373,49 @@ mod tests {
         assert_eq!((idle.reaction_us.unwrap().median, idle.batch_verified), (2.0, Some(false)));
     }
 
-    /// Goal: a percentile is over all requests, and its ratio is the ratio of two such percentiles.
-    /// Method: three invocations of a hundred requests, of which only one has slow requests. The
-    /// slow requests take 100 times as long, and half of that without a batch. Computed by hand,
-    /// the rank is 297 of 300.
+    /// Goal: a disturbance that affects a request in one run changes nothing, and one that affects
+    /// it in most runs counts. Method: three invocations of a hundred requests, of which the last
+    /// three are slow. In each run other requests are disturbed, and a batch doubles the slow ones.
     #[test]
-    fn a_percentile_is_over_all_invocations() {
-        let with = |scenario, invocation, slow_ms: f64| {
+    fn a_percentile_is_over_medians_of_requests() {
+        let with = |scenario, invocation: u32, slow_us: f64| {
             let Line::Run(run) = run(scenario, invocation, 0.0) else { unreachable!() };
-            let latencies_ms = (0..100).map(|at| if at < 96 { 1.0 } else { slow_ms }).collect();
-            Line::Run(Run { latencies_ms, ..run })
+            let disturbed = |at: u32| at / 10 == invocation;
+            let latency = |at| match at {
+                97.. => slow_us,
+                at if disturbed(at) => 1e6,
+                _ => 1000.0,
+            };
+            let latencies_us = (0..100).map(latency).collect();
+            Line::Run(Run { latencies_us, seed: 1, ..run })
         };
         let mut lines = Vec::new();
-        for (invocation, slow_ms) in [(1, 1.0), (2, 100.0), (3, 1.0)] {
-            lines.push(with(Scenario::BorrowIdle, invocation, slow_ms));
-            lines.push(with(Scenario::None, invocation, 1f64.max(slow_ms / 2.0)));
+        for invocation in 1..=3 {
+            lines.push(with(Scenario::BorrowIdle, invocation, 8000.0));
+            lines.push(with(Scenario::None, invocation, 4000.0));
         }
-        let mut rows = rows(&lines);
-        over_all_requests(&mut rows, &lines);
+        let rows = rows(&lines);
         let [none, idle] = rows.as_slice() else { panic!("{rows:?}") };
-        assert_eq!(
-            (none.p50_ms.median, none.p99_ms.median, idle.p99_ms.median),
-            (1.0, 50.0, 100.0)
-        );
+        let median = |figure: Figure| figure.median;
+        assert_eq!((median(none.p50_ms), median(none.p99_ms), median(idle.p99_ms)), (1., 4., 8.));
+        assert_eq!(none.p99_ratio, None);
         let ratio = idle.p99_ratio.unwrap();
-        assert_eq!((ratio.median, none.p99_ratio), (2.0, None));
-        assert_eq!(
-            ratio.ci95,
-            Some([1.0, 2.0]),
-            "without the one invocation there is nothing slow"
-        );
+        assert_eq!(ratio.median, 2.0);
+        let [low, high] = ratio.ci95.unwrap();
+        assert!(low <= 2.0 && 2.0 <= high, "{ratio:?}");
+    }
+
+    /// Goal: runs of different requests are not compared request by request. Method: two seeds.
+    #[test]
+    fn other_requests_are_not_compared() {
+        let mut all: Vec<Run> = (1..=2)
+            .map(|seed| Run { seed, latencies_us: vec![1.0; 4], ..Run::default() })
+            .collect();
+        assert!(Repeats::of(&all.iter().collect::<Vec<_>>()).is_none());
+        all[1].seed = 1;
+        assert!(Repeats::of(&all.iter().collect::<Vec<_>>()).is_some());
+        all[1].latencies_us.pop();
+        assert!(Repeats::of(&all.iter().collect::<Vec<_>>()).is_none());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! two runs differ only in the scenario. CPU time is read at the start and at the end of the time
 //! that the generator measures.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,7 +16,8 @@ use elfen_run::report::RunReport;
 use serde::Deserialize;
 
 use super::batches::{BatchResults, Batches};
-use super::latencies::{self, Latencies, TIMEOUT, append_service_times, count_as_f64};
+use super::latencies::{self, Latencies, Requests, TIMEOUT, append_service_times, count_as_f64};
+use super::os::Spinners;
 use super::own_service::{OwnService, ServiceProcesses};
 use super::plan::{Job, Spec, label};
 use super::process::{Process, Rig};
@@ -225,6 +227,7 @@ impl Testbed {
             Some(program) => self.start_batches(&job.spec, program, warmup + duration)?,
             None => Batches::none(),
         };
+        let _awake = self.keep_awake(job);
         let recording = self.observer.as_ref().map(|observer| {
             observer.record(&self.rig, job, self.published_name(), warmup + duration)
         });
@@ -257,17 +260,29 @@ impl Testbed {
         let recording = recording.map(Recording::finish).transpose()?;
         let done = batches.end()?;
         let requests = self.rig.scratch.path(REQUESTS);
-        let (latencies, served) = latencies::read(&requests)?;
-        let used = before.until(&after);
+        let Requests { latencies, in_order_us, served } = latencies::read(&requests)?;
+        let used = before.until(&after, self.measured_cpus().len());
         let mut run = self.run(job, &output, done.as_ref(), &used, alone, &latencies);
         run.shim = recording;
-        run.latencies_ms = latencies.all();
+        run.latencies_us = in_order_us;
         let times = self.order.service_times.as_ref().filter(|_| job.batch.is_none());
         times.map_or(Ok(()), |file| append_service_times(&served, file))?;
         if self.order.machine.emulated.is_some() {
             run.served = served;
         }
         Ok(run)
+    }
+
+    /// Keeps the batch lanes of a run without a batch from halting.
+    ///
+    /// A virtual CPU that halts takes tens of microseconds to wake up, for the helpers that share
+    /// it. With a batch or a guard on it, it never halts. So without this, the run without a batch
+    /// would be the slowest. On an SMT core, a spinning lane would slow the service instead.
+    fn keep_awake(&self, job: &Job) -> Option<Spinners> {
+        let Machine { smt, .. } = self.order.machine;
+        let is_needed = !job.spec.has_batch() && !smt && self.helpers.share_a_lane;
+        let lanes = || self.order.machine.batch_lanes().map(|(_, batch)| batch);
+        is_needed.then(|| Spinners::start(lanes()))
     }
 
     fn load(&self, job: &Job, warmup: Duration, duration: Duration) -> Result<Process, LiveError> {
@@ -289,7 +304,14 @@ impl Testbed {
             workers_ns,
             helpers_ns: coordinator_ns + usage::process_cpu_ns(load.id()),
             batch_ns: batches.used_ns(),
+            steal_ns: usage::steal_ns(&self.measured_cpus()),
         }
+    }
+
+    /// Returns the lanes and the CPUs of the helpers.
+    fn measured_cpus(&self) -> BTreeSet<u32> {
+        let lanes = self.order.machine.batch_lanes().flat_map(|(request, batch)| [request, batch]);
+        lanes.chain([self.helpers.coordinator, self.helpers.generator]).collect()
     }
 
     fn run(
@@ -342,7 +364,8 @@ impl Testbed {
             report: reports.first().cloned().map(Box::new),
             more_reports: reports.into_iter().skip(1).collect(),
             helper_utilisation: used.helpers,
-            latencies_ms: Vec::new(),
+            latencies_us: Vec::new(),
+            steal: used.steal,
             served: Vec::new(),
             shim: None,
             warnings: output.warnings.clone(),
@@ -395,6 +418,7 @@ struct Sample {
     workers_ns: u64,
     helpers_ns: u64,
     batch_ns: u64,
+    steal_ns: u64,
 }
 
 /// The CPU time between two samples, in CPUs.
@@ -404,10 +428,12 @@ struct Used {
     workers: f64,
     helpers: f64,
     batch: f64,
+    /// The part of the time of the measured CPUs that went to other machines.
+    steal: f64,
 }
 
 impl Sample {
-    fn until(&self, later: &Self) -> Used {
+    fn until(&self, later: &Self, measured_cpus: usize) -> Used {
         let seconds = later.at.duration_since(self.at).as_secs_f64();
         // A process that has ended in the meantime has a CPU time of 0.
         let cpus = |of: fn(&Self) -> u64| {
@@ -418,6 +444,7 @@ impl Sample {
             workers: cpus(|sample| sample.workers_ns),
             helpers: cpus(|sample| sample.helpers_ns),
             batch: cpus(|sample| sample.batch_ns),
+            steal: cpus(|sample| sample.steal_ns) / count_as_f64(measured_cpus.max(1)),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Reads the CPU time of processes and threads, and lists the descendants of a process.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use elfen_machine::process::{below, children, cpu_time_ns, stat, status_field, thread_stat};
@@ -19,6 +20,20 @@ pub(super) fn thread_cpu_ns(thread: u32) -> Option<u64> {
     // Kernels without scheduler statistics count in ticks.
     let ticks = || thread_stat(thread).map(|stat| stat.user_ticks + stat.system_ticks);
     counted.or_else(|| Some(ticks()? * TICK_NS))
+}
+
+/// Returns the time of these CPUs that the hypervisor gave to other machines, in nanoseconds. It is
+/// 0 on hardware.
+pub(super) fn steal_ns(cpus: &BTreeSet<u32>) -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    text.lines().filter_map(|line| steal_ticks(line, cpus)).sum::<u64>() * TICK_NS
+}
+
+fn steal_ticks(line: &str, cpus: &BTreeSet<u32>) -> Option<u64> {
+    let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+    let cpu = words.next()?.parse().ok()?;
+    let steal = words.nth(7)?.parse().ok()?;
+    cpus.contains(&cpu).then_some(steal)
 }
 
 /// Returns the CPU time of a process in nanoseconds, or 0 if it has ended.
@@ -84,6 +99,16 @@ mod tests {
     use super::*;
     use std::io::Read;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn steal_is_the_eighth_column_of_a_cpu() {
+        let cpus = [1].into_iter().collect();
+        let ticks = |line| steal_ticks(line, &cpus);
+        assert_eq!(ticks("cpu1 11 22 33 44 55 66 77 88 99 0"), Some(88));
+        for other in ["cpu  1 2 3 4 5 6 7 8", "cpu0 1 2 3 4 5 6 7 8", "cpu1 1 2", "intr 5 1"] {
+            assert_eq!(ticks(other), None, "{other}");
+        }
+    }
 
     /// Goal: a signal handler is recognised. Method: a shell that sets a trap and then prints a
     /// line.

@@ -82,8 +82,19 @@ fn check(run: &Run, line: usize) -> Result<(), Unusable> {
         ("batch_lane_utilisation", run.batch_lane_utilisation),
         ("batch_per_second", run.batch_per_second.unwrap_or(0.0)),
         ("helper_utilisation", run.helper_utilisation),
+        ("steal", run.steal),
     ];
-    match numbers.into_iter().find(|(_, value)| !(0.0..=1e12).contains(value)) {
+    let latencies = run.latencies_us.iter().map(|us| ("latencies_us", *us));
+    let served = run.served.iter().flat_map(|one| {
+        // A request of the warm-up is due before the beginning.
+        [("served", one.work_us), ("served", one.added_us), ("served", one.due_us.abs())]
+    });
+    match numbers
+        .into_iter()
+        .chain(latencies)
+        .chain(served)
+        .find(|(_, value)| !(0.0..=1e12).contains(value))
+    {
         Some((what, value)) => Err(Unusable::NoMeasure { line, what, value: value.to_string() }),
         None => Ok(()),
     }
@@ -232,10 +243,11 @@ fn belongs(row: &Row, batch: Option<&str>) -> bool {
 }
 
 const TABLE_NOTE: &str = "Medians over invocations; in parentheses the 95 % interval (bootstrap), \
-    from three invocations on. p99 to no batch: within an invocation. Batch: its work, as a part \
-    of what it does with nothing beside it. Utilisation: of both lanes, 1.0 is one lane that is \
-    always busy. Overlap: the part of the requests' time that the batch ran beside them. Reaction: \
-    from a request's start until the batch is off its lane, median and p99.";
+    from three invocations on. Percentiles: over the medians of each request, which all runs had. \
+    Cost to p99: of a run's requests, with and without what the emulated core added to them. \
+    Batch: its work, as a part of what it does alone. Utilisation: of both lanes, 1.0 is one lane \
+    that is always busy. Overlap: the part of the requests' time that the batch ran beside them. \
+    Reaction: from a request's start until the batch is off its lane, median and p99.";
 const HELPERS_NOTE: &str = " With helpers: load generator and coordinator counted in, where they \
     share the batch lane's CPU.";
 /// If helpers take less of a lane than this, their column is left out.
@@ -272,13 +284,14 @@ impl Measured<'_> {
     fn table(&self) -> Table {
         let several = self.batches().len() > 1;
         let helped = self.rows.iter().any(|row| row.helper_utilisation.median > HELPED);
-        let columns: [(&str, Cell); 12] = [
+        let columns: [(&str, Cell); 13] = [
             ("load", |row| percent(load_percent(row) / 100.0)),
             ("beside the service", |row| Side::of(row).title()),
             ("program", |row| row.batch.clone().unwrap_or_default()),
             ("p50, ms", |row| with_interval(Some(row.p50_ms), 1.0, "")),
             ("p99, ms", |row| with_interval(Some(row.p99_ms), 1.0, "")),
             ("p99 to no batch", |row| with_interval(row.p99_ratio, 1.0, "")),
+            ("cost to p99", |row| with_interval(row.p99_cost, 1.0, "")),
             ("batch", batch_cell),
             ("utilisation", |row| median(Some(row.utilisation), 1.0, "")),
             ("with helpers", |row| median(Some(row.utilisation_with_helpers), 1.0, "")),
@@ -482,12 +495,22 @@ impl Bench<'_> {
         (!figure.panels.is_empty()).then_some(figure)
     }
 
-    /// Draws p99 as a multiple of p99 without a batch.
+    /// Draws p99 as a multiple of p99 without a batch. On an emulated core, draws first what the
+    /// batch cost the very requests of each run.
     fn cost(&self) -> Option<Figure> {
-        let axis = Axis::new("p99", "times that without a batch");
-        let reading = "p99 as a multiple of p99 without a batch, each against the same invocation.";
+        let reading = "p99 as a multiple of p99 without a batch. Where the cost to the same \
+                       requests is shown, each run is compared with itself: its requests with and \
+                       without what the batch added to them.";
         let names = ("cost", "What the batch costs the service", reading);
-        let mut figure = self.by_side(names, (Mark::Dots, axis), |row| row.p99_ratio)?;
+        let ratio = |quantity, value| {
+            let axis = Axis::new(quantity, "times that without a batch");
+            self.by_side(names, (Mark::Dots, axis), value)
+        };
+        let of_runs = ratio("p99", |row| row.p99_ratio)?;
+        let mut figure = of_runs.clone();
+        if let Some(same) = ratio("p99 of the same requests", |row| row.p99_cost) {
+            figure.panels = [same.panels, of_runs.panels].concat();
+        }
         for panel in &mut figure.panels {
             panel.rules.push(Rule { y: 1.0, name: "no batch".to_owned() });
             panel.y.scale = Scale::Auto;

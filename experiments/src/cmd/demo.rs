@@ -110,9 +110,12 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let lines = measure(&experiment)?;
     let rows = summary::rows(&lines);
     let verdict = verdict(&lines, &rows);
+    let too_noisy = verdict.is_err();
+    let verdict = verdict.unwrap_or_else(|why| format!("no verdict: {why}"));
+    live_args::write_page(&args.html, "Elfen: demo", &[&verdict], &lines)?;
     let report = Report {
-        too_noisy: verdict.is_err(),
-        verdict: verdict.unwrap_or_else(|why| format!("no verdict: {why}")),
+        too_noisy,
+        verdict,
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
         capacity_rps: setup(&lines).map_or(0.0, |setup| setup.capacity_rps),
@@ -120,7 +123,6 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         rows,
         html: args.html.clone(),
     };
-    live_args::write_page(&args.html, "Elfen: demo", &lines)?;
     if let Some(file) = &args.json_out {
         live_args::write_report(file, &report)?;
     }
@@ -236,9 +238,9 @@ impl Report {
     fn text(&self) -> String {
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
         let heading = ["", "cost to the p99", "p99 to alone", "batch work", "overlap", "reaction"];
+        let load = rps / self.capacity_rps.max(1.0) * 100.0;
         let mut text = format!(
-            "a search service at {rps:.0} requests a second ({:.0} % of its capacity), lanes {}\n\n",
-            rps / self.capacity_rps.max(1.0) * 100.0,
+            "search service, lanes {}: {rps:.0} requests a second, {load:.0} % of capacity\n\n",
             self.lanes
         );
         text += &table::lines(&heading, &self.rows.iter().map(cells).collect::<Vec<_>>());
@@ -247,8 +249,8 @@ impl Report {
             text += "cost to the p99: of the same requests, with and without what the batch added \
                      to each\n";
         }
-        text += "p99 to alone: of each request's median over the runs\nin brackets: 95 % \
-                 intervals\n";
+        text += "p99 to alone: of the median of each request over all runs\n\
+                 in brackets: 95 % intervals\n";
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
         text + &format!("page: {}\n", self.html.display())
     }

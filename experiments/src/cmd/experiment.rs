@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     drop(meter);
     done.map_err(|error| args.failure(&error))?;
     if let Some(file) = &args.html {
-        live_args::write_page(file, "Elfen: an experiment", &results.lines)?;
+        live_args::write_page(file, "Elfen: an experiment", &[], &results.lines)?;
     }
     let mut rows = summary::rows(&results.lines);
     expected::foresee(&mut rows, &results.lines);

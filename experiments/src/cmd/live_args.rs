@@ -19,6 +19,7 @@ use serde::Serialize;
 use crate::live::{LiveError, Machine};
 use crate::record::Line;
 use crate::report::live;
+use crate::report::text::sentence;
 
 /// Returns the machine to measure on, with all pairs of `--lanes`. Without `--lanes`, it has the
 /// machine's first pair, or two CPUs if no CPUs share a core.
@@ -128,13 +129,19 @@ pub(crate) fn write_report(path: &Path, report: &impl Serialize) -> Result<(), F
     fs::write(path, json).map_err(|error| unwritable(error.to_string()))
 }
 
-/// Writes the page of `--html`, with figures of the results.
-pub(crate) fn write_page(path: &Path, title: &str, lines: &[Line]) -> Result<(), Failure> {
+/// Writes the page of `--html`, with figures of the results, below these notes.
+pub(crate) fn write_page(
+    path: &Path,
+    title: &str,
+    notes: &[&str],
+    lines: &[Line],
+) -> Result<(), Failure> {
     let unusable = |error: String| {
         Failure::new(Status::Failed, named("page", path), error, "see the results themselves")
     };
     let mut report = live::report(lines).map_err(|error| unusable(error.to_string()))?;
     report.title = title.to_owned();
+    report.notes.splice(0..0, notes.iter().map(|note| sentence(note)));
     let html = report.html().map_err(|error| unusable(error.to_string()))?;
     fs::write(path, html).map_err(|error| Failure::unwritable("page", path, error))
 }

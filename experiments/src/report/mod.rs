@@ -19,6 +19,6 @@ pub mod live;
 mod page;
 pub mod shim;
 pub mod simulated;
-mod text;
+pub(crate) mod text;
 
 pub use figure::HtmlReport;

@@ -11,7 +11,7 @@ pub(super) fn clip(text: &str, most: usize) -> String {
 }
 
 /// Turns a clause into a sentence, with a capital letter and a full stop.
-pub(super) fn sentence(clause: &str) -> String {
+pub(crate) fn sentence(clause: &str) -> String {
     let clause = clause.trim_end_matches('.');
     let mut rest = clause.chars();
     rest.next().map_or_else(String::new, |first| {

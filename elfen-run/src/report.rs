@@ -32,7 +32,7 @@ pub struct RunReport {
     /// Batch processes that were in cgroups which do not rank below their guard's.
     pub beside_guards: u64,
     #[serde(flatten)]
-    pub looked: PollReport,
+    pub poll_timing: PollReport,
     pub wall_ns: u64,
     #[serde(flatten)]
     pub figures: Figures,

@@ -166,7 +166,7 @@ fn a_file_that_was_cut_off() {
     fs::write(scratch.path().join("cut.jsonl"), &whole[..whole.len() - 5]).expect("room");
     let output = report(&["cut.jsonl"], scratch.path());
     assert_eq!(output.status.code(), Some(0));
-    let warning = "elfen: warning: results \"cut.jsonl\": line 10 is cut off and left out\n";
+    let warning = "elfen: warning: results \"cut.jsonl\": line 10 is truncated, so it is ignored\n";
     assert_eq!(text(&output.stderr), warning);
 }
 

@@ -433,7 +433,7 @@ impl Announcement {
             ipc: self.ipc.map(str::to_owned),
             checks: order.checks.name().to_owned(),
             level: Level::Affinity.name().to_owned(),
-            looked: order.poll_timing.into(),
+            poll_timing: order.poll_timing.into(),
             ..RunReport::default()
         }
     }

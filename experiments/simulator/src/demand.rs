@@ -49,11 +49,11 @@ pub enum Demand {
 pub enum RecordError {
     #[error("{0}")]
     Read(#[from] io::Error),
-    #[error("line {line} is not a service time: {text:?}")]
+    #[error("line {line} is not a valid service time: {text:?}")]
     Line { line: usize, text: String },
-    #[error("it has no service times")]
+    #[error("the file has no service times")]
     Empty,
-    #[error("its header has no column service_us or service_ns")]
+    #[error("the header has no column service_us or service_ns")]
     NoColumn,
 }
 

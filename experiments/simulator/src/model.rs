@@ -41,19 +41,25 @@ const MOST_NS: f64 = 36_525.0 * 86_400e9;
 /// Why a model is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModelError {
-    #[error("1 to {CORES_MAX} cores can be simulated, machines times cores")]
+    #[error("machines times cores must be from 1 to {CORES_MAX}")]
     Cores,
-    #[error("rates lie between 0 and 1e9 a second, not all 0; bursts and pauses last 1 ms or more")]
+    #[error(
+        "a rate must be from 0 to 1e9 per second, and not all rates may be 0; bursts and \
+        pauses must last at least 1 ms"
+    )]
     Rate,
-    #[error("a slowdown is at least 1, and at most 100")]
+    #[error("a slowdown must be from 1 to 100")]
     Slowdown,
-    #[error("checks or polls are 1 ns to a minute apart; nap and wake take at most a minute")]
+    #[error(
+        "the interval of checks or polls must be from 1 ns to a minute; the times to sleep and \
+        to wake must be at most a minute"
+    )]
     Latency,
-    #[error("windows are at least a millisecond and at most a day long")]
+    #[error("a window must last from a millisecond to a day")]
     Window,
-    #[error("a request takes at most a day, and all of it ends within 100 years")]
+    #[error("a request must take at most a day, and the whole simulation at most 100 years")]
     TooLong,
-    #[error("nothing to simulate: neither a request nor a nanosecond")]
+    #[error("there is nothing to simulate: the number of requests or the duration is 0")]
     Nothing,
 }
 

@@ -48,7 +48,7 @@ pub enum Basis {
     BuiltIn,
 }
 
-pub const HEADING: [&str; 6] = ["place", "what", "thesis", "model", "error", "remark"];
+pub const HEADING: [&str; 6] = ["section", "quantity", "thesis", "model", "error", "remark"];
 
 /// One published number.
 #[derive(Clone, Debug, Serialize)]
@@ -225,7 +225,7 @@ impl Lab {
         let mut shared = self.model(1.0, Control::Unrestrained);
         shared.batch = KINDS[PAUSE].batch();
         let rps = self.rate_at(&shared, 120.0, 76.0);
-        let what = "rate at p99 = 76 ms, IPC 0.01 beside";
+        let what = "rate at p99 = 76 ms, batch of IPC 0.01";
         vec![row("5.2", what, "RPS", 40.0, rps, "unrestrained").fitted()]
     }
 
@@ -239,12 +239,12 @@ impl Lab {
         let batch = self.model(1.0, Control::NoBatch).batch;
         let slower = 1.0 / borrow(80.0).batch_work(&batch);
         vec![
-            row("5.5", "borrow-idle: p99 to that alone", "x", 1.0, worst, NOTHING_ELSE).built_in(),
+            row("5.5", "borrow-idle: p99 / p99 alone", "x", 1.0, worst, NOTHING_ELSE).built_in(),
             row("5.5", "borrow-idle: utilisation", "", 0.97, least, ALWAYS_RUNS)
                 .at_least()
                 .built_in(),
-            row("5.5", "borrow-idle: won at 10 RPS", "", 0.90, gain(10.0), "at low load"),
-            row("5.5", "borrow-idle: won at 120 RPS", "", 0.25, gain(120.0), WON),
+            row("5.5", "borrow-idle: gain at 10 RPS", "", 0.90, gain(10.0), "at low load"),
+            row("5.5", "borrow-idle: gain at 120 RPS", "", 0.25, gain(120.0), WON),
             row("Fig. 5.12", "borrow-idle: batch time, 80 RPS", "x", 1.49, slower, BATCH_TIME),
         ]
     }
@@ -280,7 +280,7 @@ impl Lab {
                 "fixed-budget as printed: utilisation",
                 1.4,
                 printed.0,
-                "Figure 5.9(b) by the letter",
+                "exactly the code of Figure 5.9(b)",
             ),
             used("dynamic-budget: utilisation", 1.5, dynamic.0, NO_IPC),
             used("every budget policy: utilisation", 1.2, least, "at 50 to 80 RPS"),
@@ -317,22 +317,26 @@ impl Lab {
 
 // The remarks of the rows.
 const ANY_DEMAND: &str =
-    "at 120 RPS, pauses at random have 1 - 2.8 exp(-1.8) = 0.537, whatever the demand is";
+    "random arrivals at 120 RPS result in 1 - 2.8 exp(-1.8) = 0.537 for any demand";
 const NOTHING_ELSE: &str =
-    "\"essentially the same\"; in the model a napping batch slows no request";
-const ALWAYS_RUNS: &str = "0.97 to 1.0; the model's batch never idles on its own";
-const NO_IPC: &str = "refresh-budget with 3 times the budget: the model's IPC is exact, constant \
-    and known at once";
-const ENDLESS: &str = "over endless requests; the thesis measured runs of 5705, as the next row";
-const WON: &str = "0.25 is won where the lane is busy for 0.75; at the wall of 5.2 it is 0.70";
+    "\"essentially the same\"; in the model, a napping batch does not slow requests";
+const ALWAYS_RUNS: &str = "0.97 to 1.0; in the model, the batch itself never idles";
+const NO_IPC: &str = "refresh-budget with 3 times the budget: in the model, the IPC is exact, \
+    constant and known immediately";
+const ENDLESS: &str = "over an unlimited number of requests; the thesis measured runs of 5705 \
+requests, as in the next row";
+const WON: &str = "a gain of 0.25 requires a busy fraction of 0.75; at the wall of section 5.2 it \
+is 0.70";
 const BATCH_TIME: &str =
-    "half of a core takes twice the time: DaCapo cannot have used all of a core alone";
-const FIRST_ALONE: &str = "lends only to the first request of a busy period, as in 5.3.4; with \
-    this rule 1.4 requires a slowdown of 3.5. The code of 5.9(b), the next row, also lends to \
-    requests that waited";
-const FREE_QUEUE: &str = "\"as much as 1000\"; the model's queue costs nothing, the thesis's did";
-const LATER: &str = "cores of the model do not disturb each other; those of the thesis did";
-const TO_ITS_END: &str = "requests of 53 ms are shared to their ends, at 1.5 times their length";
+    "with half of a core, a batch takes twice the time; so DaCapo alone did not use a whole core";
+const FIRST_ALONE: &str = "lends only during the first request of a busy period, as in section \
+    5.3.4; with this rule, 1.4 requires a slowdown of 3.5. The code of Figure 5.9(b), in the next \
+    row, also lends during requests that waited";
+const FREE_QUEUE: &str = "\"as much as 1000\"; the queue costs time in the thesis, but not in the \
+model";
+const LATER: &str = "cores disturb each other in the thesis, but not in the model";
+const TO_ITS_END: &str = "requests of 53 ms run next to the batch until they end, and take 1.5 \
+times as long";
 
 fn row(
     place: &'static str,

@@ -27,13 +27,13 @@ pub fn write(out: &mut dyn Write, served: &Served) -> io::Result<()> {
 pub enum TraceError {
     #[error("{0}")]
     Read(#[from] io::Error),
-    #[error("its header has no columns arrival_ns and demand_ns")]
+    #[error("the header lacks column arrival_ns or demand_ns")]
     NoColumns,
-    #[error("line {line} has no arrival and demand in whole nanoseconds: {text:?}")]
+    #[error("line {line} lacks an arrival and a demand in whole nanoseconds: {text:?}")]
     Line { line: usize, text: String },
-    #[error("line {line} arrives before the line above it")]
+    #[error("the request of line {line} arrives before the request of the previous line")]
     Order { line: usize },
-    #[error("it has no requests")]
+    #[error("the file has no requests")]
     Empty,
 }
 

@@ -23,8 +23,8 @@ use elfen_run::channels::{self, Channels, Signals};
 use elfen_run::guard::Guards;
 
 use super::{
-    BenchError, BenchReport, Column, Explain, Hear, Part, cases, label, looked, measure, metric,
-    runs, with_baseline,
+    BenchError, BenchReport, Column, Explain, Part, Progress, cases, label, measure, metric,
+    poll_timing_row, runs, with_baseline,
 };
 
 /// Two consecutive readings of the clock are closer than this, unless the batch was interrupted.
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     lanes: LaneArgs,
 
     #[command(flatten)]
-    looks: PollTimingArgs,
+    poll_timing: PollTimingArgs,
 
     /// Rounds, each with a guard and without one
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = runs())]
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     duration: Duration,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let name = format!("bench-guard-{}", std::process::id());
     let service = Service::open(&name, 1)?;
     let order = order(args)?;
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
     };
     let channels = Arc::new(Channels::open(&order, signals).map_err(|error| refuse(&error))?);
     let cases = with_baseline(cases("guard", ["without", "with"]));
-    let table = measure(("lost", LOST), &cases, args.runs, hear, |case, _, values| {
+    let table = measure(("lost", LOST), &cases, args.runs, progress, |case, _, values| {
         let guards = (case == 1).then(|| Guards::start(&channels, &order.nap, order.poll_timing));
         let guards = guards.transpose()?;
         let lost = lost_per_million(channels.assigned()[0].0, args.duration);
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
     });
     drop(worker);
     service.remove().map_err(OpenError::Memory)?;
-    Ok(BenchReport::from(table?).about(looked(order.poll_timing)))
+    Ok(BenchReport::from(table?).about(poll_timing_row(order.poll_timing)))
 }
 
 /// A borrow-idle run whose batch is this process itself. The signal is the page of a service.
@@ -95,7 +95,7 @@ fn order(args: &Args) -> Result<Order, BenchError> {
         library: None,
         nap: Arc::new(nap),
         alarm: alarm.map(Arc::new),
-        poll_timing: args.looks.timing()?,
+        poll_timing: args.poll_timing.timing()?,
         user: None,
         program: OsString::from("bench"),
         arguments: Vec::new(),

@@ -44,7 +44,7 @@ use serde_json::Value;
 use crate::live::{LiveError, check_interrupted};
 
 /// Receives a description of the current measurement, to show it to the waiting user.
-pub(crate) type Hear<'a> = &'a mut dyn FnMut(&str);
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(&str);
 
 /// Keys and their values, in the order in which they are printed.
 pub(crate) type Row = Vec<(&'static str, Value)>;
@@ -92,22 +92,22 @@ pub(crate) fn measure(
     (key, columns): (&'static str, &'static [Column]),
     cases: &[Case],
     runs: usize,
-    hear: Hear<'_>,
+    progress: Progress<'_>,
     run: impl FnMut(usize, usize, &mut Values) -> Result<(), BenchError>,
 ) -> Result<Table, BenchError> {
-    Ok(Table::of((key, columns), cases, &play(cases, runs, hear, run)?))
+    Ok(Table::of((key, columns), cases, &play(cases, runs, progress, run)?))
 }
 
 /// Runs every case once in each round.
 pub(crate) fn play(
     cases: &[Case],
     runs: usize,
-    hear: Hear<'_>,
+    progress: Progress<'_>,
     mut run: impl FnMut(usize, usize, &mut Values) -> Result<(), BenchError>,
 ) -> Result<Vec<Samples>, BenchError> {
     let mut all = vec![Samples::default(); cases.len()];
     for round in 0..runs {
-        add_round(&mut all, play_round(cases, (round, runs), hear, &mut run)?);
+        add_round(&mut all, play_round(cases, (round, runs), progress, &mut run)?);
     }
     Ok(all)
 }
@@ -117,7 +117,7 @@ pub(crate) fn play(
 fn play_round(
     cases: &[Case],
     (round, runs): (usize, usize),
-    hear: Hear<'_>,
+    progress: Progress<'_>,
     mut run: impl FnMut(usize, usize, &mut Values) -> Result<(), BenchError>,
 ) -> Result<Vec<Values>, BenchError> {
     let mut all = vec![Values::default(); cases.len()];
@@ -125,7 +125,7 @@ fn play_round(
         check_interrupted()?;
         let labels = cases[case].labels.iter().map(|(_, label)| cell(label, 0, 1.0));
         let labels = labels.collect::<Vec<_>>().join(" ");
-        hear(&format!("round {} of {runs}: {labels}", round + 1));
+        progress(&format!("round {} of {runs}: {labels}", round + 1));
         run(case, round, &mut all[case])?;
     }
     Ok(all)
@@ -668,8 +668,8 @@ pub(crate) fn lanes(args: &LaneArgs) -> Result<(u32, u32), BenchError> {
 }
 
 /// The poll timing of guards, as reports print it.
-pub(crate) fn looked(looks: PollTiming) -> Row {
-    let PollReport { poll_interval_ns, timer_slack_ns } = looks.into();
+pub(crate) fn poll_timing_row(poll_timing: PollTiming) -> Row {
+    let PollReport { poll_interval_ns, timer_slack_ns } = poll_timing.into();
     row!["poll_interval_ns" => poll_interval_ns, "timer_slack_ns" => timer_slack_ns]
 }
 
@@ -724,10 +724,10 @@ mod tests {
     /// and the times double and triple from round to round.
     #[test]
     fn cases_are_played_and_printed() {
-        let (mut heard, mut played) = (Vec::new(), Vec::new());
+        let (mut shown, mut played) = (Vec::new(), Vec::new());
         let cases = with_baseline(cases("case", ["base", "more"]));
-        let hear = &mut |what: &str| heard.push(what.to_owned());
-        let table = measure(("times", DRIFTING), &cases, 6, hear, |case, round, values| {
+        let progress = &mut |what: &str| shown.push(what.to_owned());
+        let table = measure(("times", DRIFTING), &cases, 6, progress, |case, round, values| {
             played.push(case);
             let drift = elfen_console::duration::number(round as u64 + 1);
             values.add("ns", drift * if case == 0 { 1000.0 } else { 1100.0 });
@@ -738,7 +738,7 @@ mod tests {
         });
         let table = table.unwrap();
         assert_eq!(played, [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0]);
-        assert_eq!(heard[0], "round 1 of 6: base");
+        assert_eq!(shown[0], "round 1 of 6: base");
         let left_out = vec!["the rest: no time".to_owned()];
         let about = row!["cpu" => 3];
         let report = BenchReport { about, tables: vec![table], left_out, wrong: None };

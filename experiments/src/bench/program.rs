@@ -60,13 +60,13 @@ pub(crate) struct NextToArgs {
     nap: NapName,
 
     #[command(flatten)]
-    pub(super) looks: PollTimingArgs,
+    pub(super) poll_timing: PollTimingArgs,
 }
 
 impl NextToArgs {
     /// Returns the equivalent options of `elfen run`.
     pub(super) fn options(&self) -> Vec<String> {
-        let mut options = self.looks.words().to_vec();
+        let mut options = self.poll_timing.words().to_vec();
         if let Some(nap) = self.nap.name() {
             options.extend(["--nap".to_owned(), nap.to_owned()]);
         }
@@ -138,7 +138,7 @@ impl Sources {
         }
         let message = String::from_utf8_lossy(&output.stderr);
         let first = message.lines().find(|line| line.contains("error")).or(message.lines().next());
-        Ok(Err(format!("cc: {}", first.unwrap_or("it says nothing"))))
+        Ok(Err(format!("cc: {}", first.unwrap_or("it printed no message"))))
     }
 }
 
@@ -300,10 +300,10 @@ impl Running {
     /// The error of an `elfen run`. Its message may come before other output, such as a full-screen
     /// view.
     pub(super) fn refusal(&self, status: ExitStatus) -> LiveError {
-        let said = self.process.stderr_text();
-        let line = said.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
-        let said = line.unwrap_or("it said nothing").to_owned();
-        LiveError::Failed { name: ELFEN_RUN.to_owned(), status, said }
+        let message = self.process.stderr_text();
+        let line = message.lines().rev().find_map(|line| line.strip_prefix(ELFEN_SAYS));
+        let message = line.unwrap_or("it printed no message").to_owned();
+        LiveError::Failed { name: ELFEN_RUN.to_owned(), status, message }
     }
 
     /// The result of a process that ended by itself, or `None` if its output was not kept.

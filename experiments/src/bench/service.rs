@@ -8,7 +8,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::service::Service;
 use elfen_rt::signal::service::OpenError;
 
-use super::{BenchError, BenchReport, Column, Hear, cases, label, measure, metric, runs};
+use super::{BenchError, BenchReport, Column, Progress, cases, label, measure, metric, runs};
 
 const PAIRS_A_BATCH: u32 = 2_000;
 
@@ -25,11 +25,11 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let service = Service::open(&format!("bench-{}", std::process::id()), 1)?;
     let mut worker = service.claim(0, 0)?;
     let cases = cases("case", ["begin and end of a request", "two readings of the clock"]);
-    let table = measure(("costs", COSTS), &cases, args.runs, hear, |case, _, values| {
+    let table = measure(("costs", COSTS), &cases, args.runs, progress, |case, _, values| {
         let start = monotonic_ns();
         for request in 0..PAIRS_A_BATCH {
             if case == 0 {

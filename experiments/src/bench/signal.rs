@@ -14,8 +14,8 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::{
-    BenchError, BenchReport, Case, Column, Explain, Hear, Part, Values, case, joined, label, lanes,
-    measure, metric, pin, row, runs,
+    BenchError, BenchReport, Case, Column, Explain, Part, Progress, Values, case, joined, label,
+    lanes, measure, metric, pin, row, runs,
 };
 
 const DELAYS_A_ROUND: usize = 40;
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let (request, reader) = lanes(&args.lanes)?;
     refuse_if_attached()?;
     pin(request)?;
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
     for kinds in [&[Detached, Unwatched][..], &[Detached, Watched, Delay]] {
         let cases: Vec<Case> = kinds.iter().map(Kind::case).collect();
         let run = |case: usize, _, values: &mut Values| signal.run(kinds[case], values);
-        report.add(measure(costs, &cases, args.runs, hear, run)?);
+        report.add(measure(costs, &cases, args.runs, progress, run)?);
     }
     Ok(report.about(row!["request_cpu" => request, "reader_cpu" => reader]))
 }

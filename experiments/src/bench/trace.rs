@@ -103,7 +103,7 @@ fn event(line: &str) -> Option<Event> {
     // event.
     let (mark, begin) =
         MARKS.iter().find_map(|mark| line.find(mark).map(|begin| (*mark, begin)))?;
-    let (head, said) = (&line[..begin], &line[begin + mark.len()..]);
+    let (head, fields) = (&line[..begin], &line[begin + mark.len()..]);
     let (seconds, micros) = head.split_whitespace().next_back()?.split_once('.')?;
     let at_us = seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?;
     let at_us = at_us.checked_add(micros.parse().ok()?)?;
@@ -113,18 +113,18 @@ fn event(line: &str) -> Option<Event> {
     let kind = match mark {
         EXIT => Kind::Exit,
         _ if mark == MARKS[0] => Kind::Switch {
-            next: after(said, "next_pid=")?,
+            next: after(fields, "next_pid=")?,
             // The state is `R`, or `R+` if the task was preempted.
-            preempted: said.split_once(" ==> ")?.0.rsplit_once("prev_state=")?.1.starts_with('R'),
+            preempted: fields.split_once(" ==> ")?.0.rsplit_once("prev_state=")?.1.starts_with('R'),
         },
-        _ if mark == MARKS[1] => Kind::Fork { child: after(said, "child_pid=")? },
+        _ if mark == MARKS[1] => Kind::Fork { child: after(fields, "child_pid=")? },
         _ => Kind::Exec,
     };
     Some(Event { at_ns: at_us.checked_mul(1000)?, cpu, task, kind })
 }
 
-fn after(said: &str, key: &str) -> Option<i32> {
-    said.rsplit_once(key)?.1.split_whitespace().next()?.parse().ok()
+fn after(fields: &str, key: &str) -> Option<i32> {
+    fields.rsplit_once(key)?.1.split_whitespace().next()?.parse().ok()
 }
 
 const FOLDER: &str = "/sys/kernel/tracing";

@@ -41,20 +41,21 @@ enum SignalName {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct BatchArgs {
-    /// Take slowdowns and naps from this TOML file of `elfen lab calibrate`, instead of the thesis
+    /// Take slowdowns and naps from this TOML file, which `elfen lab calibrate` writes, instead of
+    /// the thesis
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 
-    /// The batch program: a program of the --model file, or of the thesis: `typical` (a request
-    /// next to it takes 1.5 times as long) or `pause` (IPC 0.01, 1.37 times) [default: the first]
+    /// The batch program: a name from the --model file, or one of the thesis: `typical` (slows
+    /// requests by a factor of 1.5) or `pause` (IPC 0.01; by a factor of 1.37) [default: the first]
     #[arg(long, value_name = "NAME")]
     batch: Option<String>,
 
-    /// How much longer a request takes while the batch runs, instead of --batch's
+    /// Slowdown of a request while the batch runs, instead of the value for --batch
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
     slowdown: Option<f64>,
 
-    /// How much longer the batch takes while a request runs, instead of --batch's
+    /// Slowdown of the batch while a request runs, instead of the value for --batch
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
     batch_slowdown: Option<f64>,
 
@@ -82,17 +83,17 @@ pub(crate) struct BatchArgs {
         value_parser = clap::builder::PossibleValuesParser::new(NAPS.map(|nap| nap.name)))]
     nap: Option<String>,
 
-    /// How much longer a request takes while the batch lane naps [default: the nap's; 1.37 for
-    /// spin, which is PAUSE, and 1 for the others]
+    /// Slowdown of a request while the batch lane naps [default: that of the nap; 1.37 for spin,
+    /// which executes PAUSE, and 1 for the others]
     #[arg(long, value_name = "FACTOR", value_parser = slowdown)]
     nap_slowdown: Option<f64>,
 
-    /// The time from the poll that decides to nap until the lane naps [default: the nap's]
+    /// The time from the poll that decides to nap until the lane naps [default: that of the nap]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     sleep: Option<Duration>,
 
-    /// The time from the start of the request lane's idle period until the batch runs [default: the
-    /// nap's]
+    /// The time from the start of the request lane's idle period until the batch runs [default:
+    /// that of the nap]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     wake: Option<Duration>,
 }
@@ -136,11 +137,14 @@ impl BatchArgs {
         let every = |time: Option<Duration>, usual: Polling| time.map_or(usual.every_ns(), nanos);
         match self.batch_checks.unwrap_or(by_default) {
             BatchChecks::Source if self.poll_interval.is_some() => {
-                Err(no_use("source", "--poll-interval", "a guard's", "--check-interval 1us"))
+                Err(no_use("source", "--poll-interval", "a guard", "--check-interval 1us"))
             }
-            BatchChecks::Guard if self.check_interval.is_some() => {
-                Err(no_use("guard", "--check-interval", "a program's own", "--poll-interval 500us"))
-            }
+            BatchChecks::Guard if self.check_interval.is_some() => Err(no_use(
+                "guard",
+                "--check-interval",
+                "checks in the program",
+                "--poll-interval 500us",
+            )),
             BatchChecks::Source => {
                 Ok(Polling::Checks { every_ns: every(self.check_interval, CHECKS) })
             }
@@ -151,7 +155,7 @@ impl BatchArgs {
     fn built_in(&self, usual: Usual) -> Result<Parameters, Failure> {
         let kind = self.batch.as_deref().map_or(Ok(&KINDS[0]), built_in)?;
         let nap = self.nap_of_thesis(usual);
-        let source = "the thesis's numbers".to_owned();
+        let source = "the numbers of the thesis".to_owned();
         Ok(Parameters::new(source, kind.name, &kind.on(&nap, CHECKS), &nap))
     }
 
@@ -193,17 +197,17 @@ fn set<T>(parameter: &mut T, value: Option<T>) -> bool {
     is_given
 }
 
-fn no_use(checks: &str, option: &str, whose: &str, instead: &str) -> Failure {
+fn no_use(checks: &str, option: &str, polls: &str, instead: &str) -> Failure {
     let what = format!("--batch-checks {checks}");
-    let why = format!("{option} is about {whose} looks, and there are none");
-    Failure::new(Status::Usage, what, why, format!("use {instead}, or leave it out"))
+    let why = format!("{option} applies only to {polls}");
+    Failure::new(Status::Usage, what, why, format!("use {instead}, or omit {option}"))
 }
 
 fn built_in(name: &str) -> Result<&'static Kind, Failure> {
     KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
         let names = KINDS.map(|kind| kind.name).join(" or ");
         let fix = format!("use {names}, or a program of a file with --model");
-        Failure::new(Status::Usage, format!("batch {name:?}"), "it is none of those known", fix)
+        Failure::new(Status::Usage, format!("batch {name:?}"), "there is no such program", fix)
     })
 }
 
@@ -285,32 +289,39 @@ impl Parameters {
             if given.is_empty() { String::new() } else { format!(" and {}", given.join(", ")) };
         let of_thesis = match self.of_thesis.as_slice() {
             [] => String::new(),
-            lacking => format!(" ({}: not in the file, the thesis's)", lacking.join(", ")),
+            lacking => format!(
+                " ({}: from the thesis, as the file lacks them)",
+                lacking.join(
+                    ", \
+                "
+                )
+            ),
         };
         let every = duration::show(self.polling().every_ns());
-        let looks = match self.polling() {
+        let polls = match self.polling() {
             Polling::Checks { .. } => format!(
-                "by checks in the batch's source, every {every}; --batch-checks guard for programs \
-                 without"
+                "by checks in the batch's source, every {every}; for programs without checks, use \
+                 --batch-checks guard"
             ),
             Polling::Guard { .. } => format!(
-                "by a guard, every {every}, as `elfen run` does for programs without checks; \
-                 --batch-checks source for programs with"
+                "by a guard, every {every}, as under `elfen run` without checks; for programs with \
+                 checks, use --batch-checks source"
             ),
         };
-        let signal = if self.signal == "tasks" { " at the task map alone" } else { "" };
+        let signal = if self.signal == "tasks" { " of the task map only" } else { "" };
         format!(
-            "parameters: {source}{given}: batch {batch}, requests slowed {request_slowdown} x, \
-             batch {batch_slowdown} x; nap {nap}, requests slowed {nap_slowdown} x, to sleep \
-             {sleep}, to wake {wake}{of_thesis}\nlooks{signal}: {looks}\n"
+            "parameters: {source}{given}: batch {batch}, slowdown of requests {request_slowdown} \
+             x, of the batch {batch_slowdown} x; nap {nap}, slowdown of requests {nap_slowdown} x, \
+             time to sleep {sleep}, to wake {wake}{of_thesis}\npolls{signal}: {polls}\n"
         )
     }
 
     /// Returns advice for a lane that uses a part of its core while it naps.
     pub(crate) fn advice(&self) -> Option<&'static str> {
         (self.nap == "spin").then_some(
-            "nap spin is PAUSE, which every machine has and a request feels; `elfen doctor` says \
-             whether a machine has device, umwait or mwaitx: then add --nap with that",
+            "nap spin executes PAUSE, which every machine supports, but which slows requests down; \
+             if `elfen doctor` shows that a machine supports device, umwait or mwaitx, add --nap \
+             with that name",
         )
     }
 }
@@ -319,5 +330,5 @@ impl Parameters {
 fn slowdown(text: &str) -> Result<f64, String> {
     let factor = text.parse().ok().filter(|factor| (1.0..=1000.0).contains(factor));
     let factor = factor.map(|factor: f64| real(nanoseconds(factor * 1000.0)) / 1000.0);
-    factor.ok_or_else(|| "a slowdown is a factor between 1 and 1000, as in 1.5".to_owned())
+    factor.ok_or_else(|| "a slowdown must be a factor from 1 to 1000, as in 1.5".to_owned())
 }

@@ -18,19 +18,19 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab bench batch -- xz -6 -k -c a.tar  any program, next to requests
   elfen lab bench check               what each kind of check adds to a call
-  elfen lab bench hedge               what a hedging proxy makes of pauses
+  elfen lab bench hedge               how a hedging proxy hides pauses
   elfen lab bench nap                 how long a lane takes to sleep and to wake
   sudo elfen lab bench overlap        how long a batch runs next to requests
   sudo elfen lab bench signal         how late the task map is, and its cost
   elfen lab bench service --json      what publishing a request costs
-  elfen lab bench shim                what elfen shim sees, and what that costs
+  elfen lab bench shim                what elfen shim observes, and its cost
 
-Rounds are interleaved: each runs every case once, and a case is compared with the baseline of its \
-round. An arrow says which direction is better; `95 %` is the interval of the median. JSON has a \
-`schema` number, the name of the benchmark, and for each table a list of rows; statistics are \
-median, ci95, p90, p99, p999, min, max and n.";
+Rounds are interleaved: each round runs every case once, and each case is compared with the \
+baseline of the same round. An arrow shows which direction is better; `95 %` is the interval of \
+the median. JSON has a `schema` number, the name of the benchmark, and a list of rows for each \
+table; statistics are median, ci95, p90, p99, p999, min, max and n.";
 
-/// Measure what Elfen's parts cost on this machine
+/// Measure the costs of Elfen's parts on this machine
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -69,18 +69,18 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         live_args::writable(file)?;
     }
     let meter = Meter::new();
-    let hear = &mut |what: &str| meter.show(what);
+    let progress = &mut |what: &str| meter.show(what);
     let (name, report) = match &args.benchmark {
-        Benchmark::Batch(args) => ("batch", batch::run(args, hear)),
-        Benchmark::Check(args) => ("check", check::run(args, hear)),
-        Benchmark::Guard(args) => ("guard", guard::run(args, hear)),
-        Benchmark::Hedge(args) => ("hedge", hedge::run(args, hear)),
-        Benchmark::Nap(args) => ("nap", nap::run(args, hear)),
-        Benchmark::Overlap(args) => ("overlap", overlap::run(args, hear)),
-        Benchmark::Service(args) => ("service", service::run(args, hear)),
-        Benchmark::Shim(args) => ("shim", shim::run(args, hear)),
-        Benchmark::Signal(args) => ("signal", signal::run(args, hear)),
-        Benchmark::Tailor(args) => ("tailor", tailor::run(args, hear)),
+        Benchmark::Batch(args) => ("batch", batch::run(args, progress)),
+        Benchmark::Check(args) => ("check", check::run(args, progress)),
+        Benchmark::Guard(args) => ("guard", guard::run(args, progress)),
+        Benchmark::Hedge(args) => ("hedge", hedge::run(args, progress)),
+        Benchmark::Nap(args) => ("nap", nap::run(args, progress)),
+        Benchmark::Overlap(args) => ("overlap", overlap::run(args, progress)),
+        Benchmark::Service(args) => ("service", service::run(args, progress)),
+        Benchmark::Shim(args) => ("shim", shim::run(args, progress)),
+        Benchmark::Signal(args) => ("signal", signal::run(args, progress)),
+        Benchmark::Tailor(args) => ("tailor", tailor::run(args, progress)),
     };
     drop(meter);
     let report = report.map_err(|error| failure(name, error))?;
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         }
     }
     report.wrong.map_or(Ok(ExitCode::SUCCESS), |why| {
-        let fix = "use --checks guard for it, and report this";
+        let fix = "use --checks guard for this program, and report this error";
         Err(Failure::new(Status::Failed, "comparing with runs alone", why, fix))
     })
 }

@@ -31,14 +31,14 @@ Examples:
   elfen lab calibrate --lanes 2:6 --batch loop,spin --runs 10
   elfen lab simulate --rps 80 --policy borrow-idle --model elfen-model.toml
 
-The service, which is one worker that searches without a pause, runs alone, next to each batch \
-program, and next to every nap of the machine. A machine without SMT is refused.";
+The service is one worker that searches without pauses. It runs alone, next to each batch program, \
+and next to each nap of the machine. A machine without SMT is refused.";
 
 const WHAT: &str = "calibrating";
 const DEFAULT_BATCHES: [&str; 4] = ["loop", "matrix", "flush", "compress"];
 const NAPS: usize = 200;
 
-/// Measure how programs slow each other down on this machine's cores, for `simulate` and `plan`
+/// Measure how programs on one core slow each other down, for `simulate` and `plan`
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -65,7 +65,7 @@ pub(super) struct Args {
         value_parser = clap::value_parser!(u64).range(100..))]
     docs: u64,
 
-    /// An index to use, or to build and keep, in this folder
+    /// The folder of the index; a missing index is built there and kept
     #[arg(long, value_name = "FOLDER")]
     index: Option<PathBuf>,
 
@@ -123,7 +123,8 @@ fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
     if args.lanes.by_hand() || !lanes::default_pairs(&topology).is_empty() {
         return Ok(());
     }
-    let why = "by the kernel's topology no two CPUs share a core, so there is no slowdown";
+    let why = "the kernel's topology shows no two CPUs that share a core, so there is no slowdown \
+        to measure";
     Err(Failure::new(Status::Unsupported, WHAT, why, lanes::remedy(&topology)))
 }
 
@@ -137,7 +138,7 @@ fn nap_times(lanes: Lanes) -> Vec<nap::NapTimes> {
     });
     measured.unwrap_or_else(|error| {
         warn(&format!(
-            "measuring the times of naps failed: {error}; the model uses those of the thesis"
+            "measuring the times of naps failed: {error}; the model uses the times of the thesis"
         ));
         Vec::new()
     })
@@ -195,7 +196,7 @@ impl Report {
         let mut text = table::lines(&heading, &rows);
         let time = |ns: Option<f64>| {
             ns.map_or_else(
-                || "that of the thesis (not measured)".to_owned(),
+                || "as in the thesis (not measured)".to_owned(),
                 |ns| format!("{ns:.0} ns"),
             )
         };
@@ -205,13 +206,13 @@ impl Report {
                 .map_or_else(String::new, |median| figure(median, nap.nap_slowdown_ci95));
             let (name, sleep, wake) = (&nap.name, time(nap.sleep_ns), time(nap.wake_ns));
             text += &format!(
-                "nap {name}: a search next to it takes {slower} times as long; to sleep {sleep}; \
-                 to wake {wake}\n"
+                "nap {name}: slowdown of a search {slower}; time to sleep {sleep}; time to wake \
+                 {wake}\n"
             );
         }
         if !self.model.machine.siblings {
-            text += "by the kernel's topology these lanes do not share a core: this is no model \
-                     of SMT, and the file records that\n";
+            text += "the kernel's topology shows that these lanes do not share a core: the model \
+                     is not valid for SMT, as the file also notes\n";
         }
         text + &format!("parameters: {}\n", self.file.display())
     }

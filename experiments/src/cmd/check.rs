@@ -18,12 +18,12 @@ use elfen_tailor::cmd::failure;
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab check                     30 faults of each kind
-  sudo elfen lab check --runs 5            sooner, and less certain
+  sudo elfen lab check --runs 5            faster, but less certain
   sudo elfen lab check --causes io,nagle   only these causes
   sudo elfen lab check --what-if           the predicted p99 without stops
   sudo elfen lab check --steal 60s      stolen time, compared with the kernel";
 
-/// Inject known faults into a test service, and compare them with the explanation
+/// Inject known faults into a test service, and compare them with Tailor's explanation
 ///
 /// The service has one thread. It is stopped, or loses its CPU to a thread with a higher or an
 /// equal priority. Its lock is held, and its file is evicted from the cache. It gets long requests
@@ -31,9 +31,10 @@ Examples:
 /// services are written in Java: one collects its heap, the other is new and loads classes. Both
 /// need a JDK.
 ///
-/// The time that Tailor charges to a cause is compared with the clocks of the injectors. It must be
-/// within 10 % or 0.3 ms for 95 of 100 requests that a fault touched for at least a millisecond.
-/// The output shows one wrong request of each cause, and `--json` the first ten.
+/// The time that Tailor charges to a cause is compared with the clocks of the injectors. They must
+/// agree within 10 % or 0.3 ms for 95 of 100 requests that a fault delayed for at least a
+/// millisecond. For each cause, the output shows one request with a wrong explanation, and `--json`
+/// the first ten.
 ///
 /// With --what-if, services with one and with four threads run alternately with and without faults.
 /// The p99 predicted without the cause is compared with the p99 measured without it. The median
@@ -52,12 +53,13 @@ pub(super) struct Args {
     #[arg(long, value_name = "CAUSES", default_value = "all", value_parser = causes)]
     causes: Causes,
 
-    /// Check the predicted p99 without stop, hog and long, or without --causes, in this many pairs
+    /// Check predictions instead: of p99 without stop, hog and long, or without the --causes, in
+    /// this many pairs of runs
     #[arg(long, value_name = "PAIRS", num_args = 0..=1, default_missing_value = "8",
         value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000))]
     what_if: Option<usize>,
 
-    /// Check the stolen time of a CPU for this long, by events and by kernel ticks
+    /// Compare the stolen time of a CPU by events with that by kernel ticks, for this long
     #[arg(long, value_name = "TIME", conflicts_with_all = ["what_if", "causes", "runs"],
         value_parser = duration::parse)]
     steal: Option<Duration>,
@@ -104,7 +106,7 @@ fn causes(text: &str) -> Result<Causes, String> {
     let named = |name| FAULTS.iter().find(|fault| fault.name == name);
     let unknown = || {
         let names: Vec<&str> = FAULTS.iter().map(|fault| fault.name).collect();
-        format!("the causes are all, {}", names.join(", "))
+        format!("use all, or a list of: {}", names.join(", "))
     };
     text.split(',')
         .map(|name| named(name).ok_or_else(unknown))
@@ -113,7 +115,7 @@ fn causes(text: &str) -> Result<Causes, String> {
 }
 
 fn failed(error: &std::io::Error) -> Failure {
-    Failure::new(Status::Failed, "checking the account", error, "try again, as root")
+    Failure::new(Status::Failed, "checking the account", error, "try again as root")
 }
 
 pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -128,8 +130,11 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
             plan.faults.retain(|fault| ["stop", "hog", "long"].contains(&fault.name));
         }
         if let Some(fault) = plan.faults.iter().find(|fault| !fault.is_predictable()) {
-            let why = format!("{} needs a service of its own", fault.name);
-            let fix = "leave it out of --causes, or leave out --what-if";
+            let why = format!(
+                "cause {} requires a separate service, so it cannot be predicted",
+                fault.name
+            );
+            let fix = "omit it from --causes, or omit --what-if";
             return Err(Failure::new(Status::Usage, "arguments", why, fix));
         }
         let report = check_predictions(&plan, pairs).map_err(check_failed)?;
@@ -148,8 +153,8 @@ fn check_failed(error: CheckError) -> Failure {
         CheckError::Events(error) => failure::no_events(&error),
         CheckError::Io(error) => failed(&error),
         CheckError::OneCpu => {
-            let why = "it needs two CPUs";
-            let fix = "allow it another CPU with taskset";
+            let why = "it requires two CPUs";
+            let fix = "allow this process a second CPU with taskset";
             Failure::new(Status::Unsupported, "checking the account", why, fix)
         }
     }
@@ -157,15 +162,12 @@ fn check_failed(error: CheckError) -> Failure {
 
 fn steal_text(stolen: Stolen) -> String {
     let agrees = if stolen.agrees() { "agree" } else { "do not agree" };
-    format!("{}they {agrees} within two ticks\n", stolen_text(stolen))
+    format!("{}the two {agrees} within two ticks\n", stolen_text(stolen))
 }
 
 fn stolen_text(Stolen { by_events_ns, by_kernel_ns }: Stolen) -> String {
     let [by_events, by_kernel] = [by_events_ns, by_kernel_ns].map(duration::show);
-    format!(
-        "the hypervisor took {by_events} of the service's CPU by events, {by_kernel} by kernel \
-             ticks\n"
-    )
+    format!("steal time of the service's CPU: {by_events} by events, {by_kernel} by kernel ticks\n")
 }
 
 fn holds_text(holds: bool) -> &'static str {
@@ -189,10 +191,10 @@ fn what_if_text(WhatIfReport { rows, holds }: &WhatIfReport) -> String {
     let mut text = table::lines(&heading, &rows.iter().map(cells).collect::<Vec<_>>());
     let not_predicted = rows.iter().filter(|row| !row.is_predicted());
     let names: Vec<String> =
-        not_predicted.map(|row| format!("{} with {}", row.cause, row.workers)).collect();
+        not_predicted.map(|row| format!("{} with {} threads", row.cause, row.workers)).collect();
     if !names.is_empty() {
         let names = names.join(", ");
-        text += &format!("no prediction, because the replay is not valid: {names}\n");
+        text += &format!("no prediction, because the replay is invalid: {names}\n");
     }
     text + "the prediction " + holds_text(*holds)
 }
@@ -210,14 +212,21 @@ fn text(checked: &CheckReport) -> String {
             duration::show(score.charged_ns),
         ]
     };
-    let heading =
-        ["cause", "faults", "touched", "right amount", "named first", "injected", "charged"];
+    let heading = [
+        "cause",
+        "faults",
+        "delayed requests",
+        "right amount",
+        "ranked first",
+        "injected",
+        "charged",
+    ];
     let rows: Vec<Vec<String>> = scores.iter().map(cells).collect();
     let mut text = format!("{requests} requests, {complete} complete, {lost_events} events lost\n");
     text += &table::lines(&heading, &rows);
     let missed: Vec<String> = scores.iter().filter_map(missed).collect();
     if !missed.is_empty() {
-        text += &format!("\nnot as injected:\n{}\n", missed.join("\n"));
+        text += &format!("\ncharged time differs from injected time:\n{}\n", missed.join("\n"));
     }
     text += "\n";
     text += &stolen_text(checked.stolen);

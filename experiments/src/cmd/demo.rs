@@ -32,13 +32,13 @@ Examples:
   elfen demo --lanes 2:6 --batch matrix on this pair, with another program
   elfen demo --html /tmp/demo.html --json-out /tmp/demo.json
 
-It needs no root. With root, the eBPF task map reports all tasks on a lane; without, only the \
-service reports its requests. It needs elfen-search, elfen-load and elfen-batch, which \
-`cargo build --release` puts next to it.";
+The demo does not require root. With root, the eBPF task map reports all tasks on a lane; without \
+root, only the service reports its requests. It requires elfen-search, elfen-load and elfen-batch; \
+`cargo build --release` builds them into the same folder.";
 
 const WHAT: &str = "the demo";
 
-/// Show what Elfen does on this machine: a search service under load, alone, next to an
+/// Show what Elfen does on this machine, with a search service under load: alone, next to an
 /// unrestrained batch, and next to a batch under Elfen
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -46,7 +46,7 @@ pub(super) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// The load, in percent of what the service can serve
+    /// The load, in percent of the service's capacity
     #[arg(long, value_name = "PERCENT", default_value_t = 30,
         value_parser = clap::value_parser!(u8).range(1..=100))]
     load: u8,
@@ -171,7 +171,9 @@ fn emulated(source: SourceChoice) -> Option<f64> {
     match elfen_kernel::task_map::open() {
         Ok(_) => Some(SLOWDOWN),
         Err(why) => {
-            warn(&format!("no shared core is emulated, so a batch slows no request here: {why}"));
+            warn(&format!(
+                "no shared core is emulated, so a batch does not slow requests here: {why}"
+            ));
             None
         }
     }

@@ -70,7 +70,7 @@ impl Args {
         let file = self.output.display();
         match error {
             LiveError::Interrupted(signal) => {
-                let fix = format!("the same command makes the runs that are missing in {file}");
+                let fix = format!("repeat the command to make the runs that are missing in {file}");
                 Failure::new(Status::of_signal(*signal), WHAT, error, fix)
             }
             LiveError::Locked | LiveError::NoResults(_) => {
@@ -93,7 +93,11 @@ impl Args {
         };
         let Some(begun) = results.setup() else {
             let has_no_setup = !results.lines.is_empty();
-            return if has_no_setup { Err(refuse("its first line is no setup")) } else { Ok(()) };
+            return if has_no_setup {
+                Err(refuse("its first line is not a setup"))
+            } else {
+                Ok(())
+            };
         };
         let mut wanted = live_experiment::setup(&experiment.order, &experiment.plan, String::new());
         if experiment.order.index.is_some() {
@@ -111,7 +115,7 @@ fn dry_run(experiment: &Experiment, out: &mut dyn Write) -> Result<ExitCode, Fai
     let each = Duration::from_secs_f64(plan.warmup_s + plan.duration_s);
     let count = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
     let mut text = format!(
-        "{} runs on lanes {}, {} s at least, in this order:\n",
+        "{} runs on lanes {}, at least {} s, in this order:\n",
         jobs.len(),
         order.machine.lanes(),
         each.saturating_mul(count).as_secs()

@@ -36,7 +36,7 @@ A plan in TOML has the options' names as keys: load = [20, 50], scenario = [\"no
 Scenarios: none, unrestrained, nice19, sched-idle, core-scheduling, borrow-idle, \
 fixed-budget:TIME, refresh-budget:TIME, dynamic-budget:TIME:IPC, slo-budget:SLO.
 
-Ctrl-C ends it; the same command then makes the runs that are missing.";
+Ctrl-C ends the experiment; the same command then makes the missing runs.";
 
 pub(super) const WHAT: &str = "the experiment";
 const DEFAULT_LOADS: [f64; 3] = [20.0, 50.0, 70.0];
@@ -82,13 +82,13 @@ pub(super) struct Args {
     /// Record each run with `elfen shim` into this folder: the tasks on the first pair's lanes, and
     /// the requests of the service
     ///
-    /// This requires root, or group elfen where elfend runs. The observer uses a lane of its own.
-    /// The results name the recording of each run, for `elfen lab report FILE.shim` and `elfen shim
-    /// show`.
+    /// This requires root, or membership of group elfen if elfend runs. The observer uses a
+    /// separate lane. The results contain the file name of each recording, for `elfen lab report
+    /// FILE.shim` and `elfen shim show`.
     #[arg(long, value_name = "FOLDER")]
     shim: Option<PathBuf>,
 
-    /// Print the list of runs and do not start them
+    /// Print the list of runs without starting them
     #[arg(long)]
     pub(super) dry_run: bool,
 
@@ -101,7 +101,7 @@ pub(super) struct Args {
 #[derive(clap::Args, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Choices {
-    /// Loads, in percent of what the service can serve [default: 20,50,70]
+    /// Loads, in percent of the service's capacity [default: 20,50,70]
     #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
     load: Option<Vec<f64>>,
 
@@ -140,20 +140,20 @@ struct Choices {
     docs: Option<u64>,
 
     /// Emulate a core that the lanes share: a program takes this many times as long while the other
-    /// lane runs, as in 1.5
+    /// lane is busy, as in 1.5
     ///
-    /// For machines without SMT, where a batch takes no resources from a request. The emulation
-    /// uses the kernel's record of the tasks that ran at the same time, so it requires root. It
-    /// assumes that a napping batch does not slow a request. The table then also has the
-    /// predictions of `elfen lab simulate`.
+    /// For machines without SMT, where a batch takes no resources from requests. The emulation uses
+    /// the kernel's record of the tasks that ran at the same time, so it requires root. It assumes
+    /// that a napping batch does not slow a request. The table then also has the predictions of
+    /// `elfen lab simulate`.
     #[arg(long, value_name = "FACTOR")]
     emulate_smt: Option<f64>,
 
-    /// An index to use, or to build and keep, in this folder
+    /// The folder of the index; a missing index is built there and kept
     #[arg(long, value_name = "FOLDER")]
     index: Option<PathBuf>,
 
-    /// How the checks get into batch programs, as in `elfen run` [default: auto]
+    /// Where batch programs get their checks, as in `elfen run` [default: auto]
     #[arg(long, value_name = "HOW")]
     checks: Option<String>,
 
@@ -162,7 +162,7 @@ struct Choices {
     #[serde(default, deserialize_with = "source")]
     source: Option<SourceChoice>,
 
-    /// The capacity of the service in requests per second, instead of measuring it
+    /// The capacity of the service in requests per second; it is then not measured
     #[arg(long, value_name = "RATE")]
     capacity: Option<f64>,
 
@@ -244,13 +244,13 @@ impl Args {
         };
         let specs = plan::check(&plan).map_err(|why| wrong_plan(&why))?;
         if capacity_rps.is_some_and(|rps| !(rps > 0.0 && rps.is_finite())) {
-            return Err(wrong_plan("a capacity is above 0 requests per second"));
+            return Err(wrong_plan("the capacity must be above 0 requests per second"));
         }
         let mut machine = live_args::machine(&self.lanes, WHAT)?;
         machine.emulated = plan.emulate_smt;
         limits.extend(machine.emulation());
         if plan.emulate_smt.is_some_and(|factor| !(1.0..=10.0).contains(&factor)) {
-            return Err(wrong_plan("the factor of --emulate-smt is from 1 to 10"));
+            return Err(wrong_plan("the factor of --emulate-smt must be from 1 to 10"));
         }
         let order = Order {
             machine,
@@ -278,13 +278,13 @@ fn scenarios(
         let mut scenarios = DEFAULT_SCENARIOS.map(str::to_owned).to_vec();
         match supported {
             Ok(()) => scenarios.insert(4, CORE_SCHEDULING.to_owned()),
-            Err(why) => limits.push(format!("not measured: core scheduling as a baseline; {why}")),
+            Err(why) => limits.push(format!("baseline core-scheduling is not measured: {why}")),
         }
         return Ok(scenarios);
     };
     match supported {
         Err(why) if requested.iter().any(|scenario| scenario == CORE_SCHEDULING) => {
-            let fix = "leave core-scheduling out";
+            let fix = "omit core-scheduling";
             Err(Failure::new(Status::Unsupported, "scenario core-scheduling", why, fix))
         }
         _ => Ok(requested),
@@ -309,7 +309,7 @@ fn wrong_plan(why: &str) -> Failure {
 fn read_plan(file: &Path) -> Result<Choices, Failure> {
     let what = || named("plan", file);
     let text = fs::read_to_string(file).map_err(|error| {
-        Failure::new(Status::Usage, what(), error, "name a file that can be read")
+        Failure::new(Status::Usage, what(), error, "choose a file that can be read")
     })?;
     toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);

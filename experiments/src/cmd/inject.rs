@@ -16,7 +16,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab inject stop -p 4711 --every 300ms --length 15ms
   sudo elfen lab inject hog -p 4711 --cpu 0 -d 10s --truth hog.json
-  sudo elfen lab inject io -p 4711               its files leave memory
+  sudo elfen lab inject io -p 4711               evicts its files from memory
   sudo elfen lab inject softirq -p 4711 --cpu 0  packets on its CPU";
 
 /// Inject faults into a process, and record their times
@@ -67,12 +67,17 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure> {
     if args.length > LONGEST || args.length.is_zero() || args.every <= args.length {
-        let why = "--length must be more than 0, at most 1s, and less than --every";
+        let why = "--length must be above 0, at most 1s, and below --every";
         return Err(Failure::new(Status::Usage, "arguments", why, "choose other times"));
     }
     let what = format!("injecting into process {}", args.pid);
     let failed = |error: io::Error| {
-        Failure::new(Status::Failed, &what, error, "run it as root, and see `ps -e` for processes")
+        Failure::new(
+            Status::Failed,
+            &what,
+            error,
+            "run this as root, and see `ps -e` for processes",
+        )
     };
     let mut truth = None;
     if let Some(path) = &args.truth {

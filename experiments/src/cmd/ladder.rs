@@ -18,11 +18,12 @@ use crate::live::{LiveError, install_signal_handlers};
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab ladder                                 as in the thesis
-  sudo elfen lab ladder --runs 2 --queries 200          a short one
+  sudo elfen lab ladder --runs 2 --queries 200          a short run
 
 It requires javac and Lucene (Debian: default-jdk-headless, liblucene8-java), elfen-load and \
-elfen-hedge. Without root nothing is recorded, so no causes are named, and the proxy polls its \
-servers instead of receiving events of collections. Ctrl-C ends it and removes all its files.";
+elfen-hedge. Without root there are no recordings, so the report names no causes, and the proxy \
+polls its servers instead of receiving events of garbage collections. Ctrl-C ends the run and \
+removes all files.";
 
 const WHAT: &str = "the ladder";
 /// The number of causes that the table shows for each rung and phase.
@@ -40,7 +41,7 @@ const CAUSES: usize = 3;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// How often each rung answers all queries
+    /// How many iterations each rung runs
     #[arg(long, value_name = "N", default_value_t = 20,
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: u32,
@@ -160,7 +161,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     drop(meter);
     let results = results.map_err(failed)?;
     if let Some(why) = &results.not_recorded {
-        warn(&format!("no causes are named: {why}"));
+        warn(&format!("the report names no causes: {why}"));
     }
     let report = report(&plan, &results);
     print(out, json, &report, || report.text())?;
@@ -253,21 +254,22 @@ impl Report<'_> {
     fn text(&self) -> String {
         let mut text = "maximum and p99.9 of each iteration, in ms\n".to_owned();
         text += &self.by_iteration();
-        text += "\nin ms; faults: the most page faults of an iteration after the first\n";
+        text += "\nmaximum latencies and p99.9 in ms; page faults: the highest number in an \
+            iteration after the first\n";
         text += &self.by_rung();
         if self.not_recorded.is_none() {
             let percent = self.plan.slow_percent();
             text += &format!("\ncauses of the slowest {percent} % of each iteration\n");
             text += &self.by_cause();
-            text += "\nthe thesis's causes, and what is left of each in the next rung (behind the \
-                     proxy: all causes),\nin ms over all slow requests\n";
+            text += "\nthe thesis's causes, and the time of each in the next rung (behind the \
+                     proxy: of all causes),\nin ms over all slow requests\n";
             text += &self.by_row();
         }
         let [first, last] = [Rung::AsIs, Rung::Hedge].map(|rung| self.rungs[rung as usize].p999_ms);
         text += &format!(
-            "\np99.9 of all: {first:.1} to {last:.1} ms, {:.1} times lower; in the thesis the \
-             maximum went from 41-46 to\n3-5 ms, 9 times lower, on six workers at 1000 queries \
-             per second. Policy of the proxy: `{}`.\n",
+            "\np99.9 of all requests: from {first:.1} to {last:.1} ms, {:.1} times lower. In the \
+             thesis, the maximum went from\n41-46 to 3-5 ms, 9 times lower, with six workers at \
+             1000 queries per second. Policy of the proxy: `{}`.\n",
             self.fold_p999, self.policy
         );
         text
@@ -304,7 +306,8 @@ impl Report<'_> {
             ]
         };
         let rows: Vec<Vec<String>> = self.rungs.iter().map(row).collect();
-        let heading = ["rung", "max, 1st", "max, others", "p99.9 of all", "faults", "thesis: max"];
+        let heading =
+            ["rung", "max, 1st", "max, others", "p99.9 of all", "page faults", "thesis: max"];
         table::lines(&heading, &rows)
     }
 
@@ -333,7 +336,7 @@ impl Report<'_> {
             ]
         };
         let rows: Vec<Vec<String>> = self.rows.iter().map(row).collect();
-        table::lines(&["cause", "expected in", "rank", "share", "ms", "next rung: ms"], &rows)
+        table::lines(&["cause", "expected in", "rank", "share", "ms", "next rung, ms"], &rows)
     }
 }
 

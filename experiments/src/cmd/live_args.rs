@@ -40,7 +40,10 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
     let smt = chosen.iter().all(shares);
     if !smt && !args.by_hand() {
         let pair = &chosen[0];
-        warn(&format!("no pair of lanes here: using CPUs {pair}, which are not hyperthreads"));
+        warn(&format!(
+            "this machine shows no pair of lanes: using CPUs {pair}, which are not \
+            hyperthreads of one core"
+        ));
     }
     let in_a_pair = |cpu: &u32| chosen.iter().any(|pair| pair.lanes().any(|lane| lane == *cpu));
     let spare = topology.usable.iter().filter(|cpu| !in_a_pair(cpu)).collect();
@@ -50,10 +53,11 @@ pub(crate) fn machine(args: &LaneArgs, what: &str) -> Result<Machine, Failure> {
 
 fn one_cpu(topology: &Topology, what: &str) -> Failure {
     let why = format!(
-        "a service and a batch take two CPUs, and this process may use only CPU {}",
+        "a service and a batch require two CPUs, and this process may use only CPU {}",
         topology.usable
     );
-    let fix = "allow a second CPU; `elfen lab simulate --rps 100 --policy borrow-idle` needs none";
+    let fix = "allow a second CPU; or simulate instead: `elfen lab simulate --rps 100 --policy \
+        borrow-idle`";
     Failure::new(Status::Unsupported, what, why, fix)
 }
 
@@ -65,31 +69,36 @@ pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
         }
         LiveError::Io { error, .. } => match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                "make room, or name another folder in TMPDIR"
+                "free some disk space, or set TMPDIR to another folder"
             }
             io::ErrorKind::PermissionDenied => "use files and folders that this user may write",
-            _ => "see the error of the system, and try again",
+            _ => "correct this, and try again",
         },
         LiveError::Failed { status, .. } if is_unsupported(*status) => {
-            let fix = "see `elfen doctor`, or leave out the option that requires it";
+            let fix = "see `elfen doctor`, or omit the option that requires it";
             return Failure::new(Status::Unsupported, what, error, fix);
         }
         LiveError::Failed { .. } | LiveError::Stuck { .. } | LiveError::NotReady { .. } => {
-            "see its message, and whether the machine is busy with other programs; then try again"
+            "read its message, check whether other programs keep the machine busy, and try again"
         }
         LiveError::OwnFailed { .. } => {
-            "give a program that ends with status 0: then it is started again"
+            "choose a program that ends with status 0, so that it can be restarted"
         }
         LiveError::Garbled { .. } => "use programs of the same version as this command",
         LiveError::Refused { fix, .. } => fix,
         LiveError::Misplaced { fix, .. } => fix,
         LiveError::NoResults(_) => {
-            let fix = "name another file with --output, or remove that line";
+            let fix = "choose another file with --output, or remove that line";
             return Failure::new(Status::Usage, what, error, fix);
         }
-        LiveError::Locked => "wait for its end, or name another file with --output",
+        LiveError::Locked => "wait until it ends, or choose another file with --output",
         LiveError::Interrupted(signal) => {
-            return Failure::new(Status::of_signal(*signal), what, error, "nothing is left behind");
+            return Failure::new(
+                Status::of_signal(*signal),
+                what,
+                error,
+                "temporary files and processes were removed",
+            );
         }
     };
     Failure::new(Status::Failed, what, error, fix)
@@ -137,7 +146,7 @@ pub(crate) fn write_page(
     lines: &[Line],
 ) -> Result<(), Failure> {
     let unusable = |error: String| {
-        Failure::new(Status::Failed, named("page", path), error, "see the results themselves")
+        Failure::new(Status::Failed, named("page", path), error, "see the results file")
     };
     let mut report = live::report(lines).map_err(|error| unusable(error.to_string()))?;
     report.title = title.to_owned();

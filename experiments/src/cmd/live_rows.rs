@@ -13,7 +13,7 @@ const HEADING: [&str; 11] = [
     "batch",
     "p50 ms",
     "p99 ms",
-    "p99 to none",
+    "p99 / none",
     "batch work",
     "request lane",
     "batch lane",
@@ -113,9 +113,9 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     }
     if mechanisms.iter().any(|mechanism| mechanism.contains("service alone")) {
         remarks.push(
-            "not shown: the overlap, and other programs on the request lane. Both require the \
-             task map (root, or group elfen where elfend runs); the service's page only reports \
-             its requests"
+            "not shown: the overlap, and other programs on the request lane. Both require the task \
+             map (root, or membership of group elfen if elfend runs); the service's page reports \
+             only its requests"
                 .to_owned(),
         );
     }
@@ -124,16 +124,16 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
     let starved = starved.count();
     if starved > 0 {
         remarks.push(format!(
-            "in {starved} runs the batch got too little time to end: other programs kept the \
-             request lane busy, and the batch naps for them, too; with --source service it naps \
+            "in {starved} runs the batch got too little time to finish: other programs kept the \
+             request lane busy, and the batch also naps for them; with --source service it naps \
              only for the service"
         ));
     }
     if rows.iter().any(|row| row.expected.is_some()) {
         remarks.push(
             "predicted: by the model of `elfen lab simulate`, from the requests of each run and \
-             their service times without the emulated slowdown; behind the colon, how far the \
-             measurement is above the prediction, run by run"
+             their service times without the emulated slowdown; after the colon, by how much the \
+             measurement exceeds the prediction, compared within each run"
                 .to_owned(),
         );
     }
@@ -143,12 +143,14 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
         let Row { errors, requests, asked, load, .. } = row;
         let percent = load * 100.0;
         format!(
-            "{errors} of {requests} requests failed in {asked} at {percent:.0} %: each counts as \
-             10 s"
+            "{errors} of {requests} requests failed in {asked} at {percent:.0} % load: each counts \
+             as a latency of 10 s"
         )
     }));
     if rows.iter().any(|row| row.batch_verified == Some(false)) {
-        remarks.push("a result of a batch was wrong, or differs from its result alone".to_owned());
+        remarks.push(
+            "a batch computed a wrong result, or another result than when it ran alone".to_owned(),
+        );
     }
     remarks
 }
@@ -157,8 +159,7 @@ pub(crate) fn remarks(lines: &[Line], rows: &[Row]) -> Vec<String> {
 fn restarts(lines: &[Line]) -> Option<String> {
     let ends: Vec<u32> = runs(lines).map(|run| run.batch_ends).filter(|ends| *ends > 0).collect();
     let (count, sum) = (ends.len(), ends.iter().sum::<u32>());
-    (count > 0)
-        .then(|| format!("the batch ended and was started again {sum} times in {count} runs"))
+    (count > 0).then(|| format!("the batch ended and was restarted {sum} times in {count} runs"))
 }
 
 /// Describes where the recordings are and how many, if the runs were recorded.
@@ -167,8 +168,8 @@ fn recordings(lines: &[Line]) -> Option<String> {
     let folder = files.last()?.parent()?.display();
     let count = files.len();
     Some(format!(
-        "recorded by Shim: {count} runs, each named in the results; `elfen lab report FILE.shim \
-         --html FILE.html` draws one of {folder}"
+        "recorded by Shim: {count} runs, in files that the results name; `elfen lab report \
+         FILE.shim --html FILE.html` draws a recording of {folder}"
     ))
 }
 

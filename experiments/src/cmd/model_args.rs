@@ -33,11 +33,12 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     cores: u64,
 
-    /// Machines, each with --rps requests per second; machines times cores is at most 10,000
+    /// The number of machines, each with --rps requests per second; machines times cores must be at
+    /// most 10,000
     #[arg(long, value_name = "N", default_value_t = 1)]
     machines: u64,
 
-    /// How the cores of a machine get their requests
+    /// How requests are distributed to the cores of a machine
     #[arg(long, value_enum, default_value = "shared")]
     queue: QueueName,
 
@@ -45,7 +46,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "RATE", value_parser = rate, allow_negative_numbers = true)]
     rps: Option<f64>,
 
-    /// The rate, in percent of what the cores can serve without a batch
+    /// The rate, in percent of the cores' capacity without a batch
     #[arg(long, value_name = "PERCENT", value_parser = rate, conflicts_with_all = ["rps", "trace"])]
     load: Option<f64>,
 
@@ -54,7 +55,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "trace")]
     noon_rps: Option<f64>,
 
-    /// Bursts, which add this many requests per second
+    /// Additional requests per second during bursts
     #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "trace")]
     burst_rps: Option<f64>,
 
@@ -66,9 +67,9 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "3600s")]
     burst_pause: Duration,
 
-    /// How long requests run alone: `search` (the thesis's Lucene), `exp:5ms`, `fixed:5ms`,
-    /// `lognormal:5ms:0.8`, or `file:PATH` with a service time in microseconds per line, or the CSV
-    /// of elfen-load
+    /// The service times of requests alone: `search` (the thesis's Lucene), `exp:5ms`, `fixed:5ms`,
+    /// `lognormal:5ms:0.8`, or `file:PATH` with one service time in microseconds per line, or the
+    /// CSV of elfen-load
     #[arg(long, default_value = "search")]
     demand: String,
 
@@ -123,7 +124,8 @@ impl ModelArgs {
     fn requests(&self) -> Result<Requests, Failure> {
         if let Some(file) = &self.trace {
             let trace = trace::read(open(file, "trace")?).map_err(|error| {
-                let fix = "give a CSV that `elfen lab simulate --trace-out` wrote, or one like it";
+                let fix = "use a CSV that `elfen lab simulate --trace-out` wrote, or a CSV of the \
+                    same format";
                 wrong_file(file, "trace", error, fix)
             })?;
             return Ok(Requests::Trace(trace.into()));
@@ -152,14 +154,14 @@ impl ModelArgs {
 
 /// Refuses models that cannot be simulated.
 pub(crate) fn validate(model: &Model) -> Result<(), Failure> {
-    let fix = "change the options that say otherwise";
+    let fix = "correct the options";
     model.validate().map_err(|error| Failure::new(Status::Usage, "the model", error, fix))
 }
 
 /// Parses a rate in requests per second, for clap.
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
-    rate.ok_or_else(|| "a rate is a number of requests a second, 0 or more".to_owned())
+    rate.ok_or_else(|| "a rate must be a number of requests per second, 0 or more".to_owned())
 }
 
 fn demand(text: &str) -> Result<Demand, Failure> {
@@ -175,7 +177,7 @@ fn demand(text: &str) -> Result<Demand, Failure> {
     };
     demand.ok_or_else(|| {
         let fix = "use search, exp:5ms, fixed:5ms, lognormal:5ms:0.8 or file:PATH";
-        Failure::new(Status::Usage, format!("demand {text:?}"), "it is none of those known", fix)
+        Failure::new(Status::Usage, format!("demand {text:?}"), "unknown distribution", fix)
     })
 }
 
@@ -188,14 +190,15 @@ fn log_normal(text: &str) -> Option<Demand> {
 
 fn recorded(file: &Path) -> Result<Demand, Failure> {
     Demand::recorded(open(file, "demand")?).map_err(|error| {
-        let fix = "give service times in microseconds, one a line, or a CSV with a column of them";
+        let fix = "use a file with one service time in microseconds per line, or a CSV with such a \
+            column";
         wrong_file(file, "demand", error, fix)
     })
 }
 
 fn open(file: &Path, what: &str) -> Result<BufReader<File>, Failure> {
     let opened = File::open(file).map(BufReader::new);
-    opened.map_err(|error| wrong_file(file, what, error, "give a file that can be read"))
+    opened.map_err(|error| wrong_file(file, what, error, "choose a file that can be read"))
 }
 
 fn wrong_file(file: &Path, what: &str, error: impl std::fmt::Display, fix: &str) -> Failure {

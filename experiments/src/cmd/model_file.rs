@@ -61,10 +61,10 @@ impl NapTimes {
         }
         let times = [sleep_ns, wake_ns].into_iter().flatten();
         if let Some(ns) = times.into_iter().find(|ns| !(0.0..=LONGEST_NS).contains(*ns)) {
-            return Err(format!("{name}: {ns} ns is no time of a nap"));
+            return Err(format!("{name}: {ns} ns is not a valid time of a nap"));
         }
         match nap_slowdown.filter(|slowdown| !(*slowdown > 0.0 && *slowdown <= HIGHEST)) {
-            Some(slowdown) => Err(format!("{name}: {slowdown} is no slowdown")),
+            Some(slowdown) => Err(format!("{name}: {slowdown} is not a valid slowdown")),
             None => Ok(()),
         }
     }
@@ -83,9 +83,9 @@ impl NapTimes {
 
     /// Returns the names of the options whose values the file does not give.
     pub(crate) fn lacking(&self) -> Vec<&'static str> {
-        let said =
+        let values =
             [("nap-slowdown", self.nap_slowdown), ("sleep", self.sleep_ns), ("wake", self.wake_ns)];
-        said.into_iter().filter_map(|(option, value)| value.is_none().then_some(option)).collect()
+        values.into_iter().filter_map(|(option, value)| value.is_none().then_some(option)).collect()
     }
 }
 
@@ -119,7 +119,7 @@ impl ModelFile {
     pub(crate) fn read(file: &Path) -> Result<Self, Failure> {
         let wrong = |why: String| {
             let what = named("model", file);
-            let fix = "give a file that `elfen lab calibrate` wrote, or one like it";
+            let fix = "use a file that `elfen lab calibrate` wrote, or a file of the same format";
             Failure::new(Status::Usage, what, why, fix)
         };
         let text = fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
@@ -134,12 +134,12 @@ impl ModelFile {
 
     fn check(&self) -> Result<(), String> {
         if self.batch.is_empty() {
-            return Err("it has no batch program".to_owned());
+            return Err("the file has no batch program".to_owned());
         }
         for Interference { name, request_slowdown, batch_slowdown, .. } in &self.batch {
             for slowdown in [request_slowdown, batch_slowdown] {
                 if !(*slowdown > 0.0 && *slowdown <= HIGHEST) {
-                    return Err(format!("{name}: {slowdown} is no slowdown"));
+                    return Err(format!("{name}: {slowdown} is not a valid slowdown"));
                 }
             }
         }
@@ -166,11 +166,12 @@ impl ModelFile {
     /// Returns the text of the file.
     pub(crate) fn text(&self) -> String {
         let mut text =
-            "# What programs that share a core do to each other, for `elfen lab simulate \
+            "# How programs that share a core slow each other down, for `elfen lab simulate \
                         --model` and `elfen lab plan --model`.\n"
                 .to_owned();
         if !self.machine.siblings {
-            text += "# NOT MEASURED ON SMT: nothing says that these lanes share a core.\n";
+            text +=
+                "# NOT MEASURED ON SMT: the kernel does not show that these lanes share a core.\n";
         }
         text + &toml::to_string(self).expect("texts, numbers and tables of them are TOML")
     }

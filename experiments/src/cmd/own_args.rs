@@ -31,19 +31,19 @@ pub(super) fn check_program(program: &OsStr) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     let what = format!("program {:?}", program.to_string_lossy());
-    Err(Failure::new(Status::Usage, what, why, "name a program in PATH, or its file"))
+    Err(Failure::new(Status::Usage, what, why, "use a program in PATH, or the path of its file"))
 }
 
 #[derive(clap::Args, Debug)]
 pub(super) struct ServiceArgs {
-    /// Measure the service at this URL instead of elfen-search; it is neither started nor ended
+    /// Measure the service at this URL instead of elfen-search; the service must already run
     ///
-    /// Each request is the same GET. If the URL has {}, each request puts a line of --queries there
-    /// instead.
+    /// Each request is the same GET. If the URL contains {}, each request replaces it by a line of
+    /// --queries.
     #[arg(long, value_name = "URL", conflicts_with_all = ["docs", "index"])]
     service_url: Option<String>,
 
-    /// The process of the service; this process and all descendants must be limited to the request
+    /// The process of the service; it and all of its descendants must be limited to the request
     /// lanes
     #[arg(long, value_name = "PID", requires = "service_url")]
     service_pid: Option<u32>,
@@ -75,26 +75,28 @@ impl ServiceArgs {
     pub(super) fn own_service(&self) -> Result<Option<(Service, ServiceProcesses)>, Failure> {
         let Some(url) = &self.service_url else { return Ok(None) };
         if !["http://", "redis://"].iter().any(|protocol| url.starts_with(protocol)) {
-            let why = format!("{url:?} begins with neither http:// nor redis://");
+            let why = format!("{url:?} does not begin with http:// or redis://");
             return Err(wrong(why, "write it as http://127.0.0.1:8080/path"));
         }
         let processes = match (self.service_pid, &self.service_cgroup) {
             (Some(pid), _) => ServiceProcesses::Pid(pid),
             (None, Some(folder)) => ServiceProcesses::Cgroup(folder.clone()),
             (None, None) => {
-                let fix = "give them with --service-pid or --service-cgroup";
+                let fix = "name them with --service-pid or --service-cgroup";
                 return Err(wrong("the processes of the service are not given", fix));
             }
         };
         match &self.queries {
             None if url.contains(PLACEHOLDER) => {
-                let why = format!("{url:?} has {PLACEHOLDER}, and there are no queries for it");
-                return Err(wrong(why, "give a file of lines with --queries"));
+                let why = format!(
+                    "{url:?} contains {PLACEHOLDER}, and there are no queries to replace it"
+                );
+                return Err(wrong(why, "add a file with one query per line: --queries FILE"));
             }
             None => {}
             Some(file) => {
                 File::open(file).map_err(|error| {
-                    let fix = "name a file that can be read";
+                    let fix = "choose a file that can be read";
                     Failure::new(Status::Usage, named("queries", file), error, fix)
                 })?;
             }
@@ -119,9 +121,9 @@ pub(super) fn capacity(
 ) -> Result<f64, Failure> {
     let highest = rates.iter().copied().max_by(f64::total_cmp);
     let Some(highest) = highest.filter(|_| loads.is_none_or(<[f64]>::is_empty)) else {
-        let why = "loads in percent need a capacity, and the capacity of your service is not \
-                   measured";
-        return Err(wrong(why, "give --capacity in requests per second, or only --rps"));
+        let why = "loads in percent require a capacity, and the command does not measure the \
+                   capacity of your own service";
+        return Err(wrong(why, "add --capacity in requests per second, or use --rps instead"));
     };
     limits
         .push("the capacity of the service was not measured: 100 % is the highest rate".to_owned());

@@ -30,18 +30,19 @@ Examples:
   elfen lab plan --slo p99=100ms --rps 10 --noon-rps 50 --burst-rps 45 \\
       --duration 86400s --held 99.9 --nap device
 
-Unless told otherwise, the batch is what `elfen run` makes of any program on any machine: a guard \
-looks every 500us, and its lane naps by PAUSE, which a request feels.
+By default, the batch is as under `elfen run` for any program on any machine: a guard polls the \
+request lane every 500us, and the batch lane naps with PAUSE, which slows requests down.
 
-For each policy that takes a budget, the highest one that keeps the SLO is searched, up to the \
-SLO's latency; dynamic-budget is refresh-budget with a constant factor here, since the model's IPC \
-never changes. What a policy buys is batch work, where 1.0 is a lane of its own.
+For each policy with a budget, the command searches for the highest budget that keeps the SLO, up \
+to the SLO's latency. In the model the IPC is constant, so dynamic-budget is refresh-budget with a \
+constant factor. Column batch work shows the gain of each policy; 1.0 is the work of a batch that \
+has a lane to itself.
 
-slo-budget cuts its budget after 17 requests beyond its marks, however long they take to come: for \
-p99 in windows of 60s it can cut before a window is lost from 29 requests a second on; below that \
-a window is lost before it knows.";
+slo-budget reduces its budget after 17 requests that take 15/16 of the SLO or longer. With p99 and \
+windows of 60s, that is early enough for 29 requests per second or more. At lower rates, 17 slow \
+requests already break the SLO of a window.";
 
-/// Find the policies and budgets that keep an SLO, and the machines that they save
+/// Find policies and budgets that keep an SLO, and how many machines they save
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
@@ -52,7 +53,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SLO")]
     slo: Slo,
 
-    /// Keep the latency in this part of all windows, in percent, instead of overall
+    /// Keep the latency in this percentage of all windows, instead of over all requests
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     held: Option<f64>,
 
@@ -64,7 +65,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
     control_window: Duration,
 
-    /// The batch load, in cores that it would keep busy with one lane each
+    /// The batch load, as the number of cores that it keeps busy with one lane each
     #[arg(long, value_name = "CORES", value_parser = cores)]
     batch_load: Option<f64>,
 
@@ -89,12 +90,16 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 /// Parses a percentage above 0 for clap, and returns it as a fraction.
 fn percent(text: &str) -> Result<f64, String> {
     let percent = text.parse().ok().filter(|percent: &f64| *percent > 0.0 && *percent <= 100.0);
-    percent.map(|p| p / 100.0).ok_or_else(|| "a percentage above 0, at most 100".to_owned())
+    percent.map(|p| p / 100.0).ok_or_else(|| {
+        "the percentage must be above 0 and at most \
+        100"
+        .to_owned()
+    })
 }
 
 fn cores(text: &str) -> Result<f64, String> {
     let cores = text.parse().ok().filter(|cores| (0.0..=1e6).contains(cores));
-    cores.ok_or_else(|| "a number of cores between 0 and 1,000,000".to_owned())
+    cores.ok_or_else(|| "the number of cores must be from 0 to 1,000,000".to_owned())
 }
 
 /// What `--json` prints. The table shows the same numbers.
@@ -169,12 +174,15 @@ impl Report {
         let mut heading =
             vec!["policy", "SLO", "budget", "tail", "held", "utilisation", "batch work"];
         if self.batch_load_cores.is_some() {
-            heading.extend(["machines besides", "saved"]);
+            heading.extend(["added machines", "saved machines"]);
         }
         let rows: Vec<Vec<String>> = self.policies.iter().map(PolicyReport::cells).collect();
         let limit = self.highest_load.map_or_else(String::new, |factor| {
             let least = if factor > 3.99 { "at least " } else { "" };
-            format!("; without a batch it holds up to {least}{factor:.2} times these requests")
+            format!(
+                "; without a batch, the service keeps it up to {least}{factor:.2} times this \
+                load"
+            )
         });
         let goal = match args.held {
             None => self.slo.clone(),
@@ -194,10 +202,16 @@ impl Report {
 fn too_much(args: &Args, alone: &Outcome, highest_load: Option<f64>) -> Failure {
     let tail = milliseconds(alone.tail_ns(&args.slo));
     let held = alone.held_fraction() * 100.0;
-    let why = format!("without any batch the tail is {tail:.1} ms, and it holds in {held:.2} %");
+    let why = format!(
+        "even without a batch, the tail latency is {tail:.1} ms, and {held:.2} % of \
+        windows keep the SLO"
+    );
     let fix = match highest_load {
-        Some(factor) if factor > 0.0 => format!("offer {factor:.2} times these requests, or less"),
-        _ => "give an SLO that the service keeps on its own".to_owned(),
+        Some(factor) if factor > 0.0 => format!(
+            "reduce the load to {factor:.2} times the given \
+            one or less"
+        ),
+        _ => "choose an SLO that the service keeps without a batch".to_owned(),
     };
     Failure::new(Status::Failed, format!("SLO {}", show_slo(args.slo)), why, fix)
 }

@@ -18,43 +18,43 @@ use crate::report::{HtmlReport, live, shim};
 const EXAMPLES: &str = "\
 Examples:
   elfen lab report                           the thesis's figures, simulated
-  elfen lab report runs.jsonl --html it.html what an experiment measured
-  elfen lab report run.shim --html it.html   what `elfen shim -o` recorded
+  elfen lab report runs.jsonl --html it.html the results of an experiment
+  elfen lab report run.shim --html it.html   a recording of `elfen shim -o`
   elfen lab bench nap --json > nap.json
   elfen lab report runs.jsonl --naps nap.json
   elfen lab report runs.jsonl --json | jq '.figures[] | {id, reading}'
 
-The file needs no network and no other file; each figure's numbers can be saved from it as CSV.";
+The file is self-contained. The numbers of each figure can be saved from it as CSV.";
 
 /// The output file if the user names none.
 const OUTPUT: &str = "report.html";
 
-/// Draw live runs, or the thesis's figures by the simulator, as one HTML file
+/// Draw live runs, or simulations of the thesis's figures, as one HTML file
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// JSON lines of live runs, or a recording of `elfen shim`; without one the thesis's figures
-    /// are simulated
+    /// JSON lines of live runs, or a recording of `elfen shim`; without a file, the thesis's
+    /// figures are simulated
     results: Option<PathBuf>,
 
-    /// The thesis's figures, simulated, besides those of live runs
+    /// Also simulate the thesis's figures, in addition to those of live runs
     #[arg(long)]
     thesis: bool,
 
     /// Simulate with the slowdowns and nap times of this TOML file, which `elfen lab calibrate`
-    /// writes, instead of the thesis's
+    /// writes, instead of those of the thesis
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 
-    /// What `elfen lab bench nap --json` printed, for the figure of naps
+    /// The output of `elfen lab bench nap --json`, for the figure of naps
     #[arg(long = "naps", value_name = "FILE")]
     nap: Option<PathBuf>,
 
-    /// Where to write the page; - for standard output [default: report.html, nothing with --json]
+    /// The file for the page; - for standard output [default: report.html, nothing with --json]
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Simulated requests of each point
+    /// Simulated requests for each point
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     requests: u64,
 
@@ -70,7 +70,7 @@ pub(super) struct Args {
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let report = args.report()?;
     let html = report.html().map_err(|error| {
-        let fix = "take the numbers that cause it out of the files";
+        let fix = "remove these numbers from the files";
         Failure::new(Status::Usage, "the report", error, fix)
     })?;
     if args.json {
@@ -98,7 +98,7 @@ impl Args {
         };
         if self.results.is_some() && self.simulates() {
             let simulated = self.simulated()?;
-            report.title = "Elfen: live runs, and the thesis's figures simulated".to_owned();
+            report.title = "Elfen: live runs, and simulations of the thesis's figures".to_owned();
             report.notes.extend(simulated.notes);
             report.tables.extend(simulated.tables);
             report.figures.extend(simulated.figures);
@@ -116,7 +116,7 @@ impl Args {
 
     fn of_recording(&self, file: &Path) -> Result<HtmlReport, Failure> {
         let recording = elfen_shim::recording::open(file).map_err(|error| {
-            let fix = "give a file that `elfen shim -o` wrote";
+            let fix = "use a file that `elfen shim -o` wrote";
             Failure::new(Status::Failed, named("recording", file), error, fix)
         })?;
         Ok(shim::report(&recording, &self.command()))
@@ -131,7 +131,7 @@ impl Args {
         let (requests, seed) = (self.requests, self.seed);
         let simulation = Simulation { parameters, requests, seed, command: self.command() };
         simulation.report().map_err(|error: Impossible| {
-            let fix = "use another number of --requests";
+            let fix = "use another number for --requests";
             Failure::new(Status::Usage, "the simulation", error, fix)
         })
     }
@@ -144,7 +144,7 @@ impl Args {
         let batch = |of: &Interference| (of.name.clone(), model.batch(of));
         Ok(Parameters {
             origin: format!(
-                "{} (calibrated {on} {}) and the thesis's demand",
+                "{} (calibrated {on} {}) and the demand of the thesis",
                 file.display(),
                 model.machine.cpu
             ),
@@ -181,11 +181,11 @@ fn is_recording(file: &Path) -> bool {
 }
 
 fn of_results(file: &Path) -> Result<HtmlReport, Failure> {
-    const FIX: &str = "give a file that `elfen lab experiment` wrote";
+    const FIX: &str = "use a file that `elfen lab experiment` wrote";
     let results = record::read(&read(file, "results")?);
     let results = results.map_err(|error| wrong(file, "results", error, FIX))?;
     if let Some(line) = results.cut {
-        warn(&format!("{}: line {line} is cut off and left out", named("results", file)));
+        warn(&format!("{}: line {line} is truncated, so it is ignored", named("results", file)));
     }
     live::report(&results.lines).map_err(|error| wrong(file, "results", error, FIX))
 }
@@ -193,12 +193,12 @@ fn of_results(file: &Path) -> Result<HtmlReport, Failure> {
 fn measured_naps(file: &Path) -> Result<Naps, Failure> {
     let naps = serde_json::from_slice(&read(file, "nap")?);
     naps.map_err(|error| {
-        wrong(file, "nap", error, "give what `elfen lab bench nap --json` printed")
+        wrong(file, "nap", error, "use the output of `elfen lab bench nap --json`")
     })
 }
 
 fn read(file: &Path, what: &str) -> Result<Vec<u8>, Failure> {
-    fs::read(file).map_err(|error| wrong(file, what, error, "give a file that can be read"))
+    fs::read(file).map_err(|error| wrong(file, what, error, "choose a file that can be read"))
 }
 
 fn wrong(file: &Path, what: &str, error: impl std::fmt::Display, fix: &str) -> Failure {

@@ -32,12 +32,12 @@ Examples:
   elfen lab simulate --rps 100 --policy borrow-idle     a batch in its idle time
   elfen lab simulate --rps 80 --policy fixed-budget --budget 37ms --json
   elfen lab simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
-      --policy slo-budget --slo p99=100ms           a day of it, with bursts
+      --policy slo-budget --slo p99=100ms           a day, with bursts
   elfen lab simulate --rps 1200 --demand file:alone.csv --nap spin \\
-      --nap-slowdown 1 --scenario none,borrow-idle  what an experiment finds
+      --nap-slowdown 1 --scenario none,borrow-idle  the scenarios of an experiment
 
-Every fraction is one of a core's time, so that utilisation, which is 2.0 when both lanes are \
-always busy, is their sum: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
+In the JSON, all fractions are of a core's time. Their sum is the utilisation, which is 2.0 if \
+both lanes are always busy: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum PolicyName {
@@ -48,8 +48,8 @@ enum PolicyName {
     BorrowIdle,
     FixedBudget,
     RefreshBudget,
-    /// refresh-budget with a constant factor on the budget: the model's IPC is exact, constant and
-    /// known at once
+    /// refresh-budget with a constant factor on the budget: in the model, the IPC is exact,
+    /// constant and known immediately
     DynamicBudget,
     SloBudget,
     /// The code of the thesis's Figure 5.9(b), which also lends to requests that waited
@@ -114,13 +114,13 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         return compare(&model, args, parameters, out);
     }
     if args.policy == Name::FixedBudgetAsPrinted && parameters.has_guard() {
-        let why = "it is the code of a check, and a guard runs none";
+        let why = "it requires checks in the batch, and a guard polls instead";
         return Err(wrong_policy(&name_of(args.policy), why, "add --batch-checks source"));
     }
     let blind = model.batch.signal == Signal::Tasks;
     if blind && matches!(args.policy, Name::RefreshBudget | Name::DynamicBudget | Name::SloBudget) {
-        let why = "by the task map alone it does what borrow-idle does";
-        return Err(wrong_policy(&name_of(args.policy), why, "take fixed-budget or borrow-idle"));
+        let why = "with only the task map, it is the same as borrow-idle";
+        return Err(wrong_policy(&name_of(args.policy), why, "use fixed-budget or borrow-idle"));
     }
     model.control = args.control()?;
     model.watch = args.watch();
@@ -144,7 +144,7 @@ impl Args {
             (Name::Unrestrained, None) => return Ok(Control::Unrestrained),
             (Name::BorrowIdle, None) => Policy::BorrowIdle,
             (Name::SloBudget, None) if self.slo.is_none() => {
-                return wrong("it needs --slo", "add --slo p99=100ms");
+                return wrong("it requires --slo", "add --slo p99=100ms");
             }
             // The budget is 0 until the first window ends.
             (Name::SloBudget, None) => Policy::SloBudget { budget_ns: 0, until_ns: 0 },
@@ -154,8 +154,8 @@ impl Args {
             (Name::FixedBudgetAsPrinted, Some(budget_ns)) => {
                 return Ok(Control::Printed(PrintedFixedBudget { budget_ns }));
             }
-            (_, None) => return wrong("it needs --budget", "add --budget 20ms"),
-            (_, Some(_)) => return wrong("it has no use for --budget", "leave that out"),
+            (_, None) => return wrong("it requires --budget", "add --budget 20ms"),
+            (_, Some(_)) => return wrong("it does not use --budget", "omit --budget"),
         };
         Ok(Control::Policy(policy))
     }
@@ -240,19 +240,19 @@ impl Report {
             row("seed", self.seed.to_string()),
             row("requests", summary.requests.to_string()),
             row("p50, p95, p99", times(&[p50_ms, p95_ms, p99_ms])),
-            row("mean, of that waiting", times(&[mean_ms, mean_wait_ms])),
+            row("mean, mean wait in the queue", times(&[mean_ms, mean_wait_ms])),
             row("utilisation of a core (2.0: both lanes)", part(summary.utilisation)),
             row("  request lane busy", part(summary.request_lane_utilisation)),
-            row("  batch beside an idle lane (borrowed)", part(summary.borrowed_fraction)),
-            row("  batch beside a request (overlapped)", part(summary.overlapped_fraction)),
-            row("batch work (1.0: a lane of its own)", part(summary.batch_work)),
+            row("  batch next to an idle lane (borrowed)", part(summary.borrowed_fraction)),
+            row("  batch next to a request (overlapped)", part(summary.overlapped_fraction)),
+            row("batch work (1.0: with a lane to itself)", part(summary.batch_work)),
         ];
         if let (Some(windows), Some(held)) = (self.slo_windows, self.slo_held) {
             let held = format!("{:.2} % of {windows} windows", held * 100.0);
             rows.push(row("SLO held in", held));
         }
         let speed = format!("{:.1} million", self.simulated_requests_per_second / 1e6);
-        rows.push(row("requests simulated a second", speed));
+        rows.push(row("simulated requests per second", speed));
         table::lines(&["policy", &self.policy], &rows) + &self.parameters.text()
     }
 }
@@ -281,7 +281,7 @@ const COLUMNS: [(&str, Cell); 9] = [
     ("scenario", |row| row.scenario.clone()),
     ("p50 ms", |row| format!("{:.3}", row.summary.p50_ms)),
     ("p99 ms", |row| format!("{:.3}", row.summary.p99_ms)),
-    ("p99 to none", |row| format!("{:.3}", row.p99_to_none)),
+    ("p99 / none", |row| format!("{:.3}", row.p99_to_none)),
     ("batch work", |row| format!("{:.1} %", row.summary.batch_work * 100.0)),
     ("request lane", |row| format!("{:.1} %", row.summary.request_lane_utilisation * 100.0)),
     ("batch lane", |row| format!("{:.1} %", row.summary.batch_lane_utilisation * 100.0)),
@@ -297,8 +297,8 @@ fn compare(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
     let scenarios = expected(service, &args.scenario).ok_or_else(|| {
-        let why = "the model has no rule for core scheduling";
-        Failure::new(Status::Usage, "the scenarios", why, "leave core-scheduling out")
+        let why = "the model cannot simulate core scheduling";
+        Failure::new(Status::Usage, "the scenarios", why, "omit core-scheduling")
     })?;
     let report = Comparison { seed: service.seed, scenarios, parameters };
     elfen_console::output::print(out, args.json, &report, || {

@@ -267,8 +267,8 @@ impl Batch {
             Some(_) => return Err(self.process.failure_of("elfen run", status)),
         };
         if !status.success() {
-            let said = last_stderr_line(&self.process.stderr_text());
-            return Err(LiveError::OwnFailed { name: self.launch.name.clone(), status, said });
+            let message = last_stderr_line(&self.process.stderr_text());
+            return Err(LiveError::OwnFailed { name: self.launch.name.clone(), status, message });
         }
         self.ends += 1;
         self.add_results(ran);
@@ -368,10 +368,10 @@ impl Drop for Batch {
 }
 
 /// Returns the last line on stderr that is not from `elfen run`, or the last line if all are.
-fn last_stderr_line(said: &str) -> String {
-    let lines = || said.lines().rev().map(str::trim).filter(|line| !line.is_empty());
+fn last_stderr_line(message: &str) -> String {
+    let lines = || message.lines().rev().map(str::trim).filter(|line| !line.is_empty());
     let own = lines().find(|line| !line.starts_with(ELFEN_SAYS));
-    own.or_else(|| lines().next()).unwrap_or("it said nothing").to_owned()
+    own.or_else(|| lines().next()).unwrap_or("it printed no message").to_owned()
 }
 
 pub(crate) fn read_report(file: &Path) -> Result<RunReport, LiveError> {
@@ -449,8 +449,8 @@ mod tests {
 
     #[test]
     fn lines_of_the_program_are_preferred_to_those_of_elfen() {
-        let said = "elfen: borrow-idle on lanes 0:1\nno luck\n\nelfen: 1.2s: borrowed 1s\n";
-        assert_eq!(last_stderr_line(said), "no luck");
+        let message = "elfen: borrow-idle on lanes 0:1\nno luck\n\nelfen: 1.2s: borrowed 1s\n";
+        assert_eq!(last_stderr_line(message), "no luck");
         assert_eq!(last_stderr_line("elfen: program \"x\": none\n"), "elfen: program \"x\": none");
     }
 

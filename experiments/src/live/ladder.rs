@@ -369,8 +369,8 @@ impl Ladder<'_> {
         let begun = |recorder: &Process| is_recording(&recorder.stderr_text(), port).then_some(());
         match recorder.wait_for(START_TIMEOUT, begun) {
             Ok(()) => Ok(Some(recorder)),
-            Err(LiveError::Failed { said, .. }) => {
-                self.not_recorded = Some(said.trim_start_matches("elfen: ").to_owned());
+            Err(LiveError::Failed { message, .. }) => {
+                self.not_recorded = Some(message.trim_start_matches("elfen: ").to_owned());
                 Ok(None)
             }
             Err(other) => Err(other),
@@ -404,9 +404,9 @@ impl Ladder<'_> {
 }
 
 /// Whether the recorder has begun. Its error messages contain the word "recording" too.
-fn is_recording(said: &str, port: u16) -> bool {
+fn is_recording(message: &str, port: u16) -> bool {
     let end = format!(", port {port}");
-    said.lines().any(|line| line.starts_with("elfen: recording ") && line.ends_with(&end))
+    message.lines().any(|line| line.starts_with("elfen: recording ") && line.ends_with(&end))
 }
 
 impl RungServers {

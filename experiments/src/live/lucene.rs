@@ -56,10 +56,10 @@ impl Lucene {
         let mut command = Command::new("bash");
         command.arg(sources.join("build")).arg(&classes);
         let mut build = Process::start_anywhere("workloads/lucene", command, scratch)?;
-        let said = build.finish(None, BUILD_TIMEOUT)?;
-        let class_path = class_path(&said).ok_or_else(|| LiveError::Garbled {
+        let output = build.finish(None, BUILD_TIMEOUT)?;
+        let class_path = class_path(&output).ok_or_else(|| LiveError::Garbled {
             name: "workloads/lucene/build".to_owned(),
-            why: format!("{said:?} has no class path"),
+            why: format!("{output:?} has no class path"),
         })?;
         let lucene = Self { class_path, questions: scratch.path("questions") };
         let mut command = lucene.java(&[]);
@@ -118,8 +118,8 @@ impl Java {
 
 /// Returns the class path in the last line of the script's output, which is the command of the
 /// service.
-fn class_path(said: &str) -> Option<String> {
-    let line = said.lines().last()?.strip_prefix("java -cp ")?;
+fn class_path(output: &str) -> Option<String> {
+    let line = output.lines().last()?.strip_prefix("java -cp ")?;
     Some(line.rsplit_once(&format!(" {MAIN} "))?.0.to_owned())
 }
 
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn the_script_prints_the_class_path() {
-        let said = "Note: x\njava -cp /tmp/a b:/usr/c.jar elfen.Search serve 20000 1\n";
-        assert_eq!(class_path(said).as_deref(), Some("/tmp/a b:/usr/c.jar"));
+        let output = "Note: x\njava -cp /tmp/a b:/usr/c.jar elfen.Search serve 20000 1\n";
+        assert_eq!(class_path(output).as_deref(), Some("/tmp/a b:/usr/c.jar"));
         assert_eq!(class_path("javac: no"), None);
     }
 }

@@ -55,12 +55,12 @@ pub enum LiveError {
     Program(#[from] ProgramError),
     #[error("{what}: {error}")]
     Io { what: String, error: io::Error },
-    /// `said` is the last line that the program printed on stderr.
-    #[error("{name} ended early ({status}): {said}")]
-    Failed { name: String, status: ExitStatus, said: String },
+    /// `message` is the last line that the program printed on stderr.
+    #[error("{name} ended early ({status}): {message}")]
+    Failed { name: String, status: ExitStatus, message: String },
     /// A batch program of the user's own failed, and `elfen run` did not.
-    #[error("{name} ended by itself ({status}): {said}")]
-    OwnFailed { name: String, status: ExitStatus, said: String },
+    #[error("{name} ended by itself ({status}): {message}")]
+    OwnFailed { name: String, status: ExitStatus, message: String },
     #[error("the output of {name} is invalid: {why}")]
     Garbled { name: String, why: String },
     #[error("{name} did not end within {seconds} s after the request to end")]

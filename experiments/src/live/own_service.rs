@@ -167,8 +167,8 @@ impl OwnService {
         let mut probe = rig.start("elfen-load", command, &helpers.generator_setup())?;
         let url = &self.service.url;
         let probed = probe.finish_json(None, ANSWER_TIMEOUT).map_err(|error| match error {
-            LiveError::Failed { said, .. } => {
-                let why = format!("{url} does not answer: {said}");
+            LiveError::Failed { message, .. } => {
+                let why = format!("{url} does not answer: {message}");
                 LiveError::Refused { why, fix: "start the service, or correct --service-url" }
             }
             other => other,
@@ -227,12 +227,15 @@ mod tests {
         after.insert(7, (70, 900));
         assert_eq!(stray(&after), None);
         after.insert(10, (70, 5));
-        let said = "thread 10 of process 70 works and may run on CPUs 0,1, outside the request \
+        let message = "thread 10 of process 70 works and may run on CPUs 0,1, outside the request \
                     lanes 0,2";
-        assert_eq!(stray(&after).as_deref(), Some(said));
+        assert_eq!(stray(&after).as_deref(), Some(message));
         after.insert(8, (70, 101));
-        let said = stray(&after).unwrap();
-        assert!(said.starts_with("thread 8 of") && said.ends_with(", and so may 1 more"), "{said}");
+        let message = stray(&after).unwrap();
+        assert!(
+            message.starts_with("thread 8 of") && message.ends_with(", and so may 1 more"),
+            "{message}"
+        );
     }
 
     /// Goal: a missing process is refused, and a folder that does not belong to a cgroup of version

@@ -116,7 +116,7 @@ impl Process {
 
     /// Returns the child's stderr so far.
     pub(crate) fn stderr_text(&self) -> String {
-        fs::read(&self.err).map_or_else(|_| String::new(), |said| lossy(&said))
+        fs::read(&self.err).map_or_else(|_| String::new(), |message| lossy(&message))
     }
 
     /// Empties the child's stderr file if it is large. A program of the user's own may print more
@@ -168,11 +168,11 @@ impl Process {
     }
 
     pub(super) fn failure_of(&self, name: &str, status: ExitStatus) -> LiveError {
-        let said = self.stderr_text();
-        let said = said.lines().last().unwrap_or("it said nothing");
+        let message = self.stderr_text();
+        let message = message.lines().last().unwrap_or("it printed no message");
         // Elfen's programs begin their messages with this name, which is removed.
-        let said = said.strip_prefix("elfen: ").unwrap_or(said).to_owned();
-        LiveError::Failed { name: name.to_owned(), status, said }
+        let message = message.strip_prefix("elfen: ").unwrap_or(message).to_owned();
+        LiveError::Failed { name: name.to_owned(), status, message }
     }
 
     /// Waits until `done` returns a value. Fails if the child ends before.

@@ -97,8 +97,8 @@ fn wrong_arguments_are_named() {
         (format!("inject stop {inject} --length 1s"), "less than --every"),
         (format!("inject softirq {inject}"), "--cpu"),
         ("check --user".to_owned(), "unexpected argument"),
-        ("check --causes stop,nagel".to_owned(), "the causes are all, stop, hog"),
-        ("check --what-if --causes gc".to_owned(), "gc needs a service of its own"),
+        ("check --causes stop,nagel".to_owned(), "use all, or a list of: stop, hog"),
+        ("check --what-if --causes gc".to_owned(), "gc requires a separate service"),
     ] {
         sandbox.assert_fails(&words, 2, says);
     }

@@ -53,7 +53,7 @@ fn an_interrupted_experiment_is_completed() {
     if !output.status.success() {
         assert_eq!(output.status.code(), Some(130), "{said}");
         assert!(
-            said.contains("the same command makes the runs that are missing in it.jsonl"),
+            said.contains("repeat the command to make the runs that are missing in it.jsonl"),
             "{said}"
         );
     }
@@ -100,7 +100,7 @@ fn options_override_the_plan_of_a_file() {
         sandbox.output(&format!("experiment --lanes 0:1 --plan plan.toml --dry-run {more}"))
     };
     let out = run("");
-    assert!(out.starts_with("12 runs on lanes 0:1, 48 s at least, in this order:\n"), "{out}");
+    assert!(out.starts_with("12 runs on lanes 0:1, at least 48 s, in this order:\n"), "{out}");
     assert_eq!(out.matches("20 %, fixed-budget:2ms with spin").count(), 2, "{out}");
     assert_eq!(run(""), out, "the same seed, the same order");
     assert_ne!(run("--seed 5"), out);
@@ -140,7 +140,7 @@ fn mistakes_are_named_before_anything_runs() {
     let cases = [
         ("--plan key.toml", 2, "line 2: unknown field `loads`"),
         ("--plan type.toml", 2, "line 2: "),
-        ("--plan none.toml", 2, "name a file that can be read"),
+        ("--plan none.toml", 2, "choose a file that can be read"),
         ("--scenario all", 2, "\"all\" is none of none, unrestrained"),
         ("--scenario fixed-budget", 2, "as in fixed-budget:2ms"),
         ("--batch xz", 2, "\"xz\" is none of loop"),
@@ -251,5 +251,5 @@ fn invalid_models_and_batches_are_refused() {
         sandbox.assert_fails(&format!("simulate --rps 80 {words}"), 2, says);
     }
     let out = sandbox.output("simulate --rps 80 --requests 1000");
-    assert!(out.contains("parameters: the thesis's numbers: batch typical"), "{out}");
+    assert!(out.contains("parameters: the numbers of the thesis: batch typical"), "{out}");
 }

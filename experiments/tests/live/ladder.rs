@@ -55,7 +55,10 @@ fn an_interrupted_ladder_leaves_nothing() {
     let output = running.end();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted by signal 2; nothing is left behind"), "{said}");
+    assert!(
+        said.contains("interrupted by signal 2; temporary files and processes were removed"),
+        "{said}"
+    );
     wait_until("the end of all", || family.iter().all(|&pid| !lives(pid, &FAMILY)));
     sandbox.assert_nothing_left(&[]);
 }

@@ -32,7 +32,7 @@ fn a_program_of_the_users_own_is_measured() {
     let report = sandbox.json(&format!("{words} --json -- ./worker"));
     let remarks = report["remarks"].to_string();
     assert!(remarks.contains("worker: its work is the CPU time"), "{remarks}");
-    assert!(remarks.contains("the batch ended and was started again"), "{remarks}");
+    assert!(remarks.contains("the batch ended and was restarted"), "{remarks}");
     assert_eq!(report["setup"]["plan"]["command"], serde_json::json!(["./worker"]));
     let alone = &report["setup"]["alone"][0];
     assert_eq!(
@@ -135,7 +135,7 @@ fn an_interrupted_experiment_leaves_no_program_behind() {
 fn a_failing_program_is_reported() {
     let sandbox = Sandbox::new("a_program_of_ones_own_that_fails");
     own_program(&sandbox, "worker");
-    let says = "worker ended by itself (exit status: 7): it said nothing";
+    let says = "worker ended by itself (exit status: 7): it printed no message";
     sandbox.assert_fails(&format!("{SHORT} -- ./worker 7"), 1, says);
 
     // ELFEN_RUN is only set for a batch under Elfen.

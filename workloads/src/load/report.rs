@@ -22,7 +22,7 @@ const WORTH_SHARE: f64 = 0.02;
 
 /// Figures of a latency distribution, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Said<T> {
+pub(crate) struct Figures<T> {
     pub(crate) p50: T,
     pub(crate) p90: T,
     pub(crate) p99: T,
@@ -31,9 +31,9 @@ pub(crate) struct Said<T> {
     pub(crate) mean: T,
 }
 
-pub(crate) type Latency = Said<f64>;
+pub(crate) type Latency = Figures<f64>;
 /// 95 % confidence intervals of the medians over runs.
-pub(crate) type LatencyCi = Said<[f64; 2]>;
+pub(crate) type LatencyCi = Figures<[f64; 2]>;
 
 impl Latency {
     pub(crate) fn of(distribution: &Distribution) -> Self {
@@ -49,7 +49,7 @@ impl Latency {
     }
 }
 
-impl<T> Said<T> {
+impl<T> Figures<T> {
     /// Computes each figure with `of`, which receives the accessor of that figure.
     fn each(of: impl Fn(fn(&Latency) -> f64) -> Option<T>) -> Option<Self> {
         Some(Self {

@@ -31,8 +31,8 @@ use self::seen::{Cast, seen};
 use super::program::{Ended, NextToArgs, Running, Starts};
 use super::trace::{Buffer, TraceError};
 use super::{
-    BenchError, BenchReport, Column, Hear, Part, Table, Values, cases, label, lanes, looked,
-    measure, metric, number, row, share, with_baseline,
+    BenchError, BenchReport, Column, Part, Progress, Table, Values, cases, label, lanes, measure,
+    metric, number, poll_timing_row, row, share, with_baseline,
 };
 use crate::live::process::STOP_TIMEOUT;
 use crate::live::{LiveError, install_signal_handlers};
@@ -99,8 +99,8 @@ fn checks_parser() -> PossibleValuesParser {
     PossibleValuesParser::new([AUTO].into_iter().chain(names))
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
-    let looks = args.next_to.looks.timing()?;
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+    let poll_timing = args.next_to.poll_timing.timing()?;
     let options = args.next_to.options();
     let (request, batch) = lanes(&args.next_to.lanes)?;
     install_signal_handlers()?;
@@ -117,14 +117,14 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
     for checks in stage.methods() {
         stage.starts.check(checks, &args.program)?;
     }
-    hear("alone, twice");
+    progress("alone, twice");
     let alone = stage.alone()?;
     let (kinds, turns) = args.next_to.cases(stage.methods());
-    let rows = measure(("rows", ROWS), &turns, 1, hear, |case, _, values| {
+    let rows = measure(("rows", ROWS), &turns, 1, progress, |case, _, values| {
         stage.next_to_requests(kinds[case], values)
     })?;
     for checks in stage.methods() {
-        hear(&format!("under {checks}, to its end"));
+        progress(&format!("under {checks}, to its end"));
         stage.once_next_to_requests(checks)?;
     }
     let mut left_out = Vec::new();
@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
             let run = |case: usize, _, values: &mut Values| {
                 stage.whole_on_an_idle_lane(if case == 0 { GUARD } else { &args.checks }, values)
             };
-            tables.push(measure(("whole", WHOLE), &both, args.runs.into(), hear, run)?);
+            tables.push(measure(("whole", WHOLE), &both, args.runs.into(), progress, run)?);
         }
     }
     let words = args.program.iter().map(|word| word.to_string_lossy().into_owned());
@@ -152,7 +152,7 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
         "lanes" => format!("{request}:{batch}"),
         "learn_ns" => nanos(args.learn),
     ];
-    about.extend(looked(looks));
+    about.extend(poll_timing_row(poll_timing));
     let uncompared = match &alone {
         None => Some("as --runs is 0".to_owned()),
         Some(alone) => {

@@ -22,7 +22,7 @@ use elfen_rt::signal::page::{Page, SLOTS_MAX};
 
 use super::program::Sources;
 use super::{
-    BenchError, BenchReport, Column, Explain, Hear, Part, case, label, measure, metric,
+    BenchError, BenchReport, Column, Explain, Part, Progress, case, label, measure, metric,
     number as figure, private_page, rounded, row, runs, with_baseline,
 };
 
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let cpu = cpu(args)?;
     let library = elfen_instrument::find_library()?;
     let sources = Sources::new(&FILES);
@@ -86,15 +86,16 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
             ])
         };
         let cases = with_baseline(builds.iter().zip(added).map(labels).collect());
-        let mut table = measure(("checks", CHECKS), &cases, args.runs, hear, |case, _, values| {
-            let printed = builds[case].run(&run, program)?;
-            if printed.computed != expected {
-                let what = format!("it computed {:?}, not {expected:?}", printed.computed);
-                return Err(builds[case].failed(program, what));
-            }
-            values.add("ns_per_call", number(printed.best_ns) / number(calls));
-            Ok(())
-        })?;
+        let mut table =
+            measure(("checks", CHECKS), &cases, args.runs, progress, |case, _, values| {
+                let printed = builds[case].run(&run, program)?;
+                if printed.computed != expected {
+                    let what = format!("it computed {:?}, not {expected:?}", printed.computed);
+                    return Err(builds[case].failed(program, what));
+                }
+                values.add("ns_per_call", number(printed.best_ns) / number(calls));
+                Ok(())
+            })?;
         // The baseline has no comparison to print.
         table.rows.remove(0);
         report.add(table);

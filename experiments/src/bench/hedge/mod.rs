@@ -14,8 +14,8 @@ use elfen_console::failure::{Failure, Status};
 
 use self::load::{Asked, Done, Plan, Proxy, ask_for, connect, due, load, policies, server};
 use super::{
-    BenchError, BenchReport, Case, Column, Explain, Hear, Part, Stats, Table, Values, case, cases,
-    joined, label, measure, metric, number, play, row, runs, share, with_baseline,
+    BenchError, BenchReport, Case, Column, Explain, Part, Progress, Stats, Table, Values, case,
+    cases, joined, label, measure, metric, number, play, row, runs, share, with_baseline,
 };
 use crate::live::os::send;
 use crate::live::process::Process;
@@ -84,10 +84,10 @@ pub(crate) struct Args {
     alone: bool,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     install_signal_handlers()?;
     if args.alone {
-        return Ok(alone(args.duration, args.runs, hear)?.into());
+        return Ok(alone(args.duration, args.runs, progress)?.into());
     }
     let least = args.pause.saturating_mul(args.pauses.saturating_add(1));
     if !args.jvm && args.duration < least {
@@ -105,16 +105,16 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
     let cases: Vec<Case> =
         policies().iter().map(|(policy, _)| case(row!["policy" => policy])).collect();
     if !args.jvm {
-        return Ok(stopped(&plan, &cases, args.runs, hear)?.into());
+        return Ok(stopped(&plan, &cases, args.runs, progress)?.into());
     }
     let mut servers = jvm::Servers::start(&plan)?;
-    let mut all = play(&cases, args.runs, hear, |case, round, values| {
+    let mut all = play(&cases, args.runs, progress, |case, round, values| {
         let (asked, done) = servers.collecting(&plan, policies()[case].0, round as u64)?;
         values.extend("latency_us", asked.iter().map(|asked| asked.took_us));
         done.count_in(values);
         Ok(())
     })?;
-    let restarted = play(&cases, args.runs, hear, |case, round, values| {
+    let restarted = play(&cases, args.runs, progress, |case, round, values| {
         let took_us = servers.restarted(&plan, policies()[case].0, round as u64)?;
         values.extend("restart_us", took_us);
         Ok(())
@@ -136,11 +136,16 @@ const POLICIES: &[Column] = &[
 
 /// Measures each policy with the same requests and pauses. The servers are those of `elfen-hedge
 /// answer`.
-fn stopped(plan: &Plan, cases: &[Case], runs: usize, hear: Hear<'_>) -> Result<Table, BenchError> {
+fn stopped(
+    plan: &Plan,
+    cases: &[Case],
+    runs: usize,
+    progress: Progress<'_>,
+) -> Result<Table, BenchError> {
     let scratch = Scratch::new(1)?;
     // The number of the round, and its requests without stops.
     let mut undisturbed: (Option<usize>, Vec<Asked>) = (None, Vec::new());
-    measure(("policies", POLICIES), cases, runs, hear, |case, round, values| {
+    measure(("policies", POLICIES), cases, runs, progress, |case, round, values| {
         if undisturbed.0 != Some(round) {
             let (asked, ..) = turn(&Plan { pauses: 0, ..*plan }, "none", round, &scratch)?;
             undisturbed = (Some(round), asked);
@@ -205,10 +210,10 @@ const WAYS: &[Column] = &[
 ];
 
 /// Sends the same requests directly to a server and through the proxy, without pauses.
-fn alone(lasting: Duration, runs: usize, hear: Hear<'_>) -> Result<Table, BenchError> {
+fn alone(lasting: Duration, runs: usize, progress: Progress<'_>) -> Result<Table, BenchError> {
     let scratch = Scratch::new(1)?;
     let ways = with_baseline(cases("way", ["direct", "proxied"]));
-    measure(("ways", WAYS), &ways, runs, hear, |case, _, values: &mut Values| {
+    measure(("ways", WAYS), &ways, runs, progress, |case, _, values: &mut Values| {
         let (_first, to) = server("first", &scratch)?;
         let (_second, backup) = server("second", &scratch)?;
         let proxy = Proxy::start("none", [&to, &backup], &scratch)?;

@@ -58,8 +58,8 @@ pub(super) fn latencies_us(
         poll_interval_ns: nanos(LOOK_EVERY),
     };
     let outcome = simulate(&plan, policy, EXTRA_PER_MILLION);
-    let told = sent.iter().zip(outcome.latencies_ns);
-    told.filter_map(|((_, asked), ns)| Some(number(ns?) / 1e3 + asked.late_us)).collect()
+    let latencies = sent.iter().zip(outcome.latencies_ns);
+    latencies.filter_map(|((_, asked), ns)| Some(number(ns?) / 1e3 + asked.late_us)).collect()
 }
 
 #[cfg(test)]

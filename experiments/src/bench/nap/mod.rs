@@ -31,7 +31,7 @@ use elfen_rt::nap::{Nap, NapKind};
 use elfen_rt::signal::task::{TaskMap, TaskSlot};
 
 use super::{
-    BenchError, BenchReport, Case, Column, Hear, Samples, Values, case, joined, label, lanes,
+    BenchError, BenchReport, Case, Column, Progress, Samples, Values, case, joined, label, lanes,
     measure, metric, pin, play, row, runs, value_of,
 };
 use released::Probe;
@@ -62,11 +62,11 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let (request, batch) = lanes(&args.lanes)?;
     let naps = Naps::open(Lanes { request, batch })?;
     let run = |case, _, values: &mut Values| naps.run(case, values);
-    let mut table = measure(("naps", NAPS), &naps.cases(), args.runs, hear, run)?;
+    let mut table = measure(("naps", NAPS), &naps.cases(), args.runs, progress, run)?;
     for (row, (_, way)) in table.rows.iter_mut().zip(&naps.ways) {
         let seen_by = way.as_ref().ok().and_then(|way| naps.seen_by(way));
         let [slept, woke] =

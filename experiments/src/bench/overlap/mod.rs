@@ -20,8 +20,8 @@ use elfen_run::batches::{Batch, runs as running};
 
 use super::program::{Compiled, NextToArgs, Running, Sources, Starts};
 use super::{
-    BenchError, BenchReport, Column, Explain, Hear, Part, Values, label, lanes, looked, measure,
-    metric, number, runs, share, value_of,
+    BenchError, BenchReport, Column, Explain, Part, Progress, Values, label, lanes, measure,
+    metric, number, poll_timing_row, runs, share, value_of,
 };
 use notes::Stretch;
 
@@ -51,8 +51,8 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
-    let looks = args.next_to.looks.timing()?;
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+    let poll_timing = args.next_to.poll_timing.timing()?;
     let (sources, folder) = (build()?, tempfile::tempdir()?);
     let options = args.next_to.options();
     let starts = Starts {
@@ -68,14 +68,14 @@ pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError
     let run = |case: usize, _, values: &mut Values| {
         overlaps.run(kinds[case], args.next_to.duration, values)
     };
-    let mut table = measure(("overlaps", OVERLAPS), &cases, args.runs, hear, run)?;
+    let mut table = measure(("overlaps", OVERLAPS), &cases, args.runs, progress, run)?;
     for row in &mut table.rows {
         let keys = ["reported_ns", "seen_ns", "busy_ns"];
         let [reported, seen, busy] = keys.map(|key| value_of(row, key).as_u64().unwrap_or(0));
         let agrees = reported.abs_diff(seen) <= (seen / 5).max(busy / 1000);
         row.push(("agrees", agrees.into()));
     }
-    Ok(BenchReport::from(table).about(looked(looks)))
+    Ok(BenchReport::from(table).about(poll_timing_row(poll_timing)))
 }
 
 const OVERLAPS: &[Column] = &[
@@ -187,7 +187,7 @@ impl Overlaps<'_> {
 /// Returns the pages of the run, once the batch has printed that it runs.
 fn run_of(front: &mut Running, folder: &Path) -> Result<Batch, BenchError> {
     let is_ready =
-        || fs::read_to_string(folder.join("output")).is_ok_and(|said| said.starts_with("ready"));
+        || fs::read_to_string(folder.join("output")).is_ok_and(|text| text.starts_with("ready"));
     if let Some(status) = front.wait_until(is_ready)? {
         return Err(front.refusal(status).into());
     }

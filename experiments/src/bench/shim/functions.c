@@ -28,7 +28,7 @@ __attribute__((noinline)) long empty(long n)
 int main(int count, char **words)
 {
 	double began, took;
-	FILE *told;
+	FILE *result;
 
 	if (count < 3)
 		return 2;
@@ -37,9 +37,9 @@ int main(int count, char **words)
 	for (long n = 0; n < calls; n++)
 		empty(n);
 	took = seconds() - began;
-	told = fopen(words[1], "w");
-	if (!told)
+	result = fopen(words[1], "w");
+	if (!result)
 		return 1;
-	fprintf(told, "%.9f", took);
-	return fclose(told);
+	fprintf(result, "%.9f", took);
+	return fclose(result);
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use elfen_console::duration::number;
 use elfen_instrument::find_library;
 
-use super::stage::{Lanes, Stage, on_lane, seconds_told};
+use super::stage::{Lanes, Stage, on_lane, seconds_written};
 use crate::bench::program::Sources;
 use crate::bench::{
     BenchError, BenchReport, Case, Column, Part, case, label, metric, number as figure, row,
@@ -61,16 +61,16 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> 
 
 /// Returns the CPU time that the calls took.
 fn seconds(lanes: Lanes, sources: &Sources, way: usize) -> Result<f64, BenchError> {
-    let (program, told, calls) =
-        (sources.path(WAYS[way].0), sources.path("told"), CALLS.to_string());
-    seconds_told(&told, || {
+    let (program, result, calls) =
+        (sources.path(WAYS[way].0), sources.path("result"), CALLS.to_string());
+    seconds_written(&result, || {
         if way == 0 {
             return on_lane(lanes.on, || {
-                Ok(Command::new(&program).arg(&told).arg(&calls).output()?)
+                Ok(Command::new(&program).arg(&result).arg(&calls).output()?)
             });
         }
         let mut shim = lanes.shim()?;
         shim.args(["--json", "--watch", "function", "--period", "1ms", "--"]);
-        Ok(shim.arg(&program).arg(&told).arg(&calls).output()?)
+        Ok(shim.arg(&program).arg(&result).arg(&calls).output()?)
     })
 }

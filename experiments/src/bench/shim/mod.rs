@@ -26,7 +26,7 @@ use elfen_shim::clock::Clock;
 use elfen_shim::reach::program_file;
 
 use super::{
-    BenchError, BenchReport, Column, Hear, Table, label, lanes, number as figure, rounded, row,
+    BenchError, BenchReport, Column, Progress, Table, label, lanes, number as figure, rounded, row,
     runs,
 };
 use stage::{Lanes, Stage};
@@ -100,14 +100,14 @@ const ROUND_TRIPS: &[Column] = &[
     figure("repeated", "repeated", "", 0),
 ];
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let lanes = observed_and_observer(args)?;
     let lua = match &args.lua[..] {
         [] => program_file(OsStr::new("lua5.4")).into_iter().collect(),
         named => named.to_vec(),
     };
     let mut report = BenchReport::default();
-    let mut stage = Stage::new(lanes, hear);
+    let mut stage = Stage::new(lanes, progress);
     let asked = |part: &&Part| args.only.is_empty() || args.only.contains(part);
     for &part in Part::value_variants().iter().filter(asked) {
         let of_lua = matches!(part, Part::Programs | Part::Profile | Part::Spread);

@@ -21,7 +21,7 @@ use elfen_shim::recording;
 use serde_json::Value;
 
 use super::cost::{COSTS, SHIM};
-use super::stage::{Lanes, Stage, on_lane, program_failed, seconds_told};
+use super::stage::{Lanes, Stage, on_lane, program_failed, seconds_written};
 use super::truth::{SIZES, size};
 use crate::bench::{
     BenchError, BenchReport, Column, Part, Row, Table, case, label, metric, number as figure, row,
@@ -101,8 +101,9 @@ impl<'a> Program<'a> {
         fs::write(&path, format!("{}{ROUNDS}", script.1))?;
         let stores = String::new();
         let mut program = Self { lanes, lua, folder, script: path, watch: &[], stores };
-        let looked = program.shim(&["--json", "--watch", "function", "--period", UNOBSERVED], 1)?;
-        program.stores = match source_of(&looked.stdout) {
+        let listing =
+            program.shim(&["--json", "--watch", "function", "--period", UNOBSERVED], 1)?;
+        program.stores = match source_of(&listing.stdout) {
             Some(source) => {
                 program.watch = &["--watch", "function"];
                 source
@@ -137,7 +138,7 @@ impl<'a> Program<'a> {
             let words = [self.watch, &["--period", period]].concat();
             self.shim(&words, rounds)
         };
-        seconds_told(&self.took(), || match way {
+        seconds_written(&self.took(), || match way {
             Way::Alone => {
                 let words = self.words(rounds);
                 on_lane(self.lanes.on, || Ok(Command::new(&words[0]).args(&words[1..]).output()?))

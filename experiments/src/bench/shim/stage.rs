@@ -28,7 +28,7 @@ use elfen_shim::session::{ObserverConfig, Words};
 use elfen_shim::signal_spec::Width;
 
 use crate::bench::{
-    BenchError, Case, Column, Hear, Row, Samples, Table, Values, add_round, joined, pin,
+    BenchError, Case, Column, Progress, Row, Samples, Table, Values, add_round, joined, pin,
     play_round, row,
 };
 
@@ -92,7 +92,7 @@ pub(super) fn program_failed(why: impl std::fmt::Display) -> BenchError {
 }
 
 /// Returns the seconds that a program wrote to this file when `run` ran it.
-pub(super) fn seconds_told(
+pub(super) fn seconds_written(
     file: &Path,
     run: impl FnOnce() -> Result<Output, BenchError>,
 ) -> Result<f64, BenchError> {
@@ -100,8 +100,8 @@ pub(super) fn seconds_told(
     let output = run()?;
     let text = fs::read_to_string(file).unwrap_or_default();
     let seconds = text.trim().parse().ok().filter(|&seconds: &f64| seconds > 0.0);
-    let said = String::from_utf8_lossy(&output.stderr);
-    seconds.ok_or_else(|| program_failed(format_args!("it did not run: {}", said.trim())))
+    let message = String::from_utf8_lossy(&output.stderr);
+    seconds.ok_or_else(|| program_failed(format_args!("it did not run: {}", message.trim())))
 }
 
 /// Runs `what` on a lane in a new thread. The calling thread keeps its affinity, which its children
@@ -169,10 +169,10 @@ pub(super) struct Seen {
 impl Bare {
     pub(super) fn start(lanes: Lanes, word: &'static AtomicU64, period_ticks: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stopped = stop.clone();
         let thread = thread::spawn(move || {
             pin(lanes.from)?;
-            Ok(look(word, period_ticks, &told))
+            Ok(look(word, period_ticks, &stopped))
         });
         Self { stop, thread }
     }
@@ -220,7 +220,7 @@ const REPEATS: u32 = 2;
 /// Waits until the lanes are near, measures, and records the distance of the lanes.
 pub(super) struct Stage<'a> {
     pub(super) lanes: Lanes,
-    hear: Hear<'a>,
+    progress: Progress<'a>,
     trips: Vec<Trips>,
     /// Set if waiting did not help. The lanes then count as far apart permanently.
     gave_up: bool,
@@ -237,12 +237,12 @@ struct Trips {
 }
 
 impl<'a> Stage<'a> {
-    pub(super) fn new(lanes: Lanes, hear: Hear<'a>) -> Self {
-        Self { lanes, hear, trips: Vec::new(), gave_up: false }
+    pub(super) fn new(lanes: Lanes, progress: Progress<'a>) -> Self {
+        Self { lanes, progress, trips: Vec::new(), gave_up: false }
     }
 
     pub(super) fn begin(&mut self, part: String) {
-        (self.hear)(&part);
+        (self.progress)(&part);
         let (shortest, longest) = (u64::MAX, 0);
         self.trips.push(Trips { part, shortest, longest, disturbed: false, repeated: 0 });
     }
@@ -266,12 +266,12 @@ impl<'a> Stage<'a> {
     /// call if they moved apart.
     pub(super) fn undisturbed<T>(
         &mut self,
-        mut once: impl FnMut(Hear<'_>) -> Result<T, BenchError>,
+        mut once: impl FnMut(Progress<'_>) -> Result<T, BenchError>,
     ) -> Result<T, BenchError> {
         let mut repeats = 0;
         loop {
             let before = self.wait_until_near()?;
-            let found = once(self.hear)?;
+            let found = once(self.progress)?;
             let after = self.lanes.round_trip()?;
             let went_apart = after.is_none_or(|after| after > NEAR_TICKS);
             if before <= NEAR_TICKS && went_apart && repeats < REPEATS {
@@ -299,7 +299,7 @@ impl<'a> Stage<'a> {
         let mut all = vec![Samples::default(); cases.len()];
         for round in 0..runs {
             let values =
-                self.undisturbed(|hear| play_round(cases, (round, runs), hear, &mut run))?;
+                self.undisturbed(|progress| play_round(cases, (round, runs), progress, &mut run))?;
             add_round(&mut all, values);
         }
         Ok(Table::of((key, columns), cases, &all))

@@ -106,8 +106,8 @@ impl Run {
     /// Returns the recording, and the lengths of the turns.
     fn read(&self, output: &Output) -> Result<(Recording, Vec<u64>), BenchError> {
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let why = said.lines().next().unwrap_or("elfen shim failed");
+            let message = String::from_utf8_lossy(&output.stderr);
+            let why = message.lines().next().unwrap_or("elfen shim failed");
             return Err(untrue(why));
         }
         let recording = recording::open(&self.recording());
@@ -274,10 +274,10 @@ pub(super) fn competitor(stage: &mut Stage<'_>) -> Result<BenchReport, BenchErro
 fn next_to(lanes: Lanes) -> Result<Row, BenchError> {
     let run = Run::new()?;
     let mut child = run.start(lanes, COMPETED_PERIOD)?;
-    let looked = accounts(&mut child);
+    let accounts_read = accounts(&mut child);
     let output = child.wait_with_output()?;
     let (recording, stamps) = run.read(&output)?;
-    let [first, last] = looked?;
+    let [first, last] = accounts_read?;
     let clock = recording.head.clock;
     // Compare the gaps in the recording with the time that the observer did not run, between two
     // readings of the kernel's account.

@@ -17,8 +17,8 @@ use elfen_machine::cpulist::CpuSet;
 use self::served::Served;
 use super::signal::Turns;
 use super::{
-    BenchError, BenchReport, Column, Explain, Hear, cases, label, measure, metric, pin, row, runs,
-    with_baseline,
+    BenchError, BenchReport, Column, Explain, Progress, cases, label, measure, metric, pin, row,
+    runs, with_baseline,
 };
 use crate::live::os::{ChildSetup, Rank};
 use crate::live::process::Process;
@@ -82,23 +82,23 @@ fn duty(text: &str) -> Result<u32, String> {
     percent.ok_or_else(|| "it is 2% to 100%".to_owned())
 }
 
-pub(crate) fn run(args: &Args, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let (served, mut words) = match (&args.service, args.redis) {
         (Some(name), _) => (Served::find(name)?, vec!["--service".to_owned(), name.clone()]),
         (None, Some(port)) => (Served::redis(port)?, vec!["--port".to_owned(), port.to_string()]),
-        (None, None) => return hand_overs(args.runs.unwrap_or(12), hear),
+        (None, None) => return hand_overs(args.runs.unwrap_or(12), progress),
     };
     let mut report = BenchReport::default();
-    report.add(served.measure(args.duration, args.duty, args.runs.unwrap_or(20), hear)?);
+    report.add(served.measure(args.duration, args.duty, args.runs.unwrap_or(20), progress)?);
     if args.duty < 100 {
         words.extend(["--duty".to_owned(), format!("{}%", args.duty)]);
     }
-    hear("the recorder, as a process");
+    progress("the recorder, as a process");
     report.add(served::recorder(&words)?);
     Ok(report.about(row!["duty_percent" => args.duty]))
 }
 
-fn hand_overs(runs: usize, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
+fn hand_overs(runs: usize, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let elsewhere = affinity::allowed()?;
     let cpu = elsewhere.iter().next().unwrap_or(0);
     pin(cpu)?;
@@ -112,7 +112,7 @@ fn hand_overs(runs: usize, hear: Hear<'_>) -> Result<BenchReport, BenchError> {
             "the same, by perf sched record",
         ],
     ));
-    let mut table = measure(("costs", COSTS), &cases, runs, hear, |case, _, values| {
+    let mut table = measure(("costs", COSTS), &cases, runs, progress, |case, _, values| {
         if case == PERF {
             if no_perf.is_none() {
                 match next_to_perf(&mut pipe, &elsewhere) {

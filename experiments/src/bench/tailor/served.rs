@@ -21,7 +21,7 @@ use elfen_rt::signal::event::Words;
 use elfen_rt::signal::service::{OpenError, ServiceReader, Writer};
 
 use crate::bench::{
-    BenchError, Column, Explain, Hear, Part, Table, cases, label, measure, metric,
+    BenchError, Column, Explain, Part, Progress, Table, cases, label, measure, metric,
     number as figure, rounded, row, with_baseline,
 };
 use crate::live::process::{Process, STOP_TIMEOUT};
@@ -99,11 +99,11 @@ impl Served {
         time: Duration,
         duty: u32,
         runs: usize,
-        hear: Hear<'_>,
+        progress: Progress<'_>,
     ) -> Result<Table, BenchError> {
         let details = [None, Some(Detail::Sched), Some(Detail::Full)];
         let cases = with_baseline(cases("detail", ["none", "sched", "full"]));
-        measure(("served", SERVED), &cases, runs, hear, |case, _, values| {
+        measure(("served", SERVED), &cases, runs, progress, |case, _, values| {
             let window = self.window(details[case], time, duty)?;
             // A Redis counts the query for its statistics as a command.
             let most_of_ours = u64::from(matches!(self.counted, Counted::Redis(_)));
@@ -184,9 +184,9 @@ fn redis_number(port: u16, section: &str, name: &str) -> io::Result<u64> {
     let output = command.args(["-p", &port.to_string(), "INFO", section]).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     number_in(&text, name).ok_or_else(|| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().chain(text.lines()).next().unwrap_or_default();
-        io::Error::other(format!("it does not answer INFO as a Redis does: {said:?}"))
+        let message = String::from_utf8_lossy(&output.stderr);
+        let message = message.lines().chain(text.lines()).next().unwrap_or_default();
+        io::Error::other(format!("it does not answer INFO as a Redis does: {message:?}"))
     })
 }
 

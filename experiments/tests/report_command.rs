@@ -118,9 +118,9 @@ fn a_calibrated_model() {
     assert_eq!(report["command"], "elfen lab report --requests 2000 --seed 1 --model model.toml");
     for figure in &report["figures"].as_array().expect("figures")[..9] {
         let made_with = figure["made_with"].as_str().expect("words");
-        let expected = "Simulated with model.toml (calibrated on a CPU with SMT) and the thesis's \
-                        demand: a request takes 1.25 times as long beside \"loop\", 2 times as \
-                        long beside \"flush\"";
+        let expected = "Simulated with model.toml (calibrated on a CPU with SMT) and the demand of \
+                        the thesis: a request takes 1.25 times as long next to \"loop\", 2 times as \
+                        long next to \"flush\"";
         assert!(made_with.starts_with(expected), "{made_with}");
         assert!(!figure.to_string().contains("published in the thesis"), "{figure}");
     }
@@ -136,7 +136,7 @@ fn the_command_below_makes_the_point_above() {
     let mut made = 0;
     for figure in figures.flatten() {
         let command = figure["command"].as_str().expect("a command");
-        let Some((_, point)) = command.split_once("# one of its points:\n") else { continue };
+        let Some((_, point)) = command.split_once("# one point of the figure:\n") else { continue };
         let words: Vec<&str> = point.split(' ').skip(2).collect();
         if words.contains(&"--trace-out") || figure["id"] == "simulated-overhead" {
             continue;
@@ -194,20 +194,20 @@ fn what_is_refused() {
         fs::write(scratch.path().join(name), bytes).expect("room");
     }
     for (line, why) in [
-        ("empty.jsonl", "elfen: results \"empty.jsonl\": it is empty; "),
-        ("setup.jsonl", "elfen: results \"setup.jsonl\": it has no runs, only a setup; "),
-        ("headless.jsonl", "elfen: results \"headless.jsonl\": line 1 is no setup; "),
+        ("empty.jsonl", "elfen: results \"empty.jsonl\": the file is empty; "),
+        ("setup.jsonl", "elfen: results \"setup.jsonl\": the file has a setup, but no runs; "),
+        ("headless.jsonl", "elfen: results \"headless.jsonl\": line 1 is not a setup; "),
         ("text.jsonl", "elfen: results \"text.jsonl\": line 1: expected "),
         ("binary.jsonl", "elfen: results \"binary.jsonl\": line 2 is not text; "),
         ("half.jsonl", "elfen: results \"half.jsonl\": line 2: "),
-        ("negative.jsonl", "line 2: p99_ms is -2.5, which nothing measures; "),
+        ("negative.jsonl", "line 2: p99_ms is -2.5, which is not a possible measurement; "),
         ("missing.jsonl", "elfen: results \"missing.jsonl\": No such file"),
         (".", "elfen: results \".\": Is a directory"),
         ("--naps other.json", "elfen: nap \"other.json\": missing field `request_cpu`"),
-        ("--naps huge.json --requests 10", "1e300 is no number that can be drawn; "),
+        ("--naps huge.json --requests 10", "1e300 cannot be drawn; "),
         ("--model other.json", "elfen: model \"other.json\": line 1: "),
-        ("--requests 0", "elfen: the simulation: nothing to simulate"),
-        ("--requests 99999999999", "elfen: the simulation: a figure shows no more of"),
+        ("--requests 0", "elfen: the simulation: there is nothing to simulate"),
+        ("--requests 99999999999", "elfen: the simulation: a point of a figure may have"),
         ("--requests many", "invalid value 'many'"),
         ("--json --html x.html", "cannot be used with"),
         ("--theses", "unexpected argument '--theses'"),

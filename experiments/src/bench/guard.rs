@@ -36,9 +36,9 @@ const EXAMPLE: &str = "\
 Example:
   elfen lab bench guard --lanes 0:1 --poll-interval 200us";
 
-/// Measure what a guard takes from a batch while the request lane idles
+/// Measure how much CPU time a guard takes from a batch while the request lane idles
 ///
-/// Needs no privileges: the signal is a service's page that says idle all the time.
+/// Requires no privileges: the source is a service's page that always reports an idle lane.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     poll_timing: PollTimingArgs,
 
-    /// Rounds, each with a guard and without one
+    /// Number of rounds; each round measures with and without a guard
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = runs())]
     runs: usize,
 

@@ -627,7 +627,7 @@ impl From<Failure> for BenchError {
 /// This error also comes from the recorder's programs.
 impl From<task_map::Error> for BenchError {
     fn from(error: task_map::Error) -> Self {
-        Self::Known(signals::failure("attaching programs to the kernel", &error))
+        Self::Known(signals::failure("attaching eBPF programs", &error))
     }
 }
 
@@ -646,7 +646,7 @@ macro_rules! fixes {
 }
 
 fixes! {
-    io::Error => "see what the system says of it, and try again";
+    io::Error => "correct this, and try again";
     ProgramError => BUILD_ALL;
     LibraryError => BUILD_ALL;
     MemoryError => SHARED_MEMORY;

@@ -51,7 +51,7 @@ pub(crate) struct NextToArgs {
         default_value = "200us,1ms,10ms")]
     pub(super) turns: Vec<Duration>,
 
-    /// How long turns of the same length are counted, from 1s to 60s
+    /// How long turns of each length are measured, from 1s to 60s
     #[arg(short, long, value_name = "TIME", value_parser = counted, default_value = "5s")]
     pub(super) duration: Duration,
 
@@ -96,12 +96,12 @@ fn within(text: &str, least: Duration, most: Duration, else_say: &str) -> Result
 
 fn turn(text: &str) -> Result<Duration, String> {
     let (least, most) = (Duration::from_micros(50), Duration::from_secs(1));
-    within(text, least, most, "a turn takes between 50us and 1s")
+    within(text, least, most, "a turn must last from 50us to 1s")
 }
 
 fn counted(text: &str) -> Result<Duration, String> {
     let (least, most) = (Duration::from_secs(1), Duration::from_secs(60));
-    within(text, least, most, "turns are counted for 1s to 60s")
+    within(text, least, most, "the duration must be from 1s to 60s")
 }
 
 /// C sources in a temporary folder, and the programs that are built from them. Dropping this
@@ -130,7 +130,7 @@ impl Sources {
         // placed a loop.
         command.args(["-O2", "-falign-functions=64", "-falign-loops=32", "-I."]);
         let output = command.args(words).current_dir(self.0.path()).output().map_err(|error| {
-            let why = format!("no C compiler, `cc`: {error}");
+            let why = format!("the C compiler `cc` cannot be started: {error}");
             BenchError::unsupported(why, "install a C compiler, such as gcc")
         })?;
         if output.status.success() {
@@ -267,8 +267,9 @@ impl Running {
             return Ok(());
         }
         Err(LiveError::Refused {
-            why: "the program prints more than 1 GiB, which would have to be kept".to_owned(),
-            fix: "have it print elsewhere (`sh -c 'PROGRAM > FILE'`), or give --runs 0",
+            why: "the program prints more than 1 GiB, which is too much to keep for the comparison"
+                .to_owned(),
+            fix: "redirect its output (`sh -c 'PROGRAM > FILE'`), or use --runs 0",
         })
     }
 
@@ -334,7 +335,7 @@ impl Ended {
             return Ok(Some(format!("exit status {that} instead of {this}")));
         }
         let at = first_difference(&self.output, &other.output)?;
-        Ok(at.map(|at| format!("its output differs from byte {at} on")))
+        Ok(at.map(|at| format!("its output differs at byte {at}")))
     }
 }
 
@@ -417,14 +418,14 @@ mod tests {
             let one = ended("one", &bytes, 0);
             assert_eq!(one.unlike(&ended("same", &bytes, 0)).unwrap(), None, "{length}");
             let longer = one.unlike(&ended("longer", &[&bytes[..], &[7]].concat(), 0)).unwrap();
-            let from = format!("its output differs from byte {} on", length + 1);
+            let from = format!("its output differs at byte {}", length + 1);
             assert_eq!(longer.as_deref(), Some(&*from));
             let Some(last) = length.checked_sub(1) else { continue };
             assert!(one.unlike(&ended("shorter", &bytes[..last], 0)).unwrap().is_some());
             let mut changed = bytes.clone();
             changed[last] = 8;
             let found = one.unlike(&ended("changed", &changed, 0)).unwrap();
-            assert_eq!(found, Some(format!("its output differs from byte {length} on")));
+            assert_eq!(found, Some(format!("its output differs at byte {length}")));
         }
         let other = ended("a", b"", 0).unlike(&ended("b", b"", 137)).unwrap();
         assert_eq!(other.as_deref(), Some("exit status 137 instead of 0"));

@@ -16,11 +16,11 @@ const EXAMPLE: &str = "\
 Example:
   elfen lab bench service --json | jq '.costs[0].ns.median'";
 
-/// Measure what publishing a request costs a service
+/// Measure the cost of publishing a request for a service
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
-    /// Rounds, of 2000 requests each
+    /// Number of rounds, each of 2000 requests
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = runs())]
     runs: usize,
 }

@@ -28,17 +28,18 @@ const EXAMPLE: &str = "\
 Example:
   sudo elfen lab bench signal --lanes 0:1     switches on CPU 0, seen from CPU 1";
 
-/// Measure how late the task map is, and what it costs
+/// Measure the delay and the cost of the task map
 ///
-/// The delay from a context switch until a reader on another CPU sees it. Also what the program
-/// adds to a switch, interleaved with the program detached.
+/// The delay is the time from a context switch until a reader on another CPU sees the switch. The
+/// cost is the time that the eBPF program adds to a context switch; rounds with the attached and
+/// the detached program are interleaved.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// Rounds, each with every case
+    /// Number of rounds; each round measures every case
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = runs())]
     runs: usize,
 }
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
     Ok(report.about(row!["request_cpu" => request, "reader_cpu" => reader]))
 }
 
-const PIPE: &str = "handing a byte between two threads";
+const PIPE: &str = "passing a byte between two threads";
 const LANES: &str = "see `elfen lanes` for CPUs to use";
 
 /// The baseline cannot be measured if another process has attached the program.
@@ -73,7 +74,8 @@ fn refuse_if_attached() -> Result<(), BenchError> {
     let holders = holders::find().ok().flatten().unwrap_or_default().into_iter();
     let named: Vec<_> = holders.map(|one| format!("{} ({})", one.pid, one.command)).collect();
     let why = format!(
-        "the program is attached already, so there is nothing to compare with; held by {}",
+        "the eBPF program is already attached, so switches without it cannot be measured; attached \
+            by {}",
         named.join(", ")
     );
     Err(BenchError::failed(why, "end these processes"))
@@ -96,9 +98,9 @@ impl Kind {
         let of = |name: &str| case(row!["case" => name]);
         match self {
             Detached => of("a context switch without the program"),
-            Unwatched => of("on any CPU, with it").against(0),
-            Watched => of("on a watched CPU, with it").against(0),
-            Delay => of("from a switch until another CPU sees it"),
+            Unwatched => of("with the program, on any CPU").against(0),
+            Watched => of("with the program, on a watched CPU").against(0),
+            Delay => of("delay until another CPU sees a switch"),
         }
     }
 }

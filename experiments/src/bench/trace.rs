@@ -43,15 +43,15 @@ pub(super) enum Kind {
 /// Why the trace is missing or incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TraceError {
-    #[error("no tracefs at {FOLDER}")]
+    #[error("tracefs is not mounted at {FOLDER}")]
     NotMounted,
     #[error("{FOLDER}: {0}")]
     Io(#[from] io::Error),
-    #[error("it names tasks by other ids than this process's pid namespace does")]
+    #[error("its process ids are not those of this process's pid namespace")]
     Strangers,
-    #[error("it has gaps: {kept} events of {written} fit into its buffer")]
+    #[error("it has gaps: only {kept} events of {written} fit into the buffer")]
     Gaps { kept: String, written: String },
-    #[error("a line of it is not understood: {0:?}")]
+    #[error("it has an invalid line: {0:?}")]
     Line(String),
 }
 
@@ -59,12 +59,15 @@ impl From<TraceError> for BenchError {
     fn from(error: TraceError) -> Self {
         use Status::{Failed, Unsupported};
         let (status, fix) = match &error {
-            TraceError::NotMounted => {
-                (Unsupported, "be root, and `mount -t tracefs nodev /sys/kernel/tracing`")
+            TraceError::NotMounted => (
+                Unsupported,
+                "run this as root, after `mount -t tracefs nodev /sys/kernel/tracing`",
+            ),
+            TraceError::Io(_) => (Unsupported, "run this as root, and check that memory is free"),
+            TraceError::Strangers => (Unsupported, "run this outside of containers"),
+            TraceError::Gaps { .. } | TraceError::Line(_) => {
+                (Failed, "choose a shorter --duration")
             }
-            TraceError::Io(_) => (Unsupported, "be root, and see that memory is free"),
-            TraceError::Strangers => (Unsupported, "measure outside of containers"),
-            TraceError::Gaps { .. } | TraceError::Line(_) => (Failed, "give a shorter --duration"),
         };
         Failure::new(status, "the scheduler's trace", error, fix).into()
     }
@@ -234,7 +237,7 @@ mod tests {
     #[test]
     fn gaps_are_told() {
         let error = events(&TRACE.replace("7/7", "7/9")).unwrap_err().to_string();
-        assert_eq!(error, "it has gaps: 7 events of 9 fit into its buffer");
+        assert_eq!(error, "it has gaps: only 7 events of 9 fit into the buffer");
     }
 
     /// Goal: a line that cannot be parsed is an error and is not skipped. Method: a line that lacks

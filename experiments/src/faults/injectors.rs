@@ -195,7 +195,7 @@ impl PageOut {
 /// Evicts all mappings that can be evicted. Mappings that cannot be evicted (locked, of huge pages,
 /// or gone) are skipped. If none could be evicted, returns the last error.
 fn evict<T>(ranges: &[T], mut advise: impl FnMut(&T) -> io::Result<()>) -> io::Result<()> {
-    let mut refused = io::Error::other("it has mapped no file's data");
+    let mut refused = io::Error::other("it has no mapped files");
     let mut evicted = 0;
     for range in ranges {
         match advise(range) {

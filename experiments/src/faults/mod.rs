@@ -254,7 +254,7 @@ fn flood_while(cpu: u32, ask: impl FnOnce() -> io::Result<Injection>) -> io::Res
         let flooding = scope.spawn(|| flood.send_while(|| !ends.load(Relaxed)));
         let sent = ask();
         ends.store(true, Relaxed);
-        flooding.join().map_err(|_| io::Error::other("the flood failed"))??;
+        flooding.join().map_err(|_| io::Error::other("the sender of datagrams failed"))??;
         sent
     })
 }

@@ -48,7 +48,7 @@ pub(super) fn record_while<T: Send>(
 ) -> Result<Recording<T>, CheckError> {
     let (port, cpu) = (service.port, service.cpu);
     let target = Service::find(ServiceSelector::Port(port))
-        .map_err(|_| io::Error::other("the service that was started does not listen any more"))?;
+        .map_err(|_| io::Error::other("the test service ended"))?;
     let mut recorder = Recorder::attach(target, detail, 65_536).map_err(CheckError::Events)?;
     let mut trace = Trace::new(recorder.head(detail));
     recorder.refresh(&mut trace)?;

@@ -80,7 +80,7 @@ pub fn measure(
     let corpus = Corpus::open(&rig, order.index.as_deref(), order.documents)?;
     let lanes = rig.machine.batch_lanes().next().ok_or_else(|| {
         let why = "the pair has no batch lane".to_owned();
-        LiveError::Refused { why, fix: "give a pair by hand, as in --lanes 0:1" }
+        LiveError::Refused { why, fix: "name a pair, as in --lanes 0:1" }
     })?;
     let bench = Bench { corpus, duration: order.duration, lanes: lanes.into(), rig };
     let batches = order.batches.iter().map(|name| Neighbour::Batch(name));
@@ -193,6 +193,6 @@ fn end(mut batch: Process) -> Result<f64, LiveError> {
     let worked: BatchOutput = batch.finish_json(Some(libc::SIGTERM), STOP_TIMEOUT)?;
     Some(worked.per_second).filter(|rate| *rate > 0.0).ok_or_else(|| LiveError::Garbled {
         name: "elfen-batch".to_owned(),
-        why: "it did nothing".to_owned(),
+        why: "it did no work".to_owned(),
     })
 }

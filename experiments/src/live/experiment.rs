@@ -83,7 +83,8 @@ pub fn first_difference(begun: &Setup, asked: &Setup) -> Option<String> {
     let plans = [&asked["plan"], &begun["plan"]];
     // Keys without a value are not written, so the keys of both setups are compared.
     let keys = plans.iter().filter_map(|plan| plan.as_object()).flat_map(|plan| plan.keys());
-    let of_plan = keys.map(|key| (format!("{key} of its plan"), &plans[1][key], &plans[0][key]));
+    let of_plan =
+        keys.map(|key| (format!("{key} of the file's plan"), &plans[1][key], &plans[0][key]));
     let whole = [
         ("version of elfen", "elfen"),
         ("kernel", "kernel"),
@@ -91,7 +92,7 @@ pub fn first_difference(begun: &Setup, asked: &Setup) -> Option<String> {
         ("choice of lanes", "lanes"),
         ("number of documents", "documents"),
     ];
-    let whole = whole.map(|(name, key)| (format!("its {name}"), &begun[key], &asked[key]));
+    let whole = whole.map(|(name, key)| (format!("the file's {name}"), &begun[key], &asked[key]));
     let mut differs = of_plan.chain(whole).filter(|(_, begun, asked)| begun != asked);
     differs.next().map(|(what, begun, asked)| format!("{what} is {begun} and not {asked}"))
 }
@@ -184,7 +185,7 @@ impl Experiment {
                 begun
             }
             None => {
-                progress(&Progress::Preparing("measuring what the service can serve"));
+                progress(&Progress::Preparing("measuring the capacity of the service"));
                 let setup = self.measure_setup(&mut testbed)?;
                 results.add(Line::Setup(setup.clone()))?;
                 setup
@@ -239,15 +240,16 @@ impl Experiment {
 fn check_same_testbed(begun: &Setup, testbed: &Testbed) -> Result<(), LiveError> {
     let (was, is) = (begun.documents, testbed.documents());
     if was != is {
-        let why = format!("its index had {was} documents, and this one has {is}");
-        let fix = "use the same index, or name another file with --output";
+        let why =
+            format!("the index of the file's runs had {was} documents, and this index has {is}");
+        let fix = "use the same index, or choose another file with --output";
         return Err(LiveError::Refused { why, fix });
     }
     let (was, is) = (&begun.helpers, testbed.helpers());
     if *was != is {
-        let why = format!("its first runs were made where {was}, and now {is}");
+        let why = format!("conditions changed since the file's first runs: then {was}, now {is}");
         let fix =
-            "give this process the same CPUs and privileges, or name another file with --output";
+            "give this process the same CPUs and privileges, or choose another file with --output";
         return Err(LiveError::Refused { why, fix });
     }
     Ok(())
@@ -351,16 +353,16 @@ mod tests {
         assert_eq!(first_difference(&setup, &later), None);
         let longer = Plan { duration_s: 2.0, ..plan() };
         let asked = Setup { plan: Some(longer), ..setup.clone() };
-        let says = "duration_s of its plan is 1.0 and not 2.0";
+        let says = "duration_s of the file's plan is 1.0 and not 2.0";
         assert_eq!(first_difference(&setup, &asked).as_deref(), Some(says));
         let command = ["xz", "-k"].map(str::to_owned).to_vec();
         let own = Setup { plan: Some(Plan { command, ..plan() }), ..setup.clone() };
-        let says = "command of its plan is null and not [\"xz\",\"-k\"]";
+        let says = "command of the file's plan is null and not [\"xz\",\"-k\"]";
         assert_eq!(first_difference(&setup, &own).as_deref(), Some(says));
-        let says = "command of its plan is [\"xz\",\"-k\"] and not null";
+        let says = "command of the file's plan is [\"xz\",\"-k\"] and not null";
         assert_eq!(first_difference(&own, &setup).as_deref(), Some(says));
         let asked = Setup { lanes: "2:3".to_owned(), ..setup.clone() };
-        let says = "its choice of lanes is \"0:1\" and not \"2:3\"";
+        let says = "the file's choice of lanes is \"0:1\" and not \"2:3\"";
         assert_eq!(first_difference(&setup, &asked).as_deref(), Some(says));
     }
 }

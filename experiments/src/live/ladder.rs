@@ -69,7 +69,7 @@ impl Rung {
         match self {
             Self::AsIs => ("as is", "nothing", (40.0, 46.0)),
             Self::Nodelay => ("nodelay", "answers do not wait for acknowledgements", (3.0, 40.0)),
-            Self::PreTouch => ("pre-touch", "the heap is touched before it serves", (2.5, 41.0)),
+            Self::PreTouch => ("pre-touch", "the heap is touched at the start", (2.5, 41.0)),
             Self::Hedge => {
                 ("hedge", "a backup answers while the first restarts or collects", (3.0, 5.0))
             }
@@ -203,7 +203,7 @@ pub(crate) fn run_ladder(
     plan: &Plan,
     mut on_iteration: impl FnMut(&Iteration),
 ) -> Result<LadderResults, LiveError> {
-    let scratch = Scratch::new(1).map_err(LiveError::io("making a folder"))?;
+    let scratch = Scratch::new(1).map_err(LiveError::io("creating a temporary folder"))?;
     let lucene = Lucene::build(&scratch, plan.queries.max(WARM_UP))?;
     let policy = if nix::unistd::geteuid().is_root() { "hazard" } else { "look" };
     let mut ladder = Ladder { plan, scratch, lucene, not_recorded: None, policy };
@@ -324,7 +324,7 @@ impl Ladder<'_> {
             let latencies = self.load(*port, self.plan.queries, seed);
             drop(over);
             collects.join().map_err(|_| LiveError::Io {
-                what: "having servers collect".to_owned(),
+                what: "requesting garbage collections".to_owned(),
                 error: std::io::Error::other("a thread failed"),
             })??;
             Ok(latencies)

@@ -63,7 +63,7 @@ pub(super) struct Requests {
 pub(super) fn read(csv: &Path) -> Result<Requests, LiveError> {
     let file = File::open(csv).map_err(LiveError::io(format!("reading {}", csv.display())))?;
     let garbled = |why| LiveError::Garbled { name: "elfen-load".to_owned(), why };
-    let read = parse(file).map_err(|error| garbled(format!("its CSV: {error}")))?;
+    let read = parse(file).map_err(|error| garbled(format!("invalid CSV: {error}")))?;
     Some(read)
         .filter(|requests| !requests.in_order_us.is_empty())
         .ok_or_else(|| garbled("a CSV without requests".to_owned()))

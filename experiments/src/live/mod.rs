@@ -63,7 +63,7 @@ pub enum LiveError {
     OwnFailed { name: String, status: ExitStatus, message: String },
     #[error("the output of {name} is invalid: {why}")]
     Garbled { name: String, why: String },
-    #[error("{name} did not end within {seconds} s after the request to end")]
+    #[error("{name} did not end within {seconds} s after it was asked to")]
     Stuck { name: String, seconds: u64 },
     #[error("{name} was not ready within {seconds} s")]
     NotReady { name: String, seconds: u64 },
@@ -76,7 +76,7 @@ pub enum LiveError {
     /// The results file is invalid.
     #[error(transparent)]
     NoResults(#[from] BadLine),
-    #[error("another experiment is writing to it")]
+    #[error("another experiment writes to this file")]
     Locked,
     #[error("interrupted by signal {0}")]
     Interrupted(i32),
@@ -121,8 +121,9 @@ impl Machine {
     pub fn emulation(&self) -> Option<String> {
         let factor = self.emulated?;
         Some(format!(
-            "the core is emulated: a program takes {factor} times as long while the other lane \
-             runs, by the kernel's record of the batch; naps cost nothing"
+            "the core is emulated: a program takes {factor} times as long while the other lane is \
+             busy, by the kernel's record of the batch; napping lanes do not slow down the other \
+             lane"
         ))
     }
 

@@ -47,10 +47,12 @@ impl ServiceProcesses {
     /// Returns how the user can move the threads to the request lanes.
     fn remedy(&self, lanes: &CpuSet) -> String {
         match self {
-            Self::Pid(pid) => format!("bring it there, as in `sudo taskset -acp {lanes} {pid}`"),
+            Self::Pid(pid) => {
+                format!("limit it to these lanes, as in `sudo taskset -acp {lanes} {pid}`")
+            }
             Self::Cgroup(folder) => format!(
-                "bring it there: write {lanes} to {}, or `sudo systemctl set-property UNIT \
-                 AllowedCPUs={lanes}`",
+                "limit it to these lanes: write {lanes} to {}, or `sudo systemctl set-property \
+                 UNIT AllowedCPUs={lanes}`",
                 folder.join("cpuset.cpus").display()
             ),
         }
@@ -68,14 +70,15 @@ impl ServiceProcesses {
         let refuse = |why: String, fix: &'static str| Err(LiveError::Refused { why, fix });
         match self {
             Self::Pid(pid) if threads_of(*pid).is_empty() => {
-                refuse(format!("there is no process {pid}"), "give the id of a running process")
+                refuse(format!("there is no process {pid}"), "use the id of a running process")
             }
             Self::Cgroup(folder) if cgroup_cpu_ns(folder).is_none() => refuse(
                 format!("{} has no cpu.stat that counts CPU time", folder.display()),
-                "give the folder of a cgroup of version 2, as under /sys/fs/cgroup/system.slice",
+                "use the folder of a cgroup of version 2, such as under \
+                    /sys/fs/cgroup/system.slice",
             ),
             Self::Cgroup(folder) if processes_below(folder).is_empty() => {
-                let why = format!("no process is in cgroup {}", folder.display());
+                let why = format!("cgroup {} has no processes", folder.display());
                 refuse(why, "start the service first")
             }
             _ => Ok(()),
@@ -118,7 +121,7 @@ fn find_stray(
     });
     let (id, process, cpus) = strays.next()?;
     let more = strays.count();
-    let more = if more > 0 { format!(", and so may {more} more") } else { String::new() };
+    let more = if more > 0 { format!("; {more} more threads, too") } else { String::new() };
     Some(format!(
         "thread {id} of process {process} works and may run on CPUs {cpus}, outside the request \
          lanes {lanes}{more}"
@@ -176,7 +179,7 @@ impl OwnService {
         let ProbeOutput { runs: [Counts { requests, errors }] } = probed?;
         if errors > 0 || requests == 0 {
             let why = format!("{errors} of {requests} requests to {url} failed");
-            let fix = "see what the service answers there, as with `curl -v`";
+            let fix = "check the answer of the service, for example with `curl -v`";
             return Err(LiveError::Refused { why, fix });
         }
         let lanes: CpuSet = rig.machine.pairs.iter().map(|pair| pair.request).collect();
@@ -233,7 +236,7 @@ mod tests {
         after.insert(8, (70, 101));
         let message = stray(&after).unwrap();
         assert!(
-            message.starts_with("thread 8 of") && message.ends_with(", and so may 1 more"),
+            message.starts_with("thread 8 of") && message.ends_with("; 1 more threads, too"),
             "{message}"
         );
     }

@@ -64,8 +64,8 @@ impl FromStr for Spec {
             return Ok(Self { scenario, values });
         }
         Err(match example {
-            "" => format!("{name} has no parameter, so nothing after a colon"),
-            _ => format!("{name} has a parameter, as in {name}:{example}"),
+            "" => format!("{name} has no parameter: omit the colon and the text after it"),
+            _ => format!("{name} requires a parameter, as in {name}:{example}"),
         })
     }
 }
@@ -171,28 +171,33 @@ impl Job {
 pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
     let specs: Vec<Spec> = plan.scenarios.iter().map(|c| c.parse()).collect::<Result<_, _>>()?;
     if specs.is_empty() || plan.runs == 0 {
-        return Err("it has no scenario or no run, so nothing to measure".to_owned());
+        return Err("there is nothing to measure: no scenario, or no runs".to_owned());
     }
     if plan.loads.is_empty() && plan.rates.is_empty() {
         return Err("it has neither loads nor rates".to_owned());
     }
     if let Some(load) = plan.loads.iter().find(|load| !(0.01..=2.0).contains(*load)) {
-        return Err(format!("a load of {} % is outside 1 to 200 % of the capacity", load * 100.0));
+        return Err(format!(
+            "a load of {} % is not within 1 to 200 % of the capacity",
+            load * 100.0
+        ));
     }
     if let Some(rate) = plan.rates.iter().find(|rate| !(0.1..=1e6).contains(*rate)) {
-        return Err(format!("a rate of {rate} requests per second is outside 0.1 to 1,000,000"));
+        return Err(format!("a rate of {rate} requests per second is not within 0.1 to 1,000,000"));
     }
     if let Some(unknown) = plan.batches.iter().find(|batch| !BATCHES.contains(&batch.as_str())) {
         return Err(format!("batch program {unknown:?} is none of {}", BATCHES.join(", ")));
     }
     let own = label(&plan.command);
     if let Some(label) = own.as_ref().filter(|label| plan.batches.contains(label)) {
-        return Err(format!("{label} is also a program of elfen-batch: leave one of them out"));
+        return Err(format!(
+            "{label} is also the name of a program of elfen-batch: omit one of the two"
+        ));
     }
     if own.is_some() && plan.emulate_smt.is_some() {
         return Err(
-            "only the programs of elfen-batch run on an emulated core: leave --emulate-smt \
-                    or the program out"
+            "only the programs of elfen-batch run on an emulated core: omit --emulate-smt or the \
+                    program"
                 .to_owned(),
         );
     }
@@ -203,7 +208,9 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
         );
     }
     if !(0.1..=86_400.0).contains(&plan.duration_s) || !(0.0..=3_600.0).contains(&plan.warmup_s) {
-        return Err("a run lasts from 100 ms to a day, and its warm-up at most an hour".to_owned());
+        return Err(
+            "a run must last from 100 ms to a day, and its warm-up at most an hour".to_owned()
+        );
     }
     let twice =
         |values: &[String]| values.iter().enumerate().any(|(at, v)| values[..at].contains(v));
@@ -217,9 +224,10 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
 fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
     let Some(service) = &plan.service else { return Ok(()) };
     if plan.emulate_smt.is_some() {
-        return Err("only elfen-search runs on an emulated core: leave --emulate-smt or the \
-                    service out"
-            .to_owned());
+        return Err(
+            "only elfen-search runs on an emulated core: omit --emulate-smt or the service"
+                .to_owned(),
+        );
     }
     let needs_page = |spec: &&Spec| {
         use Scenario::{DynamicBudget, RefreshBudget, SloBudget};
@@ -227,7 +235,7 @@ fn check_service(plan: &Plan, specs: &[Spec]) -> Result<(), String> {
     };
     match specs.iter().find(needs_page) {
         Some(spec) if service.name.is_none() => Err(format!(
-            "{spec} requires the requests that a service publishes: name its page with --service"
+            "{spec} requires a service that publishes its requests: name it with --service"
         )),
         _ => Ok(()),
     }

@@ -49,8 +49,10 @@ impl Observer {
         helpers: &Helpers,
     ) -> Result<Self, LiveError> {
         let refused = |why: &str, fix| LiveError::Refused { why: why.to_owned(), fix };
-        let pair =
-            machine.pairs.first().ok_or_else(|| refused("there are no lanes", "name some"))?;
+        let pair = machine
+            .pairs
+            .first()
+            .ok_or_else(|| refused("there are no lanes", "name a pair, as in --lanes 0:1"))?;
         let batch = pair.batch.iter().next();
         let taken = [helpers.coordinator, helpers.generator];
         let left = machine.spare.iter().copied().find(|cpu| !taken.contains(cpu));
@@ -61,9 +63,9 @@ impl Observer {
             (None, Some(idle)) => (idle, vec![pair.request]),
             (None, None) => {
                 return Err(refused(
-                    "the observer of recordings takes a lane that is in no pair and that neither \
+                    "the observer of recordings requires a CPU that is in no pair and that neither \
                      coordinator nor generator uses; there is none",
-                    "allow this process more CPUs, or leave out --shim",
+                    "allow this process more CPUs, or omit --shim",
                 ));
             }
         };

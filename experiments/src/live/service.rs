@@ -57,7 +57,7 @@ impl Helpers {
     pub(super) fn of(machine: &Machine, rank: Rank) -> Result<Self, LiveError> {
         let (_, lane) = machine.batch_lanes().next().ok_or_else(|| {
             let why = "there is no pair of lanes".to_owned();
-            LiveError::Refused { why, fix: "give a pair by hand, as in --lanes 0:1" }
+            LiveError::Refused { why, fix: "name a pair, as in --lanes 0:1" }
         })?;
         let (coordinator, generator) = match machine.spare.as_slice() {
             [] => (lane, lane),
@@ -91,18 +91,20 @@ impl Helpers {
     pub(super) fn describe(&self, has_coordinator: bool) -> String {
         let Self { coordinator, generator, share_a_lane, rank } = self;
         let (who, programs) = match has_coordinator {
-            true => ("coordinator and generator run", "service and generator run"),
-            false => ("the generator runs", "it runs"),
+            true => ("coordinator and load generator run", "service and load generator run"),
+            false => ("the load generator runs", "it runs"),
         };
         let cpus = match share_a_lane {
-            true => format!("next to the batch on CPU {generator}, because there is no other"),
+            true => {
+                format!("next to the batch on CPU {generator}, because no other CPU is available")
+            }
             false if has_coordinator && coordinator != generator => {
                 format!("on CPUs {coordinator} and {generator}, outside the lanes")
             }
             false => format!("on CPU {generator}, outside the lanes"),
         };
         let rank = match rank {
-            Rank::Fifo(_) => "before all ordinary threads (SCHED_FIFO)",
+            Rank::Fifo(_) => "above all ordinary threads (SCHED_FIFO)",
             Rank::Nice(_) => "at nice -20",
             Rank::ShortSlice => "at normal priority, with a shorter slice",
             _ => "at normal priority",
@@ -159,7 +161,7 @@ impl Corpus {
         let mut bench = rig.start(NAME, command, &ChildSetup::on(cpu, rank))?;
         let report: Value = bench.finish_json(None, BUILD_TIMEOUT)?;
         let rate = report["fastest_queries_per_second"].as_f64().filter(|rate| *rate > 0.0);
-        let why = "no fastest_queries_per_second".to_owned();
+        let why = "fastest_queries_per_second is missing".to_owned();
         rate.ok_or_else(|| LiveError::Garbled { name: NAME.to_owned(), why })
     }
 }
@@ -190,7 +192,7 @@ fn long_queries(tasks: &str) -> String {
 fn manifest(index: &Path) -> Result<(u64, u64), LiveError> {
     let refuse = |why: &str| LiveError::Refused {
         why: format!("the index {}: {why}", index.display()),
-        fix: "leave --index out, or name a new folder, in which an index is built",
+        fix: "omit --index, or name a new folder for the index",
     };
     let text = fs::read_to_string(index.join("elfen-search.json"))
         .map_err(|error| refuse(&format!("its manifest cannot be read: {error}")))?;
@@ -198,7 +200,7 @@ fn manifest(index: &Path) -> Result<(u64, u64), LiveError> {
         .map_err(|error| refuse(&format!("its manifest cannot be read: {error}")))?;
     let documents = manifest["documents"].as_u64().ok_or_else(|| refuse("it has no documents"))?;
     let seed = manifest["source"]["builtin"]["seed"].as_u64();
-    Ok((documents, seed.ok_or_else(|| refuse("it is not of the built-in corpus"))?))
+    Ok((documents, seed.ok_or_else(|| refuse("it was not built from the built-in corpus"))?))
 }
 
 /// The running service.

@@ -169,19 +169,19 @@ impl Testbed {
         // An emulated core has interference. `Machine::emulation` describes its limit.
         if !self.order.machine.smt && self.order.machine.emulated.is_none() {
             limits.push(format!(
-                "not shown: the cost of sharing an SMT core; by the kernel's topology lanes {} do \
+                "not shown: the cost of sharing an SMT core; in the kernel's topology, lanes {} do \
                  not share a core, so a batch takes no resources from the service in any scenario",
                 self.order.machine.lanes()
             ));
         }
         limits.extend(label(&self.plan.command).map(|label| {
             format!(
-                "{label}: its work is the CPU time that it got on its lane; its progress in that \
-                 time is not known"
+                "{label}: its work is measured as the CPU time on its lane; its progress in that \
+                 time is unknown"
             )
         }));
         if self.helpers.share_a_lane {
-            limits.push(format!("{}; the batch has the rest of that lane", self.helpers()));
+            limits.push(format!("{}; the batch gets the rest of that lane", self.helpers()));
         }
         limits
     }
@@ -195,12 +195,12 @@ impl Testbed {
         let used_ns = batches.used_ns().saturating_sub(before_ns);
         let cpus = Duration::from_nanos(used_ns).as_secs_f64() / begin.elapsed().as_secs_f64();
         let done = batches.end()?.ok_or_else(|| {
-            let why = format!("{program} alone does no work: the machine is too busy");
+            let why = format!("{program} does no work when it runs alone: the machine is too busy");
             LiveError::Refused { why, fix: "end other programs on these lanes, and try again" }
         })?;
         if done.per_second.is_none() && cpus < LEAST_CPUS {
-            let why = format!("{program} alone uses almost no CPU time, so it has no work");
-            return Err(LiveError::Refused { why, fix: "give a program that computes" });
+            let why = format!("{program} uses almost no CPU time when it runs alone");
+            return Err(LiveError::Refused { why, fix: "use a program that uses the CPU" });
         }
         Ok(Alone {
             batch: program.to_owned(),
@@ -253,8 +253,9 @@ impl Testbed {
         }
         let output: LoadOutput = load.finish_json(None, ANSWER_TIMEOUT)?;
         if after.at == before.at {
-            let why = "a run's last request was due before anything could be measured".to_owned();
-            return Err(LiveError::Refused { why, fix: "ask for a longer --duration" });
+            let why =
+                "the last request of a run was due before the measurement could start".to_owned();
+            return Err(LiveError::Refused { why, fix: "use a longer --duration" });
         }
         // The recording names the batch, so it has to end while the batch still runs.
         let recording = recording.map(Recording::finish).transpose()?;
@@ -457,7 +458,7 @@ pub(super) fn now_s() -> u64 {
 pub fn core_scheduling() -> Result<(), String> {
     super::os::core_scheduling().map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) => "this kernel has no core scheduling".to_owned(),
-        Some(libc::ENODEV) => "core scheduling needs SMT".to_owned(),
+        Some(libc::ENODEV) => "core scheduling requires SMT".to_owned(),
         _ => format!("core scheduling: {error}"),
     })
 }

@@ -210,7 +210,7 @@ pub(super) const MOST: f64 = 1e15;
 
 /// A value that cannot be drawn.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("figure {figure:?}, series {series:?}: {value} is no number that can be drawn")]
+#[error("figure {figure:?}, series {series:?}: {value} cannot be drawn")]
 pub struct Refused {
     pub figure: String,
     pub series: String,

@@ -16,15 +16,15 @@ use crate::record::{Line, Run, Scenario, Setup};
 /// Why a results file gives no report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    #[error("it is empty")]
+    #[error("the file is empty")]
     Empty,
-    #[error("line 1 is no setup")]
+    #[error("line 1 is not a setup")]
     NoSetup,
-    #[error("line {line} is the setup of other runs than line 1")]
+    #[error("the setup in line {line} differs from the setup in line 1")]
     OtherSetup { line: usize },
-    #[error("line {line}: {what} is {value}, which nothing measures")]
+    #[error("line {line}: {what} is {value}, which is not a possible measurement")]
     NoMeasure { line: usize, what: &'static str, value: String },
-    #[error("it has no runs, only a setup")]
+    #[error("the file has a setup, but no runs")]
     NoRuns,
 }
 
@@ -115,21 +115,25 @@ fn description(setup: &Setup) -> String {
     let rate = short(setup.capacity_rps);
     let service = match setup.plan.as_ref().and_then(|plan| plan.service.as_ref()) {
         None => format!(
-            "The service searches {} documents and serves {rate} requests a second at most",
+            "The service searches {} documents; its capacity is {rate} requests per second",
             setup.documents
         ),
         Some(service) => {
-            format!("The service is {}, and 100 % are {rate} requests a second", service.url)
+            format!(
+                "The service is {}; its capacity (100 %) is {rate} requests per second",
+                service.url
+            )
         }
     };
-    let smt = if setup.smt { "lanes of one core each" } else { "not known to share a core" };
+    let smt =
+        if setup.smt { "the lanes of each pair share a core" } else { "not known to share a core" };
     // In a damaged file, this may be any number.
     let started = i64::try_from(setup.started_s).ok();
     let day = started.and_then(|s| time::OffsetDateTime::from_unix_timestamp(s).ok());
-    let day = day.map_or_else(|| "an unknown day".to_owned(), |time| time.date().to_string());
+    let day = day.map_or_else(|| "an unknown date".to_owned(), |time| time.date().to_string());
     format!(
         "Measured on {cpu} with {cpus} CPUs, Linux {kernel}, elfen {elfen}, on {day}. Lanes \
-         {lanes}, {smt}. {service}; loads are parts of that. Seed {}.",
+         {lanes}, {smt}. {service}, and loads are percentages of it. Seed {}.",
         setup.seed,
     )
 }
@@ -152,7 +156,7 @@ fn mechanisms(rows: &[Row]) -> Option<String> {
 
 /// If the load generator is later than this fraction of p99, its delay distorts the measurement.
 const LATE_PART: f64 = 0.1;
-const LATE: &str = "the load generator was late by more than a tenth of p99";
+const LATE: &str = "the load generator sent requests late, by more than a tenth of p99";
 /// Longer lists of places are replaced by "many".
 const PLACES: usize = 4;
 
@@ -163,7 +167,7 @@ fn doubts(runs: &[&Run]) -> Option<Table> {
     for run in runs {
         let found = [
             (run.errors > 0, "requests failed"),
-            (run.batch_verified == Some(false), "the batch found its results wrong"),
+            (run.batch_verified == Some(false), "the batch computed wrong results"),
             (run.late_p99_ms > run.p99_ms * LATE_PART, LATE),
         ];
         let found = found.into_iter().filter_map(|(is, reason)| is.then_some(reason));
@@ -183,8 +187,10 @@ fn doubts(runs: &[&Run]) -> Option<Table> {
     };
     (!kinds.is_empty()).then(|| {
         let rows = kinds.into_values().map(row).collect();
-        Table::new("What makes runs doubtful", &["runs", "what", "beside the service"], rows)
-            .noted("Each in the words of its first run; other runs differ in their numbers.")
+        Table::new("Warnings", &["runs", "warning", "scenario"], rows).noted(
+            "Similar warnings are combined. The text is that of the first run; the numbers \
+                of other runs differ.",
+        )
     })
 }
 
@@ -242,14 +248,14 @@ fn belongs(row: &Row, batch: Option<&str>) -> bool {
     row.scenario == Scenario::None || row.batch.as_deref() == batch
 }
 
-const TABLE_NOTE: &str = "Medians over invocations; in parentheses the 95 % interval (bootstrap), \
-    from three invocations on. Percentiles: over the medians of each request, which all runs had. \
-    Cost to p99: of a run's requests, with and without what the emulated core added to them. \
-    Batch: its work, as a part of what it does alone. Utilisation: of both lanes, 1.0 is one lane \
-    that is always busy. Overlap: the part of the requests' time that the batch ran beside them. \
-    Reaction: from a request's start until the batch is off its lane, median and p99.";
-const HELPERS_NOTE: &str = " With helpers: load generator and coordinator counted in, where they \
-    share the batch lane's CPU.";
+const TABLE_NOTE: &str = "Medians over invocations, with 95 % intervals (bootstrap) in parentheses \
+    if there are three invocations or more. Percentiles: over the medians of each request, which \
+    all runs had. Cost to p99: of the requests of a run, with and without what the emulated core \
+    added to them. Batch work: relative to the batch alone. Utilisation: of both lanes; 1.0 is \
+    one lane that is always busy. Overlap: the part of the requests' time during which the batch \
+    ran. Reaction: from the start of a request until the batch is off its lane; median, p99.";
+const HELPERS_NOTE: &str = " With helpers: including load generator and coordinator, if they share \
+    the batch lane's CPU.";
 /// If helpers take less of a lane than this, their column is left out.
 const HELPED: f64 = 0.005;
 
@@ -286,13 +292,13 @@ impl Measured<'_> {
         let helped = self.rows.iter().any(|row| row.helper_utilisation.median > HELPED);
         let columns: [(&str, Cell); 13] = [
             ("load", |row| percent(load_percent(row) / 100.0)),
-            ("beside the service", |row| Side::of(row).title()),
-            ("program", |row| row.batch.clone().unwrap_or_default()),
+            ("scenario", |row| Side::of(row).title()),
+            ("batch program", |row| row.batch.clone().unwrap_or_default()),
             ("p50, ms", |row| with_interval(Some(row.p50_ms), 1.0, "")),
             ("p99, ms", |row| with_interval(Some(row.p99_ms), 1.0, "")),
-            ("p99 to no batch", |row| with_interval(row.p99_ratio, 1.0, "")),
+            ("p99 / no batch", |row| with_interval(row.p99_ratio, 1.0, "")),
             ("cost to p99", |row| with_interval(row.p99_cost, 1.0, "")),
-            ("batch", batch_cell),
+            ("batch work", batch_cell),
             ("utilisation", |row| median(Some(row.utilisation), 1.0, "")),
             ("with helpers", |row| median(Some(row.utilisation_with_helpers), 1.0, "")),
             ("overlap", |row| median(row.overlapped, 100.0, " %")),
@@ -300,7 +306,8 @@ impl Measured<'_> {
             ("runs", |row| row.runs.to_string()),
         ];
         let is_shown = |(name, cell): &(&str, Cell)| {
-            let wanted = (several || *name != "program") && (helped || *name != "with helpers");
+            let wanted =
+                (several || *name != "batch program") && (helped || *name != "with helpers");
             // Columns without any value are left out, such as the overlap without a task map.
             wanted && self.rows.iter().any(|row| !cell(row).is_empty())
         };
@@ -336,7 +343,7 @@ impl Measured<'_> {
 fn batch_cell(row: &Row) -> String {
     let work = match row.batch_relative.and_then(finite) {
         Some(part) => with_interval(Some(part), 100.0, " %"),
-        None => with_interval(row.batch_per_second, 1.0, " a second"),
+        None => with_interval(row.batch_per_second, 1.0, " per second"),
     };
     if row.batch_verified == Some(false) { format!("{work} WRONG") } else { work }
 }
@@ -375,7 +382,7 @@ const OVER_LOAD: [OverLoad; 2] = [
     OverLoad {
         id: "co-running",
         title: "p99 and utilisation without Elfen",
-        reading: "What priorities and core scheduling leave of the tail, next to borrow-idle.",
+        reading: "The tail latency with priorities and with core scheduling, compared with borrow-idle.",
         scenarios: [
             Scenario::None,
             Scenario::Unrestrained,
@@ -390,7 +397,7 @@ const OVER_LOAD: [OverLoad; 2] = [
     OverLoad {
         id: "policies",
         title: "p99 and utilisation under Elfen's policies",
-        reading: "What each policy pays in p99, and how much of the pair is in use for that.",
+        reading: "The p99 of each policy, and the utilisation of the pair that it achieves.",
         scenarios: [
             Scenario::None,
             Scenario::BorrowIdle,
@@ -501,9 +508,9 @@ impl Bench<'_> {
         let reading = "p99 as a multiple of p99 without a batch. Where the cost to the same \
                        requests is shown, each run is compared with itself: its requests with and \
                        without what the batch added to them.";
-        let names = ("cost", "What the batch costs the service", reading);
+        let names = ("cost", "Cost of the batch for the service", reading);
         let ratio = |quantity, value| {
-            let axis = Axis::new(quantity, "times that without a batch");
+            let axis = Axis::new(quantity, "multiple of p99 without a batch");
             self.by_side(names, (Mark::Dots, axis), value)
         };
         let of_runs = ratio("p99", |row| row.p99_ratio)?;
@@ -522,18 +529,18 @@ impl Bench<'_> {
     fn throughput(&self) -> Option<Figure> {
         let relative = self.rows().any(|row| row.batch_relative.is_some());
         let (axis, value): (Axis, Value) = if relative {
-            (Axis::new("work", "part of that with nothing beside it"), |row| row.batch_relative)
+            (Axis::new("work", "relative to the batch alone"), |row| row.batch_relative)
         } else {
             let unit = self.rows().find_map(|row| row.batch_unit.clone()).unwrap_or_default();
-            let unit = unit + " a second";
+            let unit = unit + " per second";
             (Axis::new("work", unit.trim_start()), |row| row.batch_per_second)
         };
         let reading = if relative {
-            "The batch's work, as a part of what it does with nothing beside it."
+            "The batch's work, relative to its work alone."
         } else {
-            "The batch's work a second."
+            "The batch's work per second."
         };
-        self.by_side(("throughput", "What the batch gets done", reading), (Mark::Bars, axis), value)
+        self.by_side(("throughput", "Work of the batch", reading), (Mark::Bars, axis), value)
     }
 
     /// Draws the percentiles of the service alone (Figure 5.2).
@@ -542,11 +549,11 @@ impl Bench<'_> {
         let lines = PERCENTILES.map(|(name, style, value)| self.line(name, style, &alone, value));
         let busy =
             self.line("request lane", Style::INK, &alone, |row| Some(row.request_lane_utilisation));
-        let reading = "What the service does without a batch.";
+        let reading = "Latency percentiles and utilisation of the service without a batch.";
         let mut figure = self.figure("percentiles", "The service alone", reading, load_axis());
         figure.panels = vec![
             Panel::new(Axis::new("latency", "ms").scaled(Scale::Auto), lines.to_vec()),
-            Panel::new(Axis::new("request lane busy", "part of the time"), vec![busy]),
+            Panel::new(Axis::new("request lane busy", "fraction of the time"), vec![busy]),
         ];
         Some(figure)
     }
@@ -564,7 +571,7 @@ impl Bench<'_> {
         };
         let mut figure = self.figure(of.id, of.title, of.reading, load_axis());
         let tail = Axis::new("p99 latency", "ms").scaled(Scale::Auto);
-        let used = Axis::new("utilisation of the pair", "1.0 is one lane always busy");
+        let used = Axis::new("utilisation of the pair", "1.0: one lane always busy");
         figure.panels = vec![
             Panel::new(tail, lines(|row| Some(row.p99_ms))),
             Panel::new(used, lines(|row| Some(row.utilisation))),
@@ -577,12 +584,12 @@ impl Bench<'_> {
         let sides = self.sides();
         let load = self.measured.loads().last().copied().unwrap_or(0.0);
         let title = format!("Latency and utilisation at {} % load", short(load));
-        let reading = "What the service's requests take, and how much of both lanes is in use.";
+        let reading = "The latencies of the service, and the utilisation of both lanes.";
         let mut figure = self.figure("at-one-load", &title, reading, beside_axis(&sides, false));
         let panels: [(&str, &str, Value); 3] = [
             ("p50 latency", "ms", |row| Some(row.p50_ms)),
             ("p99 latency", "ms", |row| Some(row.p99_ms)),
-            ("both lanes", "1.0: one always busy", |row| Some(row.utilisation)),
+            ("utilisation of both lanes", "1.0: one lane always busy", |row| Some(row.utilisation)),
         ];
         let panel = |(quantity, unit, value)| {
             let bars = self.marks(Mark::Bars, &sides, load, value);
@@ -610,9 +617,9 @@ fn point(x: f64, figure: summary::Figure) -> Point {
 }
 
 fn load_axis() -> Across {
-    Across::number("load", "% of what the service can serve")
+    Across::number("load", "% of the service's capacity")
 }
 
 fn beside_axis(sides: &[Side], one_scale: bool) -> Across {
-    Across::names("beside the service", sides.iter().map(Side::title).collect(), one_scale)
+    Across::names("scenario", sides.iter().map(Side::title).collect(), one_scale)
 }

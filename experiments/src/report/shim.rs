@@ -30,7 +30,7 @@ pub fn report(recording: &Recording, command: &str) -> HtmlReport {
     let summary = Summary::of(recording);
     let maker = Maker { recording, summary: &summary, command };
     let mut report = HtmlReport {
-        title: format!("{}: what it did, by elfen shim", clean(&summary.program)),
+        title: format!("{}: recording of elfen shim", clean(&summary.program)),
         command: command.to_owned(),
         notes: maker.notes(),
         tables: Vec::new(),
@@ -63,7 +63,7 @@ struct Maker<'a> {
 
 impl Maker<'_> {
     fn notes(&self) -> Vec<String> {
-        let cut = "The file was cut: this is what was left of it.";
+        let cut = "The file is truncated. This report contains the part that was readable.";
         let cut = self.recording.cut.then(|| cut.to_owned());
         let opening = sentence(&text::opening(self.summary).trim_end().replace('\n', "; "));
         let notes = text::notes(self.summary).into_iter().map(|note| sentence(&note));
@@ -84,7 +84,7 @@ impl Maker<'_> {
             reading,
             source: Source::Live,
             made_with: format!(
-                "{}, lane {} from lane {}.",
+                "{}, lane {} observed from lane {}.",
                 clean(&head.machine),
                 clean(&head.on),
                 clean(&self.summary.from_lanes().0)
@@ -138,7 +138,9 @@ impl Maker<'_> {
         let texts = (
             format!("lengths-{index}"),
             format!("Lengths of runs by {signal}"),
-            "How often a run took how long, without those that a gap or a switch cut.".to_owned(),
+            "The number of runs by length, without runs that a gap or a context switch \
+                interrupted."
+                .to_owned(),
         );
         let x = Across::Number(Axis::new("length of a run", "us").scaled(Scale::Log));
         self.figure(texts, x, Axis::new("runs", "").scaled(Scale::Log), series)
@@ -173,8 +175,8 @@ impl Maker<'_> {
         let gaps = (self.summary.gaps > 0).then(|| (STYLES.len(), "(gap)".to_owned(), Style::GREY));
         let texts = (
             format!("when-{index}"),
-            format!("When, by {signal}"),
-            format!("The share of each in {SLICES} equal slices of the recording."),
+            format!("Shares over time, by {signal}"),
+            format!("The share of each {signal} in {SLICES} equal slices of the recording."),
         );
         let series = shown.chain(gaps).map(series_of).collect();
         self.figure(texts, Across::number("time", "ms"), Axis::new("share", "%"), series)
@@ -213,10 +215,12 @@ impl Maker<'_> {
             vec![name, length, show(at), part]
         };
         let signal = clean(&recording.head.signals[index].name);
-        let head = ["name", "length", "begins at", "to cut it out"];
+        let head = ["name", "length", "begins at", "option to extract it"];
         let rows = stays.iter().take(LONGEST).map(row).collect();
-        Table::new(format!("The longest runs of {signal}"), &head, rows)
-            .noted("`elfen shim show` and `elfen shim export` take such a part of the recording.")
+        Table::new(format!("The longest runs of {signal}"), &head, rows).noted(
+            "With this option, `elfen shim show` and `elfen shim export` use only this part \
+                of the recording.",
+        )
     }
 
     /// Draws a number over time: its mean in each slice, with its minimum and maximum.
@@ -245,7 +249,7 @@ impl Maker<'_> {
         }
         let name = clean(&signal.name);
         let reading = format!(
-            "The mean of {name} in each of {SLICES} slices of the time, and its least and most."
+            "The mean of {name} in each of {SLICES} time slices, with minimum and maximum."
         );
         let texts = (format!("value-{index}"), name.clone(), reading);
         let series = vec![Series::new(name, Mark::Curve, Style::BLUE, points)];
@@ -270,8 +274,8 @@ impl Maker<'_> {
             let tags = rates.iter().map(|rate| clean(&rate.tag)).collect();
             let name = clean(name);
             let reading = format!(
-                "{name}: the median, and the tenth and the ninetieth percentile; rates that \
-                 double-time error found wrong are left out."
+                "{name}: the median, with the 10th and the 90th percentile. Rates that the \
+                 double-time error discarded are not included."
             );
             let series = vec![Series::new(name.clone(), Mark::Dots, Style::BLUE, points)];
             let (x, y) = (Across::names("in", tags, false), Axis::new(name.clone(), ""));
@@ -321,7 +325,7 @@ fn of_each(signal: &str, tags: &[&TagFigure]) -> Table {
     let table = Table::new(format!("Every {}", clean(signal)), &heading, rows);
     match tags.len().saturating_sub(ROWS) {
         0 => table,
-        more => table.noted(format!("And {more} more.")),
+        more => table.noted(format!("{more} more are not shown.")),
     }
 }
 

@@ -46,7 +46,7 @@ impl Default for Parameters {
     fn default() -> Self {
         let batches = KINDS.iter().map(|kind| (kind.name.to_owned(), kind.batch())).collect();
         Self {
-            origin: "the thesis's parameters, as far as it prints them".to_owned(),
+            origin: "the parameters of the thesis, as far as it prints them".to_owned(),
             demand: Demand::Search,
             batches,
             slo_ms: 100,
@@ -73,9 +73,9 @@ const MOST_REQUESTS: u64 = 10_000_000;
 /// Why a report cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Impossible {
-    #[error("there is no batch program among the parameters")]
+    #[error("the parameters contain no batch program")]
     NoBatch,
-    #[error("a figure shows no more of {MOST_REQUESTS} requests a point than of fewer")]
+    #[error("a point of a figure may have at most {MOST_REQUESTS} requests")]
     Requests,
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -96,7 +96,7 @@ impl Simulation {
         figures.push(lab.overhead());
         let tables = if self.parameters.are_of_thesis { vec![published(self)] } else { Vec::new() };
         Ok(HtmlReport {
-            title: "Elfen: the thesis's figures, simulated".to_owned(),
+            title: "Elfen: simulations of the thesis's figures".to_owned(),
             command: self.command.clone(),
             notes: vec![lab.made_with()],
             tables,
@@ -111,8 +111,9 @@ fn published(simulation: &Simulation) -> Table {
     let Simulation { requests, seed, .. } = *simulation;
     let rows = thesis::rows(requests, seed).iter().map(thesis::Row::cells).collect();
     Table::new("Published and simulated", &thesis::HEADING, rows).noted(format!(
-        "A number that is built in, or that a parameter was fitted to, is no evidence. Made by \
-         elfen lab thesis --requests {requests} --seed {seed}."
+        "Rows with \"built in\" or \"fitted\" are no evidence for the model: such a number results \
+         from any parameters, or a parameter was fitted to it. Made by elfen lab thesis --requests \
+         {requests} --seed {seed}."
     ))
 }
 
@@ -254,16 +255,16 @@ enum Lines {
 const QUANTILES: [(&str, Style, f64); 3] =
     [("p50", Style::AQUA, 0.5), ("p95", Style::OCHRE, 0.95), ("p99", Style::INK, 0.99)];
 
-const SAMENESS: &str = "A batch that naps while requests run leaves p99 where it is without a \
-    batch, and the core is used for one lane's time.";
+const SAMENESS: &str = "A batch that naps while requests run does not change p99, and the \
+    utilisation of the core rises to that of one lane that is always busy.";
 
 /// Figures 5.2, 5.4, 5.10 (a), (b) and (c), and 5.11 with slo-budget.
 const OVER_LOAD: [OverLoad; 6] = [
     OverLoad {
         id: "percentiles",
-        title: "Alone: the tail turns up long before the lane is full",
-        reading: "p99 reaches the SLO while the request lane idles for a good part of the time, \
-            and the other lane of the core always.",
+        title: "The service alone: the tail rises long before the lane is fully busy",
+        reading: "p99 reaches the SLO although the request lane still idles for a large part of \
+            the time, and the other lane of the core idles all the time.",
         seven: false,
         lines: Lines::Alone,
         rings: [&[(70.0, 60.0), (100.0, 76.0), (120.0, 100.0)], &[(120.0, 0.7)]],
@@ -271,8 +272,8 @@ const OVER_LOAD: [OverLoad; 6] = [
     },
     OverLoad {
         id: "unrestrained",
-        title: "An unrestrained batch moves the wall",
-        reading: "Beside a batch that nothing restrains, p99 reaches the SLO at a lower load.",
+        title: "An unrestrained batch lowers the maximum load",
+        reading: "Next to an unrestrained batch, p99 reaches the SLO at a lower load.",
         seven: false,
         lines: Lines::Unrestrained,
         rings: [&[(40.0, 76.0)], &[]],
@@ -280,7 +281,7 @@ const OVER_LOAD: [OverLoad; 6] = [
     },
     OverLoad {
         id: "borrow-idle",
-        title: "borrow-idle on one core: the idle time, and nothing else",
+        title: "borrow-idle on one core: the batch uses only idle time",
         reading: SAMENESS,
         seven: false,
         lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle]),
@@ -299,8 +300,8 @@ const OVER_LOAD: [OverLoad; 6] = [
     OverLoad {
         id: "dynamic-7",
         title: "dynamic-budget on seven cores",
-        reading: "Lending the tail's headroom as well, more of each core is used, and p99 stays \
-            within the SLO.",
+        reading: "The batch also runs next to requests, as far as the SLO permits. The utilisation \
+            of each core is higher, and p99 stays within the SLO.",
         seven: true,
         lines: Lines::Scenarios(&[Scenario::None, Scenario::BorrowIdle, Scenario::DynamicBudget]),
         rings: [&[], &[(600.0, 1.75)]],
@@ -308,10 +309,10 @@ const OVER_LOAD: [OverLoad; 6] = [
     },
     OverLoad {
         id: "policies",
-        title: "Policies: what the tail's headroom buys",
-        reading: "Where borrow-idle stops at one lane's time, budgets use more of the core. Each \
-            is the SLO less the p99 without a batch at that load, the thesis's rule; slo-budget \
-            is told the SLO and finds its own.",
+        title: "Policies: utilisation gained from the SLO's headroom",
+        reading: "With borrow-idle the utilisation is at most 1.0; with budgets it is higher. As \
+            in the thesis, each budget is the SLO minus the p99 without a batch at that load; \
+            slo-budget gets the SLO and controls its budget itself.",
         seven: false,
         lines: Lines::Scenarios(&[
             Scenario::None,
@@ -372,13 +373,13 @@ impl<'a> Lab<'a> {
         let Simulation { parameters, requests, seed, .. } = self.simulation;
         let batch = self.batch();
         let slowdown = |(name, batch): &(String, Batch)| {
-            format!("{} times as long beside {name:?}", real(batch.request_slowdown_milli) / 1e3)
+            format!("{} times as long next to {name:?}", real(batch.request_slowdown_milli) / 1e3)
         };
         let slower: Vec<String> = parameters.batches.iter().map(slowdown).collect();
         format!(
-            "Simulated with {}: a request takes {}, and {} times as long beside a nap; a batch \
-             beside a request takes {} times as long; {} µs to nap, {} µs to wake, a check every \
-             {} µs. {requests} requests a point, seed {seed}.",
+            "Simulated with {}: a request takes {}, and {} times as long next to a nap; a batch \
+             takes {} times as long next to a request; {} µs to sleep, {} µs to wake, a check \
+             every {} µs. {requests} requests per point, seed {seed}.",
             parameters.origin,
             slower.join(", "),
             real(batch.nap_slowdown_milli) / 1e3,
@@ -397,7 +398,7 @@ impl<'a> Lab<'a> {
             options => format!(" {options}"),
         };
         format!(
-            "{command}\n# one of its points:\n\
+            "{command}\n# one point of the figure:\n\
              elfen lab simulate {point}{options} --requests {requests} --seed {seed}"
         )
     }
@@ -431,7 +432,7 @@ impl<'a> Lab<'a> {
                 // Skip the styles of the service alone and of borrow-idle.
                 let styles = Style::ALL.into_iter().skip(2).cycle();
                 let beside = batches.iter().zip(styles).map(|((name, batch), style)| {
-                    Line::p99(format!("beside {name}"), style, with(Scenario::Unrestrained, batch))
+                    Line::p99(format!("next to {name}"), style, with(Scenario::Unrestrained, batch))
                 });
                 std::iter::once(alone).chain(beside).collect()
             }
@@ -458,8 +459,8 @@ impl<'a> Lab<'a> {
             }
             _ => ("p99 latency", utilisations),
         };
-        let used = Axis::new("utilisation of the core", "2.0 is both lanes always busy");
-        let x = Across::number("load", "requests a second");
+        let used = Axis::new("utilisation of the core", "2.0: both lanes always busy");
+        let x = Across::number("load", "requests per second");
         let mut figure = self.figure(spec.id, spec.title, spec.reading, x);
         figure.panels =
             vec![Panel::new(Axis::new(quantity, "ms"), latencies), Panel::new(used, utilisations)];
@@ -471,7 +472,7 @@ impl<'a> Lab<'a> {
         }
         let is_cut = |line: &Line| sweep.drawable(&line.outcomes) < sweep.rates.len();
         if lines.iter().any(is_cut) {
-            figure.made_with += " A line ends where its p99 passes two SLOs.";
+            figure.made_with += " A line ends where its p99 exceeds twice the SLO.";
         }
         let (at, options) = spec.point;
         let budget = if options.ends_with("-budget") {
@@ -509,14 +510,14 @@ impl<'a> Lab<'a> {
             |outcome: &Outcome| (share(outcome) > 0.0).then(|| work(outcome) / share(outcome));
         let names = ROWS.map(|scenario| scenario.title().to_owned()).to_vec();
         let x = Across::names("policy", names, false);
-        let reading = "The same work takes longer than with a lane of its own; budgets bring it \
-            nearer, at some loss of pace beside requests.";
-        let mut figure = self.figure("overhead", "What borrowing costs the batch", reading, x);
+        let reading = "The same work takes longer than with a lane of its own. With budgets it \
+            takes less time, although the batch runs more slowly next to requests.";
+        let mut figure = self.figure("overhead", "Cost of borrowing for the batch", reading, x);
         type Value<'v> = &'v dyn Fn(&Outcome) -> Option<f64>;
         let panels: [(&str, &str, Value<'_>, f64); 3] = [
-            ("time for the same work", "times that alone", &time, 1.49),
-            ("part of the lane's time", "", &|outcome| Some(share(outcome)), 0.5),
-            ("work in a second on the lane", "1: as alone", &pace, 0.99),
+            ("time for the same work", "multiple of the time alone", &time, 1.49),
+            ("fraction of the lane's time", "", &|outcome| Some(share(outcome)), 0.5),
+            ("work per second on the lane", "1: as alone", &pace, 0.99),
         ];
         figure.panels = panels
             .map(|(quantity, unit, value, published)| {
@@ -531,8 +532,8 @@ impl<'a> Lab<'a> {
             })
             .to_vec();
         if self.simulation.parameters.are_of_thesis {
-            figure.made_with += " The thesis's 1.49 is the mean of ten programs, some of which \
-                left a part of their lane idle when they ran alone; the model's never do.";
+            figure.made_with += " The thesis's 1.49 is the mean of ten programs. Some of them left \
+                a part of their lane idle when they ran alone; the model's batch never does.";
         }
         figure.command = self.command(&format!("--rps {rps} --policy borrow-idle"));
         figure
@@ -545,14 +546,15 @@ impl<'a> Lab<'a> {
         let mut times: Vec<u64> =
             (0..self.simulation.requests).map(|_| demand.sample(&mut random)).collect();
         times.sort_unstable();
-        let x = Across::number("time that a request runs alone", "ms");
+        let x = Across::number("service time of a request alone", "ms");
         let title = "Demand: most requests are short, a few are long";
-        let reading = "A request that waits behind one of the longest waits long.";
+        let reading = "A request that waits behind a long request waits for a long time.";
         let mut figure = self.figure("demand", title, reading, x);
-        figure.panels = distribution(&times, 0.999, |_| 1.0, ("part of all requests", "requests"));
+        figure.panels =
+            distribution(&times, 0.999, |_| 1.0, ("fraction of all requests", "requests"));
         if self.simulation.parameters.are_of_thesis {
             figure.made_with += " Figure 5.1 prints no numbers: this is the simplest demand that \
-                meets those printed elsewhere.";
+                matches the numbers printed elsewhere.";
         }
         figure
     }
@@ -569,12 +571,13 @@ impl<'a> Lab<'a> {
         });
         pauses.sort_unstable();
         let x = Across::number("length of a pause", "ms");
-        let reading = "Most pauses are too short for a scheduler, and long enough for a nap of \
-            microseconds.";
+        let reading = "Most pauses are too short to be used by a scheduler, but long enough for \
+            naps that take microseconds.";
         let title = "Idle time comes in short pauses";
         let mut figure = self.figure("pauses", title, reading, x);
         figure.command = self.command(&format!("--rps {rps} --trace-out pauses.csv"));
-        figure.panels = distribution(&pauses, 0.99, real, ("part of the idle time", "idle time"));
+        figure.panels =
+            distribution(&pauses, 0.99, real, ("fraction of the idle time", "idle time"));
         figure.panels[0].series.extend(self.rings(&[(15.0, 0.023)]));
         figure.panels[1].series.extend(self.rings(&[(15.0, 0.53)]));
         figure
@@ -614,7 +617,7 @@ fn distribution(
     let columns = columns.map(|(bucket, &part)| Point::at(from_ms(bucket), part)).collect();
     let sums = (0..=parts.len()).map(|end| Point::at(from_ms(end), parts[..end].iter().sum()));
     let columns = Series::new(name, Mark::Histogram { width }, Style::BLUE, columns);
-    let sums = Series::new("summed up", Mark::Curve, Style::INK, sums.collect());
+    let sums = Series::new("cumulative", Mark::Curve, Style::INK, sums.collect());
     vec![
         Panel::new(Axis::new(part, format!("in buckets of {width} ms")), vec![columns]),
         Panel::new(Axis::new(format!("{part} up to this time"), ""), vec![sums]),
@@ -658,9 +661,9 @@ pub struct Cycles {
 const PUBLISHED_NAPS: [(&str, [f64; 2]); 3] =
     [("mwait", [2443.0, 1036.0]), ("device", [3285.0, 1438.0]), ("futex", [11518.0, 3968.0])];
 
-const NAPS_READING: &str = "On the thesis's machine nanonap (here: device) gives a lane away in \
-    3285 cycles and takes it back in 1438, close to the bare instruction, where a futex takes 3.5 \
-    and 2.8 times as long.";
+const NAPS_READING: &str = "On the thesis's machine, nanonap (here: device) takes 3285 cycles to \
+    sleep and 1438 to wake, which is close to the instruction MWAIT alone. A futex takes 3.5 and \
+    2.8 times as long.";
 
 impl Nap {
     /// Returns the cycles to sleep, and to wake.
@@ -691,20 +694,23 @@ pub fn naps(measured: Option<&Naps>, command: &str) -> Figure {
         let series = std::iter::once(published).chain(measured.map(|_| live)).collect();
         Panel::new(Axis::new(quantity, "cycles").scaled(Scale::Log), series)
     };
-    let panels = [(0, "to fall asleep"), (1, "to wake")].map(panel).to_vec();
+    let panels = [(0, "time to sleep"), (1, "time to wake")].map(panel).to_vec();
     let made_here = match measured {
-        None => "Nothing was measured here: elfen lab bench nap --json does.".to_owned(),
+        None => "There are no measurements on this machine; elfen lab bench nap --json makes them."
+            .to_owned(),
         Some(Naps { request_cpu, batch_cpu, tsc_mhz, .. }) => format!(
-            "Here: medians, cycles of a {tsc_mhz} MHz counter; CPU {request_cpu} asks CPU \
-             {batch_cpu}."
+            "Measured here: medians, in cycles of a {tsc_mhz} MHz counter; CPU {request_cpu} wakes \
+             CPU {batch_cpu}."
         ),
     };
     Figure {
         id: "naps".to_owned(),
-        title: "Naps: to sleep and to wake".to_owned(),
+        title: "Naps: times to sleep and to wake".to_owned(),
         reading: NAPS_READING.to_owned(),
         source: if measured.is_some() { Source::Live } else { Source::Published },
-        made_with: format!("The thesis's cycles are those of 2 GHz, means of 100. {made_here}"),
+        made_with: format!(
+            "The thesis's numbers are means of 100 naps, in cycles at 2 GHz. {made_here}"
+        ),
         command: command.to_owned(),
         x: Across::names("nap", names, true),
         panels,

@@ -175,7 +175,7 @@ fn mistakes_are_named_before_anything_runs() {
         ("-- no-such-program -k", 2, "program \"no-such-program\": no such program in any folder"),
         ("-- /etc/passwd", 2, "is not an executable file"),
         ("--checks needle -- true", 2, "\"needle\" is none of auto, inline"),
-        ("--emulate-smt 1.5 -- true", 2, "leave --emulate-smt or the program out"),
+        ("--emulate-smt 1.5 -- true", 2, "omit --emulate-smt or the program"),
         ("--batch loop -- /no/such/loop", 2, "program \"/no/such/loop\": "),
         ("--output /no/such/folder/it.jsonl", 1, "name a file that can be written"),
         ("--output /", 1, "it is a folder"),

@@ -49,7 +49,7 @@ fn a_program_of_the_users_own_is_measured() {
     }
     sandbox.assert_nothing_left(&[]);
 
-    let says = "command of its plan is [\"./worker\"] and not";
+    let says = "command of the file's plan is [\"./worker\"] and not";
     sandbox.assert_fails(&format!("{words} -- ./worker 0"), 2, says);
 }
 

@@ -27,7 +27,7 @@ fn setup() -> Line {
         capacity_rps: 1000.0,
         documents: 500,
         alone: vec![Alone { batch: "xz".to_owned(), per_second: 1e4, ..Alone::default() }],
-        helpers: "somebody helped on CPU 1".to_owned(),
+        helpers: "the load generator runs on CPU 1".to_owned(),
         limits: vec!["not shown: interference".to_owned()],
         ..Setup::default()
     })

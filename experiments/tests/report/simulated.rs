@@ -104,7 +104,7 @@ fn every_figure_says_how_it_was_made() {
     for (drawn, figure) in figures.into_iter().zip(&report.figures) {
         assert_eq!(figure.source, Source::Simulated);
         assert!(figure.made_with.contains("the thesis's parameters"), "{}", figure.made_with);
-        assert!(figure.made_with.contains("2000 requests a point, seed 5"));
+        assert!(figure.made_with.contains("2000 requests per point, seed 5"));
         assert!(figure.reading.ends_with('.'), "{}", figure.reading);
         assert!(figure.command.starts_with("elfen lab report --requests 2000 --seed 5"));
         assert_eq!(of_class(drawn, "source")[0].text(), Some("simulated"));

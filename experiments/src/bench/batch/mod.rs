@@ -53,37 +53,39 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab bench batch --lanes 0:1 -- xz -6 -k -c big.tar
   sudo elfen lab bench batch --checks patch --turns 200us -- ./batch
-  sudo elfen lab bench batch --runs 0 -- ./does-not-end     turns alone
+  sudo elfen lab bench batch --runs 0 -- ./does-not-end     only turns
 
-Overlap and reaction are the scheduler's own account, in its trace. Overlap is the time in which a \
-task of the program was on the batch lane, in % of the time in which the request was on its own, \
-once the program has been learned. A reaction is the time from a turn's beginning until the \
-program is off its lane, if it was there; all of a turn that ends first.
+Overlap and reaction are computed from the scheduler's trace. Overlap is the part of the request's \
+time during which the program ran on the batch lane, in %; the time of --learn does not count. \
+Reaction is the time from the start of a turn until the program is off its lane; if the turn ends \
+earlier, it is the length of the turn.
 
-A program that prints something else than alone, or ends otherwise, is a failure (exit status 1).";
+If the program's output or exit status differs from a run without Elfen, the benchmark fails (exit \
+status 1).";
 
 /// Measure a program of your own as a batch: overlap, reaction, slowdown, output
 ///
-/// A thread plays requests: it is busy for a turn and then sleeps for a random time. Meanwhile the
-/// program runs under `elfen run`, again and again. Then it runs on an idle lane, by turns with
-/// `--checks guard`. Naps next to other tasks that run on the request lane are left out there.
-/// Needs root, and tracefs.
+/// A thread simulates requests: it is busy for a turn and then sleeps for a random time. Meanwhile
+/// the program runs repeatedly under `elfen run`. Then the program runs on an idle lane,
+/// alternating with `--checks guard`. In these runs, naps next to other tasks on the request lane
+/// do not count. Requires root and tracefs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     next_to: NextToArgs,
 
-    /// How the program is checked; `guard` is always measured as well
+    /// The kind of checks; `guard` is always measured as well
     #[arg(long, value_name = "HOW", default_value = AUTO, env = "ELFEN_CHECKS",
         value_parser = checks_parser())]
     checks: String,
 
-    /// The part of each run that is not counted, because the program is learned meanwhile
+    /// The time at the start of each run that does not count, because Elfen still learns about the
+    /// program
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
     learn: Duration,
 
-    /// Pairs of whole runs on an idle lane; with 0, neither slowdown nor output is compared
+    /// Pairs of whole runs on an idle lane; 0 skips the comparison of slowdown and output
     #[arg(long, value_name = "N", default_value_t = 5,
         value_parser = clap::value_parser!(u16).range(0..=1000))]
     runs: u16,
@@ -117,27 +119,27 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
     for checks in stage.methods() {
         stage.starts.check(checks, &args.program)?;
     }
-    progress("alone, twice");
+    progress("two runs without Elfen");
     let alone = stage.alone()?;
     let (kinds, turns) = args.next_to.cases(stage.methods());
     let rows = measure(("rows", ROWS), &turns, 1, progress, |case, _, values| {
         stage.next_to_requests(kinds[case], values)
     })?;
     for checks in stage.methods() {
-        progress(&format!("under {checks}, to its end"));
+        progress(&format!("a whole run with --checks {checks}"));
         stage.once_next_to_requests(checks)?;
     }
     let mut left_out = Vec::new();
     if rows.rows.iter().any(|row| super::value_of(row, "busy_ns") == 0) {
         let learn = duration::show(nanos(args.learn));
         left_out.push(format!(
-            "overlap: the program ends within the {learn} that are not counted, or nearly so: see \
-             --learn"
+            "overlap: the program ends within or shortly after the first {learn}, which do not \
+             count: see --learn"
         ));
     }
     let mut tables = vec![rows];
     match no_slowdown(args, alone.as_ref()) {
-        Some(why) => left_out.push(format!("slowdown: not measured, {why}")),
+        Some(why) => left_out.push(format!("slowdown: {why}")),
         None => {
             let both = with_baseline(cases("checks", [GUARD, &args.checks]));
             let run = |case: usize, _, values: &mut Values| {
@@ -154,16 +156,16 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
     ];
     about.extend(poll_timing_row(poll_timing));
     let uncompared = match &alone {
-        None => Some("as --runs is 0".to_owned()),
+        None => Some("--runs is 0".to_owned()),
         Some(alone) => {
             about.extend(row![
                 "alone_wall_ns" => nanos(alone.wall),
                 "alone_exit_status" => alone.status,
             ]);
-            alone.unlike.as_ref().map(|why| format!("as two runs alone differ: {why}"))
+            alone.unlike.as_ref().map(|why| format!("two runs without Elfen differ: {why}"))
         }
     };
-    let not_compared = |why: String| format!("output and exit status: not compared, {why}");
+    let not_compared = |why: String| format!("comparison of output and exit status: {why}");
     left_out.extend(uncompared.map(not_compared));
     let (mut rows, mut wrong) = (Vec::new(), Vec::new());
     for (checks, unlike) in &stage.compared {
@@ -187,13 +189,13 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
 /// Returns why whole runs are not compared, if they are not.
 fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
     match alone {
-        None => Some("as --runs is 0".to_owned()),
+        None => Some("--runs is 0".to_owned()),
         Some(alone) if alone.wall < TOO_SHORT => {
             let wall = duration::show(nanos(alone.wall));
-            Some(format!("as the program is too short for it: {wall} alone"))
+            Some(format!("the program is too short: it takes {wall} without Elfen"))
         }
         Some(_) if args.checks == GUARD => {
-            Some("as there is only the guard: give another --checks".to_owned())
+            Some("only the guard was measured: choose another value of --checks".to_owned())
         }
         Some(_) => None,
     }
@@ -203,8 +205,8 @@ fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
 const COMPARED: &[Column] = &[
     label("checks", "output and exit status"),
     number("runs", "runs", "", 0),
-    number("different", "NOT as alone", "", 0).lower(),
-    label("first_difference", "the first difference"),
+    number("different", "different", "", 0).lower(),
+    label("first_difference", "first difference"),
 ];
 
 /// Two runs of the program by itself, without `elfen run`.
@@ -239,7 +241,7 @@ const WHOLE: &[Column] = &[
     label("checks", "whole runs on an idle lane"),
     metric("wall_ns", "time", "ms", 1).scaled(1e-6).lower().show(&[Part::Median]),
     metric("slowdown", "slowdown", "", 3).ratio_of("wall_ns").lower().show(RATIO),
-    metric("own_slowdown", "its own time", "", 3).ratio_of("ran_ns").lower().show(RATIO),
+    metric("own_slowdown", "slowdown of CPU time", "", 3).ratio_of("ran_ns").lower().show(RATIO),
 ];
 
 const RATIO: &[Part] = &[Part::Median, Part::Range, Part::N];
@@ -358,8 +360,9 @@ impl<'a> Stage<'a> {
             self.compare(checks, ended.and_then(|status| running.ended(status)))?;
         }
         let used = used.ok_or_else(|| LiveError::Refused {
-            why: format!("no run under {checks} came as far as its report"),
-            fix: "give a longer --duration; see whether the machine is busy with other things",
+            why: format!("no run with --checks {checks} wrote a report"),
+            fix: "choose a longer --duration, and check whether other programs keep the machine \
+                busy",
         })?;
         Ok((fronts, used))
     }
@@ -403,7 +406,8 @@ fn whole(
     let status = running.wait_until(|| begin.elapsed() > patience)?;
     let status = status.ok_or_else(|| LiveError::Refused {
         why: format!("the program did not end within {} s", patience.as_secs()),
-        fix: "see whether others use these lanes; give --runs 0 for a program that does not end",
+        fix: "check whether other programs use these lanes; use --runs 0 for a program that does \
+            not end",
     })?;
     Ok((running.ended(status), begin.elapsed()))
 }
@@ -429,7 +433,7 @@ impl Player {
             .name("request".to_owned())
             .spawn(move || play(cpu, turn, &stopped, &said))?;
         let mut player = Self { thread: 0, stop, handle: Some(handle) };
-        let ended = |_| io::Error::other("the thread of requests ended early");
+        let ended = |_| io::Error::other("the thread that simulates requests ended early");
         player.thread = placed.recv().map_err(ended)??;
         Ok(player)
     }

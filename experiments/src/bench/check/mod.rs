@@ -31,14 +31,14 @@ Examples:
   elfen lab bench check              every kind, on the last CPU of this process
   elfen lab bench check --cpu 3 --json | jq '.checks[] | {program, kind}'
 
-The programs are built by cc and take no privileges. A slowdown of 1.2 is a fifth more time than \
-without checks. A kind `X-return` calls hooks that do nothing, which shows how much of `X` is the \
-call.";
+The benchmark builds its programs with cc and requires no privileges. A slowdown of 1.2 means 20 % \
+more time than without checks. The hooks of a kind `X-return` return immediately, which shows the \
+part of the call in the cost of `X`.";
 
-/// Measure what a check costs
+/// Measure the cost of a check
 ///
-/// Small C programs, built with each kind of check and without, take turns on one CPU next to a
-/// request lane that idles.
+/// Small C programs, built with each kind of check and without checks, run in turn on one CPU next
+/// to an idle request lane.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CPU")]
     cpu: Option<u32>,
 
-    /// Rounds, each with every kind
+    /// Number of rounds; each round runs every kind
     #[arg(long, value_name = "N", default_value_t = 25, value_parser = runs())]
     runs: usize,
 }
@@ -114,7 +114,7 @@ const CHECKS: &[Column] = &[
         .show(&[Part::Median, Part::Interval]),
     // Exact numbers, if callgrind counted them.
     figure("added_instructions_per_call", "instructions", "", 1).lower(),
-    label("what", "what it is"),
+    label("what", "description"),
 ];
 
 /// The instructions that each build adds to a call, or why they were not counted.
@@ -135,14 +135,14 @@ fn added_instructions(
 fn cpu(args: &Args) -> Result<u32, BenchError> {
     let allowed = affinity::allowed()?;
     let Some(cpu) = args.cpu else {
-        let none = || BenchError::failed("this process may use no CPU", "see `taskset -p $$`");
+        let none = || BenchError::failed("this process may not use any CPU", "see `taskset -p $$`");
         return allowed.iter().last().ok_or_else(none);
     };
     if allowed.contains(cpu) {
         return Ok(cpu);
     }
-    let why = format!("CPU {cpu} is not one of {allowed} that this process may use");
-    let fix = "name one of those, or none";
+    let why = format!("this process may use CPUs {allowed}, but not CPU {cpu}");
+    let fix = "use one of these CPUs, or omit --cpu";
     Err(Failure::new(Status::Usage, "choosing a CPU", why, fix).into())
 }
 
@@ -177,15 +177,25 @@ const CYG: &[&str] = &["-finstrument-functions"];
 
 static KINDS: [Kind; 10] = [
     ours("inline", &["-DINLINE"], 2, "elfen_check() in the source"),
-    ours("patch", &["-fpatchable-function-entry=43"], 2, "written over 43 bytes of NOPs"),
-    ours("patch-pair", &["-fpatchable-function-entry=19"], 1, "over 19, with one batch lane"),
-    ours("patch-jump", &["-fpatchable-function-entry=5"], 2, "a jump over 5, the check elsewhere"),
-    returning("fentry-return", FENTRY, "a hook that only returns, before the prologue"),
-    ours("fentry", FENTRY, 2, "the hook that checks there"),
-    returning("mcount-return", MCOUNT, "a hook that only returns, behind the prologue"),
-    ours("mcount", MCOUNT, 2, "the hook that checks there"),
-    returning("cyg-return", CYG, "two hooks that only return, at entry and exit"),
-    ours("cyg", CYG, 2, "a hook that checks at entry, and one that returns"),
+    ours("patch", &["-fpatchable-function-entry=43"], 2, "check written over 43 bytes of NOPs"),
+    ours(
+        "patch-pair",
+        &["-fpatchable-function-entry=19"],
+        1,
+        "check over 19 bytes, for one batch lane",
+    ),
+    ours(
+        "patch-jump",
+        &["-fpatchable-function-entry=5"],
+        2,
+        "jump over 5 bytes to a check elsewhere",
+    ),
+    returning("fentry-return", FENTRY, "hook before the prologue, returns at once"),
+    ours("fentry", FENTRY, 2, "hook before the prologue, with a check"),
+    returning("mcount-return", MCOUNT, "hook after the prologue, returns at once"),
+    ours("mcount", MCOUNT, 2, "hook after the prologue, with a check"),
+    returning("cyg-return", CYG, "hooks at entry and exit, both return at once"),
+    ours("cyg", CYG, 2, "hooks at entry and exit, check at entry"),
 ];
 
 const fn ours(
@@ -220,7 +230,7 @@ fn build_returning(sources: &Sources) -> Result<PathBuf, BenchError> {
     Ok(sources.path("returning.so"))
 }
 
-const COMPILER: &str = "see whether cc builds programs that run here";
+const COMPILER: &str = "check that cc builds programs that run on this machine";
 
 /// One build of the programs.
 #[derive(Debug)]
@@ -310,7 +320,7 @@ impl Build {
             return Err(format!("it ended with {}", output.status));
         }
         if !run.was_checked(self.kind) {
-            return Err("it met no check".to_owned());
+            return Err("it ran no check".to_owned());
         }
         Ok(output)
     }

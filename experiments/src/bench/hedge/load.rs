@@ -121,7 +121,7 @@ impl Proxy {
             0 => Ok(done),
             some => Err(LiveError::Garbled {
                 name: "elfen-hedge".to_owned(),
-                why: format!("{some} requests had no answer"),
+                why: format!("{some} requests got no answer"),
             }),
         }
     }
@@ -131,7 +131,7 @@ impl Proxy {
 pub(super) fn due(plan: &Plan, seed: u64) -> Result<Vec<Duration>, LiveError> {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
     let gaps = Exp::new(plan.rps).map_err(io::Error::other);
-    let gaps = gaps.map_err(LiveError::io("choosing times"))?;
+    let gaps = gaps.map_err(LiveError::io("generating arrival times"))?;
     let (mut due, mut now) = (Vec::new(), 0.0);
     while now < plan.time.as_secs_f64() {
         due.push(Duration::from_secs_f64(now));
@@ -174,7 +174,7 @@ pub(super) fn load(
         }
         Ok(all)
     });
-    asked.map_err(LiveError::io(format!("asking {at}")))
+    asked.map_err(LiveError::io(format!("sending requests to {at}")))
 }
 
 pub(super) fn connect(at: impl ToSocketAddrs) -> io::Result<TcpStream> {
@@ -189,7 +189,7 @@ pub(super) fn ask_for(stream: &mut TcpStream, number: usize, work_us: u32) -> io
     let body = get(stream, &format!("/length/{work_us}/{number}"))?;
     match body.starts_with(&format!("{number} 0 by ")) {
         true => Ok(()),
-        false => Err(io::Error::other(format!("request {number} had the answer {body:?}"))),
+        false => Err(io::Error::other(format!("request {number} got the wrong answer {body:?}"))),
     }
 }
 

@@ -27,28 +27,28 @@ Examples:
   elfen lab bench hedge                          7 stops of 20 ms in 4 s
   elfen lab bench hedge --pauses 20 --runs 10    5 stops a second
   elfen lab bench hedge --work 15ms --rps 20 --pauses 0
-                                              long requests: none sent twice
-  sudo elfen lab bench hedge --jvm               servers in Java that collect
-  elfen lab bench hedge --alone -d 2s            no stops: the proxy itself
+                                              long requests: no duplicates
+  sudo elfen lab bench hedge --jvm               servers in Java with GC pauses
+  elfen lab bench hedge --alone -d 2s            no stops: cost of the proxy
 
-With --jvm it takes javac and Lucene (Debian: default-jdk-headless, liblucene8-java).";
+--jvm requires javac and Lucene (Debian: default-jdk-headless, liblucene8-java).";
 
-/// Measure latencies through `elfen-hedge` while a server stands still
+/// Measure latencies through `elfen-hedge` while a server is stopped
 ///
-/// The benchmark starts two servers behind the proxy and stops the first now and then. The policies
-/// take turns, under the same requests. Latency counts from the time at which a request was due.
-/// Every answer is compared with its request. The table also has the p99 that the simulator
-/// predicts for the same requests and pauses. Each round has a turn without stops, which measures
-/// what each request takes besides its work.
+/// The benchmark starts two servers behind the proxy and repeatedly stops the first one. All
+/// policies are measured in turn with the same requests. Latency counts from the time at which a
+/// request was due. Every answer is compared with its request. The table also has the p99 that the
+/// simulator predicts for the same requests and pauses. Each round has a turn without stops, which
+/// measures the overhead of each request.
 ///
-/// With --jvm the simulator is not used. The servers are those of `workloads/lucene`. Each collects
-/// its whole heap as often as the first would be stopped, and never both at once. After these turns
-/// come others without collections. In them the first server is killed and started again, and the
-/// latencies are those of its first second.
+/// With --jvm the simulator is not used. The servers are those of `workloads/lucene`. Instead of
+/// being stopped, each server collects its whole heap; the two never collect at the same time. In
+/// further turns without collections, the first server is killed and restarted, and the latencies
+/// of its first second are measured.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Rounds, in each of which every policy has a turn
+    /// Number of rounds; each round has a turn of every policy
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = runs())]
     runs: usize,
 
@@ -61,7 +61,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rps: u32,
 
-    /// How long a request works
+    /// CPU time of a request
     #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
         conflicts_with = "jvm")]
     work: Duration,
@@ -75,11 +75,11 @@ pub(crate) struct Args {
         conflicts_with = "jvm")]
     pause: Duration,
 
-    /// Two Lucene servers in Java, with their own pauses and a restart
+    /// Measure two Lucene servers in Java, with garbage collections and a restart
     #[arg(long)]
     jvm: bool,
 
-    /// No pauses: what the proxy adds to a request, and how many per second it serves
+    /// Measure without pauses: the latency that the proxy adds, and its requests per second
     #[arg(long, conflicts_with_all = ["jvm", "rps", "work", "pauses", "pause"])]
     alone: bool,
 }
@@ -91,8 +91,8 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
     }
     let least = args.pause.saturating_mul(args.pauses.saturating_add(1));
     if !args.jvm && args.duration < least {
-        let why = "the pauses take longer than --duration";
-        let fix = "choose fewer or shorter ones";
+        let why = "the sum of all pauses is longer than --duration";
+        let fix = "use fewer or shorter pauses";
         return Err(Failure::new(Status::Usage, "arguments", why, fix).into());
     }
     let plan = Plan {
@@ -129,7 +129,7 @@ const POLICIES: &[Column] = &[
     number("requests", "requests", "", 0),
     metric("latency_us", "p50", "ms", 2).scaled(1e-3).lower().show(LATENCY),
     share("duplicates_percent", "sent twice", 2, ("duplicates", "requests")).lower(),
-    number("won_by_backup", "won", "", 0),
+    number("won_by_backup", "answered by backup", "", 0),
     metric("simulated_us", "simulated: p99", "ms", 2).scaled(1e-3).show(&[Part::P99]),
     metric("restart_us", "restart: p99", "ms", 2).scaled(1e-3).lower().show(&[Part::P99]),
 ];

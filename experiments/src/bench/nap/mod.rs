@@ -43,9 +43,9 @@ Examples:
   elfen lab bench nap --lanes 2:6 --runs 5    on this pair, 100 times
   elfen lab bench nap --json | jq '.naps[] | select(.available) | .nap'
 
-`released`: sleep lasts until the sibling has the core to itself. `switched`: until the kernel \
-takes the lane from the thread. `entered`: until the thread is about to wait. Without `released`, \
-the CPU's own part is missing.";
+Column `seen by` names the end of the measured time to sleep. `released`: the sibling has the core \
+to itself. `switched`: the kernel has switched to another task. `entered`: the thread is about to \
+wait. Only `released` includes the time that the CPU itself takes.";
 
 /// Measure how long a lane takes to fall asleep and to wake
 ///
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// Rounds, each of 20 naps of each kind
+    /// Number of rounds; each round has 20 naps of each kind
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = runs())]
     runs: usize,
 }
@@ -159,7 +159,7 @@ const NAPS: &[Column] = &[
     metric("sleep_cycles", "sleep", "cycles", 0).lower(),
     label("sleep_seen_by", "seen by"),
     metric("wake_cycles", "wake", "cycles", 0).lower(),
-    label("why", "left out"),
+    label("why", "not measured"),
 ];
 
 impl Naps {
@@ -217,12 +217,12 @@ impl Naps {
 fn lacks(seen_by: Option<SleepSeenBy>, slept: bool, woke: bool) -> String {
     let mut lacks = Vec::new();
     match seen_by {
-        None => lacks.push("when it slept could not be seen: the lanes share no core"),
-        Some(_) if !slept => lacks.push("it was never seen to sleep"),
+        None => lacks.push("the time to sleep cannot be measured, because the lanes share no core"),
+        Some(_) if !slept => lacks.push("no sleep was detected"),
         Some(_) => {}
     }
     if !woke {
-        lacks.push("no nap ended because the request lane idled");
+        lacks.push("no nap was ended by an idle request lane");
     }
     lacks.join("; ")
 }
@@ -386,7 +386,7 @@ impl<'scope, 'env> Bench<'scope, 'env> {
                 let batch = self.lanes.batch;
                 return Err(BenchError::failed(
                     format!("the thread on CPU {batch} did not answer within ten seconds"),
-                    "take load off the machine: another program keeps that CPU",
+                    "end the program that occupies this CPU, and try again",
                 ));
             }
             spin_loop();

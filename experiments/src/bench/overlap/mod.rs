@@ -29,24 +29,25 @@ const EXAMPLE: &str = "\
 Example:
   sudo elfen lab bench overlap --lanes 0:1
 
-What is seen and what is reported agree if they are no further apart than a fifth of what is seen, \
-or a tenth of a percent of the busy time.";
+Column `agree` shows whether Elfen's report matches the measured overlap. The difference may be at \
+most 20 % of the measured overlap or 0.1 % of the busy time.";
 
 /// Measure how long a batch runs next to requests under borrow-idle, and how fast it leaves its
 /// lane
 ///
-/// One small program is busy and idle in turns, with pauses drawn at random. A second one reads the
-/// clock all the time under `elfen run`. Both record when they had their CPU, independently of
-/// Elfen. The batch has checks in its source, or a guard, or what `elfen run` chooses for a
-/// stripped program after one second of learning. That program works in a loop without a call. The
-/// table also has what the run reports. Needs a C compiler, and root for the task map.
+/// A small program simulates requests: it is alternately busy and idle, with random pauses. A
+/// second program, the batch, reads the clock all the time under `elfen run`. Both record when they
+/// had their CPU, independently of Elfen. The batch has checks in its source, or a guard, or the
+/// checks that `elfen run` chooses for a stripped program after one second of learning. This
+/// program works in a loop without calls. The table also shows the overlap that `elfen run`
+/// reports. Requires a C compiler, and root for the task map.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
     #[command(flatten)]
     next_to: NextToArgs,
 
-    /// Rounds, each with every kind of checks and every length
+    /// Number of rounds; each round has every kind of checks and every length of a turn
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = runs())]
     runs: usize,
 }
@@ -82,7 +83,7 @@ const OVERLAPS: &[Column] = &[
     label("checks", "checks"),
     number("turn_ns", "turn", "us", 0).scaled(1e-3),
     number("turns", "turns", "", 0),
-    share("seen_percent", "seen", 3, ("seen_ns", "busy_ns")).lower(),
+    share("seen_percent", "measured", 3, ("seen_ns", "busy_ns")).lower(),
     share("reported_percent", "reported", 3, ("reported_ns", "busy_ns")).lower(),
     label("agrees", "agree"),
     metric("stop_ns", "to stop", "us", 2).scaled(1e-3).lower().show(&[Part::Median, Part::P99]),
@@ -117,7 +118,10 @@ fn build() -> Result<Sources, BenchError> {
         },
     ];
     let compiled: Compiled = compiled.into_iter().collect();
-    compiled.explain("building its programs", "see whether cc builds programs that run here")?;
+    compiled.explain(
+        "building its programs",
+        "check that cc builds programs that run on this machine",
+    )?;
     Ok(sources)
 }
 
@@ -173,9 +177,10 @@ impl Overlaps<'_> {
         let ended = self.starts.alone(request, &words, "turns")?.wait_until(|| false)?;
         if let Some(status) = ended.filter(|status| !status.success()) {
             let why = format!(
-                "the program of the requests: {status}; 3 if the kernel notes no switches for it"
+                "the program that simulates requests failed: {status}; status 3 means that \
+                    perf_event_open(2) is not permitted"
             );
-            return Err(BenchError::unsupported(why, "let it ask perf_event_open(2): be root"));
+            return Err(BenchError::unsupported(why, "run this as root"));
         }
         let mut turns = notes::read(&self.starts.folder.join("turns"))?;
         let own = turns.iter().position(|turn| *turn == (0, 0)).unwrap_or(turns.len());
@@ -203,6 +208,6 @@ fn overlapped_ns(batch: &Batch) -> Result<u64, BenchError> {
 }
 
 fn no_account() -> BenchError {
-    let why = "the batch is not listed, or the kernel keeps no account of it";
-    BenchError::unsupported(why, "the kernel's account takes eBPF: be root")
+    let why = "the batch is not listed, or the kernel does not count its time";
+    BenchError::unsupported(why, "run this as root, because counting requires eBPF")
 }

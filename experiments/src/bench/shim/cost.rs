@@ -38,12 +38,12 @@ pub(super) const COSTS: &[Column] = &[
     label("program", "observed"),
     // How often the program writes the observed word.
     label("stores", "stores"),
-    label("by", "by"),
+    label("by", "observed by"),
     // The period of the samples. 0 stands for as fast as possible.
-    label("period_ticks", "each, ticks"),
+    label("period_ticks", "period, ticks"),
     // Whether the default chose the period from the distance.
     label("auto", "auto"),
-    metric("slowdown_percent", "slower", "%", 1).percent_of("time").lower().show(&[
+    metric("slowdown_percent", "slowdown", "%", 1).percent_of("time").lower().show(&[
         Part::Median,
         Part::Interval,
         Part::N,
@@ -164,7 +164,7 @@ fn at_period(
 const CHEAP: &[Column] = &[
     label("program", "observed"),
     label("stores", "stores"),
-    label("from_ticks", "at most 2 % slower from, ticks"),
+    label("from_ticks", "period with at most 2 % slowdown, ticks"),
 ];
 
 /// Returns the shortest period from which on a program is at most `CHEAP_PERCENT` slower. The

@@ -53,14 +53,15 @@ const RIGHT: (u64, u64) = (130, 1);
 const DTE: &[Column] = &[
     label("period", "period, ticks"),
     // Percent of all rates that were left out.
-    share("left_out_percent", "left out", 1, ("left_out", "rates")),
+    share("left_out_percent", "discarded", 1, ("left_out", "rates")),
     number("wrong", "wrong rates", "", 0),
-    share("removed_percent", "removed", 1, ("removed", "wrong")).higher(),
+    share("removed_percent", "wrong discarded", 1, ("removed", "wrong")).higher(),
     share("kept_percent", "right kept", 1, ("kept", "right")).higher(),
     // Percent of the right rates that the paper's rule keeps: one hundredth, and no floor.
-    share("kept_by_paper_percent", "by the paper's rule", 1, ("kept_by_paper", "right")).higher(),
-    number("highest_before", "highest", "", 1),
-    number("highest_after", "then", "", 1),
+    share("kept_by_paper_percent", "right kept by the paper's rule", 1, ("kept_by_paper", "right"))
+        .higher(),
+    number("highest_before", "highest rate before", "", 1),
+    number("highest_after", "after", "", 1),
 ];
 
 pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {

@@ -26,7 +26,7 @@ const CALLS: u64 = 20_000_000;
 const TURNS: usize = 11;
 
 const FUNCTIONS: &[Column] = &[
-    label("says", "functions say by"),
+    label("says", "functions report"),
     figure("file_bytes", "file", "bytes", 0),
     // The time of an empty call with all stores. The observer samples so rarely that it costs
     // nothing.

@@ -33,27 +33,27 @@ use stage::{Lanes, Stage};
 
 const EXAMPLES: &str = "\
 Examples:
-  elfen lab bench shim --only rates --only dte       rates, and wrong ones
-  elfen lab bench shim --lanes 0:1 --json            all of it: some minutes
+  elfen lab bench shim --only rates --only dte       rates and wrong rates
+  elfen lab bench shim --lanes 0:1 --json            all parts; takes minutes
   workloads/lua.sh luas
   elfen lab bench shim --only programs --lua luas/lua-returns
-                                                 by a Lua that says what runs";
+                                                 a Lua that publishes entries";
 
-/// Measure what `elfen shim` sees, and what being observed costs
+/// Measure the accuracy of `elfen shim`, and the cost of being observed
 ///
-/// `rates`: how often a word is read, and how often it is seen to change. `dte`: whether the
-/// double-time error finds the rates that are wrong. `truth`: how far recordings of elfen-truth are
-/// from its own stamps. `competitor`: the same, while another thread competes with the observer.
-/// `switches`: whether all switches of a lane are accounted for.
+/// `rates`: how often a word is read, and how many of its changes are detected. `dte`: whether the
+/// double-time error detects wrong rates. `truth`: how far recordings of elfen-truth differ from
+/// its own time stamps. `competitor`: the same, while another thread runs on the observer's lane.
+/// `switches`: whether all context switches of a lane are detected.
 ///
-/// `costs`: how much slower programs are that write a word, compared with one bare load at the same
-/// times. `functions`: what it costs functions to publish that they run, by stores and by hooks.
-/// `programs`: how much slower Lua is, compared with perf record. `profile`: whether all functions
-/// that perf finds are seen. `spread`: how the spread of a rate narrows with the period.
+/// `costs`: the slowdown of programs that write the observed word, compared with a single load at
+/// the same times. `functions`: the cost of functions that publish their entries, with stores and
+/// with hooks. `programs`: the slowdown of Lua, compared with perf record. `profile`: whether Shim
+/// finds all functions that perf finds. `spread`: how the spread of a rate narrows with the period.
 ///
-/// All results depend on the distance of the lanes. If the lanes are far apart, the benchmark
-/// waits. A measurement during which they moved apart is repeated. If they stay far apart, the
-/// first table shows it.
+/// All results depend on the distance of the lanes, which is the time of a cache line's round trip
+/// between them. A hypervisor may change it. If the round trip is slow, the benchmark waits, and
+/// repeats the affected measurement. The first table shows the distances.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -66,11 +66,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PART")]
     only: Vec<Part>,
 
-    /// Rounds, with and without the observer; each cost is the median of all rounds
+    /// Number of rounds, each with and without the observer; a cost is the median of all rounds
     #[arg(long, value_name = "N", default_value_t = 41, value_parser = runs())]
     runs: usize,
 
-    /// A Lua that runs the scripts, such as one whose functions publish their entries; may be
+    /// A Lua interpreter for the scripts, such as one whose functions publish their entries; may be
     /// repeated [default: lua5.4 of PATH]
     #[arg(long, value_name = "FILE")]
     lua: Vec<PathBuf>,
@@ -94,8 +94,8 @@ enum Part {
 /// The distance of the lanes: ticks for a round trip of a cache line.
 const ROUND_TRIPS: &[Column] = &[
     label("part", "part"),
-    figure("shortest", "a line there and back, from", "ticks", 0),
-    figure("longest", "to", "ticks", 0),
+    figure("shortest", "cache line round trip, shortest", "ticks", 0),
+    figure("longest", "longest", "ticks", 0),
     label("disturbed", "disturbed"),
     figure("repeated", "repeated", "", 0),
 ];
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
     for &part in Part::value_variants().iter().filter(asked) {
         let of_lua = matches!(part, Part::Programs | Part::Profile | Part::Spread);
         if of_lua && lua.is_empty() {
-            let why = "there is no lua5.4, and --lua names none";
+            let why = "lua5.4 is not installed, and there is no --lua";
             report.left_out.push(format!("{}: {why}", name(part)));
         }
         let all: Vec<&Path> = match of_lua {
@@ -163,8 +163,9 @@ fn observed_and_observer(args: &Args) -> Result<Lanes, BenchError> {
         match (allowed.iter().next(), allowed.iter().last()) {
             (Some(first), Some(last)) if first != last => (first, last),
             _ => {
-                let why = "observer and observed need a CPU each";
-                return Err(BenchError::unsupported(why, "allow this process a second"));
+                let why = "observer and observed program require a CPU each, and this process may \
+                    use only one";
+                return Err(BenchError::unsupported(why, "allow this process a second CPU"));
             }
         }
     };

@@ -108,7 +108,7 @@ impl<'a> Program<'a> {
                 program.watch = &["--watch", "function"];
                 source
             }
-            None => "none: it was built without".to_owned(),
+            None => "none".to_owned(),
         };
         Ok(program)
     }
@@ -202,7 +202,7 @@ fn each<'a>(
 }
 
 fn without_functions(what: &str, lua: &Path) -> String {
-    format!("{what}: the functions of {} do not say that they are entered", lua.display())
+    format!("{what}: the functions of {} do not publish their entries", lua.display())
 }
 
 /// Measures the costs of one Lua, and whether both ways of measuring a cost agree.
@@ -218,7 +218,9 @@ pub(super) fn measure(
     ways.push(Way::Auto);
     match has_perf() {
         true => ways.push(Way::Perf),
-        false => report.left_out.push("perf record of the same programs: no perf here".to_owned()),
+        false => report
+            .left_out
+            .push("perf record of the same programs: perf is not installed".to_owned()),
     }
     for program in each(stage.lanes, lua, folder.path())? {
         report.add(costs(stage, &program, &ways, runs)?);
@@ -239,8 +241,8 @@ fn costs(
     let perf_ticks = stage.lanes.clock.ticks_per_second / PERF_HZ;
     let labels = |way: &Way| {
         let (by, period_ticks) = match way {
-            Way::Alone => ("nothing, and nothing is stored", None),
-            Way::Unobserved => ("nothing: its stores alone", None),
+            Way::Alone => ("nothing, built without stores", None),
+            Way::Unobserved => ("nothing, built with stores", None),
             Way::Observed(ticks) => (SHIM, Some(*ticks)),
             // The period may differ from run to run.
             Way::Auto => (SHIM, None),
@@ -284,10 +286,10 @@ fn has_perf() -> bool {
 /// the lanes.
 const AGREEMENTS: &[Column] = &[
     label("program", "observed"),
-    label("period_ticks", "each, ticks"),
-    metric("by_pairs_percent", "slower", "%", 2).show(&[Part::Median]),
+    label("period_ticks", "period, ticks"),
+    metric("by_pairs_percent", "slowdown by pairs", "%", 2).show(&[Part::Median]),
     metric("by_measure_cost_percent", "by --measure-cost", "%", 2).show(&[Part::Median]),
-    metric("apart", "apart", "%", 2).show(&[Part::Median, Part::Interval, Part::N]),
+    metric("apart", "difference", "%", 2).show(&[Part::Median, Part::Interval, Part::N]),
 ];
 
 fn both_ways(stage: &mut Stage<'_>, program: &Program<'_>) -> Result<Table, BenchError> {
@@ -314,7 +316,7 @@ fn both_ways(stage: &mut Stage<'_>, program: &Program<'_>) -> Result<Table, Benc
 /// Returns the cost that `elfen shim --measure-cost` printed.
 fn measured_cost(printed: &Value) -> Result<f64, BenchError> {
     printed["cost_percent"]["median"].as_f64().ok_or_else(|| {
-        let why = printed["cost_unknown"].as_str().unwrap_or("it says no cost");
+        let why = printed["cost_unknown"].as_str().unwrap_or("it printed no cost");
         program_failed(format_args!("elfen shim --measure-cost: {why}"))
     })
 }
@@ -330,10 +332,10 @@ const LEAST_PERCENT: f64 = 2.0;
 /// The program's own functions that have at least 2 % of perf's samples, and how many of them Shim
 /// saw.
 const PROFILES: &[Column] = &[
-    label("program", "2 % and more by perf, of"),
-    figure("by_perf", "functions", "", 0),
-    figure("found", "seen", "", 0).higher(),
-    label("missing", "not seen"),
+    label("program", "functions with at least 2 %, of"),
+    figure("by_perf", "by perf", "", 0),
+    figure("found", "found by Shim", "", 0).higher(),
+    label("missing", "not found"),
 ];
 
 /// Compares a Lua whose functions publish that they run with perf's profile of the same script.
@@ -411,7 +413,7 @@ const HOTTEST: usize = 10;
 /// The rates at one period, in calls per microsecond.
 const SPREADS: &[Column] = &[
     label("program", "calls of"),
-    label("period_ticks", "each, ticks"),
+    label("period_ticks", "period, ticks"),
     figure("p10", "p10", "1/us", 2),
     figure("median", "median", "1/us", 2),
     figure("p90", "p90", "1/us", 2),

@@ -27,17 +27,17 @@ const BEST: &[Part] = &[Part::Min];
 const CASES: [(&str, Option<u64>, bool); 5] = [
     ("not written", None, false),
     ("written all the time", Some(12), false),
-    ("written all the time: one bare load", Some(12), true),
+    ("written all the time, single load", Some(12), true),
     ("written, with work between", Some(64), false),
-    ("written, with work between: one bare load", Some(64), true),
+    ("written, with work between, single load", Some(64), true),
 ];
 
 const RATES: &[Column] = &[
-    label("word", "a word that is"),
-    metric("ticks_a_write", "written each", "ticks", 0).show(BEST),
-    metric("ticks_a_sample", "a sample", "ticks", 1).lower().show(BEST),
-    metric("ticks_a_new_value", "a new value", "ticks", 1).lower().show(BEST),
-    metric("bytes_a_run", "a run", "bytes", 1).lower().show(BEST),
+    label("word", "observed word"),
+    metric("ticks_a_write", "per write", "ticks", 0).show(BEST),
+    metric("ticks_a_sample", "per sample", "ticks", 1).lower().show(BEST),
+    metric("ticks_a_new_value", "per new value", "ticks", 1).lower().show(BEST),
+    metric("bytes_a_run", "per run", "bytes", 1).lower().show(BEST),
 ];
 
 pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {

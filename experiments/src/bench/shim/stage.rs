@@ -82,13 +82,16 @@ impl Lanes {
 }
 
 pub(super) fn no_round_trip() -> BenchError {
-    let why = "the other lane was not to be had: others use it";
-    BenchError::failed(why, "leave both lanes to it, and try again")
+    let why = "the other lane was busy with other programs";
+    BenchError::failed(why, "keep other programs off both lanes, and try again")
 }
 
 /// Reports that an observed program did not do what it should.
 pub(super) fn program_failed(why: impl std::fmt::Display) -> BenchError {
-    BenchError::failed(format!("a program: {why}"), "see that it runs by itself")
+    BenchError::failed(
+        format!("the observed program: {why}"),
+        "check that it runs without `elfen shim`",
+    )
 }
 
 /// Returns the seconds that a program wrote to this file when `run` ran it.

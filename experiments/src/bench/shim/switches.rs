@@ -43,13 +43,13 @@ const TRIES: u32 = 5;
 
 /// What the scheduler did, and how much of it was seen.
 const COLUMNS: &[Column] = &[
-    number("period_ns", "switches, each", "ns", 0),
-    number("switches", "by the scheduler", "", 0),
+    number("period_ns", "switches, period", "ns", 0),
+    number("switches", "by the scheduler's trace", "", 0),
     number("seen", "seen", "", 0).higher(),
     // The number that the summary of `elfen shim` prints.
     number("missed", "missed", "", 0).lower(),
     // Times without a switch that last two periods or more and contain no gap.
-    number("stretches", "stretches", "", 0),
+    number("stretches", "times without a switch", "", 0),
     number("stretches_seen_percent", "seen", "%", 2).higher(),
 ];
 
@@ -57,11 +57,11 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> 
     let lanes = stage.lanes;
     let map = match task_map::open() {
         Ok((map, _)) => &*Box::leak(Box::new(map)),
-        Err(error) => return Ok(BenchReport::without("who runs", error)),
+        Err(error) => return Ok(BenchReport::without("switches", error)),
     };
     if let Err(error) = Buffer::start(&[lanes.on], ROOM_KB) {
         return Ok(BenchReport::without(
-            "who runs",
+            "switches",
             format_args!("the scheduler's trace: {error}"),
         ));
     }
@@ -75,7 +75,7 @@ pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> 
             return Ok(Table { key: "switches", columns: COLUMNS, rows: vec![row] }.into());
         }
     }
-    Ok(BenchReport::without("who runs", "others switched whenever counting began or ended"))
+    Ok(BenchReport::without("switches", "other tasks switched whenever counting began or ended"))
 }
 
 /// A recording, and the switches that were counted.

@@ -38,24 +38,24 @@ const TRUTH: &[Column] = &[
     figure("runs", "n", "", 0),
     figure("seen_percent", "seen", "%", 1).higher(),
     // The error of the lengths of the turns that were seen.
-    metric("error_percent", "off", "%", 1).lower().show(&[Part::Median, Part::P90]),
+    metric("error_percent", "error of lengths", "%", 1).lower().show(&[Part::Median, Part::P90]),
     // The error of the share of a tag, over all turns at this period.
-    figure("share_error_percent", "share off by", "%", 1).lower(),
+    figure("share_error_percent", "error of share", "%", 1).lower(),
 ];
 
 /// The size of a recording.
 pub(super) const SIZES: &[Column] = &[
     label("program", "recording of"),
-    label("period", "each"),
-    figure("period_ns", "each", "ns", 0),
+    label("period", "--period"),
+    figure("period_ns", "sample period", "ns", 0),
     figure("runs_a_second", "runs", "1000/s", 0).scaled(1e-3),
-    figure("bytes_a_run", "a run", "bytes", 2).lower(),
+    figure("bytes_a_run", "per run", "bytes", 2).lower(),
     figure("gigabytes_a_minute", "size", "GB/min", 2).lower(),
 ];
 
 /// Reports a recording or stamps that are wrong.
 fn untrue(why: impl std::fmt::Display) -> BenchError {
-    BenchError::failed(format!("the truth: {why}"), BUILD_ALL)
+    BenchError::failed(format!("comparison with elfen-truth: {why}"), BUILD_ALL)
 }
 
 pub(super) fn measure(stage: &mut Stage<'_>) -> Result<BenchReport, BenchError> {
@@ -126,7 +126,7 @@ fn stamps(file: &Path) -> Result<Vec<u64>, BenchError> {
     };
     let lengths = text.lines().skip(1).map(length);
     let lengths: Option<Vec<u64>> = std::iter::once(Some(0)).chain(lengths).collect();
-    lengths.ok_or_else(|| untrue("a stamp is no number"))
+    lengths.ok_or_else(|| untrue("a time stamp is not a number"))
 }
 
 pub(super) fn size(recording: &Recording, bytes: u64, program: String, period: &str) -> Row {
@@ -185,7 +185,7 @@ fn compare(recording: &Recording, stamps: &[u64], period: &str) -> Result<Vec<Ro
     let (value, tag) = (index_of("value")?, index_of("tag")?);
     let names = &recording.head.signals[tag].names;
     let odd = names.iter().find(|(_, name)| name == "odd").map(|(odd, _)| State::Value(*odd));
-    let odd = odd.ok_or_else(|| untrue("the tag was not seen"))?;
+    let odd = odd.ok_or_else(|| untrue("the recording lacks the tag odd"))?;
     let clock = recording.head.clock;
     let mut classes: Vec<Class> = CLASSES_NS.windows(2).map(|_| Class::default()).collect();
     let class_of =
@@ -195,7 +195,7 @@ fn compare(recording: &Recording, stamps: &[u64], period: &str) -> Result<Vec<Ro
     for stretch in unbroken(recording, value) {
         let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
         let Some(inner) = stamps.get(first.0 + 1..last.0) else {
-            return Err(untrue("turns were seen that were not taken"));
+            return Err(untrue("the recording has turns that elfen-truth did not take"));
         };
         for (turn, &ns) in (first.0 + 1..).zip(inner) {
             all_ns += ns;
@@ -244,9 +244,9 @@ const LOOKS: u32 = 400;
 const COMPETITOR: &[Column] = &[
     figure("time_ns", "next to a competitor", "ms", 1).scaled(1e-6),
     figure("gap_ns", "gaps", "ms", 1).scaled(1e-6),
-    figure("not_run_ns", "by the kernel", "ms", 1).scaled(1e-6),
-    figure("gap_error_percent", "off", "%", 2).lower(),
-    figure("share_error_percent", "share off by", "%", 2).lower(),
+    figure("not_run_ns", "not running, by the kernel", "ms", 1).scaled(1e-6),
+    figure("gap_error_percent", "error of gaps", "%", 2).lower(),
+    figure("share_error_percent", "error of share", "%", 2).lower(),
 ];
 
 /// Whether gaps cover all of the time in which the observer did not run. A thread that spins takes
@@ -304,7 +304,7 @@ struct Account {
 /// Reads the observer's account twice.
 fn accounts(elfen: &mut Child) -> Result<[Account; 2], BenchError> {
     let tasks = format!("/proc/{}/task", elfen.id());
-    let gone = || untrue("its observer did not run");
+    let gone = || untrue("the observer of `elfen shim` did not run");
     let observer = (0..LOOKS).find_map(|_| {
         thread::sleep(Duration::from_millis(5));
         let mut tasks = fs::read_dir(&tasks).ok()?.flatten().map(|task| task.path());

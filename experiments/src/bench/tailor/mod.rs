@@ -30,7 +30,7 @@ const RING: u32 = 65_536;
 
 const EXAMPLE: &str = "\
 Examples:
-  sudo elfen lab bench tailor                    with and without its programs
+  sudo elfen lab bench tailor                    cost of a hand-over between threads
   sudo elfen lab bench tailor --service search   CPU of a request of a service
                                              that is under load
   sudo elfen lab bench tailor --service search --runs 150 -d 200ms
@@ -41,12 +41,12 @@ Examples:
                                              that is under load, recorded
                                              for a tenth of each 4 s";
 
-/// Measure what recording for `elfen tailor` costs
+/// Measure the cost of recording for `elfen tailor`
 ///
-/// A hand-over between two threads through pipes, interleaved with the same hand-over without
-/// recording. If perf is installed, also what `perf sched record` adds. With --service or --redis:
-/// the CPU time of a request of a service under load, with and without recording. Also the CPU time
-/// of the recorder.
+/// By default, the benchmark measures a hand-over between two threads through pipes, with and
+/// without recording, and under `perf sched record` if perf is installed. With --service or
+/// --redis, it measures the CPU time of a request of a service under load, with and without
+/// recording, and the CPU time of the recorder.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct Args {
@@ -54,19 +54,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", group = "served")]
     service: Option<String>,
 
-    /// The port of a Redis on this machine. Its sockets are recorded, and its own count of commands
-    /// is read by `redis-cli`
+    /// The port of a Redis on this machine. Its sockets are recorded, and `redis-cli` reads its
+    /// count of commands
     #[arg(long, value_name = "PORT", group = "served",
         value_parser = clap::value_parser!(u16).range(1..))]
     redis: Option<u16>,
 
-    /// Record only for this part of each time, as `elfen tailor record --duty` does with 4 s
+    /// Record only for this part of each --duration, as `elfen tailor record --duty` does with 4 s
     #[arg(long, value_name = "PERCENT", default_value = "100%", requires = "served",
         value_parser = duty)]
     duty: u32,
 
-    /// Rounds, each with every detail and without recording [default: 20 with a service, 12 with
-    /// hand-overs]
+    /// Number of rounds; each round measures every level of detail and no recording [default: 20
+    /// with a service, 12 with hand-overs]
     #[arg(long, value_name = "N", value_parser = runs())]
     runs: Option<usize>,
 
@@ -79,7 +79,7 @@ pub(crate) struct Args {
 fn duty(text: &str) -> Result<u32, String> {
     let percent = text.strip_suffix('%').unwrap_or(text).parse().ok();
     let percent = percent.filter(|percent| (2..=100).contains(percent));
-    percent.ok_or_else(|| "it is 2% to 100%".to_owned())
+    percent.ok_or_else(|| "it must be from 2% to 100%".to_owned())
 }
 
 pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
     if args.duty < 100 {
         words.extend(["--duty".to_owned(), format!("{}%", args.duty)]);
     }
-    progress("the recorder, as a process");
+    progress("the recorder's process");
     report.add(served::recorder(&words)?);
     Ok(report.about(row!["duty_percent" => args.duty]))
 }
@@ -102,7 +102,7 @@ fn hand_overs(runs: usize, progress: Progress<'_>) -> Result<BenchReport, BenchE
     let elsewhere = affinity::allowed()?;
     let cpu = elsewhere.iter().next().unwrap_or(0);
     pin(cpu)?;
-    let mut pipe = Turns::pipe().explain("handing bytes between threads", "try again")?;
+    let mut pipe = Turns::pipe().explain("passing bytes between threads", "try again")?;
     let mut no_perf = None;
     let cases = with_baseline(cases(
         "case",
@@ -140,7 +140,7 @@ fn hand_overs(runs: usize, progress: Progress<'_>) -> Result<BenchReport, BenchE
 const PERF: usize = 2;
 const COSTS: &[Column] = &[
     label("case", "what"),
-    metric("ns", "there and back", "ns", 1).lower(),
+    metric("ns", "round trip", "ns", 1).lower(),
     metric("added_ns", "added", "ns", 1).added_to("ns").lower(),
 ];
 

@@ -59,7 +59,7 @@ struct Window {
 const SERVED: &[Column] = &[
     label("detail", "detail"),
     metric("cpu_ns", "CPU of a request", "us", 1).scaled(1e-3).lower().show(&[Part::Median]),
-    metric("more_percent", "more", "%", 2).percent_of("cpu_ns").lower(),
+    metric("more_percent", "added", "%", 2).percent_of("cpu_ns").lower(),
     metric("events_per_second", "events", "1/s", 0).show(&[Part::Median]),
     metric("requests_per_second", "requests", "1/s", 0).show(&[Part::Median]),
 ];
@@ -71,7 +71,7 @@ impl Served {
             opened => opened,
         };
         let page = page.map_err(|error| {
-            let fix = "start it first; `elfen top` lists those there are";
+            let fix = "start the service first; `elfen top` lists services that publish";
             Failure::new(Status::Failed, "looking for the service", error, fix)
         })?;
         let writer = |lane| match page.writer(lane) {
@@ -85,7 +85,7 @@ impl Served {
 
     pub(super) fn redis(port: u16) -> Result<Self, BenchError> {
         let process = redis_number(port, "server", "process_id").map_err(|error| {
-            let fix = "start it first, without a password, and install redis-cli";
+            let fix = "start Redis without a password first, and install redis-cli";
             Failure::new(Status::Failed, "looking for the service", error, fix)
         })?;
         let processes = u32::try_from(process).into_iter().collect();
@@ -108,7 +108,10 @@ impl Served {
             // A Redis counts the query for its statistics as a command.
             let most_of_ours = u64::from(matches!(self.counted, Counted::Redis(_)));
             if window.requests <= most_of_ours {
-                return Err(BenchError::failed("it finished no request", "put it under load"));
+                return Err(BenchError::failed(
+                    "the service finished no request",
+                    "put the service under load",
+                ));
             }
             let seconds = time.as_secs_f64();
             values.add("cpu_ns", number(window.cpu_ns) / number(window.requests));
@@ -128,7 +131,7 @@ impl Served {
                 slots.map(|slot| slot.finished_requests.load(Relaxed)).sum()
             }
             Counted::Redis(port) => redis_number(*port, "stats", "total_commands_processed")
-                .explain("asking it for its count", "try again")?,
+                .explain("reading the number of commands from Redis", "try again")?,
         };
         let cpu_ns = self.processes.iter().map(|process| usage::process_cpu_ns(*process)).sum();
         Ok(Window { cpu_ns, requests, events: 0 })
@@ -186,7 +189,7 @@ fn redis_number(port: u16, section: &str, name: &str) -> io::Result<u64> {
     number_in(&text, name).ok_or_else(|| {
         let message = String::from_utf8_lossy(&output.stderr);
         let message = message.lines().chain(text.lines()).next().unwrap_or_default();
-        io::Error::other(format!("it does not answer INFO as a Redis does: {message:?}"))
+        io::Error::other(format!("invalid answer of Redis to INFO: {message:?}"))
     })
 }
 

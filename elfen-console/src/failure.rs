@@ -84,7 +84,7 @@ impl Failure {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::ReaderGone;
         }
-        let fix = "make room where the output goes, or send it elsewhere";
+        let fix = "free some disk space, or write the output elsewhere";
         Self::new(Status::Failed, "writing the output", error, fix)
     }
 
@@ -112,7 +112,7 @@ impl fmt::Display for Failure {
                 write!(f, "{what}: {why}; {fix}")
             }
             Self::WithScreen { failure, .. } => failure.fmt(f),
-            Self::ReaderGone => f.write_str("the reader of the output is gone"),
+            Self::ReaderGone => f.write_str("the reader has closed the output"),
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum What {
-    /// One page a subcommand, elfen-run.1
+    /// One page for each subcommand, such as elfen-run.1
     Man,
     /// For bash (elfen.bash), zsh (_elfen) and fish (elfen.fish)
     Completions,

@@ -130,11 +130,11 @@ impl Confinement {
         };
         if before.is_none_or(|(_, last)| *last != wanted) {
             if lanes.is_empty() {
-                let why = "has no request lane left: it runs anywhere";
+                let why = "has no request lane left, so it may run on all CPUs";
                 report(Level::Error, format_args!("service {service:?} {why}"));
             } else {
                 let path = &group.path;
-                let line = format_args!("service {service:?}: {path} is kept to CPUs {wanted}");
+                let line = format_args!("service {service:?}: {path} is limited to CPUs {wanted}");
                 report(Level::Info, line);
             }
         }
@@ -168,7 +168,7 @@ impl Confinement {
                     self.kept.remove(&one.path);
                     report(
                         Level::Notice,
-                        format_args!("cgroup {} may run anywhere again", one.path),
+                        format_args!("cgroup {} may run on all CPUs again", one.path),
                     );
                 }
                 Err(error) => report(Level::Error, format_args!("cgroup {}: {error}", one.path)),

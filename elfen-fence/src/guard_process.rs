@@ -147,7 +147,8 @@ impl RunningGuards {
             }
         }
         if let Some(lane) = missing.filter(|_| self.missing.is_none()) {
-            let why = "its guard does not run there: is that CPU in the cpuset of elfend's cgroup?";
+            let why = "its guard does not run there: check that the CPU is in the cpuset of \
+                elfend's cgroup";
             report(Level::Error, format_args!("CPU {lane}: {why}"));
         }
         self.missing = missing;
@@ -200,5 +201,5 @@ fn freeze_all(inputs: &GuardInputs<'_>) -> io::Error {
             report(Level::Error, format_args!("fence {:?} does not freeze: {error}", fence.name));
         }
     }
-    io::Error::other("elfend is gone, so every fence was frozen")
+    io::Error::other("elfend has ended unexpectedly, so all fences were frozen")
 }

@@ -110,7 +110,7 @@ fn open_group(lent: &Lent, settings: &File, nap: &Arc<Nap>) -> Result<Option<Lan
         Some(Err(why)) => {
             report(
                 Level::Notice,
-                format_args!("{why}; until then its lanes work without its page"),
+                format_args!("{why}; until then, its lanes are lent without its page"),
             );
             None
         }
@@ -141,7 +141,12 @@ fn uid_of(name: &str) -> Result<u32, Failure> {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
         _ => {
             let what = format!("user {name:?}");
-            Err(Failure::new(Status::Usage, what, "there is none", "correct it in the settings"))
+            Err(Failure::new(
+                Status::Usage,
+                what,
+                "there is no such user",
+                "correct it in the settings",
+            ))
         }
     }
 }

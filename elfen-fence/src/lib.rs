@@ -115,7 +115,12 @@ impl Daemon {
         folder.make().map_err(|error| failed(&what, &error))?;
         let lock = folder.lock().map_err(|error| failed(&what, &error))?;
         let lock = lock.ok_or_else(|| {
-            Failure::new(Exit::Failed, &what, "another elfend has it", "stop that one first")
+            Failure::new(
+                Exit::Failed,
+                &what,
+                "another elfend uses it",
+                "stop the other elfend first",
+            )
         })?;
         let mut ours = SigSet::empty();
         let handled = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD];
@@ -201,7 +206,7 @@ impl Daemon {
 
     fn run_until_signal(&mut self) -> io::Result<()> {
         notify_systemd("READY=1");
-        report(Level::Info, format_args!("guards at home in {}", self.home));
+        report(Level::Info, format_args!("guards run in cgroup {}", self.home));
         loop {
             self.wait()?;
             while let Some(signal) = self.signals.read_signal()? {
@@ -329,7 +334,10 @@ impl Daemon {
             let stays = fence.group.exists() || self.settings.fences.iter().any(is_listed);
             if !stays {
                 fence.accounts.disclaim(&self.lent_lanes.lanes);
-                report(Level::Info, format_args!("fence {:?}: its cgroup is gone", fence.name));
+                report(
+                    Level::Info,
+                    format_args!("fence {:?}: its cgroup no longer exists", fence.name),
+                );
                 // If this fails, the next daemon finds a record of a cgroup that does not exist.
                 folder.forget(&fence.name).ok();
             }

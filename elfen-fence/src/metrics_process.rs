@@ -36,7 +36,7 @@ impl MetricsProcess {
     pub(super) fn bind(address: Option<SocketAddr>) -> Result<Self, Failure> {
         let Some(address) = address else { return Ok(Self(None)) };
         let listener = TcpListener::bind(address).map_err(|error| {
-            let fix = "choose another address in the settings, or leave it out";
+            let fix = "choose another address in the settings, or omit it";
             Failure::new(Status::Failed, format!("metrics at {address}"), error, fix)
         })?;
         let address = listener.local_addr().unwrap_or(address);

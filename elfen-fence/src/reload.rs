@@ -18,7 +18,7 @@ impl Daemon {
     pub(super) fn reload(&mut self) {
         match self.read_settings_again() {
             Ok(()) => report(Level::Notice, "the settings were read again"),
-            Err(why) => report(Level::Error, format_args!("the settings stay as they were: {why}")),
+            Err(why) => report(Level::Error, format_args!("the settings are unchanged: {why}")),
         }
     }
 

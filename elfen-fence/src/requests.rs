@@ -71,7 +71,10 @@ impl Daemon {
     fn refuse_command(&self, request: &ReceivedRequest, peer: Peer) -> Option<Answer> {
         let inside = |fence: &&ManagedFence| fence.group.holds(peer.pid).unwrap_or(true);
         if let Some(fence) = self.fences.iter().find(inside) {
-            let why = format!("this process is in fence {:?}, and must not command it", fence.name);
+            let why = format!(
+                "this process is in fence {:?}, so it may not control the fence",
+                fence.name
+            );
             return Some(refused(why, "run the command outside of the fence"));
         }
         // If the process has not ended by now, what was read by its id is its own.
@@ -106,7 +109,7 @@ impl Daemon {
             return refused(format!("there is no fence {name:?}"), &fix);
         };
         if request.is_gone() {
-            return refused("the process that asked is gone", "ask again");
+            return refused("the requesting process has ended", "try again");
         }
         let inside = |fence: &&ManagedFence| fence.group.holds(peer.pid).unwrap_or(true);
         if let Some(already) = self.fences.iter().find(inside) {
@@ -125,7 +128,7 @@ impl Daemon {
     fn pages(&self, peer: Peer, shared_files: &mut Vec<RawFd>) -> Answer {
         let inside_of = self.fence_of(peer);
         if !peer.may_enter && inside_of.is_none() {
-            let why = "only processes in a fence, root and members of group elfen are given pages";
+            let why = "only processes in a fence, root and members of group elfen get pages";
             return refused(why, "put the process into a fence");
         }
         *shared_files = self.lent_lanes.shared_files(inside_of.map(ManagedFence::lanes));
@@ -136,7 +139,7 @@ impl Daemon {
     /// switch the timing of a lane on.
     fn tasks(&self, peer: Peer, shared_files: &mut Vec<RawFd>) -> Answer {
         if !peer.may_enter {
-            let why = "only root and members of group elfen are given the task map";
+            let why = "only root and members of group elfen get the task map";
             return refused(why, "have root add this user to the group (`usermod -aG elfen USER`)");
         }
         let Some(tasks) = self.lent_lanes.tasks() else {
@@ -160,7 +163,7 @@ impl Daemon {
         front: u32,
     ) -> Answer {
         if !peer.may_enter {
-            let why = "only root and members of group elfen may have their batches counted";
+            let why = "elfend counts batches only for root and members of group elfen";
             return refused(why, "have root add this user to the group");
         }
         let Some(map) = self.lent_lanes.map() else {
@@ -168,7 +171,7 @@ impl Daemon {
         };
         let front = if descends(peer.pid, front) { front } else { 0 };
         if request.is_gone() {
-            return refused("the process that asked is gone", "ask again");
+            return refused("the requesting process has ended", "try again");
         }
         let claim = Claim::of_run(front, peer.pid);
         let lent: Vec<(u32, u32)> = self.lent_lanes.pairs().collect();

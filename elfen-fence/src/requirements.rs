@@ -56,7 +56,7 @@ pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure
         }
         let parent = path.parent();
         if !home.is_within(&parent) {
-            let why = format!("from {home}, where elfend is, guards do not outrank {path}");
+            let why = format!("guards in {home}, the cgroup of elfend, do not outrank {path}");
             return Err(usage(&what, why, &format!("start elfend in {parent}")));
         }
     }

@@ -47,7 +47,10 @@ impl Watchdog {
         if let Err(error) = self.process.ensure_running("watchdog", || watch(folder, cgroup)) {
             report(
                 Level::Error,
-                format_args!("no watchdog, so nothing freezes if all of elfend is killed: {error}"),
+                format_args!(
+                    "no watchdog, so fences keep running if all processes of elfend are \
+                    killed: {error}"
+                ),
             );
         }
     }

@@ -25,21 +25,21 @@ const AFTER: &str = "\
 Both servers must give equivalent answers. With `look`, the default, they must run on this \
 machine, and you must be allowed to see their processes: as root, or as their user.
 
-Ctrl-C or SIGTERM ends it, and it prints what it did.
+Ctrl-C or SIGTERM ends the proxy, which then prints its counts.
 
 Examples:
   elfen-hedge --listen :8080 --to :8081 --backup :8082
   elfen-hedge --listen 0.0.0.0:80 --public --to 10.0.0.1:80 \\
       --backup 10.0.0.2:80 --policy after=p95
 
-Exit status: 0 after Ctrl-C or SIGTERM, 1 for failures, 2 for wrong arguments, 3 if this \
-machine lacks what the policy needs.";
+Exit status: 0 after Ctrl-C or SIGTERM, 1 for failures, 2 for wrong arguments, 3 if this machine \
+lacks a requirement of the policy.";
 
-/// Send requests to a second server as well while the first one stands still
+/// Also send requests to a second server while the first one is stalled
 ///
 /// An HTTP/1.1 proxy in front of two servers. If a server has not run between two polls, its
-/// requests in flight are also sent to the backup, unless that stands still too. New requests
-/// follow. The client gets the first answer, and no other.
+/// requests in flight are also sent to the backup, unless the backup is stalled too. New requests
+/// then go to the backup. The client gets only the first answer.
 #[derive(Parser, Debug)]
 #[command(name = "elfen-hedge", version, after_help = AFTER)]
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
@@ -164,11 +164,11 @@ fn text(Done { policy, proxy }: &Done) -> String {
     let Counts { moved, unanswered, late, replayed, refused, timed_out, evicted } = proxy;
     format!(
         "{} requests; sent twice: {} duplicates, of which {} were answered first, and {} retries; \
-         {} not for the budget\n\
-         servers swapped {} times, {moved} requests moved from one that was down, {replayed} \
-         recorded ones replayed\n\
+         {} not sent twice because of the budget\n\
+         servers swapped {} times, {moved} requests moved from a server that was down, {replayed} \
+         recorded requests replayed\n\
          {unanswered} without an answer, {late} late answers, {refused} refused; clients: \
-         {timed_out} timed out, {evicted} made room\n",
+         {timed_out} timed out, {evicted} replaced by new clients\n",
         policy.requests,
         policy.duplicates,
         policy.won_by_backup,

@@ -111,7 +111,7 @@ impl Settings {
                 "it would send requests to itself",
                 "choose another --listen",
             ),
-            (is_exposed, &exposed, "listen on 127.0.0.1, or say --public if that is meant"),
+            (is_exposed, &exposed, "listen on 127.0.0.1, or add --public if this is intended"),
             (
                 observes && !is_local,
                 "the policy observes the servers, and one is not on this machine",
@@ -119,7 +119,7 @@ impl Settings {
             ),
             (
                 observes && has_one_port,
-                "the policy has to tell the servers apart, and both are on one port",
+                "the policy cannot distinguish the servers, because both are on one port",
                 "move one to another port, or use --policy after=p95",
             ),
         ];
@@ -140,7 +140,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 
 fn time(text: &str) -> Result<Duration, String> {
     let time = duration::parse(text)?;
-    if time.is_zero() { Err("a time is 0; choose a longer one".to_owned()) } else { Ok(time) }
+    if time.is_zero() { Err("a time must not be 0".to_owned()) } else { Ok(time) }
 }
 
 /// Parses a percentage, as parts per million.

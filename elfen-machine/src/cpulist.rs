@@ -36,7 +36,7 @@ pub enum ListError {
     NotACpu(String),
     #[error("{0} is above {MAX_CPU}, the highest CPU number of any machine")]
     TooHigh(String),
-    #[error("{0:?} runs backwards")]
+    #[error("the range {0:?} is in reverse order")]
     Backwards(String),
     #[error("{0:?} is not a stride: a stride is a number above 0, after a range, as in 0-31:2")]
     NotAStride(String),

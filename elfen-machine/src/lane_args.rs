@@ -15,11 +15,10 @@ use crate::pair::{Pair, PairError};
 use crate::source::{Source, SourceError};
 use crate::topology::{Topology, TopologyError};
 
-const HELP: &str = "\
-Pairs of lanes by hand, REQUEST:BATCH[,...], as in 0:1,2:3, or 0:1,2,3 on a 4-way core. \
-REQUEST is one CPU, BATCH a list as taskset takes it: 1,3 or 1-3 or 1-7:2. A colon after a bare \
-number begins a new pair; a colon after a range is its stride: 0:1,2-6:2,8:9 is 0 with 1,2,4,6 \
-and 8 with 9. By default every core with two usable lanes or more is a pair";
+const HELP: &str = "Pairs of lanes, REQUEST:BATCH[,...], as in 0:1,2:3, or 0:1,2,3 on a 4-way \
+core. REQUEST is one CPU; BATCH is a list of CPUs as for taskset: 1,3 or 1-3 or 1-7:2. A colon \
+after a single number begins a new pair; a colon after a range begins its stride: 0:1,2-6:2,8:9 is \
+0 with 1,2,4,6 and 8 with 9. By default, each core with two or more usable lanes is a pair";
 
 #[derive(clap::Args, Debug)]
 pub struct LaneArgs {
@@ -65,11 +64,11 @@ impl LaneArgs {
             return Ok(pair);
         }
         if let Some(pair) = lanes::first_pair(&topology) {
-            warn(&format!("no pairs of lanes here: measuring on CPUs {pair}"));
+            warn(&format!("this machine shows no pair of lanes: measuring on CPUs {pair}"));
             return Ok(pair);
         }
         let fix = "allow this process a second CPU";
-        Err(Failure::new(Status::Unsupported, "measuring", "it takes two CPUs", fix))
+        Err(Failure::new(Status::Unsupported, "measuring", "it requires two CPUs", fix))
     }
 
     /// This machine and the pairs on it. Prints warnings.
@@ -123,7 +122,7 @@ fn way_out(error: &LaneError, topology: &Topology) -> String {
     let possible = format!("use CPUs {usable}, as in --lanes {pair}");
     match error {
         LaneError::Pairs(PairError::Empty) => {
-            format!("{possible}, or neither --lanes nor ELFEN_LANES for the machine's own")
+            format!("{possible}, or omit --lanes and ELFEN_LANES to use the machine's pairs")
         }
         LaneError::Offline { .. } if topology.smt_control.as_deref() == Some("off") => {
             format!("{possible}, or {}", lanes::SWITCH_SMT_ON)

@@ -168,7 +168,7 @@ impl Launcher<'_> {
             }
             let by = NapKind::from_word(word).map_or("unknown", NapKind::name);
             warn(&format!(
-                "nap {}: lanes {request}:{batch} are not tied, so the guard there naps by {by}",
+                "nap {}: lanes {request}:{batch} are not tied, so the guard there uses nap {by}",
                 ordered.name()
             ));
         }
@@ -230,19 +230,23 @@ impl Launcher<'_> {
                 None
             }
             Event::LostLanes => {
-                warn("the last batch lane went offline: the batch is stopped until one is back");
+                warn(
+                    "the last batch lane went offline: the batch is stopped until a batch lane is \
+                    online",
+                );
                 None
             }
             Event::HasLanes => {
-                warn("a batch lane is back: the batch goes on");
+                warn("a batch lane is online again: the batch continues");
                 None
             }
             Event::Unranked { pid } => {
                 self.beside_guards += 1;
                 if self.beside_guards == 1 {
                     warn(&format!(
-                        "process {pid} has a cgroup of its own, and shares a lane with its \
-                         guard; a fence ranks it below (`elfend --help`). The report counts them"
+                        "process {pid} has a cgroup of its own, so it does not rank below its \
+                         guard, and shares a lane with it; in a fence it ranks below (`elfend \
+                         --help`). The report counts such processes"
                     ));
                 }
                 None

@@ -25,7 +25,7 @@ pub fn text(summary: &Summary, more: &[String]) -> String {
     text += &values(&summary.signals);
     text += &rates(summary);
     let notes = notes(summary);
-    for (heading, sentences) in [("", &notes[..]), ("You could also see:\n", more)] {
+    for (heading, sentences) in [("", &notes[..]), ("More can be observed:\n", more)] {
         if sentences.is_empty() {
             continue;
         }
@@ -193,7 +193,7 @@ pub fn notes(summary: &Summary) -> Vec<String> {
             100.0 * number(summary.gap_ns) / number((summary.gap_ns + summary.observed_ns).max(1));
         notes.push(format!(
             "no samples in {} gaps, {share:.1} % of the time, the longest {}{}: a run continues \
-             through a gap if nothing can have changed in it; other gaps count in no share",
+             through a gap if nothing can have changed in it; other gaps are not part of any share",
             summary.gaps,
             show(summary.longest_gap_ns),
             // More than interrupts take.
@@ -204,7 +204,7 @@ pub fn notes(summary: &Summary) -> Vec<String> {
         notes.push(format!("the thread did not run for {percent:.1} % of the observed time"));
     }
     if let Some(missed) = figures.missed_switches.filter(|&missed| missed > 0) {
-        notes.push(format!("no sample saw {missed} of the lanes' switches"));
+        notes.push(format!("{missed} of the lanes' context switches were not detected"));
     }
     if summary.steal_ns > 0 {
         notes.push(format!("steal time: the host took {} from the lanes", show(summary.steal_ns)));
@@ -238,7 +238,7 @@ pub fn notes(summary: &Summary) -> Vec<String> {
         ));
     }
     if !figures.cost_unknown.is_empty() {
-        notes.push(format!("the cost of observation is not known: {}", figures.cost_unknown));
+        notes.push(format!("the cost of observation is unknown: {}", figures.cost_unknown));
     }
     if figures.refused_threads > 0 {
         notes.push(format!(

@@ -378,7 +378,7 @@ impl TailorReport {
         let slow = self.slow_requests;
         let threshold = show(self.slow_threshold_ns);
         let Some((share, words)) = self.first() else {
-            return writeln!(out, "no request took longer than {threshold} for a cause");
+            return writeln!(out, "no request took longer than {threshold}");
         };
         writeln!(
             out,
@@ -444,7 +444,7 @@ impl TailorReport {
             (0, 0) => "nothing lost".to_owned(),
             (0, requests) => format!("nothing lost, {requests} requests left out"),
             (events, requests) => {
-                format!("{events} events lost; {requests} requests left out for it")
+                format!("{events} events lost; {requests} requests left out because of that")
             }
         };
         let Self { service, requests, seconds, unclear, .. } = self;
@@ -465,7 +465,7 @@ impl TailorReport {
             lines.push(format!("recorded for {percent:.0} % of that time, because of --duty"));
         }
         if !self.whole {
-            lines.push("the recording was cut off: this is its part before the cut".to_owned());
+            lines.push("the recording is truncated: this report covers its beginning".to_owned());
         }
         if *unclear > 0 {
             lines.push(format!("left out: {unclear} requests that overlapped on their connection"));
@@ -495,7 +495,7 @@ impl TailorReport {
             format!(" Of the rest, {} is because {words}.", share(of_rest.min(1.0)))
         });
         Some(format!(
-            "The recorder had {} of it: the service and its clients leave no CPU to spare, so \
+            "The recorder caused {} of it: the service and its clients leave no CPU to spare, so \
              recording takes theirs. Give the recorder another CPU (`taskset -c N elfen tailor \
              record ..`), or record a part of the time (`--duty 10%`).{}",
             share(own),
@@ -507,15 +507,15 @@ impl TailorReport {
         let OffSlot { all, tail } = self.replay_aside;
         let (share, of) = if tail > all { (tail, "the slow") } else { (all, "the") };
         format!(
-            "Shares are of time, and there is no prediction of the tail without a cause: the \
+            "Shares refer to time, and there is no prediction of the tail without a cause: the \
              service works on several requests at once. {:.0} % of its work for {of} requests was \
-             in between other requests, so they are no queue.",
+             done between the work for other requests, so the requests do not form a queue.",
             share * 100.0
         )
     }
 
     fn few(&self) -> String {
-        format!("only {} slow requests: look at the intervals", self.slow_requests)
+        format!("only {} slow requests: the intervals are wide", self.slow_requests)
     }
 
     /// The cells of a cause's row in the table.

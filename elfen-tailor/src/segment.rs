@@ -224,14 +224,14 @@ pub fn describe_cause(cause: &str) -> String {
             "this recording itself ran on the CPU that they needed".to_owned()
         }
         "work" => "the service worked for them".to_owned(),
-        LONG => "they were more work than others".to_owned(),
+        LONG => "they required more work than others".to_owned(),
         QUEUE => "the service worked for other requests first".to_owned(),
         BURST => "more requests arrived at once than the service can handle".to_owned(),
         COMBINED => "several causes coincided".to_owned(),
         NEIGHBOUR => format!("{name} ran next to them, on another lane of their core"),
         "busy" => "the service was busy with something other than requests".to_owned(),
         "preempted" => format!("{name} ran on the CPU that they needed"),
-        "wake" => "a sleeping CPU took its time to wake".to_owned(),
+        "wake" => "a sleeping CPU took long to wake".to_owned(),
         "throttled" => "the service was kept from an idle CPU, usually by a CPU quota".to_owned(),
         "stopped" => "the service was stopped by a signal or a debugger".to_owned(),
         "io" => {

@@ -94,7 +94,7 @@ fn what_is_missing_is_named_in_one_line() {
     fails(&bench(&["--cpu", "8191"]).output().unwrap(), 2, "but not CPU 8191");
     fails(&bench(&["--runs", "0"]).output().unwrap(), 2, "arguments");
     let no_cc = bench(&[]).env("PATH", folder.path()).output().unwrap();
-    fails(&no_cc, 3, "no C compiler");
+    fails(&no_cc, 3, "the C compiler `cc` cannot be started");
     let no_library = bench(&[]).env("ELFEN_LIB", folder.path()).output().unwrap();
     fails(&no_library, 1, "no libelfen_preload.so at ");
     let no_room = bench(&[]).env("TMPDIR", folder.path().join("none")).output().unwrap();

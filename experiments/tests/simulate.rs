@@ -129,9 +129,9 @@ fn wrong_arguments() {
     let words = file("e.csv", "1\ntwo\n");
     for (line, why) in [
         ("simulate".to_owned(), "neither a rate of requests nor a trace is given"),
-        ("simulate --rps -5".to_owned(), "a rate is a number of requests"),
+        ("simulate --rps -5".to_owned(), "a rate must be a number of requests"),
         ("simulate --rps 0".to_owned(), "a rate must be from 0"),
-        ("simulate --rps nan".to_owned(), "a rate is a number"),
+        ("simulate --rps nan".to_owned(), "a rate must be a number"),
         ("simulate --rps 1e-9".to_owned(), "at most 100 years"),
         ("simulate --rps 1 --duration 99999999999s".to_owned(), "a duration is a whole number"),
         ("simulate --rps 1 --duration 9999999999s".to_owned(), "at most 100 years"),
@@ -173,8 +173,8 @@ fn wrong_arguments() {
                 .to_owned(),
             "it requires checks in the batch",
         ),
-        ("simulate --rps 1 --demand exp:0ms".to_owned(), "none of those known"),
-        ("simulate --rps 1 --demand lognormal:5ms:-1".to_owned(), "none of those known"),
+        ("simulate --rps 1 --demand exp:0ms".to_owned(), "unknown distribution"),
+        ("simulate --rps 1 --demand lognormal:5ms:-1".to_owned(), "unknown distribution"),
         ("simulate --rps 1 --demand fixed:100000s".to_owned(), "a request must take at most a day"),
         ("simulate --rps 1 --demand file:/nonexistent".to_owned(), "No such file"),
         (format!("simulate --rps 1 --demand file:{empty}"), "the file has no service times"),

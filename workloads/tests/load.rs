@@ -202,7 +202,7 @@ fn errors_are_one_line() {
         (&["--csv", "/nonexistent/x", &nobody], 1, "can be written"),
         (&["--cpu", "100000", &nobody], 1, "pinning"),
         (&["--cpu", "1023", &nobody], 1, "the kernel refused"),
-        (&[nobody.as_str()], 1, "is the service running"),
+        (&[nobody.as_str()], 1, "check that the service runs"),
     ] {
         let output = load(args);
         let stderr = String::from_utf8_lossy(&output.stderr);

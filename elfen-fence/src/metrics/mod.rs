@@ -71,7 +71,7 @@ fn of_batches(input: &ScrapeInput<'_>) -> Vec<Family> {
     );
     let mut headroom = gauge(
         "elfen_batch_slo_headroom_ratio",
-        "1 less the tail's share of the SLO; below 0 the SLO is broken.",
+        "1 minus the tail latency divided by the SLO; below 0 the SLO is broken.",
     );
     for batch in input.batches {
         let Some(settings) = batch.settings() else { continue };
@@ -113,15 +113,15 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
         "Time for which the batch ran while its request lane was busy.",
     );
     let mut napped = counter("elfen_lane_napped_seconds_total", "Time for which the lane napped.");
-    let mut naps = counter("elfen_lane_naps_total", "Naps begun.");
+    let mut naps = counter("elfen_lane_naps_total", "Naps started.");
     let mut state = Family::new("elfen_lane_state", Kind::Gauge, "1 for the lane's current state.");
     let mut reaction = histogram(
         "elfen_lane_reaction_seconds",
-        "From the request lane turning busy to the batch off its lane.",
+        "Time from the request lane becoming busy until the batch is off its lane.",
     );
     let mut wake = histogram(
         "elfen_lane_wake_seconds",
-        "From the request lane turning idle to the batch back on its lane.",
+        "Time from the request lane becoming idle until the batch is back on its lane.",
     );
     for batch in batches {
         for slot in batch.lanes.slots() {
@@ -200,7 +200,7 @@ fn of_services(services: &[Published]) -> Vec<Family> {
     let gauge = |name, help| Family::new(name, Kind::Gauge, help);
     let mut up = gauge("elfen_service_up", "1 while the process that publishes is alive.");
     let mut running = gauge("elfen_service_running_requests", "1 while a request runs.");
-    let mut queue = gauge("elfen_service_queue_length", "Requests that wait.");
+    let mut queue = gauge("elfen_service_queue_length", "Requests that wait in the queue.");
     let mut finished =
         Family::new("elfen_service_requests_total", Kind::Counter, "Requests finished.");
     let mut latency = Family::new(
@@ -226,8 +226,10 @@ fn of_services(services: &[Published]) -> Vec<Family> {
 /// The tails that `elfen tailor watch` publishes.
 fn of_tails(tails: &BTreeMap<String, Tail>) -> Vec<Family> {
     let gauge = |name, help| Family::new(name, Kind::Gauge, help);
-    let mut requests =
-        gauge("elfen_tail_requests", "Requests that a watch saw in the last minute.");
+    let mut requests = gauge(
+        "elfen_tail_requests",
+        "Requests that `elfen tailor watch` observed in the last minute.",
+    );
     let mut slow = gauge("elfen_tail_slow_requests", "Slow requests among them.");
     let mut threshold =
         gauge("elfen_tail_threshold_seconds", "The latency above which a request is slow.");

@@ -284,7 +284,7 @@ fn checked_cgroup(what: &str, path: &str) -> Result<CgroupSelector, String> {
         }
         Some(path) if path.as_str().contains('*') => Ok(CgroupSelector::Cgroups(path)),
         Some(path) if !path.is_root() => Ok(CgroupSelector::Cgroup(path)),
-        Some(_) => Err(format!("{what}: the root holds everything")),
+        Some(_) => Err(format!("{what}: the root contains all processes")),
         None => Err(format!("{what}: invalid cgroup path {path:?}")),
     }
 }
@@ -297,7 +297,7 @@ fn checked_unit(what: &str, unit: &str) -> Result<String, String> {
         return Err(format!("{what}: invalid unit name {unit:?}"));
     }
     if !kinds.iter().any(|kind| unit.ends_with(kind)) {
-        return Err(format!("{what}: {unit:?} is no slice, scope or service"));
+        return Err(format!("{what}: {unit:?} is not a slice, scope or service"));
     }
     if NEEDED.contains(&unit) {
         return Err(format!("{what}: {unit} holds processes that must never be frozen"));

@@ -257,7 +257,7 @@ impl FenceStatus {
             Frozen::Paused(why) if why.is_empty() => "paused".to_owned(),
             Frozen::Paused(why) => format!("paused: {why}"),
             Frozen::Unguarded => "no guards run on its lanes".to_owned(),
-            Frozen::Hung => "the process of its guards has not moved for 3 s".to_owned(),
+            Frozen::Hung => "the process of its guards has been stuck for 3 s".to_owned(),
             Frozen::NoLane => "none of its batch lanes is online".to_owned(),
             Frozen::Unreadable(why) => why.clone(),
             Frozen::ByOthers => "another program froze it; `elfen resume` thaws it".to_owned(),

@@ -27,9 +27,9 @@ pub enum NapName {
     Umwait,
     /// MWAITX, on AMD CPUs
     Mwaitx,
-    /// Asleep in the kernel, for programs with checks; other threads may run meanwhile
+    /// Sleep in the kernel, for programs with checks; other threads may run on the lane meanwhile
     Block,
-    /// PAUSE, which runs anywhere and yields the least
+    /// PAUSE, which every CPU supports, but which frees the least of the core
     Spin,
 }
 

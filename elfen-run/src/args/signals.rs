@@ -9,7 +9,7 @@ use crate::channels::Error;
 
 /// Explains an error of a run's channels to the user.
 pub fn refuse(error: &Error) -> Failure {
-    const WHAT: &str = "learning what the request lanes do";
+    const WHAT: &str = "reading the state of the request lanes";
     match error {
         Error::Tasks(error) => failure(WHAT, error),
         Error::Module(missing) => Failure::new(Status::Unsupported, WHAT, missing, missing.fix()),
@@ -19,15 +19,15 @@ pub fn refuse(error: &Error) -> Failure {
             Failure::new(Status::Unsupported, WHAT, error, fix)
         }
         Error::Service { error: OpenError::Foreign(_), .. } => {
-            let fix = "if that user runs the service, say so with --service-user";
+            let fix = "if that user runs the service, add --service-user";
             Failure::new(Status::Failed, WHAT, error, fix)
         }
         Error::Service { .. } => {
             Failure::new(Status::Failed, WHAT, error, "start the service first, and check its name")
         }
         Error::Counts(error) => {
-            let fix = "have the service publish its own (`elfen_service_count`), or use --policy \
-                       refresh-budget";
+            let fix = "let the service publish its own counts (`elfen_service_count`), or use \
+                       --policy refresh-budget";
             Failure::new(
                 Status::Unsupported,
                 "counting instructions of the request lanes",

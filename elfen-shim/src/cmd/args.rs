@@ -54,8 +54,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(super) keep_last: Option<Duration>,
 
-    /// End when a signal exceeds a number, as in 'queue_len > 20'; with --keep-last, to see
-    /// what led to it
+    /// End when a signal exceeds a number, as in 'queue_len > 20'; with --keep-last, the recording
+    /// shows what happened before
     #[arg(long, value_name = "SIGNAL > N")]
     pub(super) until: Option<String>,
 

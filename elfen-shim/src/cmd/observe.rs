@@ -434,7 +434,7 @@ impl Run<'_> {
 /// Makes the shared pages private again. Returns how long the process was stopped.
 fn make_pages_private(mut supervisor: PageSupervisor) -> Result<StopTimes, Failure> {
     supervisor.end().map_err(|error| {
-        let fix = "run the command once more: at its end it makes the pages private";
+        let fix = "run the command again: it makes the pages private when it ends";
         Failure::new(Status::Failed, "making the process's pages private again", error, fix)
     })?;
     if supervisor.was_killed() {
@@ -447,8 +447,8 @@ fn make_pages_private(mut supervisor: PageSupervisor) -> Result<StopTimes, Failu
     let (forked, late) = supervisor.children;
     if late > 0 {
         output::warn(&format!(
-            "{late} of {forked} children have the shared pages with the content of a moment after \
-             their fork, because other threads went on"
+            "{late} of {forked} forked children got the shared pages as they were shortly after \
+             the fork, because other threads continued to write to them"
         ));
     }
     Ok(supervisor.stopped)

@@ -192,7 +192,7 @@ fn list_program(name: &std::ffi::OsStr, list: &mut SignalList) -> Result<(), Fai
     match inspect(name).and_then(|program| program.takes_a_library()) {
         Ok(()) => {
             let globals = reach::globals_of(&file);
-            list.add_globals(&globals, "shared-at-start", "at most a line transfer");
+            list.add_globals(&globals, "shared-at-start", "at most one cache line transfer");
         }
         Err(reason) => list.add_unavailable("globals", &format!("it {reason}")),
     }

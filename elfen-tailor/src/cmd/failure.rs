@@ -15,14 +15,14 @@ pub(super) fn not_found(missing: &NotFound) -> Failure {
     let (why, fix) = match missing {
         NotFound::NothingListens(port) => (
             format!("nothing listens on port {port}"),
-            "start it first; in a container, name its process with --pid".to_owned(),
+            "start the service first; in a container, name its process with --pid".to_owned(),
         ),
         NotFound::NoProcess(process) => {
             (format!("there is no process {process}"), "see `ps -e`".to_owned())
         }
         NotFound::NoPort(process) => (
             format!("process {process} listens on no TCP port that you may see"),
-            "name one that does, or run it as root".to_owned(),
+            "name a process that does, or run this as root".to_owned(),
         ),
         NotFound::SeveralPorts(process, ports) => {
             let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
@@ -83,12 +83,12 @@ pub(super) fn nothing(what: &str, nothing: &NothingToReport) -> Failure {
         }
         NothingToReport::NoneComplete(_) => (Status::Failed, "record with a larger --ring"),
         NothingToReport::NoSuchCause { .. } => {
-            (Status::Usage, "name one of these, or a kind of them, as `preempted`")
+            (Status::Usage, "name one of these causes, or a kind of cause, as `preempted`")
         }
         NothingToReport::Unclear { .. } => (
             Status::Unsupported,
-            "pipelined and HTTP/2 requests are indistinguishable by sockets: have clients use a \
-             connection for each request",
+            "pipelined and HTTP/2 requests are indistinguishable by sockets: let clients use a \
+             separate connection for each request",
         ),
     };
     Failure::new(status, what, nothing, fix)

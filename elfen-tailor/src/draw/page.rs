@@ -34,8 +34,8 @@ pub fn page(report: &TailorReport, trace: &Trace) -> String {
         if index == 0 {
             figure.title = format!("The slowest: {}", figure.title);
             figure.legend = legend();
-            figure.caption = "Above: the request's own time. Below: what ran meanwhile, its \
-                threads blue, others red. Arrows are wake-ups."
+            figure.caption = "Top: the request's own time. Below: the threads that ran meanwhile; \
+                those of the service are blue, others are red. Arrows are wake-ups."
                 .to_owned();
         }
         Block::Figure(Box::new(figure))
@@ -61,7 +61,7 @@ fn ranking(report: &TailorReport) -> Table {
     let row = |cause| [report.row(cause), vec![cause.words.clone()]].concat();
     let rows = report.causes.iter().map(row).collect();
     Table::new("Causes of the tail, the largest first", &head, rows).noted(
-        "The middle is between p40 and p60: a cause that is large there, too, makes all \
-            requests slow, not the tail.",
+        "The middle is between p40 and p60. A cause that is also large there slows down all \
+            requests, not only the tail.",
     )
 }

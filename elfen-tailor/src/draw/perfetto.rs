@@ -56,7 +56,7 @@ pub fn write_perfetto(
 fn state(state: State) -> String {
     match state {
         State::Running { cpu } => format!("runs on CPU {cpu}"),
-        State::Runnable { .. } => "could run".to_owned(),
+        State::Runnable { .. } => "runnable".to_owned(),
         State::Sleeping(sleep) if sleep.stopped => "stopped".to_owned(),
         State::Sleeping(sleep) => match sleep.call {
             Some(call) => format!("sleeps in {}", calls::name(call)),

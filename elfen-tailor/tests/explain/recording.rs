@@ -24,10 +24,10 @@ fn a_recorder_that_takes_the_cpu_is_reported() {
     let result = report(&builder.trace, SlowThreshold::Quantile(980_000), 3, &[]).unwrap();
     let text = result.text().replace('\n', " ");
     assert!(text.contains("because   this recording itself ran on the CPU"), "{text}");
-    assert!(text.contains("The recorder had 91 % of it"), "{text}");
+    assert!(text.contains("The recorder caused 91 % of it"), "{text}");
     assert!(text.contains("taskset") && text.contains("--duty 10%"), "{text}");
     assert!(text.contains("Of the rest, 100 % is because worker ran on the CPU"), "{text}");
-    assert!(result.summary().iter().any(|line| line.contains("The recorder had")));
+    assert!(result.summary().iter().any(|line| line.contains("The recorder caused")));
 }
 
 /// The states of threads during a pause are unknown: a service that ran before the pause sleeps

@@ -119,7 +119,7 @@ fn release_text(folder: &Folder) -> Result<String, Failure> {
         fences.map(|it| format!("fence {:?}: {} is an ordinary cgroup\n", it.name, it.path));
     let services = released.services.iter();
     let services =
-        services.map(|it| format!("service {:?}: {} may run anywhere\n", it.service, it.path));
+        services.map(|it| format!("service {:?}: {} may run on all CPUs\n", it.service, it.path));
     Ok(fences.chain(services).collect())
 }
 
@@ -147,7 +147,7 @@ fn require_root() -> Result<(), Failure> {
 /// The effects of the settings as text: a line for each group of lanes, each cgroup of a service
 /// and each fence.
 fn plan_text(settings: &Settings, home: &str) -> String {
-    let mut text = format!("guards at home in {home}\n");
+    let mut text = format!("guards run in cgroup {home}\n");
     if let Some(offline) = elfen_fence::offline(settings) {
         text += &format!("{offline}\n");
     }
@@ -161,7 +161,7 @@ fn plan_text(settings: &Settings, home: &str) -> String {
         for place in places {
             text += &format!("{place}: {service}");
             if *confine {
-                text += &format!(", kept to CPUs {requests}");
+                text += &format!(", limited to CPUs {requests}");
             }
             text += "\n";
         }

@@ -25,7 +25,7 @@ Examples:
   elfen doctor --dump-machine > machine   record this machine, for a report
   sudo elfen doctor -- python3            the checks that a program would get";
 
-/// Check which parts of Elfen can run on this machine, and what the others need
+/// Check which parts of Elfen can run on this machine, and what the other parts require
 ///
 /// Tries each operation once and undoes it: attaches the sched_switch program and detaches it,
 /// makes a segment of shared memory and removes it, opens a hardware counter and closes it.

@@ -112,7 +112,9 @@ pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, F
         }
         std::thread::sleep(Duration::from_micros(200));
     }
-    errors.extend(running.iter().map(|fence| format!("{}: some of it is not frozen", fence.name)));
+    errors.extend(
+        running.iter().map(|fence| format!("{}: some processes are not frozen", fence.name)),
+    );
     if !errors.is_empty() {
         return Err(failed(WHAT, &errors.join("; "), "see the processes in it: `elfen status`"));
     }
@@ -156,7 +158,7 @@ pub(crate) fn resume(args: &ResumeArgs, out: &mut dyn Write) -> Result<ExitCode,
             let names = names_of(&fences);
             let (why, fix) = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    (format!("no guards hold {names}: no elfend answers"), "start elfend")
+                    (format!("no guards protect {names}: no elfend answers"), "start elfend")
                 }
                 _ => (format!("elfend does not let {names} run: {error}"), "restart elfend"),
             };

@@ -55,8 +55,8 @@ The exit status is that of the program; 126 if it cannot be run, 127 if it is no
 the program starts: 2 for invalid arguments, 3 if this machine lacks a requirement, 1 for other \
 failures.
 
-Processes that the program leaves behind stay lent and guarded until they end. A supervising \
-`elfen` process remains for them; SIGTERM to it ends them.
+Processes that the program leaves behind stay on the batch lanes, with guards, until they end. A \
+supervising `elfen` process remains for them; SIGTERM to it ends them.
 
 The program finds its channels in ELFEN_RUN; in a fence, at ELFEN_SOCKET.";
 
@@ -90,7 +90,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
     nap: NapName,
 
-    /// Where the program gets its checks; a guard is always there
+    /// Where the program gets its checks; a guard always polls, too
     #[arg(long, value_enum, default_value = "auto", env = "ELFEN_CHECKS")]
     checks: ChecksName,
 
@@ -407,7 +407,7 @@ impl Announcement {
         let nap = order.nap.kind();
         let not_live = remarks.why_not_live.as_ref().map(|why| format!(" (not live: {why})"));
         let not_live = match order.checks {
-            CheckMethod::Live => " (guard until learned)".to_owned(),
+            CheckMethod::Live => " (only the guard until the program is known)".to_owned(),
             _ => not_live.unwrap_or_default(),
         };
         // Thesis, section 5.2: a loop of PAUSE slows the sibling as much as a program with an IPC

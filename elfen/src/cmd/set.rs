@@ -135,7 +135,10 @@ fn choose_batch(args: &Args) -> Result<Batch, Failure> {
             [] => "start one with `elfen run`".to_owned(),
             listed => {
                 let listed = listed.join(", ");
-                format!("name one by its process, and with --service if that has several: {listed}")
+                format!(
+                    "name a batch by its process id, with --service if the process has \
+                    several: {listed}"
+                )
             }
         };
         Err(Failure::new(Status::Usage, "choosing a batch", why, fix))
@@ -147,7 +150,7 @@ fn choose_batch(args: &Args) -> Result<Batch, Failure> {
     found.retain(wanted);
     match (found.len(), args.pid.is_some() || args.service.is_some()) {
         (1, _) => Ok(found.swap_remove(0)),
-        (0, true) => refuse("no batch that this user may see fits the arguments"),
+        (0, true) => refuse("no batch that this user may see matches the arguments"),
         (0, false) => refuse("no batch runs"),
         _ => refuse("several batches run"),
     }

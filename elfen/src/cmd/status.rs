@@ -174,8 +174,8 @@ impl Report {
     fn left_text(&self) -> String {
         let line = |left: &LeftFence| {
             let state = match (self.hangs, left.frozen) {
-                (true, true) => "frozen; elfend does not say why",
-                (true, false) => "runs; elfend does not say whether its guarantees hold",
+                (true, true) => "frozen; elfend does not answer, so the reason is unknown",
+                (true, false) => "runs; elfend does not answer, so its guarantees are unknown",
                 (false, true) => {
                     "frozen, as no elfend answers; start elfend, or run `elfend --release`"
                 }

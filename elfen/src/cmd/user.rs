@@ -4,7 +4,7 @@ use elfen_console::failure::{Failure, Status};
 use elfen_run::User;
 
 pub(super) fn find_user(name: &str) -> Result<User, Failure> {
-    let fix = "give a name or a number that `id` knows";
+    let fix = "use a name or a number that `id` accepts";
     match User::find(name) {
         Ok(Some(user)) => Ok(user),
         Ok(None) => {

@@ -55,7 +55,7 @@ fn a_fence_without_a_daemon_is_listed() {
         fenced.ends(&[ELFEN, "status"], 0, "fence batch: frozen");
     }
     fs::remove_file(fenced.socket()).unwrap();
-    fenced.ends(&[ELFEN, "resume"], 1, "no guards hold batch: no elfend answers");
+    fenced.ends(&[ELFEN, "resume"], 1, "no guards protect batch: no elfend answers");
     // The watchdog may freeze the fence once more.
     wait_until("running unguarded", || {
         fenced.fence.0.freezer().thaw().unwrap();
@@ -83,7 +83,11 @@ fn commands_give_up_on_a_daemon_that_hangs() {
     assert!(printed.contains("fence batch: runs; elfend does not say"), "{printed}");
     fenced.ends(&RUN_TRUE, 1, "it has not answered within 5 s");
     fenced.prints(&[ELFEN, "pause"]);
-    fenced.ends(&[ELFEN, "status"], 1, "fence batch: frozen; elfend does not say why");
+    fenced.ends(
+        &[ELFEN, "status"],
+        1,
+        "fence batch: frozen; elfend does not answer, so the reason is unknown",
+    );
 }
 
 /// Goal: a run without `--lanes` uses elfend's fence if its user may enter it, and is refused

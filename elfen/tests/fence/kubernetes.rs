@@ -58,10 +58,13 @@ fn elfend_must_run_among_the_pods() {
     outside.0.make().unwrap();
     fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
     let printed = fenced.check_in(&outside);
-    assert!(printed.contains(&format!("from {}, where elfend is", outside.0.path)), "{printed}");
+    assert!(
+        printed.contains(&format!("guards in {}, the cgroup of elfend", outside.0.path)),
+        "{printed}"
+    );
     assert!(printed.contains(&format!("start elfend in {}", tier.0.path)), "{printed}");
     let printed = fenced.check();
-    assert!(printed.starts_with("guards at home in "), "{printed}");
+    assert!(printed.starts_with("guards run in cgroup "), "{printed}");
 
     fs::write(fenced.settings_file(), settings(fenced.heavy.name(), tier.name())).unwrap();
     let printed = fenced.check();

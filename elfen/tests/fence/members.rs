@@ -112,7 +112,7 @@ fn members_receive_the_task_map() {
     assert_eq!(row(&member)["status"], "yes", "{member}");
     let (_, stranger) = run_as_nobody(&fenced, &doctor);
     assert_eq!(row(&stranger)["status"], "no", "{stranger}");
-    assert!(stranger.contains("only root and members of group elfen are given the task map"));
+    assert!(stranger.contains("only root and members of group elfen get the task map"));
 
     let holder = format!("{} (elfend)", fenced.daemon.id());
     fenced.ends(&[ELFEN, "lab", "bench", "signal", "--lanes", "0:1"], 1, &holder);

@@ -33,10 +33,10 @@ fn invalid_settings_are_refused() {
         settings("s", "x").replace("[[fence]]", &service)
     };
     let cases = [
-        (settings("s", "/"), 2, "the root holds everything"),
+        (settings("s", "/"), 2, "the root contains all processes"),
         (settings("s", "system.slice"), 2, "must never be frozen"),
         (settings("s", "a/../b"), 2, "invalid cgroup path"),
-        (settings("s", &deep), 2, "guards do not outrank"),
+        (settings("s", &deep), 2, "do not outrank"),
         (fence("a/x/y"), 2, "one is inside of the other"),
         (fence("b/x"), 2, "no cgroup outranks both /b/x and /a/x"),
         (another("0:3"), 2, "CPU 0 is named twice"),

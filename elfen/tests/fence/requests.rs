@@ -30,7 +30,7 @@ fn root_commands_elfend_only_from_outside_of_fences() {
     for words in [&set[..], &[ELFEN, "resume"]] {
         let mut inside = fenced.fence.command(words);
         let printed = run(inside.env("ELFEN_RUN_DIR", fenced.run_dir())).1;
-        assert!(printed.contains("must not command it"), "{words:?}: {printed}");
+        assert!(printed.contains("may not control the fence"), "{words:?}: {printed}");
         fenced.ends(&[&bare[..], words].concat(), 1, "only root may do that");
     }
     fenced.ends(&set, 0, "fixed-budget");
@@ -219,6 +219,6 @@ fn a_client_that_has_gone_enters_no_fence() {
         let open = request_and_exit(&fenced);
         kill(fenced.daemon.id(), libc::SIGCONT);
         let answer = receive_answer(&open);
-        assert!(answer.contains("the process that asked is gone"), "{answer}");
+        assert!(answer.contains("the requesting process has ended"), "{answer}");
     }
 }

@@ -59,7 +59,7 @@ fn guards_that_hang_freeze_their_fence() {
         assert!(fenced.fence.0.freezer().is_requested().unwrap());
     };
     stop(first);
-    assert!(fenced.fence().why().unwrap().contains("has not moved"));
+    assert!(fenced.fence().why().unwrap().contains("has been stuck"));
     kill(first, libc::SIGCONT);
     fenced.wait_until_running();
     wait_until_borrowing(batch.id());
@@ -127,7 +127,7 @@ fn a_daemon_that_was_stopped_freezes_nothing() {
     kill(fenced.daemon.id(), libc::SIGCONT);
     assert_eq!(fenced.fence().frozen, None);
     assert_eq!(fenced.status().guard_processes_lost, 0);
-    assert!(!fenced.log().contains("has not moved"), "{}", fenced.log());
+    assert!(!fenced.log().contains("has been stuck"), "{}", fenced.log());
 }
 
 /// Goal: a killed daemon leaves its fence frozen, and the next daemon thaws it with the same batch.
@@ -150,7 +150,7 @@ fn a_batch_survives_the_daemon() {
     // A regular stop also freezes the fence. Without a daemon, --release thaws it.
     fenced.end_daemon();
     wait_until("the freeze", || freezer.is_frozen().unwrap());
-    fenced.ends(&[ELFEN, "resume"], 1, "no guards hold");
+    fenced.ends(&[ELFEN, "resume"], 1, "no guards protect");
     assert!(freezer.is_frozen().unwrap());
     fenced.prints(&[ELFEND, "--release"]);
     wait_until_borrowing(batch.id());

@@ -75,7 +75,7 @@ fn a_service_is_confined_to_its_request_lane() {
     }
     let printed = fenced.check();
     assert!(printed.contains(&format!("cgroup /{}: ", place.name())), "{printed}");
-    assert!(printed.contains("kept to CPUs 0"), "{printed}");
+    assert!(printed.contains("limited to CPUs 0"), "{printed}");
 
     // The confinement stays after a stop of elfend, and the next start finds it.
     fenced.end_daemon();
@@ -83,7 +83,7 @@ fn a_service_is_confined_to_its_request_lane() {
     fenced.restart();
     wait_until("finding it", || !fenced.status().confined.is_empty());
     fenced.end_daemon();
-    fenced.ends(&[ELFEND, "--release"], 0, "may run anywhere");
+    fenced.ends(&[ELFEND, "--release"], 0, "may run on all CPUs");
     assert_eq!(place.0.effective_cpus().unwrap(), all);
     assert!(taskset("1", service.id()));
 }
@@ -106,7 +106,7 @@ fn sighup_reloads_the_settings() {
     for (what, text, why) in wrong {
         fenced.reload(&text);
         let log_has = |text: &str| fenced.log().contains(text);
-        wait_until(what, || log_has("stay as they were") && log_has(why));
+        wait_until(what, || log_has("the settings are unchanged") && log_has(why));
         assert_eq!(
             (fenced.status().guard_process, fenced.fence().frozen),
             (keeper, None),
@@ -154,7 +154,7 @@ fn metrics_are_served_at_the_address_of_the_settings() {
     let address = taken.local_addr().unwrap();
     let served = format!("metrics = \"{address}\"\n{usual}");
     fenced.reload(&served);
-    let stays = || fenced.log().contains("the settings stay as they were: metrics at");
+    let stays = || fenced.log().contains("the settings are unchanged: metrics at");
     wait_until("refusing it", stays);
     drop(taken);
     fenced.reload(&served);

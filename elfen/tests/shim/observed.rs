@@ -251,7 +251,7 @@ fn a_first_try_is_one_screen() {
         command.uid(65_534).gid(65_534);
     }
     let text = text(command.current_dir("/").output().unwrap());
-    assert!(text.contains("You could also see:"), "{text}");
+    assert!(text.contains("More can be observed:"), "{text}");
     assert!(text.lines().count() <= 24, "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
@@ -312,7 +312,7 @@ fn each_second_is_shown_while_it_goes_on() {
     drop(shown.stdin.take());
     let text: String = lines.map(|line| line + "\n").collect();
     assert_eq!(shown.wait().unwrap().code(), Some(4), "{text}");
-    assert!(text.contains("You could also see:") && text.contains("share"), "{text}");
+    assert!(text.contains("More can be observed:") && text.contains("share"), "{text}");
     let refused = command_with_its_library().args(["shim", "--live", "--json"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
 }

@@ -175,7 +175,11 @@ fn check_interrupted_recorder(port: &str, recording: &str) {
 fn check_killed_recorder(port: &str, recording: &str) {
     drop(start_recorder(port, recording));
     let report = elfen(&["report", recording]).output().unwrap();
-    assert!(text(&report.stdout).contains("the recording was cut off"), "{}", text(&report.stdout));
+    assert!(
+        text(&report.stdout).contains("the recording is truncated"),
+        "{}",
+        text(&report.stdout)
+    );
 }
 
 /// A recorder with small rings that it cannot read in time reports how many events it lost, and how

@@ -242,11 +242,11 @@ mod tests {
         for slowdown in [0.0, -1.0, f64::NAN, 1e9] {
             let mut wrong = model();
             wrong.batch[0].request_slowdown = slowdown;
-            assert!(wrong.check().unwrap_err().contains("no slowdown"));
+            assert!(wrong.check().unwrap_err().contains("is not a valid slowdown"));
         }
         let mut wrong = model();
         wrong.nap[0].wake_ns = Some(-1.0);
-        assert!(wrong.check().unwrap_err().contains("no time"));
+        assert!(wrong.check().unwrap_err().contains("is not a valid time"));
         wrong.nap[0] = NapTimes { name: "doze".to_owned(), ..model().nap[1].clone() };
         assert!(wrong.check().unwrap_err().contains("\"doze\" is none of device"));
     }

@@ -34,7 +34,7 @@ Examples:
   elfen lab simulate --rps 10 --noon-rps 70 --burst-rps 30 --duration 86400s \\
       --policy slo-budget --slo p99=100ms           a day, with bursts
   elfen lab simulate --rps 1200 --demand file:alone.csv --nap spin \\
-      --nap-slowdown 1 --scenario none,borrow-idle  the scenarios of an experiment
+      --nap-slowdown 1 --scenario none,borrow-idle  like `lab experiment`
 
 In the JSON, all fractions are of a core's time. Their sum is the utilisation, which is 2.0 if \
 both lanes are always busy: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";

@@ -257,7 +257,7 @@ mod tests {
         let cgroup = || ServiceProcesses::Cgroup(folder.path().to_owned());
         assert!(says(cgroup()).unwrap_err().contains("has no cpu.stat that counts"));
         fs::write(folder.path().join("cpu.stat"), "usage_usec 17\nuser_usec 9\n").unwrap();
-        assert!(says(cgroup()).unwrap_err().contains("no process is in cgroup"));
+        assert!(says(cgroup()).unwrap_err().contains("has no processes"));
         fs::create_dir(folder.path().join("below")).unwrap();
         fs::write(folder.path().join("below/cgroup.procs"), "12\n").unwrap();
         assert_eq!((says(cgroup()), cgroup().used_ns()), (Ok(()), 17_000));

@@ -365,7 +365,10 @@ mod tests {
         let mistakes: [(Mistake, &str); 4] = [
             (|plan| (plan.loads, plan.rates) = (vec![], vec![]), "neither loads nor rates"),
             (|plan| plan.batches = vec![], "need a batch program"),
-            (|plan| plan.command = vec!["bin/loop".to_owned()], "also a program of elfen-batch"),
+            (
+                |plan| plan.command = vec!["bin/loop".to_owned()],
+                "also the name of a program of elfen-batch",
+            ),
             (|plan| plan.scenarios.push("none".to_owned()), "named twice"),
         ];
         for (mistake, says) in mistakes {

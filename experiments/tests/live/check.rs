@@ -94,7 +94,7 @@ fn wrong_arguments_are_named() {
     let sandbox = Sandbox::new("wrong_arguments_of_a_check");
     let inject = format!("--pid {}", std::process::id());
     for (words, says) in [
-        (format!("inject stop {inject} --length 1s"), "less than --every"),
+        (format!("inject stop {inject} --length 1s"), "below --every"),
         (format!("inject softirq {inject}"), "--cpu"),
         ("check --user".to_owned(), "unexpected argument"),
         ("check --causes stop,nagel".to_owned(), "use all, or a list of: stop, hog"),

@@ -155,10 +155,18 @@ fn mistakes_are_named_before_anything_runs() {
             2,
             "the processes of the service are not given; give them with",
         ),
-        ("--service-url http://a/ --service-pid 1", 2, "need a capacity"),
-        ("--service-url http://a/ --service-pid 1 --load 20 --rps 9", 2, "need a capacity"),
-        ("--service-url http://a/{} --service-pid 1 --rps 9", 2, "give a file of lines with --q"),
-        ("--service-url ftp://a/ --service-pid 1 --rps 9", 2, "neither http:// nor redis://"),
+        ("--service-url http://a/ --service-pid 1", 2, "require a capacity"),
+        ("--service-url http://a/ --service-pid 1 --load 20 --rps 9", 2, "require a capacity"),
+        (
+            "--service-url http://a/{} --service-pid 1 --rps 9",
+            2,
+            "add a file with one query per line: --q",
+        ),
+        (
+            "--service-url ftp://a/ --service-pid 1 --rps 9",
+            2,
+            "does not begin with http:// or redis://",
+        ),
         ("--service-url http://a/ --service-pid 1 --rps 9 --queries none", 2, "queries \"none\": "),
         (
             "--service-url http://a/ --service-pid 1 --rps 9 --emulate-smt 1.5",
@@ -170,7 +178,7 @@ fn mistakes_are_named_before_anything_runs() {
         (
             "--service-url http://a/ --service-pid 1 --rps 9 --scenario none,slo-budget:p99=20ms",
             2,
-            "name its page with --service",
+            "name it with --service",
         ),
         ("-- no-such-program -k", 2, "program \"no-such-program\": no such program in any folder"),
         ("-- /etc/passwd", 2, "is not an executable file"),

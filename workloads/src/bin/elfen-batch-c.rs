@@ -6,8 +6,8 @@ use elfen_console::command;
 use std::process::ExitCode;
 use workloads::batch::{self, Kind, MicroInC, Repetition};
 
-/// Repeats one of the thesis's programs in C and prints how much of its work was done, with a
-/// checksum of it. `elfen-batch` has the same programs in Rust, and others.
+/// Repeats one of the thesis's programs in C and prints the amount of work that it did, with a
+/// checksum. `elfen-batch` has the same programs in Rust, and others.
 #[derive(Debug, Parser)]
 #[command(
     name = "elfen-batch-c",

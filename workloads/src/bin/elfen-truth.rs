@@ -21,13 +21,14 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use workloads::units::{Nanos, nanos_from_f64, parse_nanos};
 
-/// Takes turns of random length, publishes them by tags, and writes when each began and ended.
+/// Runs turns of random length, publishes them with tags, and writes the start and the end of each
+/// turn.
 #[derive(Debug, Parser)]
 #[command(
     name = "elfen-truth",
     version,
     after_help = "Turns have numbers from 1, and the tags odd and even; the number is the thread's \
-                  value. Lengths are drawn log-uniformly. FILE gets a row a turn: turn, tag, \
+                  value. Lengths are drawn log-uniformly. FILE gets one row per turn: turn, tag, \
                   start_ns, end_ns, by CLOCK_MONOTONIC.\n\n\
                   Example: elfen shim --watch tag -o run.shim -- elfen-truth turns.csv\n\n\
                   Exit status: 0 done, 1 failed, 2 wrong arguments."

@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), default_value = "1")]
     pipeline: u32,
 
-    /// How long after its due time a request without an answer fails
+    /// Time limit for an answer, from the time at which the request was due
     #[arg(long, value_parser = parse_nanos, default_value = "10s")]
     timeout: Nanos,
 
@@ -103,7 +103,7 @@ pub(crate) struct Args {
     #[arg(long, value_parser = parse_nanos)]
     spin: Option<Nanos>,
 
-    /// Never sleep: sees answers at once, and takes a whole CPU
+    /// Never sleep: detects answers immediately, but uses a whole CPU
     #[arg(long, conflicts_with = "spin")]
     busy: bool,
 
@@ -128,12 +128,12 @@ pub(crate) struct Args {
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rps) if (1e-3..=1e8).contains(&rps) => Ok(rps),
-        _ => Err("a rate is a number from 0.001 to 100000000".into()),
+        _ => Err("a rate must be a number from 0.001 to 100000000".into()),
     }
 }
 
 fn template(text: &str) -> Result<String, String> {
-    if text.contains("{}") { Ok(text.into()) } else { Err("a template has a {} in it".into()) }
+    if text.contains("{}") { Ok(text.into()) } else { Err("a template must contain {}".into()) }
 }
 
 impl Args {

@@ -36,7 +36,7 @@ fn run(args: Args, out: &mut dyn Write) -> Outcome {
     let settings = args.settings(target)?;
     if settings.queries.skipped > 0 {
         let skipped = settings.queries.skipped;
-        output::warn(&format!("left out {skipped} tasks that are no text query"));
+        output::warn(&format!("skipped {skipped} tasks that are not text queries"));
     }
     let report = measure(&args, target, &settings)?;
     output::print(out, args.json, &report, || report.table())?;
@@ -64,7 +64,7 @@ fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, 
         runs.push(run);
     }
     if runs.is_empty() {
-        let (why, fix) = ("interrupted before anything was measured", "let it run for longer");
+        let (why, fix) = ("interrupted before anything was measured", "let it run longer");
         return Err(Failure::new(Status::Interrupted, "measuring", why, fix));
     }
     if let Some(mut csv) = csv {
@@ -77,7 +77,7 @@ fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, 
         report.warnings.insert(0, warning);
     }
     if interrupted() {
-        report.warnings.insert(0, "interrupted: these figures are of the time until then".into());
+        report.warnings.insert(0, "interrupted: the figures cover the time until then".into());
     }
     Ok(report)
 }

@@ -141,7 +141,7 @@ fn too_late(overrun: Overrun, lost: Option<io::Error>) -> Failure {
     let [late, bound] = [late_ns, bound_ns].map(duration::show);
     let lost = lost.map(|error| format!(" (a connection was lost: {error})")).unwrap_or_default();
     let (why, fix) = if starved {
-        ("no connection had room", "use more --connections, --pipeline, or --allow-late")
+        ("all connections were occupied", "use more --connections, --pipeline, or --allow-late")
     } else {
         ("the generator fell behind", "give it a CPU of its own (--cpu), or --allow-late")
     };
@@ -250,7 +250,7 @@ impl<'a> Driver<'a> {
         for first in (0..connections).step_by(OPENING_AT_ONCE) {
             self.open_all(first..connections.min(first + OPENING_AT_ONCE)).map_err(|error| {
                 let what = format!("connecting to {}", self.settings.address);
-                Failure::new(Status::Failed, what, error, "is the service running there?")
+                Failure::new(Status::Failed, what, error, "check that the service runs there")
             })?;
         }
         Ok(())
@@ -265,7 +265,8 @@ impl<'a> Driver<'a> {
             let left = patience.saturating_sub(begun.elapsed());
             if left.is_zero() || interrupted() {
                 let standing = self.links.iter().filter(|link| link.stands).count();
-                let problem = format!("{standing} of {} connections stand", self.links.len());
+                let problem =
+                    format!("only {standing} of {} connections were established", self.links.len());
                 return Err(io::Error::new(ErrorKind::TimedOut, problem));
             }
             self.poll(Some(left))?;

@@ -32,14 +32,17 @@ impl FromStr for Target {
             "http" => (Protocol::Http, 80),
             "redis" => (Protocol::Redis, 6_379),
             "https" => {
-                return Err("https is not spoken here: load the service behind its TLS".into());
+                return Err(
+                    "https is not supported: use the address of the service behind the TLS proxy"
+                        .into(),
+                );
             }
             _ => return Err(format!("`{scheme}` is neither http nor redis")),
         };
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
-                (host, port.parse().map_err(|_| format!("`{port}` is no port: {example}"))?)
+                (host, port.parse().map_err(|_| format!("`{port}` is not a port: {example}"))?)
             }
             _ => (authority, default_port),
         };
@@ -161,7 +164,7 @@ impl QuerySet {
         match set.requests.len() {
             0 => Err(format!("{path} holds no query; write one a line")),
             count if u32::try_from(count).is_err() => {
-                Err(format!("{path} holds {count} queries; the most is 2^32"))
+                Err(format!("{path} holds {count} queries; the maximum is 2^32"))
             }
             _ => Ok(set),
         }
@@ -192,7 +195,7 @@ fn encode_http(line: &str, host: &str) -> Result<Vec<u8>, String> {
     }
     if !is_method || !target.starts_with('/') || target.contains(' ') {
         let expected = "write a target that begins with `/`, or METHOD /target [body]";
-        return Err(format!("`{line}` is no HTTP request: {expected}"));
+        return Err(format!("`{line}` is not an HTTP request: {expected}"));
     }
     if target.bytes().any(|byte| byte.is_ascii_control()) {
         let advice = "percent-encode it, or leave it out";
@@ -222,7 +225,7 @@ fn encode_redis(line: &str) -> Result<Vec<u8>, String> {
 }
 
 fn no_answer(line: &str) -> String {
-    format!("`{line}` gets no answer that can be matched to it: leave it out")
+    format!("the answer to `{line}` cannot be matched to the command: omit it")
 }
 
 /// The query of a luceneutil task line; `None` for tasks that are not text queries.

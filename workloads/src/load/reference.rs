@@ -51,7 +51,7 @@ impl FromStr for ServiceTimes {
         };
         read().ok_or_else(|| {
             format!(
-                "`{text}` is no service time: write exponential:1ms, fixed:1ms or \
+                "`{text}` is not a service time: write exponential:1ms, fixed:1ms or \
                  fixed:1ms,stall:1000:100ms"
             )
         })

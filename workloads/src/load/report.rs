@@ -239,8 +239,8 @@ fn warnings_of(run: &Run, settings: &Settings) -> [Option<String>; KINDS] {
         }),
         is_tardy.then(|| {
             format!(
-                "1 % of the requests were sent more than {} late, which is in their latency: the \
-                 machine is too busy for the generator",
+                "1 % of the requests were sent more than {} late, which is part of their latency: \
+                 the machine is too busy for the generator",
                 show_us(late)
             )
         }),
@@ -255,13 +255,17 @@ fn warnings_of(run: &Run, settings: &Settings) -> [Option<String>; KINDS] {
         }),
         is_sleepy.then(|| {
             format!(
-                "the generator took {} to wake (median), which is in the latency of every answer \
-                 that came while it slept; --busy does not sleep",
+                "the generator took {} to wake (median), which is part of the latency of each \
+                 answer that arrived while it slept; with --busy it does not sleep",
                 show_us(wake)
             )
         }),
-        (beyond < FEWEST_BEYOND)
-            .then(|| format!("p999 rests on {beyond:.0} requests; it takes 10000 requests for 10")),
+        (beyond < FEWEST_BEYOND).then(|| {
+            format!(
+                "p999 is based on only {beyond:.0} slower requests; 10 of them \
+                require 10000 requests"
+            )
+        }),
     ]
 }
 

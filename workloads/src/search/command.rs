@@ -236,7 +236,7 @@ fn emulated(args: &ServeArgs, workers: &[usize]) -> Result<Option<Emulated>, Fai
     let has_neighbours =
         |cpu| u32::try_from(cpu).is_ok_and(|cpu| !lanes.batches_of(cpu).is_empty());
     if let Some(cpu) = workers.iter().copied().find(|cpu| !has_neighbours(*cpu)) {
-        let why = format!("--beside {lanes} names no batch lane beside CPU {cpu}");
+        let why = format!("--beside {lanes} has no batch lane for CPU {cpu}");
         let fix = format!("write it as in {cpu}:BATCH");
         return Err(Failure::new(Status::Usage, "arguments", why, fix));
     }
@@ -287,8 +287,8 @@ fn read_queries(path: &Path) -> Result<Vec<String>, Failure> {
         .map(str::to_owned)
         .collect();
     if queries.is_empty() {
-        let why = "it holds no query";
-        return Err(Failure::new(Status::Failed, shown, why, "write one a line"));
+        let why = "it contains no query";
+        return Err(Failure::new(Status::Failed, shown, why, "write one query per line"));
     }
     Ok(queries)
 }

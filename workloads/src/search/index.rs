@@ -276,7 +276,7 @@ impl SearchIndex {
         }
         let (schema, _) = Fields::schema();
         if index.schema() != schema {
-            return Err(damaged("it has other fields".to_owned()));
+            return Err(damaged("it has unknown or missing fields".to_owned()));
         }
         let reader = index
             .reader_builder()

@@ -29,9 +29,9 @@ pub(super) enum QueryError {
     LongPhrase,
     #[error("a quotation mark is not closed")]
     OpenQuote,
-    #[error("after `~` comes a number: up to 2 after a word, up to 1000 after a phrase")]
+    #[error("`~` must be followed by a number: up to 2 after a word, up to 1000 after a phrase")]
     Tilde,
-    #[error("a query needs something to find besides what to leave out")]
+    #[error("a query must have a term that is not excluded")]
     OnlyExcludes,
 }
 

@@ -118,7 +118,7 @@ impl Keys {
 
 fn request(batch: &Batch, settings: &Settings) -> String {
     if batch.request_settings(settings).is_err() {
-        return "it is another user's".to_owned();
+        return "it belongs to another user".to_owned();
     }
     let policy = settings.policy.name();
     match settings.policy {

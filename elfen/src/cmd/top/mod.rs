@@ -24,8 +24,8 @@ Examples:
   elfen top --once       once, for scripts
   sudo elfen top         with the batches of all users, and what their lanes run
 
-Keys: up and down select a batch; p takes its next policy; + and - change its budget; q ends. \
-Shares are of the time since the last picture, tails those of the last ten seconds.";
+Keys: up and down select a batch; p selects its next policy; + and - change its budget; q ends. \
+Shares refer to the time since the last refresh, tail latencies to the last ten seconds.";
 
 /// Watch lanes and batches, and change their policies
 #[derive(clap::Args, Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long)]
     once: bool,
 
-    /// How long to wait between two pictures
+    /// Time between two refreshes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::parse)]
     every: Duration,
 }
@@ -50,8 +50,8 @@ const SHORTEST: Duration = Duration::from_millis(50);
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     super::status::batches(&args.run_dir)?;
     if args.every < SHORTEST {
-        let why = "a picture takes some time itself";
-        let fix = format!("give it {} ms or more", SHORTEST.as_millis());
+        let why = "a refresh takes some time itself";
+        let fix = format!("use {} ms or more", SHORTEST.as_millis());
         return Err(Failure::new(Status::Usage, "--every", why, fix));
     }
     if args.once || !terminal::is_there() {

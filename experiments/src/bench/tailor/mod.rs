@@ -30,7 +30,7 @@ const RING: u32 = 65_536;
 
 const EXAMPLE: &str = "\
 Examples:
-  sudo elfen lab bench tailor                    cost of a hand-over between threads
+  sudo elfen lab bench tailor                    a hand-over of threads
   sudo elfen lab bench tailor --service search   CPU of a request of a service
                                              that is under load
   sudo elfen lab bench tailor --service search --runs 150 -d 200ms

@@ -21,14 +21,14 @@ use workloads::batch::{self, EmulatedCore, Kind, Program, Repetition, Work, Wron
 use workloads::beside::kernel::{self, OwnClaim, Requests};
 use workloads::beside::{Lanes, Slowdown, Slowed};
 
-/// Repeats one batch program and prints how much of its work was done, with a checksum of it.
+/// Repeats one batch program and prints the amount of work that it did, with a checksum.
 #[derive(Debug, Parser)]
 #[command(
     name = "elfen-batch",
     version,
     after_help = "Example: elfen-batch compress --duration 5s\n\n\
-                  Every iteration of a seed does the same and has the same checksum. Ctrl-C and \
-                  SIGTERM end the program after its iteration, with its report.\n\
+                  All iterations with the same seed do the same work and have the same checksum. \
+                  Ctrl-C and SIGTERM end the program after its iteration, with its report.\n\
                   Exit status: 0 done, 1 a result was wrong, 2 wrong arguments, 3 this machine \
                   can't emulate a core."
 )]

@@ -86,23 +86,23 @@ impl Metrics {
         let mut scalars = vec![
             ("queue_length", "gauge", "Requests that wait for a worker.", queue_len as f64),
             ("connections", "gauge", "Open connections.", count(&self.connections)),
-            ("accepted_total", "counter", "Connections ever opened.", count(&self.accepted)),
+            ("accepted_total", "counter", "Connections opened so far.", count(&self.accepted)),
         ];
         if let Some(slowdown) = self.slowdown {
-            let help = "How many times as long a request takes beside a batch; emulated.";
+            let help = "Emulated slowdown of a request next to a batch, as a factor.";
             scalars.push(("emulated_slowdown", "gauge", help, slowdown.factor()));
-            let help = "Time of requests with a batch beside them.";
+            let help = "Time that requests ran next to a batch.";
             scalars.push(("beside_seconds_total", "counter", help, count(&self.beside_ns) / 1e9));
-            let help = "Time by which requests were made longer for it.";
+            let help = "Time that the emulation added to requests.";
             scalars.push(("added_seconds_total", "counter", help, count(&self.added_ns) / 1e9));
         }
         for (name, kind, help, value) in scalars {
             write_head(out, name, kind, help)?;
             writeln!(out, "elfen_search_{name} {value}")?;
         }
-        let help = "From arrival to the end of the search.";
+        let help = "Time from the arrival to the end of the search.";
         write_histogram(out, "latency_seconds", help, &self.latency.lock())?;
-        write_histogram(out, "service_seconds", "The search alone.", &self.service.lock())
+        write_histogram(out, "service_seconds", "Time of the search only.", &self.service.lock())
     }
 }
 

@@ -124,7 +124,7 @@ fn check_published_causes(port: &str) {
         metrics().contains(&format!("elfen_tail_slow_requests{{service=\"redis-server:{port}"))
     );
     let top = seen(&["top", "--once"]);
-    assert!(top.contains("BECAUSE OF") && top.contains(" stopped "), "{top}");
+    assert!(top.contains("MAIN CAUSE") && top.contains(" stopped "), "{top}");
     drop(watch);
     assert!(!metrics().contains("redis-server:"), "the causes end with the watch");
 }

@@ -42,7 +42,7 @@ final class Marks {
      */
     void serve(int lane, int cpu) {
         if (on && claim(lane, cpu) != 0) {
-            throw new IllegalStateException("lane " + lane + " is served by another");
+            throw new IllegalStateException("lane " + lane + " is served by another process");
         }
     }
 

@@ -52,10 +52,10 @@ const SERVICES: [Column; 7] = [
 ];
 
 const TAILS: [Column; 6] = [
-    ("TAIL OF", 22, false),
+    ("TAIL OF SERVICE", 22, false),
     ("ABOVE", 8, true),
     ("SLOW", 6, true),
-    ("BECAUSE OF", 22, false),
+    ("MAIN CAUSE", 22, false),
     ("SHARE", 7, true),
     ("EACH", 8, true),
 ];

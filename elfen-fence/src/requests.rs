@@ -143,7 +143,7 @@ impl Daemon {
             return refused(why, "have root add this user to the group (`usermod -aG elfen USER`)");
         }
         let Some(tasks) = self.lent_lanes.tasks() else {
-            let fix = "see elfend's log; `elfen doctor` as root says what the task map requires";
+            let fix = "see elfend's log; `elfen doctor` as root shows what the task map requires";
             return refused(
                 "elfend has no task map: it lends no lanes, or only reads services' pages",
                 fix,

@@ -27,7 +27,7 @@ pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) &'static str);
 pub(crate) const MALFORMED_BODY: Refusal =
     Refusal(StatusCode::BAD_REQUEST, "the body is malformed");
 pub(crate) const SLOW_BODY: Refusal =
-    Refusal(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
+    Refusal(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
 pub(crate) const LARGE_BODY: Refusal =
     Refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB");
 pub(crate) const NO_SERVER: Refusal =

@@ -130,7 +130,7 @@ fn another_output_than_alone_is_a_failure() {
     let output = traced(&[&turns[..], &program].concat());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    let prefix = "elfen: comparing with runs alone: --checks guard: ";
+    let prefix = "elfen: comparing with runs without Elfen: --checks guard: ";
     assert!(stderr.contains(prefix) && stderr.contains("differs at byte 1"), "{stderr}");
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(stdout.contains("the program is too short"), "{stdout}");

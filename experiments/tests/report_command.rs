@@ -119,8 +119,8 @@ fn a_calibrated_model() {
     for figure in &report["figures"].as_array().expect("figures")[..9] {
         let made_with = figure["made_with"].as_str().expect("words");
         let expected = "Simulated with model.toml (calibrated on a CPU with SMT) and the demand of \
-                        the thesis: a request takes 1.25 times as long next to \"loop\", 2 times as \
-                        long next to \"flush\"";
+                        the thesis: a request takes 1.25 times as long next to \"loop\", 2 \
+                        times as long next to \"flush\"";
         assert!(made_with.starts_with(expected), "{made_with}");
         assert!(!figure.to_string().contains("published in the thesis"), "{figure}");
     }

@@ -239,7 +239,7 @@ fn people_get_a_table() {
         "  p50  ",
         "\nlatency  ",
         "\nsend schedule's error: p50 ",
-        "\nwarning: 30 of 30 requests failed (503: 30); the latencies are of the others\n",
+        "\nwarning: 30 of 30 requests failed (503: 30); the latencies exclude them\n",
     ] {
         assert!(table.contains(part), "{part:?} is missing in\n{table}");
     }

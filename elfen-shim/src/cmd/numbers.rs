@@ -17,7 +17,7 @@ pub(super) fn refuse(name: &str, error: &ReachError) -> Failure {
     let (status, fix) = match error {
         ReachError::Invalid(_) => (Status::Usage, "choose one of `elfen shim signals`"),
         ReachError::Failed(_) | ReachError::Io(_) => {
-            (Status::Failed, "see in `elfen doctor` what this user may observe")
+            (Status::Failed, "see `elfen doctor` for what this user may observe")
         }
     };
     Failure::new(status, format!("watching {name:?}"), error, fix)

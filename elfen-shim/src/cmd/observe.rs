@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         .map_err(|error| Failure::new(Status::Failed, "reading the lanes", error, "try again"))?;
     let lanes = choose(args.cpu.as_ref(), args.observer_cpu.as_ref(), args.sibling, &allowed)?;
     let clock = Clock::of_this_machine().map_err(|error| {
-        let fix = "use a machine whose kernel keeps time by the time stamp counter";
+        let fix = "use a machine whose kernel uses the time stamp counter as its clock";
         Failure::new(Status::Unsupported, "the clock of samples", error, fix)
     })?;
     let signals = blocked_signals().map_err(signal_failure)?;

@@ -17,8 +17,8 @@ Examples:
   elfen tailor report elfen.trace                   its slowest 1 %
   sudo elfen tailor watch --port 6379 --slow 10ms   a line for each slow request
 
-`sudo elfen lab check` injects faults into a service of its own, and says whether the account can \
-be trusted on this machine.";
+`sudo elfen lab check` injects known faults into a test service, and shows whether the \
+explanations are correct on this machine.";
 
 /// Explain why the slowest requests of a service were slow
 ///

@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     writer.end(monotonic_ns()).map_err(unwritable)?;
     let Recorder { taken, lost, .. } = recorder;
     let path = args.output.display();
-    writeln!(out, "{taken} events in {path}, {lost} lost; `elfen tailor report {path}` tells more")
+    writeln!(out, "{taken} events in {path}, {lost} lost; see `elfen tailor report {path}`")
         .map_err(Failure::output)?;
     // Without --duration, Ctrl-C is the regular end of a recording.
     let is_regular = args.duration.is_none() || signal.is_none();

@@ -45,7 +45,7 @@ pub(crate) struct PolicyArgs {
 
     /// How long the batch may share a core with a request
     ///
-    /// Default with --slo: the SLO less the tail latency of the service so far. Default without
+    /// Default with --slo: the SLO minus the tail latency of the service so far. Default without
     /// --slo: a tenth of the median latency of the service.
     #[arg(long, value_name = "TIME", value_parser = duration::parse, allow_hyphen_values = true,
         env = "ELFEN_BUDGET")]
@@ -159,7 +159,7 @@ fn derive_budget(
     let tail_ns = latency(slo.per_million).ok_or_else(none)?;
     let tail = duration::show(tail_ns);
     match slo.latency_ns.checked_sub(tail_ns).filter(|&left_ns| left_ns > 0) {
-        Some(left_ns) => Ok((left_ns, format!("the SLO less the tail so far, {tail}"))),
+        Some(left_ns) => Ok((left_ns, format!("the SLO minus the tail latency so far, {tail}"))),
         None => {
             let why = format!("the tail of service {:?} so far is {tail}", service.name);
             let fix = "this leaves no budget: use --policy borrow-idle, or a longer SLO";

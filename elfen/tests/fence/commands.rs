@@ -80,7 +80,7 @@ fn commands_give_up_on_a_daemon_that_hangs() {
     kill(fenced.daemon.id(), libc::SIGSTOP);
     let (status, printed) = fenced.run(&[ELFEN, "status"]);
     assert!(status == Some(1) && printed.contains("it has not answered within 5 s"), "{printed}");
-    assert!(printed.contains("fence batch: runs; elfend does not say"), "{printed}");
+    assert!(printed.contains("fence batch: runs; elfend does not answer"), "{printed}");
     fenced.ends(&RUN_TRUE, 1, "it has not answered within 5 s");
     fenced.prints(&[ELFEN, "pause"]);
     fenced.ends(

@@ -416,7 +416,7 @@ fn dynamic_budget_uses_published_counters() {
     let refused = elfen(&policy, &["true"]).output().unwrap();
     let printed = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(3), "{printed}");
-    assert!(printed.contains("the service publishes none; have the service publish"), "{printed}");
+    assert!(printed.contains("the service publishes none; let the service publish"), "{printed}");
     worker.count(1, 1);
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");

@@ -533,7 +533,7 @@ impl BenchReport {
             text += &format!("{}: {shown}\n", key.replace('_', " "));
         }
         for why in &self.left_out {
-            text += &format!("left out: {why}\n");
+            text += &format!("not measured: {why}\n");
         }
         text
     }
@@ -745,7 +745,7 @@ mod tests {
         let text = "case  time, us ↓  n  turns  half, %  more, %  95 %          last\n\
                     base  3.5         6  12     0.0      -        -             5\n\
                     more  3.9         6  12     50.0     10.0     10.0 to 10.0  5\n\n\
-                    cpu: 3\nleft out: the rest: no time\n";
+                    cpu: 3\nnot measured: the rest: no time\n";
         assert_eq!(report.text(), text);
         let json = serde_json::to_string(&report.json("drift")).unwrap();
         let begin = r#"{"benchmark":"drift","cpu":3,"times":[{"case":"base","halves":0,"#;

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     }
     report.wrong.map_or(Ok(ExitCode::SUCCESS), |why| {
         let fix = "use --checks guard for this program, and report this error";
-        Err(Failure::new(Status::Failed, "comparing with runs alone", why, fix))
+        Err(Failure::new(Status::Failed, "comparing with runs without Elfen", why, fix))
     })
 }
 

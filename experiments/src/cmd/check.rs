@@ -230,7 +230,7 @@ fn text(checked: &CheckReport) -> String {
     }
     text += "\n";
     text += &stolen_text(checked.stolen);
-    left_out.iter().for_each(|why| text += &format!("left out: {why}\n"));
+    left_out.iter().for_each(|why| text += &format!("not measured: {why}\n"));
     text + "the account " + holds_text(checked.holds)
 }
 

@@ -121,7 +121,7 @@ fn find_stray(
     });
     let (id, process, cpus) = strays.next()?;
     let more = strays.count();
-    let more = if more > 0 { format!("; {more} more threads, too") } else { String::new() };
+    let more = if more > 0 { format!("; the same applies to {more} more") } else { String::new() };
     Some(format!(
         "thread {id} of process {process} works and may run on CPUs {cpus}, outside the request \
          lanes {lanes}{more}"
@@ -236,7 +236,7 @@ mod tests {
         after.insert(8, (70, 101));
         let message = stray(&after).unwrap();
         assert!(
-            message.starts_with("thread 8 of") && message.ends_with("; 1 more threads, too"),
+            message.starts_with("thread 8 of") && message.ends_with("; the same applies to 1 more"),
             "{message}"
         );
     }

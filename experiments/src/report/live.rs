@@ -382,7 +382,7 @@ const OVER_LOAD: [OverLoad; 2] = [
     OverLoad {
         id: "co-running",
         title: "p99 and utilisation without Elfen",
-        reading: "The tail latency with priorities and with core scheduling, compared with borrow-idle.",
+        reading: "p99 with priorities and with core scheduling, compared with borrow-idle.",
         scenarios: [
             Scenario::None,
             Scenario::Unrestrained,

@@ -126,7 +126,7 @@ fn a_single_cpu_is_refused() {
     let output = command.output().expect("needs CPU 0");
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("take two CPUs, and this process may use only CPU 0"), "{said}");
+    assert!(said.contains("require two CPUs, and this process may use only CPU 0"), "{said}");
 }
 
 /// Goal: missing files and folders are reported before anything runs. Method: an `elfen-lab`

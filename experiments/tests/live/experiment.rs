@@ -153,7 +153,7 @@ fn mistakes_are_named_before_anything_runs() {
         (
             "--service-url http://a/ --rps 9",
             2,
-            "the processes of the service are not given; give them with",
+            "the processes of the service are not given; name them with",
         ),
         ("--service-url http://a/ --service-pid 1", 2, "require a capacity"),
         ("--service-url http://a/ --service-pid 1 --load 20 --rps 9", 2, "require a capacity"),
@@ -242,7 +242,7 @@ fn an_interrupted_calibration_reports_the_signal_and_leaves_nothing() {
     let output = running.end();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("calibrating: interrupted by signal 2; nothing is left"), "{said}");
+    assert!(said.contains("calibrating: interrupted by signal 2; temporary files"), "{said}");
     assert!(!sandbox.path("elfen-model.toml").exists());
     sandbox.assert_nothing_left(&scratch);
 }

@@ -31,7 +31,7 @@ fn a_program_of_the_users_own_is_measured() {
     let words = words.replace("--batch loop --runs 2 --duration 300ms", "--runs 1 --duration 1s");
     let report = sandbox.json(&format!("{words} --json -- ./worker"));
     let remarks = report["remarks"].to_string();
-    assert!(remarks.contains("worker: its work is the CPU time"), "{remarks}");
+    assert!(remarks.contains("worker: its work is measured as the CPU time"), "{remarks}");
     assert!(remarks.contains("the batch ended and was restarted"), "{remarks}");
     assert_eq!(report["setup"]["plan"]["command"], serde_json::json!(["./worker"]));
     let alone = &report["setup"]["alone"][0];

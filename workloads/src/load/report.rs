@@ -198,7 +198,7 @@ fn warnings(runs: &[Run], settings: &Settings) -> Vec<String> {
         Some(match (runs.len(), shown.count()) {
             (1, _) => text.clone(),
             (_, 0) => format!("run {first}: {text}"),
-            (_, others) => format!("run {first}: {text} ({others} others alike)"),
+            (_, others) => format!("run {first}: {text} (similar in {others} more runs)"),
         })
     };
     (0..KINDS).filter_map(of_kind).collect()
@@ -226,9 +226,7 @@ fn warnings_of(run: &Run, settings: &Settings) -> [Option<String>; KINDS] {
     let beyond = recorder.latency.count() as f64 * 0.001;
     [
         (failed > 0).then(|| {
-            format!(
-                "{failed} of {requests} requests failed ({kinds}); the latencies are of the others"
-            )
+            format!("{failed} of {requests} requests failed ({kinds}); the latencies exclude them")
         }),
         (waited > 0).then(|| {
             format!(

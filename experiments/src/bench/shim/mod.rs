@@ -153,7 +153,7 @@ fn name(part: Part) -> String {
 
 fn observed_and_observer(args: &Args) -> Result<Lanes, BenchError> {
     let clock = Clock::of_this_machine().map_err(|error| {
-        let fix = "use a machine whose kernel keeps time by the time stamp counter";
+        let fix = "use a machine whose kernel uses the time stamp counter as its clock";
         BenchError::unsupported(format!("the clock of samples: {error}"), fix)
     })?;
     let (on, from) = if args.lanes.by_hand() {

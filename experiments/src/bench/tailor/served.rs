@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read() {
-        let told = "104321 events in /tmp/a, b.trace, 7 lost; `elfen tailor report /tmp/a` tells\n";
+        let told = "104321 events in /tmp/a, b.trace, 7 lost; see `elfen tailor report /tmp/a`\n";
         assert_eq!(counts(told), Some((104_321, 7)));
         assert_eq!(counts("elfen: no"), None);
         let info = "# Stats\r\ntotal_commands_processed:9\r\nother:1\r\n";

@@ -192,7 +192,7 @@ fn wrong_arguments() {
         ("simulate --rps 1 --policy faster".to_owned(), "invalid value 'faster'"),
         ("simulate --rps 1 --slo p99=1ms --window 1us".to_owned(), "a window must last"),
         ("plan --rps 1".to_owned(), "--slo"),
-        ("plan --slo p99=1ms --rps 1 --held 101".to_owned(), "a percentage"),
+        ("plan --slo p99=1ms --rps 1 --held 101".to_owned(), "the percentage must be"),
         ("plan --slo p99=1ms --rps 1 --batch-load -1".to_owned(), "'-1'"),
     ] {
         let output = elfen(&line.split_whitespace().collect::<Vec<_>>());

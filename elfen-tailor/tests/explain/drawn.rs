@@ -74,7 +74,7 @@ fn the_perfetto_trace_has_requests_and_threads() {
         assert!(tracks.contains(name), "{name} in {tracks:?}");
     }
     assert!(tracks.contains("service 10"), "{tracks:?}");
-    for name in ["preempted hog", "runs on CPU 0", "could run"] {
+    for name in ["preempted hog", "runs on CPU 0", "runnable"] {
         assert!(events.iter().any(|event| event["name"] == name), "{name}");
     }
     let mut ends: BTreeMap<(u64, u64), f64> = BTreeMap::new();

@@ -88,7 +88,8 @@ impl Args {
     ) -> Result<(), Failure> {
         let name = named("results", &self.output);
         let refuse = |why: &str| {
-            let fix = "name another file with --output, or repeat the command in its first line";
+            let fix =
+                "choose another file with --output, or repeat the command in the file's first line";
             Failure::new(Status::Usage, name.clone(), why, fix)
         };
         let Some(begun) = results.setup() else {

@@ -90,7 +90,7 @@ impl Helpers {
     /// service of the user's own, the only helper is the generator.
     pub(super) fn describe(&self, has_coordinator: bool) -> String {
         let Self { coordinator, generator, share_a_lane, rank } = self;
-        let (who, programs) = match has_coordinator {
+        let (subject, programs) = match has_coordinator {
             true => ("coordinator and load generator run", "service and load generator run"),
             false => ("the load generator runs", "it runs"),
         };
@@ -109,7 +109,7 @@ impl Helpers {
             Rank::ShortSlice => "at normal priority, with a shorter slice",
             _ => "at normal priority",
         };
-        format!("{who} {cpus}; {programs} {rank}")
+        format!("{subject} {cpus}; {programs} {rank}")
     }
 }
 

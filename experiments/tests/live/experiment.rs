@@ -84,7 +84,7 @@ fn an_interrupted_experiment_is_completed() {
     assert!(fs::read(&file).unwrap() == whole);
 
     // Runs of another plan are not added.
-    let says = "loads of its plan is [0.2] and not [0.3]; name another file";
+    let says = "loads of the file's plan is [0.2] and not [0.3]; choose another file";
     sandbox.assert_fails(&SHORT.replace("--load 20", "--load 30"), 2, says);
     assert_eq!(runs(&file), ALL);
 }

@@ -103,7 +103,10 @@ fn a_service_of_the_users_own_is_measured_and_keeps_running() {
     let (mut stray, address) = reference_server("0,1");
     let pid = stray.id();
     let command = format!("--service-url http://{address}/x --service-pid {pid}");
-    fails(&command, "works and may run on CPUs 0,1, outside the request lanes 0; bring it there");
+    fails(
+        &command,
+        "works and may run on CPUs 0,1, outside the request lanes 0; limit it to these",
+    );
     stray.kill().unwrap();
     stray.wait().unwrap();
 }

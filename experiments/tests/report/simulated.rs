@@ -53,8 +53,8 @@ fn the_figures_of_the_thesis() {
     near(value(alone, 1, "request lane", 120.0), 0.7, 0.05);
     assert!(value(alone, 0, "p50", 100.0) < value(alone, 0, "p95", 100.0));
     let beside = figure(&report, "simulated-unrestrained");
-    near(value(beside, 0, "beside pause", 40.0), 76.0, 0.05);
-    assert!(value(beside, 0, "beside typical", 40.0) > value(beside, 0, "beside pause", 40.0));
+    near(value(beside, 0, "next to pause", 40.0), 76.0, 0.05);
+    assert!(value(beside, 0, "next to typical", 40.0) > value(beside, 0, "next to pause", 40.0));
     let borrow = figure(&report, "simulated-borrow-idle");
     for rps in [10.0, 60.0, 120.0] {
         near(value(borrow, 0, "borrow-idle", rps), value(borrow, 0, "no batch", rps), 0.02);

@@ -16,7 +16,7 @@ use crate::failure::{Failure, Status};
 /// Write man pages or completions into a folder
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen generate man /usr/local/share/man/man1")]
-pub struct Args {
+pub struct GenerateArgs {
     what: What,
 
     /// The folder, which must exist
@@ -32,7 +32,7 @@ enum What {
 }
 
 /// Writes the files of the command `cli`, and prints their paths.
-pub fn run(args: &Args, cli: &Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub fn run(args: &GenerateArgs, cli: &Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut command = visible(cli);
     match args.what {
         What::Man => print(pages(command, &args.folder), &args.folder, out),

@@ -96,7 +96,7 @@ pub struct Repetition {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct BatchProgramReport<'a> {
     program: &'a str,
     lang: &'a str,
     seed: u64,
@@ -133,7 +133,7 @@ fn repeat<'a>(
     lang: &'a str,
     program: &mut dyn Program,
     repetition: &Repetition,
-) -> Result<Report<'a>, Wrong> {
+) -> Result<BatchProgramReport<'a>, Wrong> {
     let limit = repetition.iterations.unwrap_or(u64::MAX);
     let time = match (repetition.duration, repetition.iterations) {
         (Some(duration), _) => Duration::from_nanos(duration),
@@ -151,7 +151,7 @@ fn repeat<'a>(
     }
     let seconds = begin.elapsed().as_secs_f64();
     let work = program.work().amount * iterations;
-    Ok(Report {
+    Ok(BatchProgramReport {
         program: program_name,
         lang,
         seed: repetition.seed,
@@ -165,8 +165,10 @@ fn repeat<'a>(
     })
 }
 
-fn text(report: &Report<'_>) -> String {
-    let Report { program, lang, iterations, seconds, per_second, unit, checksum, .. } = report;
+fn text(report: &BatchProgramReport<'_>) -> String {
+    let BatchProgramReport {
+        program, lang, iterations, seconds, per_second, unit, checksum, ..
+    } = report;
     let emulated = report.emulated_core.map_or_else(String::new, |core| {
         let EmulatedCore { slowdown, beside_s, added_s } = core;
         format!(

@@ -13,7 +13,7 @@ use crate::signal_spec::SignalSpec;
 
 #[derive(clap::Args, Debug)]
 #[group(skip)]
-pub(super) struct Args {
+pub(super) struct ObserveArgs {
     /// CPUs to observe; a started program runs only on these [default: all but the observer's]
     #[arg(long, value_name = "CPUS")]
     pub(super) cpu: Option<CpuSet>,
@@ -115,7 +115,7 @@ pub(super) struct Args {
     pub(super) program: Vec<OsString>,
 }
 
-impl Args {
+impl ObserveArgs {
     /// The requested rates, or the default.
     pub(super) fn rates(&self) -> Vec<String> {
         match (&self.rate[..], &self.count_at[..]) {
@@ -175,7 +175,7 @@ fn parse_size(text: &str) -> Result<usize, String> {
 }
 
 /// Refuses combinations of arguments that cannot work.
-pub(super) fn check_args(args: &Args) -> Result<(), Failure> {
+pub(super) fn check_args(args: &ObserveArgs) -> Result<(), Failure> {
     let wrong = |what: &str, why: &str, fix: &str| Err(Failure::new(Status::Usage, what, why, fix));
     if args.keep == Keep::Histogram && (args.output.is_some() || args.keep_last.is_some()) {
         let why = "it keeps no runs for -o or --keep-last";
@@ -202,7 +202,7 @@ pub(super) fn check_args(args: &Args) -> Result<(), Failure> {
 
 /// Refuses rates of instructions or cycles without `--count-at`, because no function would count
 /// them.
-fn check_counters(args: &Args) -> Result<(), Failure> {
+fn check_counters(args: &ObserveArgs) -> Result<(), Failure> {
     let counted =
         |rate: &&String| rate.split('/').any(|word| matches!(word, "instructions" | "cycles"));
     let Some(rate) = args.rate.iter().find(counted).filter(|_| args.count_at.is_empty()) else {

@@ -46,22 +46,22 @@ clock. With --json, the program's standard output goes to standard error.";
 /// what the program did and for how long.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER, args_conflicts_with_subcommands = true)]
-pub struct Args {
+pub struct ShimArgs {
     #[command(subcommand)]
     command: Option<Command>,
 
     #[command(flatten)]
-    observe: args::Args,
+    observe: args::ObserveArgs,
 }
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    Signals(signals::Args),
+    Signals(signals::SignalsArgs),
     Show(show::ShowArgs),
     Export(show::ExportArgs),
 }
 
-pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub fn run(args: &ShimArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.command {
         None => observe::run(&args.observe, out),
         Some(Command::Signals(args)) => signals::run(args, out),

@@ -6,7 +6,7 @@ use std::path::Path;
 use elfen_console::failure::{Failure, Status};
 use elfen_machine::cpulist::CpuSet;
 
-use super::args::Args;
+use super::args::ObserveArgs;
 use super::wait::block_signals;
 use crate::followed_lane::ThreadWord;
 use crate::reach::{self, NumberLocation, PageSupervisor, ReachError, SharedGlobals};
@@ -44,7 +44,7 @@ pub(super) type Globals = Vec<(String, NumberLocation)>;
 
 /// Prepares to share all requested symbols with a program from its start.
 pub(super) fn share_at_start(
-    args: &Args,
+    args: &ObserveArgs,
     program: &Path,
 ) -> Result<(Globals, Option<SharedGlobals>), Failure> {
     let mut wanted = watched_numbers(args);
@@ -72,7 +72,7 @@ pub(super) fn share_at_start(
 
 /// Shares all requested symbols and addresses of a running process.
 pub(super) fn share_running(
-    args: &Args,
+    args: &ObserveArgs,
     process: u32,
     layout: &Layout,
     lanes: &CpuSet,
@@ -111,7 +111,7 @@ pub(super) fn share_running(
 }
 
 /// Lists the signals that the user named, and the symbols in rates.
-fn watched_numbers(args: &Args) -> Vec<SignalSpec> {
+fn watched_numbers(args: &ObserveArgs) -> Vec<SignalSpec> {
     let of_rates = args.rate.iter().flat_map(|rate| rate.split('/')).filter_map(|word| {
         let spec: SignalSpec = word.parse().ok()?;
         (thread_word(word).is_none() && matches!(spec, SignalSpec::Symbol { .. })).then_some(spec)

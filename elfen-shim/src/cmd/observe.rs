@@ -16,7 +16,7 @@ use elfen_machine::affinity;
 use elfen_machine::cpulist::CpuSet;
 use elfen_rt::signal::thread::ThreadSlot;
 
-use super::args::{Args, Keep, PeriodChoice, check_args};
+use super::args::{Keep, ObserveArgs, PeriodChoice, check_args};
 use super::count;
 use super::gather::gather_words;
 use super::lane_choice::choose;
@@ -52,7 +52,7 @@ const PHASE_NS: u64 = 10_000_000;
 /// The memory that `--keep histogram` fills before it adds up its runs: about a million runs.
 const FOLD_BYTES: usize = 4 << 20;
 
-pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ObserveArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     elfen_console::usage::check_program("shim", &args.program)?;
     if let Some(process) = args.pid {
         check_process(process)?;

@@ -35,7 +35,7 @@ const ROWS: usize = 40;
 /// List what can be watched of a program, how it is read, and why the rest is not possible
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct SignalsArgs {
     /// A running process
     #[arg(short, long, value_name = "PID", conflicts_with = "program")]
     pid: Option<u32>,
@@ -74,7 +74,7 @@ pub struct Unavailable {
     pub why: String,
 }
 
-pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &SignalsArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut list = SignalList { signals: Vec::new(), not: Vec::new() };
     match task_map::open() {
         Ok(_) => list.add("task", "task-map", "the running task, in every sample"),

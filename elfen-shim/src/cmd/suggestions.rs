@@ -3,7 +3,7 @@
 
 use elfen_console::shell;
 
-use super::args::Args;
+use super::args::ObserveArgs;
 use crate::summary::Summary;
 use crate::symbols::{FunctionReporting, GlobalKind, Symbols};
 
@@ -22,7 +22,7 @@ pub(super) fn own_globals(symbols: Option<&Symbols>) -> Vec<String> {
 
 /// The suggestions for this run. `no_map` is the reason why the task map is missing.
 pub(super) fn suggestions(
-    args: &Args,
+    args: &ObserveArgs,
     summary: &Summary,
     no_map: Option<&str>,
     reporting: Option<FunctionReporting>,

@@ -18,7 +18,7 @@ use elfen_rt::signal::page::Page;
 use elfen_rt::signal::task::TaskMap;
 use elfen_rt::signal::thread::{THREADS, ThreadSlot};
 
-use super::args::Args;
+use super::args::ObserveArgs;
 use super::count;
 use super::lane_choice::LaneChoice;
 use super::numbers::{Globals, share_at_start, share_running};
@@ -33,7 +33,7 @@ use crate::symbols::{FunctionReporting, Layout, Symbols};
 
 /// A run of the command, from its preparation to its end.
 pub(super) struct Run<'a> {
-    pub(super) args: &'a Args,
+    pub(super) args: &'a ObserveArgs,
     pub(super) file: Option<RecordingFile<'a>>,
     pub(super) lanes: LaneChoice,
     pub(super) clock: Clock,
@@ -82,7 +82,7 @@ pub(super) fn create_output_file() -> Result<File, Failure> {
 /// Prepares the program to start, or finds the running process. `output` is a file for the output
 /// of a program without a terminal.
 pub(super) fn prepare_target(
-    args: &Args,
+    args: &ObserveArgs,
     chosen: &LaneChoice,
     layout: &mut Layout,
     output: Option<&File>,

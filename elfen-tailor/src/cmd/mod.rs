@@ -26,19 +26,19 @@ explanations are correct on this machine.";
 /// as segments that sum up to its latency, and ranks the causes of its tail.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Args {
+pub struct TailorArgs {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    Record(record::Args),
-    Report(report::Args),
-    Watch(watch::Args),
+    Record(record::RecordArgs),
+    Report(report::ReportArgs),
+    Watch(watch::WatchArgs),
 }
 
-pub fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub fn run(args: &TailorArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Record(args) => record::run(args, out),
         Command::Report(args) => report::run(args, out),

@@ -25,7 +25,7 @@ Examples:
 /// Record what the kernel does around a service's requests
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct RecordArgs {
     #[command(flatten)]
     target: Target,
 
@@ -38,7 +38,7 @@ pub(super) struct Args {
     output: PathBuf,
 }
 
-pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &RecordArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let unwritable = |error: io::Error| Failure::unwritable("trace", &args.output, error);
     let ending = EndSignals::new().map_err(|error| {
         Failure::new(Status::Failed, "waiting for signals", error, "see `ulimit -n`")

@@ -30,7 +30,7 @@ not predicted.";
 /// Explain why the slowest requests of a trace were slow
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct ReportArgs {
     /// A file of `elfen tailor record`
     #[arg(value_name = "FILE", default_value = "elfen.trace")]
     trace: PathBuf,
@@ -78,7 +78,7 @@ pub(super) fn slow(text: &str) -> Result<SlowThreshold, String> {
     if number > 0 { Ok(SlowThreshold::Quantile(number)) } else { Err(expected()) }
 }
 
-pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let unreadable = |error| failure::unreadable(&args.trace, &error);
     let file = File::open(&args.trace).map_err(|error| unreadable(trace::Error::Read(error)))?;
     let trace = Trace::read(file).map_err(unreadable)?;

@@ -34,7 +34,7 @@ While it runs, `elfen top` and `elfen metrics` show the last minute's tail by ca
 /// Print why a request was slow, soon after it ended
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct WatchArgs {
     #[command(flatten)]
     target: Target,
 
@@ -97,7 +97,7 @@ struct Line {
     charges: Vec<(String, u64)>,
 }
 
-pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &WatchArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| {
         Failure::new(Status::Failed, "watching the service", error, "see `elfen doctor`")
     };
@@ -186,7 +186,7 @@ impl Printed {
     /// although the kept events overlap between calls.
     fn print_new(
         &mut self,
-        args: &Args,
+        args: &WatchArgs,
         trace: &Trace,
         out: &mut dyn Write,
     ) -> Result<(), Failure> {

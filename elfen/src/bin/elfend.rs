@@ -39,7 +39,7 @@ if this machine cannot hold a fence.";
 /// Hold fences: cgroups that batch programs cannot leave, on lanes that guards protect
 #[derive(Parser, Debug)]
 #[command(name = "elfend", version, after_help = AFTER)]
-struct Args {
+struct ElfendArgs {
     /// The settings file
     #[arg(long, value_name = "FILE", default_value = FILE, env = "ELFEN_SETTINGS")]
     settings: PathBuf,
@@ -72,11 +72,11 @@ enum Command {
 fn main() -> ExitCode {
     // Standard output is not locked, because the daemon would keep the lock until its end.
     let mut out = io::stdout();
-    parse_and_run(|_| Ok(()), |args: Args, out| run(&args, out), &mut out)
+    parse_and_run(|_| Ok(()), |args: ElfendArgs, out| run(&args, out), &mut out)
         .unwrap_or_else(|failure| failure.report())
 }
 
-fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+fn run(args: &ElfendArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let folder = Folder::new(&args.run_dir);
     if args.command.is_some() && (args.freeze || args.release) {
         let why = "--freeze and --release change fences, and `check` changes nothing";

@@ -31,7 +31,7 @@ Examples:
 /// makes a segment of shared memory and removes it, opens a hardware counter and closes it.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
-pub(crate) struct Args {
+pub(crate) struct DoctorArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -53,7 +53,7 @@ pub(crate) struct Args {
     program: Option<OsString>,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let source = source(args.machine.as_deref(), COMMAND)?;
     let topology = topology(&source)?;
     let lanes = args.lanes.resolve(&topology)?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let program =
         args.program.as_deref().map(|name| ProgramReport::of(name, &checks)).transpose()?;
     let program = program.as_ref();
-    let report = Report { ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
+    let report = DoctorReport { ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
     elfen_console::output::print(out, args.json, &report, || {
         text(&checks, &verdict, colours) + &program.map(ProgramReport::text).unwrap_or_default()
     })?;
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 /// The content of `--json`. The table has the same content.
 #[derive(Serialize)]
-struct Report<'a> {
+struct DoctorReport<'a> {
     ok: bool,
     #[serde(flatten)]
     verdict: &'a Verdict,

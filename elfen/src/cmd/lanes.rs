@@ -26,7 +26,7 @@ Examples:
 /// List this machine's pairs of lanes, and what limits them
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct LanesArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     machine: Option<PathBuf>,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &LanesArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let source = source(args.machine.as_deref(), "elfen lanes")?;
     let topology = topology(&source)?;
     if args.dump_machine {
@@ -63,14 +63,14 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         elfen_console::output::print(out, args.json, &node, || node.line())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let report = Report::new(&topology, lanes, args.lanes.by_hand());
+    let report = LanesReport::new(&topology, lanes, args.lanes.by_hand());
     elfen_console::output::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The content of `--json`. The table has the same content.
 #[derive(Serialize)]
-struct Report {
+struct LanesReport {
     smt: bool,
     pairs: Vec<PairReport>,
     /// Online CPUs that are in no default pair, grouped by the reason.
@@ -141,7 +141,7 @@ impl SlurmNode {
     }
 }
 
-impl Report {
+impl LanesReport {
     fn new(topology: &Topology, lanes: Lanes, by_hand: bool) -> Self {
         let unpaired = if by_hand { Vec::new() } else { lanes::unpaired(topology) };
         let unpaired = unpaired.into_iter().map(|(reason, cpus)| UnpairedReport { cpus, reason });

@@ -26,7 +26,7 @@ runs, they include the causes of the tail latency of its service.";
 /// Serve metrics of lanes, batches and services to Prometheus
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct MetricsArgs {
     #[command(flatten)]
     run_dir: RunDir,
 
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     once: bool,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &MetricsArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     // If this machine cannot have batches, the command fails now and not at each scrape.
     status::batches(&args.run_dir)?;
     let machine = Machine::new(args.run_dir.folder().socket());

@@ -38,20 +38,20 @@ pub(crate) struct Cli {
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     Demo(lab::DemoArgs),
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     #[command(hide = true)]
-    Generate(generate::Args),
+    Generate(generate::GenerateArgs),
     Lab(lab::LabArgs),
-    Lanes(lanes::Args),
-    Metrics(metrics::Args),
+    Lanes(lanes::LanesArgs),
+    Metrics(metrics::MetricsArgs),
     Pause(pause::PauseArgs),
     Resume(pause::ResumeArgs),
-    Run(Box<run::Args>),
-    Set(set::Args),
-    Shim(Box<elfen_shim::cmd::Args>),
-    Status(status::Args),
-    Tailor(Box<elfen_tailor::cmd::Args>),
-    Top(top::Args),
+    Run(Box<run::RunArgs>),
+    Set(set::SetArgs),
+    Shim(Box<elfen_shim::cmd::ShimArgs>),
+    Status(status::StatusArgs),
+    Tailor(Box<elfen_tailor::cmd::TailorArgs>),
+    Top(top::TopArgs),
 }
 
 /// Rejects combinations of arguments that clap cannot reject.

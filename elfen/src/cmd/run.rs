@@ -63,7 +63,7 @@ The program finds its channels in ELFEN_RUN; in a fence, at ELFEN_SOCKET.";
 /// Run a program on the batch lanes while their request lanes idle
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct RunArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
@@ -122,7 +122,7 @@ pub(crate) struct Args {
     program: Vec<OsString>,
 }
 
-impl Args {
+impl RunArgs {
     /// Whether the user chose something, by option or variable, that elfend's settings decide in a
     /// fence.
     fn wants_guards(&self) -> bool {
@@ -139,7 +139,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     usage::check_program("run", &args.program)?;
     if let Some(line) = run_in_fence(args)? {
         writeln!(out, "{line}").map_err(Failure::output)?;
@@ -198,7 +198,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 
 /// Runs the program in a fence, if the run uses a fence. Returns the line of a dry run, or `None`
 /// if the run has guards of its own.
-fn run_in_fence(args: &Args) -> Result<Option<String>, Failure> {
+fn run_in_fence(args: &RunArgs) -> Result<Option<String>, Failure> {
     let (run_dir, program) = (args.run_dir.path(), args.program.as_slice());
     let dry_run = args.dry_run;
     let run = |fence, inside, user| {
@@ -219,7 +219,7 @@ fn run_in_fence(args: &Args) -> Result<Option<String>, Failure> {
 }
 
 /// Opens the sources of signals that the options select.
-fn open_signals(args: &Args) -> Result<Signals, Failure> {
+fn open_signals(args: &RunArgs) -> Result<Signals, Failure> {
     let trusted = args.service_user.as_deref().map(find_user).transpose()?;
     let trusted = trusted.map(|user| user.uid.as_raw());
     let service = match &args.service {
@@ -237,7 +237,7 @@ fn open_signals(args: &Args) -> Result<Signals, Failure> {
 ///
 /// Budgets are for requests, so policies with budgets need the page of a service. Only
 /// `fixed-budget` also works without a service.
-fn find_only_service(args: &Args, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
+fn find_only_service(args: &RunArgs, trusted: Option<u32>) -> Result<Option<Service>, Failure> {
     let policy = args.policy.policy();
     let needs_service = args.source == SourceChoice::Service || policy != PolicyKind::BorrowIdle;
     if !needs_service {
@@ -279,7 +279,7 @@ struct Remarks {
 }
 
 /// Chooses everything that a run needs before its processes start.
-fn plan_run(args: &Args, signals: &Signals) -> Result<(Order, Remarks), Failure> {
+fn plan_run(args: &RunArgs, signals: &Signals) -> Result<(Order, Remarks), Failure> {
     let chosen = args.policy.choose(signals.service.as_ref())?;
     let pairs = args
         .lanes
@@ -332,7 +332,7 @@ struct Checks {
 ///
 /// Live checks also require reports of the kernel. Without them, `auto` uses only the guard.
 fn choose_checks(
-    args: &Args,
+    args: &RunArgs,
     signals: &Signals,
     pairs: &[Pair],
     program: &OsStr,
@@ -357,7 +357,11 @@ fn choose_checks(
 /// Drops pairs that the service does not serve, if the service's page is the only source of
 /// signals. The run would never learn whether the request lanes of these pairs idle. Pairs of
 /// `--lanes` are kept.
-fn select_served(args: &Args, signals: &Signals, pairs: Vec<Pair>) -> Result<Vec<Pair>, Failure> {
+fn select_served(
+    args: &RunArgs,
+    signals: &Signals,
+    pairs: Vec<Pair>,
+) -> Result<Vec<Pair>, Failure> {
     let (None, Some(service)) = (&signals.tasks, &signals.service) else { return Ok(pairs) };
     let serves = |pair: &Pair| service.living_slots(&[pair.request]).next().is_some();
     let (kept, left): (Vec<Pair>, Vec<Pair>) = pairs.into_iter().partition(serves);

@@ -26,7 +26,7 @@ Examples:
 /// Change the policy of a running batch
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct SetArgs {
     /// The program's process id, as `elfen status` lists it; not needed if there is only one batch
     pid: Option<u32>,
 
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 /// second.
 const TAKEN_OVER_WITHIN: Duration = Duration::from_secs(5);
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &SetArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     if args.policy.is_empty() {
         let fix = "give one, as in --policy borrow-idle or --budget 3ms";
         return Err(Failure::new(Status::Usage, "set", "no setting is given", fix));
@@ -126,7 +126,7 @@ fn is_taken_over(found: &Settings, wanted: &Settings) -> bool {
 }
 
 /// The batch that the arguments name, or the only batch.
-fn choose_batch(args: &Args) -> Result<Batch, Failure> {
+fn choose_batch(args: &SetArgs) -> Result<Batch, Failure> {
     let mut found = batches(&args.run_dir)?;
     let named = |batch: &Batch| format!("{} ({})", batch.pid, batch.program);
     let listed: Vec<String> = found.iter().map(named).collect();

@@ -25,7 +25,7 @@ Examples:
 /// List the running batches, and the fences
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
-pub(crate) struct Args {
+pub(crate) struct StatusArgs {
     #[command(flatten)]
     run_dir: RunDir,
 
@@ -39,7 +39,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct StatusReport {
     batches: Vec<BatchReport>,
     /// `None` if no elfend answers.
     elfend: Option<Fences>,
@@ -78,7 +78,7 @@ struct LaneReport {
     state_since_ns: u64,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let batches = batches(&args.run_dir)?.iter().map(report).collect();
     // If elfend hangs, the report has the fences that elfend recorded, and the command fails.
     let (elfend, hangs) = match ask_elfend(&args.run_dir) {
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Err(failure) => (None, Some(failure)),
     };
     let left = if elfend.is_some() { Vec::new() } else { left_fences(&args.run_dir)? };
-    let report = Report { batches, elfend, left, hangs: hangs.is_some() };
+    let report = StatusReport { batches, elfend, left, hangs: hangs.is_some() };
     let is_absent = args.healthy && report.elfend.is_none() && !report.hangs;
     let absent_line = if is_absent { "no elfend answers\n" } else { "" };
     elfen_console::output::print(out, args.json, &report, || report.text() + absent_line)?;
@@ -165,7 +165,7 @@ fn lane(slot: &LaneSlot) -> LaneReport {
     }
 }
 
-impl Report {
+impl StatusReport {
     fn text(&self) -> String {
         let fences = self.elfend.as_ref().map_or_else(|| self.left_text(), fences_text);
         self.batches_text() + &fences

@@ -41,7 +41,7 @@ Example:
 /// Requires no privileges: the source is a service's page that always reports an idle lane.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
-pub(crate) struct Args {
+pub(crate) struct BenchGuardArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -58,7 +58,10 @@ pub(crate) struct Args {
     duration: Duration,
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchGuardArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     let name = format!("bench-guard-{}", std::process::id());
     let service = Service::open(&name, 1)?;
     let order = order(args)?;
@@ -84,7 +87,7 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
 }
 
 /// A borrow-idle run whose batch is this process itself. The signal is the page of a service.
-fn order(args: &Args) -> Result<Order, BenchError> {
+fn order(args: &BenchGuardArgs) -> Result<Order, BenchError> {
     let (nap, alarm) = NapName::Spin.open()?;
     Ok(Order {
         pairs: vec![args.lanes.first_pair()?],

@@ -19,13 +19,16 @@ Example:
 /// Measure the cost of publishing a request for a service
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
-pub(crate) struct Args {
+pub(crate) struct BenchServiceArgs {
     /// Number of rounds, each of 2000 requests
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = runs())]
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchServiceArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     let service = Service::open(&format!("bench-{}", std::process::id()), 1)?;
     let mut worker = service.claim(0, 0)?;
     let cases = cases("case", ["begin and end of a request", "two readings of the clock"]);

@@ -35,7 +35,7 @@ Example:
 /// the detached program are interleaved.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
-pub(crate) struct Args {
+pub(crate) struct BenchSignalArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -44,7 +44,10 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchSignalArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     let (request, reader) = lanes(&args.lanes)?;
     refuse_if_attached()?;
     pin(request)?;

@@ -33,7 +33,7 @@ table; statistics are median, ci95, p90, p99, p999, min, max and n.";
 /// Measure the costs of Elfen's parts on this machine
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct BenchArgs {
     #[command(subcommand)]
     benchmark: Benchmark,
 
@@ -48,19 +48,19 @@ pub(super) struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Benchmark {
-    Batch(batch::Args),
-    Check(check::Args),
-    Guard(guard::Args),
-    Hedge(hedge::Args),
-    Nap(nap::Args),
-    Overlap(overlap::Args),
-    Service(service::Args),
-    Shim(shim::Args),
-    Signal(signal::Args),
-    Tailor(tailor::Args),
+    Batch(batch::BenchBatchArgs),
+    Check(check::BenchCheckArgs),
+    Guard(guard::BenchGuardArgs),
+    Hedge(hedge::BenchHedgeArgs),
+    Nap(nap::BenchNapArgs),
+    Overlap(overlap::BenchOverlapArgs),
+    Service(service::BenchServiceArgs),
+    Shim(shim::BenchShimArgs),
+    Signal(signal::BenchSignalArgs),
+    Tailor(tailor::BenchTailorArgs),
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     if let Benchmark::Batch(batch) = &args.benchmark {
         usage::check_program("bench batch", &batch.program)?;
         batch.program.first().map_or(Ok(()), |program| own_args::check_program(program))?;

@@ -41,7 +41,7 @@ const NAPS: usize = 200;
 /// Measure how programs on one core slow each other down, for `simulate` and `plan`
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct CalibrateArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -79,12 +79,12 @@ pub(super) struct Args {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct CalibrateReport {
     file: PathBuf,
     model: ModelFile,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &CalibrateArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     refuse_without_smt(args)?;
     let machine = live_args::machine(&args.lanes, WHAT)?;
     live_args::writable(&args.output)?;
@@ -111,14 +111,14 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let model = model(&machine, &times, measured);
     let written = fs::write(&args.output, model.text());
     written.map_err(|error| Failure::unwritable("model", &args.output, error))?;
-    let report = Report { file: args.output.clone(), model };
+    let report = CalibrateReport { file: args.output.clone(), model };
     print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Refuses a machine without SMT. Lanes from `--lanes` are accepted: the file records whether they
 /// share a core.
-fn refuse_without_smt(args: &Args) -> Result<(), Failure> {
+fn refuse_without_smt(args: &CalibrateArgs) -> Result<(), Failure> {
     let topology = topology(&Source::live())?;
     if args.lanes.by_hand() || !lanes::default_pairs(&topology).is_empty() {
         return Ok(());
@@ -183,7 +183,7 @@ fn model(
     }
 }
 
-impl Report {
+impl CalibrateReport {
     fn text(&self) -> String {
         let figure = |median, ci95| live_rows::interval(&Figure { median, ci95 });
         let row = |batch: &Interference| {

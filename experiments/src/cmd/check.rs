@@ -43,7 +43,7 @@ Examples:
 /// half of the pairs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct CheckArgs {
     /// How many faults of each kind to inject
     #[arg(long, value_name = "N", default_value = "30",
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -118,7 +118,7 @@ fn failed(error: &std::io::Error) -> Failure {
     Failure::new(Status::Failed, "checking the account", error, "try again as root")
 }
 
-pub(super) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &CheckArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut plan =
         Plan { faults: args.causes.0.clone(), runs: args.runs, requests_a_second: args.rps };
     let holds = if let Some(time) = args.steal {

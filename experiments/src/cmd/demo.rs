@@ -42,7 +42,7 @@ const WHAT: &str = "the demo";
 /// unrestrained batch, and next to a batch under Elfen
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct DemoArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -88,7 +88,7 @@ pub(super) struct Args {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct DemoReport {
     lanes: String,
     /// Whether the lanes share a core.
     smt: bool,
@@ -102,7 +102,7 @@ struct Report {
     html: PathBuf,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     live::install_signal_handlers().map_err(|error| live_args::failure(WHAT, &error))?;
     let experiment = experiment(args)?;
     live_args::writable(&args.html)?;
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     let too_noisy = verdict.is_err();
     let verdict = verdict.unwrap_or_else(|why| format!("no verdict: {why}"));
     live_args::write_page(&args.html, "Elfen: demo", &[&verdict], &lines)?;
-    let report = Report {
+    let report = DemoReport {
         too_noisy,
         verdict,
         lanes: experiment.order.machine.lanes(),
@@ -130,7 +130,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(if live_rows::all_right(&report.rows) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn experiment(args: &Args) -> Result<Experiment, Failure> {
+fn experiment(args: &DemoArgs) -> Result<Experiment, Failure> {
     let plan = Plan {
         loads: vec![f64::from(args.load) / 100.0],
         rates: Vec::new(),
@@ -236,7 +236,7 @@ fn number(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
-impl Report {
+impl DemoReport {
     fn text(&self) -> String {
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
         let heading = ["", "cost to the p99", "p99 to alone", "batch work", "overlap", "reaction"];

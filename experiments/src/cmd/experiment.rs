@@ -11,7 +11,7 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output::print;
 use serde::Serialize;
 
-use super::experiment_args::{Args, WHAT};
+use super::experiment_args::{ExperimentArgs, WHAT};
 use super::meter::Meter;
 use super::{live_args, live_rows};
 use crate::expected;
@@ -22,14 +22,14 @@ use crate::live::{self, LiveError};
 use crate::record::Setup;
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct ExperimentReport<'a> {
     results: &'a Path,
     setup: Option<&'a Setup>,
     rows: Vec<Row>,
     remarks: Vec<String>,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &ExperimentArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let experiment = args.experiment()?;
     if args.dry_run {
         return dry_run(&experiment, out);
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     expected::foresee(&mut rows, &results.lines);
     let right = live_rows::all_right(&rows);
     let remarks = live_rows::remarks(&results.lines, &rows);
-    let report = Report { results: &args.output, setup: results.setup(), rows, remarks };
+    let report = ExperimentReport { results: &args.output, setup: results.setup(), rows, remarks };
     if let Some(file) = &args.json_out {
         live_args::write_report(file, &report)?;
     }
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-impl Args {
+impl ExperimentArgs {
     fn failure(&self, error: &LiveError) -> Failure {
         let file = self.output.display();
         match error {
@@ -133,7 +133,7 @@ fn dry_run(experiment: &Experiment, out: &mut dyn Write) -> Result<ExitCode, Fai
     Ok(ExitCode::SUCCESS)
 }
 
-impl Report<'_> {
+impl ExperimentReport<'_> {
     fn text(&self) -> String {
         let mut text = live_rows::text(&self.rows) + "\n";
         if let Some(Setup { capacity_rps, documents, plan, .. }) = self.setup {

@@ -48,7 +48,7 @@ const CORE_SCHEDULING: &str = "core-scheduling";
 /// Measure a service next to batch programs, at many loads and under many policies
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct ExperimentArgs {
     #[command(flatten)]
     pub(super) lanes: LaneArgs,
 
@@ -206,7 +206,7 @@ fn source<'de, D: Deserializer<'de>>(file: D) -> Result<Option<SourceChoice>, D:
     SourceChoice::from_str(&name, false).map(Some).map_err(D::Error::custom)
 }
 
-impl Args {
+impl ExperimentArgs {
     /// Returns the experiment. Options on the command line come first, then those of the file, then
     /// the defaults.
     pub(super) fn experiment(&self) -> Result<Experiment, Failure> {

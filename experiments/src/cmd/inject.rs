@@ -22,7 +22,7 @@ Examples:
 /// Inject faults into a process, and record their times
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct InjectArgs {
     /// The fault: `stop` sends SIGSTOP. `hog` runs a thread at a real-time priority. `io` evicts
     /// the data of the process's mapped files from memory. `softirq` sends datagrams that loopback
     /// steers to its CPU
@@ -65,7 +65,7 @@ enum Kind {
 /// The longest fault. A longer one would be an outage.
 const LONGEST: Duration = Duration::from_secs(1);
 
-pub(super) fn run(args: &Args, _out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &InjectArgs, _out: &mut dyn Write) -> Result<ExitCode, Failure> {
     if args.length > LONGEST || args.length.is_zero() || args.every <= args.length {
         let why = "--length must be above 0, at most 1s, and below --every";
         return Err(Failure::new(Status::Usage, "arguments", why, "choose other times"));

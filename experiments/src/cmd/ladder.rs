@@ -40,7 +40,7 @@ const CAUSES: usize = 3;
 /// `elfen tailor` explains the slowest requests of each.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct LadderArgs {
     /// How many iterations each rung runs
     #[arg(long, value_name = "N", default_value_t = 20,
         value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -76,7 +76,7 @@ pub(super) struct Args {
 }
 
 #[derive(Serialize)]
-struct Report<'a> {
+struct LadderReport<'a> {
     plan: &'a Plan,
     /// The hedging policy of the proxy.
     policy: &'static str,
@@ -145,10 +145,10 @@ struct CauseResult {
     next_ms: f64,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &LadderArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let failed = |error: LiveError| live_args::failure(WHAT, &error);
     install_signal_handlers().map_err(failed)?;
-    let Args { runs: iterations, queries, rps, connections, articles, seed, json } = *args;
+    let LadderArgs { runs: iterations, queries, rps, connections, articles, seed, json } = *args;
     let plan = Plan { iterations, queries, rps, connections, articles, seed };
     let meter = Meter::new();
     let all = iterations as usize * Rung::ALL.len();
@@ -168,14 +168,14 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-fn report<'a>(plan: &'a Plan, results: &'a LadderResults) -> Report<'a> {
+fn report<'a>(plan: &'a Plan, results: &'a LadderResults) -> LadderReport<'a> {
     let rungs = Rung::ALL.map(|rung| rung_row(rung, results)).into();
     let each = Phase::ALL.into_iter().flat_map(|phase| Rung::ALL.map(|rung| (rung, phase)));
     let charged = each.map(|(rung, phase)| rank_causes(rung, phase, &results.iterations));
     let charged: Vec<Charged> = charged.filter(|charged| !charged.causes.is_empty()).collect();
     let rows = ROWS.iter().map(|row| cause_result(row, &charged)).collect();
     let p999_ms = |rung| results.p999_ms.get(&rung).copied().unwrap_or(0.0);
-    Report {
+    LadderReport {
         plan,
         policy: results.policy,
         rungs,
@@ -250,7 +250,7 @@ fn ms(value: f64) -> String {
     format!("{value:.1}")
 }
 
-impl Report<'_> {
+impl LadderReport<'_> {
     fn text(&self) -> String {
         let mut text = "maximum and p99.9 of each iteration, in ms\n".to_owned();
         text += &self.by_iteration();

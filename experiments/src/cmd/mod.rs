@@ -40,21 +40,21 @@ pub struct Cli {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    Bench(bench::Args),
-    Calibrate(calibrate::Args),
-    Check(check::Args),
-    Demo(demo::Args),
-    Experiment(Box<experiment_args::Args>),
+    Bench(bench::BenchArgs),
+    Calibrate(calibrate::CalibrateArgs),
+    Check(check::CheckArgs),
+    Demo(demo::DemoArgs),
+    Experiment(Box<experiment_args::ExperimentArgs>),
     #[command(hide = true)]
-    Generate(generate::Args),
-    Inject(inject::Args),
-    Ladder(ladder::Args),
-    Plan(Box<plan::Args>),
-    Report(report::Args),
+    Generate(generate::GenerateArgs),
+    Inject(inject::InjectArgs),
+    Ladder(ladder::LadderArgs),
+    Plan(Box<plan::PlanArgs>),
+    Report(report::LabReportArgs),
     #[command(hide = true)]
     Serve(check::ServeArgs),
-    Simulate(Box<simulate::Args>),
-    Thesis(thesis::Args),
+    Simulate(Box<simulate::SimulateArgs>),
+    Thesis(thesis::ThesisArgs),
 }
 
 impl Cli {

@@ -45,7 +45,7 @@ requests already break the SLO of a window.";
 /// Find policies and budgets that keep an SLO, and how many machines they save
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -74,7 +74,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut model = args.model.model(Usual::Run)?;
     let control_ns = nanos(args.control_window);
     let watch = Watch { slo: args.slo, judge_ns: nanos(args.window), control_ns: None };
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     model.watch = Some(steered);
     model_args::validate(&model)?;
     model.watch = Some(watch);
-    let report = Report::new(args, &model, steered)?;
+    let report = PlanReport::new(args, &model, steered)?;
     elfen_console::output::print(out, args.json, &report, || report.text(args))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -104,7 +104,7 @@ fn cores(text: &str) -> Result<f64, String> {
 
 /// What `--json` prints. The table shows the same numbers.
 #[derive(Serialize)]
-struct Report {
+struct PlanReport {
     slo: String,
     held: Option<f64>,
     seed: u64,
@@ -132,8 +132,8 @@ struct PolicyReport {
     machines_saved: Option<u64>,
 }
 
-impl Report {
-    fn new(args: &Args, model: &Model, steered: Watch) -> Result<Self, Failure> {
+impl PlanReport {
+    fn new(args: &PlanArgs, model: &Model, steered: Watch) -> Result<Self, Failure> {
         let slo = args.slo;
         let goal = match args.held {
             None => Goal::Overall(slo),
@@ -170,7 +170,7 @@ impl Report {
         })
     }
 
-    fn text(&self, args: &Args) -> String {
+    fn text(&self, args: &PlanArgs) -> String {
         let mut heading =
             vec!["policy", "SLO", "budget", "tail", "held", "utilisation", "batch work"];
         if self.batch_load_cores.is_some() {
@@ -199,7 +199,7 @@ impl Report {
     }
 }
 
-fn too_much(args: &Args, alone: &Outcome, highest_load: Option<f64>) -> Failure {
+fn too_much(args: &PlanArgs, alone: &Outcome, highest_load: Option<f64>) -> Failure {
     let tail = milliseconds(alone.tail_ns(&args.slo));
     let held = alone.held_fraction() * 100.0;
     let why = format!(
@@ -223,7 +223,7 @@ fn show_slo(slo: Slo) -> String {
 
 impl PolicyReport {
     fn new(
-        args: &Args,
+        args: &PlanArgs,
         model: &Model,
         goal: &Goal,
         (policy, budget_ns, outcome): (&'static str, Option<u64>, &Outcome),

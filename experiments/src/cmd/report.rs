@@ -32,7 +32,7 @@ const OUTPUT: &str = "report.html";
 /// Draw live runs, or simulations of the thesis's figures, as one HTML file
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct LabReportArgs {
     /// JSON lines of live runs, or a recording of `elfen shim`; without a file, the thesis's
     /// figures are simulated
     results: Option<PathBuf>,
@@ -67,7 +67,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &LabReportArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let report = args.report()?;
     let html = report.html().map_err(|error| {
         let fix = "remove these numbers from the files";
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
     Ok(ExitCode::SUCCESS)
 }
 
-impl Args {
+impl LabReportArgs {
     fn report(&self) -> Result<HtmlReport, Failure> {
         let naps = self.nap.as_deref().map(measured_naps).transpose()?;
         let mut report = match &self.results {

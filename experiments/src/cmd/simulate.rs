@@ -61,7 +61,7 @@ use PolicyName as Name;
 /// Simulate a service next to a batch program, under the policies of `elfen run`
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct SimulateArgs {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -106,7 +106,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &SimulateArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let parameters = args.model.parameters(Usual::Thesis)?;
     let mut model = args.model.model(Usual::Thesis)?;
     if !args.scenario.is_empty() {
@@ -131,12 +131,12 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
         (None, Some(threads)) => model.run_on(threads.into()),
         (None, None) => model.run(),
     };
-    let report = Report::new(args, parameters, &model, &outcome, began.elapsed());
+    let report = SimulateReport::new(args, parameters, &model, &outcome, began.elapsed());
     elfen_console::output::print(out, args.json, &report, || report.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
-impl Args {
+impl SimulateArgs {
     fn control(&self) -> Result<Control, Failure> {
         let wrong = |why, fix| Err(wrong_policy(&name_of(self.policy), why, fix));
         let policy = match (self.policy, self.budget.map(nanos)) {
@@ -191,7 +191,7 @@ fn run_into(model: &Model, file: &Path) -> Result<Outcome, Failure> {
 
 /// What `--json` prints. The table shows the same numbers.
 #[derive(Serialize)]
-struct Report {
+struct SimulateReport {
     policy: String,
     budget_ms: Option<f64>,
     machines: u64,
@@ -208,9 +208,9 @@ struct Report {
     parameters: Parameters,
 }
 
-impl Report {
+impl SimulateReport {
     fn new(
-        args: &Args,
+        args: &SimulateArgs,
         parameters: Parameters,
         model: &Model,
         outcome: &Outcome,
@@ -292,7 +292,7 @@ const COLUMNS: [(&str, Cell); 9] = [
 /// Simulates the same requests in each scenario.
 fn compare(
     service: &Model,
-    args: &Args,
+    args: &SimulateArgs,
     parameters: Parameters,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {

@@ -16,7 +16,7 @@ use super::model_args::DEFAULT_REQUESTS;
 /// Compare the model with every number that the thesis prints
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen lab thesis --requests 200000 --json")]
-pub(super) struct Args {
+pub(super) struct ThesisArgs {
     /// The number of requests in each simulation
     #[arg(long, value_name = "N", default_value_t = DEFAULT_REQUESTS,
         value_parser = clap::value_parser!(u64).range(1..))]
@@ -44,8 +44,8 @@ struct Thesis {
     rows: Vec<ThesisRow>,
 }
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let &Args { requests, seed, json } = args;
+pub(crate) fn run(args: &ThesisArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let &ThesisArgs { requests, seed, json } = args;
     let rows = thesis::rows(requests, seed).into_iter();
     let rows = rows.map(|row| ThesisRow { error: row.error(), row }).collect();
     let thesis = Thesis { seed, rows };

@@ -15,7 +15,7 @@ use workloads::batch::{self, Kind, MicroInC, Repetition};
     after_help = "Example: elfen-batch-c matrix --duration 5s\n\n\
                   Exit status: 0 done, 1 a result was wrong, 2 wrong arguments."
 )]
-struct Args {
+struct BatchCArgs {
     program: Kind,
 
     #[command(flatten)]
@@ -23,9 +23,9 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    command::main::<Args>(
+    command::main::<BatchCArgs>(
         |_| Ok(()),
-        |Args { program: kind, repetition }, out| {
+        |BatchCArgs { program: kind, repetition }, out| {
             let name = kind.to_possible_value().expect("no variant is hidden");
             let mut program = MicroInC::new(kind, repetition.seed);
             batch::run(name.get_name(), "c", &mut program, &repetition, out)

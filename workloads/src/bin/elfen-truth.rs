@@ -33,7 +33,7 @@ use workloads::units::{Nanos, nanos_from_f64, parse_nanos};
                   Example: elfen shim --watch tag -o run.shim -- elfen-truth turns.csv\n\n\
                   Exit status: 0 done, 1 failed, 2 wrong arguments."
 )]
-struct Args {
+struct TruthArgs {
     /// The file for the stamps
     #[arg(value_name = "FILE")]
     stamps: PathBuf,
@@ -61,10 +61,10 @@ const TURNS_MAX: u64 = 1 << 26;
 const LENGTHS: usize = 1 << 16;
 
 fn main() -> ExitCode {
-    command::main::<Args>(|_| Ok(()), run)
+    command::main::<TruthArgs>(|_| Ok(()), run)
 }
 
-fn run(args: Args, out: &mut dyn Write) -> Outcome {
+fn run(args: TruthArgs, out: &mut dyn Write) -> Outcome {
     if args.shortest == 0 || args.shortest > args.longest {
         let (why, fix) = ("--shortest is 0 or above --longest", "see `elfen-truth --help`");
         return Err(Failure::new(Status::Usage, "arguments", why, fix));
@@ -97,7 +97,7 @@ fn whole(value: f64) -> u64 {
 }
 
 /// Draws lengths log-uniformly: each octave gets the same number of turns.
-fn draw(args: &Args) -> Vec<f64> {
+fn draw(args: &TruthArgs) -> Vec<f64> {
     let mut random = SplitMix64::seed_from_u64(args.seed);
     let (low, high) = ((args.shortest as f64).ln(), (args.longest as f64).ln());
     (0..LENGTHS).map(|_| (low + random.random::<f64>() * (high - low)).exp()).collect()

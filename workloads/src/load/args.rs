@@ -26,7 +26,7 @@ const DEFAULT_SPIN_NS: Nanos = 100_000;
                   Exit status: 0 measured, 1 failed (also: sent too late), 2 wrong arguments, \
                   130 interrupted."
 )]
-pub(crate) struct Args {
+pub(crate) struct LoadArgs {
     /// http://host:port/path or redis://host:port
     #[arg(required_unless_present = "reference_server")]
     pub(crate) url: Option<Target>,
@@ -136,7 +136,7 @@ fn template(text: &str) -> Result<String, String> {
     if text.contains("{}") { Ok(text.into()) } else { Err("a template must contain {}".into()) }
 }
 
-impl Args {
+impl LoadArgs {
     /// Converts the arguments to settings, and reads the files that they name.
     pub(crate) fn settings(&self, target: &Target) -> Result<Settings, Failure> {
         let queries = self.query_set(target)?;

@@ -1,10 +1,10 @@
 //! Runs `elfen-load`: measures a service, or is the reference service.
 
-use super::args::Args;
+use super::args::LoadArgs;
 use super::driver::Settings;
 use super::queries::Target;
 use super::reference;
-use super::report::{CSV_HEADER, Report, write_csv};
+use super::report::{CSV_HEADER, LoadReport, write_csv};
 use crate::process::{catch_interrupts, interrupted};
 use crate::units::micros;
 use elfen_console::command::{self, Outcome};
@@ -17,10 +17,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub fn main() -> ExitCode {
-    command::main::<Args>(|_| Ok(()), run)
+    command::main::<LoadArgs>(|_| Ok(()), run)
 }
 
-fn run(args: Args, out: &mut dyn Write) -> Outcome {
+fn run(args: LoadArgs, out: &mut dyn Write) -> Outcome {
     catch_interrupts()?;
     if let Some(address) = args.reference_server {
         // Port 0 requests any free port, so the chosen address is printed.
@@ -44,7 +44,7 @@ fn run(args: Args, out: &mut dyn Write) -> Outcome {
     Ok(ExitCode::from(status))
 }
 
-fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, Failure> {
+fn measure(args: &LoadArgs, target: &Target, settings: &Settings) -> Result<LoadReport, Failure> {
     // The file is created before the run, so that an unwritable path is reported at once.
     let mut csv = args.csv.as_deref().map(Log::create).transpose()?;
     let mut runs = Vec::new();
@@ -70,7 +70,7 @@ fn measure(args: &Args, target: &Target, settings: &Settings) -> Result<Report, 
     if let Some(mut csv) = csv {
         csv.write(|out| out.flush())?;
     }
-    let mut report = Report::new(target.url(), settings, &runs, args.seed);
+    let mut report = LoadReport::new(target.url(), settings, &runs, args.seed);
     if args.allow_late && report.late_us.max > micros(args.max_late) {
         let bound = duration::show(args.max_late);
         let warning = format!("requests were sent later than the bound of {bound} (--allow-late)");

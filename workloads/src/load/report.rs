@@ -108,7 +108,7 @@ pub(crate) struct RunReport {
 /// One JSON object. For several runs, figures at the top are medians, counts are sums, and the
 /// lateness is that of the worst run.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct LoadReport {
     pub(crate) target: String,
     pub(crate) protocol: &'static str,
     pub(crate) arrivals: &'static str,
@@ -151,7 +151,7 @@ impl RunReport {
     }
 }
 
-impl Report {
+impl LoadReport {
     /// `measured` must not be empty.
     pub(crate) fn new(target: String, settings: &Settings, measured: &[Run], seed: u64) -> Self {
         let rps = settings.rps;
@@ -267,7 +267,7 @@ fn warnings_of(run: &Run, settings: &Settings) -> [Option<String>; KINDS] {
     ]
 }
 
-impl Report {
+impl LoadReport {
     pub(crate) fn table(&self) -> String {
         let mut text = String::new();
         self.write_table(&mut text).expect("a String takes everything");

@@ -18,7 +18,7 @@ const PUBLISHES: u64 = 1_000_000;
 const HITS: usize = 10;
 
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct SearchBenchReport {
     documents: u64,
     queries: usize,
     passes: u32,
@@ -49,7 +49,7 @@ pub(super) fn run(
     seed: u64,
     service: &Service,
     worker: &mut Worker<'_>,
-) -> io::Result<Report> {
+) -> io::Result<SearchBenchReport> {
     let mut seeker = index.seeker();
     let mut order: Vec<&String> = queries.iter().collect();
     order.shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed));
@@ -82,7 +82,7 @@ pub(super) fn run(
     (1..=PUBLISHES).for_each(|id| publish(service, worker, id));
     let publish_ns = (monotonic_ns() - begin) as f64 / PUBLISHES as f64;
     let searches = u64::from(passes) * order.len() as u64;
-    Ok(Report {
+    Ok(SearchBenchReport {
         documents: index.manifest.documents,
         queries: queries.len(),
         passes,
@@ -121,7 +121,7 @@ const ROWS: usize = 20;
 /// The length of the longest bar of the histogram.
 const BAR: usize = 50;
 
-impl Report {
+impl SearchBenchReport {
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         self.write(&mut out).expect("a String takes everything");

@@ -30,7 +30,7 @@ Shares refer to the time since the last refresh, tail latencies to the last ten 
 /// Watch lanes and batches, and change their policies
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct TopArgs {
     #[command(flatten)]
     run_dir: RunDir,
 
@@ -47,7 +47,7 @@ pub(crate) struct Args {
 const OFF_TERMINAL: (usize, usize) = (120, 200);
 const SHORTEST: Duration = Duration::from_millis(50);
 
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &TopArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     super::status::batches(&args.run_dir)?;
     if args.every < SHORTEST {
         let why = "a refresh takes some time itself";
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure>
 }
 
 /// Prints pictures as text, if stdout is not a terminal: once or repeatedly.
-fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+fn print(args: &TopArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut watch = Watch::new(args.run_dir.folder().socket());
     loop {
         let view = watch
@@ -89,7 +89,7 @@ fn print(args: &Args, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     }
 }
 
-fn watch(args: &Args, screen: &Screen) -> io::Result<ExitCode> {
+fn watch(args: &TopArgs, screen: &Screen) -> io::Result<ExitCode> {
     let mut watch = Watch::new(args.run_dir.folder().socket());
     let mut keys = Keys::default();
     let colours = elfen_console::output::colours();

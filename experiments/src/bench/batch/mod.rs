@@ -71,7 +71,7 @@ status 1).";
 /// do not count. Requires root and tracefs.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct BenchBatchArgs {
     #[command(flatten)]
     next_to: NextToArgs,
 
@@ -101,7 +101,10 @@ fn checks_parser() -> PossibleValuesParser {
     PossibleValuesParser::new([AUTO].into_iter().chain(names))
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchBatchArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     let poll_timing = args.next_to.poll_timing.timing()?;
     let options = args.next_to.options();
     let (request, batch) = lanes(&args.next_to.lanes)?;
@@ -187,7 +190,7 @@ pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, Be
 }
 
 /// Returns why whole runs are not compared, if they are not.
-fn no_slowdown(args: &Args, alone: Option<&Alone>) -> Option<String> {
+fn no_slowdown(args: &BenchBatchArgs, alone: Option<&Alone>) -> Option<String> {
     match alone {
         None => Some("--runs is 0".to_owned()),
         Some(alone) if alone.wall < TOO_SHORT => {
@@ -248,7 +251,7 @@ const RATIO: &[Part] = &[Part::Median, Part::Range, Part::N];
 
 /// The state of the benchmark: how runs are started, and what their output is compared with.
 struct Stage<'a> {
-    args: &'a Args,
+    args: &'a BenchBatchArgs,
     starts: Starts<'a>,
     /// The output of a run alone. `None` if two such runs differ, or if there was none.
     alone: Option<Ended>,

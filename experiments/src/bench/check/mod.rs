@@ -41,7 +41,7 @@ part of the call in the cost of `X`.";
 /// to an idle request lane.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct BenchCheckArgs {
     /// The CPU to measure on
     #[arg(long, value_name = "CPU")]
     cpu: Option<u32>,
@@ -51,7 +51,10 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchCheckArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     let cpu = cpu(args)?;
     let library = elfen_instrument::find_library()?;
     let sources = Sources::new(&FILES);
@@ -132,7 +135,7 @@ fn added_instructions(
 
 /// Returns the CPU of `--cpu`, or the last CPU that this process may use. The first CPU gets most
 /// interrupts.
-fn cpu(args: &Args) -> Result<u32, BenchError> {
+fn cpu(args: &BenchCheckArgs) -> Result<u32, BenchError> {
     let allowed = affinity::allowed()?;
     let Some(cpu) = args.cpu else {
         let none = || BenchError::failed("this process may not use any CPU", "see `taskset -p $$`");

@@ -47,7 +47,7 @@ Examples:
 /// of its first second are measured.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct BenchHedgeArgs {
     /// Number of rounds; each round has a turn of every policy
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = runs())]
     runs: usize,
@@ -84,7 +84,10 @@ pub(crate) struct Args {
     alone: bool,
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchHedgeArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     install_signal_handlers()?;
     if args.alone {
         return Ok(alone(args.duration, args.runs, progress)?.into());

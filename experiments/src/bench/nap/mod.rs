@@ -53,7 +53,7 @@ wait. Only `released` includes the time that the CPU itself takes.";
 /// reference. Naps that cannot run here are listed with the reason.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct BenchNapArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &BenchNapArgs, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let (request, batch) = lanes(&args.lanes)?;
     let naps = Naps::open(Lanes { request, batch })?;
     let run = |case, _, values: &mut Values| naps.run(case, values);

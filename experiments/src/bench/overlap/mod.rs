@@ -43,7 +43,7 @@ most 20 % of the measured overlap or 0.1 % of the busy time.";
 /// reports. Requires a C compiler, and root for the task map.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
-pub(crate) struct Args {
+pub(crate) struct BenchOverlapArgs {
     #[command(flatten)]
     next_to: NextToArgs,
 
@@ -52,7 +52,10 @@ pub(crate) struct Args {
     runs: usize,
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchOverlapArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     let poll_timing = args.next_to.poll_timing.timing()?;
     let (sources, folder) = (build()?, tempfile::tempdir()?);
     let options = args.next_to.options();

@@ -56,7 +56,7 @@ Examples:
 /// repeats the affected measurement. The first table shows the distances.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct BenchShimArgs {
     /// The observed lane and the observer's lane, on different cores: OBSERVED:OBSERVER [default:
     /// the first and the last CPU of this process]
     #[command(flatten)]
@@ -100,7 +100,7 @@ const ROUND_TRIPS: &[Column] = &[
     figure("repeated", "repeated", "", 0),
 ];
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(args: &BenchShimArgs, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
     let lanes = observed_and_observer(args)?;
     let lua = match &args.lua[..] {
         [] => program_file(OsStr::new("lua5.4")).into_iter().collect(),
@@ -151,7 +151,7 @@ fn name(part: Part) -> String {
     part.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-fn observed_and_observer(args: &Args) -> Result<Lanes, BenchError> {
+fn observed_and_observer(args: &BenchShimArgs) -> Result<Lanes, BenchError> {
     let clock = Clock::of_this_machine().map_err(|error| {
         let fix = "use a machine whose kernel uses the time stamp counter as its clock";
         BenchError::unsupported(format!("the clock of samples: {error}"), fix)

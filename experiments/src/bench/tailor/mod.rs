@@ -49,7 +49,7 @@ Examples:
 /// recording, and the CPU time of the recorder.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
-pub(crate) struct Args {
+pub(crate) struct BenchTailorArgs {
     /// The name under which a service publishes its requests
     #[arg(long, value_name = "NAME", group = "served")]
     service: Option<String>,
@@ -82,7 +82,10 @@ fn duty(text: &str) -> Result<u32, String> {
     percent.ok_or_else(|| "it must be from 2% to 100%".to_owned())
 }
 
-pub(crate) fn run(args: &Args, progress: Progress<'_>) -> Result<BenchReport, BenchError> {
+pub(crate) fn run(
+    args: &BenchTailorArgs,
+    progress: Progress<'_>,
+) -> Result<BenchReport, BenchError> {
     let (served, mut words) = match (&args.service, args.redis) {
         (Some(name), _) => (Served::find(name)?, vec!["--service".to_owned(), name.clone()]),
         (None, Some(port)) => (Served::redis(port)?, vec!["--port".to_owned(), port.to_string()]),

@@ -32,7 +32,7 @@ use workloads::beside::{Lanes, Slowdown, Slowed};
                   Exit status: 0 done, 1 a result was wrong, 2 wrong arguments, 3 this machine \
                   can't emulate a core."
 )]
-struct Args {
+struct BatchProgramArgs {
     program: Which,
 
     #[command(flatten)]
@@ -78,7 +78,7 @@ impl Which {
 }
 
 fn main() -> ExitCode {
-    command::main::<Args>(
+    command::main::<BatchProgramArgs>(
         |_| Ok(()),
         |args, out| {
             let name = args.program.to_possible_value().expect("no variant is hidden");
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     )
 }
 
-fn program(args: &Args) -> Result<Box<dyn Program>, Failure> {
+fn program(args: &BatchProgramArgs) -> Result<Box<dyn Program>, Failure> {
     let program = args.program.program(args.repetition.seed);
     match (args.beside_slowdown, &args.beside) {
         (Some(slowdown), Some(lanes)) => Ok(Box::new(Beside::new(program, slowdown, lanes)?)),

@@ -124,7 +124,20 @@ pub fn named(kind: &str, path: &Path) -> String {
 
 /// Prints one line to stderr. If stderr is closed or full, only the exit status remains.
 pub fn to_stderr(line: &str) {
-    writeln!(io::stderr(), "elfen: {}", one_line(line)).ok();
+    writeln!(io::stderr(), "elfen: {}", one_line(&without_errno(line))).ok();
+}
+
+/// Leaves out the numbers that the standard library adds to errors of the system: `(os error 2)`.
+fn without_errno(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+        match rest.strip_prefix(')').filter(|_| rest.len() < part.len()) {
+            Some(rest) => text + rest,
+            None => text + " (os error " + part,
+        }
+    })
 }
 
 /// Escapes line breaks and terminal escapes, because messages quote what the user typed.
@@ -146,6 +159,15 @@ mod tests {
     fn a_failure_stays_one_line() {
         let failure = Failure::new(Status::Usage, "lanes \"0\n:1\"", "\u{1b}[31m", "don't\r");
         assert_eq!(one_line(&failure.to_string()), "lanes \"0\\n:1\": \\u{1b}[31m; don't\\r");
+    }
+
+    #[test]
+    fn numbers_of_errors_are_left_out() {
+        let error = io::Error::from_raw_os_error(2);
+        assert_eq!(without_errno(&format!("a: {error}; b")), "a: No such file or directory; b");
+        for other in ["(os error 2)", "x (os error )", "x (os error 2", "x"] {
+            assert_eq!(without_errno(other), other);
+        }
     }
 
     /// Goal: a command that handles a signal and ends has the status of a command that the signal

@@ -74,7 +74,7 @@ fn visible(cli: &Command) -> Command {
     Command::new(cli.get_name().to_owned())
         .version(env!("CARGO_PKG_VERSION"))
         .about(cli.get_about().cloned().unwrap_or_default())
-        .after_help(cli.get_after_help().cloned().unwrap_or_default())
+        .after_help(cli.get_after_long_help().or(cli.get_after_help()).cloned().unwrap_or_default())
         .subcommand_required(true)
         .subcommands(shown)
         .disable_help_subcommand(true)

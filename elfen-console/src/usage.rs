@@ -50,10 +50,39 @@ fn failure_of_variable(error: &clap::Error, words: &[OsString]) -> Option<Failur
 /// Parses clap's message, which has the paragraph `error: SENTENCE`, perhaps `tip: SENTENCE`, and
 /// more.
 fn usage_failure(rendered: &str, cli: &Command, words: &[OsString]) -> Failure {
+    let (command, name) = command_of(cli, words);
+    let why = sentence(rendered);
+    if let Some(word) = why.strip_prefix("unrecognized subcommand ") {
+        let word = word.trim_matches('\'');
+        let names = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+        let similar = similar(word, names.map(Command::get_name));
+        let fix = similar.map(|similar| format!("did you mean `{name} {similar}`? "));
+        let fix = format!("{}see `{name} --help`", fix.unwrap_or_default());
+        return Failure::new(Status::Usage, "arguments", format!("unknown command '{word}'"), fix);
+    }
     let tip = rendered.lines().find_map(|line| line.trim_start().strip_prefix("tip: "));
     let tip = tip.map(|tip| format!("{tip}; ")).unwrap_or_default();
-    let fix = format!("{tip}see `{} --help`", command_of(cli, words));
-    Failure::new(Status::Usage, "arguments", sentence(rendered), fix)
+    Failure::new(Status::Usage, "arguments", why, format!("{tip}see `{name} --help`"))
+}
+
+/// The name that a user most likely meant. `None` if no name is within two typing errors.
+fn similar<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let errors = |name: &&str| strsim::damerau_levenshtein(word, name);
+    // Of a word of three letters, two errors leave too little.
+    let most = if word.chars().count() < 5 { 1 } else { 2 };
+    let nearest = names.min_by_key(errors)?;
+    let is_near = errors(&nearest) <= most || is_transposed(word, nearest);
+    is_near.then_some(nearest)
+}
+
+/// Whether both words have the same letters in another order.
+fn is_transposed(a: &str, b: &str) -> bool {
+    let sorted = |word: &str| {
+        let mut letters: Vec<char> = word.chars().collect();
+        letters.sort_unstable();
+        letters
+    };
+    sorted(a) == sorted(b)
 }
 
 /// The sentence in which clap describes the error, as one line.
@@ -63,8 +92,8 @@ fn sentence(rendered: &str) -> String {
     sentence.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The command, with its subcommands, that the words of a command line begin with.
-fn command_of(cli: &Command, words: &[OsString]) -> String {
+/// The command, and its name with subcommands, that the words of a command line begin with.
+fn command_of<'a>(cli: &'a Command, words: &[OsString]) -> (&'a Command, String) {
     let mut command = cli;
     let mut name = cli.get_bin_name().unwrap_or(cli.get_name()).to_owned();
     for word in words.iter().skip(1) {
@@ -72,7 +101,7 @@ fn command_of(cli: &Command, words: &[OsString]) -> String {
         name = format!("{name} {}", named.get_name());
         command = named;
     }
-    name
+    (command, name)
 }
 
 /// The faults in the help of a command and its subcommands, for tests. Each help must end with an
@@ -106,17 +135,38 @@ fn add_help_faults(command: &Command, faults: &mut Vec<String>) {
     }
 }
 
-/// Rejects a program whose name begins with a dash: it is most likely a mistyped option.
-pub fn check_program(command: &str, program: &[OsString]) -> Result<(), Failure> {
+/// Rejects a program whose name begins with a dash: it is most likely a mistyped option of the
+/// command with the arguments `A`.
+pub fn check_program<A: clap::Args>(command: &str, program: &[OsString]) -> Result<(), Failure> {
     let Some(word) = program.first().map(|word| word.to_string_lossy()) else { return Ok(()) };
     if !word.starts_with('-') {
         return Ok(());
     }
-    let fix = format!("see `elfen {command} --help`; write ./{word} for a program of that name");
-    Err(Failure::new(
-        Status::Usage,
-        "arguments",
-        format!("unexpected argument '{word}' found"),
-        fix,
-    ))
+    let typed = word.split('=').next().unwrap_or_default().trim_start_matches('-');
+    let known = A::augment_args(Command::new("elfen"));
+    let similar = similar(typed, known.get_arguments().filter_map(clap::Arg::get_long));
+    let fix = similar.map(|similar| format!("did you mean --{similar}? "));
+    let fix = format!("{}see `elfen {command} --help`", fix.unwrap_or_default());
+    Err(Failure::new(Status::Usage, "arguments", format!("unknown option '{word}'"), fix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistyped_names_are_recognised() {
+        let names = ["pause", "run", "set", "status", "top"];
+        for (typed, meant) in [
+            ("stauts", Some("status")),
+            ("rnu", Some("run")),
+            ("statsu", Some("status")),
+            ("tpo", Some("top")),
+            ("puase", Some("pause")),
+            ("profile", None),
+            ("xyz", None),
+        ] {
+            assert_eq!(similar(typed, names.into_iter()), meant, "{typed}");
+        }
+    }
 }

@@ -15,14 +15,18 @@ use crate::pair::{Pair, PairError};
 use crate::source::{Source, SourceError};
 use crate::topology::{Topology, TopologyError};
 
-const HELP: &str = "Pairs of lanes, REQUEST:BATCH[,...], as in 0:1,2:3, or 0:1,2,3 on a 4-way \
-core. REQUEST is one CPU; BATCH is a list of CPUs as for taskset: 1,3 or 1-3 or 1-7:2. A colon \
-after a single number begins a new pair; a colon after a range begins its stride: 0:1,2-6:2,8:9 is \
-0 with 1,2,4,6 and 8 with 9. By default, each core with two or more usable lanes is a pair";
+const HELP: &str = "Pairs of lanes, as in 0:1,2:3 [default: each core with two usable lanes]";
+const LONG_HELP: &str = "Pairs of lanes, REQUEST:BATCH[,...], as in 0:1,2:3, or 0:1,2,3 on a \
+4-way core [default: each core with two usable lanes]
+
+REQUEST is one CPU; BATCH is a list of CPUs as for taskset: 1,3 or 1-3 or 1-7:2. A colon after a \
+single number begins a new pair; a colon after a range begins its stride: 0:1,2-6:2,8:9 is 0 with \
+1,2,4,6 and 8 with 9.";
 
 #[derive(clap::Args, Debug)]
 pub struct LaneArgs {
-    #[arg(long, value_name = "PAIRS", env = "ELFEN_LANES", help = HELP)]
+    #[arg(long, value_name = "PAIRS", env = "ELFEN_LANES", help = HELP,
+        long_help = LONG_HELP)]
     lanes: Option<String>,
 }
 

@@ -32,7 +32,7 @@ fn stderr_of(output: &Output) -> &str {
 fn help_is_on_stdout() {
     let bare = run(&[]);
     assert_eq!(bare.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&bare.stdout).contains("Usage: elfen <COMMAND>"));
+    assert!(String::from_utf8_lossy(&bare.stdout).contains("Usage: elfen COMMAND"));
     for words in [&["--help"][..], &["help"], &["lanes", "--help"]] {
         let output = run(words);
         assert_eq!(output.status.code(), Some(0), "{words:?}");
@@ -47,7 +47,13 @@ fn help_is_on_stdout() {
 #[test]
 fn usage_errors_are_one_line() {
     let cases = [
-        (&["lane"][..], "unrecognized subcommand 'lane'", "see `elfen --help`"),
+        (
+            &["lane"][..],
+            "unknown command 'lane'; did you mean `elfen lanes`?",
+            "see `elfen --help`",
+        ),
+        (&["stauts"], "did you mean `elfen status`?", "see `elfen --help`"),
+        (&["profiles"], "unknown command 'profiles'; see", "see `elfen --help`"),
         (&["hedge", "--to"], "a separate program, elfen-hedge", "see `elfen-hedge --help`"),
         (
             &["lanes", "--jason"],
@@ -58,7 +64,8 @@ fn usage_errors_are_one_line() {
         (&["lanes", "--json", "--dump-machine"], "cannot be used with", "see `elfen lanes --help`"),
         (&["metrics", "--listen", "80"], "invalid value '80'", "see `elfen metrics --help`"),
         (&["tailor", "watch", "--user"], "unexpected argument", "see `elfen tailor watch --help`"),
-        (&["run", "--lane", "0:1", "--", "true"], "unexpected argument '--lane'", "name"),
+        (&["run", "--lane", "0:1", "true"], "did you mean --lanes?", "see `elfen run --help`"),
+        (&["run", "-v", "true"], "unknown option '-v'; see", "see `elfen run --help`"),
         (&["lanes", "a\nb\u{1b}[31m"], "unexpected argument 'a", "see `elfen lanes --help`"),
     ];
     for (words, why, fix) in cases {

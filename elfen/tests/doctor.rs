@@ -17,17 +17,17 @@ use snapbox::{Assert, Data};
 /// Machines, each with the arguments for its report.
 const MACHINES: [(&str, &[&str]); 6] = [
     // A virtual machine that shows no SMT, with cgroup version 1 and without BTF; an ordinary user.
-    ("bare", &[]),
+    ("bare", &["--all"]),
     // A user namespace without cgroups, on a virtual machine with SMT; idle states are disabled.
-    ("container", &[]),
+    ("container", &["--all"]),
     // Four cores of two lanes; elfend refuses the user.
-    ("desktop-user", &[]),
+    ("desktop-user", &["--all"]),
     // Four cores of two lanes, prepared for Elfen; root.
-    ("server-root", &[]),
+    ("server-root", &["--all"]),
     // Four cores after `echo off > smt/control`; root.
-    ("smt-off", &[]),
+    ("smt-off", &["--all"]),
     // A virtual machine that shows no SMT, with a pair from `--lanes` and running JVMs; root.
-    ("vm", &["--lanes", "0:1"]),
+    ("vm", &["--all", "--lanes", "0:1"]),
 ];
 
 fn folder() -> PathBuf {
@@ -72,6 +72,9 @@ fn assert_file(name: &str, actual: String) {
 fn recorded_machines() {
     for (machine, words) in MACHINES {
         assert_file(&format!("{machine}.txt"), report(&on_recorded(machine, words)).0);
+    }
+    for (machine, words) in [("bare", &[][..]), ("vm", &["--lanes", "0:1"])] {
+        assert_file(&format!("{machine}-problems.txt"), report(&on_recorded(machine, words)).0);
     }
     assert_file("server-root.json", report(&on_recorded("server-root", &["--json"])).0);
 }
@@ -128,7 +131,7 @@ fn text_agrees_with_json() {
 fn assert_text((text, text_status): &(String, i32), report: &Value, status: i32) {
     assert_eq!(*text_status, status);
     assert!(!text.contains('\u{1b}'), "{text}");
-    let (lines, last) = text.trim_end().rsplit_once("\n\n").expect("a verdict at the end");
+    let (first, lines) = text.split_once("\n\n").expect("a verdict in the first line");
     assert!(lines.lines().all(|line| line.chars().count() <= 100), "{lines}");
     let lines = unwrapped(lines);
     for check in checks(report) {
@@ -137,8 +140,8 @@ fn assert_text((text, text_status): &(String, i32), report: &Value, status: i32)
         assert!(lines.contains(&line), "{line:?}: {text}");
     }
     let verdict = if status == 0 { "can run here" } else { "cannot run here" };
-    assert!(last.contains(verdict) && last.ends_with(word(report, "next")), "{last}");
-    assert_eq!(last.lines().count(), 1, "{last}");
+    assert!(first.contains(verdict) && first.ends_with(word(report, "next")), "{first}");
+    assert_eq!(first.lines().count(), 1, "{first}");
 }
 
 /// `server-root` with edits. An edit is a file's new content, as in `/proc/version: x`, or the

@@ -58,8 +58,8 @@ fn wrong_arguments_are_told_in_one_line() {
     fails(&plain(&["--turns", "1us", "--", "true"]), 2, "a turn must last from 50us to 1s");
     fails(&plain(&["--checks", "magic", "--", "true"]), 2, help);
     fails(&plain(&["--duration", "0s", "--", "true"]), 2, "the duration must be from 1s to 60s");
-    fails(&plain(&["--turn", "1ms", "--", "true"]), 2, "unexpected argument '--turn'");
-    fails(&plain(&["--", "no-such-program"]), 2, "no such program in any folder of PATH");
+    fails(&plain(&["--turn", "1ms", "--", "true"]), 2, "did you mean --turns?");
+    fails(&plain(&["--", "no-such-program"]), 1, "no such program in any folder of PATH");
     fails(&plain(&["--poll-interval", "0us", "--", "true"]), 2, "the guard would never sleep");
 }
 

@@ -132,6 +132,20 @@ impl Verdict {
     pub fn ok(&self) -> bool {
         self.missing.is_empty()
     }
+
+    /// Whether a user has to know of this check: it warns, or borrow-idle lacks what it would give.
+    /// Other checks that do not work have an alternative that does, or belong to an extra.
+    pub fn is_problem(&self, check: &Check) -> bool {
+        let lacks = |(group, what): &(Group, &str)| {
+            *group == check.group && check.enough != Enough::No && self.missing.contains(what)
+        };
+        match check.finding.status {
+            Status::Yes => false,
+            // Such a check has the result of another one.
+            Status::Warn => !check.finding.fix.starts_with("see "),
+            Status::No => NEEDS.iter().any(lacks),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use crate::poll_timing::PollTiming;
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct PollTimingArgs {
     /// How often a guard polls its request lane: the longest reaction while the lane is in use
-    #[arg(long, value_name = "TIME", default_value = "500us", value_parser = duration::parse,
+    #[arg(help_heading = "Expert", long, value_name = "TIME", default_value = "500us",
+        value_parser = duration::parse,
         env = "ELFEN_POLL_INTERVAL")]
     poll_interval: Duration,
 
@@ -18,7 +19,8 @@ pub struct PollTimingArgs {
     /// interrupt with the kernel's tick
     ///
     /// At most this, and at most a sixty-fourth of how long the lane has idled; 0us for never.
-    #[arg(long, value_name = "TIME", default_value = "4ms", value_parser = duration::parse,
+    #[arg(help_heading = "Expert", long, value_name = "TIME", default_value = "4ms",
+        value_parser = duration::parse,
         env = "ELFEN_TIMER_SLACK")]
     timer_slack: Duration,
 }

@@ -63,7 +63,10 @@ pub struct LiveWords {
     /// How many methods were named; the latest names, in turn.
     named: AtomicU64,
     names: [Text<NAME_WORDS>; NAMES],
-    reserved: [AtomicU64; 3],
+    /// When the first and the last check was added, on the monotonic clock; 0 for never.
+    first_check_ns: AtomicU64,
+    last_check_ns: AtomicU64,
+    reserved: [AtomicU64; 1],
     /// From the start of a probe to the answer.
     pub(super) gap: Histogram,
 }
@@ -113,9 +116,18 @@ impl LiveWords {
         self.places.iter().zip(words).for_each(|(word, value)| word.store(value, Relaxed));
     }
 
-    /// The live checks as reports show them.
-    pub fn live(&self) -> Live {
+    /// Records that a check was added now. Only the planner calls this.
+    pub(super) fn note_check(&self, now_ns: u64) {
+        let _kept = self.first_check_ns.compare_exchange(0, now_ns, Relaxed, Relaxed);
+        self.last_check_ns.store(now_ns, Relaxed);
+    }
+
+    /// The live checks as reports show them, of a run that began at `start_ns`.
+    pub fn live(&self, start_ns: u64) -> Live {
         let load = |word: &AtomicU64| word.load(Relaxed);
+        let after = |word: &AtomicU64| {
+            Some(load(word)).filter(|&ns| ns != 0).map(|ns| ns.saturating_sub(start_ns))
+        };
         let [on, too_dense, refused, one, several, memory, flags, arenas, compiled, rounds, dense] =
             self.places.each_ref().map(load);
         let counts: [u64; REASONS.len()] = array::from_fn(|at| load(&self.reasons[at]));
@@ -123,6 +135,8 @@ impl LiveWords {
         Live {
             processes: load(&self.processes),
             first_touch_ns: load(&self.first_touch_ns),
+            first_check_after_ns: after(&self.first_check_ns),
+            last_check_after_ns: after(&self.last_check_ns),
             sites: LiveSites {
                 on,
                 too_dense,
@@ -180,6 +194,11 @@ pub struct Live {
     /// Processes that were patched, and the longest time that the first patch of one took.
     pub processes: u64,
     pub first_touch_ns: u64,
+    /// When the first and the last check was added, counted from the start of the run.
+    #[serde(default)]
+    pub first_check_after_ns: Option<u64>,
+    #[serde(default)]
+    pub last_check_after_ns: Option<u64>,
     pub sites: LiveSites,
     /// How often checks ran lately in a millisecond of the lanes' time.
     pub checks_per_ms: u64,

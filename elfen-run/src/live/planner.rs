@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use elfen_instrument::live::{Change, FILTERED, Missed, Pages, Patched, SiteCounts};
 use elfen_instrument::process::{ProgramId, is_filtered};
 use elfen_instrument::remote::release_late_threads;
-use elfen_rt::clock::nanos;
+use elfen_rt::clock::{monotonic_ns, nanos};
 use elfen_rt::process::{Identity, Liveness};
 
 use super::handover::{Exchange, Miss};
@@ -140,7 +140,7 @@ impl Planner<'_> {
         }
         if let Some(patched) = self.patched(process) {
             match outcome {
-                Outcome::Applied => {}
+                Outcome::Applied => self.words.note_check(monotonic_ns()),
                 Outcome::Refused => patched.was_refused(place),
                 Outcome::Late => patched.was_late(place),
             }

@@ -18,6 +18,10 @@ pub(super) struct ObserveArgs {
     #[arg(long, value_name = "CPUS")]
     pub(super) cpu: Option<CpuSet>,
 
+    /// Observe all CPUs but the observer's
+    #[arg(long, conflicts_with_all = ["cpu", "pid", "program"])]
+    pub(super) all: bool,
+
     /// The observer's lane; each of several lanes gets an observer, and they divide the lanes of
     /// --cpu [default: a lane that shares no core with --cpu]
     #[arg(long, value_name = "CPUS")]
@@ -177,6 +181,12 @@ fn parse_size(text: &str) -> Result<usize, String> {
 /// Refuses combinations of arguments that cannot work.
 pub(super) fn check_args(args: &ObserveArgs) -> Result<(), Failure> {
     let wrong = |what: &str, why: &str, fix: &str| Err(Failure::new(Status::Usage, what, why, fix));
+    let names_target = args.all || args.cpu.is_some() || args.pid.is_some();
+    if !names_target && args.program.is_empty() {
+        let why = "nothing to observe";
+        let fix = "name a program after --, a process with -p, CPUs with --cpu, or --all";
+        return wrong("arguments", why, fix);
+    }
     if args.keep == Keep::Histogram && (args.output.is_some() || args.keep_last.is_some()) {
         let why = "it keeps no runs for -o or --keep-last";
         return wrong("--keep histogram", why, "leave out -o and --keep-last, and use --json");

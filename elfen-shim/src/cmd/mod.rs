@@ -46,6 +46,7 @@ clock. With --json, the program's standard output goes to standard error.";
 /// what the program did and for how long.
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER, args_conflicts_with_subcommands = true)]
+#[command(arg_required_else_help = true)]
 pub struct ShimArgs {
     #[command(subcommand)]
     command: Option<Command>,

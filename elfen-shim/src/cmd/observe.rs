@@ -53,7 +53,7 @@ const PHASE_NS: u64 = 10_000_000;
 const FOLD_BYTES: usize = 4 << 20;
 
 pub(super) fn run(args: &ObserveArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    elfen_console::usage::check_program("shim", &args.program)?;
+    elfen_console::usage::check_program::<ObserveArgs>("shim", &args.program)?;
     if let Some(process) = args.pid {
         check_process(process)?;
     }

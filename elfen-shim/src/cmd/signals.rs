@@ -181,7 +181,7 @@ pub fn watchable_signals(name: &std::ffi::OsStr) -> Option<WatchableSignals> {
 fn list_program(name: &std::ffi::OsStr, list: &mut SignalList) -> Result<(), Failure> {
     let file = reach::program_file(name).ok_or_else(|| {
         let fix = "name a program in PATH, or its file";
-        Failure::new(Status::Usage, format!("program {name:?}"), "it is not found", fix)
+        Failure::new(Status::Failed, format!("program {name:?}"), "it is not found", fix)
     })?;
     let Some(symbols) = Symbols::read(&file, &file) else {
         let why = "it is not a 64-bit x86 program; if it is a script, name its interpreter";

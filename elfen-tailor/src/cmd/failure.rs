@@ -1,6 +1,7 @@
 //! Failures of `elfen tailor` if a service is not found, or a trace has nothing to report, with
 //! fixes.
 
+use std::io;
 use std::path::Path;
 
 use crate::report::NothingToReport;
@@ -9,6 +10,9 @@ use elfen_console::failure::{Failure, Status, named};
 use elfen_kernel::events::Error;
 
 use crate::service::NotFound;
+
+/// The file of a recording, if the user names none.
+pub(super) const DEFAULT_TRACE: &str = "elfen.trace";
 
 pub(super) fn not_found(missing: &NotFound) -> Failure {
     const WHAT: &str = "finding the service";
@@ -68,6 +72,13 @@ pub fn no_events(error: &Error) -> Failure {
 }
 
 pub(super) fn unreadable(path: &Path, error: &trace::Error) -> Failure {
+    if let trace::Error::Read(read) = error
+        && read.kind() == io::ErrorKind::NotFound
+        && path == Path::new(DEFAULT_TRACE)
+    {
+        let fix = "record one with `sudo elfen tailor record -d 10s --port PORT`, or name a file";
+        return Failure::new(Status::Failed, named("trace", path), "no recording here yet", fix);
+    }
     let fix = match error {
         trace::Error::Version(_) => "read it with the elfen version that recorded it",
         trace::Error::Damaged(_) => "record it again",

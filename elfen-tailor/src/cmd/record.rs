@@ -12,6 +12,7 @@ use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::create_private;
 use elfen_rt::clock::monotonic_ns;
 
+use super::failure::DEFAULT_TRACE;
 use super::target::{Target, describe};
 use crate::recorder::Recorder;
 use crate::signals::EndSignals;
@@ -34,7 +35,7 @@ pub(super) struct RecordArgs {
     duration: Option<Duration>,
 
     /// The file to write; only its owner can read it
-    #[arg(short, long, value_name = "FILE", default_value = "elfen.trace")]
+    #[arg(short, long, value_name = "FILE", default_value = DEFAULT_TRACE)]
     output: PathBuf,
 }
 

@@ -13,7 +13,7 @@ use elfen_console::duration;
 use elfen_console::failure::Failure;
 use elfen_console::output::print;
 
-use super::failure;
+use super::failure::{self, DEFAULT_TRACE};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,7 +32,7 @@ not predicted.";
 #[command(after_help = EXAMPLES)]
 pub(super) struct ReportArgs {
     /// A file of `elfen tailor record`
-    #[arg(value_name = "FILE", default_value = "elfen.trace")]
+    #[arg(value_name = "FILE", default_value = DEFAULT_TRACE)]
     trace: PathBuf,
 
     /// Which requests are slow: above a quantile such as p99 or p99.9, or above a time

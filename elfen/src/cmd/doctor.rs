@@ -15,11 +15,13 @@ use serde::Serialize;
 
 const COMMAND: &str = "elfen doctor";
 const AFTER: &str = "\
-Each check is yes, no or warn. Under conflicts, yes means that there is no conflict. The last line \
-says whether borrow-idle can run on this machine. Exit status: 0 if it can, 3 if not.
+The first line says whether borrow-idle can run on this machine. Problems follow, each with a fix. \
+Each check is yes, no or warn; under conflicts, yes means that there is no conflict. Exit status: \
+0 if borrow-idle can run, 3 if not.
 
 Examples:
   elfen doctor                            for this user
+  elfen doctor --all                      every check, also those that work
   sudo elfen doctor --lanes 0:1           for root, with a pair given by hand
   elfen doctor --json | jq -r '.checks[] | select(.status == \"no\") | .fix'
   elfen doctor --dump-machine > machine   record this machine, for a report
@@ -34,6 +36,10 @@ Examples:
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     lanes: LaneArgs,
+
+    /// Explain every check, also those that work
+    #[arg(long)]
+    all: bool,
 
     /// Print one JSON object; `fix` is empty if nothing needs to be fixed
     #[arg(long)]
@@ -75,7 +81,8 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     let program = program.as_ref();
     let report = DoctorReport { ok: verdict.ok(), verdict: &verdict, checks: &checks, program };
     elfen_console::output::print(out, args.json, &report, || {
-        text(&checks, &verdict, colours) + &program.map(ProgramReport::text).unwrap_or_default()
+        text(&checks, &verdict, args.all, colours)
+            + &program.map(ProgramReport::text).unwrap_or_default()
     })?;
     Ok(ExitCode::from(if verdict.ok() { 0 } else { Exit::Unsupported as u8 }))
 }
@@ -117,12 +124,12 @@ impl ProgramReport {
     fn of(name: &OsStr, checks: &[Check]) -> Result<Self, Failure> {
         let program = name.to_string_lossy().into_owned();
         let file = inspect(name).map_err(|reason| {
-            let fix = "name one that PATH has, or its file";
+            let fix = "name a program in PATH, or its file";
             let why = match reason {
                 Reason::NotFound => reason.to_string(),
                 reason => format!("it {reason}"),
             };
-            Failure::new(Exit::Usage, format!("program {program:?}"), why, fix)
+            Failure::new(Exit::Failed, format!("program {program:?}"), why, fix)
         })?;
         let live = checks.iter().find(|check| check.name == "checks-live");
         let live = live.map(|check| &check.finding).filter(|live| live.status != Status::Yes);
@@ -180,8 +187,24 @@ fn left_of(compiler: Compiler) -> &'static str {
 const COLUMNS: usize = 100;
 const STATUS_COLUMNS: usize = 4;
 
-/// The report as text: a heading for each group, and reason and fix next to each name.
-fn text(checks: &[Check], verdict: &Verdict, colours: bool) -> String {
+/// The report as text: the verdict, and what a user has to know, or all checks.
+fn text(checks: &[Check], verdict: &Verdict, all: bool, colours: bool) -> String {
+    let is_shown = |check: &&Check| all || verdict.is_problem(check);
+    let shown: Vec<&Check> = checks.iter().filter(is_shown).collect();
+    let mut text = verdict_line(verdict, &shown);
+    if !shown.is_empty() {
+        text += "\n";
+        text += &explained(&shown, colours);
+    }
+    if !all {
+        text += "\n";
+        text += &counts(checks, verdict);
+    }
+    text
+}
+
+/// A heading for each group, and reason and fix next to each name.
+fn explained(checks: &[&Check], colours: bool) -> String {
     let names = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     let indent = 2 + STATUS_COLUMNS + 2 + names + 2;
     let mut text = String::new();
@@ -200,21 +223,36 @@ fn text(checks: &[Check], verdict: &Verdict, colours: bool) -> String {
         let margin = format!("\n{:indent$}", "");
         text += &format!("  {status}  {name:names$}  {}\n", beside.join(&margin));
     }
-    text + "\n" + &last_line(verdict, checks)
+    text
 }
 
-fn last_line(verdict: &Verdict, checks: &[Check]) -> String {
+/// The checks that are not explained: the names of those that do not work, and how many do.
+fn counts(checks: &[Check], verdict: &Verdict) -> String {
+    let hidden = |check: &&Check| !verdict.is_problem(check);
+    let absent = |check: &&Check| check.finding.status != Status::Yes;
+    let absent: Vec<&str> =
+        checks.iter().filter(hidden).filter(absent).map(|check| check.name).collect();
+    let works = checks.iter().filter(|check| check.finding.status == Status::Yes).count();
+    let mut text = String::new();
+    if !absent.is_empty() {
+        let lines = wrap(&absent.join(", "), COLUMNS - 16).join(&format!("\n{:15}", ""));
+        text += &format!("not available: {lines}\n");
+    }
+    text + &format!("{works} of {} checks work; elfen doctor --all explains each\n", checks.len())
+}
+
+fn verdict_line(verdict: &Verdict, shown: &[&Check]) -> String {
     let Verdict { missing, next, only } = verdict;
     if !verdict.ok() {
         let missing = listed(missing);
         return format!("borrow-idle cannot run here: it requires {missing}; next: {next}\n");
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
-    let warns = |check: &&Check| {
+    let warns = |check: &&&Check| {
         // A warning about an observer (Shim, Tailor) does not affect batches.
         check.finding.status == Status::Warn && !matches!(check.group, Group::Shim | Group::Tailor)
     };
-    let warnings = checks.iter().filter(warns).count();
+    let warnings = shown.iter().filter(warns).count();
     match warnings {
         0 => format!("borrow-idle can run here{only}\n"),
         _ => format!("borrow-idle can run here{only}; warnings: {warnings}\n"),

@@ -147,6 +147,7 @@ pub(super) struct FenceRun<'a> {
     pub(super) user: Option<User>,
     pub(super) program: &'a [OsString],
     pub(super) dry_run: bool,
+    pub(super) quiet: bool,
 }
 
 impl FenceRun<'_> {
@@ -162,7 +163,9 @@ impl FenceRun<'_> {
         if self.dry_run {
             return Ok(line);
         }
-        to_stderr(&line);
+        if !self.quiet {
+            to_stderr(&line);
+        }
         if let Some(why) = known.why() {
             warn(&format!("fence {} is frozen: {why}; the program waits there", known.name));
         }

@@ -6,8 +6,8 @@ use elfen_console::paragraph::wrap;
 /// After `run` has started its program, it exits with the program's status.
 const STATUSES: [(&str, &str); 8] = [
     ("0", "success"),
-    ("1", "failure on a machine that supports the operation"),
-    ("2", "invalid arguments or variables"),
+    ("1", "failure; the arguments and the machine are right"),
+    ("2", "invalid arguments or variables, on any machine"),
     ("3", "unsupported: this machine or kernel lacks a requirement"),
     ("126", "run: the program cannot be run"),
     ("127", "run: the program was not found"),
@@ -47,15 +47,41 @@ const FAILURES: &str = "\
 
 const COLUMNS: usize = 78;
 
-/// The text below the list of commands. Blocks with a heading become sections of the man page.
+/// The help without options: the commands by what they are for, and examples.
+pub(crate) const TEMPLATE: &str = "\
+{about}
+
+Usage: elfen COMMAND [OPTIONS]
+
+Start     doctor   check what works on this machine
+          demo     see what a batch costs a service, with and without Elfen
+Run       run      run a program on the batch lanes
+          set      change the policy of a running batch
+          status   list running batches and fences
+          top      watch lanes and batches
+          pause    freeze all fences now
+          resume   end a pause
+Diagnose  tailor   explain why the slowest requests of a service were slow
+          shim     sample what a running thread does, without stopping it
+Operate   lanes    list the pairs of lanes of this machine
+          metrics  serve metrics to Prometheus
+Measure   lab      experiments, benchmarks, simulator, planner{after-help}";
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  sudo elfen run --lanes 0:1 -- xz -9 backup.tar
+  sudo elfen tailor record -d 10s --port 6379 && elfen tailor report
+
+`elfen COMMAND --help` explains a command; `elfen --help`, exit statuses and variables.";
+
+/// The text below the commands. Blocks with a heading become sections of the man page.
 pub(crate) fn all() -> String {
     let table = |rows: &[(&str, &str)]| {
         let width = rows.iter().map(|(left, _)| left.len()).max().unwrap_or(0);
         rows.iter().map(|(left, right)| format!("  {left:width$}  {right}\n")).collect::<String>()
     };
     format!(
-        "Example:\n  elfen doctor     what works on this machine, and what to do next\n\n\
-         Exit status:\n{}\n{}\n\nEnvironment:\n{}\n",
+        "{EXAMPLES}\n\nExit status:\n{}\n{}\n\nEnvironment:\n{}\n",
         table(&STATUSES),
         wrap(FAILURES, COLUMNS).join("\n"),
         table(&VARIABLES)
@@ -68,9 +94,25 @@ mod tests {
     use elfen_console::usage::help_faults;
 
     use super::super::Cli;
+    use super::TEMPLATE;
 
     #[test]
     fn every_command_has_an_example() {
         assert_eq!(help_faults(&Cli::command()), Vec::<String>::new());
+    }
+
+    /// Goal: the short help has every command, once. Method: the second column of its groups.
+    #[test]
+    fn the_short_help_has_every_command() {
+        let cli = Cli::command();
+        let shown = cli.get_subcommands().filter(|sub| !sub.is_hide_set());
+        let mut commands: Vec<&str> = shown.map(|sub| sub.get_name()).collect();
+        let groups = TEMPLATE.lines().filter_map(|line| line.get(10..18));
+        let mut listed: Vec<&str> = groups.map(str::trim).filter(|name| !name.is_empty()).collect();
+        listed.retain(|name| commands.contains(name));
+        commands.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(listed, commands);
+        assert!(TEMPLATE.lines().count() < 24);
     }
 }

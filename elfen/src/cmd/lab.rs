@@ -21,7 +21,7 @@ pub(crate) struct LabArgs {
     words: Vec<OsString>,
 }
 
-/// Demonstrate Elfen on this machine in under a minute (elfen-lab)
+/// See what a batch costs a service, with and without Elfen, in a minute (elfen-lab)
 #[derive(clap::Args, Debug)]
 #[command(disable_help_flag = true)]
 #[command(after_help = "Example:\n  elfen demo --help     what it runs, and its options")]

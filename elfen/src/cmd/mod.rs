@@ -27,9 +27,10 @@ use elfen_console::command::Outcome;
 use elfen_console::failure::Failure;
 use elfen_console::generate;
 
-/// Lend the idle half of an SMT core to batch programs, and take it back when a request arrives
+/// Run batch programs on the idle hyperthreads of latency-critical services
 #[derive(clap::Parser)]
-#[command(name = "elfen", version, after_help = help::all())]
+#[command(name = "elfen", version, help_template = help::TEMPLATE, after_help = help::EXAMPLES)]
+#[command(after_long_help = help::all())]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use elfen_console::failure::{Failure, Status};
+use elfen_console::output::warn;
 use elfen_machine::fence::state::{FOLDER, Folder, RecordedFence};
 use elfen_machine::fence::status::{self, Answer, FenceStatus, Request};
 
@@ -117,6 +118,9 @@ pub(crate) fn pause(args: &PauseArgs, out: &mut dyn Write) -> Result<ExitCode, F
     );
     if !errors.is_empty() {
         return Err(failed(WHAT, &errors.join("; "), "see the processes in it: `elfen status`"));
+    }
+    if status::ask(&folder.socket(), &Request::Status).is_err() {
+        warn("no elfend answers; the pause is recorded, and an elfend that starts will keep it");
     }
     let line = if fences.is_empty() {
         "paused; there is no fence now, and new fences will be frozen".to_owned()

@@ -39,24 +39,27 @@ fn help(policy: PolicyKind) -> &'static str {
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct PolicyArgs {
-    /// When the batch may run next to a request; initially borrow-idle
-    #[arg(long, value_name = "POLICY", value_parser = policy_parser(), env = "ELFEN_POLICY")]
+    /// When the batch may run next to a request [default of a new run: borrow-idle]
+    #[arg(help_heading = "Policy", long, value_name = "POLICY", value_parser = policy_parser(),
+        env = "ELFEN_POLICY")]
     policy: Option<PolicyKind>,
 
     /// How long the batch may share a core with a request
     ///
     /// Default with --slo: the SLO minus the tail latency of the service so far. Default without
     /// --slo: a tenth of the median latency of the service.
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, allow_hyphen_values = true,
+    #[arg(help_heading = "Policy", long, value_name = "TIME", value_parser = duration::parse,
+        allow_hyphen_values = true,
         env = "ELFEN_BUDGET")]
     budget: Option<Duration>,
 
     /// The latency to keep, as in p99=100ms: slo-budget controls it; others derive a budget from it
-    #[arg(long, value_name = "SLO", env = "ELFEN_SLO")]
+    #[arg(help_heading = "Policy", long, value_name = "SLO", env = "ELFEN_SLO")]
     slo: Option<Slo>,
 
     /// For dynamic-budget: instructions per cycle of the service alone, as in 0.9
-    #[arg(long, value_name = "IPC", value_parser = per_thousand, env = "ELFEN_REF_IPC")]
+    #[arg(help_heading = "Policy", long, value_name = "IPC", value_parser = per_thousand,
+        env = "ELFEN_REF_IPC")]
     ref_ipc: Option<u64>,
 }
 

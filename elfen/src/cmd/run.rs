@@ -1,12 +1,12 @@
 //! `elfen run`: runs a program on the batch lanes while their request lanes idle.
 //!
 //! This file chooses the parts of the run (lanes, policy, source of signals, nap, checks, user),
-//! and prints the first and the last line. `elfen-run` starts and supervises the program. For a run
-//! in a fence, `fence_run` does.
+//! and prints the first and the last lines. `elfen-run` starts and supervises the program. For a
+//! run in a fence, `fence_run` does.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
 use elfen_console::{duration, usage};
-use elfen_instrument::CheckMethod;
+use elfen_instrument::{CheckMethod, Reason, inspect};
 use elfen_kernel::preempted::Notes;
 use elfen_kernel::task_map::Source;
 use elfen_machine::lane_args::LaneArgs;
@@ -71,7 +71,7 @@ pub(crate) struct RunArgs {
     lanes: LaneArgs,
 
     /// The source that says whether a request lane is busy
-    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_SOURCE")]
+    #[arg(help_heading = "Expert", long, value_enum, default_value = "auto", env = "ELFEN_SOURCE")]
     source: SourceChoice,
 
     /// The service whose page to read, by its published name
@@ -79,19 +79,19 @@ pub(crate) struct RunArgs {
     service: Option<String>,
 
     /// Trust pages of this user too; by default only your own and those of root
-    #[arg(long, value_name = "USER", env = "ELFEN_SERVICE_USER")]
+    #[arg(help_heading = "Expert", long, value_name = "USER", env = "ELFEN_SERVICE_USER")]
     service_user: Option<String>,
 
     /// Run the program as this user; only for root. Default: the user that called `sudo`, if any
-    #[arg(long, value_name = "USER", env = "ELFEN_USER")]
+    #[arg(help_heading = "Confinement", long, value_name = "USER", env = "ELFEN_USER")]
     user: Option<String>,
 
     /// How a guard waits on its lane
-    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
+    #[arg(help_heading = "Expert", long, value_enum, default_value = "auto", env = "ELFEN_NAP")]
     nap: NapName,
 
     /// Where the program gets its checks; a guard always polls, too
-    #[arg(long, value_enum, default_value = "auto", env = "ELFEN_CHECKS")]
+    #[arg(help_heading = "Expert", long, value_enum, default_value = "auto", env = "ELFEN_CHECKS")]
     checks: ChecksName,
 
     #[command(flatten)]
@@ -103,7 +103,7 @@ pub(crate) struct RunArgs {
     /// elfend. If elfend holds fences and this run can enter none of them, give `--lanes` or
     /// `--fence none`. With a fence, options of guards are refused, and their variables are
     /// ignored.
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = "Confinement", long, value_name = "NAME")]
     fence: Option<String>,
 
     #[command(flatten)]
@@ -113,9 +113,13 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     json_out: Option<PathBuf>,
 
-    /// Print what the run would use, and do nothing
-    #[arg(long)]
+    /// Probe this machine, print what the run would use, and start nothing
+    #[arg(short = 'n', long)]
     dry_run: bool,
+
+    /// Print only warnings and errors
+    #[arg(short, long)]
+    quiet: bool,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -140,7 +144,8 @@ impl RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    usage::check_program("run", &args.program)?;
+    usage::check_program::<RunArgs>("run", &args.program)?;
+    require_program(&args.program)?;
     if let Some(line) = run_in_fence(args)? {
         writeln!(out, "{line}").map_err(Failure::output)?;
         return Ok(ExitCode::SUCCESS);
@@ -151,12 +156,19 @@ pub(crate) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<ExitCode, Failu
     let channels = Arc::new(Channels::open(&order, signals).map_err(|error| refuse(&error))?);
     require_tasks_to_block(&order, &channels)?;
     let chosen = Announcement::new(&order, &channels);
-    let line = chosen.line(&order, &remarks);
+    let rows = chosen.rows(&order, &remarks);
     if args.dry_run {
-        writeln!(out, "{line}").map_err(Failure::output)?;
+        for row in rows {
+            writeln!(out, "{}", row.text()).map_err(Failure::output)?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
-    to_stderr(&line);
+    let print = |row: Row| {
+        if !args.quiet {
+            to_stderr(&row.text())
+        }
+    };
+    rows.into_iter().for_each(print);
     if let Some(user) = &order.user {
         let given = channels.give_to(user.uid.as_raw(), user.gid.as_raw());
         given.map_err(|error| refuse(&error))?;
@@ -178,16 +190,13 @@ pub(crate) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<ExitCode, Failu
         figures: Figures::of(channels.lanes()),
         request_busy_ns,
         nap_of_checks: figures::nap_of_checks(channels.lanes()).map(str::to_owned),
-        live: channels.live().map(LiveWords::live),
+        live: channels.live().map(|words: &LiveWords| words.live(start_ns)),
         beside_guards,
         exit_status: exit_status(ending),
         ..chosen.report(&order)
     };
     if !matches!(ending, Ending::Refused { .. }) {
-        to_stderr(&summary(&measured));
-        if let Some(live) = &measured.live {
-            to_stderr(&live_summary(live));
-        }
+        summary(&measured).into_iter().for_each(print);
     }
     if let (Some(file), Some(path)) = (&mut report, &args.json_out) {
         elfen_console::output::print_json(file, &measured)
@@ -200,15 +209,15 @@ pub(crate) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<ExitCode, Failu
 /// if the run has guards of its own.
 fn run_in_fence(args: &RunArgs) -> Result<Option<String>, Failure> {
     let (run_dir, program) = (args.run_dir.path(), args.program.as_slice());
-    let dry_run = args.dry_run;
+    let RunArgs { dry_run, quiet, .. } = *args;
     let run = |fence, inside, user| {
-        FenceRun { fence, inside, run_dir, user, program, dry_run }.run().map(Some)
+        FenceRun { fence, inside, run_dir, user, program, dry_run, quiet }.run().map(Some)
     };
     match args.fence.as_deref() {
         Some(NONE) => Ok(None),
         Some(fence) => {
-            let user = fence_run::choose_user(args.user.as_deref())?;
-            run(fence_run::find_fence(run_dir, fence)?, false, user)
+            let fence = fence_run::find_fence(run_dir, fence)?;
+            run(fence, false, fence_run::choose_user(args.user.as_deref())?)
         }
         None if args.lanes.by_hand() => Ok(None),
         None => match DefaultFence::find(run_dir, args.user.as_deref(), args.wants_guards())? {
@@ -270,7 +279,30 @@ fn find_only_service(args: &RunArgs, trusted: Option<u32>) -> Result<Option<Serv
     }
 }
 
-/// Texts for the first line that are not part of the order.
+/// Fails before anything is attached if there is no such program.
+fn require_program(program: &[OsString]) -> Result<(), Failure> {
+    let [name, ..] = program else { return Ok(()) };
+    let why = match inspect(name) {
+        Err(Reason::NotFound) => "it is not found in PATH",
+        Err(Reason::Unreadable(error)) if error.kind() == io::ErrorKind::NotFound => {
+            "there is no such file"
+        }
+        _ => return Ok(()),
+    };
+    let what = format!("program {:?}", name.to_string_lossy());
+    Err(Failure::new(Status::NotFound, what, why, "check its name"))
+}
+
+/// A labelled line on stderr. All labels have the same width.
+struct Row(&'static str, String);
+
+impl Row {
+    fn text(&self) -> String {
+        format!("{:8}  {}", self.0, self.1)
+    }
+}
+
+/// Texts for the first lines that are not part of the order.
 struct Remarks {
     /// How the budget was derived, if the user gave none.
     budget_origin: Option<String>,
@@ -383,7 +415,7 @@ fn select_served(
     Ok(kept)
 }
 
-/// The choices of a run, as the first line and the report print them.
+/// The choices of a run, as its first lines and the report print them.
 struct Announcement {
     lanes: String,
     source: String,
@@ -396,7 +428,7 @@ impl Announcement {
         Self { lanes: pair::list(&order.pairs), source: source_name(channels), ipc }
     }
 
-    fn line(&self, order: &Order, remarks: &Remarks) -> String {
+    fn rows(&self, order: &Order, remarks: &Remarks) -> [Row; 4] {
         let Self { lanes, source, ipc } = self;
         let policy = order.settings.policy;
         let budget = match policy {
@@ -418,15 +450,14 @@ impl Announcement {
         // of 0.01.
         let costs =
             if nap == NapKind::Spin { " (PAUSE, which slows requests on an SMT core)" } else { "" };
-        format!(
-            "{}{budget} on lanes {lanes}; source {source}{ipc}, nap {}{costs}, \
-             checks {}{not_live}, guards poll every {}, level {}",
-            policy.name(),
-            nap.name(),
-            order.checks.name(),
-            duration::show(nanos(order.poll_timing.interval)),
-            Level::Affinity.name()
-        )
+        let poll = duration::show(nanos(order.poll_timing.interval));
+        let level = Level::Affinity.name();
+        [
+            Row("lanes", format!("{lanes}, {}{budget}, level {level}", policy.name())),
+            Row("source", format!("{source}{ipc}, guards poll every {poll}")),
+            Row("checks", format!("{}{not_live}", order.checks.name())),
+            Row("nap", format!("{}{costs}", nap.name())),
+        ]
     }
 
     fn report(self, order: &Order) -> RunReport {
@@ -489,7 +520,7 @@ fn finish(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
         Ending::Killed { signal } => launcher::die_of(signal),
         Ending::Exited { code } => Ok(ExitCode::from(code)),
         Ending::Refused { errno } => {
-            let why = std::io::Error::from_raw_os_error(errno);
+            let why = io::Error::from_raw_os_error(errno);
             let fix = "check its name and its permissions";
             let program = format!("program {:?}", order.program.to_string_lossy());
             to_stderr(&format!("{program}: {why}; {fix}"));
@@ -498,35 +529,38 @@ fn finish(order: &Order, ending: Ending) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The line with borrowed times, overlap and reactions of the run.
-fn summary(report: &RunReport) -> String {
+/// The lines with what the run measured.
+fn summary(report: &RunReport) -> Vec<Row> {
     let Figures { borrowed_ns, overlapped_ns, naps, reaction_ns, wake_ns, .. } = &report.figures;
-    let latency = |what: &str, latency: &Latency| match (latency.median, latency.p99) {
-        (Some(median), Some(p99)) => {
-            format!(", {what} median {} p99 {}", duration::show(median), duration::show(p99))
-        }
-        _ => String::new(),
+    let wall = duration::show(report.wall_ns);
+    let mut rows = match borrowed_ns.zip(*overlapped_ns) {
+        Some((borrowed_ns, overlapped_ns)) => vec![
+            Row("ran", format!("{wall}, borrowed {}, {naps} naps", duration::show(borrowed_ns))),
+            Row(
+                "overlap",
+                duration::show(overlapped_ns) + &share_text(overlapped_ns, report.request_busy_ns),
+            ),
+        ],
+        None => vec![
+            Row("ran", format!("{wall}, {naps} naps")),
+            Row("overlap", "not measured: this requires the task map".to_owned()),
+        ],
     };
-    let ran = match borrowed_ns.zip(*overlapped_ns) {
-        Some((borrowed_ns, overlapped_ns)) => format!(
-            "borrowed {}, overlapped {}{}",
-            duration::show(borrowed_ns),
-            duration::show(overlapped_ns),
-            share_text(overlapped_ns, report.request_busy_ns)
-        ),
-        None => "borrowed and overlapped time was not measured".to_owned(),
+    let latency = |what: &str, latency: &Latency| {
+        let (median, p99) = latency.median.zip(latency.p99)?;
+        Some(format!("{what}median {}, p99 {}", duration::show(median), duration::show(p99)))
     };
-    format!(
-        "{}: {ran}, {naps} naps{}{}",
-        duration::show(report.wall_ns),
-        latency("reaction", reaction_ns),
-        latency("wake", wake_ns)
-    )
+    let latencies = [latency("", reaction_ns), latency("wake ", wake_ns)];
+    let latencies: Vec<String> = latencies.into_iter().flatten().collect();
+    if !latencies.is_empty() {
+        rows.push(Row("reaction", latencies.join("; ")));
+    }
+    rows.extend(report.live.as_ref().map(live_summary));
+    rows
 }
 
 /// The line with the results of live checks.
-fn live_summary(live: &Live) -> String {
-    let p99 = live.gap_ns.p99.map(|p99| format!(", probe p99 {}", duration::show(p99)));
+fn live_summary(live: &Live) -> Row {
     let all: u64 = live.missed_by.values().sum();
     let percent_of_all = |count: u64| count * 100 / all.max(1);
     let by =
@@ -534,23 +568,42 @@ fn live_summary(live: &Live) -> String {
     let by = by.collect::<Vec<_>>().join(", ");
     let missed = live.missed * 1000 / live.probes.max(1);
     let why = if by.is_empty() { String::new() } else { format!(" ({by} % of these)") };
+    let learned = live.first_check_after_ns.zip(live.last_check_after_ns).map(|(first, last)| {
+        format!(", added {} to {} after the start", duration::show(first), duration::show(last))
+    });
+    let p99 = live.gap_ns.p99.map(|p99| format!(", p99 {}", duration::show(p99)));
     let refused = live.refused.as_ref().map(|why| format!("; without checks: {why}"));
-    format!(
-        "live: checks at {} sites in {} processes{}, {}.{} % missed{why}, {} doorbells rung{}",
-        live.sites.on,
-        live.processes,
-        p99.unwrap_or_default(),
-        missed / 10,
-        missed % 10,
-        live.stopped_by_check,
-        refused.unwrap_or_default()
+    Row(
+        "live",
+        format!(
+            "checks at {} sites in {} {}{}; {} probes{}, {}.{} % missed{why}{}",
+            live.sites.on,
+            live.processes,
+            if live.processes == 1 { "process" } else { "processes" },
+            learned.unwrap_or_default(),
+            live.probes,
+            p99.unwrap_or_default(),
+            missed / 10,
+            missed % 10,
+            refused.unwrap_or_default()
+        ),
     )
 }
 
+/// The least busy time of the request lanes for which a share of it says something.
+const BUSY_MIN_NS: u64 = 5_000_000;
+
 /// The overlapped time as a share of the time during which the request lanes were busy.
 fn share_text(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
-    let Some(busy_ns) = busy_ns.filter(|&busy_ns| busy_ns > 0) else { return String::new() };
-    let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);
-    let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);
-    format!(" ({percent}.{rest:02} % of the requests' time)")
+    match busy_ns {
+        None => String::new(),
+        Some(busy_ns) if busy_ns < BUSY_MIN_NS => {
+            format!(" (requests ran for {} only)", duration::show(busy_ns))
+        }
+        Some(busy_ns) => {
+            let per_million = u128::from(overlapped_ns) * 1_000_000 / u128::from(busy_ns);
+            let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);
+            format!(" ({percent}.{rest:02} % of the requests' time)")
+        }
+    }
 }

@@ -131,17 +131,18 @@ fn choose_batch(args: &SetArgs) -> Result<Batch, Failure> {
     let named = |batch: &Batch| format!("{} ({})", batch.pid, batch.program);
     let listed: Vec<String> = found.iter().map(named).collect();
     let refuse = |why: &str| {
-        let fix = match listed.as_slice() {
-            [] => "start one with `elfen run`".to_owned(),
+        let (status, fix) = match listed.as_slice() {
+            [] => (Status::Failed, "start one with `elfen run`".to_owned()),
             listed => {
                 let listed = listed.join(", ");
-                format!(
+                let fix = format!(
                     "name a batch by its process id, with --service if the process has \
                     several: {listed}"
-                )
+                );
+                (Status::Usage, fix)
             }
         };
-        Err(Failure::new(Status::Usage, "choosing a batch", why, fix))
+        Err(Failure::new(status, "choosing a batch", why, fix))
     };
     let wanted = |batch: &Batch| {
         args.pid.is_none_or(|pid| batch.pid == pid)
@@ -150,8 +151,8 @@ fn choose_batch(args: &SetArgs) -> Result<Batch, Failure> {
     found.retain(wanted);
     match (found.len(), args.pid.is_some() || args.service.is_some()) {
         (1, _) => Ok(found.swap_remove(0)),
-        (0, true) => refuse("no batch that this user may see matches the arguments"),
-        (0, false) => refuse("no batch runs"),
+        (0, _) if listed.is_empty() => refuse("no batch of this user runs"),
+        (0, _) => refuse("no running batch matches the arguments"),
         _ => refuse("several batches run"),
     }
 }

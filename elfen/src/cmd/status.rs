@@ -47,6 +47,8 @@ struct StatusReport {
     left: Vec<LeftFence>,
     /// Whether elfend runs but does not answer.
     hangs: bool,
+    /// The reason of `elfen pause`, which may be empty; `None` without a pause.
+    paused: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -86,7 +88,8 @@ pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
         Err(failure) => (None, Some(failure)),
     };
     let left = if elfend.is_some() { Vec::new() } else { left_fences(&args.run_dir)? };
-    let report = StatusReport { batches, elfend, left, hangs: hangs.is_some() };
+    let paused = args.run_dir.folder().paused().unwrap_or_default();
+    let report = StatusReport { batches, elfend, left, hangs: hangs.is_some(), paused };
     let is_absent = args.healthy && report.elfend.is_none() && !report.hangs;
     let absent_line = if is_absent { "no elfend answers\n" } else { "" };
     elfen_console::output::print(out, args.json, &report, || report.text() + absent_line)?;
@@ -168,7 +171,11 @@ fn lane(slot: &LaneSlot) -> LaneReport {
 impl StatusReport {
     fn text(&self) -> String {
         let fences = self.elfend.as_ref().map_or_else(|| self.left_text(), fences_text);
-        self.batches_text() + &fences
+        let paused = self.paused.as_ref().map(|why| match why.as_str() {
+            "" => "PAUSED: all fences are frozen until `elfen resume`\n".to_owned(),
+            why => format!("PAUSED: {why}; all fences are frozen until `elfen resume`\n"),
+        });
+        self.batches_text() + &paused.unwrap_or_default() + &fences
     }
 
     fn left_text(&self) -> String {
@@ -190,7 +197,7 @@ impl StatusReport {
 
     fn batches_text(&self) -> String {
         if self.batches.is_empty() {
-            return "no batch runs\n".to_owned();
+            return "no running batches\n".to_owned();
         }
         let row = |batch: &BatchReport| {
             vec![

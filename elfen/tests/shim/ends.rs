@@ -68,11 +68,11 @@ fn long_periods_end_with_the_program_the_time_and_a_signal() {
     for period in ["10ms", "1s", "3600s"] {
         let (status, said) = Run::start(&["--period", period, "--", "true"]).end();
         assert!(status.success(), "{period}: {said}");
-        let words = ["--period", period, "-d", "100ms"];
+        let words = ["--all", "--period", period, "-d", "100ms"];
         let (status, said) = Run::start(&words).end();
         assert!(status.success() && said.contains("samples"), "{period}: {said}");
         for signal in [libc::SIGTERM, libc::SIGINT] {
-            let run = Run::start(&["--period", period]);
+            let run = Run::start(&["--all", "--period", period]);
             run.wait_until_it_observes();
             kill(run.0.id(), signal);
             let (status, said) = run.end();
@@ -111,7 +111,7 @@ fn large_memory_is_had_as_it_is_needed() {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
     let available: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
     let half = format!("{}KB", available / 2);
-    let run = Run::start(&["--memory", &half, "--period", "1ms"]);
+    let run = Run::start(&["--all", "--memory", &half, "--period", "1ms"]);
     run.wait_until_it_observes();
     let resident = status_line(run.0.id(), "VmRSS:").unwrap();
     let resident: u64 = resident.trim_end_matches(" kB").parse().unwrap();
@@ -120,7 +120,7 @@ fn large_memory_is_had_as_it_is_needed() {
     let (status, said) = run.end();
     assert_eq!(status.code(), Some(128 + libc::SIGTERM), "{said}");
     if available < 64 << 20 {
-        let (status, said) = Run::start(&["--memory", "64GB"]).end();
+        let (status, said) = Run::start(&["--all", "--memory", "64GB"]).end();
         assert!(status.code() == Some(1) && said.contains("available"), "{said}");
     }
 }

@@ -62,7 +62,7 @@ enum Benchmark {
 
 pub(crate) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     if let Benchmark::Batch(batch) = &args.benchmark {
-        usage::check_program("bench batch", &batch.program)?;
+        usage::check_program::<batch::BenchBatchArgs>("lab bench batch", &batch.program)?;
         batch.program.first().map_or(Ok(()), |program| own_args::check_program(program))?;
     }
     if let Some(file) = &args.output {

@@ -213,15 +213,15 @@ impl ExperimentArgs {
         let file = self.plan.as_deref().map(read_plan).transpose()?.unwrap_or_default();
         let chosen = self.choices.or(file);
         let mut limits = Vec::new();
+        let (service, processes) = self.service.own_service()?.unzip();
         let rates = chosen.rps.unwrap_or_default();
         let mut capacity_rps = chosen.capacity;
-        if self.service.is_given() && capacity_rps.is_none() {
+        if service.is_some() && capacity_rps.is_none() {
             capacity_rps = Some(own_args::capacity(chosen.load.as_deref(), &rates, &mut limits)?);
         }
         let default_loads = if rates.is_empty() { &DEFAULT_LOADS[..] } else { &[] };
         let loads = chosen.load.unwrap_or_else(|| default_loads.to_vec());
         let scenarios = scenarios(chosen.scenario, &mut limits)?;
-        let (service, processes) = self.service.own_service()?.unzip();
         let default_source = service.as_ref().map_or(SourceChoice::Auto, own_args::source);
         let command = chosen.command;
         command.first().map_or(Ok(()), |program| check_program(program.as_ref()))?;
@@ -296,7 +296,7 @@ fn checks(requested: Option<String>) -> Result<Option<String>, Failure> {
     match requested {
         Some(name) if !methods().any(|known| known == name) => {
             let known = methods().collect::<Vec<_>>().join(", ");
-            Err(wrong_plan(&format!("--checks {name:?} is none of {known}")))
+            Err(wrong_plan(&format!("unknown --checks {name:?}, expected one of: {known}")))
         }
         requested => Ok(requested.filter(|name| name != AUTO)),
     }
@@ -309,7 +309,7 @@ fn wrong_plan(why: &str) -> Failure {
 fn read_plan(file: &Path) -> Result<Choices, Failure> {
     let what = || named("plan", file);
     let text = fs::read_to_string(file).map_err(|error| {
-        Failure::new(Status::Usage, what(), error, "choose a file that can be read")
+        Failure::new(Status::Failed, what(), error, "choose a file that can be read")
     })?;
     toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);

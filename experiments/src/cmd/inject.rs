@@ -72,12 +72,11 @@ pub(super) fn run(args: &InjectArgs, _out: &mut dyn Write) -> Result<ExitCode, F
     }
     let what = format!("injecting into process {}", args.pid);
     let failed = |error: io::Error| {
-        Failure::new(
-            Status::Failed,
-            &what,
-            error,
-            "run this as root, and see `ps -e` for processes",
-        )
+        let fix = match error.raw_os_error() {
+            Some(libc::ESRCH) => "name a running process with --pid",
+            _ => "run this as root",
+        };
+        Failure::new(Status::Failed, &what, error, fix)
     };
     let mut truth = None;
     if let Some(path) = &args.truth {

@@ -89,7 +89,7 @@ pub(crate) fn failure(what: &str, error: &LiveError) -> Failure {
         LiveError::Misplaced { fix, .. } => fix,
         LiveError::NoResults(_) => {
             let fix = "choose another file with --output, or remove that line";
-            return Failure::new(Status::Usage, what, error, fix);
+            return Failure::new(Status::Failed, what, error, fix);
         }
         LiveError::Locked => "wait until it ends, or choose another file with --output",
         LiveError::Interrupted(signal) => {

@@ -202,5 +202,5 @@ fn open(file: &Path, what: &str) -> Result<BufReader<File>, Failure> {
 }
 
 fn wrong_file(file: &Path, what: &str, error: impl std::fmt::Display, fix: &str) -> Failure {
-    Failure::new(Status::Usage, format!("{what} {:?}", file.display().to_string()), error, fix)
+    Failure::new(Status::Failed, format!("{what} {:?}", file.display().to_string()), error, fix)
 }

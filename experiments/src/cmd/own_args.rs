@@ -31,7 +31,7 @@ pub(super) fn check_program(program: &OsStr) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     let what = format!("program {:?}", program.to_string_lossy());
-    Err(Failure::new(Status::Usage, what, why, "use a program in PATH, or the path of its file"))
+    Err(Failure::new(Status::Failed, what, why, "use a program in PATH, or the path of its file"))
 }
 
 #[derive(clap::Args, Debug)]
@@ -67,10 +67,6 @@ fn wrong(why: impl std::fmt::Display, fix: &str) -> Failure {
 }
 
 impl ServiceArgs {
-    pub(super) fn is_given(&self) -> bool {
-        self.service_url.is_some()
-    }
-
     /// Returns the service, checked as far as possible without sending requests.
     pub(super) fn own_service(&self) -> Result<Option<(Service, ServiceProcesses)>, Failure> {
         let Some(url) = &self.service_url else { return Ok(None) };
@@ -97,7 +93,7 @@ impl ServiceArgs {
             Some(file) => {
                 File::open(file).map_err(|error| {
                     let fix = "choose a file that can be read";
-                    Failure::new(Status::Usage, named("queries", file), error, fix)
+                    Failure::new(Status::Failed, named("queries", file), error, fix)
                 })?;
             }
         }

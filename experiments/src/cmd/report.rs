@@ -71,7 +71,7 @@ pub(crate) fn run(args: &LabReportArgs, out: &mut dyn Write) -> Result<ExitCode,
     let report = args.report()?;
     let html = report.html().map_err(|error| {
         let fix = "remove these numbers from the files";
-        Failure::new(Status::Usage, "the report", error, fix)
+        Failure::new(Status::Failed, "the report", error, fix)
     })?;
     if args.json {
         elfen_console::output::print_json(out, &report)?;
@@ -181,9 +181,11 @@ fn is_recording(file: &Path) -> bool {
 }
 
 fn of_results(file: &Path) -> Result<HtmlReport, Failure> {
-    const FIX: &str = "use a file that `elfen lab experiment` wrote";
+    const FIX: &str = "name a file that `elfen lab experiment` wrote";
     let results = record::read(&read(file, "results")?);
-    let results = results.map_err(|error| wrong(file, "results", error, FIX))?;
+    let results = results.map_err(|error| {
+        wrong(file, "results", format!("not the results of an experiment: {error}"), FIX)
+    })?;
     if let Some(line) = results.cut {
         warn(&format!("{}: line {line} is truncated, so it is ignored", named("results", file)));
     }
@@ -202,7 +204,7 @@ fn read(file: &Path, what: &str) -> Result<Vec<u8>, Failure> {
 }
 
 fn wrong(file: &Path, what: &str, error: impl std::fmt::Display, fix: &str) -> Failure {
-    Failure::new(Status::Usage, named(what, file), error, fix)
+    Failure::new(Status::Failed, named(what, file), error, fix)
 }
 
 /// Quotes a path for a shell, if necessary.

@@ -56,7 +56,8 @@ impl FromStr for Spec {
         let name = parts.next().unwrap_or_default();
         let row = SCENARIOS.iter().find(|(known, ..)| *known == name);
         let &(_, scenario, options, example) = row.ok_or_else(|| {
-            format!("{name:?} is none of {}", SCENARIOS.map(|(name, ..)| name).join(", "))
+            let known = SCENARIOS.map(|(name, ..)| name).join(", ");
+            format!("unknown scenario {name:?}, expected one of: {known}")
         })?;
         let values: Vec<String> = parts.collect();
         let mut given = options.iter().zip(&values);
@@ -186,7 +187,8 @@ pub fn check(plan: &Plan) -> Result<Vec<Spec>, String> {
         return Err(format!("a rate of {rate} requests per second is not within 0.1 to 1,000,000"));
     }
     if let Some(unknown) = plan.batches.iter().find(|batch| !BATCHES.contains(&batch.as_str())) {
-        return Err(format!("batch program {unknown:?} is none of {}", BATCHES.join(", ")));
+        let known = BATCHES.join(", ");
+        return Err(format!("unknown batch program {unknown:?}, expected one of: {known}"));
     }
     let own = label(&plan.command);
     if let Some(label) = own.as_ref().filter(|label| plan.batches.contains(label)) {
@@ -309,7 +311,7 @@ mod tests {
             assert_eq!((spec.to_string(), spec.scenario), (text, scenario));
         }
         for (text, says) in [
-            ("idle", "is none of"),
+            ("idle", "unknown scenario"),
             ("none:2ms", "none has no parameter"),
             ("fixed-budget", "as in fixed-budget:2ms"),
             ("fixed-budget:2", "as in fixed-budget:2ms"),

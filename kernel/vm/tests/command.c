@@ -149,7 +149,7 @@ static verdict run_untied(void)
 	if (!strstr(text, "has not tied lane 1 to 0"))
 		return because("it says %.300s", text);
 	words[7] = "auto";
-	if (output_of(words, text, sizeof(text)) || strstr(text, "nap device"))
+	if (output_of(words, text, sizeof(text)) || strstr(text, "nap       device"))
 		return because("by itself: %.300s", text);
 	return NULL;
 }
@@ -198,7 +198,7 @@ static verdict run_as_typed(void)
 		usleep(10000);
 	if (output_of(words, text, sizeof(text)))
 		return because("elfen run failed: %.300s", text);
-	if (!strstr(text, "a tenth of the median request") || !strstr(text, "on lanes 0:1;"))
+	if (!strstr(text, "a tenth of the median request") || !strstr(text, "lanes     0:1, "))
 		return because("it says %.300s", text);
 	return NULL;
 }

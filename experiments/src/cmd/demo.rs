@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::{print, warn};
+use elfen_console::paragraph::wrap;
 use elfen_console::{duration, shell, table};
 use elfen_machine::lane_args::LaneArgs;
 use elfen_run::channels::SourceChoice;
@@ -188,6 +189,8 @@ fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
     Ok(results.lines)
 }
 
+/// The width of the verdict.
+const COLUMNS: usize = 88;
 /// An interval that is wider than this part of its figure says too little about the figure.
 const WIDEST: f64 = 0.4;
 /// The part of the runs that may have lost more than [`STEAL_MAX`] to other machines.
@@ -246,7 +249,7 @@ impl DemoReport {
             self.lanes
         );
         text += &table::lines(&heading, &self.rows.iter().map(cells).collect::<Vec<_>>());
-        text += &format!("\n{}\n\n", self.verdict);
+        text += &format!("\n{}\n\n", wrap(&self.verdict, COLUMNS).join("\n"));
         if self.rows.iter().any(|row| row.p99_cost.is_some()) {
             text += "cost to the p99: of the same requests, with and without what the batch added \
                      to each\n";

@@ -71,18 +71,7 @@ fn similar<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a s
     // Of a word of three letters, two errors leave too little.
     let most = if word.chars().count() < 5 { 1 } else { 2 };
     let nearest = names.min_by_key(errors)?;
-    let is_near = errors(&nearest) <= most || is_transposed(word, nearest);
-    is_near.then_some(nearest)
-}
-
-/// Whether both words have the same letters in another order.
-fn is_transposed(a: &str, b: &str) -> bool {
-    let sorted = |word: &str| {
-        let mut letters: Vec<char> = word.chars().collect();
-        letters.sort_unstable();
-        letters
-    };
-    sorted(a) == sorted(b)
+    (errors(&nearest) <= most).then_some(nearest)
 }
 
 /// The sentence in which clap describes the error, as one line.

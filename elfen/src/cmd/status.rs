@@ -88,7 +88,10 @@ pub(crate) fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
         Err(failure) => (None, Some(failure)),
     };
     let left = if elfend.is_some() { Vec::new() } else { left_fences(&args.run_dir)? };
-    let paused = args.run_dir.folder().paused().unwrap_or_default();
+    let paused = args.run_dir.folder().paused().map_err(|error| {
+        let fix = "name another folder with --run-dir";
+        Failure::new(Status::Failed, "reading whether fences are paused", error, fix)
+    })?;
     let report = StatusReport { batches, elfend, left, hangs: hangs.is_some(), paused };
     let is_absent = args.healthy && report.elfend.is_none() && !report.hangs;
     let absent_line = if is_absent { "no elfend answers\n" } else { "" };

@@ -21,9 +21,10 @@ use serde::Serialize;
 
 use super::meter::Meter;
 use super::{live_args, live_rows};
-use crate::live::experiment::{Experiment, Results, STEAL_MAX};
+use crate::live::experiment::{Experiment, Results};
+use crate::live::latencies::count_as_f64;
 use crate::live::summary::{self, Figure, Row};
-use crate::live::testbed::Order;
+use crate::live::testbed::{Order, STEAL_MAX};
 use crate::live::{self, plan};
 use crate::record::{Line, Plan, Scenario, runs, setup};
 
@@ -94,10 +95,9 @@ struct DemoReport {
     /// Whether the lanes share a core.
     smt: bool,
     capacity_rps: f64,
-    /// What the runs show, in a sentence.
-    verdict: String,
-    /// Whether the machine is too noisy for a verdict.
-    too_noisy: bool,
+    /// What the runs show, in a sentence; `None` if they show nothing clearly.
+    verdict: Option<String>,
+    why_no_verdict: Option<String>,
     rows: Vec<Row>,
     remarks: Vec<String>,
     html: PathBuf,
@@ -110,13 +110,13 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<ExitCode, Fail
     args.json_out.as_deref().map_or(Ok(()), live_args::writable)?;
     let lines = measure(&experiment)?;
     let rows = summary::rows(&lines);
-    let verdict = verdict(&lines, &rows);
-    let too_noisy = verdict.is_err();
-    let verdict = verdict.unwrap_or_else(|why| format!("no verdict: {why}"));
-    live_args::write_page(&args.html, "Elfen: demo", &[&verdict], &lines)?;
+    let (verdict, why_no_verdict) = match verdict(&lines, &rows) {
+        Ok(verdict) => (Some(verdict), None),
+        Err(why) => (None, Some(why)),
+    };
     let report = DemoReport {
-        too_noisy,
         verdict,
+        why_no_verdict,
         lanes: experiment.order.machine.lanes(),
         smt: experiment.order.machine.smt,
         capacity_rps: setup(&lines).map_or(0.0, |setup| setup.capacity_rps),
@@ -124,6 +124,7 @@ pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<ExitCode, Fail
         rows,
         html: args.html.clone(),
     };
+    live_args::write_page(&args.html, "Elfen: demo", &[&report.conclusion()], &lines)?;
     if let Some(file) = &args.json_out {
         live_args::write_report(file, &report)?;
     }
@@ -200,7 +201,7 @@ const STOLEN_RUNS_MAX: f64 = 0.25;
 fn verdict(lines: &[Line], rows: &[Row]) -> Result<String, String> {
     let all = || runs(lines);
     let stolen = all().filter(|run| run.steal > STEAL_MAX).count();
-    if number(stolen) > number(all().count()) * STOLEN_RUNS_MAX {
+    if count_as_f64(stolen) > count_as_f64(all().count()) * STOLEN_RUNS_MAX {
         return Err(format!(
             "this machine is too noisy: in {stolen} of {} runs, other machines had more than 1 % \
              of the CPU time; try again later",
@@ -215,8 +216,8 @@ fn verdict(lines: &[Line], rows: &[Row]) -> Result<String, String> {
     };
     let [harm, cost] = [unrestrained, elfen].map(|row| row.p99_cost.or(row.p99_ratio));
     let (Some(harm), Some(cost)) = (clear(harm), clear(cost)) else {
-        return Err("this machine is too noisy: the same requests took very different times in \
-                    different runs; end other programs, and try again, or give a higher --runs"
+        return Err("this machine is too noisy, or the runs are too few: the same requests took \
+                    very different times; end other programs, or give a higher --runs"
             .to_owned());
     };
     let work = elfen.batch_relative.map_or_else(String::new, |work| {
@@ -229,17 +230,21 @@ fn verdict(lines: &[Line], rows: &[Row]) -> Result<String, String> {
     ))
 }
 
-/// Returns the figure if its interval is narrow enough. A figure of less than three runs has none.
+/// Returns the figure if its interval is narrow enough. A figure of less than three runs has none,
+/// and says nothing.
 fn clear(figure: Option<Figure>) -> Option<Figure> {
-    figure
-        .filter(|figure| figure.ci95.is_none_or(|[low, high]| high - low <= figure.median * WIDEST))
-}
-
-fn number(count: usize) -> f64 {
-    u32::try_from(count).map_or(f64::MAX, f64::from)
+    let is_narrow = |figure: &Figure| {
+        figure.ci95.is_some_and(|[low, high]| high - low <= figure.median * WIDEST)
+    };
+    figure.filter(is_narrow)
 }
 
 impl DemoReport {
+    fn conclusion(&self) -> String {
+        let no_verdict = || self.why_no_verdict.as_ref().map(|why| format!("no verdict: {why}"));
+        self.verdict.clone().or_else(no_verdict).unwrap_or_default()
+    }
+
     fn text(&self) -> String {
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
         let heading = ["", "cost to the p99", "p99 to alone", "batch work", "overlap", "reaction"];
@@ -249,7 +254,7 @@ impl DemoReport {
             self.lanes
         );
         text += &table::lines(&heading, &self.rows.iter().map(cells).collect::<Vec<_>>());
-        text += &format!("\n{}\n\n", wrap(&self.verdict, COLUMNS).join("\n"));
+        text += &format!("\n{}\n\n", wrap(&self.conclusion(), COLUMNS).join("\n"));
         if self.rows.iter().any(|row| row.p99_cost.is_some()) {
             text += "cost to the p99: of the same requests, with and without what the batch added \
                      to each\n";
@@ -265,7 +270,7 @@ fn cells(row: &Row) -> Vec<String> {
     let dash = || "-".to_owned();
     let ratio = |figure: Option<Figure>| match (figure, clear(figure)) {
         (None, _) => dash(),
-        (_, None) => "too noisy".to_owned(),
+        (_, None) => "unclear".to_owned(),
         (_, Some(clear)) => live_rows::interval(&clear),
     };
     let name = match row.scenario {

@@ -13,10 +13,6 @@ use super::testbed::{Order, Testbed, now_s};
 use super::{LiveError, Machine};
 use crate::record::{self, Alone, Line, Plan, Run, Setup, Written};
 
-/// The part of the time of the measured CPUs that other machines may get. Runs with more are
-/// measured again, so an experiment takes up to twice as long.
-pub const STEAL_MAX: f64 = 0.01;
-
 /// The results in a file, which is locked until this value is dropped. Without a file, the results
 /// are only in memory.
 #[derive(Debug, Default)]
@@ -196,17 +192,9 @@ impl Experiment {
         let missing = results.missing(all);
         progress(&Progress::Begin { missing: missing.len(), all: count });
         let mut left = missing.len();
-        let mut again = missing.len();
         for job in missing {
-            let mut run = testbed.measure(&job, &setup.alone)?;
-            while run.steal > STEAL_MAX && again > 0 {
-                again -= 1;
-                progress(&Progress::Again { steal: run.steal });
-                let other = testbed.measure(&job, &setup.alone)?;
-                if other.steal < run.steal {
-                    run = other;
-                }
-            }
+            let again = &mut |steal| progress(&Progress::Again { steal });
+            let run = testbed.measure(&job, &setup.alone, again)?;
             left -= 1;
             progress(&Progress::Made { run: &run, left });
             results.add(Line::Run(run))?;

@@ -94,7 +94,7 @@ pub(super) fn append_service_times(served: &[Served], file: &Path) -> Result<(),
         .map_err(LiveError::io(format!("writing {}", file.display())))
 }
 
-pub(super) fn count_as_f64(count: usize) -> f64 {
+pub(crate) fn count_as_f64(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 

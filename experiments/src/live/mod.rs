@@ -24,7 +24,7 @@ pub(crate) mod batches;
 pub mod calibrate;
 pub mod experiment;
 pub(crate) mod ladder;
-mod latencies;
+pub(crate) mod latencies;
 pub(crate) mod lucene;
 #[expect(unsafe_code, reason = "CPUs, priority and death signal of children take system calls")]
 pub(crate) mod os;

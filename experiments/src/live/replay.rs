@@ -23,7 +23,7 @@ pub(crate) fn p99_ratio(served: &[Served], workers: usize) -> Option<f64> {
 fn p99_ns(served: &[Served], workers: usize, takes_us: impl Fn(&Served) -> f64) -> Option<u64> {
     let ns = |us: f64| nanoseconds(us.max(0.0) * 1e3);
     let mut free_at: BinaryHeap<Reverse<u64>> = (0..workers.max(1)).map(|_| Reverse(0)).collect();
-    // The warm-up's requests are due before 0, and are not among these.
+    // Requests of the warm-up are not recorded, so the queue is empty at the beginning.
     let mut latencies: Vec<u64> = served
         .iter()
         .map(|request| {

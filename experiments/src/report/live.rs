@@ -85,10 +85,10 @@ fn check(run: &Run, line: usize) -> Result<(), Unusable> {
         ("steal", run.steal),
     ];
     let latencies = run.latencies_us.iter().map(|us| ("latencies_us", *us));
-    let served = run.served.iter().flat_map(|one| {
-        // A request of the warm-up is due before the beginning.
-        [("served", one.work_us), ("served", one.added_us), ("served", one.due_us.abs())]
-    });
+    let served = run
+        .served
+        .iter()
+        .flat_map(|one| [one.due_us, one.work_us, one.added_us].map(|us| ("served", us)));
     match numbers
         .into_iter()
         .chain(latencies)

@@ -128,7 +128,7 @@ pub fn to_stderr(line: &str) {
 }
 
 /// Leaves out the numbers that the standard library adds to errors of the system: `(os error 2)`.
-fn without_errno(text: &str) -> String {
+pub fn without_errno(text: &str) -> String {
     let mut parts = text.split(" (os error ");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| {

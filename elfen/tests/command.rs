@@ -79,6 +79,46 @@ fn usage_errors_are_one_line() {
     }
 }
 
+/// Goal: `shim` observes all CPUs only if asked to. Method: no arguments, and no target.
+#[test]
+fn shim_without_a_target_observes_nothing() {
+    let bare = run(&["shim"]);
+    assert_eq!(bare.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&bare.stdout).contains("Usage: elfen shim"), "{bare:?}");
+    let live = run(&["shim", "--live"]);
+    assert_eq!(live.status.code(), Some(2));
+    assert!(stderr_of(&live).contains("nothing to observe"), "{live:?}");
+}
+
+/// Goal: `status` prints a pause without elfend, and fails if it cannot read it. Method: a run
+/// folder of its own, with a reason, and with a folder in place of the file.
+#[test]
+fn status_prints_a_pause() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["status", "--run-dir", folder.path().to_str().unwrap()];
+    let printed = || run(&words);
+    assert!(!String::from_utf8_lossy(&printed().stdout).contains("PAUSED"));
+    let file = folder.path().join("paused");
+    fs::write(&file, "p99 of search\n").unwrap();
+    let paused = printed();
+    let text = String::from_utf8_lossy(&paused.stdout);
+    assert!(text.contains("PAUSED: p99 of search; all fences are frozen"), "{paused:?}");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    assert_eq!(printed().status.code(), Some(1));
+}
+
+/// Goal: a program that does not exist fails before anything starts. Method: a name and a path.
+#[test]
+fn a_missing_program_is_not_started() {
+    for program in ["no-such-program", "/no/such/program"] {
+        let output = run(&["run", "--lanes", "0:1", "--", program]);
+        assert_eq!(output.status.code(), Some(127), "{output:?}");
+        let stderr = stderr_of(&output);
+        assert!(stderr.starts_with("elfen: program ") && stderr.lines().count() == 1, "{stderr}");
+    }
+}
+
 /// Goal: if the reader of the output ends early, as in `elfen lanes | head -1`, the command
 /// succeeds silently. Method: a pipe whose reading end is closed before the command starts.
 #[test]

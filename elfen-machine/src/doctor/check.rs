@@ -141,7 +141,7 @@ impl Verdict {
         };
         match check.finding.status {
             Status::Yes => false,
-            // Such a check has the result of another one.
+            // Its fix refers to another check, which is listed.
             Status::Warn => !check.finding.fix.starts_with("see "),
             Status::No => NEEDS.iter().any(lacks),
         }

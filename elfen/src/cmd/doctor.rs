@@ -21,7 +21,7 @@ Each check is yes, no or warn; under conflicts, yes means that there is no confl
 
 Examples:
   elfen doctor                            for this user
-  elfen doctor --all                      every check, also those that work
+  elfen doctor --all                      every check, with its reason
   sudo elfen doctor --lanes 0:1           for root, with a pair given by hand
   elfen doctor --json | jq -r '.checks[] | select(.status == \"no\") | .fix'
   elfen doctor --dump-machine > machine   record this machine, for a report
@@ -37,7 +37,7 @@ pub(crate) struct DoctorArgs {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// Explain every check, also those that work
+    /// Explain every check
     #[arg(long)]
     all: bool,
 
@@ -226,7 +226,7 @@ fn explained(checks: &[&Check], colours: bool) -> String {
     text
 }
 
-/// The checks that are not explained: the names of those that do not work, and how many do.
+/// The names of the other checks that do not work, and how many checks work.
 fn counts(checks: &[Check], verdict: &Verdict) -> String {
     let hidden = |check: &&Check| !verdict.is_problem(check);
     let absent = |check: &&Check| check.finding.status != Status::Yes;

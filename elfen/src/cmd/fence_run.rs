@@ -90,7 +90,7 @@ impl DefaultFence {
     /// no fence, or if a run inside of a fence has options of guards.
     ///
     /// Fails if elfend holds fences and the run can use none of them. With guards of its own, that
-    /// run would take all lanes of the machine, including those that elfend lends.
+    /// run would take all lanes of the machine, including the lanes that elfend lends.
     pub(super) fn find(
         run_dir: &Path,
         named_user: Option<&str>,

@@ -279,7 +279,7 @@ fn find_only_service(args: &RunArgs, trusted: Option<u32>) -> Result<Option<Serv
     }
 }
 
-/// Fails before anything is attached if there is no such program.
+/// Fails before anything is attached if the program does not exist.
 fn require_program(program: &[OsString]) -> Result<(), Failure> {
     let [name, ..] = program else { return Ok(()) };
     let why = match inspect(name) {
@@ -605,5 +605,19 @@ fn share_text(overlapped_ns: u64, busy_ns: Option<u64>) -> String {
             let (percent, rest) = (per_million / 10_000, per_million / 100 % 100);
             format!(" ({percent}.{rest:02} % of the requests' time)")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a share of a few busy milliseconds is not printed. Method: busy times on both sides of
+    /// the limit.
+    #[test]
+    fn a_share_needs_busy_time() {
+        assert_eq!(share_text(50_000, Some(5_000_000)), " (1.00 % of the requests' time)");
+        assert_eq!(share_text(50_000, Some(4_000_000)), " (requests ran for 4.00 ms only)");
+        assert_eq!(share_text(50_000, None), "");
     }
 }

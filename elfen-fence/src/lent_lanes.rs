@@ -16,12 +16,13 @@ use elfen_rt::signal::task::{Descriptors, TaskMap};
 
 use super::log::{Level, report};
 use super::settings::{Lent, Settings as File};
+use elfen_machine::accounts::Account;
 use elfen_machine::cpulist::CpuSet;
 use elfen_machine::fence::status::RequestLane;
+use elfen_run::Order;
 use elfen_run::args::signals::refuse;
 use elfen_run::batches::lent_page_name;
 use elfen_run::channels::{Channels, Error, Service, Signals, SourceChoice};
-use elfen_run::{Order, User};
 
 /// Lanes with one policy, and their channels.
 #[derive(Debug)]
@@ -137,7 +138,7 @@ pub(super) fn service_page(lent: &Lent) -> Result<Option<Result<Service, Error>>
 }
 
 fn uid_of(name: &str) -> Result<u32, Failure> {
-    match User::find(name) {
+    match Account::find(name) {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
         _ => {
             let what = format!("user {name:?}");

@@ -53,7 +53,7 @@ use self::log::{Level, PendingList, notify_systemd, pet_watchdog, report};
 use self::managed_fence::ManagedFence;
 use self::metrics_process::MetricsProcess;
 use self::requirements::fit;
-pub use self::requirements::{offline, require};
+pub use self::requirements::{enter_cgroup, offline, require};
 use self::settings::{CgroupSelector, Settings};
 use self::socket::Listener;
 use self::uevents::Uevents;

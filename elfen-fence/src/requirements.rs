@@ -12,6 +12,25 @@ use elfen_machine::pair::Pair;
 use elfen_machine::systemd;
 use elfen_run::hotplug::online;
 
+/// Moves this process to a cgroup, and creates the cgroup if it is missing. In a container, elfend
+/// starts in the container's cgroup, from which guards may not outrank the fences.
+pub fn enter_cgroup(path: &str) -> Result<(), Failure> {
+    let failed = |status, why: &dyn std::fmt::Display, fix: &str| {
+        Failure::new(status, format_args!("entering cgroup {path:?}"), why, fix)
+    };
+    let parsed = CgroupPath::parse(path).ok_or_else(|| {
+        let why = "not the path of a cgroup";
+        failed(Exit::Usage, &why, "name it from the root: /kubepods.slice/elfend")
+    })?;
+    let entered = Hierarchies::read().and_then(|hierarchies| {
+        let group = Group::new(&hierarchies, parsed);
+        group.make()?;
+        group.add_process(std::process::id())
+    });
+    let fix = "mount the host's /sys/fs/cgroup read-write, and run elfend privileged";
+    entered.map_err(|error| failed(Exit::Failed, &error, fix))
+}
+
 /// Verifies that this machine supports the settings, before anything is changed. Returns the
 /// hierarchies and the daemon's own cgroup.
 pub fn require(settings: &Settings) -> Result<(Hierarchies, CgroupPath), Failure> {

@@ -10,8 +10,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use elfen_machine::accounts::group_id;
 use elfen_rt::pages;
-use nix::unistd::Group as UserGroup;
 
 use elfen_machine::fence::status::{Answer, LONGEST_REQUEST, Request, address};
 use elfen_machine::pidfd::has_ended;
@@ -99,7 +99,7 @@ impl Listener {
         if unsafe { libc::listen(fd, 128) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        let group = UserGroup::from_name(GROUP).ok().flatten().map(|group| group.gid.as_raw());
+        let group = group_id(GROUP).ok().flatten().map(|group| group.as_raw());
         Ok(Self { socket, path: path.to_owned(), group, open: Vec::new() })
     }
 

@@ -5,6 +5,7 @@
 //! and [`cgroup`] read and change where processes run. [`fence`] has records of fences and requests
 //! to elfend. [`doctor`] reports which parts of Elfen work here, and why others do not.
 
+pub mod accounts;
 pub mod affinity;
 pub mod cgroup;
 pub mod cpulist;

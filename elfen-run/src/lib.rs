@@ -38,7 +38,7 @@ pub mod upkeep;
 pub mod waker;
 pub mod watches;
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -48,9 +48,9 @@ use elfen_kernel::sleep::Alarm;
 use elfen_rt::nap::Nap;
 use elfen_rt::policy::slo::Slo;
 use elfen_rt::signal::control::Settings;
-use nix::unistd::{Gid, Uid};
 
 use self::poll_timing::PollTiming;
+use elfen_machine::accounts::Account;
 use elfen_machine::pair::Pair;
 
 /// What to run, and how: all that is decided before the first process starts.
@@ -72,37 +72,13 @@ pub struct Order {
     /// How long guards sleep between two polls, which bounds every reaction.
     pub poll_timing: PollTiming,
     /// The user to run the program as; `None` for the current user.
-    pub user: Option<User>,
+    pub user: Option<Account>,
     pub program: OsString,
     pub arguments: Vec<OsString>,
 }
 
 /// The environment variable that names the libraries to load before all others.
 pub const PRELOAD: &str = "LD_PRELOAD";
-
-/// A user to run a batch as.
-#[derive(Clone, Debug)]
-pub struct User {
-    pub name: String,
-    pub uid: Uid,
-    pub gid: Gid,
-    pub groups: Vec<Gid>,
-    pub home: PathBuf,
-}
-
-impl User {
-    /// Finds a user by name or number; `None` if the user does not exist.
-    pub fn find(name: &str) -> std::io::Result<Option<Self>> {
-        use nix::unistd::{User as Entry, getgrouplist};
-        let entry = match name.parse() {
-            Ok(uid) => Entry::from_uid(Uid::from_raw(uid))?,
-            Err(_) => Entry::from_name(name)?,
-        };
-        let Some(Entry { name, uid, gid, dir: home, .. }) = entry else { return Ok(None) };
-        let groups = getgrouplist(&CString::new(name.as_str())?, gid)?;
-        Ok(Some(Self { name, uid, gid, groups, home }))
-    }
-}
 
 impl Order {
     /// (batch, request) of every batch lane, in the order of the lane page's slots.

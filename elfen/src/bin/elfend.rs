@@ -48,6 +48,11 @@ struct ElfendArgs {
     #[arg(long, value_name = "FOLDER", default_value = FOLDER, env = "ELFEN_RUN_DIR")]
     run_dir: PathBuf,
 
+    /// First move elfend to this cgroup, and create the cgroup if it is missing: for containers.
+    /// The path is from the root of the hierarchy
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["freeze", "release"])]
+    cgroup: Option<String>,
+
     /// Freeze all recorded fences and end: for use after elfend and its guards were killed
     #[arg(long, conflicts_with = "release")]
     freeze: bool,
@@ -99,6 +104,7 @@ fn run(args: &ElfendArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
         })?;
         if checked.is_none() {
             require_root()?;
+            args.cgroup.as_deref().map_or(Ok(()), elfen_fence::enter_cgroup)?;
             return elfen_fence::run(settings, file, &folder).map(|()| ExitCode::SUCCESS);
         }
         let (_, home) = elfen_fence::require(&settings)?;

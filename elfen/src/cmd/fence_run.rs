@@ -15,11 +15,11 @@ use clap::parser::ValueSource;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output::warn;
 use elfen_instrument::preload;
+use elfen_machine::accounts::Account;
 use elfen_machine::fence::state::Folder;
 use elfen_machine::fence::status::{self, Answer, FenceStatus, Request, Status as Known};
 use elfen_rt::{inherit, pages};
 use elfen_run::PRELOAD;
-use elfen_run::User;
 use elfen_run::batches::Level;
 use nix::unistd::{setgid, setgroups, setuid};
 
@@ -65,7 +65,7 @@ pub(super) fn refuse_options(run: &ArgMatches) -> Result<(), Failure> {
 ///
 /// A process of root can leave a fence by writing one file. So root's program runs as root only
 /// with `--user root`.
-pub(super) fn choose_user(named: Option<&str>) -> Result<Option<User>, Failure> {
+pub(super) fn choose_user(named: Option<&str>) -> Result<Option<Account>, Failure> {
     let user = user::choose_user(named)?;
     if user.is_none() && nix::unistd::geteuid().is_root() {
         let why = "a program that runs as root can leave its fence";
@@ -82,7 +82,7 @@ pub(super) fn choose_user(named: Option<&str>) -> Result<Option<User>, Failure> 
 pub(super) struct DefaultFence {
     pub(super) fence: FenceStatus,
     pub(super) inside: bool,
-    pub(super) user: Option<User>,
+    pub(super) user: Option<Account>,
 }
 
 impl DefaultFence {
@@ -144,7 +144,7 @@ pub(super) struct FenceRun<'a> {
     /// Whether this process is already in the fence.
     pub(super) inside: bool,
     pub(super) run_dir: &'a Path,
-    pub(super) user: Option<User>,
+    pub(super) user: Option<Account>,
     pub(super) program: &'a [OsString],
     pub(super) dry_run: bool,
     pub(super) quiet: bool,
@@ -236,7 +236,7 @@ fn variable_name(variable: &'static CStr) -> &'static str {
 
 /// Sets groups and user. The groups come first, because only root may set them; the last call drops
 /// root's capabilities.
-fn become_user(user: &User) -> nix::Result<()> {
+fn become_user(user: &Account) -> nix::Result<()> {
     setgroups(&user.groups)?;
     setgid(user.gid)?;
     setuid(user.uid)

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::warn;
-use elfen_run::User;
+use elfen_machine::accounts::Account;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 
@@ -23,7 +23,7 @@ const MANAGERS: &CStr = c"/run/user";
 const BUS: &CStr = c"/run/dbus";
 
 /// Isolates this process and all its descendants. Requires root.
-pub(super) fn isolate_user(user: &User) -> Result<(), Failure> {
+pub(super) fn isolate_user(user: &Account) -> Result<(), Failure> {
     let failed = |what: &str, error: Errno| {
         Failure::new(Status::Failed, what, error, "run it as root, with all of root's capabilities")
     };

@@ -1,11 +1,11 @@
 //! Chooses the user that runs a program: `--user`, or the user that called `sudo`.
 
 use elfen_console::failure::{Failure, Status};
-use elfen_run::User;
+use elfen_machine::accounts::Account;
 
-pub(super) fn find_user(name: &str) -> Result<User, Failure> {
+pub(super) fn find_user(name: &str) -> Result<Account, Failure> {
     let fix = "use a name or a number that `id` accepts";
-    match User::find(name) {
+    match Account::find(name) {
         Ok(Some(user)) => Ok(user),
         Ok(None) => {
             Err(Failure::new(Status::Usage, format!("user {name:?}"), "it does not exist", fix))
@@ -15,7 +15,7 @@ pub(super) fn find_user(name: &str) -> Result<User, Failure> {
 }
 
 /// The user to start a program as; `None` means the user of this process.
-pub(super) fn choose_user(named: Option<&str>) -> Result<Option<User>, Failure> {
+pub(super) fn choose_user(named: Option<&str>) -> Result<Option<Account>, Failure> {
     if !nix::unistd::geteuid().is_root() {
         let (why, fix) = ("only root can become another user", "use sudo, or omit --user");
         return match named {

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use super::SPIN;
-use super::stage::{Fenced, OwnCgroup, comm, ran_ns, settings, wait_until, wait_until_borrowing};
+use super::stage::{
+    ELFEND, Fenced, OwnCgroup, comm, ran_ns, settings, wait_until, wait_until_borrowing,
+};
 
 const TIER: &str = "kubepods/besteffort";
 /// How often a kubelet writes the weight of its tier.
@@ -88,6 +90,23 @@ fn elfend_must_run_among_the_pods() {
         "{printed}"
     );
     fs::write(fenced.settings_file(), settings_of_pods(&fenced.heavy)).unwrap();
+}
+
+/// Goal: in a container, elfend moves itself to where it outranks the pods. An invalid path is a
+/// wrong argument. Method: a daemon that starts next to the tier, with `--cgroup`.
+#[test]
+#[ignore = "needs root, two idle CPUs and cgroups"]
+fn elfend_moves_itself_among_the_pods() {
+    let mut fenced = Fenced::start_in(kubepods);
+    fenced.end_daemon();
+    let outside = fenced.heavy.child("system");
+    outside.0.make().unwrap();
+    let name = fenced.home.name();
+    let script = format!("{} exec \"$@\" --cgroup {name}", outside.enter_script());
+    fenced.restart_by(&["sh", "-c", &script, "sh"]);
+    fenced.wait_until_running();
+    assert!(fenced.home.0.holds(fenced.daemon.id()).unwrap());
+    fenced.ends(&[ELFEND, "--cgroup", "a/../b"], 2, "name it from the root");
 }
 
 /// Goal: a kubelet can start next to fenced pods. New pods become fences, and fences of pods that

@@ -190,6 +190,8 @@ fn measure(experiment: &Experiment) -> Result<Vec<Line>, Failure> {
     Ok(results.lines)
 }
 
+/// The column that compares runs, which is left out if all figures are unclear.
+const P99_TO_ALONE: usize = 2;
 /// The width of the verdict.
 const COLUMNS: usize = 88;
 /// An interval that is wider than this part of its figure says too little about the figure.
@@ -221,7 +223,8 @@ fn verdict(lines: &[Line], rows: &[Row]) -> Result<String, String> {
             .to_owned());
     };
     let work = elfen.batch_relative.map_or_else(String::new, |work| {
-        format!(", and the batch did {:.0} % of its work alone", work.median * 100.0)
+        let percent = work.median * 100.0;
+        format!(", and the batch did {percent:.0} % of the work that it does without requests")
     });
     Ok(format!(
         "unrestrained, the batch made the p99 of the requests {:.2} times as long; under Elfen, \
@@ -247,20 +250,37 @@ impl DemoReport {
 
     fn text(&self) -> String {
         let rps = self.rows.first().map_or(0.0, |row| row.rps);
-        let heading = ["", "cost to the p99", "p99 to alone", "batch work", "overlap", "reaction"];
         let load = rps / self.capacity_rps.max(1.0) * 100.0;
+        let costs = self.rows.iter().any(|row| row.p99_cost.is_some());
+        let core = if costs && !self.smt { " of an emulated core" } else { "" };
         let mut text = format!(
-            "search service, lanes {}: {rps:.0} requests a second, {load:.0} % of capacity\n\n",
+            "search service, lanes {}{core}: {rps:.0} requests a second, {load:.0} % of capacity\n\n",
             self.lanes
         );
-        text += &table::lines(&heading, &self.rows.iter().map(cells).collect::<Vec<_>>());
+        // Shown if it says something of any scenario.
+        let compares = self.rows.iter().any(|row| clear(row.p99_ratio).is_some());
+        let shown = |mut cells: Vec<String>| {
+            if !compares {
+                cells.remove(P99_TO_ALONE);
+            }
+            cells
+        };
+        let heading = ["", "cost to the p99", "p99 to alone", "batch work", "overlap", "reaction"];
+        let heading = shown(heading.map(str::to_owned).to_vec());
+        let heading: Vec<&str> = heading.iter().map(String::as_str).collect();
+        let rows: Vec<Vec<String>> = self.rows.iter().map(|row| shown(cells(row))).collect();
+        text += &table::lines(&heading, &rows);
         text += &format!("\n{}\n\n", wrap(&self.conclusion(), COLUMNS).join("\n"));
-        if self.rows.iter().any(|row| row.p99_cost.is_some()) {
+        if costs {
             text += "cost to the p99: of the same requests, with and without what the batch added \
                      to each\n";
         }
-        text += "p99 to alone: of the median of each request over all runs\n\
-                 in brackets: 95 % intervals\n";
+        text += if compares {
+            "p99 to alone: of the median of each request over all runs\n"
+        } else {
+            "the p99 of runs cannot be compared here: it varies too much; a higher --runs may help\n"
+        };
+        text += "in brackets: 95 % intervals\n";
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));
         text + &format!("page: {}\n", self.html.display())
     }
@@ -315,5 +335,33 @@ mod tests {
         let stolen = [run(0.02), run(0.02), run(0.0)];
         let noisy = verdict(&stolen, &clear).unwrap_err();
         assert!(noisy.contains("in 2 of 3 runs"), "{noisy}");
+    }
+
+    /// Goal: a column without any clear figure is left out, and the reader is told. Method: runs
+    /// whose comparison has a wide interval, and a narrow one.
+    #[test]
+    fn an_unclear_column_is_left_out() {
+        let text = |ci95| {
+            let cost =
+                [row(Scenario::None, [1.0; 3]), row(Scenario::BorrowIdle, [1.0, 1.01, 1.02])];
+            let ratio = Some(Figure { median: 1.0, ci95: Some(ci95) });
+            let report = DemoReport {
+                lanes: "0:1".to_owned(),
+                smt: false,
+                capacity_rps: 2000.0,
+                verdict: Some("a verdict".to_owned()),
+                why_no_verdict: None,
+                rows: cost.map(|row| Row { p99_ratio: ratio, ..row }).to_vec(),
+                remarks: Vec::new(),
+                html: PathBuf::from("demo.html"),
+            };
+            report.text()
+        };
+        let clear = text([0.9, 1.1]);
+        assert!(clear.contains("  p99 to alone  ") && clear.contains("[0.900, 1.100]"), "{clear}");
+        let unclear = text([0.5, 1.5]);
+        assert!(!unclear.contains("p99 to alone"), "{unclear}");
+        assert!(unclear.contains("lanes 0:1 of an emulated core"), "{unclear}");
+        assert!(unclear.contains("cannot be compared here"), "{unclear}");
     }
 }

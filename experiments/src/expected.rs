@@ -24,12 +24,14 @@ use serde::Serialize;
 use crate::live::plan::Spec;
 use crate::live::summary::{Foreseen, Row, figure};
 use crate::record::{Line, Plan, Run, Scenario, Setup, runs};
+use crate::report::timeline;
 use simulator::batches::{CHECKS, GUARD};
 use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Batch, Control, REF_IPC_MILLI, Signal};
 use simulator::plan;
 use simulator::source::{Requests, Until};
 use simulator::time::{MS, S, nanoseconds, real};
+use simulator::trace::Served;
 use simulator::windows::Watch;
 use simulator::{Model, Queue};
 
@@ -57,6 +59,27 @@ pub fn expected(service: &Model, scenarios: &[Spec]) -> Option<Vec<Expected>> {
         })
     };
     scenarios.iter().map(beside).collect()
+}
+
+/// Simulates the requests of `service` in a scenario, and returns the timeline of the first core.
+///
+/// Returns `None` if the model does not support the scenario.
+pub fn timeline(
+    service: &Model,
+    scenario: &Spec,
+    overlap: f64,
+    (from, to): (u64, u64),
+) -> Option<timeline::Row> {
+    let model = model_beside(service, scenario, REF_IPC_MILLI)?;
+    // The request before the first shown one decides when the batch may run.
+    let (mut before, mut shown) = (None, Vec::new());
+    model.run_into(&mut |served: &Served| match served {
+        Served { core: 0, ended_ns, .. } if *ended_ns < from => before = Some(*served),
+        Served { core: 0, started_ns, .. } if *started_ns < to => shown.push(*served),
+        _ => {}
+    });
+    let served: Vec<Served> = before.into_iter().chain(shown).collect();
+    Some(timeline::Row::of(&scenario.to_string(), overlap, &served, model.batch.wake_ns, to))
 }
 
 /// Adds the model's prediction to each row of an experiment on an emulated core. Only one pair with
@@ -209,6 +232,11 @@ pub fn control(scenario: Scenario, budget_ns: Option<u64>, ref_ipc_milli: u64) -
 
 /// Simulates the service's requests in a scenario.
 fn beside(service: &Model, scenario: &Spec, ref_ipc_milli: u64) -> Option<Outcome> {
+    Some(model_beside(service, scenario, ref_ipc_milli)?.run())
+}
+
+/// Returns the model of the service's requests in a scenario.
+fn model_beside(service: &Model, scenario: &Spec, ref_ipc_milli: u64) -> Option<Model> {
     let control = control(scenario.scenario, scenario.budget_ns(), ref_ipc_milli)?;
     let watch = match scenario.scenario {
         Scenario::SloBudget => {
@@ -218,7 +246,7 @@ fn beside(service: &Model, scenario: &Spec, ref_ipc_milli: u64) -> Option<Outcom
         }
         _ => service.watch,
     };
-    Some(Model { control, watch, ..service.clone() }.run())
+    Some(Model { control, watch, ..service.clone() })
 }
 
 #[cfg(test)]

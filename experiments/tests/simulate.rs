@@ -85,6 +85,36 @@ fn traces_and_recorded_demands() {
     assert!((busy - 0.003).abs() < 0.0001, "{busy}");
 }
 
+/// Goal: a timeline shows both lanes, and the same command draws the same bytes. Method: evenly
+/// long requests, next to an unrestrained batch and under borrow-idle. The first overlaps in every
+/// request, the second nowhere for long enough to be seen.
+#[test]
+fn a_timeline_shows_both_lanes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let draw = |name: &str, scenarios: &str| {
+        let file = folder.path().join(name);
+        let line = format!(
+            "simulate --rps 200 --demand fixed:2ms --requests 1000 --scenario {scenarios} \
+             --timeline {} --between 100ms..200ms --json",
+            file.display()
+        );
+        let rows = json(&line);
+        (fs::read_to_string(&file).expect("a picture"), rows)
+    };
+    let (both, rows) = draw("both.svg", "unrestrained,borrow-idle");
+    assert_eq!(both, draw("again.svg", "unrestrained,borrow-idle").0);
+    let share = number(&rows["scenarios"][1], "overlapped") * 100.0;
+    let share = format!("{share:.2} % of the requests&apos; time; here at most");
+    assert!(both.contains(&share), "{share}: {both}");
+    // One mark is in the legend.
+    let overlaps = |picture: &str| picture.matches("fill=\"#E76E1C\" stroke").count() - 1;
+    assert_eq!(overlaps(&draw("guarded.svg", "borrow-idle").0), 0);
+    let unrestrained = draw("unrestrained.svg", "unrestrained").0;
+    let busy = unrestrained.matches("fill=\"#706F6C\" stroke").count() - 1;
+    assert!(busy > 10, "{busy}");
+    assert_eq!(overlaps(&unrestrained), busy);
+}
+
 /// Goal: the plan lists the policies that keep the SLO, and budgets give more batch work than
 /// borrow-idle. Method: a load with headroom, and a load without.
 #[test]
@@ -168,6 +198,12 @@ fn wrong_arguments() {
             "cannot simulate core scheduling",
         ),
         ("simulate --rps 1 --scenario none --policy borrow-idle".to_owned(), "cannot be used with"),
+        ("simulate --rps 1 --timeline it.svg".to_owned(), "--scenario <NAME>"),
+        ("simulate --rps 1 --scenario none --between 0ms..1ms".to_owned(), "--timeline <FILE>"),
+        (
+            "simulate --rps 1 --scenario none --timeline it.svg --between 2ms..1ms".to_owned(),
+            "the second time is not after the first",
+        ),
         (
             "simulate --rps 1 --policy fixed-budget-as-printed --budget 1ms --poll-interval 1ms"
                 .to_owned(),

@@ -121,6 +121,19 @@ mod tests {
         }
     }
 
+    /// Goal: a user finds each check in the document, and each row there is a check. Method:
+    /// compare the table of docs/troubleshooting.md with this one. Both have the same order.
+    #[test]
+    fn troubleshooting_has_a_row_for_each_check() {
+        let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md");
+        let document = std::fs::read_to_string(document).unwrap();
+        let (_, table) = document.split_once("| check | what it means").unwrap();
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+        let rows: Vec<&str> = rows.map(|(name, _)| name).collect();
+        let names: Vec<&str> = entries().filter_map(|entry| entry.head.split(' ').nth(1)).collect();
+        assert_eq!(rows, names);
+    }
+
     /// Goal: no rule names a fact that is never set. Method: look up every name in the table, on a
     /// machine whose devices interrupt the lanes.
     #[test]

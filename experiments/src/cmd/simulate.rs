@@ -1,7 +1,7 @@
 //! `elfen lab simulate`: simulates one service, one batch program and one policy on SMT cores. The
 //! machine that it runs on needs no SMT.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,8 +17,9 @@ use serde::Serialize;
 
 use super::batch_args::{Parameters, Usual};
 use super::model_args::{self, ModelArgs};
-use crate::expected::{Expected, expected};
+use crate::expected::{self, Expected, expected};
 use crate::live::plan::Spec;
+use crate::report::timeline::Timeline;
 use simulator::outcome::{Outcome, Summary};
 use simulator::pair::{Control, PrintedFixedBudget, Signal};
 use simulator::plan::Budgeted;
@@ -35,6 +36,8 @@ Examples:
       --policy slo-budget --slo p99=100ms           a day, with bursts
   elfen lab simulate --rps 1200 --demand file:alone.csv --nap spin \\
       --nap-slowdown 1 --scenario none,borrow-idle  like `lab experiment`
+  elfen lab simulate --rps 60 --scenario unrestrained,borrow-idle \\
+      --timeline pair.svg --between 100ms..200ms    the lanes over time
 
 In the JSON, all fractions are of a core's time. Their sum is the utilisation, which is 2.0 if \
 both lanes are always busy: request_lane_utilisation + borrowed_fraction + overlapped_fraction.";
@@ -100,6 +103,15 @@ pub(super) struct SimulateArgs {
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = Spec::from_str,
         conflicts_with_all = ["policy", "budget", "slo", "trace_out", "threads"])]
     scenario: Vec<Spec>,
+
+    /// Draw the lanes of the first core in each scenario over time, as this SVG file
+    #[arg(long, value_name = "FILE", requires = "scenario")]
+    timeline: Option<PathBuf>,
+
+    /// The part of the time that --timeline shows, as in 200ms..240ms
+    #[arg(long, value_name = "FROM..TO", value_parser = between, default_value = "0ms..50ms",
+        requires = "timeline")]
+    between: (u64, u64),
 
     /// Print one JSON object
     #[arg(long)]
@@ -266,6 +278,28 @@ fn times(ms: &[f64]) -> String {
     times.join(", ") + " ms"
 }
 
+/// Simulates the scenarios again, for the spans of their lanes.
+fn timeline(service: &Model, args: &SimulateArgs, scenarios: &[Expected]) -> Timeline {
+    let row = |(spec, expected): (&Spec, &Expected)| {
+        expected::timeline(service, spec, expected.summary.overlapped, args.between)
+    };
+    Timeline {
+        between: args.between,
+        rows: args.scenario.iter().zip(scenarios).filter_map(row).collect(),
+        made_with: format!(
+            "Simulated by elfen lab simulate. A request takes {} times as long next to the batch.",
+            real(service.batch.request_slowdown_milli) / 1e3
+        ),
+    }
+}
+
+/// The parser for clap: two times, in nanoseconds.
+fn between(text: &str) -> Result<(u64, u64), String> {
+    let ends = text.split_once("..").ok_or("expected two times, as in 200ms..240ms")?;
+    let (from, to) = (nanos(duration::parse(ends.0)?), nanos(duration::parse(ends.1)?));
+    if from < to { Ok((from, to)) } else { Err("the second time is not after the first".into()) }
+}
+
 /// What `--scenario --json` prints. The table shows the same numbers, in the columns of `elfen lab
 /// experiment`.
 #[derive(Serialize)]
@@ -300,6 +334,10 @@ fn compare(
         let why = "the model cannot simulate core scheduling";
         Failure::new(Status::Usage, "the scenarios", why, "omit core-scheduling")
     })?;
+    if let Some(file) = &args.timeline {
+        let picture = timeline(service, args, &scenarios).svg();
+        fs::write(file, picture).map_err(|error| Failure::unwritable("timeline", file, error))?;
+    }
     let report = Comparison { seed: service.seed, scenarios, parameters };
     elfen_console::output::print(out, args.json, &report, || {
         let cells = |row: &Expected| COLUMNS.map(|(_, cell)| cell(row)).to_vec();

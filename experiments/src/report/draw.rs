@@ -19,10 +19,10 @@ use super::figure::{Across, Axis, Figure, Mark, Panel, Point, Scale, Series, Sty
 use super::text::{clip, short};
 
 /// Plotters' pixels for each pixel of the page.
-const PX: i32 = 10;
+pub(super) const PX: i32 = 10;
 /// All figures have the same width, so that their text has the same size.
 const WIDTH: i32 = 760 * PX;
-const FONT: i32 = 12 * PX;
+pub(super) const FONT: i32 = 12 * PX;
 /// The width of the labels to the left of a panel over numbers, and of the names to the left of
 /// rows.
 const LABELS: i32 = 62 * PX;
@@ -48,8 +48,8 @@ const LINE: (u32, &str) = (0xe1e0da, "line");
 const BASE: (u32, &str) = (0xa3a29b, "base");
 const TEXT: (u32, &str) = (0x2b2b2a, "ink");
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn Error>>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Drawn = Result<(), Box<dyn Error>>;
 
 /// Returns the style sheet that maps the colours of a picture to those of the page, and gives lines
 /// their dashes.
@@ -68,24 +68,24 @@ pub(super) fn style() -> String {
     style
 }
 
-fn colour(rgb: u32) -> RGBColor {
+pub(super) fn colour(rgb: u32) -> RGBColor {
     let [_, red, green, blue] = rgb.to_be_bytes();
     RGBColor(red, green, blue)
 }
 
-fn text_style(rgb: u32, h_pos: HPos) -> TextStyle<'static> {
+pub(super) fn text_style(rgb: u32, h_pos: HPos) -> TextStyle<'static> {
     // The back end divides the size by this factor.
     let style = ("sans-serif", f64::from(FONT) * 1.24).with_color(colour(rgb));
     style.into_text_style(&(0, 0)).pos(Pos::new(h_pos, VPos::Center))
 }
 
 /// Converts a number of things on a page.
-fn count(of: usize) -> i32 {
+pub(super) fn count(of: usize) -> i32 {
     i32::try_from(of.min(10_000)).unwrap_or(0)
 }
 
 /// Shortens a text so that it fits into a width.
-fn fit(text: &str, width: i32) -> String {
+pub(super) fn fit(text: &str, width: i32) -> String {
     const CHARACTER: i32 = 64;
     clip(text, usize::try_from(width / CHARACTER).unwrap_or(0))
 }
@@ -239,7 +239,10 @@ pub(super) fn key(series: &Series) -> String {
 }
 
 /// Renders an `svg` element of this size. Adds the texts that a browser shows for marks.
-fn svg((width, height): (i32, i32), draw: impl FnOnce(&Area<'_>, &mut String) -> Drawn) -> String {
+pub(super) fn svg(
+    (width, height): (i32, i32),
+    draw: impl FnOnce(&Area<'_>, &mut String) -> Drawn,
+) -> String {
     let (mut svg, mut marks) = (String::new(), String::new());
     let size = (width.unsigned_abs(), height.unsigned_abs());
     let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();

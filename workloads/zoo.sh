@@ -8,9 +8,11 @@
 # - the time of a run on an idle lane, compared with a run that has only a guard;
 # - whether the output is the output of a run alone.
 #
-# ! marks a figure above its limit.
+# ! marks a figure above its limit. Then two tables sum up the programs in native code, and those
+# with a JIT: for each busy time the guard's median, and the best, the median and the worst program
+# with live checks.
 #
-# usage: zoo.sh [--lanes R:B] [--turns 200us,1ms,10ms] [--duration 5s] [--runs N] [NAME...]
+# usage: zoo.sh [--lanes R:B] [--turns 200us,1ms,10ms] [-d 5s] [--runs N] [NAME...]
 #
 # Needs root, cargo build --release, python3, and the programs to be measured.
 # Takes about two minutes for each program with 10 rounds.
@@ -26,6 +28,11 @@ while (($#)); do
 	--lanes | --turns | --duration | --runs)
 		(($# > 1)) || usage
 		declare "${1#--}=$2"
+		shift
+		;;
+	-d)
+		(($# > 1)) || usage
+		duration=$2
 		shift
 		;;
 	-*) usage ;;
@@ -118,5 +125,36 @@ lives, alone = (", ".join(texts) for texts in (
     [percent(row) for row in rows["live"]],
     ["-" if row["percent"] is None else "%.1f" % row["percent"] for row in rows["guard"]]))
 print(f"{name:10} {lives:24} {alone:21} {stop:15} {slow:9} {output}", flush=True)
+sums = {"name": name, "kind": "jit" if kind == "jit" else "native"}
+for how in ("guard", "live"):
+    sums[how] = {row["turn_ns"]: row["percent"] for row in rows[how] if row["percent"] is not None}
+sums["slowdown"] = report["whole"][1]["slowdown"]["median"] if slow != "-" else None
+with open("sums", "a") as file:
+    print(json.dumps(sums), file=file)
 PYTHON
 done <<<"$zoo"
+
+[ -s sums ] || exit 0
+python3 - <<'PYTHON'
+import json
+from statistics import median
+every = [json.loads(line) for line in open("sums")]
+for kind in ("native", "jit"):
+    programs = [sums for sums in every if sums["kind"] == kind]
+    if not programs:
+        continue
+    names = " ".join(sums["name"] for sums in programs)
+    print(f"\n{kind}, {len(programs)} programs ({names}), overlap in %:")
+    print("%-8s %-18s %-26s %-18s %s" % ("busy", "guard, median", "live checks, best", "median", "worst"))
+    for turn in sorted({turn for sums in programs for turn in sums["live"]}, key=int):
+        guards = [sums["guard"][turn] for sums in programs if turn in sums["guard"]]
+        lives = sorted((sums["live"][turn], sums["name"]) for sums in programs if turn in sums["live"])
+        (best, first), (worst, last) = lives[0], lives[-1]
+        middle = median(percent for percent, _ in lives)
+        guard = "%.1f" % median(guards) if guards else "-"
+        print("%-8s %-18s %-26s %-18.2f %.2f (%s)" % (f"{int(turn) // 1000} us", guard,
+              f"{best:.2f} ({first})", middle, worst, last))
+    slow = [sums["slowdown"] for sums in programs if sums["slowdown"] is not None]
+    if slow:
+        print(f"slowdown: median {median(slow):.3f}, worst {max(slow):.3f}")
+PYTHON

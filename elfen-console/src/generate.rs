@@ -1,5 +1,6 @@
-//! The hidden subcommand `generate`, for packages: writes man pages and completions from the clap
-//! definition of a command. A page has the content of `--help`, in the usual sections of man pages.
+//! The hidden subcommand `generate`, for packages and for `docs/reference`: writes man pages,
+//! completions and reference pages from the clap definition of a command. A man page has the
+//! content of `--help`, in the usual sections.
 
 use std::fs;
 use std::io::{self, Write};
@@ -12,8 +13,9 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 use crate::failure::{Failure, Status};
+use crate::reference::{Page, blocks};
 
-/// Write man pages or completions into a folder
+/// Write man pages, completions or the reference into a folder
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  elfen generate man /usr/local/share/man/man1")]
 pub struct GenerateArgs {
@@ -29,15 +31,36 @@ enum What {
     Man,
     /// For bash (elfen.bash), zsh (_elfen) and fish (elfen.fish)
     Completions,
+    /// The pages of docs/reference
+    Reference,
 }
 
-/// Writes the files of the command `cli`, and prints their paths.
-pub fn run(args: &GenerateArgs, cli: &Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let mut command = visible(cli);
+/// Writes the files of the command `cli`, and prints their paths. `reference` makes the pages of
+/// its reference.
+pub fn run(
+    args: &GenerateArgs,
+    cli: &Command,
+    reference: impl FnOnce(&Command) -> Vec<Page>,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
     match args.what {
-        What::Man => print(pages(command, &args.folder), &args.folder, out),
-        What::Completions => write_completions(&mut command, &args.folder, out),
+        What::Man => print(pages(visible(cli), &args.folder), &args.folder, out),
+        What::Completions => write_completions(&mut visible(cli), &args.folder, out),
+        What::Reference => write_reference(&reference(cli), &args.folder, out),
     }
+}
+
+/// Writes pages of the reference, and prints their paths.
+pub fn write_reference(
+    pages: &[Page],
+    folder: &Path,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let write = |(name, text): &Page| {
+        let path = folder.join(name);
+        fs::write(&path, text).map(|()| path)
+    };
+    print(pages.iter().map(write).collect(), folder, out)
 }
 
 /// Writes completions of `command` for all shells, and prints their paths.
@@ -134,9 +157,8 @@ fn sections(command: &Command, see_also: &[String]) -> Roff {
     let mut roff = Roff::new();
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let mut heading = String::new();
-    for block in text.trim_end().split("\n\n").filter(|block| !block.is_empty()) {
-        let titled = block.split_once(":\n").filter(|(title, _)| !title.contains('\n'));
-        let (title, lines) = titled.unwrap_or(("Notes", block));
+    for (titled, lines) in blocks(&text) {
+        let title = titled.unwrap_or("Notes");
         let title = if title == "Example" { "Examples" } else { title };
         if title != heading {
             roff.control("SH", [title.to_uppercase().as_str()]);

@@ -12,6 +12,7 @@ pub mod output;
 pub mod page;
 pub mod paragraph;
 pub mod programs;
+pub mod reference;
 pub mod shell;
 pub mod table;
 pub mod terminal;

@@ -4,11 +4,12 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser};
+use clap::{Args, CommandFactory, Parser};
 use elfen_console::command;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::generate;
 use elfen_console::output::print;
+use elfen_console::reference::commands_page;
 use elfen_tailor::cmd::failure::no_events;
 use elfen_tailor::service::NotFound;
 use elfen_tailor::signals::EndSignals;
@@ -58,6 +59,8 @@ enum Hidden {
     Answer(Answer),
     #[command(hide = true)]
     Completions(Completions),
+    #[command(hide = true)]
+    Reference(Reference),
 }
 
 /// Run a server for tests of `elfen-hedge`, until standard input ends
@@ -80,6 +83,14 @@ struct Completions {
     folder: PathBuf,
 }
 
+/// Write the page of docs/reference into a folder
+#[derive(clap::Args, Debug)]
+#[command(after_help = "Example:\n  elfen-hedge reference docs/reference")]
+struct Reference {
+    /// The folder, which must exist
+    folder: PathBuf,
+}
+
 /// Runs the command of this process.
 pub fn main() -> ExitCode {
     command::main::<Cli>(
@@ -87,6 +98,7 @@ pub fn main() -> ExitCode {
         |cli, out| match cli {
             Cli { command: Some(Hidden::Answer(args)), .. } => answer(&args),
             Cli { command: Some(Hidden::Completions(args)), .. } => completions(&args, out),
+            Cli { command: Some(Hidden::Reference(args)), .. } => reference(&args, out),
             Cli { serve: Some(settings), .. } => serve(settings, out),
             Cli { serve: None, .. } => {
                 let fix = "see `elfen-hedge --help`";
@@ -107,6 +119,12 @@ fn completions(args: &Completions, out: &mut dyn Write) -> Result<ExitCode, Fail
     // A command without the hidden subcommands.
     let mut command = Settings::augment_args(clap::Command::new("elfen-hedge"));
     generate::write_completions(&mut command, &args.folder, out)
+}
+
+fn reference(args: &Reference, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let intro = "The proxy is a program of its own, apart from `elfen`.";
+    let page = ("commands-hedge.md", commands_page(&Cli::command(), intro));
+    generate::write_reference(&[page], &args.folder, out)
 }
 
 /// Starts the observation of the servers, if the policy needs it.

@@ -7,23 +7,31 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::nap::NapKind;
 use elfen_rt::signal::lane::LaneSlot;
 use elfen_rt::signal::page::Page;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::channels::Channels;
 use super::latency::Latency;
 
 /// The sums over all lanes of a run.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Figures {
-    /// How long the batch's tasks ran, by the kernel's account. `None` where the kernel keeps no
-    /// account (see [`elfen_rt::signal::account`]).
+    // The kernel's account: see `elfen_rt::signal::account`.
+    /// How long the batch ran while its request lane was idle, in sum over the lanes. `null` where
+    /// the kernel keeps no account.
     #[serde(deserialize_with = "Option::deserialize")]
     pub borrowed_ns: Option<u64>,
+    /// How long the batch ran while its request lane was busy, in sum over the lanes. `null` where
+    /// the kernel keeps no account.
     #[serde(deserialize_with = "Option::deserialize")]
     pub overlapped_ns: Option<u64>,
+    /// How long the lanes napped, in sum.
     pub napped_ns: u64,
+    /// Naps that began.
     pub naps: u64,
+    /// From the request lane becoming busy until the batch is off its lane.
     pub reaction_ns: Latency,
+    /// From the request lane becoming idle until the batch is back on its lane.
     pub wake_ns: Latency,
 }
 

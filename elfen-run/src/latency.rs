@@ -1,17 +1,22 @@
 //! Latencies as reports show them.
 
 use elfen_rt::signal::histogram::{BUCKETS, Histogram, bucket_top_ns, quantile_ns};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The distribution of a latency; all `None` without samples.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+/// The distribution of a latency.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Latency {
+    /// The median. `null` without samples.
     #[serde(deserialize_with = "Option::deserialize")]
     pub median: Option<u64>,
+    /// The 99th percentile. `null` without samples.
     #[serde(deserialize_with = "Option::deserialize")]
     pub p99: Option<u64>,
+    /// The maximum. `null` without samples.
     #[serde(deserialize_with = "Option::deserialize")]
     pub max: Option<u64>,
+    /// The number of samples.
     pub n: u64,
 }
 

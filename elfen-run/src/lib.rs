@@ -30,6 +30,7 @@ mod pacer;
 mod pages;
 pub mod poll_timing;
 pub mod report;
+pub mod report_reference;
 pub mod services;
 mod spare;
 mod spins;

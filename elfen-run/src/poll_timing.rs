@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use elfen_rt::clock::nanos;
 use elfen_rt::signal::service::ServiceSlot;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How often guards poll, as the user requested.
@@ -22,9 +23,11 @@ pub struct PollTiming {
 }
 
 /// The poll timing in reports.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PollReport {
+    /// How long guards slept between two polls.
     pub poll_interval_ns: u64,
+    /// By how much the kernel could delay a poll on an idle lane.
     pub timer_slack_ns: u64,
 }
 

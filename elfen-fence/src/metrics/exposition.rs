@@ -10,7 +10,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
@@ -22,9 +22,11 @@ impl Kind {
 /// All samples of one metric name.
 #[derive(Debug)]
 pub(crate) struct Family {
-    name: &'static str,
-    help: &'static str,
-    kind: Kind,
+    pub(crate) name: &'static str,
+    pub(crate) help: &'static str,
+    pub(crate) kind: Kind,
+    /// The names of the labels that each sample has, for the reference.
+    pub(crate) labels: &'static [&'static str],
     samples: String,
 }
 
@@ -32,8 +34,13 @@ pub(crate) struct Family {
 pub(crate) type Labels<'a> = [(&'static str, &'a str)];
 
 impl Family {
-    pub(crate) fn new(name: &'static str, kind: Kind, help: &'static str) -> Self {
-        Self { name, help, kind, samples: String::new() }
+    pub(crate) fn new(
+        name: &'static str,
+        kind: Kind,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self { name, help, kind, labels, samples: String::new() }
     }
 
     pub(crate) fn number(&mut self, labels: &Labels<'_>, value: u64) {
@@ -67,6 +74,12 @@ impl Family {
     }
 
     fn sample(&mut self, suffix: &str, labels: &Labels<'_>, le: Option<&str>, value: &str) {
+        debug_assert!(
+            labels.iter().map(|(name, _)| name).eq(self.labels),
+            "{}: {labels:?} instead of {:?}",
+            self.name,
+            self.labels
+        );
         let pairs = labels.iter().copied().chain(le.map(|le| ("le", le)));
         let pairs: Vec<String> =
             pairs.map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
@@ -79,7 +92,7 @@ impl Family {
 
 pub(crate) fn text(families: &[Family]) -> String {
     let family = |family: &Family| {
-        let Family { name, help, kind, samples } = family;
+        let Family { name, help, kind, samples, .. } = family;
         format!("# HELP {name} {help}\n# TYPE {name} {}\n{samples}", kind.name())
     };
     families.iter().map(family).collect()
@@ -103,9 +116,10 @@ mod tests {
 
     #[test]
     fn samples_are_written_as_the_format_says() {
-        let mut time = Family::new("t_seconds_total", Kind::Counter, "A time.");
+        let mut time =
+            Family::new("t_seconds_total", Kind::Counter, &["program", "lane"], "A time.");
         time.time(&[("program", "a\"b\\c\nd"), ("lane", "1")], 1_500_000_000);
-        let mut histogram = Family::new("h_seconds", Kind::Histogram, "Another.");
+        let mut histogram = Family::new("h_seconds", Kind::Histogram, &[], "Another.");
         histogram.histogram(&[], &[(1_000, 2), (2_000_000_000, 3)], 4, 10);
         let expected = "\
 # HELP t_seconds_total A time.

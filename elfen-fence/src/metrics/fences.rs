@@ -9,7 +9,7 @@ use elfen_run::batches::Level;
 /// How many batches each level keeps on their lanes.
 pub(super) fn of_levels(batches: &[Batch], status: Option<&Status>) -> Family {
     let help = "Fences that elfend holds, and runs that are confined only by their affinity.";
-    let mut levels = Family::new("elfen_confinement", Kind::Gauge, help);
+    let mut levels = Family::new("elfen_confinement", Kind::Gauge, &["level"], help);
     let runs = batches.iter().filter(|batch| batch.level() == Level::Affinity).count();
     for (level, count) in
         [(Level::Fence, status.map_or(0, |status| status.fences.len())), (Level::Affinity, runs)]
@@ -21,25 +21,37 @@ pub(super) fn of_levels(batches: &[Batch], status: Option<&Status>) -> Family {
 
 /// Empty samples where no elfend answers.
 pub(super) fn of_fences(status: Option<&Status>) -> Vec<Family> {
-    let gauge = |name, help| Family::new(name, Kind::Gauge, help);
-    let counter = |name, help| Family::new(name, Kind::Counter, help);
-    let mut up = gauge("elfen_elfend_up", "1 while elfend answers.");
-    let mut waiting = gauge("elfen_fences_waiting", "Settings that cannot be applied yet.");
-    let mut lost = counter("elfen_guards_lost_total", "Number of restarts of guards.");
-    let mut holds = gauge("elfen_fence_holds", "1 while a guarantee of the fence holds.");
-    let mut repaired = counter("elfen_fence_repaired_total", "Number of repairs of a guarantee.");
-    let mut frozen = gauge("elfen_fence_frozen", "1 for the reason why the fence is frozen.");
-    let mut processes = gauge("elfen_fence_processes", "Processes in the fence.");
+    let gauge = |name, labels, help| Family::new(name, Kind::Gauge, labels, help);
+    let counter = |name, labels, help| Family::new(name, Kind::Counter, labels, help);
+    let mut up = gauge("elfen_elfend_up", &[], "1 while elfend answers.");
+    let mut waiting = gauge("elfen_fences_waiting", &[], "Settings that cannot be applied yet.");
+    let mut lost = counter("elfen_guards_lost_total", &[], "Number of restarts of guards.");
+    let mut holds = gauge(
+        "elfen_fence_holds",
+        &["fence", "guarantee"],
+        "1 while a guarantee of the fence holds.",
+    );
+    let mut repaired = counter(
+        "elfen_fence_repaired_total",
+        &["fence", "guarantee"],
+        "Number of repairs of a guarantee.",
+    );
+    let mut frozen =
+        gauge("elfen_fence_frozen", &["fence", "why"], "1 for the reason why the fence is frozen.");
+    let mut processes = gauge("elfen_fence_processes", &["fence"], "Processes in the fence.");
     let mut borrowed = counter(
         "elfen_fence_borrowed_seconds_total",
+        &["fence", "lane", "request_lane"],
         "Time for which the fence ran while its request lane was idle.",
     );
     let mut overlapped = counter(
         "elfen_fence_overlapped_seconds_total",
+        &["fence", "lane", "request_lane"],
         "Time for which the fence ran while its request lane was busy.",
     );
     let mut confined = counter(
         "elfen_service_confined_repaired_total",
+        &["service", "cgroup"],
         "Number of times that a service was moved back to its request lanes.",
     );
     up.number(&[], u64::from(status.is_some()));

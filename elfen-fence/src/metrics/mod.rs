@@ -7,6 +7,7 @@
 pub(crate) mod exposition;
 mod fences;
 pub mod machine;
+pub mod reference;
 pub mod server;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,12 @@ use elfen_run::batches::Batch;
 use elfen_run::services::{Published, Tails};
 use elfen_run::watches::Tail;
 use exposition::{Family, Kind, Labels};
+
+/// The labels of the metrics of a lane that a run uses.
+const LANE: [&str; 4] = ["pid", "program", "lane", "request_lane"];
+const LANE_STATE: [&str; 5] = ["pid", "program", "lane", "request_lane", "state"];
+/// The labels of the metrics of a service.
+const SERVICE: [&str; 2] = ["service", "request_lane"];
 
 /// All inputs of one scrape.
 #[derive(Debug)]
@@ -39,6 +46,11 @@ pub struct ScrapeInput<'a> {
 
 /// The text of one scrape.
 pub fn scrape(input: &ScrapeInput<'_>) -> String {
+    exposition::text(&families(input))
+}
+
+/// All metrics, with the samples of one scrape.
+fn families(input: &ScrapeInput<'_>) -> Vec<Family> {
     let mut families = vec![build()];
     families.extend(of_batches(input));
     families.extend(of_lanes(input.batches));
@@ -48,29 +60,45 @@ pub fn scrape(input: &ScrapeInput<'_>) -> String {
     families.push(fences::of_levels(input.batches, input.fences));
     families.extend(fences::of_fences(input.fences));
     families.extend(of_tails(input.watches));
-    exposition::text(&families)
+    families
 }
 
 fn build() -> Family {
-    let mut info = Family::new("elfen_build_info", Kind::Gauge, "The version of elfen; always 1.");
+    let mut info = Family::new(
+        "elfen_build_info",
+        Kind::Gauge,
+        &["version"],
+        "The version of elfen; always 1.",
+    );
     info.number(&[("version", env!("CARGO_PKG_VERSION"))], 1);
     info
 }
 
 fn of_batches(input: &ScrapeInput<'_>) -> Vec<Family> {
-    let gauge = |name, help| Family::new(name, Kind::Gauge, help);
-    let mut info = gauge("elfen_batch_info", "A running batch and its policy; always 1.");
+    let gauge = |name, labels, help| Family::new(name, Kind::Gauge, labels, help);
+    let mut info = gauge(
+        "elfen_batch_info",
+        &["pid", "program", "policy"],
+        "A running batch and its policy; always 1.",
+    );
     let mut budget = gauge(
         "elfen_batch_budget_seconds",
+        &["pid", "program"],
         "How long the batch may share a core with a request; 0 where the policy has no budget.",
     );
-    let mut slo = gauge("elfen_batch_slo_seconds", "The latency that the batch has to keep.");
+    let mut slo = gauge(
+        "elfen_batch_slo_seconds",
+        &["pid", "program", "quantile"],
+        "The latency that the batch has to keep.",
+    );
     let mut tail = gauge(
         "elfen_batch_tail_seconds",
+        &["pid", "program", "quantile"],
         "The latency at the SLO's percentile, over the last ten seconds of its request lanes.",
     );
     let mut headroom = gauge(
         "elfen_batch_slo_headroom_ratio",
+        &["pid", "program", "quantile"],
         "1 minus the tail latency divided by the SLO; below 0 the SLO is broken.",
     );
     for batch in input.batches {
@@ -102,25 +130,35 @@ pub(crate) fn headroom_of(tail_ns: u64, slo_ns: u64) -> f64 {
 }
 
 fn of_lanes(batches: &[Batch]) -> Vec<Family> {
-    let counter = |name, help| Family::new(name, Kind::Counter, help);
-    let histogram = |name, help| Family::new(name, Kind::Histogram, help);
+    let counter = |name, labels, help| Family::new(name, Kind::Counter, labels, help);
+    let histogram = |name, labels, help| Family::new(name, Kind::Histogram, labels, help);
     let mut borrowed = counter(
         "elfen_lane_borrowed_seconds_total",
+        &LANE,
         "Time for which the batch ran while its request lane was idle.",
     );
     let mut overlapped = counter(
         "elfen_lane_overlapped_seconds_total",
+        &LANE,
         "Time for which the batch ran while its request lane was busy.",
     );
-    let mut napped = counter("elfen_lane_napped_seconds_total", "Time for which the lane napped.");
-    let mut naps = counter("elfen_lane_naps_total", "Naps started.");
-    let mut state = Family::new("elfen_lane_state", Kind::Gauge, "1 for the lane's current state.");
+    let mut napped =
+        counter("elfen_lane_napped_seconds_total", &LANE, "Time for which the lane napped.");
+    let mut naps = counter("elfen_lane_naps_total", &LANE, "Naps started.");
+    let mut state = Family::new(
+        "elfen_lane_state",
+        Kind::Gauge,
+        &LANE_STATE,
+        "1 for the lane's current state.",
+    );
     let mut reaction = histogram(
         "elfen_lane_reaction_seconds",
+        &LANE,
         "Time from the request lane becoming busy until the batch is off its lane.",
     );
     let mut wake = histogram(
         "elfen_lane_wake_seconds",
+        &LANE,
         "Time from the request lane becoming idle until the batch is back on its lane.",
     );
     for batch in batches {
@@ -151,7 +189,7 @@ fn of_lanes(batches: &[Batch]) -> Vec<Family> {
 /// For every lent lane, by its number.
 fn of_hotplug(batches: &[Batch]) -> Family {
     let help = "1 while a lent lane is offline.";
-    let mut offline = Family::new("elfen_lane_offline", Kind::Gauge, help);
+    let mut offline = Family::new("elfen_lane_offline", Kind::Gauge, &["cpu"], help);
     let mut lanes: BTreeMap<u64, bool> = BTreeMap::new();
     for slot in batches.iter().flat_map(|batch| batch.lanes.slots()) {
         let gone = slot.inputs.hotplug.load(Relaxed);
@@ -179,6 +217,7 @@ fn of_request_lanes(input: &ScrapeInput<'_>) -> Family {
     let mut busy = Family::new(
         "elfen_request_lane_busy_seconds_total",
         Kind::Counter,
+        &["request_lane"],
         "Time for which a request lane was not idle; with elfend's task map, all of its time.",
     );
     let fenced = input.fences.iter().flat_map(|status| &status.requests);
@@ -197,15 +236,18 @@ fn of_request_lanes(input: &ScrapeInput<'_>) -> Family {
 }
 
 fn of_services(services: &[Published]) -> Vec<Family> {
-    let gauge = |name, help| Family::new(name, Kind::Gauge, help);
-    let mut up = gauge("elfen_service_up", "1 while the process that publishes is alive.");
-    let mut running = gauge("elfen_service_running_requests", "1 while a request runs.");
-    let mut queue = gauge("elfen_service_queue_length", "Requests that wait in the queue.");
+    let gauge = |name, labels, help| Family::new(name, Kind::Gauge, labels, help);
+    let mut up =
+        gauge("elfen_service_up", &SERVICE, "1 while the process that publishes is alive.");
+    let mut running = gauge("elfen_service_running_requests", &SERVICE, "1 while a request runs.");
+    let mut queue =
+        gauge("elfen_service_queue_length", &SERVICE, "Requests that wait in the queue.");
     let mut finished =
-        Family::new("elfen_service_requests_total", Kind::Counter, "Requests finished.");
+        Family::new("elfen_service_requests_total", Kind::Counter, &SERVICE, "Requests finished.");
     let mut latency = Family::new(
         "elfen_service_latency_seconds",
         Kind::Histogram,
+        &SERVICE,
         "From the arrival of a request to its end.",
     );
     for service in services {
@@ -225,16 +267,22 @@ fn of_services(services: &[Published]) -> Vec<Family> {
 
 /// The tails that `elfen tailor watch` publishes.
 fn of_tails(tails: &BTreeMap<String, Tail>) -> Vec<Family> {
-    let gauge = |name, help| Family::new(name, Kind::Gauge, help);
+    let gauge = |name, labels, help| Family::new(name, Kind::Gauge, labels, help);
     let mut requests = gauge(
         "elfen_tail_requests",
+        &["service"],
         "Requests that `elfen tailor watch` observed in the last minute.",
     );
-    let mut slow = gauge("elfen_tail_slow_requests", "Slow requests among them.");
-    let mut threshold =
-        gauge("elfen_tail_threshold_seconds", "The latency above which a request is slow.");
+    let mut slow =
+        gauge("elfen_tail_slow_requests", &["service"], "Slow requests among elfen_tail_requests.");
+    let mut threshold = gauge(
+        "elfen_tail_threshold_seconds",
+        &["service"],
+        "The latency above which a request is slow.",
+    );
     let mut causes = gauge(
         "elfen_tail_cause_ratio",
+        &["service", "cause"],
         "The share of a cause in the delay of slow requests in the last minute.",
     );
     for (service, tail) in tails {

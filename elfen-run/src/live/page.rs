@@ -9,6 +9,7 @@ use elfen_instrument::live::{Missed, SiteCounts};
 use elfen_kernel::preempted::Notes;
 use elfen_rt::signal::histogram::Histogram;
 use elfen_rt::signal::page::{NAME_BYTES, Page, Slot};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::latency::Latency;
@@ -189,32 +190,39 @@ impl LivePage {
 }
 
 /// The live checks of a run, in its report.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Live {
-    /// Processes that were patched, and the longest time that the first patch of one took.
+    /// Processes that were patched.
     pub processes: u64,
+    /// The longest time that the first patch of a process took.
     pub first_touch_ns: u64,
-    /// When the first and the last check was added, counted from the start of the run.
+    /// When the first check was added, from the start of the run. `null` if none was.
     #[serde(default)]
     pub first_check_after_ns: Option<u64>,
+    /// When the last check was added, from the start of the run. `null` if none was.
     #[serde(default)]
     pub last_check_after_ns: Option<u64>,
     pub sites: LiveSites,
     /// How often checks ran lately in a millisecond of the lanes' time.
     pub checks_per_ms: u64,
+    /// Probes: simulated requests that measure whether a check reacts.
     pub probes: u64,
+    /// Probes to which no check reacted.
     pub missed: u64,
-    /// Misses of probes and of requests, by why there was no check.
+    /// Misses of probes and of requests, by the reason why there was no check.
     pub missed_by: std::collections::BTreeMap<String, u64>,
+    /// From the start of a probe to the reaction of a check, or to the end of the batch's time on
+    /// the lane.
     pub gap_ns: Latency,
-    /// Requests that a check noticed, and that a poll of the guard noticed.
+    /// Requests that a check noticed first.
     pub stopped_by_check: u64,
+    /// Requests that a poll of the guard noticed first.
     pub stopped_by_guard: u64,
-    /// With several lanes: how often all guards came to a rendezvous, and how often one did not
-    /// come in time.
+    /// With several lanes: how often all guards came to a rendezvous.
     pub rendezvous: u64,
+    /// With several lanes: how often a guard did not come to a rendezvous in time.
     pub rendezvous_missed: u64,
-    /// Why a process was refused, if one was.
+    /// Why a process got no checks. `null` if no process was refused.
     #[serde(deserialize_with = "Option::deserialize")]
     pub refused: Option<String>,
     /// Java methods that received checks: the last sixteen, in no order.
@@ -223,16 +231,24 @@ pub struct Live {
 }
 
 /// Patch sites of all processes together; those with a check also by tactic.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct LiveSites {
+    /// Sites with a check.
     pub on: u64,
+    /// Sites whose check was removed, because it ran too often.
     pub too_dense: u64,
+    /// Sites that could not be patched.
     pub refused: u64,
+    /// Of those with a check: one instruction was moved.
     pub one: u64,
+    /// Of those with a check: several instructions were moved.
     #[serde(default)]
     pub several: u64,
+    /// Of those with a check: one instruction was moved that accesses memory.
     pub memory: u64,
+    /// Of those with a check: the check saves and restores the flags.
     pub flags: u64,
+    /// Memory areas with the code of checks.
     pub arenas: u64,
     /// Of those with a check: in Java methods that the virtual machine has compiled.
     #[serde(default)]

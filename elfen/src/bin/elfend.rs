@@ -5,9 +5,11 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use elfen_console::command::parse_and_run;
 use elfen_console::failure::{Failure, Status};
+use elfen_console::generate;
+use elfen_console::reference::commands_page;
 use elfen_fence::release::{freeze, release};
 use elfen_fence::settings;
 use elfen_fence::settings::{FILE, Settings};
@@ -72,6 +74,12 @@ enum Command {
         /// The file [default: that of --settings]
         file: Option<PathBuf>,
     },
+    /// Write the page of docs/reference into a folder
+    #[command(hide = true)]
+    Reference {
+        /// The folder, which must exist
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -82,12 +90,21 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &ElfendArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if let Some(Command::Reference { folder }) = &args.command {
+        let intro =
+            "The daemon that holds fences. Its settings are in [elfend.toml](elfend-toml.md).";
+        let page = ("commands-elfend.md", commands_page(&ElfendArgs::command(), intro));
+        return generate::write_reference(&[page], folder, out);
+    }
     let folder = Folder::new(&args.run_dir);
     if args.command.is_some() && (args.freeze || args.release) {
         let why = "--freeze and --release change fences, and `check` changes nothing";
         return Err(Failure::new(Status::Usage, "check", why, "give one of them"));
     }
-    let checked = args.command.as_ref().map(|Command::Check { file }| file.as_ref());
+    let checked = match &args.command {
+        Some(Command::Check { file }) => Some(file.as_ref()),
+        Some(Command::Reference { .. }) | None => None,
+    };
     let text = if args.release {
         release_text(&folder)?
     } else if args.freeze {

@@ -1,10 +1,10 @@
-//! The exit statuses and environment variables of all subcommands, for `elfen --help` and the man
-//! page.
+//! The exit statuses and environment variables of all subcommands, for `elfen --help`, the man page
+//! and the reference.
 
 use elfen_console::paragraph::wrap;
 
 /// After `run` has started its program, it exits with the program's status.
-const STATUSES: [(&str, &str); 8] = [
+pub(super) const STATUSES: [(&str, &str); 8] = [
     ("0", "success"),
     ("1", "failure; the arguments and the machine are right"),
     ("2", "invalid arguments or variables, on any machine"),
@@ -16,7 +16,7 @@ const STATUSES: [(&str, &str); 8] = [
 ];
 
 /// A flag takes precedence over its variable.
-const VARIABLES: [(&str, &str); 21] = [
+pub(super) const VARIABLES: [(&str, &str); 21] = [
     ("ELFEN_LANES", "default of --lanes"),
     ("ELFEN_POLICY", "default of --policy of `run` and `set`"),
     ("ELFEN_BUDGET", "default of --budget of `run` and `set`"),

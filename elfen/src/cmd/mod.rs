@@ -13,6 +13,7 @@ mod lanes;
 mod metrics;
 mod pause;
 mod policy_args;
+mod reference;
 mod run;
 mod set;
 mod status;
@@ -68,7 +69,7 @@ impl Command {
         match self {
             Self::Demo(args) => lab::demo(&args),
             Self::Doctor(args) => doctor::run(&args, out),
-            Self::Generate(args) => generate::run(&args, &Cli::command(), out),
+            Self::Generate(args) => generate::run(&args, &Cli::command(), reference::pages, out),
             Self::Lab(args) => lab::run(&args),
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Metrics(args) => metrics::run(&args, out),

@@ -26,6 +26,7 @@ use std::io::Write;
 use clap::CommandFactory;
 use elfen_console::command::Outcome;
 use elfen_console::generate;
+use elfen_console::reference::{Page, commands_page};
 
 /// The laboratory of Elfen: measures, simulates, plans and reports what `elfen run` does.
 ///
@@ -66,7 +67,7 @@ impl Cli {
             Command::Check(args) => check::run(&args, out),
             Command::Demo(args) => demo::run(&args, out),
             Command::Experiment(args) => experiment::run(&args, out),
-            Command::Generate(args) => generate::run(&args, &Self::command(), out),
+            Command::Generate(args) => generate::run(&args, &Self::command(), pages, out),
             Command::Inject(args) => inject::run(&args, out),
             Command::Ladder(args) => ladder::run(&args, out),
             Command::Plan(args) => plan::run(&args, out),
@@ -76,6 +77,13 @@ impl Cli {
             Command::Thesis(args) => thesis::run(&args, out),
         }
     }
+}
+
+/// The pages of docs/reference that belong to `elfen-lab`.
+fn pages(cli: &clap::Command) -> Vec<Page> {
+    let intro = "`elfen lab COMMAND` starts `elfen-lab COMMAND`, and `elfen demo` starts \
+                 `elfen-lab demo`.";
+    vec![("commands-lab.md", commands_page(cli, intro))]
 }
 
 #[cfg(test)]

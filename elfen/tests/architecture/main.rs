@@ -6,6 +6,7 @@
 //! ask.
 
 mod imports;
+mod links;
 mod prose;
 
 use std::collections::{BTreeMap, BTreeSet};

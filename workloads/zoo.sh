@@ -145,15 +145,17 @@ for kind in ("native", "jit"):
         continue
     names = " ".join(sums["name"] for sums in programs)
     print(f"\n{kind}, {len(programs)} programs ({names}), overlap in %:")
-    print("%-8s %-18s %-26s %-18s %s" % ("busy", "guard, median", "live checks, best", "median", "worst"))
+    form = "%-8s %-18s %-26s %-18s %s"
+    print(form % ("busy", "guard, median", "live checks, best", "median", "worst"))
     for turn in sorted({turn for sums in programs for turn in sums["live"]}, key=int):
         guards = [sums["guard"][turn] for sums in programs if turn in sums["guard"]]
-        lives = sorted((sums["live"][turn], sums["name"]) for sums in programs if turn in sums["live"])
+        lives = [(sums["live"][turn], sums["name"]) for sums in programs if turn in sums["live"]]
+        lives.sort()
         (best, first), (worst, last) = lives[0], lives[-1]
         middle = median(percent for percent, _ in lives)
         guard = "%.1f" % median(guards) if guards else "-"
-        print("%-8s %-18s %-26s %-18.2f %.2f (%s)" % (f"{int(turn) // 1000} us", guard,
-              f"{best:.2f} ({first})", middle, worst, last))
+        print(form % (f"{int(turn) // 1000} us", guard, f"{best:.2f} ({first})",
+                      f"{middle:.2f}", f"{worst:.2f} ({last})"))
     slow = [sums["slowdown"] for sums in programs if sums["slowdown"] is not None]
     if slow:
         print(f"slowdown: median {median(slow):.3f}, worst {max(slow):.3f}")

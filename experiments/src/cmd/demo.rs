@@ -254,7 +254,8 @@ impl DemoReport {
         let costs = self.rows.iter().any(|row| row.p99_cost.is_some());
         let core = if costs && !self.smt { " of an emulated core" } else { "" };
         let mut text = format!(
-            "search service, lanes {}{core}: {rps:.0} requests a second, {load:.0} % of capacity\n\n",
+            "search service, lanes {}{core}: {rps:.0} requests a second, {load:.0} % of \
+             capacity\n\n",
             self.lanes
         );
         // Shown if it says something of any scenario.
@@ -278,7 +279,8 @@ impl DemoReport {
         text += if compares {
             "p99 to alone: of the median of each request over all runs\n"
         } else {
-            "the p99 of runs cannot be compared here: it varies too much; a higher --runs may help\n"
+            "the p99 of runs cannot be compared here: it varies too much; \
+             a higher --runs may help\n"
         };
         text += "in brackets: 95 % intervals\n";
         self.remarks.iter().for_each(|remark| text += &format!("{remark}\n"));

@@ -34,7 +34,8 @@ fn packaged(file: &str) -> PathBuf {
 
 /// The text of the guide to Slurm that follows these words, up to the end of its block.
 fn guide_text(after: &str) -> String {
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs/guides/slurm.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let guide = root.join("docs/guides/slurm.md");
     let guide = fs::read_to_string(guide).unwrap();
     let (_, rest) = guide.split_once(after).unwrap();
     rest.split_once("```").unwrap().0.to_owned()

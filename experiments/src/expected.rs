@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn rows_of_an_emulated_core_are_foreseen() {
         let rows = measured("0:1", Some(1.5), 10_000.0, 0.0);
-        assert_eq!(of(&rows, Scenario::None), None, "it is what the others are held against");
+        assert_eq!(of(&rows, Scenario::None), None, "the others are compared with it");
         let unrestrained = of(&rows, Scenario::Unrestrained).unwrap();
         assert!((unrestrained.p99_ratio.median - 1.5).abs() < 0.01, "{unrestrained:?}");
         assert!((unrestrained.utilisation.median - 1.15).abs() < 0.01, "{unrestrained:?}");

@@ -31,7 +31,7 @@ fn assert_pages(command: &mut Command) -> Vec<String> {
     names
 }
 
-/// The fields of an object of a command in run-report.md: all, and those that it always has.
+/// The fields of an object of a command in run-report.md: all of them, and the required ones.
 fn listed_fields(command: &str) -> (BTreeSet<String>, BTreeSet<String>) {
     let page = fs::read_to_string(folder().join("run-report.md")).unwrap();
     let begin = format!("| `{command}` | ");
@@ -60,7 +60,7 @@ fn the_page_is_current() {
     assert_eq!(assert_pages(lab.args(["generate", "reference"])), ["commands-lab.md"]);
 }
 
-/// Goal: the fields of JSON objects are those that commands print. Method: commands that need no
+/// Goal: the fields of JSON objects are what commands print. Method: commands that need no
 /// machine of their own.
 #[test]
 fn json_has_the_listed_fields() {

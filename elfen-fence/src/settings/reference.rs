@@ -1,5 +1,5 @@
 //! The keys of elfend.toml: the source of the reference page and of the man page. A test compares
-//! the keys with those that the parser accepts.
+//! the keys with the keys of the parser.
 
 use elfen_console::reference::{GENERATED, Page, prose};
 

@@ -25,7 +25,7 @@ use elfen_console::failure::Failure;
 const AFTER: &str = "\
 A SIGNAL is one of: task (which task runs), function, tag, value, service:NAME.queue_len, \
 SYMBOL[+OFFSET][:TYPE], 0xADDRESS:TYPE, map:FILE+OFFSET:TYPE, jvm:COUNTER. TYPE is u8 to u64 or \
-i8 to i64. `elfen shim signals` lists those that a program has.
+i8 to i64. `elfen shim signals` lists the signals of a program.
 
 Examples:
   elfen shim -- lua5.4 script.lua           what is visible without privileges

@@ -264,7 +264,7 @@ mod tests {
     use super::super::Cli;
     use super::*;
 
-    /// The names of all visible commands, with the names of those that they belong to.
+    /// The names of all visible commands, with the names of their parents.
     fn commands(command: &Command, name: &str) -> Vec<(String, bool)> {
         let mut all = Vec::new();
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {

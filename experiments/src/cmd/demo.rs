@@ -339,7 +339,7 @@ mod tests {
         assert!(noisy.contains("in 2 of 3 runs"), "{noisy}");
     }
 
-    /// Goal: a column without any clear figure is left out, and the reader is told. Method: runs
+    /// Goal: a column without any clear figure is left out, with a remark. Method: runs
     /// whose comparison has a wide interval, and a narrow one.
     #[test]
     fn an_unclear_column_is_left_out() {

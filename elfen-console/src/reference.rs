@@ -247,8 +247,8 @@ fn wrapped(text: &str, indent: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: the text of a help is no markup, and its options and variables are code. Method: a
-    /// text of each kind.
+    /// Goal: the text of a help does not become markup, and its options and variables are code.
+    /// Method: a text of each kind.
     #[test]
     fn help_becomes_markdown() {
         assert_eq!(marked("use --lanes (or ELFEN_LANES)"), "use `--lanes` (or `ELFEN_LANES`)");

@@ -69,7 +69,7 @@ fn user_of_getent(name: &str) -> io::Result<Option<Account>> {
     let Some(line) = output(GETENT, &["passwd", name])? else { return Ok(None) };
     let words: Vec<&str> = line.split(':').collect();
     let [name, _, _, _, _, home, ..] = words.as_slice() else { return Err(unreadable(&line)) };
-    let groups = output(ID, &["-G", name])?.unwrap_or_default();
+    let groups = output(ID, &["-G", name])?.ok_or_else(|| unreadable(name))?;
     let groups = groups.split_whitespace().map(|word| word.parse().map(Gid::from_raw));
     let groups: Result<Vec<Gid>, _> = groups.collect();
     Ok(Some(Account {

@@ -1,57 +1,16 @@
 //! The generated pages in docs/reference are current. After an intended change,
 //! `SNAPSHOTS=overwrite cargo test --test reference` writes them.
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
-use snapbox::data::DataFormat;
-use snapbox::{Assert, Data};
+#[path = "../../elfen/tests/reference_fields/mod.rs"]
+mod reference_fields;
+#[path = "../../elfen/tests/reference_pages/mod.rs"]
+mod reference_pages;
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference")
-}
-
-/// Compares the pages that a command writes with those in the repository. Returns their names.
-fn assert_pages(command: &mut Command) -> Vec<String> {
-    let written = tempfile::tempdir().unwrap();
-    let output = command.arg(written.path()).output().expect("the command starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let entries = fs::read_dir(written.path()).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let names: Vec<String> = names.collect();
-    for name in &names {
-        let actual = fs::read_to_string(written.path().join(name)).unwrap();
-        let expected = Data::read_from(&folder().join(name), Some(DataFormat::Text));
-        let assert = Assert::new().action_env("SNAPSHOTS").normalize_paths(false);
-        assert.eq(Data::text(actual), expected);
-    }
-    names
-}
-
-/// The fields of an object of a command in run-report.md: all of them, and the required ones.
-fn listed_fields(command: &str) -> (BTreeSet<String>, BTreeSet<String>) {
-    let page = fs::read_to_string(folder().join("run-report.md")).unwrap();
-    let begin = format!("| `{command}` | ");
-    let row = page.lines().find_map(|line| line.strip_prefix(&begin)).expect(command);
-    let codes = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect();
-    let always: String =
-        row.split('[').map(|part| part.split_once(']').map_or(part, |p| p.1)).collect();
-    (codes(row), codes(&always))
-}
-
-/// Asserts that the output of a command has the fields of its row.
-fn assert_fields(command: &str, output: &[u8]) {
-    let object: Value = serde_json::from_slice(output).expect(command);
-    let mut found: BTreeSet<String> =
-        object.as_object().expect("an object").keys().cloned().collect();
-    assert!(found.remove("schema"), "{command}");
-    let (all, always) = listed_fields(command);
-    assert!(found.is_subset(&all), "{command}: not listed: {:?}", found.difference(&all));
-    assert!(always.is_subset(&found), "{command}: missing: {:?}", always.difference(&found));
-}
+use reference_fields::{assert_fields, listed_fields};
+use reference_pages::{assert_pages, folder};
 
 /// Goal: the page is that of this version. Method: write it into another folder.
 #[test]

@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// Goal: a fix that refers to another check names one. Such a check is no problem of its own
+    /// Goal: a fix that refers to another check names one. Such a check is not a problem of its own
     /// (`Verdict::is_problem`). Method: the word behind `see` in every fix.
     #[test]
     fn references_name_a_check() {

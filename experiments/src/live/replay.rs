@@ -11,8 +11,8 @@ use simulator::time::{nanoseconds, real};
 
 use crate::record::Served;
 
-/// Returns the p99 of these requests, divided by their p99 without what was added. `None` if there
-/// are no requests.
+/// Returns the p99 of these requests, divided by their p99 without what was added. `None` without
+/// requests.
 pub(crate) fn p99_ratio(served: &[Served], workers: usize) -> Option<f64> {
     let with = p99_ns(served, workers, |request| request.work_us + request.added_us)?;
     let without = p99_ns(served, workers, |request| request.work_us)?;

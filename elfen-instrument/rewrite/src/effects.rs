@@ -8,8 +8,8 @@ use iced_x86::{
 
 use crate::flow::Next;
 
-/// The flags that a comparison writes.
-const ARITHMETIC: u32 = RflagsBits::OF
+/// The flags that a comparison writes, as bits of [`RflagsBits`].
+pub const ARITHMETIC_FLAGS: u32 = RflagsBits::OF
     | RflagsBits::SF
     | RflagsBits::ZF
     | RflagsBits::AF
@@ -28,7 +28,7 @@ pub(crate) fn live_flags(code: &[Instruction], next: &[Next]) -> Vec<bool> {
         changed = false;
         for (index, instruction) in code.iter().enumerate().rev() {
             let after = after(&before, &next[index], index);
-            let now = reads(instruction) | (after & !writes(instruction));
+            let now = flags_read(instruction) | (after & !flags_written(instruction));
             changed |= std::mem::replace(&mut before[index], now) != now;
         }
     }
@@ -36,19 +36,22 @@ pub(crate) fn live_flags(code: &[Instruction], next: &[Next]) -> Vec<bool> {
 }
 
 fn after(before: &[u32], next: &Next, index: usize) -> u32 {
-    let unknown = if next.is_unknown || next.leaves { ARITHMETIC } else { 0 };
+    let unknown = if next.is_unknown || next.leaves { ARITHMETIC_FLAGS } else { 0 };
     next.indices(index, before.len()).fold(unknown, |flags, next| flags | before[next])
 }
 
-fn reads(instruction: &Instruction) -> u32 {
-    instruction.rflags_read() & ARITHMETIC
+/// The arithmetic flags that an instruction reads.
+pub fn flags_read(instruction: &Instruction) -> u32 {
+    instruction.rflags_read() & ARITHMETIC_FLAGS
 }
 
-fn writes(instruction: &Instruction) -> u32 {
+/// The arithmetic flags that an instruction certainly writes. A call writes all, by the calling
+/// convention.
+pub fn flags_written(instruction: &Instruction) -> u32 {
     match instruction.flow_control() {
-        FlowControl::Call | FlowControl::IndirectCall => ARITHMETIC,
+        FlowControl::Call | FlowControl::IndirectCall => ARITHMETIC_FLAGS,
         _ if may_leave_flags(instruction) => 0,
-        _ => instruction.rflags_modified() & ARITHMETIC,
+        _ => instruction.rflags_modified() & ARITHMETIC_FLAGS,
     }
 }
 

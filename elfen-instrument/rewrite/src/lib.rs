@@ -37,9 +37,10 @@ mod trampoline;
 
 pub use code::{Function, JUMP_BYTES, MAX_BYTES};
 pub use doorbell::{Doorbell, LaneDoorbell};
+pub use effects::{ARITHMETIC_FLAGS, flags_read, flags_written};
 pub use flow::DecodeError;
 pub use hotspot::HotSpot;
 pub use loops::Loop;
 pub use notice::{NOTICE_BYTES, notice, notice_sites};
 pub use patch_site::{PatchSite, Permitted, Tactic};
-pub use trampoline::{BLOCK_BYTES, CpuWords, Hooks, Patch, Words};
+pub use trampoline::{BLOCK_BYTES, Code, CpuWords, Hooks, Patch, Words};

@@ -58,31 +58,42 @@ pub struct Patch {
 }
 
 /// Code that grows at a known address.
-pub(crate) struct Code {
+#[derive(Debug)]
+pub struct Code {
     at: u64,
     bytes: Vec<u8>,
 }
 
 impl Code {
-    pub(crate) fn at(at: u64) -> Self {
+    pub fn at(at: u64) -> Self {
         Self { at, bytes: Vec::with_capacity(128) }
     }
 
-    pub(crate) fn patch(self) -> Patch {
+    pub fn patch(self) -> Patch {
         Patch { at: self.at, bytes: self.bytes }
     }
 
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    pub(crate) fn end(&self) -> Option<u64> {
+    pub fn length(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Removes what was appended after the code had this length.
+    pub fn truncate(&mut self, length: usize) {
+        self.bytes.truncate(length);
+    }
+
+    /// The address after the code.
+    pub fn end(&self) -> Option<u64> {
         self.at.checked_add(u64::try_from(self.bytes.len()).ok()?)
     }
 
     /// Appends an opcode, the distance from the end of the instruction to `to`, and the bytes in
     /// `rest`.
-    pub(crate) fn push_relative(&mut self, opcode: &[u8], to: u64, rest: &[u8]) -> Option<()> {
+    pub fn push_relative(&mut self, opcode: &[u8], to: u64, rest: &[u8]) -> Option<()> {
         self.push(opcode);
         let end = self.end()?.checked_add(4 + u64::try_from(rest.len()).ok()?)?;
         let distance = to.cast_signed().checked_sub(end.cast_signed())?;
@@ -92,13 +103,13 @@ impl Code {
     }
 
     /// Appends a jump whose distance is filled in later by [`Code::end_jump`].
-    pub(crate) fn push_forward_jump(&mut self, opcode: &[u8]) -> usize {
+    pub fn push_forward_jump(&mut self, opcode: &[u8]) -> usize {
         self.push(opcode);
         self.push(&[0; 4]);
         self.bytes.len()
     }
 
-    pub(crate) fn end_jump(&mut self, open: usize) -> Option<()> {
+    pub fn end_jump(&mut self, open: usize) -> Option<()> {
         let distance = i32::try_from(self.bytes.len() - open).ok()?;
         self.bytes.get_mut(open - 4..open)?.copy_from_slice(&distance.to_le_bytes());
         Some(())

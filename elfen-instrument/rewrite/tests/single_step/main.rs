@@ -3,14 +3,14 @@
 //! registers. It first runs the original instructions, then the jump, the check and the moved
 //! instructions. Registers, live flags, memory and faults must be equal.
 
+mod draw;
 mod object;
 mod puppet;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use iced_x86::{Decoder, DecoderOptions, Mnemonic, Register};
-
+use draw::{Draw, mapped, named};
 use elfen_entries::Frame;
 use elfen_rewrite::{BLOCK_BYTES, CpuWords, Function, Hooks, PatchSite, Permitted, Tactic, Words};
 use object::Object;
@@ -22,68 +22,12 @@ fn sites() -> usize {
     configured.map_or(3_000, |sites| sites.parse().expect("STEPPED_PLACES is a number"))
 }
 
-/// Pseudo-random numbers; each run draws the same sequence.
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next()).unwrap() % limit
-    }
-
-    /// The value for a register: a number, or the address of mapped memory.
-    fn word(&mut self) -> u64 {
-        let number = self.next();
-        match number & 3 {
-            0 => number >> 4 & 0xff,
-            1 => number,
-            _ => puppet::SCRATCH + (number >> 8) % (puppet::SCRATCH_BYTES / 2),
-        }
-    }
-}
-
 fn function(object: &Object, frame: &Frame) -> Option<Function> {
     let bytes = object.bytes(frame.start, frame.bytes)?;
     if frame.is_signal {
         return None;
     }
     Function::decode(bytes, frame.start, None).ok()
-}
-
-/// Where the C library keeps the words in which the kernel stores a thread's CPU.
-const KERNELS: std::ops::Range<u64> = 0x900..0x9c0;
-
-/// Addresses and sizes of the object's and the thread's memory that some code accesses. `None` if
-/// the result of the code differs from run to run.
-fn named(code: &[u8], at: u64, thread_pointer: u64) -> Option<Vec<(u64, usize)>> {
-    use Mnemonic::{Cpuid, Lea, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp};
-    let mut named = Vec::new();
-    for instruction in Decoder::with_ip(64, code, at, DecoderOptions::NONE) {
-        let address = match instruction.segment_prefix() {
-            _ if instruction.mnemonic() == Lea => None,
-            Register::FS => Some(thread_pointer.wrapping_add(instruction.memory_displacement64())),
-            _ if instruction.is_ip_rel_memory_operand() => {
-                Some(instruction.ip_rel_memory_address())
-            }
-            _ => None,
-        };
-        let changes =
-            [Cpuid, Rdpid, Rdpmc, Rdrand, Rdseed, Rdtsc, Rdtscp].contains(&instruction.mnemonic());
-        let displacement = instruction.memory_displacement64();
-        let is_kernels =
-            instruction.segment_prefix() == Register::FS && KERNELS.contains(&displacement);
-        if changes || is_kernels {
-            return None;
-        }
-        named.extend(address.map(|address| (address, instruction.memory_size().size())));
-    }
-    Some(named)
 }
 
 /// The three kinds of words that checks test.
@@ -231,13 +175,6 @@ fn test_object(path: &Path, seed: u64) {
     println!("{}: seed {seed}, {tested:?} sites by tactic, {rounds} loops", path.display());
     assert!(tested.iter().all(|&count| count > 20), "{tested:?}");
     assert!(rounds > 20, "{rounds} loops");
-}
-
-/// The file of an object of this process, by a part of its name.
-fn mapped(part: &str) -> PathBuf {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
-    path.into_iter().find(|path| path.contains(part)).unwrap().into()
 }
 
 #[test]

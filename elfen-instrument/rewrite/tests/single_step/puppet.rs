@@ -1,5 +1,7 @@
 //! A traced child process that executes given code from given registers.
 
+#![allow(dead_code, reason = "two tests share this file, and each uses a part")]
+
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -33,7 +35,12 @@ impl Near {
     }
 
     fn bytes() -> u64 {
-        2 * PAGE + cpus() * BLOCK_BYTES
+        2 * PAGE + cpus() * BLOCK_BYTES + SPACE_BYTES
+    }
+
+    /// Further memory, of [`SPACE_BYTES`] bytes.
+    pub(super) fn space(self) -> u64 {
+        self.words + cpus() * BLOCK_BYTES
     }
 }
 
@@ -43,6 +50,7 @@ pub(super) fn cpus() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }).unwrap()
 }
 
+pub(super) const SPACE_BYTES: u64 = 1 << 24;
 /// More steps than a site, its check and its moved instructions take.
 const MOST_STEPS: usize = 60;
 /// Enough for loops that end soon or come round a few times.
@@ -70,10 +78,10 @@ pub(super) struct Puppet {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Outcome {
     /// The signal that ended the run, if a step faulted.
-    fault: Option<i32>,
-    registers: [u64; 16],
-    rip: u64,
-    flags: u64,
+    pub(super) fault: Option<i32>,
+    pub(super) registers: [u64; 16],
+    pub(super) rip: u64,
+    pub(super) flags: u64,
     /// Hash of the scratch memory, the memory that the code accesses, and the vector registers.
     memory: u64,
 }
@@ -251,6 +259,21 @@ impl Puppet {
         check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.child, 0, data) }, "SETREGS");
     }
 
+    /// Fills the stack with copies of a word, such as a return address, and clears the memory
+    /// around that address.
+    pub(super) fn fill_stack(&mut self, word: u64) {
+        let words = usize::try_from(STACK_BYTES / 8).unwrap();
+        self.write(STACK, &word.to_le_bytes().repeat(words));
+        self.write(word - PAGE / 2, &[0; 4096]);
+    }
+
+    pub(super) fn set_gs_base(&mut self, gs_base: u64) {
+        let all = libc::user_regs_struct { gs_base, ..self.registers() };
+        let data = &raw const all;
+        // SAFETY: the child is stopped, and `all` is a local variable.
+        check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.child, 0, data) }, "SETREGS");
+    }
+
     /// The thread pointer of the child.
     pub(super) fn thread_pointer(&self) -> u64 {
         self.registers().fs_base
@@ -289,10 +312,25 @@ impl Puppet {
         arena: Option<&Range<u64>>,
         named: &[(u64, usize)],
     ) -> (Outcome, bool) {
-        let inside =
-            |rip: u64| range.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
-        let mut fault = None;
         let mut rounds = 0;
+        let inside = |rip: u64| {
+            // The site counts by its first address, so a jump back to it ends a round.
+            rounds += usize::from(rip == site);
+            let inside = range.contains(&rip) || arena.is_some_and(|arena| arena.contains(&rip));
+            inside && rounds < times
+        };
+        self.run_while(inside, steps, named)
+    }
+
+    /// Steps while the child is inside. Returns the outcome, and whether the run ended within
+    /// `steps`.
+    pub(super) fn run_while(
+        &mut self,
+        mut inside: impl FnMut(u64) -> bool,
+        steps: usize,
+        named: &[(u64, usize)],
+    ) -> (Outcome, bool) {
+        let mut fault = None;
         let mut is_over = false;
         for _ in 0..steps {
             // SAFETY: the child is stopped; takes numbers.
@@ -302,9 +340,7 @@ impl Puppet {
             assert!(libc::WIFSTOPPED(status), "the child ended: {status:x}");
             let signal = libc::WSTOPSIG(status);
             let rip = self.registers().rip;
-            // The site counts by its first address, so a jump back to it ends a round.
-            rounds += usize::from(rip == site);
-            if signal != libc::SIGTRAP || !inside(rip) || rounds == times {
+            if signal != libc::SIGTRAP || !inside(rip) {
                 fault = (signal != libc::SIGTRAP).then_some(signal);
                 is_over = true;
                 break;

@@ -1,0 +1,686 @@
+//! The code cache of one address space: which blocks it holds, and how they are linked.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use elfen_rewrite::Code;
+
+use crate::assembly::{INT3, push_link};
+use crate::block::{Block, Exit, Indirect, Source, flags_are_dead};
+use crate::emit::{Counter, Emission, Emitted, Point, PointKind};
+use crate::layout::COUNTERS_MAX;
+use crate::lookup::{Routine, TABLE_BYTES, Table, push_routine};
+use crate::site::{
+    Bits, CHAIN_MAX, CHAINS, ChainTable, Site, SiteTarget, TARGETS_MAX, push_chain, push_choice,
+    push_search, push_target,
+};
+
+/// Displacements reach 2 GiB; the rest is for the object and the cache themselves.
+const REACH: u64 = (1 << 31) - (1 << 28);
+/// Room that a block and its links certainly do not exceed.
+const ROOM: u64 = 1 << 16;
+/// A block that is overwritten by a jump to a trap.
+const BLOCK_BYTES_MIN: u64 = 5;
+const NOP: u8 = 0x90;
+
+/// The memory of the cache, as the host writes it.
+pub trait CodeMemory {
+    /// Writes bytes that lie in a [`Cluster`] or in the table. An aligned write of 4 or 8 bytes is
+    /// one store: threads may execute that code.
+    fn write(&mut self, at: u64, bytes: &[u8]);
+}
+
+/// Two ranges of memory for code, within 2 GiB of some objects.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cluster {
+    pub hot: Range<u64>,
+    pub cold: Range<u64>,
+}
+
+/// Index of a block.
+pub type BlockId = u32;
+
+/// Why there is no code for an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// There is no code of a file.
+    NoCode,
+    /// The instruction cannot be moved: the host lets the thread execute it where it is.
+    Native,
+    /// No cluster is within reach of this address.
+    OutOfReach,
+    /// The cluster, the table or the counters are used up.
+    Full,
+}
+
+/// A trap that a thread of the program ran into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trap {
+    /// It is about to enter this block, which is not translated.
+    Enter { target: u64 },
+    /// A computed branch: `%rcx` holds the target, `%rdx` the site. Both have been saved.
+    Unknown,
+    /// The log is full. The thread can go on behind the trap.
+    LogFull,
+    /// A system call that the host must know of, at this address of the program.
+    HostCall { at: u64, block: BlockId },
+}
+
+/// The state of a thread in the program, at an instruction boundary in the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Original {
+    pub at: u64,
+    pub block: BlockId,
+    /// `%rcx` is in the thread's words.
+    pub rcx_saved: bool,
+    /// The thread is in a system call, or has just left it.
+    pub in_call: bool,
+}
+
+/// What a counter counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counted {
+    /// The block goes to the target of its direct branch.
+    Direct { block: BlockId },
+    /// A computed branch of the block goes to `target`.
+    Computed { block: BlockId, target: u64 },
+}
+
+/// A block in the cache.
+#[derive(Clone, Debug)]
+pub struct Translated {
+    pub start: u64,
+    pub end: u64,
+    pub object: u32,
+    pub exit: Exit,
+    pub instructions: u32,
+    /// Addresses of its instructions, as distances from its start.
+    pub offsets: Vec<u16>,
+    /// Its code is gone from the program.
+    pub is_retired: bool,
+    /// Its direct branch has a counter.
+    is_counted: bool,
+    /// Its counter changes flags that nothing reads.
+    pub changes_flags: bool,
+    code: u64,
+    points: Vec<Point>,
+}
+
+/// The code cache of one address space.
+#[derive(Debug)]
+pub struct Cache {
+    neighbourhood: usize,
+    clusters: Vec<Area>,
+    table: Table,
+    blocks: Vec<Translated>,
+    by_start: HashMap<u64, BlockId>,
+    sites: Vec<Site>,
+    counters: Vec<Counted>,
+    traps: HashMap<u64, Trap>,
+    /// The trap for each block that is not translated, per cluster.
+    exits: HashMap<(usize, u64), u64>,
+    /// Jumps to these blocks that go to a trap.
+    pending: HashMap<u64, Vec<u64>>,
+    /// Where calls return to: they are entered by computed branches.
+    returns: HashSet<u64>,
+}
+
+#[derive(Debug)]
+struct Area {
+    cluster: Cluster,
+    hot_at: u64,
+    cold_at: u64,
+    routine: Option<Routine>,
+    /// The blocks by their address in the hot part.
+    blocks: Vec<(u64, BlockId)>,
+}
+
+impl Cache {
+    /// A cache whose table of [`Cache::TABLE_BYTES`] bytes lies at an address of the program. It
+    /// translates up to `neighbourhood` blocks at a time.
+    pub fn new(table: u64, neighbourhood: usize) -> Self {
+        Self {
+            neighbourhood,
+            clusters: Vec::new(),
+            table: Table::new(table),
+            blocks: Vec::new(),
+            by_start: HashMap::new(),
+            sites: Vec::new(),
+            counters: Vec::new(),
+            traps: HashMap::new(),
+            exits: HashMap::new(),
+            pending: HashMap::new(),
+            returns: HashSet::new(),
+        }
+    }
+
+    pub const TABLE_BYTES: u64 = TABLE_BYTES;
+
+    /// Adds memory for code, for objects near it. `table` is the address of the table.
+    pub fn add_cluster(
+        &mut self,
+        cluster: Cluster,
+        table: u64,
+        memory: &mut impl CodeMemory,
+    ) -> Option<()> {
+        let mut cold = Code::at(cluster.cold.start);
+        let routine = push_routine(&mut cold, table)?;
+        self.traps.insert(routine.missed, Trap::Unknown);
+        self.traps.insert(routine.full, Trap::LogFull);
+        let cold_at = cold.end()?;
+        write(memory, cold);
+        let (hot_at, routine) = (cluster.hot.start, Some(routine));
+        self.clusters.push(Area { cluster, hot_at, cold_at, routine, blocks: Vec::new() });
+        Some(())
+    }
+
+    /// The blocks, by their ids.
+    pub fn blocks(&self) -> &[Translated] {
+        &self.blocks
+    }
+
+    /// What each counter counts.
+    pub fn counters(&self) -> &[Counted] {
+        &self.counters
+    }
+
+    /// Whether the direct branch of a block has a counter.
+    pub(crate) fn is_counted(&self, block: BlockId) -> bool {
+        let found = usize::try_from(block).ok().and_then(|block| self.blocks.get(block));
+        found.is_some_and(|one| one.is_counted)
+    }
+
+    /// The block of a site, by the number that the log holds.
+    pub fn block_of_site(&self, site: u64) -> Option<BlockId> {
+        Some(self.sites.get(usize::try_from(site).ok()?)?.block)
+    }
+
+    pub fn trap(&self, at: u64) -> Option<Trap> {
+        self.traps.get(&at).copied()
+    }
+
+    /// Whether an address lies in the cache.
+    pub fn holds(&self, at: u64) -> bool {
+        self.clusters
+            .iter()
+            .any(|area| area.cluster.hot.contains(&at) || area.cluster.cold.contains(&at))
+    }
+
+    /// The state in the program of a thread that is stopped at an address of the cache. `None` if
+    /// it is between two instructions of the program: a few steps further it is not.
+    pub fn original(&self, at: u64) -> Option<Original> {
+        let area = self.clusters.iter().find(|area| area.cluster.hot.contains(&at))?;
+        let after = area.blocks.partition_point(|&(start, _)| start <= at);
+        let &(start, block) = area.blocks.get(after.checked_sub(1)?)?;
+        let found = self.blocks.get(usize::try_from(block).ok()?)?;
+        let code = u32::try_from(at.checked_sub(start)?).ok()?;
+        // A jump without code and the block after it have the same address: the later one counts.
+        let point = found.points.iter().rev().find(|point| point.code == code)?;
+        Some(Original {
+            at: found.start.checked_add(point.original.into())?,
+            block,
+            rcx_saved: point.kind == PointKind::RcxSaved,
+            in_call: point.kind == PointKind::InCall,
+        })
+    }
+
+    /// The address in the cache of the block at `start`, if it is translated.
+    pub fn entry(&self, start: u64) -> Option<u64> {
+        self.by_start.get(&start).map(|&block| self.code_of(block))
+    }
+
+    /// The block that begins at `start`, if it is translated.
+    pub fn block_at(&self, start: u64) -> Option<BlockId> {
+        self.by_start.get(&start).copied()
+    }
+
+    fn code_of(&self, block: BlockId) -> u64 {
+        usize::try_from(block)
+            .ok()
+            .and_then(|block| self.blocks.get(block))
+            .map_or(0, |one| one.code)
+    }
+
+    /// Translates the block at `start` and those that direct branches lead to. Returns its address
+    /// in the cache.
+    pub fn translate(
+        &mut self,
+        start: u64,
+        source: &mut impl Source,
+        memory: &mut impl CodeMemory,
+    ) -> Result<u64, Stop> {
+        if let Some(code) = self.entry(start) {
+            return Ok(code);
+        }
+        let number = self.cluster_for(start).ok_or(Stop::OutOfReach)?;
+        let area = self.clusters.get(number).ok_or(Stop::OutOfReach)?;
+        let emission = Emission { hot: Code::at(area.hot_at), cold: Code::at(area.cold_at) };
+        let mut run = Run::new(number, emission, start, self.neighbourhood);
+        while let Some(at) = run.open.pop() {
+            self.translate_along(at, &mut run, source);
+            if let Some(stop) = run.stop {
+                if self.entry(start).is_none() {
+                    return Err(stop);
+                }
+                break;
+            }
+        }
+        self.finish(run, memory).ok_or(Stop::Full)?;
+        self.entry(start).ok_or(Stop::Native)
+    }
+
+    fn cluster_for(&self, at: u64) -> Option<usize> {
+        self.clusters.iter().position(|area| {
+            let Cluster { hot, cold } = &area.cluster;
+            let (low, high) = (hot.start.min(cold.start), hot.end.max(cold.end));
+            high.saturating_sub(at) < REACH && at.saturating_sub(low) < REACH
+        })
+    }
+
+    /// Translates blocks in the order in which they run if no branch is taken.
+    fn translate_along(&mut self, at: u64, run: &mut Run, source: &mut impl Source) {
+        let mut at = at;
+        let mut is_fall = false;
+        loop {
+            let is_known = self.by_start.contains_key(&at);
+            if is_known && !is_fall {
+                return;
+            }
+            let block = match Block::decode(source, at) {
+                _ if is_known || run.left == 0 => None,
+                Some(block) if block.instructions() > 0 => {
+                    self.emit(&block, run, source).map(|()| block)
+                }
+                Some(_) => {
+                    run.refuse(Stop::Native, is_fall);
+                    None
+                }
+                None => {
+                    run.refuse(Stop::NoCode, is_fall);
+                    None
+                }
+            };
+            let Some(block) = block else {
+                if is_fall && run.link_to(at).is_none() {
+                    run.stop = Some(Stop::Full);
+                }
+                return;
+            };
+            run.left -= 1;
+            is_fall = true;
+            at = match block.exit {
+                Exit::Falls | Exit::Syscall | Exit::Native => block.end,
+                Exit::Jump { to } => to,
+                Exit::Branch { to } => {
+                    run.open.push(to);
+                    block.end
+                }
+                Exit::Call { to } => {
+                    run.open.push(block.end);
+                    self.returns.insert(block.end);
+                    to
+                }
+                Exit::Indirect(kind) => {
+                    if kind == Indirect::Call {
+                        run.open.push(block.end);
+                        self.returns.insert(block.end);
+                    }
+                    return;
+                }
+            };
+            // Only what is in reach of this cluster follows.
+            if self.cluster_for(at) != Some(run.cluster) {
+                if run.link_to(at).is_none() {
+                    run.stop = Some(Stop::Full);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Appends one block. `None` if the run is over, or the block cannot be emitted.
+    fn emit(&mut self, block: &Block, run: &mut Run, source: &mut impl Source) -> Option<()> {
+        let area = self.clusters.get(run.cluster)?;
+        let hot_left = area.cluster.hot.end.checked_sub(run.emission.hot.end()?)?;
+        let cold_left = area.cluster.cold.end.checked_sub(run.emission.cold.end()?)?;
+        let id = BlockId::try_from(self.blocks.len()).ok()?;
+        let counters_full = i32::try_from(self.counters.len()).ok()? >= COUNTERS_MAX - 1;
+        if hot_left < ROOM || cold_left < ROOM || counters_full {
+            run.stop = Some(Stop::Full);
+            return None;
+        }
+        let branch_at = block.last()?.ip();
+        // The counts of jumps and calls that go forward follow from others: see `counts`.
+        let counted = match block.exit {
+            Exit::Jump { to } | Exit::Call { to } if to <= branch_at => Some(to),
+            Exit::Branch { to } => Some(to),
+            _ => None,
+        };
+        let counter = counted.map_or(Counter::default(), |to| Counter {
+            number: u32::try_from(self.counters.len()).ok(),
+            flags_are_dead: flags_are_dead(source, to),
+        });
+        let start = run.emission.hot.end()?;
+        let before = [run.emission.hot.length(), run.emission.cold.length()];
+        let Some(emitted) = run.emission.push_block(block, counter) else {
+            // Something is out of reach: the host lets the thread execute the block where it is.
+            run.emission.hot.truncate(before[0]);
+            run.emission.cold.truncate(before[1]);
+            run.refuse(Stop::Native, false);
+            return None;
+        };
+        if counter.number.is_some() {
+            self.counters.push(Counted::Direct { block: id });
+        }
+        let end = run.emission.hot.end()?;
+        for _ in end..start + BLOCK_BYTES_MIN {
+            run.emission.hot.push(&[NOP]);
+        }
+        self.record(block, id, counter, start, emitted, run)
+    }
+
+    fn record(
+        &mut self,
+        block: &Block,
+        id: BlockId,
+        counter: Counter,
+        code: u64,
+        emitted: Emitted,
+        run: &mut Run,
+    ) -> Option<()> {
+        if let Some(jump) = emitted.site {
+            let site = u32::try_from(self.sites.len()).ok()?;
+            let lookup = self.clusters.get(run.cluster)?.routine.as_ref()?.entry;
+            let search = push_search(&mut run.emission.cold, site, lookup)?;
+            run.sites.push((jump, search));
+            self.sites.push(Site {
+                block: id,
+                jump,
+                head: search,
+                targets: Vec::new(),
+                table: None,
+            });
+        }
+        if let (Some(trap), Some(last)) = (emitted.host_call, block.last()) {
+            self.traps.insert(trap, Trap::HostCall { at: last.ip(), block: id });
+        }
+        run.links.extend(emitted.links);
+        let offsets =
+            block.code.iter().filter_map(|one| u16::try_from(one.ip() - block.start).ok());
+        self.blocks.push(Translated {
+            start: block.start,
+            end: block.end,
+            object: block.object,
+            exit: block.exit,
+            instructions: u32::try_from(block.instructions()).ok()?,
+            offsets: offsets.collect(),
+            is_retired: false,
+            is_counted: counter.number.is_some(),
+            changes_flags: counter.number.is_some() && counter.flags_are_dead,
+            code,
+            points: emitted.points,
+        });
+        self.by_start.insert(block.start, id);
+        self.clusters.get_mut(run.cluster)?.blocks.push((code, id));
+        run.blocks.push(id);
+        Some(())
+    }
+
+    /// Writes what a run has appended, and links it.
+    fn finish(&mut self, mut run: Run, memory: &mut impl CodeMemory) -> Option<()> {
+        // Traps first: they are appended to the cold part.
+        let mut patches = Vec::new();
+        for (distance_at, target) in std::mem::take(&mut run.links) {
+            let to = match self.entry(target) {
+                Some(code) => self.near(code, distance_at, &mut run.emission.cold)?,
+                None => {
+                    self.pending.entry(target).or_default().push(distance_at);
+                    self.exit(run.cluster, target, &mut run.emission.cold)?
+                }
+            };
+            patches.push((distance_at, to));
+        }
+        patches.extend(std::mem::take(&mut run.sites));
+        let area = self.clusters.get_mut(run.cluster)?;
+        area.hot_at = run.emission.hot.end()?;
+        area.cold_at = run.emission.cold.end()?;
+        write(memory, run.emission.cold);
+        write(memory, run.emission.hot);
+        for (distance_at, to) in patches {
+            write_distance(memory, distance_at, to)?;
+        }
+        for block in run.blocks {
+            let one = self.blocks.get(usize::try_from(block).ok()?)?;
+            let (start, code) = (one.start, one.code);
+            if self.returns.contains(&start) {
+                self.enter_table(start, memory)?;
+            }
+            for distance_at in self.pending.remove(&start).unwrap_or_default() {
+                self.patch(distance_at, code, memory)?;
+            }
+        }
+        Some(())
+    }
+
+    /// Points a jump of any cluster to an address of any cluster.
+    fn patch(&mut self, distance_at: u64, to: u64, memory: &mut impl CodeMemory) -> Option<()> {
+        let number = self.clusters.iter().position(|area| {
+            area.cluster.hot.contains(&distance_at) || area.cluster.cold.contains(&distance_at)
+        })?;
+        let mut cold = Code::at(self.clusters.get(number)?.cold_at);
+        let to = self.near(to, distance_at, &mut cold)?;
+        self.clusters.get_mut(number)?.cold_at = cold.end()?;
+        write(memory, cold);
+        write_distance(memory, distance_at, to)
+    }
+
+    /// An address within reach of a jump that leads to `to`.
+    fn near(&self, to: u64, distance_at: u64, cold: &mut Code) -> Option<u64> {
+        if i32::try_from(to.cast_signed().checked_sub(distance_at.cast_signed())? - 4).is_ok() {
+            return Some(to);
+        }
+        // jmp *0(%rip); the address
+        let at = cold.end()?;
+        cold.push(&[0xff, 0x25, 0, 0, 0, 0]);
+        cold.push(&to.to_le_bytes());
+        Some(at)
+    }
+
+    /// The trap for a block that is not translated.
+    fn exit(&mut self, cluster: usize, target: u64, cold: &mut Code) -> Option<u64> {
+        if let Some(&trap) = self.exits.get(&(cluster, target)) {
+            return Some(trap);
+        }
+        let trap = cold.end()?;
+        cold.push(&[INT3]);
+        self.exits.insert((cluster, target), trap);
+        self.traps.insert(trap, Trap::Enter { target });
+        Some(trap)
+    }
+
+    /// Where the table has its entry for a block that begins at `start`, if it has one.
+    pub fn table_entry(&self, start: u64) -> Option<u64> {
+        self.table.find(start)
+    }
+
+    /// Makes a translated block known to computed branches.
+    pub fn enter_table(&mut self, start: u64, memory: &mut impl CodeMemory) -> Option<()> {
+        let code = self.entry(start)?;
+        let entry = self.table.entry(start)?;
+        // The routine reads the key first.
+        memory.write(entry + 8, &code.to_le_bytes());
+        memory.write(entry, &start.to_le_bytes());
+        Some(())
+    }
+
+    /// Gives a computed branch code of its own for a target that it often goes to. The target must
+    /// be translated. Returns whether it did.
+    pub fn promote(&mut self, site: u64, target: u64, memory: &mut impl CodeMemory) -> bool {
+        self.try_promote(site, target, memory).is_some()
+    }
+
+    fn try_promote(&mut self, site: u64, target: u64, memory: &mut impl CodeMemory) -> Option<()> {
+        let index = usize::try_from(site).ok()?;
+        let one = self.sites.get(index)?;
+        let is_known = one.targets.iter().any(|known| known.target == target);
+        let counters_full = i32::try_from(self.counters.len()).ok()? >= COUNTERS_MAX - 1;
+        if is_known || one.targets.len() == TARGETS_MAX || counters_full {
+            return None;
+        }
+        let code = self.entry(target)?;
+        let number = self.cluster_of(one.jump)?;
+        let area = self.clusters.get(number)?;
+        if area.cluster.cold.end.checked_sub(area.cold_at)? < ROOM {
+            return None;
+        }
+        if one.targets.len() == CHAIN_MAX {
+            self.make_table(index, number, memory)?;
+        }
+        let one = self.sites.get(index)?;
+        let counter = u32::try_from(self.counters.len()).ok()?;
+        let new = SiteTarget { target, counter };
+        let chain = one.table.as_ref().map(|table| (table.bits.chain(target), table.at));
+        let next = match (&one.table, chain) {
+            (Some(table), Some((chain, _))) => *table.heads.get(chain)?,
+            _ => one.head,
+        };
+        let (jump, block) = (one.jump, one.block);
+        let mut cold = Code::at(self.clusters.get(number)?.cold_at);
+        let (head, distance_at) = push_target(&mut cold, new, next)?;
+        let entry = match chain {
+            Some(_) => push_chain(&mut cold, head)?,
+            None => head,
+        };
+        let to = self.near(code, distance_at, &mut cold)?;
+        self.clusters.get_mut(number)?.cold_at = cold.end()?;
+        write(memory, cold);
+        write_distance(memory, distance_at, to)?;
+        self.counters.push(Counted::Computed { block, target });
+        let one = self.sites.get_mut(index)?;
+        one.targets.push(new);
+        match (&mut one.table, chain) {
+            (Some(table), Some((chain, at))) => {
+                *table.heads.get_mut(chain)? = head;
+                memory.write(at + 8 * u64::try_from(chain).ok()?, &entry.to_le_bytes());
+            }
+            _ => {
+                one.head = head;
+                write_distance(memory, jump, head)?;
+            }
+        }
+        Some(())
+    }
+
+    /// Replaces a long chain by a table of chains.
+    fn make_table(
+        &mut self,
+        index: usize,
+        cluster: usize,
+        memory: &mut impl CodeMemory,
+    ) -> Option<()> {
+        let site = self.sites.get(index)?;
+        let bits = Bits::of(&site.targets);
+        let mut cold = Code::at(self.clusters.get(cluster)?.cold_at);
+        let padding = cold.end()?.wrapping_neg() % 64;
+        cold.push(&vec![INT3; usize::try_from(padding).ok()?]);
+        let at = cold.end()?;
+        // The chain so far knows the targets so far, so each chain ends with it.
+        let empty = at.checked_add(8 * u64::try_from(CHAINS).ok()?)?;
+        for _ in 0..CHAINS {
+            cold.push(&empty.to_le_bytes());
+        }
+        push_chain(&mut cold, site.head)?;
+        let choice = push_choice(&mut cold, at, bits)?;
+        self.clusters.get_mut(cluster)?.cold_at = cold.end()?;
+        write(memory, cold);
+        let site = self.sites.get_mut(index)?;
+        site.table = Some(ChainTable { at, bits, heads: vec![site.head; CHAINS] });
+        write_distance(memory, site.jump, choice)
+    }
+
+    fn cluster_of(&self, at: u64) -> Option<usize> {
+        self.clusters
+            .iter()
+            .position(|area| area.cluster.hot.contains(&at) || area.cluster.cold.contains(&at))
+    }
+
+    /// Removes the blocks in a range of the program, whose code is gone. Threads that go there
+    /// trap.
+    pub fn retire(&mut self, range: &Range<u64>, memory: &mut impl CodeMemory) -> Option<()> {
+        let gone: Vec<BlockId> = self
+            .by_start
+            .iter()
+            .filter(|&(_, &block)| {
+                usize::try_from(block)
+                    .ok()
+                    .and_then(|block| self.blocks.get(block))
+                    .is_some_and(|one| one.start < range.end && range.start < one.end)
+            })
+            .map(|(_, &block)| block)
+            .collect();
+        for block in gone {
+            let one = self.blocks.get_mut(usize::try_from(block).ok()?)?;
+            one.is_retired = true;
+            let (start, code) = (one.start, one.code);
+            self.by_start.remove(&start);
+            let number = self.cluster_of(code)?;
+            let mut cold = Code::at(self.clusters.get(number)?.cold_at);
+            let trap = self.exit(number, start, &mut cold)?;
+            self.clusters.get_mut(number)?.cold_at = cold.end()?;
+            write(memory, cold);
+            let mut jump = Code::at(code);
+            jump.push_relative(&[0xe9], trap, &[])?;
+            write(memory, jump);
+            // If new code comes to this address, old jumps lead there.
+            self.pending.entry(start).or_default().push(code + 1);
+        }
+        Some(())
+    }
+}
+
+/// One call of [`Cache::translate`].
+#[derive(Debug)]
+struct Run {
+    cluster: usize,
+    emission: Emission,
+    open: Vec<u64>,
+    links: Vec<(u64, u64)>,
+    sites: Vec<(u64, u64)>,
+    blocks: Vec<BlockId>,
+    left: usize,
+    stop: Option<Stop>,
+}
+
+impl Run {
+    fn new(cluster: usize, emission: Emission, start: u64, left: usize) -> Self {
+        let (links, sites, blocks) = (Vec::new(), Vec::new(), Vec::new());
+        Self { cluster, emission, open: vec![start], links, sites, blocks, left, stop: None }
+    }
+
+    /// Appends a jump to a block.
+    fn link_to(&mut self, target: u64) -> Option<()> {
+        let distance_at = push_link(&mut self.emission.hot)?;
+        self.links.push((distance_at, target));
+        Some(())
+    }
+
+    /// Notes that a block has no code. Only the first block of a run must have some.
+    fn refuse(&mut self, stop: Stop, is_fall: bool) {
+        if self.blocks.is_empty() && !is_fall {
+            self.stop = Some(stop);
+        }
+    }
+}
+
+fn write(memory: &mut impl CodeMemory, code: Code) {
+    let patch = code.patch();
+    if !patch.bytes.is_empty() {
+        memory.write(patch.at, &patch.bytes);
+    }
+}
+
+fn write_distance(memory: &mut impl CodeMemory, distance_at: u64, to: u64) -> Option<()> {
+    let distance = to.cast_signed().checked_sub(distance_at.cast_signed())?.checked_sub(4)?;
+    memory.write(distance_at, &i32::try_from(distance).ok()?.to_le_bytes());
+    Some(())
+}

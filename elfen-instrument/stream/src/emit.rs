@@ -1,0 +1,314 @@
+//! The machine code of a block in the cache.
+
+use iced_x86::{
+    Code as Opcode, ConditionCode, Decoder, DecoderOptions, Encoder, Instruction, OpKind, Register,
+};
+
+use elfen_rewrite::Code;
+
+use crate::assembly::{Gs, INT3, Word, push_count, push_link, push_restore_flags, push_save_flags};
+use crate::block::{Block, Exit, Indirect};
+use crate::layout::{CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, SAVED_RAX, SAVED_RCX, SAVED_RDX};
+
+/// The two parts of the cache that code is appended to, and what was noted on the way.
+#[derive(Debug)]
+pub(crate) struct Emission {
+    /// Code that runs often.
+    pub(crate) hot: Code,
+    /// Code beside it: counters of branches that are taken, exits, constants.
+    pub(crate) cold: Code,
+}
+
+/// A point of the hot code at which the registers are those of the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Point {
+    /// Distance from the start of the block in the cache.
+    pub(crate) code: u32,
+    /// Distance from the start of the block in the program.
+    pub(crate) original: u32,
+    pub(crate) kind: PointKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PointKind {
+    Plain,
+    /// `%rcx` is in the thread's words.
+    RcxSaved,
+    /// The thread is in a system call, or has just left it. `%rcx` is that of the kernel.
+    InCall,
+}
+
+/// What a block refers to once it is emitted.
+#[derive(Debug, Default)]
+pub(crate) struct Emitted {
+    pub(crate) points: Vec<Point>,
+    /// Addresses of distances of jumps, and the blocks of the program that they go to.
+    pub(crate) links: Vec<(u64, u64)>,
+    /// The distance of the jump that a computed branch ends with.
+    pub(crate) site: Option<u64>,
+    /// The trap in front of a system call that needs the host.
+    pub(crate) host_call: Option<u64>,
+}
+
+/// Counters of the edges of a block; `None` where the count follows from others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counter {
+    pub(crate) number: Option<u32>,
+    pub(crate) flags_are_dead: bool,
+}
+
+impl Emission {
+    /// Appends a block without the way to its end: where it goes on there, the caller appends the
+    /// next block or a jump. `None` if something is out of reach.
+    pub(crate) fn push_block(&mut self, block: &Block, counter: Counter) -> Option<Emitted> {
+        let start = self.hot.end()?;
+        let mut emitted = Emitted::default();
+        let (body, last) = match block.exit {
+            Exit::Falls | Exit::Native => (&block.code[..], None),
+            _ => {
+                let (last, body) = block.code.split_last()?;
+                (body, Some(last))
+            }
+        };
+        for instruction in body {
+            self.push_point(&mut emitted, block, start, instruction.ip(), PointKind::Plain)?;
+            self.push_copy(block, instruction)?;
+        }
+        if let Some(last) = last {
+            self.push_point(&mut emitted, block, start, last.ip(), PointKind::Plain)?;
+            self.push_exit(&mut emitted, block, start, last, counter)?;
+        }
+        Some(emitted)
+    }
+
+    fn push_point(
+        &mut self,
+        emitted: &mut Emitted,
+        block: &Block,
+        start: u64,
+        original: u64,
+        kind: PointKind,
+    ) -> Option<()> {
+        let code = u32::try_from(self.hot.end()?.checked_sub(start)?).ok()?;
+        let original = u32::try_from(original.checked_sub(block.start)?).ok()?;
+        emitted.points.push(Point { code, original, kind });
+        Some(())
+    }
+
+    /// Appends an instruction, with the distance to its operand adapted to its new address.
+    fn push_copy(&mut self, block: &Block, instruction: &Instruction) -> Option<()> {
+        let bytes = block.bytes_of(instruction)?;
+        if !instruction.is_ip_rel_memory_operand() {
+            self.hot.push(bytes);
+            return Some(());
+        }
+        let is_short = instruction.memory_base() == Register::EIP;
+        let mut decoder = Decoder::with_ip(64, bytes, instruction.ip(), DecoderOptions::NONE);
+        let again = decoder.decode();
+        let at = decoder.get_constant_offsets(&again);
+        if is_short || !at.has_displacement() || at.displacement_size() != 4 {
+            return None;
+        }
+        let (before, rest) = bytes.split_at_checked(at.displacement_offset())?;
+        self.hot.push_relative(before, instruction.ip_rel_memory_address(), rest.get(4..)?)
+    }
+
+    fn push_exit(
+        &mut self,
+        emitted: &mut Emitted,
+        block: &Block,
+        start: u64,
+        last: &Instruction,
+        counter: Counter,
+    ) -> Option<()> {
+        match block.exit {
+            Exit::Falls | Exit::Native => {}
+            Exit::Jump { to: _ } => {
+                if let Some(number) = counter.number {
+                    push_count(&mut self.hot, number, counter.flags_are_dead)?;
+                }
+            }
+            Exit::Branch { to } => self.push_branch(emitted, block, last, to, counter)?,
+            Exit::Call { to: _ } => {
+                self.push_return_address(block.end)?;
+                if let Some(number) = counter.number {
+                    push_count(&mut self.hot, number, counter.flags_are_dead)?;
+                }
+            }
+            Exit::Indirect(kind) => self.push_indirect(emitted, block, start, last, kind)?,
+            Exit::Syscall => self.push_syscall(emitted, block, start, last)?,
+        }
+        Some(())
+    }
+
+    /// A conditional branch. The way of a branch that is taken leads through the cold part.
+    fn push_branch(
+        &mut self,
+        emitted: &mut Emitted,
+        block: &Block,
+        last: &Instruction,
+        to: u64,
+        counter: Counter,
+    ) -> Option<()> {
+        let taken = self.cold.end()?;
+        match last.condition_code() {
+            ConditionCode::None => {
+                // Branches on %rcx have only short distances: taken, they jump over a jump.
+                let (_, opcode) = block.bytes_of(last)?.split_last()?;
+                self.hot.push(opcode);
+                self.hot.push(&[2, 0xeb, 5]);
+                self.hot.push_relative(&[0xe9], taken, &[])?;
+            }
+            // The numbers of conditions follow the opcodes from 0x80 on.
+            _ if last.is_jcc_short_or_near() => {
+                let opcode = *block.bytes_of(last)?.iter().rev().nth(if last.is_jcc_short() {
+                    1
+                } else {
+                    4
+                })?;
+                self.hot.push_relative(&[0x0f, 0x80 | opcode & 0xf], taken, &[])?;
+            }
+            _ => return None,
+        }
+        push_count(&mut self.cold, counter.number?, counter.flags_are_dead)?;
+        emitted.links.push((push_link(&mut self.cold)?, to));
+        Some(())
+    }
+
+    /// `push constant(%rip)`, which neither needs a register nor changes a flag.
+    fn push_return_address(&mut self, returns: u64) -> Option<()> {
+        let padding = self.cold.end()?.wrapping_neg() % 8;
+        self.cold.push(&[INT3; 8][..usize::try_from(padding).ok()?]);
+        let constant = self.cold.end()?;
+        self.cold.push(&returns.to_le_bytes());
+        self.hot.push_relative(&[0xff, 0x35], constant, &[])
+    }
+
+    /// Leaves the target in `%rcx`, and jumps to the code of the site.
+    fn push_indirect(
+        &mut self,
+        emitted: &mut Emitted,
+        block: &Block,
+        start: u64,
+        last: &Instruction,
+        kind: Indirect,
+    ) -> Option<()> {
+        self.hot.store(SAVED_RCX, Word::Rcx);
+        self.hot.store(SAVED_RDX, Word::Rdx);
+        // This instruction faults as the original does.
+        self.push_point(emitted, block, start, last.ip(), PointKind::Plain)?;
+        match kind {
+            Indirect::Return { pops } => {
+                // pop %rcx
+                self.hot.push(&[0x59]);
+                if pops > 0 {
+                    // lea pops(%rsp),%rsp
+                    self.hot.push(&[0x48, 0x8d, 0xa4, 0x24]);
+                    self.hot.push(&u32::from(pops).to_le_bytes());
+                }
+            }
+            Indirect::Jump | Indirect::Call => self.push_load_target(last)?,
+        }
+        if kind == Indirect::Call {
+            self.push_point(emitted, block, start, last.ip(), PointKind::RcxSaved)?;
+            self.push_return_address(block.end)?;
+        }
+        emitted.site = Some(push_link(&mut self.hot)?);
+        Some(())
+    }
+
+    /// `mov operand,%rcx`.
+    fn push_load_target(&mut self, last: &Instruction) -> Option<()> {
+        let mut load = *last;
+        match last.op0_kind() {
+            OpKind::Register => {
+                load = Instruction::with2(Opcode::Mov_r64_rm64, Register::RCX, last.op0_register())
+                    .ok()?;
+            }
+            OpKind::Memory => {
+                load.set_code(Opcode::Mov_r64_rm64);
+                load.set_op0_kind(OpKind::Register);
+                load.set_op0_register(Register::RCX);
+                load.set_op1_kind(OpKind::Memory);
+                if load.segment_prefix() == Register::DS {
+                    // `notrack`.
+                    load.set_segment_prefix(Register::None);
+                }
+            }
+            _ => return None,
+        }
+        let mut encoder = Encoder::new(64);
+        encoder.encode(&load, self.hot.end()?).ok()?;
+        self.hot.push(&encoder.take_buffer());
+        Some(())
+    }
+
+    /// A system call. `%rcx` and `%r11` are free, because the call overwrites them. Calls that
+    /// change code or create threads trap before the call.
+    fn push_syscall(
+        &mut self,
+        emitted: &mut Emitted,
+        block: &Block,
+        start: u64,
+        last: &Instruction,
+    ) -> Option<()> {
+        let hot = &mut self.hot;
+        hot.store(SAVED_RAX, Word::Rax);
+        push_save_flags(hot);
+        // mov %eax,%r11d
+        hot.push(&[0x41, 0x89, 0xc3]);
+        hot.load(Word::Rax, SAVED_RAX);
+        // cmp $CALLS,%rax; jae host
+        hot.push(&[0x48, 0x3d]);
+        hot.push(&CALLS.to_le_bytes());
+        let mut host = vec![hot.push_forward_jump(&[0x0f, 0x83])];
+        // bt %eax,%gs:HOST_CALLS; jc host
+        push_test_bit(hot, HOST_CALLS);
+        host.push(hot.push_forward_jump(&[0x0f, 0x82]));
+        // bt %eax,%gs:RANGE_CALLS; jnc go
+        push_test_bit(hot, RANGE_CALLS);
+        let go = hot.push_forward_jump(&[0x0f, 0x83]);
+        for [first, end] in CODE_RANGES {
+            // cmp %gs:end,%rdi; jae clear
+            hot.push(&[0x65, 0x48, 0x3b, 0x3c, 0x25]);
+            hot.push(&end.to_le_bytes());
+            let above = hot.push_forward_jump(&[0x0f, 0x83]);
+            // lea (%rdi,%rsi),%rcx; cmp %gs:first,%rcx; ja host
+            hot.push(&[0x48, 0x8d, 0x0c, 0x37, 0x65, 0x48, 0x3b, 0x0c, 0x25]);
+            hot.push(&first.to_le_bytes());
+            host.push(hot.push_forward_jump(&[0x0f, 0x87]));
+            hot.end_jump(above)?;
+        }
+        hot.end_jump(go)?;
+        push_restore_call(hot);
+        self.push_point(emitted, block, start, last.ip(), PointKind::Plain)?;
+        self.hot.push(&[0x0f, 0x05]);
+        self.push_point(emitted, block, start, block.end, PointKind::InCall)?;
+        // movabs $end,%rcx
+        self.hot.push(&[0x48, 0xb9]);
+        self.hot.push(&block.end.to_le_bytes());
+        // jmp over; host: ...; int3; over:
+        let over = self.hot.push_forward_jump(&[0xe9]);
+        for jump in host {
+            self.hot.end_jump(jump)?;
+        }
+        push_restore_call(&mut self.hot);
+        emitted.host_call = Some(self.hot.end()?);
+        self.hot.push(&[INT3]);
+        self.hot.end_jump(over)
+    }
+}
+
+/// `bt %eax,%gs:at`.
+fn push_test_bit(code: &mut Code, at: i32) {
+    code.push(&[0x65, 0x0f, 0xa3, 0x04, 0x25]);
+    code.push(&at.to_le_bytes());
+}
+
+/// Restores the flags from `%r11d`, and `%rax`.
+fn push_restore_call(code: &mut Code) {
+    // mov %r11d,%eax
+    code.push(&[0x44, 0x89, 0xd8]);
+    push_restore_flags(code);
+    code.load(Word::Rax, SAVED_RAX);
+}

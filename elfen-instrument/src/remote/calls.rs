@@ -318,7 +318,7 @@ pub(super) fn ptrace(
 }
 
 /// Address of a `syscall` instruction in the vDSO, which the kernel maps into every process.
-pub(super) fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
+pub fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
     let mapped = mappings(process).ok()?;
     let vdso = mapped.into_iter().find(|mapping| mapping.name == "[vdso]")?;
     let length = usize::try_from(vdso.range.end.checked_sub(vdso.range.start)?).ok()?;

@@ -6,7 +6,9 @@
 mod calls;
 mod group;
 mod memory;
+mod tracee;
 
-pub use calls::{Seized, TouchError, release_late_threads};
+pub use calls::{Seized, TouchError, find_syscall, release_late_threads};
 pub use group::{Event, Group};
 pub use memory::{Mapping, Memory, mappings};
+pub use tracee::{Change, Resume, Tracee};

@@ -148,13 +148,15 @@ fn uses_gs(instruction: &Instruction) -> bool {
         || matches!(instruction.mnemonic(), Rdgsbase | Wrgsbase | Swapgs)
 }
 
-/// Whether the code at an address certainly overwrites the flags that `inc` changes, before it
-/// reads them.
-pub(crate) fn flags_are_dead(source: &mut impl Source, at: u64) -> bool {
-    // `inc` leaves the carry.
-    const CHANGED: u32 = ARITHMETIC_FLAGS & !RflagsBits::CF;
+/// The flags that `inc` changes.
+pub(crate) const BY_INC: u32 = ARITHMETIC_FLAGS & !RflagsBits::CF;
+/// The flags that `cmp` changes.
+pub(crate) const BY_CMP: u32 = ARITHMETIC_FLAGS;
+
+/// Whether the code at an address certainly overwrites some flags before it reads them.
+pub(crate) fn flags_are_dead(source: &mut impl Source, at: u64, flags: u32) -> bool {
     let Some((_, bytes)) = source.code(at) else { return false };
-    let mut open = CHANGED;
+    let mut open = flags;
     for instruction in Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).iter().take(LOOK_AHEAD)
     {
         if instruction.is_invalid() || flags_read(&instruction) & open != 0 {
@@ -212,7 +214,7 @@ mod tests {
 
     #[test]
     fn flags_are_dead_only_if_certainly_overwritten() {
-        let dead = |bytes: &'static [u8]| flags_are_dead(&mut Bytes(bytes), 0x1000);
+        let dead = |bytes: &'static [u8]| flags_are_dead(&mut Bytes(bytes), 0x1000, BY_INC);
         // mov %esi,%eax; cmp %esi,%edi
         assert!(dead(&[0x89, 0xf0, 0x39, 0xf7]));
         // The carry is not changed: adc writes all others.

@@ -6,10 +6,10 @@ use std::ops::Range;
 use elfen_rewrite::Code;
 
 use crate::assembly::{INT3, push_link};
-use crate::block::{Block, Exit, Indirect, Source, flags_are_dead};
-use crate::emit::{Counter, Emission, Emitted, Point, PointKind};
+use crate::block::{BY_CMP, BY_INC, Block, Exit, Indirect, Source, flags_are_dead};
+use crate::emit::{Counter, Counters, Emission, Emitted, Point, PointKind, Returns};
 use crate::layout::COUNTERS_MAX;
-use crate::lookup::{Routine, TABLE_BYTES, Table, push_routine};
+use crate::lookup::{NO_SITE, Routine, TABLE_BYTES, Table, push_routine};
 use crate::site::{
     Bits, CHAIN_MAX, CHAINS, ChainTable, Site, SiteTarget, TARGETS_MAX, push_chain, push_choice,
     push_search, push_target,
@@ -58,7 +58,8 @@ pub enum Stop {
 pub enum Trap {
     /// It is about to enter this block, which is not translated.
     Enter { target: u64 },
-    /// A computed branch: `%rcx` holds the target, `%rdx` the site. Both have been saved.
+    /// A computed branch: `%rcx` holds the target, `%rdx` the site, or the number of no site for a
+    /// return. Both have been saved.
     Unknown,
     /// The log is full. The thread can go on behind the trap.
     LogFull,
@@ -73,6 +74,8 @@ pub struct Original {
     pub block: BlockId,
     /// `%rcx` is in the thread's words.
     pub rcx_saved: bool,
+    /// A fault here is the cache's own: the original instruction may not fault.
+    pub own_fault: bool,
     /// The thread is in a system call, or has just left it.
     pub in_call: bool,
 }
@@ -82,6 +85,8 @@ pub struct Original {
 pub enum Counted {
     /// The block goes to the target of its direct branch.
     Direct { block: BlockId },
+    /// The call of the block has returned.
+    Returned { block: BlockId },
     /// A computed branch of the block goes to `target`.
     Computed { block: BlockId, target: u64 },
 }
@@ -107,7 +112,7 @@ pub struct Translated {
 }
 
 /// The code cache of one address space.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Cache {
     neighbourhood: usize,
     clusters: Vec<Area>,
@@ -125,7 +130,7 @@ pub struct Cache {
     returns: HashSet<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Area {
     cluster: Cluster,
     hot_at: u64,
@@ -190,6 +195,17 @@ impl Cache {
         found.is_some_and(|one| one.is_counted)
     }
 
+    /// The address that all entries of the table of returns hold at first. `None` before the first
+    /// cluster is added.
+    pub fn unexpected_return(&self) -> Option<u64> {
+        Some(self.clusters.first()?.routine.as_ref()?.returns)
+    }
+
+    /// Whether the number that the log holds is that of no site: a return.
+    pub fn is_return(site: u64) -> bool {
+        site == NO_SITE.into()
+    }
+
     /// The block of a site, by the number that the log holds.
     pub fn block_of_site(&self, site: u64) -> Option<BlockId> {
         Some(self.sites.get(usize::try_from(site).ok()?)?.block)
@@ -197,6 +213,15 @@ impl Cache {
 
     pub fn trap(&self, at: u64) -> Option<Trap> {
         self.traps.get(&at).copied()
+    }
+
+    /// The ranges of the clusters that hold code.
+    pub fn used(&self) -> Vec<Range<u64>> {
+        let of = |area: &Area| {
+            let Cluster { hot, cold } = &area.cluster;
+            [hot.start..area.hot_at, cold.start..area.cold_at]
+        };
+        self.clusters.iter().flat_map(of).collect()
     }
 
     /// Whether an address lies in the cache.
@@ -219,7 +244,8 @@ impl Cache {
         Some(Original {
             at: found.start.checked_add(point.original.into())?,
             block,
-            rcx_saved: point.kind == PointKind::RcxSaved,
+            rcx_saved: matches!(point.kind, PointKind::RcxSaved | PointKind::Returns),
+            own_fault: point.kind == PointKind::Returns,
             in_call: point.kind == PointKind::InCall,
         })
     }
@@ -316,17 +342,15 @@ impl Cache {
                     block.end
                 }
                 Exit::Call { to } => {
-                    run.open.push(block.end);
+                    run.open.push(to);
                     self.returns.insert(block.end);
-                    to
+                    block.end
                 }
-                Exit::Indirect(kind) => {
-                    if kind == Indirect::Call {
-                        run.open.push(block.end);
-                        self.returns.insert(block.end);
-                    }
-                    return;
+                Exit::Indirect(Indirect::Call) => {
+                    self.returns.insert(block.end);
+                    block.end
                 }
+                Exit::Indirect(_) => return,
             };
             // Only what is in reach of this cluster follows.
             if self.cluster_for(at) != Some(run.cluster) {
@@ -344,7 +368,7 @@ impl Cache {
         let hot_left = area.cluster.hot.end.checked_sub(run.emission.hot.end()?)?;
         let cold_left = area.cluster.cold.end.checked_sub(run.emission.cold.end()?)?;
         let id = BlockId::try_from(self.blocks.len()).ok()?;
-        let counters_full = i32::try_from(self.counters.len()).ok()? >= COUNTERS_MAX - 1;
+        let counters_full = i32::try_from(self.counters.len()).ok()? >= COUNTERS_MAX - 2;
         if hot_left < ROOM || cold_left < ROOM || counters_full {
             run.stop = Some(Stop::Full);
             return None;
@@ -356,27 +380,41 @@ impl Cache {
             Exit::Branch { to } => Some(to),
             _ => None,
         };
-        let counter = counted.map_or(Counter::default(), |to| Counter {
-            number: u32::try_from(self.counters.len()).ok(),
-            flags_are_dead: flags_are_dead(source, to),
+        let first = u32::try_from(self.counters.len()).ok()?;
+        let branch = counted.map_or(Counter::default(), |to| Counter {
+            number: Some(first),
+            flags_are_dead: flags_are_dead(source, to, BY_INC),
         });
+        let is_call = matches!(block.exit, Exit::Call { .. } | Exit::Indirect(Indirect::Call));
+        let counter = match is_call {
+            true => Counter {
+                number: Some(first + u32::from(branch.number.is_some())),
+                flags_are_dead: flags_are_dead(source, block.end, BY_CMP),
+            },
+            false => Counter::default(),
+        };
+        let unexpected = self.clusters.get(run.cluster)?.routine.as_ref()?.returns;
+        let counters = Counters { branch, returns: Returns { counter, unexpected } };
         let start = run.emission.hot.end()?;
         let before = [run.emission.hot.length(), run.emission.cold.length()];
-        let Some(emitted) = run.emission.push_block(block, counter) else {
+        let Some(emitted) = run.emission.push_block(block, counters) else {
             // Something is out of reach: the host lets the thread execute the block where it is.
             run.emission.hot.truncate(before[0]);
             run.emission.cold.truncate(before[1]);
             run.refuse(Stop::Native, false);
             return None;
         };
-        if counter.number.is_some() {
+        if branch.number.is_some() {
             self.counters.push(Counted::Direct { block: id });
+        }
+        if counter.number.is_some() {
+            self.counters.push(Counted::Returned { block: id });
         }
         let end = run.emission.hot.end()?;
         for _ in end..start + BLOCK_BYTES_MIN {
             run.emission.hot.push(&[NOP]);
         }
-        self.record(block, id, counter, start, emitted, run)
+        self.record(block, id, branch, start, emitted, run)
     }
 
     fn record(
@@ -503,6 +541,21 @@ impl Cache {
         self.table.find(start)
     }
 
+    /// Writes all entries of the table, to the memory of a copy of this cache.
+    pub fn write_table(&self, memory: &mut impl CodeMemory) {
+        for (entry, start) in self.table.entries() {
+            // An entry without code leads to the trap that the code was replaced by.
+            if let Some(code) = self.entry(start).or_else(|| self.retired_entry(start)) {
+                memory.write(entry + 8, &code.to_le_bytes());
+                memory.write(entry, &start.to_le_bytes());
+            }
+        }
+    }
+
+    fn retired_entry(&self, start: u64) -> Option<u64> {
+        self.exits.iter().find(|&(&(_, target), _)| target == start).map(|(_, &trap)| trap)
+    }
+
     /// Makes a translated block known to computed branches.
     pub fn enter_table(&mut self, start: u64, memory: &mut impl CodeMemory) -> Option<()> {
         let code = self.entry(start)?;
@@ -523,7 +576,7 @@ impl Cache {
         let index = usize::try_from(site).ok()?;
         let one = self.sites.get(index)?;
         let is_known = one.targets.iter().any(|known| known.target == target);
-        let counters_full = i32::try_from(self.counters.len()).ok()? >= COUNTERS_MAX - 1;
+        let counters_full = i32::try_from(self.counters.len()).ok()? >= COUNTERS_MAX - 2;
         if is_known || one.targets.len() == TARGETS_MAX || counters_full {
             return None;
         }

@@ -16,6 +16,8 @@ pub struct Observed {
     pub counters: Vec<u64>,
     /// Computed branches that no counter counts: from a block to an address.
     pub computed: HashMap<(BlockId, u64), u64>,
+    /// Returns that no counter counts, by the address that they went to.
+    pub returned: HashMap<u64, u64>,
     /// How often threads came to a block from outside the cache.
     pub entries: HashMap<BlockId, u64>,
     /// How often threads left a block in front of the instruction at an address, or at its end.
@@ -32,7 +34,10 @@ pub enum EdgeKind {
     Call,
     ComputedJump,
     ComputedCall,
+    /// From a call to the instruction after it, to which it has returned.
     Return,
+    /// A return that removes arguments, from itself.
+    ReturnFar,
 }
 
 /// An edge that ran at least once.
@@ -71,9 +76,11 @@ pub fn derive(cache: &Cache, observed: &Observed) -> Counts {
         Counts { blocks: vec![0; blocks.len()], ends: vec![0; blocks.len()], ..Counts::default() };
     let mut direct: HashMap<BlockId, u64> = HashMap::new();
     let mut computed = observed.computed.clone();
+    let mut returned: HashMap<BlockId, u64> = HashMap::new();
     for (counted, &count) in cache.counters().iter().zip(&observed.counters) {
         match *counted {
             Counted::Direct { block } => *direct.entry(block).or_default() += count,
+            Counted::Returned { block } => *returned.entry(block).or_default() += count,
             Counted::Computed { block, target } => {
                 *computed.entry((block, target)).or_default() += count
             }
@@ -89,13 +96,27 @@ pub fn derive(cache: &Cache, observed: &Observed) -> Counts {
     for (&id, &count) in &observed.entries {
         add(&mut counts, Some(id), count);
     }
+    let calls = calls_by_end(blocks);
+    for (&to, &count) in &observed.returned {
+        match calls.get(&to) {
+            Some(&call) => *returned.entry(call).or_default() += count,
+            None => {
+                add(&mut counts, by_start.get(&to).and_then(|found| found.last().copied()), count)
+            }
+        }
+    }
+    for (&from, &count) in returned.iter().filter(|&(_, &count)| count > 0) {
+        let Some(one) = block(blocks, from) else { continue };
+        add(&mut counts, target(one, one.end), count);
+        counts.edges.push(Edge { from, to: one.end, kind: EdgeKind::Return, count });
+    }
     for (&(from, to), &count) in &computed {
         let Some(one) = block(blocks, from) else { continue };
         add(&mut counts, target(one, to), count);
         let kind = match one.exit {
             Exit::Indirect(Indirect::Jump) => EdgeKind::ComputedJump,
             Exit::Indirect(Indirect::Call) => EdgeKind::ComputedCall,
-            _ => EdgeKind::Return,
+            _ => EdgeKind::ReturnFar,
         };
         counts.edges.push(Edge { from, to, kind, count });
     }
@@ -153,4 +174,12 @@ fn by_start(blocks: &[Translated]) -> HashMap<u64, Vec<BlockId>> {
         found.entry(one.start).or_default().push(id);
     }
     found
+}
+
+/// The last block with a call by where the call returns to.
+fn calls_by_end(blocks: &[Translated]) -> HashMap<u64, BlockId> {
+    let is_call =
+        |one: &Translated| matches!(one.exit, Exit::Call { .. } | Exit::Indirect(Indirect::Call));
+    let calls = (0..).zip(blocks).filter(|(_, one)| is_call(one));
+    calls.map(|(id, one)| (one.end, id)).collect()
 }

@@ -6,9 +6,13 @@ use iced_x86::{
 
 use elfen_rewrite::Code;
 
-use crate::assembly::{Gs, INT3, Word, push_count, push_link, push_restore_flags, push_save_flags};
+use crate::assembly::{
+    Gs, INT3, Word, push_count, push_count_by_rcx, push_link, push_restore_flags, push_save_flags,
+};
 use crate::block::{Block, Exit, Indirect};
-use crate::layout::{CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, SAVED_RAX, SAVED_RCX, SAVED_RDX};
+use crate::layout::{
+    CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, RETURNS, SAVED_RAX, SAVED_RCX, SAVED_RDX,
+};
 
 /// The two parts of the cache that code is appended to, and what was noted on the way.
 #[derive(Debug)]
@@ -34,6 +38,8 @@ pub(crate) enum PointKind {
     Plain,
     /// `%rcx` is in the thread's words.
     RcxSaved,
+    /// The same, at an instruction that writes below the stack, which the original does not.
+    Returns,
     /// The thread is in a system call, or has just left it. `%rcx` is that of the kernel.
     InCall,
 }
@@ -57,10 +63,25 @@ pub(crate) struct Counter {
     pub(crate) flags_are_dead: bool,
 }
 
+/// The counters of a block, and of the returns of its call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) branch: Counter,
+    pub(crate) returns: Returns,
+}
+
+/// What the return of a call needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Returns {
+    pub(crate) counter: Counter,
+    /// [`crate::lookup::Routine::returns`] of this cluster.
+    pub(crate) unexpected: u64,
+}
+
 impl Emission {
     /// Appends a block without the way to its end: where it goes on there, the caller appends the
     /// next block or a jump. `None` if something is out of reach.
-    pub(crate) fn push_block(&mut self, block: &Block, counter: Counter) -> Option<Emitted> {
+    pub(crate) fn push_block(&mut self, block: &Block, counters: Counters) -> Option<Emitted> {
         let start = self.hot.end()?;
         let mut emitted = Emitted::default();
         let (body, last) = match block.exit {
@@ -76,7 +97,7 @@ impl Emission {
         }
         if let Some(last) = last {
             self.push_point(&mut emitted, block, start, last.ip(), PointKind::Plain)?;
-            self.push_exit(&mut emitted, block, start, last, counter)?;
+            self.push_exit(&mut emitted, block, start, last, counters)?;
         }
         Some(emitted)
     }
@@ -119,7 +140,7 @@ impl Emission {
         block: &Block,
         start: u64,
         last: &Instruction,
-        counter: Counter,
+        Counters { branch: counter, returns }: Counters,
     ) -> Option<()> {
         match block.exit {
             Exit::Falls | Exit::Native => {}
@@ -129,13 +150,19 @@ impl Emission {
                 }
             }
             Exit::Branch { to } => self.push_branch(emitted, block, last, to, counter)?,
-            Exit::Call { to: _ } => {
-                self.push_return_address(block.end)?;
+            Exit::Call { to } => {
+                self.push_call(block.end, &returns)?;
                 if let Some(number) = counter.number {
-                    push_count(&mut self.hot, number, counter.flags_are_dead)?;
+                    push_count(&mut self.cold, number, counter.flags_are_dead)?;
                 }
+                emitted.links.push((push_link(&mut self.cold)?, to));
             }
-            Exit::Indirect(kind) => self.push_indirect(emitted, block, start, last, kind)?,
+            Exit::Indirect(Indirect::Return { pops: 0 }) => {
+                self.push_return(emitted, block, start, last)?;
+            }
+            Exit::Indirect(kind) => {
+                self.push_indirect(emitted, block, start, last, kind, &returns)?;
+            }
             Exit::Syscall => self.push_syscall(emitted, block, start, last)?,
         }
         Some(())
@@ -175,13 +202,77 @@ impl Emission {
         Some(())
     }
 
-    /// `push constant(%rip)`, which neither needs a register nor changes a flag.
-    fn push_return_address(&mut self, returns: u64) -> Option<()> {
+    /// Appends a constant, and returns its address.
+    fn push_constant(&mut self, value: u64) -> Option<u64> {
         let padding = self.cold.end()?.wrapping_neg() % 8;
         self.cold.push(&[INT3; 8][..usize::try_from(padding).ok()?]);
-        let constant = self.cold.end()?;
-        self.cold.push(&returns.to_le_bytes());
-        self.hot.push_relative(&[0xff, 0x35], constant, &[])
+        let at = self.cold.end()?;
+        self.cold.push(&value.to_le_bytes());
+        Some(at)
+    }
+
+    /// The call itself, and where it returns to; what follows in the cold part goes to the callee.
+    ///
+    /// The processor predicts returns by its own stack of calls, so the cache executes a `call` for
+    /// each call. Its return address is that of the cache: it is moved from the program's stack to
+    /// the table of returns, and the original one is pushed instead.
+    fn push_call(&mut self, returns: u64, Returns { counter, unexpected }: &Returns) -> Option<()> {
+        let number = counter.number?;
+        let constant = self.push_constant(returns)?;
+        let negated = self.push_constant(returns.wrapping_neg())?;
+        let callee = self.cold.end()?;
+        let [low, high, ..] = returns.to_le_bytes();
+        let entry = RETURNS + 8 * i32::from(u16::from_le_bytes([low, high]));
+        // pop %gs:entry; push constant(%rip)
+        self.cold.push(&[0x65, 0x8f, 0x04, 0x25]);
+        self.cold.push(&entry.to_le_bytes());
+        self.cold.push_relative(&[0xff, 0x35], constant, &[])?;
+        let hot = &mut self.hot;
+        hot.push_relative(&[0xe8], callee, &[])?;
+        // A return comes here with the original address on the stack, and %rcx saved.
+        if counter.flags_are_dead {
+            // mov constant(%rip),%rcx; cmp %rcx,(%rsp); jne unexpected
+            hot.push_relative(&[0x48, 0x8b, 0x0d], constant, &[])?;
+            hot.push(&[0x48, 0x39, 0x0c, 0x24]);
+            hot.push_relative(&[0x0f, 0x85], *unexpected, &[])?;
+            push_count(hot, number, true)?;
+        } else {
+            hot.store(SAVED_RDX, Word::Rdx);
+            // mov (%rsp),%rdx; mov negated(%rip),%rcx; lea (%rcx,%rdx),%rcx
+            hot.push(&[0x48, 0x8b, 0x14, 0x24]);
+            hot.push_relative(&[0x48, 0x8b, 0x0d], negated, &[])?;
+            hot.push(&[0x48, 0x8d, 0x0c, 0x11]);
+            hot.load(Word::Rdx, SAVED_RDX);
+            // jrcxz over; jmp unexpected
+            hot.push(&[0xe3, 5]);
+            hot.push_relative(&[0xe9], *unexpected, &[])?;
+            push_count_by_rcx(hot, number)?;
+        }
+        // lea 8(%rsp),%rsp
+        hot.push(&[0x48, 0x8d, 0x64, 0x24, 8]);
+        hot.load(Word::Rcx, SAVED_RCX);
+        Some(())
+    }
+
+    /// A return: to where the last call with these 16 bits of the return address was. The code
+    /// there compares all of it.
+    fn push_return(
+        &mut self,
+        emitted: &mut Emitted,
+        block: &Block,
+        start: u64,
+        last: &Instruction,
+    ) -> Option<()> {
+        self.hot.store(SAVED_RCX, Word::Rcx);
+        self.push_point(emitted, block, start, last.ip(), PointKind::Plain)?;
+        // movzwl (%rsp),%ecx; mov %gs:RETURNS(,%rcx,8),%rcx
+        self.hot.push(&[0x0f, 0xb7, 0x0c, 0x24]);
+        self.hot.push(&[0x65, 0x48, 0x8b, 0x0c, 0xcd]);
+        self.hot.push(&RETURNS.to_le_bytes());
+        self.push_point(emitted, block, start, last.ip(), PointKind::Returns)?;
+        // push %rcx; ret
+        self.hot.push(&[0x51, 0xc3]);
+        Some(())
     }
 
     /// Leaves the target in `%rcx`, and jumps to the code of the site.
@@ -192,6 +283,7 @@ impl Emission {
         start: u64,
         last: &Instruction,
         kind: Indirect,
+        returns: &Returns,
     ) -> Option<()> {
         self.hot.store(SAVED_RCX, Word::Rcx);
         self.hot.store(SAVED_RDX, Word::Rdx);
@@ -211,9 +303,11 @@ impl Emission {
         }
         if kind == Indirect::Call {
             self.push_point(emitted, block, start, last.ip(), PointKind::RcxSaved)?;
-            self.push_return_address(block.end)?;
+            self.push_call(block.end, returns)?;
+            emitted.site = Some(push_link(&mut self.cold)?);
+        } else {
+            emitted.site = Some(push_link(&mut self.hot)?);
         }
-        emitted.site = Some(push_link(&mut self.hot)?);
         Some(())
     }
 

@@ -30,11 +30,16 @@ pub const LOG_ENTRIES: i32 = 4096;
 pub const LOG_ENTRY_BYTES: i32 = 16;
 pub const LOG_END: i32 = LOG + LOG_ENTRIES * LOG_ENTRY_BYTES;
 
+/// Where calls return to in the cache, by the lower 16 bits of their return address in the program:
+/// words of 8 bytes, of which each has to hold an address of code.
+pub const RETURNS: i32 = 0x1_2000;
+pub const RETURNS_ENTRIES: i32 = 1 << 16;
+
 /// Counters of 8 bytes.
-pub const COUNTERS: i32 = 0x12000;
+pub const COUNTERS: i32 = RETURNS + RETURNS_ENTRIES * 8;
 pub const COUNTER_BYTES: i32 = 8;
 /// More edges than the largest programs of Debian execute.
 pub const COUNTERS_MAX: i32 = 2 << 20;
 pub const BYTES: u64 = (COUNTERS + COUNTERS_MAX * COUNTER_BYTES) as u64;
 
-const _: () = assert!(LOG_END <= COUNTERS && BYTES.is_multiple_of(4096));
+const _: () = assert!(LOG_END <= RETURNS && BYTES.is_multiple_of(4096));

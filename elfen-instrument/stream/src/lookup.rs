@@ -21,7 +21,7 @@ const USED_MAX: usize = ENTRIES / 2;
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The host's copy of the keys.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Table {
     at: u64,
     keys: Vec<u64>,
@@ -53,6 +53,12 @@ impl Table {
         self.address(index)
     }
 
+    /// The used entries: their addresses and targets.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
+        let used = self.keys.iter().enumerate().filter(|&(_, &key)| key != 0);
+        used.filter_map(|(index, &key)| Some((self.address(index)?, key)))
+    }
+
     /// The entry of a target, or the free one that it would get.
     fn index(&self, target: u64) -> Option<usize> {
         let mut index = first(target);
@@ -76,14 +82,20 @@ fn first(target: u64) -> usize {
 }
 
 /// The routine, and the addresses of its two traps.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Routine {
     pub(crate) entry: u64,
     /// The target is not in the table. `%rcx` holds the target and `%rdx` the site.
     pub(crate) missed: u64,
     /// The log is full.
     pub(crate) full: u64,
+    /// Where a return goes whose return address is not the one that the cache expects. `%rcx` has
+    /// been saved, and the address is still on the stack.
+    pub(crate) returns: u64,
 }
+
+/// The number of no site: a return that the cache did not expect.
+pub(crate) const NO_SITE: u32 = u32::MAX;
 
 /// Appends the routine. On entry `%rcx`, which has been saved, holds the target, and `%rdx`, which
 /// has been saved too, the site.
@@ -142,7 +154,13 @@ pub(crate) fn push_routine(code: &mut Code, table: u64) -> Option<Routine> {
     push_restore(code);
     let missed = code.end()?;
     code.push(&[INT3]);
-    Some(Routine { entry, missed, full })
+    let returns = code.end()?;
+    code.store(SAVED_RDX, Word::Rdx);
+    // pop %rcx; mov $NO_SITE,%edx; jmp entry
+    code.push(&[0x59, 0xba]);
+    code.push(&NO_SITE.to_le_bytes());
+    code.push_relative(&[0xe9], entry, &[])?;
+    Some(Routine { entry, missed, full, returns })
 }
 
 fn push_restore(code: &mut Code) {

@@ -13,7 +13,7 @@ pub(crate) const CHAINS: usize = 256;
 pub(crate) const TARGETS_MAX: usize = 512;
 
 /// One computed branch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Site {
     /// Index of its block.
     pub(crate) block: u32,
@@ -32,7 +32,7 @@ pub(crate) struct SiteTarget {
 }
 
 /// Chains by eight bits of the target.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ChainTable {
     pub(crate) at: u64,
     pub(crate) bits: Bits,

@@ -70,6 +70,8 @@ pub(super) struct Puppet {
     scratch: Vec<u8>,
     /// The stack pointer before each run: the middle of the stack.
     stack: u64,
+    /// The run ends with a return, below whose return address the copy may have written a word.
+    pub(super) returns: bool,
     /// Vector registers and other extended state before each run.
     vectors: Vec<u8>,
 }
@@ -149,6 +151,7 @@ impl Puppet {
                 .unwrap(),
             scratch: (0..SCRATCH_BYTES).map(|at| (at % 251).to_le_bytes()[0]).collect(),
             stack: STACK + STACK_BYTES / 2,
+            returns: false,
             vectors: Vec::new(),
         };
         assert!(libc::WIFSTOPPED(puppet.wait()));
@@ -352,6 +355,11 @@ impl Puppet {
         // Below the red zone the stack has no defined contents.
         let below = usize::try_from(self.stack - STACK).unwrap();
         stack[below - 256..below - 128].fill(0);
+        let written = all.rsp.checked_sub(STACK + 16).filter(|_| self.returns);
+        let written = written.and_then(|at| usize::try_from(at).ok());
+        if let Some(word) = written.and_then(|at| stack.get_mut(at..at + 8)) {
+            word.fill(0);
+        }
         let mut hasher = DefaultHasher::new();
         (scratch, stack).hash(&mut hasher);
         let mut vectors = self.vectors();

@@ -69,7 +69,7 @@ struct Parts {
 impl Parts {
     fn of(puppet: &Puppet) -> Self {
         let words = puppet.near.space().next_multiple_of(4096);
-        let code = words + 0x2_0000;
+        let code = words + 0x10_0000;
         let table = code + 0x8_0000;
         let landing = table + Cache::TABLE_BYTES;
         Self { words, code, table, landing: landing + 0x1000..landing + 0x1_0000 }
@@ -80,6 +80,14 @@ impl Parts {
             hot: self.code..self.code + 0x3_0000,
             cold: self.code + 0x3_0000..self.code + 0x8_0000,
         }
+    }
+
+    fn returns(&self) -> u64 {
+        self.words + u64::try_from(layout::RETURNS).unwrap()
+    }
+
+    fn has_returns(&self, puppet: &Puppet) -> bool {
+        self.word(puppet, layout::RETURNS) != 0
     }
 
     fn word(&self, puppet: &Puppet, at: i32) -> u64 {
@@ -112,6 +120,7 @@ fn compare(
     let registers = std::array::from_fn(|_| draw.word());
     let flags = draw.next();
     puppet.set_gs_base(parts.words);
+    puppet.returns = block.exit == Exit::Indirect(Indirect::Return { pops: 0 });
     let returns = parts.landing.start + draw.next() % 0xf000;
     let run_original = |puppet: &mut Puppet| {
         puppet.prepare(&registers, flags, start);
@@ -136,6 +145,11 @@ fn compare(
     let mut cache = Cache::new(parts.table, 1);
     let mut memory = &mut *puppet;
     cache.add_cluster(parts.cluster(), parts.table, &mut memory)?;
+    if !parts.has_returns(memory) {
+        let returns = cache.unexpected_return()?.to_le_bytes();
+        let entries = usize::try_from(layout::RETURNS_ENTRIES).ok()?;
+        memory.write(parts.returns(), &returns.repeat(entries));
+    }
     let entry = cache.translate(start, &mut code, &mut memory).ok()?;
     let target = before.rip;
     if is_known && matches!(block.exit, Exit::Indirect(_)) && before.fault.is_none() {
@@ -151,7 +165,11 @@ fn compare(
     let (mut after, is_over) = puppet.run_while(inside, STEPS, &named);
     puppet.write_all(&named, &contents);
     assert!(is_over, "{block:x?}");
-    // The next cache begins with an empty table.
+    // The next cache begins with an empty table, and expects no returns.
+    let entry = layout::RETURNS + 8 * i32::from(u16::try_from(block.end & 0xffff).unwrap());
+    let unexpected = cache.unexpected_return().unwrap();
+    puppet.write(parts.words + u64::try_from(entry).unwrap(), &unexpected.to_le_bytes());
+
     if let Some(entry) = cache.table_entry(target) {
         puppet.write(entry, &[0; 16]);
     }
@@ -182,7 +200,7 @@ fn know_target(
     if cache.translate(target, code, memory).is_err() {
         return Some(());
     }
-    if target & 1 == 0 {
+    if target & 1 == 0 || cache.block_of_site(0).is_none() {
         cache.enter_table(target, memory)
     } else {
         assert!(cache.promote(0, target, memory));

@@ -1,0 +1,1 @@
+//! `elfen profile` and its subcommands: arguments, messages and output.

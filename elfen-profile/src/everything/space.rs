@@ -1,0 +1,376 @@
+//! One address space of the program: its code cache, and what was counted in it.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+
+use elfen_instrument::remote::{Mapping, Memory, Tracee, find_syscall};
+use elfen_stream::counts::{Counts, Observed, derive};
+use elfen_stream::{BlockId, Cache, Stop, layout};
+
+use super::objects::{Image, Objects};
+use super::region::{
+    CLUSTER_BYTES, CLUSTERS_MAX, CONTEXTS_AT, CONTEXTS_BYTES, CONTEXTS_MAX, Region,
+};
+use super::thread::{Borrowed, borrow_thread};
+
+/// Blocks that are translated at a time.
+const NEIGHBOURHOOD: usize = 30;
+/// A target that fills this many entries of a log gets code of its own.
+const PROMOTED_FROM: u32 = 4;
+/// Distances of a cluster from its object, in the order of preference. Libraries have free space
+/// below; the heap of a program without relocation begins within a gibibyte above it.
+const BELOW: [u64; 2] = [768 << 20, 256 << 20];
+const ABOVE: [u64; 3] = [1200 << 20, 768 << 20, 256 << 20];
+/// Distance to neighbouring mappings.
+const MARGIN: u64 = 16 << 20;
+/// Below this address nothing is mapped by default (vm.mmap_min_addr).
+const LOWEST: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+/// Below a thread's stack pointer, past its red zone.
+const PATH_BELOW: u64 = 512;
+/// Where libraries are, and not the program itself.
+const HIGH: u64 = 0x7000_0000_0000;
+
+/// System calls that the host must know of.
+const HOST_CALLS: [libc::c_long; 10] = [
+    libc::SYS_rt_sigreturn,
+    libc::SYS_clone,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_execve,
+    libc::SYS_exit,
+    libc::SYS_arch_prctl,
+    libc::SYS_exit_group,
+    libc::SYS_execveat,
+    libc::SYS_clone3,
+];
+/// System calls that change mappings in a range.
+pub(super) const RANGE_CALLS: [libc::c_long; 5] = [
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_pkey_mprotect,
+];
+
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) region: Region,
+    pub(super) cache: Cache,
+    pub(super) objects: Objects,
+    pub(super) observed: Observed,
+    syscall: u64,
+    clusters: u64,
+    table: u64,
+    contexts: u64,
+    /// Contexts that no thread has.
+    free: Vec<u32>,
+    pub(super) threads: u32,
+    /// All code in the cache lies in these ranges.
+    code: [Range<u64>; 2],
+    /// Instructions that threads executed outside the cache.
+    pub(super) steps: u64,
+}
+
+impl Space {
+    /// Maps the shared memory into a program that has just begun.
+    pub(super) fn set_up(thread: Tracee, process: u32) -> io::Result<Self> {
+        let memory = Memory::open(process)?;
+        let syscall = find_syscall(process, &memory).ok_or(io::ErrorKind::Unsupported)?;
+        let mut region = Region::new()?;
+        let objects = Objects::new(process, memory);
+        let registers = thread.registers()?;
+        let mapped = objects.mappings();
+        let first = mapped.iter().find(|one| one.range.contains(&registers.rip));
+        let first = first.ok_or(io::ErrorKind::NotFound)?;
+        let near = first.range.start;
+        let at = free_near(&mapped, near, CLUSTER_BYTES).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        // Not next to the libraries to come, but out of their way.
+        let contexts = at.saturating_sub(CONTEXTS_BYTES + MARGIN);
+        let [table, contexts] = borrow_thread(thread, |borrowed| {
+            let fd = open(borrowed, syscall, objects.memory(), &region)?;
+            let read = u64::from(libc::PROT_READ.unsigned_abs());
+            let write = read | u64::from(libc::PROT_WRITE.unsigned_abs());
+            let table = [contexts.saturating_sub(Cache::TABLE_BYTES), Cache::TABLE_BYTES, read];
+            let table = map(borrowed, syscall, table, fd, 0)?;
+            let contexts = [contexts, CONTEXTS_BYTES, write];
+            let contexts = map(borrowed, syscall, contexts, fd, CONTEXTS_AT)?;
+            close(borrowed, syscall, fd)?;
+            Ok([table, contexts])
+        })?;
+        region.add_part(table, Cache::TABLE_BYTES, 0);
+        region.add_part(contexts, CONTEXTS_BYTES, CONTEXTS_AT);
+        let mut space = Self {
+            region,
+            cache: Cache::new(table, NEIGHBOURHOOD),
+            objects,
+            observed: Observed::default(),
+            syscall,
+            clusters: 0,
+            table,
+            contexts,
+            free: (0..CONTEXTS_MAX).rev().collect(),
+            threads: 0,
+            code: [0..0, 0..0],
+            steps: 0,
+        };
+        space.add_cluster(thread, at)?;
+        Ok(space)
+    }
+
+    /// A copy for a process that `thread` of this space has just forked.
+    pub(super) fn fork(&self, thread: Tracee, process: u32) -> io::Result<Self> {
+        let mut region = self.region.copy(&self.cache.used())?;
+        self.cache.write_table(&mut region);
+        let memory = Memory::open(process)?;
+        let objects = self.objects.copy(process, memory);
+        borrow_thread(thread, |borrowed| {
+            let fd = open(borrowed, self.syscall, objects.memory(), &region)?;
+            for (range, offset) in region.parts() {
+                let read = libc::PROT_READ.unsigned_abs();
+                let rights = match range.start {
+                    at if at == self.table => read,
+                    at if at == self.contexts => read | libc::PROT_WRITE.unsigned_abs(),
+                    _ => read | libc::PROT_EXEC.unsigned_abs(),
+                };
+                let bytes = range.end - range.start;
+                let flags = (libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs();
+                let arguments = [range.start, bytes, rights.into(), flags.into(), fd, *offset];
+                borrowed.call(self.syscall, libc::SYS_mmap, arguments)?;
+            }
+            close(borrowed, self.syscall, fd)
+        })?;
+        Ok(Self {
+            region,
+            cache: self.cache.clone(),
+            objects,
+            observed: Observed::default(),
+            free: (0..CONTEXTS_MAX).rev().collect(),
+            threads: 0,
+            code: self.code.clone(),
+            steps: 0,
+            ..*self
+        })
+    }
+
+    fn add_cluster(&mut self, thread: Tracee, at: u64) -> io::Result<()> {
+        if self.clusters == CLUSTERS_MAX {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let (offset, cluster) = Region::cluster(self.clusters, at);
+        borrow_thread(thread, |borrowed| {
+            let fd = open(borrowed, self.syscall, self.objects.memory(), &self.region)?;
+            let rights = u64::from((libc::PROT_READ | libc::PROT_EXEC).unsigned_abs());
+            let mapped = map(borrowed, self.syscall, [at, CLUSTER_BYTES, rights], fd, offset)?;
+            close(borrowed, self.syscall, fd)?;
+            if mapped == at { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
+        })?;
+        self.clusters += 1;
+        self.region.add_part(at, CLUSTER_BYTES, offset);
+        let added = self.cache.add_cluster(cluster, self.table, &mut self.region);
+        added.ok_or_else(|| io::ErrorKind::StorageFull.into())
+    }
+
+    /// The address in the cache of the block at `at`, which is translated if it was not yet.
+    pub(super) fn code(&mut self, thread: Tracee, at: u64) -> Result<u64, Stop> {
+        if let Some(code) = self.cache.entry(at) {
+            return Ok(code);
+        }
+        let images = self.objects.images().len();
+        let mut found = self.cache.translate(at, &mut self.objects, &mut self.region);
+        if found == Err(Stop::OutOfReach) {
+            let mapped = self.objects.mappings();
+            let near = mapped.iter().find(|one| one.range.contains(&at)).ok_or(Stop::NoCode)?;
+            let is_code = near.executable && !near.writable && !near.name.is_empty();
+            if !is_code {
+                return Err(Stop::NoCode);
+            }
+            let place = free_near(&mapped, near.range.start, CLUSTER_BYTES).ok_or(Stop::Full)?;
+            self.add_cluster(thread, place).map_err(|_| Stop::Full)?;
+            found = self.cache.translate(at, &mut self.objects, &mut self.region);
+        }
+        if self.objects.images().len() > images {
+            self.cover_code(images);
+        }
+        found
+    }
+
+    /// Extends the ranges of code by new images.
+    fn cover_code(&mut self, from: usize) {
+        for Image { range, .. } in self.objects.images().iter().skip(from) {
+            let part = &mut self.code[usize::from(range.start >= HIGH)];
+            if part.is_empty() {
+                *part = range.clone();
+            }
+            *part = part.start.min(range.start)..part.end.max(range.end);
+        }
+        for context in 0..CONTEXTS_MAX {
+            if !self.free.contains(&context) {
+                self.set_ranges(context);
+            }
+        }
+    }
+
+    fn set_ranges(&self, context: u32) {
+        for ([first, end], range) in layout::CODE_RANGES.into_iter().zip(&self.code) {
+            self.region.set_word(self.word_at(context, first), range.start);
+            self.region.set_word(self.word_at(context, end), range.end);
+        }
+    }
+
+    /// Where the program has a word of a context.
+    pub(super) fn word_at(&self, context: u32, word: i32) -> u64 {
+        self.base(context).wrapping_add_signed(word.into())
+    }
+
+    pub(super) fn word(&self, context: u32, word: i32) -> u64 {
+        self.region.word(self.word_at(context, word))
+    }
+
+    /// The base of `%gs` of a thread with this context.
+    pub(super) fn base(&self, context: u32) -> u64 {
+        self.contexts + u64::from(context) * layout::BYTES
+    }
+
+    /// Words for one more thread. `None` if there are too many threads.
+    pub(super) fn take_context(&mut self) -> Option<u32> {
+        let context = self.free.pop()?;
+        self.threads += 1;
+        self.region.set_word(self.word_at(context, layout::LOG_AT), log_start());
+        for (table, calls) in
+            [(layout::HOST_CALLS, &HOST_CALLS[..]), (layout::RANGE_CALLS, &RANGE_CALLS[..])]
+        {
+            for &call in calls {
+                let Ok(call) = i32::try_from(call) else { continue };
+                let at = self.word_at(context, table + call / 64 * 8);
+                self.region.set_word(at, self.region.word(at) | 1 << (call % 64));
+            }
+        }
+        let returns = self.cache.unexpected_return()?;
+        for entry in 0..layout::RETURNS_ENTRIES {
+            self.region.set_word(self.word_at(context, layout::RETURNS + 8 * entry), returns);
+        }
+        self.set_ranges(context);
+        Some(context)
+    }
+
+    /// The words of a thread that has ended. Its counters keep their values.
+    pub(super) fn give_context_back(&mut self, context: u32) {
+        self.drain_log(context);
+        self.threads = self.threads.saturating_sub(1);
+        self.free.push(context);
+    }
+
+    /// Counts what the log of a context holds, and empties it.
+    pub(super) fn drain_log(&mut self, context: u32) {
+        let end = self.word(context, layout::LOG_AT);
+        let entries =
+            end.saturating_sub(log_start()) / u64::from(layout::LOG_ENTRY_BYTES.unsigned_abs());
+        let mut found: HashMap<(u64, u64), u32> = HashMap::new();
+        let mut at = self.word_at(context, layout::LOG);
+        for _ in 0..entries.min(u64::from(layout::LOG_ENTRIES.unsigned_abs())) {
+            let entry = (self.region.word(at), self.region.word(at + 8));
+            *found.entry(entry).or_default() += 1;
+            at += u64::from(layout::LOG_ENTRY_BYTES.unsigned_abs());
+        }
+        self.region.set_word(self.word_at(context, layout::LOG_AT), log_start());
+        for ((site, target), count) in found {
+            self.count_computed(site, target, count.into());
+            if count >= PROMOTED_FROM {
+                self.cache.promote(site, target, &mut self.region);
+            }
+        }
+    }
+
+    pub(super) fn count_computed(&mut self, site: u64, target: u64, count: u64) {
+        if Cache::is_return(site) {
+            *self.observed.returned.entry(target).or_default() += count;
+        } else if let Some(block) = self.cache.block_of_site(site) {
+            *self.observed.computed.entry((block, target)).or_default() += count;
+        }
+    }
+
+    pub(super) fn count_entry(&mut self, block: BlockId) {
+        *self.observed.entries.entry(block).or_default() += 1;
+    }
+
+    pub(super) fn count_left(&mut self, block: BlockId, at: u64) {
+        *self.observed.left.entry(block).or_default().entry(at).or_default() += 1;
+    }
+
+    /// Removes code whose mapping has changed.
+    pub(super) fn retire(&mut self, range: &Range<u64>) {
+        for gone in self.objects.retire(range) {
+            self.cache.retire(&gone, &mut self.region);
+        }
+    }
+
+    /// All counts, once no thread runs in this space.
+    pub(super) fn counts(&mut self) -> Counts {
+        for context in 0..CONTEXTS_MAX {
+            self.drain_log(context);
+        }
+        let counters = self.cache.counters().len();
+        let mut sums = vec![0; counters];
+        for context in 0..CONTEXTS_MAX {
+            // Contexts are taken in order, so the first unused one ends the used ones.
+            if self.word(context, layout::LOG_AT) == 0 {
+                continue;
+            }
+            for (number, sum) in (0..).zip(&mut sums) {
+                let at = layout::COUNTERS + number * layout::COUNTER_BYTES;
+                *sum += self.word(context, at);
+            }
+        }
+        self.observed.counters = sums;
+        derive(&self.cache, &self.observed)
+    }
+}
+
+fn log_start() -> u64 {
+    u64::from(layout::LOG.unsigned_abs())
+}
+
+/// Opens the region's file in the program.
+fn open(borrowed: &Borrowed, syscall: u64, memory: &Memory, region: &Region) -> io::Result<u64> {
+    let path = format!("/proc/{}/fd/{}\0", std::process::id(), region.fd());
+    let at = (borrowed.stack() - PATH_BELOW) & !0xf;
+    let before = memory.read_vec(at, path.len());
+    memory.write(at, path.as_bytes())?;
+    let here = i64::from(libc::AT_FDCWD).cast_unsigned();
+    let flags = u64::from((libc::O_RDWR | libc::O_CLOEXEC).unsigned_abs());
+    let opened = borrowed.call(syscall, libc::SYS_openat, [here, at, flags, 0, 0, 0]);
+    if let Ok(before) = before {
+        memory.write(at, &before)?;
+    }
+    opened
+}
+
+fn close(borrowed: &Borrowed, syscall: u64, fd: u64) -> io::Result<()> {
+    borrowed.call(syscall, libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop)
+}
+
+/// Maps a part of a file at an address, or elsewhere if that is taken.
+fn map(
+    borrowed: &Borrowed,
+    syscall: u64,
+    [at, bytes, rights]: [u64; 3],
+    fd: u64,
+    offset: u64,
+) -> io::Result<u64> {
+    // A hint: without MAP_FIXED the kernel takes this address if it is free.
+    let flags = u64::from(libc::MAP_SHARED.unsigned_abs());
+    borrowed.call(syscall, libc::SYS_mmap, [at, bytes, rights, flags, fd, offset])
+}
+
+/// A free range within reach of an object.
+fn free_near(mapped: &[Mapping], object: u64, bytes: u64) -> Option<u64> {
+    let below = BELOW.into_iter().filter_map(|distance| object.checked_sub(distance + bytes));
+    let above = ABOVE.into_iter().filter_map(|distance| object.checked_add(distance));
+    below.chain(above).map(|at| at / PAGE * PAGE).find(|&at| {
+        let range = at.saturating_sub(MARGIN)..at + bytes + MARGIN;
+        at >= LOWEST
+            && mapped.iter().all(|one| one.range.end <= range.start || range.end <= one.range.start)
+    })
+}

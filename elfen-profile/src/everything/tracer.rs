@@ -1,0 +1,628 @@
+//! The tracer: reacts to every stop of every thread of the program and its descendants.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::io;
+
+use elfen_instrument::process::status_field;
+use elfen_instrument::remote::{Change, Resume, Tracee};
+use elfen_stream::{Exit, Indirect, Stop, Trap, layout};
+
+use super::space::{RANGE_CALLS, Space};
+use super::start::{StartError, start};
+use super::thread::{step, take_ended};
+use crate::profile::Profile;
+
+/// More steps than the way between two instructions of the program has in the cache.
+const STEPS_TO_ORIGINAL: u32 = 200;
+/// Instructions in memory that belongs to no file, after which a process is left alone.
+const GENERATED_MAX: u64 = 2_000;
+/// Code segment of 64-bit programs.
+const CS_64: u64 = 0x33;
+/// `si_code` of an `int3`.
+const SI_KERNEL: i32 = 0x80;
+const SYSCALL_BYTES: u64 = 2;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("waiting for the program: {0}")]
+    Wait(io::Error),
+}
+
+/// How the program ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    Exited(i32),
+    Killed(i32),
+}
+
+/// A profile, and how the program ended.
+#[derive(Debug)]
+pub struct Recorded {
+    pub profile: Profile,
+    pub ended: Ended,
+}
+
+/// Runs a program to its end, and counts everything that it does.
+pub fn record(words: &[OsString]) -> Result<Recorded, TraceError> {
+    let child = start(words)?;
+    let root = Tracee(child.id().cast_signed());
+    let mut tracer = Tracer { root: Some(root), ..Tracer::default() };
+    tracer.threads.insert(root, Thread::new(root.0));
+    loop {
+        let (thread, change) = match take_ended() {
+            Some(found) => found,
+            None => match Tracee::wait_any() {
+                Ok(found) => found,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // No traced thread is left.
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => break,
+                Err(error) => return Err(TraceError::Wait(error)),
+            },
+        };
+        // A request fails only if the thread was killed: its end is the next change.
+        let _gone = tracer.react(thread, change);
+    }
+    let ended = tracer.ended.ok_or_else(|| TraceError::Wait(io::ErrorKind::NotFound.into()))?;
+    Ok(Recorded { profile: tracer.profile, ended })
+}
+
+#[derive(Debug)]
+struct Thread {
+    process: libc::pid_t,
+    /// Index of its address space; `None` until it has one.
+    space: Option<usize>,
+    context: u32,
+    /// The base of `%gs` as the program has set it.
+    gs_base: u64,
+    /// It executes one instruction where it is, outside the cache.
+    steps: bool,
+    /// Mappings that this system call may change.
+    changes: Option<std::ops::Range<u64>>,
+}
+
+impl Thread {
+    fn new(process: libc::pid_t) -> Self {
+        Self { process, space: None, context: 0, gs_base: 0, steps: false, changes: None }
+    }
+}
+
+/// A thread or process that a traced thread has created.
+#[derive(Clone, Copy, Debug)]
+struct Created {
+    parent: Tracee,
+    shares_memory: bool,
+    is_thread: bool,
+}
+
+#[derive(Debug, Default)]
+struct Tracer {
+    root: Option<Tracee>,
+    threads: HashMap<Tracee, Thread>,
+    spaces: Vec<Option<Space>>,
+    /// Created, and not stopped yet for the first time.
+    created: HashMap<Tracee, Created>,
+    /// Stopped for the first time before its creator reported it.
+    early: HashSet<Tracee>,
+    ended: Option<Ended>,
+    profile: Profile,
+}
+
+impl Tracer {
+    fn react(&mut self, thread: Tracee, change: Change) -> io::Result<()> {
+        match change {
+            Change::Exited(_) | Change::Killed(_) => {
+                self.end(thread, change);
+                Ok(())
+            }
+            Change::Executed(former) => self.executed(thread, former),
+            Change::Created(new) => self.created(thread, new),
+            _ if !self.threads.contains_key(&thread) => self.first_stop(thread),
+            Change::Stopped => {
+                let steps = self.threads.get(&thread).is_some_and(|known| known.steps);
+                thread.resume(if steps { Resume::Step } else { Resume::Run }, 0)
+            }
+            Change::GroupStop => thread.listen(),
+            Change::Signal(libc::SIGTRAP) => self.trapped(thread),
+            Change::Signal(signal) => self.signalled(thread, signal),
+        }
+    }
+
+    fn space_of(&mut self, thread: Tracee) -> Option<(&mut Space, &mut Thread)> {
+        let known = self.threads.get_mut(&thread)?;
+        let space = self.spaces.get_mut(known.space?)?.as_mut()?;
+        Some((space, known))
+    }
+
+    // Beginnings and ends.
+
+    fn executed(&mut self, thread: Tracee, former: libc::pid_t) -> io::Result<()> {
+        let process = self.threads.get(&Tracee(former)).map_or(thread.0, |known| known.process);
+        // The other threads of the process are gone.
+        let gone: Vec<Tracee> = self
+            .threads
+            .iter()
+            .filter(|(_, known)| known.process == process)
+            .map(|(&gone, _)| gone)
+            .collect();
+        for gone in gone {
+            self.forget(gone);
+        }
+        self.threads.insert(thread, Thread::new(process));
+        // Out of the system call, whose result would overwrite a register.
+        step(thread)?;
+        if thread.registers()?.cs != CS_64 {
+            self.profile.note_left(process, "it is a 32-bit program");
+            return self.detach(thread, 0);
+        }
+        match Space::set_up(thread, process.unsigned_abs()) {
+            Ok(space) => {
+                self.spaces.push(Some(space));
+                self.join(thread, self.spaces.len() - 1)?;
+                self.enter(thread, true)
+            }
+            Err(error) => {
+                self.profile.note_left(process, &format!("memory for it: {error}"));
+                self.detach(thread, 0)
+            }
+        }
+    }
+
+    /// Gives a thread its words.
+    fn join(&mut self, thread: Tracee, index: usize) -> io::Result<()> {
+        let space = self.spaces.get_mut(index).and_then(Option::as_mut);
+        let context = space.and_then(Space::take_context);
+        let known = self.threads.get_mut(&thread);
+        match (context, known) {
+            (Some(context), Some(known)) => {
+                known.space = Some(index);
+                known.context = context;
+                Ok(())
+            }
+            _ => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    /// A traced thread has created another. It is in its system call, and goes on stepping.
+    fn created(&mut self, thread: Tracee, new: libc::pid_t) -> io::Result<()> {
+        let registers = thread.registers()?;
+        let flags = match registers.orig_rax.cast_signed() {
+            libc::SYS_clone => registers.rdi,
+            libc::SYS_vfork => u64::from(libc::CLONE_VM.unsigned_abs()),
+            libc::SYS_clone3 => {
+                let space = self.space_of(thread).map(|(space, _)| space);
+                let mut flags = [0; 8];
+                let read =
+                    space.map(|space| space.objects.memory().read(registers.rdi, &mut flags));
+                read.map_or(0, |_| u64::from_le_bytes(flags))
+            }
+            _ => 0,
+        };
+        let has = |flag: i32| flags & u64::from(flag.unsigned_abs()) != 0;
+        let created = Created {
+            parent: thread,
+            shares_memory: has(libc::CLONE_VM),
+            is_thread: has(libc::CLONE_THREAD),
+        };
+        let new = Tracee(new);
+        let begun = if self.early.remove(&new) {
+            self.begin(new, created)
+        } else {
+            self.created.insert(new, created);
+            Ok(())
+        };
+        let resumed = thread.resume(Resume::Step, 0);
+        begun.and(resumed)
+    }
+
+    fn first_stop(&mut self, thread: Tracee) -> io::Result<()> {
+        match self.created.remove(&thread) {
+            Some(created) => self.begin(thread, created),
+            None => {
+                self.early.insert(thread);
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets a new thread or process begin. It is stopped where the program has created it.
+    fn begin(&mut self, thread: Tracee, created: Created) -> io::Result<()> {
+        let parent = self.threads.get(&created.parent);
+        let Some((process, index, gs_base)) =
+            parent.and_then(|parent| Some((parent.process, parent.space?, parent.gs_base)))
+        else {
+            return self.detach(thread, 0);
+        };
+        let process = if created.is_thread { process } else { thread.0 };
+        self.threads.insert(thread, Thread { gs_base, ..Thread::new(process) });
+        let index = if created.shares_memory {
+            index
+        } else {
+            let Some(space) = self.spaces.get(index).and_then(Option::as_ref) else {
+                return self.detach(thread, 0);
+            };
+            match space.fork(thread, process.unsigned_abs()) {
+                Ok(space) => {
+                    self.spaces.push(Some(space));
+                    self.spaces.len() - 1
+                }
+                Err(error) => {
+                    self.profile.note_left(process, &format!("memory for it: {error}"));
+                    return self.detach(thread, 0);
+                }
+            }
+        };
+        if self.join(thread, index).is_err() {
+            self.profile.note_left(process, "it has too many threads");
+            return self.detach(thread, 0);
+        }
+        self.enter(thread, true)
+    }
+
+    fn end(&mut self, thread: Tracee, change: Change) {
+        self.early.remove(&thread);
+        self.created.remove(&thread);
+        self.forget(thread);
+        if self.root == Some(thread) {
+            self.ended = Some(match change {
+                Change::Exited(status) => Ended::Exited(status),
+                Change::Killed(signal) => Ended::Killed(signal),
+                _ => return,
+            });
+        }
+    }
+
+    /// Removes a thread that is gone, and counts its address space if it was the last one.
+    fn forget(&mut self, thread: Tracee) {
+        let Some(known) = self.threads.remove(&thread) else { return };
+        let Some(index) = known.space else { return };
+        let Some(slot) = self.spaces.get_mut(index) else { return };
+        let Some(space) = slot else { return };
+        space.give_context_back(known.context);
+        if space.threads == 0 {
+            self.profile.add_space(space);
+            *slot = None;
+        }
+    }
+
+    /// Lets a thread go on without us, from where it is.
+    fn detach(&mut self, thread: Tracee, signal: i32) -> io::Result<()> {
+        self.forget(thread);
+        thread.detach(signal)
+    }
+
+    /// Lets a thread go on outside the cache for good, and all others of its address space.
+    fn abandon(&mut self, thread: Tracee, why: &str) -> io::Result<()> {
+        if let Some(known) = self.threads.get(&thread) {
+            self.profile.note_left(known.process, why);
+        }
+        self.detach(thread, 0)
+    }
+
+    // In and out of the cache.
+
+    /// Lets a thread that is at an original address go on in the cache. `counts` says whether no
+    /// edge of the cache has led there.
+    fn enter(&mut self, thread: Tracee, counts: bool) -> io::Result<()> {
+        let registers = thread.registers()?;
+        self.enter_with(thread, registers, counts)
+    }
+
+    /// The same, with registers that the thread may not have yet.
+    fn enter_with(
+        &mut self,
+        thread: Tracee,
+        mut registers: libc::user_regs_struct,
+        counts: bool,
+    ) -> io::Result<()> {
+        let Some((space, known)) = self.space_of(thread) else {
+            return thread.resume(Resume::Run, 0);
+        };
+        match space.code(thread, registers.rip) {
+            Ok(code) => {
+                if counts && let Some(block) = space.cache.block_at(registers.rip) {
+                    space.count_entry(block);
+                }
+                registers.rip = code;
+                registers.gs_base = space.base(known.context);
+                // The thread is not in a system call any more that would have to be restarted.
+                registers.orig_rax = u64::MAX;
+                known.steps = false;
+                thread.set_registers(&registers)?;
+                thread.resume(Resume::Run, 0)
+            }
+            Err(stop) => {
+                space.steps += 1;
+                if stop == Stop::Full {
+                    return self.abandon(thread, "its code fills the cache");
+                }
+                if stop == Stop::NoCode && space.steps > GENERATED_MAX {
+                    return self.abandon(thread, "it runs code that belongs to no file");
+                }
+                self.step_outside(thread, registers)
+            }
+        }
+    }
+
+    /// Lets a thread execute the instruction at its original address.
+    fn step_outside(
+        &mut self,
+        thread: Tracee,
+        mut registers: libc::user_regs_struct,
+    ) -> io::Result<()> {
+        let Some(known) = self.threads.get_mut(&thread) else { return Ok(()) };
+        registers.gs_base = known.gs_base;
+        registers.orig_rax = u64::MAX;
+        known.steps = true;
+        thread.set_registers(&registers)?;
+        thread.resume(Resume::Step, 0)
+    }
+
+    /// A thread stopped with SIGTRAP: after a step, at a trap of ours, or by a signal.
+    fn trapped(&mut self, thread: Tracee) -> io::Result<()> {
+        let registers = thread.registers()?;
+        let Some((space, known)) = self.space_of(thread) else {
+            return thread.resume(Resume::Run, libc::SIGTRAP);
+        };
+        if let Some(trap) = space.cache.trap(registers.rip.wrapping_sub(1)) {
+            return self.trap(thread, trap, registers);
+        }
+        let info = thread.signal_info()?;
+        // Neither a signal that a process sent, nor a trap of the program's own.
+        let is_step = info.si_code > 0 && info.si_code != SI_KERNEL;
+        if !known.steps || !is_step {
+            return self.signalled(thread, libc::SIGTRAP);
+        }
+        if is_to_be_restarted(&registers) {
+            // A signal interrupted the system call. The kernel restarts it after the signal.
+            return thread.resume(Resume::Step, 0);
+        }
+        known.steps = false;
+        known.gs_base = registers.gs_base;
+        if let Some(range) = known.changes.take() {
+            space.retire(&range);
+        }
+        self.enter_with(thread, registers, true)
+    }
+
+    fn trap(
+        &mut self,
+        thread: Tracee,
+        trap: Trap,
+        mut registers: libc::user_regs_struct,
+    ) -> io::Result<()> {
+        let Some((space, known)) = self.space_of(thread) else { return Ok(()) };
+        match trap {
+            Trap::LogFull => {
+                space.drain_log(known.context);
+                thread.resume(Resume::Run, 0)
+            }
+            Trap::Enter { target } => {
+                registers.rip = target;
+                self.enter_with(thread, registers, false)
+            }
+            Trap::Unknown => {
+                let (site, target) = (registers.rdx, registers.rcx);
+                registers.rcx = space.word(known.context, layout::SAVED_RCX);
+                registers.rdx = space.word(known.context, layout::SAVED_RDX);
+                if !is_canonical(target) {
+                    return self.branch_nowhere(thread, site, registers);
+                }
+                space.count_computed(site, target, 1);
+                registers.rip = target;
+                if space.code(thread, target).is_ok() {
+                    space.cache.enter_table(target, &mut space.region);
+                }
+                self.enter_with(thread, registers, false)
+            }
+            Trap::HostCall { at, block } => {
+                space.count_left(block, at);
+                space.steps += 1;
+                registers.rip = at;
+                let call = registers.rax.cast_signed();
+                if RANGE_CALLS.contains(&call) {
+                    let end = registers.rdi.saturating_add(registers.rsi);
+                    known.changes = Some(registers.rdi..end);
+                }
+                self.step_outside(thread, registers)
+            }
+        }
+    }
+
+    /// A branch to an address that no code can have faults at the branch itself.
+    fn branch_nowhere(
+        &mut self,
+        thread: Tracee,
+        site: u64,
+        mut registers: libc::user_regs_struct,
+    ) -> io::Result<()> {
+        let Some((space, _)) = self.space_of(thread) else { return Ok(()) };
+        let found = space.cache.block_of_site(site).and_then(|block| {
+            let one = space.cache.blocks().get(usize::try_from(block).ok()?)?;
+            Some((block, one.exit, one.start + u64::from(*one.offsets.last()?)))
+        });
+        let Some((block, exit, at)) = found else { return Ok(()) };
+        match exit {
+            Exit::Indirect(Indirect::Return { pops }) => registers.rsp -= 8 + u64::from(pops),
+            Exit::Indirect(Indirect::Call) => registers.rsp += 8,
+            _ => {}
+        }
+        space.count_left(block, at);
+        registers.rip = at;
+        self.step_outside(thread, registers)
+    }
+
+    // Signals.
+
+    fn signalled(&mut self, thread: Tracee, signal: i32) -> io::Result<()> {
+        let Some(known) = self.threads.get(&thread) else {
+            return thread.resume(Resume::Run, signal);
+        };
+        if known.space.is_none() {
+            return thread.resume(Resume::Run, signal);
+        }
+        let reaction = reaction(thread, signal);
+        if known.steps {
+            return thread.resume(Resume::Step, signal);
+        }
+        if reaction == Reaction::None {
+            restart_call(thread)?;
+            return thread.resume(Resume::Run, signal);
+        }
+        let info = thread.signal_info()?;
+        let is_own = self.is_own_fault(thread, signal)?;
+        self.put_back(thread)?;
+        if is_own {
+            // The original instruction decides whether there is a fault.
+            let registers = thread.registers()?;
+            return self.step_outside(thread, registers);
+        }
+        thread.set_signal_info(&info)?;
+        if let Some(known) = self.threads.get_mut(&thread) {
+            known.steps = true;
+        }
+        thread.resume(Resume::Step, signal)
+    }
+
+    /// Whether a thread has faulted where the original would perhaps not have.
+    fn is_own_fault(&mut self, thread: Tracee, signal: i32) -> io::Result<bool> {
+        let at = thread.registers()?.rip;
+        let Some((space, _)) = self.space_of(thread) else { return Ok(false) };
+        let original = space.cache.original(at);
+        Ok(signal == libc::SIGSEGV && original.is_some_and(|original| original.own_fault))
+    }
+
+    /// Puts a thread in the cache back to where it is in the program.
+    fn put_back(&mut self, thread: Tracee) -> io::Result<()> {
+        let mut mask = None;
+        for _ in 0..STEPS_TO_ORIGINAL {
+            let mut registers = thread.registers()?;
+            let Some((space, known)) = self.space_of(thread) else { break };
+            if !space.cache.holds(registers.rip) {
+                break;
+            }
+            if let Some(original) = space.cache.original(registers.rip) {
+                space.count_left(original.block, original.at);
+                registers.rip = original.at;
+                if original.in_call {
+                    registers.rcx = original.at;
+                }
+                if original.rcx_saved {
+                    registers.rcx = space.word(known.context, layout::SAVED_RCX);
+                }
+                registers.gs_base = known.gs_base;
+                thread.set_registers(&registers)?;
+                break;
+            }
+            match space.cache.trap(registers.rip) {
+                Some(Trap::Enter { target }) => {
+                    registers.rip = target;
+                    registers.gs_base = known.gs_base;
+                    thread.set_registers(&registers)?;
+                    break;
+                }
+                Some(Trap::Unknown) => {
+                    space.count_computed(registers.rdx, registers.rcx, 1);
+                    registers.rip = registers.rcx;
+                    registers.rcx = space.word(known.context, layout::SAVED_RCX);
+                    registers.rdx = space.word(known.context, layout::SAVED_RDX);
+                    registers.gs_base = known.gs_base;
+                    thread.set_registers(&registers)?;
+                    break;
+                }
+                Some(Trap::LogFull) => {
+                    space.drain_log(known.context);
+                    registers.rip += 1;
+                    thread.set_registers(&registers)?;
+                }
+                Some(Trap::HostCall { at, block }) => {
+                    space.count_left(block, at);
+                    registers.rip = at;
+                    registers.gs_base = known.gs_base;
+                    thread.set_registers(&registers)?;
+                    break;
+                }
+                None => {
+                    if mask.is_none() {
+                        mask = Some(thread.signal_mask()?);
+                        thread.set_signal_mask(u64::MAX)?;
+                    }
+                    step(thread)?;
+                }
+            }
+        }
+        mask.map_or(Ok(()), |mask| thread.set_signal_mask(mask))
+    }
+}
+
+/// What a signal does to a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reaction {
+    /// A handler runs, or the program ends.
+    Visible,
+    /// Nothing, or the whole process stops or goes on.
+    None,
+}
+
+fn reaction(thread: Tracee, signal: i32) -> Reaction {
+    let has = |field: &str| {
+        let mask = status_field(thread.0, field);
+        let mask = mask.and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
+        mask & 1 << (signal - 1) != 0
+    };
+    let is_quiet = matches!(
+        signal,
+        libc::SIGCHLD
+            | libc::SIGCONT
+            | libc::SIGURG
+            | libc::SIGWINCH
+            | libc::SIGSTOP
+            | libc::SIGTSTP
+            | libc::SIGTTIN
+            | libc::SIGTTOU
+    );
+    match has("SigCgt") {
+        true => Reaction::Visible,
+        false if is_quiet || has("SigIgn") => Reaction::None,
+        false => Reaction::Visible,
+    }
+}
+
+/// Calls that return EINTR after a stop although no signal was handled.
+const NOT_RESTARTED: [libc::c_long; 7] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_io_getevents,
+];
+
+/// Makes the kernel restart such a call.
+fn restart_call(thread: Tracee) -> io::Result<()> {
+    let mut registers = thread.registers()?;
+    let (call, result) = (registers.orig_rax.cast_signed(), registers.rax.cast_signed());
+    if NOT_RESTARTED.contains(&call) && result == -i64::from(libc::EINTR) {
+        registers.rax = call.cast_unsigned();
+        registers.rip -= SYSCALL_BYTES;
+        registers.orig_rax = u64::MAX;
+        thread.set_registers(&registers)?;
+    }
+    Ok(())
+}
+
+/// Whether the kernel is about to restart a thread's system call. The errors are internal to it.
+fn is_to_be_restarted(registers: &libc::user_regs_struct) -> bool {
+    const ERESTARTSYS: i64 = 512;
+    const ERESTART_RESTARTBLOCK: i64 = 516;
+    let error = registers.rax.cast_signed().checked_neg().unwrap_or(0);
+    registers.orig_rax.cast_signed() >= 0 && (ERESTARTSYS..=ERESTART_RESTARTBLOCK).contains(&error)
+}
+
+/// Whether an address has the form of one in the lower half of the address space.
+fn is_canonical(at: u64) -> bool {
+    at < 1 << 47
+}

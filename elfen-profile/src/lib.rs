@@ -1,0 +1,12 @@
+//! Profiles of programs: which edges, calls and instructions ran, and how often.
+//!
+//! [`everything`] runs a whole program in a code cache ([`elfen_stream`]) under ptrace(2), and
+//! counts all of it exactly. It slows the program down several times. It is the yardstick for
+//! sampled profiles.
+//!
+//! A [`profile::Profile`] holds counts by file and offset, so that profiles of several processes
+//! can be added. [`cmd`] has the commands.
+
+pub mod cmd;
+pub mod everything;
+pub mod profile;

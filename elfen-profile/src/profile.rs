@@ -1,0 +1,71 @@
+//! Counts by file and offset.
+
+use std::collections::BTreeMap;
+
+use elfen_stream::counts::EdgeKind;
+
+/// A place in a file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Place {
+    /// Index of the file in [`Profile::files`].
+    pub file: u32,
+    /// Offset in that file.
+    pub offset: u64,
+}
+
+/// A run of instructions, and how often it ran.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct BlockCount {
+    pub bytes: u32,
+    pub instructions: u32,
+    pub count: u64,
+}
+
+/// An edge: from a branch, or from the last instruction in front of a place that is branched to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Edge {
+    pub from: Place,
+    pub to: Place,
+    pub kind: EdgeKind,
+}
+
+/// What ran, and how often.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Profile {
+    /// Paths of files, as the kernel reported them.
+    pub files: Vec<String>,
+    /// Blocks by their start. Blocks may overlap.
+    pub blocks: BTreeMap<Place, BlockCount>,
+    pub edges: BTreeMap<Edge, u64>,
+    /// Instructions that ran.
+    pub instructions: u64,
+    /// Address spaces that were counted: processes, and programs that these executed.
+    pub programs: u64,
+    /// What was not counted, and why.
+    pub left: Vec<String>,
+}
+
+impl Profile {
+    /// The index of a file, which may be new.
+    pub fn file(&mut self, path: &str) -> u32 {
+        let found = self.files.iter().position(|file| file == path).unwrap_or_else(|| {
+            self.files.push(path.to_owned());
+            self.files.len() - 1
+        });
+        u32::try_from(found).unwrap_or(u32::MAX)
+    }
+
+    /// Notes that a process was not counted further.
+    pub(crate) fn note_left(&mut self, process: i32, why: &str) {
+        self.left.push(format!("process {process}: {why}"));
+    }
+
+    pub(crate) fn add_block(&mut self, start: Place, block: BlockCount) {
+        let known = self.blocks.entry(start).or_default();
+        *known = BlockCount { count: known.count + block.count, ..block };
+    }
+
+    pub(crate) fn add_edge(&mut self, edge: Edge, count: u64) {
+        *self.edges.entry(edge).or_default() += count;
+    }
+}

@@ -26,6 +26,7 @@ pub mod live;
 pub mod process;
 mod program;
 pub mod remote;
+pub mod symbols;
 
 pub use elfen_entries::{RETURN_SECTION, SECTION as ENTRIES_SECTION};
 pub use library::{LIBRARY, LibraryError, find_library, preload};

@@ -8,5 +8,9 @@
 //! can be added. [`cmd`] has the commands.
 
 pub mod cmd;
+pub mod elfprof;
 pub mod everything;
 pub mod profile;
+mod report;
+mod signals;
+mod symbols;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use elfen_stream::counts::EdgeKind;
+use serde::{Deserialize, Serialize};
 
 /// A place in a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -29,11 +30,21 @@ pub struct Edge {
     pub kind: EdgeKind,
 }
 
+/// A file with code that ran.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct ProfiledFile {
+    /// As the kernel reported it.
+    pub path: String,
+    /// Its build id in hexadecimal digits; empty if it has none.
+    pub build_id: String,
+}
+
 /// What ran, and how often.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Profile {
-    /// Paths of files, as the kernel reported them.
-    pub files: Vec<String>,
+    /// The command line.
+    pub program: Vec<String>,
+    pub files: Vec<ProfiledFile>,
     /// Blocks by their start. Blocks may overlap.
     pub blocks: BTreeMap<Place, BlockCount>,
     pub edges: BTreeMap<Edge, u64>,
@@ -48,8 +59,9 @@ pub struct Profile {
 impl Profile {
     /// The index of a file, which may be new.
     pub fn file(&mut self, path: &str) -> u32 {
-        let found = self.files.iter().position(|file| file == path).unwrap_or_else(|| {
-            self.files.push(path.to_owned());
+        let found = self.files.iter().position(|file| file.path == path).unwrap_or_else(|| {
+            let file = ProfiledFile { path: path.to_owned(), build_id: String::new() };
+            self.files.push(file);
             self.files.len() - 1
         });
         u32::try_from(found).unwrap_or(u32::MAX)

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use elfen_instrument::process::name_of;
 use elfen_instrument::remote::{Mapping, mappings};
+use elfen_instrument::symbols::{debug_file, demangled};
 use elfen_instrument::{ENTRIES_SECTION, RETURN_SECTION};
 use elfen_rt::signal::task::Running;
 use object::elf::{PF_W, PT_GNU_RELRO, PT_LOAD, STT_TLS};
@@ -254,13 +255,6 @@ impl Symbols {
     }
 }
 
-/// The debug file with the symbols of a stripped program.
-fn debug_file(build_id: &[u8], folder: &Path) -> Option<PathBuf> {
-    let (first, rest) = build_id.split_first()?;
-    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(folder.join(format!("{first:02x}/{rest}.debug")))
-}
-
 /// Returns whether the running program can write to this address.
 fn is_writable(elf: &ElfFile64<'_>, address: u64) -> bool {
     let endian = elf.endian();
@@ -273,20 +267,6 @@ fn is_writable(elf: &ElfFile64<'_>, address: u64) -> bool {
         })
     };
     lies_in(PT_LOAD, PF_W) && !lies_in(PT_GNU_RELRO, 0)
-}
-
-fn demangled(name: &str) -> String {
-    if let Ok(rust) = rustc_demangle::try_demangle(name) {
-        return format!("{rust:#}");
-    }
-    if name.starts_with("_Z") {
-        let symbol = cpp_demangle::Symbol::new(name).ok();
-        let options = cpp_demangle::DemangleOptions::new();
-        if let Some(text) = symbol.and_then(|symbol| symbol.demangle_with_options(&options).ok()) {
-            return text;
-        }
-    }
-    name.to_owned()
 }
 
 /// Finds the names of a process's addresses and of tasks. It reads each file once.

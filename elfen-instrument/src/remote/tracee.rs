@@ -110,7 +110,7 @@ impl Tracee {
         libc::pid_t::try_from(message).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// Waits for the next change of any traced thread.
+    /// Waits for the next change of any thread that the calling thread traces.
     pub fn wait_any() -> io::Result<(Self, Change)> {
         Self::wait_for(-1)
     }
@@ -122,8 +122,10 @@ impl Tracee {
 
     fn wait_for(thread: libc::pid_t) -> io::Result<(Self, Change)> {
         let mut status = 0;
+        // Not those of other threads of this process, which may trace programs too.
+        let options = libc::__WALL | libc::__WNOTHREAD;
         // SAFETY: `status` is a local variable.
-        let found = unsafe { libc::waitpid(thread, &mut status, libc::__WALL) };
+        let found = unsafe { libc::waitpid(thread, &mut status, options) };
         if found == -1 {
             return Err(io::Error::last_os_error());
         }

@@ -14,14 +14,23 @@ use crate::cache::{BlockId, Cache, Counted, Translated};
 pub struct Observed {
     /// Values of the counters, summed over threads.
     pub counters: Vec<u64>,
-    /// Computed branches that no counter counts: from a block to an address.
-    pub computed: HashMap<(BlockId, u64), u64>,
+    /// Computed branches that no counter counts.
+    pub computed: HashMap<ComputedBranch, u64>,
     /// Returns that no counter counts, by the address that they went to.
     pub returned: HashMap<u64, u64>,
     /// How often threads came to a block from outside the cache.
     pub entries: HashMap<BlockId, u64>,
     /// How often threads left a block in front of the instruction at an address, or at its end.
     pub left: HashMap<BlockId, HashMap<u64, u64>>,
+}
+
+/// A computed branch that has run.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ComputedBranch {
+    pub from: BlockId,
+    pub to: u64,
+    /// The block at that address at that time.
+    pub block: Option<BlockId>,
 }
 
 /// The kinds of edges.
@@ -45,6 +54,8 @@ pub enum EdgeKind {
 pub struct Edge {
     pub from: BlockId,
     pub to: u64,
+    /// The block that it led to, if it may be in another object.
+    pub block: Option<BlockId>,
     pub kind: EdgeKind,
     pub count: u64,
 }
@@ -81,8 +92,9 @@ pub fn derive(cache: &Cache, observed: &Observed) -> Counts {
         match *counted {
             Counted::Direct { block } => *direct.entry(block).or_default() += count,
             Counted::Returned { block } => *returned.entry(block).or_default() += count,
-            Counted::Computed { block, target } => {
-                *computed.entry((block, target)).or_default() += count
+            Counted::Computed { block: from, target: to } => {
+                let block = cache.block_at(to);
+                *computed.entry(ComputedBranch { from, to, block }).or_default() += count;
             }
         }
     }
@@ -108,17 +120,17 @@ pub fn derive(cache: &Cache, observed: &Observed) -> Counts {
     for (&from, &count) in returned.iter().filter(|&(_, &count)| count > 0) {
         let Some(one) = block(blocks, from) else { continue };
         add(&mut counts, target(one, one.end), count);
-        counts.edges.push(Edge { from, to: one.end, kind: EdgeKind::Return, count });
+        counts.edges.push(Edge { from, to: one.end, block: None, kind: EdgeKind::Return, count });
     }
-    for (&(from, to), &count) in &computed {
+    for (&ComputedBranch { from, to, block: led_to }, &count) in &computed {
         let Some(one) = block(blocks, from) else { continue };
-        add(&mut counts, target(one, to), count);
+        add(&mut counts, led_to.or_else(|| target(one, to)), count);
         let kind = match one.exit {
             Exit::Indirect(Indirect::Jump) => EdgeKind::ComputedJump,
             Exit::Indirect(Indirect::Call) => EdgeKind::ComputedCall,
             _ => EdgeKind::ReturnFar,
         };
-        counts.edges.push(Edge { from, to, kind, count });
+        counts.edges.push(Edge { from, to, block: led_to, kind, count });
     }
     for (&from, &count) in direct.iter().filter(|&(_, &count)| count > 0) {
         let Some(one) = block(blocks, from) else { continue };
@@ -129,7 +141,7 @@ pub fn derive(cache: &Cache, observed: &Observed) -> Counts {
             _ => continue,
         };
         add(&mut counts, target(one, to), count);
-        counts.edges.push(Edge { from, to, kind, count });
+        counts.edges.push(Edge { from, to, block: None, kind, count });
     }
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order.sort_by_key(|&index| blocks[index].start);
@@ -158,7 +170,7 @@ pub fn derive(cache: &Cache, observed: &Observed) -> Counts {
         };
         if count > 0 {
             add(&mut counts, target(one, to), count);
-            counts.edges.push(Edge { from, to, kind, count });
+            counts.edges.push(Edge { from, to, block: None, kind, count });
         }
     }
     counts

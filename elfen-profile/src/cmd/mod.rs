@@ -1,1 +1,36 @@
 //! `elfen profile` and its subcommands: arguments, messages and output.
+
+mod record;
+mod report;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use elfen_console::failure::Failure;
+
+const AFTER: &str = "\
+Examples:
+  elfen profile record -- ./program            count everything, and print the hottest functions
+  elfen profile record -o run.elfprof -- lua5.4 script.lua
+  elfen profile report run.elfprof --sort call --top 10";
+
+/// Count which code of a program runs, and how often
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER, arg_required_else_help = true)]
+pub struct ProfileArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Command {
+    Record(record::RecordArgs),
+    Report(report::ReportArgs),
+}
+
+pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    match &args.command {
+        Command::Record(args) => record::run(args),
+        Command::Report(args) => report::run(args, out),
+    }
+}

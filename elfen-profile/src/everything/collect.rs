@@ -41,7 +41,12 @@ impl Profile {
             let Some(block) = block else { continue };
             let last = block.start + block.offsets.last().map_or(0, |&offset| offset.into());
             let image = image_of(block);
-            if let (Some(from), Some(to)) = (place(image, last), target(image, edge.to)) {
+            let led_to = edge.block.and_then(|to| blocks.get(usize::try_from(to).ok()?));
+            let to = match led_to {
+                Some(to) => place(image_of(to), to.start),
+                None => target(image, edge.to),
+            };
+            if let (Some(from), Some(to)) = (place(image, last), to) {
                 self.add_edge(Edge { from, to, kind: edge.kind }, edge.count);
             }
         }

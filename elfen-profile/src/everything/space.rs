@@ -5,8 +5,8 @@ use std::io;
 use std::ops::Range;
 
 use elfen_instrument::remote::{Mapping, Memory, Tracee, find_syscall};
-use elfen_stream::counts::{Counts, Observed, derive};
-use elfen_stream::{BlockId, Cache, Stop, layout};
+use elfen_stream::counts::{ComputedBranch, Counts, Observed, derive};
+use elfen_stream::{BlockId, Cache, Counted, Stop, layout};
 
 use super::objects::{Image, Objects};
 use super::region::{
@@ -60,6 +60,8 @@ pub(super) struct Space {
     pub(super) cache: Cache,
     pub(super) objects: Objects,
     pub(super) observed: Observed,
+    /// The parts of counters that are in `observed` already.
+    settled: HashMap<i32, u64>,
     syscall: u64,
     clusters: u64,
     table: u64,
@@ -106,6 +108,7 @@ impl Space {
             cache: Cache::new(table, NEIGHBOURHOOD),
             objects,
             observed: Observed::default(),
+            settled: HashMap::new(),
             syscall,
             clusters: 0,
             table,
@@ -146,6 +149,7 @@ impl Space {
             cache: self.cache.clone(),
             objects,
             observed: Observed::default(),
+            settled: HashMap::new(),
             free: (0..CONTEXTS_MAX).rev().collect(),
             threads: 0,
             code: self.code.clone(),
@@ -286,8 +290,10 @@ impl Space {
     pub(super) fn count_computed(&mut self, site: u64, target: u64, count: u64) {
         if Cache::is_return(site) {
             *self.observed.returned.entry(target).or_default() += count;
-        } else if let Some(block) = self.cache.block_of_site(site) {
-            *self.observed.computed.entry((block, target)).or_default() += count;
+        } else if let Some(from) = self.cache.block_of_site(site) {
+            let block = self.cache.block_at(target);
+            let branch = ComputedBranch { from, to: target, block };
+            *self.observed.computed.entry(branch).or_default() += count;
         }
     }
 
@@ -301,26 +307,58 @@ impl Space {
 
     /// Removes code whose mapping has changed.
     pub(super) fn retire(&mut self, range: &Range<u64>) {
-        for gone in self.objects.retire(range) {
+        let gone = self.objects.retire(range);
+        if gone.is_empty() {
+            return;
+        }
+        // What was counted so far led to this code; from now on the addresses are of other code.
+        self.drain_logs();
+        let counters = self.cache.counters().to_vec();
+        for (number, counted) in (0..).zip(counters) {
+            let Counted::Computed { block: from, target: to } = counted else { continue };
+            if gone.iter().any(|range| range.contains(&to)) {
+                let count = self.counter(number) - self.settled.get(&number).unwrap_or(&0);
+                *self.settled.entry(number).or_default() += count;
+                let branch = ComputedBranch { from, to, block: self.cache.block_at(to) };
+                *self.observed.computed.entry(branch).or_default() += count;
+            }
+        }
+        for gone in gone {
             self.cache.retire(&gone, &mut self.region);
         }
     }
 
-    /// All counts, once no thread runs in this space.
-    pub(super) fn counts(&mut self) -> Counts {
-        for context in 0..CONTEXTS_MAX {
+    fn drain_logs(&mut self) {
+        for context in self.used_contexts() {
             self.drain_log(context);
         }
-        let counters = self.cache.counters().len();
-        let mut sums = vec![0; counters];
-        for context in 0..CONTEXTS_MAX {
-            // Contexts are taken in order, so the first unused one ends the used ones.
-            if self.word(context, layout::LOG_AT) == 0 {
-                continue;
-            }
+    }
+
+    /// The contexts that a thread has or had.
+    fn used_contexts(&self) -> Vec<u32> {
+        (0..CONTEXTS_MAX).filter(|&one| self.word(one, layout::LOG_AT) != 0).collect()
+    }
+
+    /// The value of a counter in all contexts.
+    fn counter(&self, number: i32) -> u64 {
+        let at = layout::COUNTERS + number * layout::COUNTER_BYTES;
+        self.used_contexts().into_iter().map(|context| self.word(context, at)).sum()
+    }
+
+    /// All counts, once no thread runs in this space.
+    pub(super) fn counts(&mut self) -> Counts {
+        self.drain_logs();
+        let mut sums = vec![0; self.cache.counters().len()];
+        for context in self.used_contexts() {
             for (number, sum) in (0..).zip(&mut sums) {
                 let at = layout::COUNTERS + number * layout::COUNTER_BYTES;
                 *sum += self.word(context, at);
+            }
+        }
+        for (&number, &settled) in &self.settled {
+            let sum = usize::try_from(number).ok().and_then(|number| sums.get_mut(number));
+            if let Some(sum) = sum {
+                *sum -= settled;
             }
         }
         self.observed.counters = sums;

@@ -45,10 +45,12 @@ pub struct Recorded {
     pub ended: Ended,
 }
 
-/// Runs a program to its end, and counts everything that it does.
-pub fn record(words: &[OsString]) -> Result<Recorded, TraceError> {
+/// Runs a program to its end, and counts everything that it does. Calls `running` with the id of
+/// its process, and with 0 before that process can be gone.
+pub fn record(words: &[OsString], running: impl Fn(i32)) -> Result<Recorded, TraceError> {
     let child = start(words)?;
     let root = Tracee(child.id().cast_signed());
+    running(root.0);
     let mut tracer = Tracer { root: Some(root), ..Tracer::default() };
     tracer.threads.insert(root, Thread::new(root.0));
     loop {
@@ -64,6 +66,10 @@ pub fn record(words: &[OsString]) -> Result<Recorded, TraceError> {
         };
         // A request fails only if the thread was killed: its end is the next change.
         let _gone = tracer.react(thread, change);
+        if tracer.ended.is_some() && !tracer.releases {
+            running(0);
+            tracer.release_all();
+        }
     }
     let ended = tracer.ended.ok_or_else(|| TraceError::Wait(io::ErrorKind::NotFound.into()))?;
     Ok(Recorded { profile: tracer.profile, ended })
@@ -107,6 +113,8 @@ struct Tracer {
     /// Stopped for the first time before its creator reported it.
     early: HashSet<Tracee>,
     ended: Option<Ended>,
+    /// The program has ended; what it has left behind goes on without us.
+    releases: bool,
     profile: Profile,
 }
 
@@ -120,6 +128,7 @@ impl Tracer {
             Change::Executed(former) => self.executed(thread, former),
             Change::Created(new) => self.created(thread, new),
             _ if !self.threads.contains_key(&thread) => self.first_stop(thread),
+            _ if self.releases => self.release(thread, change),
             Change::Stopped => {
                 let steps = self.threads.get(&thread).is_some_and(|known| known.steps);
                 thread.resume(if steps { Resume::Step } else { Resume::Run }, 0)
@@ -293,11 +302,55 @@ impl Tracer {
         thread.detach(signal)
     }
 
-    /// Lets a thread go on outside the cache for good, and all others of its address space.
-    fn abandon(&mut self, thread: Tracee, why: &str) -> io::Result<()> {
+    /// Stops all threads, to release them.
+    fn release_all(&mut self) {
+        self.releases = true;
+        for thread in self.threads.keys() {
+            // This fails for a thread that was killed.
+            let _gone = thread.interrupt();
+        }
+    }
+
+    /// Lets a stopped thread go on in the program itself.
+    fn release(&mut self, thread: Tracee, change: Change) -> io::Result<()> {
+        let signal = match change {
+            Change::Signal(libc::SIGTRAP) => {
+                let trapped = self.trap_of(thread)?;
+                if let Some((trap, registers)) = trapped {
+                    // The trap is passed, and the thread stops again after its next instruction.
+                    thread.interrupt()?;
+                    return self.trap(thread, trap, registers);
+                }
+                0
+            }
+            Change::Signal(signal) => signal,
+            _ => 0,
+        };
+        self.put_back(thread)?;
+        restart_call(thread)?;
+        self.detach(thread, signal)
+    }
+
+    /// The trap that a thread has run into, and its registers.
+    fn trap_of(&mut self, thread: Tracee) -> io::Result<Option<(Trap, libc::user_regs_struct)>> {
+        let registers = thread.registers()?;
+        let space = self.space_of(thread).map(|(space, _)| space);
+        let trap = space.and_then(|space| space.cache.trap(registers.rip.wrapping_sub(1)));
+        Ok(trap.map(|trap| (trap, registers)))
+    }
+
+    /// Lets a thread at an original address go on outside the cache for good.
+    fn abandon(
+        &mut self,
+        thread: Tracee,
+        mut registers: libc::user_regs_struct,
+        why: &str,
+    ) -> io::Result<()> {
         if let Some(known) = self.threads.get(&thread) {
             self.profile.note_left(known.process, why);
+            registers.gs_base = known.gs_base;
         }
+        thread.set_registers(&registers)?;
         self.detach(thread, 0)
     }
 
@@ -336,10 +389,10 @@ impl Tracer {
             Err(stop) => {
                 space.steps += 1;
                 if stop == Stop::Full {
-                    return self.abandon(thread, "its code fills the cache");
+                    return self.abandon(thread, registers, "its code fills the cache");
                 }
                 if stop == Stop::NoCode && space.steps > GENERATED_MAX {
-                    return self.abandon(thread, "it runs code that belongs to no file");
+                    return self.abandon(thread, registers, "it runs code that belongs to no file");
                 }
                 self.step_outside(thread, registers)
             }
@@ -410,11 +463,11 @@ impl Tracer {
                 if !is_canonical(target) {
                     return self.branch_nowhere(thread, site, registers);
                 }
-                space.count_computed(site, target, 1);
                 registers.rip = target;
                 if space.code(thread, target).is_ok() {
                     space.cache.enter_table(target, &mut space.region);
                 }
+                space.count_computed(site, target, 1);
                 self.enter_with(thread, registers, false)
             }
             Trap::HostCall { at, block } => {

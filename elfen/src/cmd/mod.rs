@@ -1,7 +1,7 @@
 //! The subcommands of `elfen`. Each file parses arguments, calls a library, and prints the result.
 //!
-//! The subcommands of Shim and Tailor are in the crates `elfen-shim` and `elfen-tailor`. `lab`
-//! starts `elfen-lab`.
+//! The subcommands of Shim, Tailor and the profiler are in the crates `elfen-shim`, `elfen-tailor`
+//! and `elfen-profile`. `lab` starts `elfen-lab`.
 
 mod checks_args;
 mod doctor;
@@ -47,6 +47,7 @@ pub(crate) enum Command {
     Lanes(lanes::LanesArgs),
     Metrics(metrics::MetricsArgs),
     Pause(pause::PauseArgs),
+    Profile(elfen_profile::cmd::ProfileArgs),
     Resume(pause::ResumeArgs),
     Run(Box<run::RunArgs>),
     Set(set::SetArgs),
@@ -74,6 +75,7 @@ impl Command {
             Self::Lanes(args) => lanes::run(&args, out),
             Self::Metrics(args) => metrics::run(&args, out),
             Self::Pause(args) => pause::pause(&args, out),
+            Self::Profile(args) => elfen_profile::cmd::run(&args, out),
             Self::Resume(args) => pause::resume(&args, out),
             Self::Run(args) => run::run(&args, out),
             Self::Set(args) => set::run(&args, out),

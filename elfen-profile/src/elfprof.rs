@@ -1,0 +1,286 @@
+//! The file of a profile, `.elfprof`: a JSON header, and columns of numbers.
+//!
+//! ```text
+//! ELFPROF1   length of the header (u32)   header (JSON)   columns, zlib   CRC-32 of all before
+//! ```
+//!
+//! A column holds one field of all blocks or edges, as LEB128 numbers. Sorted columns hold
+//! differences. A file is input: every count, index and length is checked.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use elfen_stream::counts::EdgeKind;
+use miniz_oxide::deflate::compress_to_vec_zlib;
+use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
+use serde::{Deserialize, Serialize};
+
+use crate::profile::{BlockCount, Edge, Place, Profile, ProfiledFile};
+
+const MAGIC: &[u8; 8] = b"ELFPROF1";
+const CRC_BYTES: usize = 4;
+/// More than a profile of the largest program takes.
+const COLUMNS_MAX: usize = 1 << 30;
+const COMPRESSION: u8 = 6;
+const BLOCK_COLUMNS: usize = 5;
+const EDGE_COLUMNS: usize = 6;
+
+/// Why a file is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("it is not a profile of Elfen")]
+    Magic,
+    #[error("it is cut short or damaged")]
+    Damaged,
+    #[error("its header is invalid: {0}")]
+    Header(serde_json::Error),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    program: Vec<String>,
+    files: Vec<ProfiledFile>,
+    instructions: u64,
+    programs: u64,
+    left: Vec<String>,
+    blocks: usize,
+    edges: usize,
+}
+
+/// The kinds of edges by their numbers in a file.
+const KINDS: [EdgeKind; 8] = [
+    EdgeKind::Falls,
+    EdgeKind::Jump,
+    EdgeKind::Taken,
+    EdgeKind::Call,
+    EdgeKind::ComputedJump,
+    EdgeKind::ComputedCall,
+    EdgeKind::Return,
+    EdgeKind::ReturnFar,
+];
+
+/// Writes a profile.
+pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
+    let header = Header {
+        program: profile.program.clone(),
+        files: profile.files.clone(),
+        instructions: profile.instructions,
+        programs: profile.programs,
+        left: profile.left.clone(),
+        blocks: profile.blocks.len(),
+        edges: profile.edges.len(),
+    };
+    let header = serde_json::to_vec(&header)?;
+    let mut columns = Vec::new();
+    let blocks: Vec<[u64; BLOCK_COLUMNS]> = profile.blocks.iter().map(block_row).collect();
+    let edges: Vec<[u64; EDGE_COLUMNS]> = profile.edges.iter().map(edge_row).collect();
+    put_columns(&blocks, &mut columns);
+    put_columns(&edges, &mut columns);
+    let mut bytes = MAGIC.to_vec();
+    let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(header);
+    bytes.extend(compress_to_vec_zlib(&columns, COMPRESSION));
+    let crc = crc32fast::hash(&bytes);
+    bytes.extend(crc.to_le_bytes());
+    out.write_all(&bytes)
+}
+
+/// Reads a profile.
+pub fn read(path: &Path) -> Result<Profile, ReadError> {
+    parse(&fs::read(path)?)
+}
+
+pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
+    if !bytes.starts_with(MAGIC) {
+        return Err(ReadError::Magic);
+    }
+    let (body, crc) = bytes.split_last_chunk::<CRC_BYTES>().ok_or(ReadError::Damaged)?;
+    if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
+        return Err(ReadError::Damaged);
+    }
+    let rest = body.get(MAGIC.len()..).ok_or(ReadError::Damaged)?;
+    let (length, rest) = rest.split_first_chunk::<4>().ok_or(ReadError::Damaged)?;
+    let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| ReadError::Damaged)?;
+    let (header, columns) = rest.split_at_checked(length).ok_or(ReadError::Damaged)?;
+    let header: Header = serde_json::from_slice(header).map_err(ReadError::Header)?;
+    let columns =
+        decompress_to_vec_zlib_with_limit(columns, COLUMNS_MAX).map_err(|_| ReadError::Damaged)?;
+    let mut columns = Columns(&columns);
+    let found = (|| {
+        let blocks = columns.rows(header.blocks)?;
+        let edges = columns.rows(header.edges)?;
+        let files = header.files.len();
+        let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
+        let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
+        Some((blocks, edges))
+    })();
+    let (blocks, edges): (BTreeMap<_, _>, BTreeMap<_, _>) = found.ok_or(ReadError::Damaged)?;
+    Ok(Profile {
+        program: header.program,
+        files: header.files,
+        blocks,
+        edges,
+        instructions: header.instructions,
+        programs: header.programs,
+        left: header.left,
+    })
+}
+
+fn block_row((start, one): (&Place, &BlockCount)) -> [u64; BLOCK_COLUMNS] {
+    [start.file.into(), start.offset, one.bytes.into(), one.instructions.into(), one.count]
+}
+
+fn block(row: &[u64; BLOCK_COLUMNS], files: usize) -> Option<(Place, BlockCount)> {
+    let &[file, offset, bytes, instructions, count] = row;
+    let bytes = u32::try_from(bytes).ok()?;
+    let instructions = u32::try_from(instructions).ok()?;
+    Some((place(file, offset, files)?, BlockCount { bytes, instructions, count }))
+}
+
+fn edge_row((edge, count): (&Edge, &u64)) -> [u64; EDGE_COLUMNS] {
+    let Edge { from, to, kind } = edge;
+    let kind = KINDS.iter().position(|one| one == kind).unwrap_or(0) as u64;
+    [from.file.into(), from.offset, to.file.into(), to.offset, kind, *count]
+}
+
+fn edge(row: &[u64; EDGE_COLUMNS], files: usize) -> Option<(Edge, u64)> {
+    let &[from_file, from, to_file, to, kind, count] = row;
+    let kind = *KINDS.get(usize::try_from(kind).ok()?)?;
+    let (from, to) = (place(from_file, from, files)?, place(to_file, to, files)?);
+    Some((Edge { from, to, kind }, count))
+}
+
+fn place(file: u64, offset: u64, files: usize) -> Option<Place> {
+    let file = u32::try_from(file).ok()?;
+    (usize::try_from(file).ok()? < files).then_some(Place { file, offset })
+}
+
+/// Appends the columns of rows, as differences between neighbours.
+fn put_columns<const COLUMNS: usize>(rows: &[[u64; COLUMNS]], out: &mut Vec<u8>) {
+    for column in 0..COLUMNS {
+        let mut before = 0_u64;
+        for row in rows {
+            let difference = row[column].wrapping_sub(before).cast_signed();
+            // Small differences of either sign become small numbers.
+            put_number((difference << 1 ^ difference >> 63).cast_unsigned(), out);
+            before = row[column];
+        }
+    }
+}
+
+fn put_number(mut number: u64, out: &mut Vec<u8>) {
+    while number >= 0x80 {
+        out.push(number.to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    out.push(number.to_le_bytes()[0]);
+}
+
+struct Columns<'a>(&'a [u8]);
+
+impl Columns<'_> {
+    fn rows<const COLUMNS: usize>(&mut self, count: usize) -> Option<Vec<[u64; COLUMNS]>> {
+        // Each number takes a byte at least.
+        if count.checked_mul(COLUMNS)? > self.0.len() {
+            return None;
+        }
+        let mut rows = vec![[0; COLUMNS]; count];
+        for column in 0..COLUMNS {
+            let mut before = 0_u64;
+            for row in &mut rows {
+                let number = self.number()?;
+                let difference = (number >> 1).cast_signed() ^ -(number & 1).cast_signed();
+                before = before.wrapping_add(difference.cast_unsigned());
+                row[column] = before;
+            }
+        }
+        Some(rows)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f).checked_shl(shift)?;
+            if byte < 0x80 {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> Profile {
+        let mut profile = Profile { program: vec!["a".into()], ..Profile::default() };
+        let file = profile.file("/bin/a");
+        let place = |offset| Place { file, offset };
+        for (offset, count) in [(0x1000, 1), (0x1010, u64::MAX), (0x4000, 7)] {
+            let block = BlockCount { bytes: 9, instructions: 3, count };
+            profile.add_block(place(offset), block);
+            let kind = KINDS[usize::try_from(count % 8).unwrap()];
+            let edge = Edge { from: place(offset), to: place(0x1000), kind };
+            profile.add_edge(edge, count);
+        }
+        profile.instructions = 1 << 40;
+        profile.left.push("process 1: why".into());
+        profile
+    }
+
+    fn written(profile: &Profile) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(profile, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_profile_is_read_as_written() {
+        assert_eq!(parse(&written(&profile())).unwrap(), profile());
+        let empty = Profile::default();
+        assert_eq!(parse(&written(&empty)).unwrap(), empty);
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        let bytes = written(&profile());
+        assert!(matches!(parse(b"PK\x03\x04"), Err(ReadError::Magic)));
+        for length in 8..bytes.len() {
+            assert!(matches!(parse(&bytes[..length]), Err(ReadError::Damaged)), "{length}");
+        }
+        for at in 8..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            assert!(parse(&damaged).is_err(), "{at}");
+        }
+    }
+
+    /// Goal: a file whose checksum is right, but whose contents are not, is refused without a
+    /// panic.
+    #[test]
+    fn hostile_files_are_refused() {
+        let bytes = written(&profile());
+        let mut refused = 0;
+        for at in 8..bytes.len() - CRC_BYTES {
+            for with in [0, 1, 0x7f, 0xff] {
+                let mut hostile = bytes[..bytes.len() - CRC_BYTES].to_vec();
+                hostile[at] = with;
+                let crc = crc32fast::hash(&hostile);
+                hostile.extend(crc.to_le_bytes());
+                refused += u32::from(parse(&hostile).is_err());
+            }
+        }
+        assert!(refused > 100, "{refused}");
+        // More rows than the columns can hold.
+        let text = String::from_utf8_lossy(&bytes).contains("\"blocks\":3");
+        assert!(text);
+    }
+}

@@ -1,0 +1,75 @@
+//! Names of the functions of a profile's files.
+
+use std::path::Path;
+
+use elfen_instrument::symbols::FunctionTable;
+
+use crate::profile::{Place, Profile};
+
+/// The files of a profile, with their symbols.
+pub(crate) struct ProfileSymbols {
+    tables: Vec<Option<FunctionTable>>,
+    names: Vec<String>,
+}
+
+/// A function, or the part of a file of which no function is known.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct FunctionId {
+    pub(crate) file: u32,
+    /// Address of its start in the file; `None` if it is not known.
+    pub(crate) start: Option<u64>,
+}
+
+impl ProfileSymbols {
+    /// Reads the files. Also returns the paths of those that have changed since the profile.
+    pub(crate) fn read(profile: &Profile) -> (Self, Vec<String>) {
+        let mut changed = Vec::new();
+        let mut tables = Vec::new();
+        let mut names = Vec::new();
+        for file in &profile.files {
+            let path = Path::new(&file.path);
+            let table = FunctionTable::read(path);
+            let is_other = table.as_ref().is_some_and(|found| build_id(found) != file.build_id);
+            if is_other {
+                changed.push(file.path.clone());
+            }
+            tables.push(table.filter(|_| !is_other));
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            names.push(name.unwrap_or_else(|| file.path.clone()));
+        }
+        (Self { tables, names }, changed)
+    }
+
+    pub(crate) fn function_of(&self, place: Place) -> FunctionId {
+        let table = self.table(place.file);
+        let found = table.and_then(|table| table.at(table.address_of(place.offset)?));
+        FunctionId { file: place.file, start: found.map(|one| one.address) }
+    }
+
+    fn table(&self, file: u32) -> Option<&FunctionTable> {
+        self.tables.get(usize::try_from(file).ok()?)?.as_ref()
+    }
+
+    /// The name of a function.
+    pub(crate) fn name(&self, function: &FunctionId) -> String {
+        let found = function.start.and_then(|start| self.table(function.file)?.at(start));
+        found.map_or_else(|| "[no symbol]".to_owned(), |one| one.name.clone())
+    }
+
+    /// The name of a file, without its folder.
+    pub(crate) fn file_name(&self, file: u32) -> &str {
+        usize::try_from(file).ok().and_then(|file| self.names.get(file)).map_or("?", String::as_str)
+    }
+}
+
+fn build_id(table: &FunctionTable) -> String {
+    table.build_id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Notes the build ids of a profile's files, right after it was recorded.
+pub(crate) fn note_build_ids(profile: &mut Profile) {
+    for file in &mut profile.files {
+        let table = FunctionTable::read(Path::new(&file.path));
+        file.build_id = table.as_ref().map(build_id).unwrap_or_default();
+    }
+}

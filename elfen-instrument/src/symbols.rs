@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use elfen_entries::{Frame, FunctionStarts, frame};
 use object::read::elf::ElfFile64;
-use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
+use object::{
+    Endianness, Object, ObjectSection, ObjectSegment, ObjectSymbol, ReadCache, SymbolKind,
+};
 
 /// The folder in which distributions install the symbols of stripped files, by build id.
 const DEBUG_SYMBOLS: &str = "/usr/lib/debug/.build-id";
@@ -106,6 +108,13 @@ impl FunctionTable {
     }
 }
 
+/// The build id of a file; empty if it has none, `None` if it is not a 64-bit ELF file.
+pub fn build_id_of(file: &Path) -> Option<Vec<u8>> {
+    let file = ReadCache::new(fs::File::open(file).ok()?);
+    let elf: ElfFile64<'_, Endianness, _> = ElfFile64::parse(&file).ok()?;
+    Some(elf.build_id().ok().flatten().unwrap_or_default().to_vec())
+}
+
 /// The debug file with the symbols of a stripped program.
 pub fn debug_file(build_id: &[u8], folder: &Path) -> Option<PathBuf> {
     let (first, rest) = build_id.split_first()?;
@@ -134,7 +143,9 @@ mod tests {
 
     #[test]
     fn a_file_knows_its_functions_by_offset() {
-        let own = FunctionTable::read(&std::env::current_exe().unwrap()).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let own = FunctionTable::read(&program).unwrap();
+        assert_eq!(build_id_of(&program).as_ref(), Some(&own.build_id));
         let this = own
             .functions
             .iter()

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use elfen_instrument::symbols::FunctionTable;
+use elfen_instrument::symbols::{FunctionTable, build_id_of};
 
 use crate::profile::{Place, Profile};
 
@@ -29,7 +29,8 @@ impl ProfileSymbols {
         for file in &profile.files {
             let path = Path::new(&file.path);
             let table = FunctionTable::read(path);
-            let is_other = table.as_ref().is_some_and(|found| build_id(found) != file.build_id);
+            let is_other =
+                table.as_ref().is_some_and(|found| hexadecimal(&found.build_id) != file.build_id);
             if is_other {
                 changed.push(file.path.clone());
             }
@@ -62,14 +63,14 @@ impl ProfileSymbols {
     }
 }
 
-fn build_id(table: &FunctionTable) -> String {
-    table.build_id.iter().map(|byte| format!("{byte:02x}")).collect()
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Notes the build ids of a profile's files, right after it was recorded.
 pub(crate) fn note_build_ids(profile: &mut Profile) {
     for file in &mut profile.files {
-        let table = FunctionTable::read(Path::new(&file.path));
-        file.build_id = table.as_ref().map(build_id).unwrap_or_default();
+        let found = build_id_of(Path::new(&file.path));
+        file.build_id = found.map(|id| hexadecimal(&id)).unwrap_or_default();
     }
 }

@@ -15,7 +15,7 @@ use super::region::{
 use super::thread::{Borrowed, borrow_thread};
 
 /// Blocks that are translated at a time.
-const NEIGHBOURHOOD: usize = 30;
+const NEIGHBOURHOOD: usize = 60;
 /// A target that fills this many entries of a log gets code of its own.
 const PROMOTED_FROM: u32 = 4;
 /// Distances of a cluster from its object, in the order of preference. Libraries have free space

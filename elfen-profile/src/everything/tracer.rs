@@ -323,6 +323,11 @@ impl Tracer {
                 }
                 0
             }
+            // The trap of its step may be pending, and would end the program.
+            _ if self.threads.get(&thread).is_some_and(|known| known.steps) => {
+                let signal = if let Change::Signal(signal) = change { signal } else { 0 };
+                return thread.resume(Resume::Step, signal);
+            }
             Change::Signal(signal) => signal,
             _ => 0,
         };

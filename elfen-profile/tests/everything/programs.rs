@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use super::assert_same;
+use super::{assert_same, counted};
 
 fn text(folder: &Path) -> OsString {
     let mut text = String::new();
@@ -36,14 +37,75 @@ fn programs_of_the_base_system_behave_as_ever() {
     run(folder.path(), &COMMANDS);
 }
 
+const PACKAGED: [&str; 9] = [
+    "gzip -c TEXT",
+    "xz -T1 -1 -c TEXT",
+    "xz -T2 -1 --block-size=100000 -c TEXT",
+    "zstd -q -c -T2 TEXT",
+    "busybox md5sum TEXT",
+    "perl -e my|%h;$h{$_%99}.=chr(65+$_%26)for(1..9999);print|join(',',%h{1,5,7})",
+    "/usr/bin/python3 -c import|json,re;print(len(re.findall('1',json.dumps(list(range(9999))))))",
+    "gcc -O1 -S -o - -x c SOURCE",
+    "sqlite3 :memory: create|table|t(a);with|c(x)as(select|1|union|all|select|x+1|from|c|limit|9999)\
+     insert|into|t|select|x*x|from|c;select|sum(a),max(a)|from|t;",
+];
+
+#[test]
+#[ignore = "needs programs of Debian"]
+fn packaged_programs_behave_as_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &PACKAGED);
+}
+
 fn run(folder: &Path, commands: &[&str]) {
-    let text = text(folder);
     for command in commands {
-        let word = |word: &str| match word {
-            "TEXT" => text.clone(),
-            _ => word.replace('|', " ").into(),
-        };
-        let words: Vec<OsString> = command.split(' ').map(word).collect();
-        assert_same(folder, &words);
+        assert_same(folder, &words(folder, command));
+    }
+}
+
+fn words(folder: &Path, command: &str) -> Vec<OsString> {
+    let text = text(folder);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/signals.c");
+    let word = |word: &str| match word {
+        "TEXT" => text.clone(),
+        "SOURCE" => source.clone().into(),
+        _ => word.replace('|', " ").into(),
+    };
+    command.split(' ').map(word).collect()
+}
+
+/// CPU features that Valgrind does not have: the C library chooses its functions by them.
+const FEATURES: &str = "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD,\
+    -ERMS,-FSRM,-Prefer_ERMS,-Prefer_FSRM";
+/// In a thousand.
+const TOLERATED: u64 = 1;
+
+/// Goal: as many instructions are counted as Callgrind counts. Method: the same programs, with long
+/// runs, because Valgrind's own library takes some 50,000 instructions to load.
+#[test]
+#[ignore = "needs Valgrind"]
+fn instructions_are_those_of_callgrind() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = "perl -e my|$s=0;for(1..900000){$s+=$_%7}print|$s";
+    for command in ["gzip -9 -c TEXT", "xz -T1 -3 -c TEXT", "sort -r -k3 TEXT TEXT TEXT", long] {
+        let words = words(folder.path(), command);
+        let mut callgrind = Command::new("valgrind");
+        callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).args(&words);
+        let printed = callgrind.env("GLIBC_TUNABLES", FEATURES).output().unwrap().stderr;
+        let printed = String::from_utf8(printed).unwrap();
+        let collected = printed.lines().find_map(|line| line.split("Collected : ").nth(1));
+        let expected: u64 = collected.unwrap_or_else(|| panic!("{printed}")).parse().unwrap();
+        let mut env: Vec<OsString> =
+            ["env".into(), format!("GLIBC_TUNABLES={FEATURES}").into()].into();
+        env.extend(words);
+        let (_, recorded) = counted(folder.path(), &env);
+        // Less the shell that opens the output, and `env`, up to where they execute.
+        let (_, more) = counted(folder.path(), &["env".into(), "true".into()]);
+        let (_, own) = counted(folder.path(), &["true".into()]);
+        let env = more.profile.instructions - own.profile.instructions;
+        let found = recorded.profile.instructions - 2 * env;
+        let difference = found.abs_diff(expected);
+        println!("{command}: {found}, Callgrind {expected}");
+        assert!(difference * 1000 <= TOLERATED * expected, "{command}: {found}, {expected}");
     }
 }

@@ -63,6 +63,7 @@ Run       run      run a program on the batch lanes
           resume   end a pause
 Diagnose  tailor   explain why the slowest requests of a service were slow
           shim     sample what a running thread does, without stopping it
+          profile  count which code of a program runs, and how often
 Operate   lanes    list the pairs of lanes of this machine
           metrics  serve metrics to Prometheus
 Measure   lab      experiments, benchmarks, simulator, planner{after-help}";

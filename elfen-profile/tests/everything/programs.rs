@@ -46,8 +46,8 @@ const PACKAGED: [&str; 9] = [
     "perl -e my|%h;$h{$_%99}.=chr(65+$_%26)for(1..9999);print|join(',',%h{1,5,7})",
     "/usr/bin/python3 -c import|json,re;print(len(re.findall('1',json.dumps(list(range(9999))))))",
     "gcc -O1 -S -o - -x c SOURCE",
-    "sqlite3 :memory: create|table|t(a);with|c(x)as(select|1|union|all|select|x+1|from|c|limit|9999)\
-     insert|into|t|select|x*x|from|c;select|sum(a),max(a)|from|t;",
+    "sqlite3 :memory: create|table|t(a);with|c(x)as(select|1|union|all|select|x+1|from|c|limit|\
+     9999)insert|into|t|select|x*x|from|c;select|sum(a),max(a)|from|t;",
 ];
 
 #[test]

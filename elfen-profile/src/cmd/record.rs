@@ -73,17 +73,17 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     recorded.profile.program =
         args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     note_build_ids(&mut recorded.profile);
-    match (file, args.output.as_deref()) {
-        (Some(file), Some(path)) => write(&recorded.profile, file, path)?,
-        _ if !args.quiet => {
-            let (symbols, _) = ProfileSymbols::read(&recorded.profile);
-            let report = ProfileReport::of(&recorded.profile, &symbols, ROWS);
-            let _closed = io::stderr().write_all(report.text(SortKey::Function).as_bytes());
-        }
-        _ => {}
+    if let (Some(file), Some(path)) = (file, args.output.as_deref()) {
+        write(&recorded.profile, file, path)?;
     }
-    for left in &recorded.profile.left {
-        output::warn(&format!("not counted: {left}"));
+    if args.output.is_none() && !args.quiet {
+        let (symbols, _) = ProfileSymbols::read(&recorded.profile);
+        let report = ProfileReport::of(&recorded.profile, &symbols, ROWS);
+        let _closed = io::stderr().write_all(report.text(SortKey::Function).as_bytes());
+    } else {
+        for left in &recorded.profile.left {
+            output::warn(&format!("not counted: {left}"));
+        }
     }
     Ok(ExitCode::from(match recorded.ended {
         Ended::Exited(status) => u8::try_from(status).unwrap_or(1),

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io;
 
 use elfen_instrument::process::status_field;
-use elfen_instrument::remote::{Change, Resume, Tracee};
+use elfen_instrument::remote::{Change, Memory, Resume, Tracee};
 use elfen_stream::{Exit, Indirect, Stop, Trap, layout};
 
 use super::space::{RANGE_CALLS, Space};
@@ -22,6 +22,8 @@ const CS_64: u64 = 0x33;
 /// `si_code` of an `int3`.
 const SI_KERNEL: i32 = 0x80;
 const SYSCALL_BYTES: u64 = 2;
+const PUSHF: u8 = 0x9c;
+const TRAP_FLAG: u64 = 1 << 8;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -85,13 +87,16 @@ struct Thread {
     gs_base: u64,
     /// It executes one instruction where it is, outside the cache.
     steps: bool,
+    /// It executes `pushf`, which pushes the trap flag of the step too.
+    pushes_flags: bool,
     /// Mappings that this system call may change.
     changes: Option<std::ops::Range<u64>>,
 }
 
 impl Thread {
     fn new(process: libc::pid_t) -> Self {
-        Self { process, space: None, context: 0, gs_base: 0, steps: false, changes: None }
+        let (steps, pushes_flags) = (false, false);
+        Self { process, space: None, context: 0, gs_base: 0, steps, pushes_flags, changes: None }
     }
 }
 
@@ -355,6 +360,7 @@ impl Tracer {
             self.profile.note_left(known.process, why);
             registers.gs_base = known.gs_base;
         }
+        registers.eflags &= !TRAP_FLAG;
         thread.set_registers(&registers)?;
         self.detach(thread, 0)
     }
@@ -387,6 +393,8 @@ impl Tracer {
                 registers.gs_base = space.base(known.context);
                 // The thread is not in a system call any more that would have to be restarted.
                 registers.orig_rax = u64::MAX;
+                // After a step of `popf`, the kernel takes the flag of our steps for the program's.
+                registers.eflags &= !TRAP_FLAG;
                 known.steps = false;
                 thread.set_registers(&registers)?;
                 thread.resume(Resume::Run, 0)
@@ -410,9 +418,13 @@ impl Tracer {
         thread: Tracee,
         mut registers: libc::user_regs_struct,
     ) -> io::Result<()> {
-        let Some(known) = self.threads.get_mut(&thread) else { return Ok(()) };
+        let Some((space, known)) = self.space_of(thread) else { return Ok(()) };
+        let mut opcode = [0];
+        let read = space.objects.memory().read(registers.rip, &mut opcode);
+        known.pushes_flags = read.is_ok() && opcode == [PUSHF];
         registers.gs_base = known.gs_base;
         registers.orig_rax = u64::MAX;
+        registers.eflags &= !TRAP_FLAG;
         known.steps = true;
         thread.set_registers(&registers)?;
         thread.resume(Resume::Step, 0)
@@ -439,6 +451,9 @@ impl Tracer {
         }
         known.steps = false;
         known.gs_base = registers.gs_base;
+        if std::mem::take(&mut known.pushes_flags) {
+            clear_trap_flag(space.objects.memory(), registers.rsp)?;
+        }
         if let Some(range) = known.changes.take() {
             space.retire(&range);
         }
@@ -670,6 +685,14 @@ fn restart_call(thread: Tracee) -> io::Result<()> {
         thread.set_registers(&registers)?;
     }
     Ok(())
+}
+
+/// Removes the trap flag from a word of flags in the program's memory.
+fn clear_trap_flag(memory: &Memory, at: u64) -> io::Result<()> {
+    let mut word = [0; 8];
+    memory.read(at, &mut word)?;
+    let flags = u64::from_le_bytes(word) & !TRAP_FLAG;
+    memory.write(at, &flags.to_le_bytes())
 }
 
 /// Whether the kernel is about to restart a thread's system call. The errors are internal to it.

@@ -1,5 +1,6 @@
 /* What a program can notice of a code cache: signals a thousand times a second, faults, longjmp,
- * threads, children, and its own use of %gs. It prints what it saw, which is always the same. */
+ * threads, children, generated code, and its own use of %gs. It prints what it saw, which is
+ * always the same. */
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <errno.h>
@@ -10,6 +11,8 @@
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -94,6 +97,20 @@ static void *thread(void *number)
     return (void *)(long)sum;
 }
 
+/* Code that belongs to no file: it is executed where it is, step by step. */
+static long flags_of_generated_code(void)
+{
+    /* pushf; pop %rax; push %rax; popf; pushf; pop %rax; ret */
+    static const char code[] = {0x9c, 0x58, 0x50, 0x9d, 0x9c, 0x58, 0xc3};
+    void *page = mmap(0, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memcpy(page, code, sizeof code);
+    long flags = ((long (*)(void))page)();
+    for (int i = 0; i < 9; i++)
+        flags |= ((long (*)(void))page)();
+    munmap(page, 4096);
+    return flags;
+}
+
 static void set_timer(long us)
 {
     struct itimerval timer = {{0, us}, {0, us}};
@@ -166,6 +183,7 @@ int main(void)
     waitpid(child, &status, 0);
     printf("spawn %d\n", status);
 
+    printf("trap flag %d\n", (int)(flags_of_generated_code() >> 8 & 1));
     static long area[2] = {11, 22};
     long value;
     unsigned long base = 0;

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use elfen_profile::everything::Ended;
+
 use super::{assert_same, counted};
 
 fn text(folder: &Path) -> OsString {
@@ -55,6 +57,30 @@ const PACKAGED: [&str; 9] = [
 fn packaged_programs_behave_as_ever() {
     let folder = tempfile::tempdir().unwrap();
     run(folder.path(), &PACKAGED);
+}
+
+/// Goal: a program that generates code runs on without us, and the profile says so; a program with
+/// a runtime of its own, as Go's, is counted whole. Method: Java, and a Go program with goroutines.
+#[test]
+#[ignore = "needs Java and Go"]
+fn programs_with_runtimes_behave_as_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["java", "-version"].map(OsString::from);
+    let (_, recorded) = counted(folder.path(), &words);
+    assert_eq!(recorded.ended, Ended::Exited(0));
+    let [left] = &recorded.profile.left[..] else { panic!("{:?}", recorded.profile.left) };
+    assert!(left.ends_with("it runs code that belongs to no file"), "{left}");
+    let source = "package main\nimport (\"fmt\"; \"sync\")\nfunc main() {\n\
+        var wait sync.WaitGroup; sums := make([]int, 4)\n\
+        for i := range sums { wait.Add(1); go func(i int) { defer wait.Done()\n\
+        for k := 0; k < 3000000; k++ { sums[i] += k % (i + 3) } }(i) }\n\
+        wait.Wait(); fmt.Println(sums) }\n";
+    fs::write(folder.path().join("main.go"), source).unwrap();
+    let mut build = Command::new("go");
+    build.args(["build", "-o", "main", "main.go"]).current_dir(folder.path());
+    build.env("GOCACHE", folder.path().join("cache")).env("GOFLAGS", "-mod=mod");
+    assert!(build.status().expect("needs Go").success());
+    assert_same(folder.path(), &[folder.path().join("main").into()]);
 }
 
 fn run(folder: &Path, commands: &[&str]) {

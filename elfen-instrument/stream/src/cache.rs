@@ -198,7 +198,7 @@ impl Cache {
     /// The address that all entries of the table of returns hold at first. `None` before the first
     /// cluster is added.
     pub fn unexpected_return(&self) -> Option<u64> {
-        Some(self.clusters.first()?.routine.as_ref()?.returns)
+        Some(self.clusters.first()?.routine.as_ref()?.returns.on_stack)
     }
 
     /// Whether the number that the log holds is that of no site: a return.

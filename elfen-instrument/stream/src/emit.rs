@@ -13,6 +13,7 @@ use crate::block::{Block, Exit, Indirect};
 use crate::layout::{
     CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, RETURNS, SAVED_RAX, SAVED_RCX, SAVED_RDX,
 };
+use crate::lookup::UnexpectedReturn;
 
 /// The two parts of the cache that code is appended to, and what was noted on the way.
 #[derive(Debug)]
@@ -74,8 +75,7 @@ pub(crate) struct Counters {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Returns {
     pub(crate) counter: Counter,
-    /// [`crate::lookup::Routine::returns`] of this cluster.
-    pub(crate) unexpected: u64,
+    pub(crate) unexpected: UnexpectedReturn,
 }
 
 impl Emission {
@@ -168,7 +168,8 @@ impl Emission {
         Some(())
     }
 
-    /// A conditional branch. The way of a branch that is taken leads through the cold part.
+    /// A conditional branch. The way of a branch that is taken leads through the cold part, unless
+    /// the branch closes a loop: then it is mostly taken.
     fn push_branch(
         &mut self,
         emitted: &mut Emitted,
@@ -188,12 +189,16 @@ impl Emission {
             }
             // The numbers of conditions follow the opcodes from 0x80 on.
             _ if last.is_jcc_short_or_near() => {
-                let opcode = *block.bytes_of(last)?.iter().rev().nth(if last.is_jcc_short() {
-                    1
-                } else {
-                    4
-                })?;
-                self.hot.push_relative(&[0x0f, 0x80 | opcode & 0xf], taken, &[])?;
+                let at = if last.is_jcc_short() { 1 } else { 4 };
+                let condition = *block.bytes_of(last)?.iter().rev().nth(at)? & 0xf;
+                if to <= last.ip() {
+                    // The opposite condition jumps over the counter.
+                    let over = self.hot.push_forward_jump(&[0x0f, 0x80 | condition ^ 1]);
+                    push_count(&mut self.hot, counter.number?, counter.flags_are_dead)?;
+                    emitted.links.push((push_link(&mut self.hot)?, to));
+                    return self.hot.end_jump(over);
+                }
+                self.hot.push_relative(&[0x0f, 0x80 | condition], taken, &[])?;
             }
             _ => return None,
         }
@@ -231,10 +236,10 @@ impl Emission {
         hot.push_relative(&[0xe8], callee, &[])?;
         // A return comes here with the original address on the stack, and %rcx saved.
         if counter.flags_are_dead {
-            // mov constant(%rip),%rcx; cmp %rcx,(%rsp); jne unexpected
-            hot.push_relative(&[0x48, 0x8b, 0x0d], constant, &[])?;
-            hot.push(&[0x48, 0x39, 0x0c, 0x24]);
-            hot.push_relative(&[0x0f, 0x85], *unexpected, &[])?;
+            // pop %rcx; cmp constant(%rip),%rcx; jne unexpected
+            hot.push(&[0x59]);
+            hot.push_relative(&[0x48, 0x3b, 0x0d], constant, &[])?;
+            hot.push_relative(&[0x0f, 0x85], unexpected.popped, &[])?;
             push_count(hot, number, true)?;
         } else {
             hot.store(SAVED_RDX, Word::Rdx);
@@ -245,11 +250,11 @@ impl Emission {
             hot.load(Word::Rdx, SAVED_RDX);
             // jrcxz over; jmp unexpected
             hot.push(&[0xe3, 5]);
-            hot.push_relative(&[0xe9], *unexpected, &[])?;
+            hot.push_relative(&[0xe9], unexpected.on_stack, &[])?;
             push_count_by_rcx(hot, number)?;
+            // lea 8(%rsp),%rsp
+            hot.push(&[0x48, 0x8d, 0x64, 0x24, 8]);
         }
-        // lea 8(%rsp),%rsp
-        hot.push(&[0x48, 0x8d, 0x64, 0x24, 8]);
         hot.load(Word::Rcx, SAVED_RCX);
         Some(())
     }

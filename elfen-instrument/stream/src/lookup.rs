@@ -89,9 +89,17 @@ pub(crate) struct Routine {
     pub(crate) missed: u64,
     /// The log is full.
     pub(crate) full: u64,
-    /// Where a return goes whose return address is not the one that the cache expects. `%rcx` has
-    /// been saved, and the address is still on the stack.
-    pub(crate) returns: u64,
+    pub(crate) returns: UnexpectedReturn,
+}
+
+/// Where a return goes whose return address is not the one that the cache expects. `%rcx` has been
+/// saved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct UnexpectedReturn {
+    /// The address is still on the stack.
+    pub(crate) on_stack: u64,
+    /// The address is in `%rcx`.
+    pub(crate) popped: u64,
 }
 
 /// The number of no site: a return that the cache did not expect.
@@ -154,12 +162,16 @@ pub(crate) fn push_routine(code: &mut Code, table: u64) -> Option<Routine> {
     push_restore(code);
     let missed = code.end()?;
     code.push(&[INT3]);
-    let returns = code.end()?;
+    let on_stack = code.end()?;
+    // pop %rcx
+    code.push(&[0x59]);
+    let popped = code.end()?;
     code.store(SAVED_RDX, Word::Rdx);
-    // pop %rcx; mov $NO_SITE,%edx; jmp entry
-    code.push(&[0x59, 0xba]);
+    // mov $NO_SITE,%edx; jmp entry
+    code.push(&[0xba]);
     code.push(&NO_SITE.to_le_bytes());
     code.push_relative(&[0xe9], entry, &[])?;
+    let returns = UnexpectedReturn { on_stack, popped };
     Some(Routine { entry, missed, full, returns })
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod guard;
 pub(crate) mod hedge;
 pub(crate) mod nap;
 pub(crate) mod overlap;
+pub(crate) mod profile;
 mod program;
 pub(crate) mod service;
 pub(crate) mod shim;

@@ -11,7 +11,7 @@ use elfen_console::{output, usage};
 use super::meter::Meter;
 use super::{live_args, own_args};
 use crate::bench::{
-    BenchError, batch, check, guard, hedge, nap, overlap, service, shim, signal, tailor,
+    BenchError, batch, check, guard, hedge, nap, overlap, profile, service, shim, signal, tailor,
 };
 
 const EXAMPLES: &str = "\
@@ -21,6 +21,7 @@ Examples:
   elfen lab bench hedge               how a hedging proxy hides pauses
   elfen lab bench nap                 how long a lane takes to sleep and to wake
   sudo elfen lab bench overlap        how long a batch runs next to requests
+  elfen lab bench profile -- gzip -c f  a program under elfen profile
   sudo elfen lab bench signal         how late the task map is, and its cost
   elfen lab bench service --json      what publishing a request costs
   elfen lab bench shim                what elfen shim observes, and its cost
@@ -54,6 +55,7 @@ enum Benchmark {
     Hedge(hedge::BenchHedgeArgs),
     Nap(nap::BenchNapArgs),
     Overlap(overlap::BenchOverlapArgs),
+    Profile(profile::BenchProfileArgs),
     Service(service::BenchServiceArgs),
     Shim(shim::BenchShimArgs),
     Signal(signal::BenchSignalArgs),
@@ -64,6 +66,9 @@ pub(crate) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<ExitCode, Fai
     if let Benchmark::Batch(batch) = &args.benchmark {
         usage::check_program::<batch::BenchBatchArgs>("lab bench batch", &batch.program)?;
         batch.program.first().map_or(Ok(()), |program| own_args::check_program(program))?;
+    }
+    if let Benchmark::Profile(profile) = &args.benchmark {
+        profile.program.first().map_or(Ok(()), |program| own_args::check_program(program))?;
     }
     if let Some(file) = &args.output {
         live_args::writable(file)?;
@@ -77,6 +82,7 @@ pub(crate) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<ExitCode, Fai
         Benchmark::Hedge(args) => ("hedge", hedge::run(args, progress)),
         Benchmark::Nap(args) => ("nap", nap::run(args, progress)),
         Benchmark::Overlap(args) => ("overlap", overlap::run(args, progress)),
+        Benchmark::Profile(args) => ("profile", profile::run(args, progress)),
         Benchmark::Service(args) => ("service", service::run(args, progress)),
         Benchmark::Shim(args) => ("shim", shim::run(args, progress)),
         Benchmark::Signal(args) => ("signal", signal::run(args, progress)),

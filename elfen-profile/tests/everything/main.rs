@@ -113,6 +113,7 @@ fn a_program_that_looks_at_itself_sees_nothing() {
 }
 
 #[test]
+#[ignore = "needs a C++ compiler"]
 fn exceptions_pass_through_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "throws.cpp", &[]);

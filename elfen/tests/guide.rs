@@ -99,6 +99,8 @@ pages! {
         "needs root, two idle CPUs and Redis";
     the_guide_to_observing_works: "docs/guides/observing.md",
         "needs root, two idle CPUs and a C compiler";
+    the_guide_to_profiling_works: "docs/guides/profiling.md",
+        "needs root, two idle CPUs and a C compiler";
     the_guide_to_hedging_works: "docs/guides/hedge.md", "needs root and two idle CPUs";
 }
 

@@ -54,6 +54,12 @@ fn json_has_the_listed_fields() {
         assert_ne!(output.stdout, b"", "{command}: {}", String::from_utf8_lossy(&output.stderr));
         assert_fields(command, &output.stdout);
     }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.elfprof");
+    let file = file.to_str().unwrap();
+    assert!(run(&["profile", "record", "-q", "-o", file, "--", "true"]).status.success());
+    let output = run(&["profile", "report", file, "--json"]);
+    assert_fields("elfen profile report", &output.stdout);
 }
 
 /// Goal: exit statuses are those of exit-status.md. Method: a failure of each kind.

@@ -14,7 +14,8 @@ fuzz_target!(|input: (u8, &[u8], &[u8])| {
             let length = u32::try_from(bytes.len()).unwrap().to_le_bytes();
             // A stored, uncompressed block of zlib.
             let stored = u16::try_from(columns.len().min(0xffff)).unwrap();
-            let zlib = [&[0x78, 1, 1][..], &stored.to_le_bytes(), &(!stored).to_le_bytes()].concat();
+            let [length_bytes, inverse] = [stored, !stored].map(u16::to_le_bytes);
+            let zlib = [&[0x78, 1, 1][..], &length_bytes, &inverse].concat();
             [&b"ELFPROF1"[..], &length, bytes, &zlib, columns].concat()
         }
     };

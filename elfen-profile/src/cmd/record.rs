@@ -22,7 +22,7 @@ returns what it would without Elfen, and takes about three times as long. Code t
 generates itself, as Java and JavaScript do, is not counted: such a process goes on without Elfen.
 
 Exit status: that of the program; 128 + N if signal N ended it; 126 and 127 if it cannot be run or \
-was not found; 1 if the profile cannot be written.
+was not found; 1 if the profile cannot be written; 3 if it may not be traced.
 
 Examples:
   elfen profile record -- ./program

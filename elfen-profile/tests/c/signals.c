@@ -102,7 +102,8 @@ static long flags_of_generated_code(void)
 {
     /* pushf; pop %rax; push %rax; popf; pushf; pop %rax; ret */
     static const char code[] = {0x9c, 0x58, 0x50, 0x9d, 0x9c, 0x58, 0xc3};
-    void *page = mmap(0, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int rights = PROT_READ | PROT_WRITE | PROT_EXEC;
+    void *page = mmap(0, 4096, rights, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memcpy(page, code, sizeof code);
     long flags = ((long (*)(void))page)();
     for (int i = 0; i < 9; i++)

@@ -15,7 +15,7 @@ const COMMANDS: &str = "\
 [commands-hedge.md](commands-hedge.md).";
 
 /// The exit statuses of each command, besides 2 for invalid arguments.
-const BY_COMMAND: [(&str, &str); 19] = [
+const BY_COMMAND: [(&str, &str); 21] = [
     ("elfen demo", "as `elfen lab`"),
     ("elfen doctor", "0 if borrow-idle can run here, 3 if not; 1 if the program does not exist"),
     ("elfen lab", "that of `elfen-lab`; 127 if it is not installed, 126 if it cannot be started"),
@@ -29,6 +29,12 @@ const BY_COMMAND: [(&str, &str); 19] = [
         "0 with --once; 1 if the address cannot be used; 3 without System V shared memory",
     ),
     ("elfen pause", "0 once every fence is frozen; 1 if a process is not frozen after 5 s"),
+    (
+        "elfen profile record",
+        "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \
+         not found; 1 if the profile cannot be written; 3 if it may not be traced",
+    ),
+    ("elfen profile report", "0; 1 for an unusable profile"),
     ("elfen resume", "0; 1 if a fence cannot be thawed"),
     (
         "elfen run",
@@ -125,7 +131,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 23] = [
+const JSON: [(&str, &str); 24] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -133,6 +139,7 @@ const JSON: [(&str, &str); 23] = [
          cpus_offline cpus_usable cpuset isolated nohz_full",
     ),
     ("elfen lanes --slurm", "NodeName CPUs Features"),
+    ("elfen profile report", "program by instructions programs left functions calls"),
     ("elfen status", "batches elfend left hangs paused"),
     ("elfen shim", SHIM),
     ("elfen shim show", SHIM),

@@ -53,7 +53,7 @@ fn usage_errors_are_one_line() {
             "see `elfen --help`",
         ),
         (&["stauts"], "did you mean `elfen status`?", "see `elfen --help`"),
-        (&["profiles"], "unknown command 'profiles'; see", "see `elfen --help`"),
+        (&["colours"], "unknown command 'colours'; see", "see `elfen --help`"),
         (&["hedge", "--to"], "a separate program, elfen-hedge", "see `elfen-hedge --help`"),
         (
             &["lanes", "--jason"],

@@ -10,7 +10,7 @@ use elfen_console::failure::Failure;
 
 const AFTER: &str = "\
 Examples:
-  elfen profile record -- ./program            count everything, and print the hottest functions
+  elfen profile record -- ./program        prints the hottest functions
   elfen profile record -o run.elfprof -- lua5.4 script.lua
   elfen profile report run.elfprof --sort call --top 10";
 

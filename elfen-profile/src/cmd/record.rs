@@ -26,7 +26,7 @@ was not found; 1 if the profile cannot be written; 3 if it may not be traced.
 
 Examples:
   elfen profile record -- ./program
-  elfen profile record -o run.elfprof -- lua5.4 script.lua && elfen profile report run.elfprof";
+  elfen profile record -o run.elfprof -- lua5.4 script.lua";
 
 /// Rows that are printed if no file is named.
 const ROWS: usize = 15;

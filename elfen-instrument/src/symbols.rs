@@ -18,6 +18,10 @@ pub struct FunctionSymbol {
     pub address: u64,
     pub bytes: u64,
     pub name: String,
+    /// The symbol itself; empty if there is none.
+    pub symbol: String,
+    /// Other files may have functions with the same symbol.
+    pub is_local: bool,
 }
 
 /// The functions of one file, by address.
@@ -73,7 +77,8 @@ impl FunctionTable {
             };
             if self.at(found.start).is_none() {
                 let Frame { start: address, bytes, .. } = found;
-                unnamed.push(FunctionSymbol { address, bytes, name: format!("{address:#x}") });
+                let (name, symbol) = (format!("{address:#x}"), String::new());
+                unnamed.push(FunctionSymbol { address, bytes, name, symbol, is_local: true });
             }
         }
         self.functions.append(&mut unnamed);
@@ -88,8 +93,18 @@ impl FunctionTable {
                 continue;
             }
             let (address, bytes) = (symbol.address(), symbol.size());
-            self.functions.push(FunctionSymbol { address, bytes, name: demangled(name) });
+            self.functions.push(FunctionSymbol {
+                address,
+                bytes,
+                name: demangled(name),
+                symbol: name.to_owned(),
+                is_local: symbol.is_local(),
+            });
         }
+    }
+
+    pub fn functions(&self) -> &[FunctionSymbol] {
+        &self.functions
     }
 
     /// The function that contains an address.

@@ -10,6 +10,7 @@
 pub mod cmd;
 pub mod elfprof;
 pub mod everything;
+mod export;
 pub mod profile;
 mod report;
 mod signals;

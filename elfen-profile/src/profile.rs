@@ -67,6 +67,18 @@ impl Profile {
         u32::try_from(found).unwrap_or(u32::MAX)
     }
 
+    /// The index of the file that most instructions ran in.
+    pub(crate) fn hottest_file(&self) -> Option<usize> {
+        let mut executed = vec![0_u64; self.files.len()];
+        for (start, block) in &self.blocks {
+            let file = usize::try_from(start.file).ok().and_then(|file| executed.get_mut(file));
+            if let Some(sum) = file {
+                *sum = sum.saturating_add(block.count.saturating_mul(block.instructions.into()));
+            }
+        }
+        (0..executed.len()).max_by_key(|&file| executed[file])
+    }
+
     /// Notes that a process was not counted further.
     pub(crate) fn note_left(&mut self, process: i32, why: &str) {
         self.left.push(format!("process {process}: {why}"));

@@ -47,7 +47,8 @@ impl ProfileSymbols {
         FunctionId { file: place.file, start: found.map(|one| one.address) }
     }
 
-    fn table(&self, file: u32) -> Option<&FunctionTable> {
+    /// The functions of a file; `None` if it cannot be read, or has changed.
+    pub(crate) fn table(&self, file: u32) -> Option<&FunctionTable> {
         self.tables.get(usize::try_from(file).ok()?)?.as_ref()
     }
 

@@ -89,6 +89,81 @@ fn signals_are_passed_on_and_children_live_on() {
     wait_for(&done);
 }
 
+const COLLATZ: &str = "\
+#include <stdio.h>
+static long odd(long n) { return 3 * n + 1; }
+static long even(long n) { return n / 2; }
+long steps(long n) {
+    long count = 0;
+    for (; n != 1; count++)
+        n = n % 2 ? odd(n) : even(n);
+    return count;
+}
+int main(void) {
+    long sum = 0;
+    for (long n = 1; n < 30000; n++)
+        sum += steps(n);
+    printf(\"%ld\\n\", sum);
+    return 0;
+}
+";
+
+/// Records the program above, and returns the profile for llvm-bolt.
+fn branches(folder: &Path) -> String {
+    let [source, program, file] =
+        ["collatz.c", "collatz", "run.elfprof"].map(|name| folder.join(name));
+    fs::write(&source, COLLATZ).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-fno-inline", "-fno-reorder-blocks", "-Wl,--emit-relocs", "-o"]);
+    assert!(compiler.args([&program, &source]).status().unwrap().success());
+    let [program, file] = [program, file].map(|path| path.to_str().unwrap().to_owned());
+    assert!(elfen(&["record", "-q", "-o", &file, "--", &program]).status.success());
+    let exported = elfen(&["export", &file, "--to", "bolt"]);
+    assert!(exported.status.success(), "{}", error(&exported));
+    String::from_utf8(exported.stdout).unwrap()
+}
+
+/// Goal: branches are exported with their counts, by symbols. Method: calls of known number.
+#[test]
+fn branches_are_exported_by_symbol() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = branches(folder.path());
+    let calls = |to: &str| {
+        let lines = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let calls = lines.filter(|words| words[1] != to && words[4..6] == [to, "0"]);
+        calls.map(|words| words[7].parse::<u64>().unwrap()).sum::<u64>()
+    };
+    assert_eq!(calls("steps"), 29_999, "{text}");
+    // The compiler names no file: local functions have a number.
+    assert!(calls("odd/1") > 0 && calls("even/1") > calls("odd/1"), "{text}");
+    let file = folder.path().join("run.elfprof");
+    let other = elfen(&["export", file.to_str().unwrap(), "--to", "bolt", "--binary", "/bin/true"]);
+    assert_eq!(other.status.code(), Some(1));
+    assert!(error(&other).contains("it has no such file"), "{}", error(&other));
+}
+
+/// Goal: llvm-bolt takes the exported branches. Method: the program that it writes takes fewer
+/// branches, and prints the same.
+#[test]
+#[ignore = "needs llvm-bolt"]
+fn llvm_bolt_takes_the_branches() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("run.fdata");
+    fs::write(&data, branches(folder.path())).unwrap();
+    let [program, fast] = ["collatz", "fast"].map(|name| folder.path().join(name));
+    let mut bolt = Command::new("/usr/lib/llvm-16/bin/llvm-bolt");
+    bolt.arg(&program).arg("-data").arg(&data).arg("-o").arg(&fast);
+    let printed = bolt.args(["-reorder-blocks=ext-tsp", "-dyno-stats"]).output().unwrap();
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let taken = printed.lines().filter(|line| line.trim_end().contains(": taken branches"));
+    let taken: Vec<u64> =
+        taken.map(|line| line.split_whitespace().next().unwrap().parse().unwrap()).collect();
+    let [before, after] = taken[..] else { panic!("{printed}") };
+    assert!(after * 2 < before, "{printed}");
+    let output = |program: &Path| Command::new(program).output().unwrap().stdout;
+    assert_eq!(output(&fast), output(&program));
+}
+
 fn wait_for(file: &Path) {
     let begun = Instant::now();
     while fs::read(file).map_or(true, |bytes| bytes.is_empty()) {

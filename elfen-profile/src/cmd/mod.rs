@@ -1,5 +1,6 @@
 //! `elfen profile` and its subcommands: arguments, messages and output.
 
+mod export;
 mod record;
 mod report;
 
@@ -12,7 +13,8 @@ const AFTER: &str = "\
 Examples:
   elfen profile record -- ./program        prints the hottest functions
   elfen profile record -o run.elfprof -- lua5.4 script.lua
-  elfen profile report run.elfprof --sort call --top 10";
+  elfen profile report run.elfprof --sort call --top 10
+  elfen profile export run.elfprof --to bolt > run.fdata";
 
 /// Count which code of a program runs, and how often
 #[derive(clap::Args, Debug)]
@@ -24,12 +26,14 @@ pub struct ProfileArgs {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
+    Export(export::ExportArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
 }
 
 pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.command {
+        Command::Export(args) => export::run(args, out),
         Command::Record(args) => record::run(args),
         Command::Report(args) => report::run(args, out),
     }

@@ -15,7 +15,7 @@ const COMMANDS: &str = "\
 [commands-hedge.md](commands-hedge.md).";
 
 /// The exit statuses of each command, besides 2 for invalid arguments.
-const BY_COMMAND: [(&str, &str); 21] = [
+const BY_COMMAND: [(&str, &str); 22] = [
     ("elfen demo", "as `elfen lab`"),
     ("elfen doctor", "0 if borrow-idle can run here, 3 if not; 1 if the program does not exist"),
     ("elfen lab", "that of `elfen-lab`; 127 if it is not installed, 126 if it cannot be started"),
@@ -29,6 +29,7 @@ const BY_COMMAND: [(&str, &str); 21] = [
         "0 with --once; 1 if the address cannot be used; 3 without System V shared memory",
     ),
     ("elfen pause", "0 once every fence is frozen; 1 if a process is not frozen after 5 s"),
+    ("elfen profile export", "0; 1 for an unusable profile, or a file without symbols"),
     (
         "elfen profile record",
         "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \

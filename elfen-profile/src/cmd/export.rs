@@ -1,0 +1,76 @@
+//! `elfen profile export`: converts a profile for other tools.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use elfen_console::failure::{Failure, Status, named};
+
+use crate::elfprof;
+use crate::export;
+use crate::symbols::ProfileSymbols;
+
+const AFTER: &str = "\
+The program must be linked with -Wl,--emit-relocs.
+
+Examples:
+  elfen profile record -o run.elfprof -- ./program
+  elfen profile export run.elfprof --to bolt > run.fdata
+  llvm-bolt program -data run.fdata -reorder-blocks=ext-tsp -o program.fast";
+
+/// The formats that a profile can be converted to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum ExportFormat {
+    /// Taken branches of one file, for llvm-bolt
+    Bolt,
+}
+
+/// Convert a profile for other tools
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER)]
+pub(super) struct ExportArgs {
+    /// A profile that `elfen profile record -o` wrote
+    file: PathBuf,
+
+    /// The format
+    #[arg(long, value_name = "FORMAT")]
+    to: ExportFormat,
+
+    /// Of which file of the profile [default: the one with the most instructions]
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let failed = |why: &dyn std::fmt::Display, fix: &str| {
+        Failure::new(Status::Failed, named("the profile", &args.file), why, fix)
+    };
+    let profile = elfprof::read(&args.file)
+        .map_err(|error| failed(&error, "name a file that `elfen profile record -o` wrote"))?;
+    let (symbols, changed) = ProfileSymbols::read(&profile);
+    let file = match &args.binary {
+        Some(binary) => {
+            let binary = binary.canonicalize().unwrap_or_else(|_| binary.clone());
+            let binary = binary.to_string_lossy();
+            profile.files.iter().position(|file| file.path == binary)
+        }
+        None => profile.hottest_file(),
+    };
+    let file = file.ok_or_else(|| failed(&"it has no such file", "leave out --binary"))?;
+    let path = profile.files.get(file).map_or("", |file| &file.path);
+    if changed.iter().any(|changed| changed == path) {
+        let why = format!("{path} has changed since");
+        return Err(failed(&why, "record it again"));
+    }
+    let number = u32::try_from(file).unwrap_or(u32::MAX);
+    let table = symbols.table(number).ok_or_else(|| {
+        failed(&format!("{path} cannot be read"), "restore it, or record another program")
+    })?;
+    let ExportFormat::Bolt = args.to;
+    let text = export::bolt(&profile, number, table);
+    if text.is_empty() {
+        return Err(failed(&format!("{path} has no symbols"), "link it without -s"));
+    }
+    out.write_all(text.as_bytes()).map_err(Failure::output)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -6,7 +6,7 @@ use std::io;
 
 use elfen_instrument::process::status_field;
 use elfen_instrument::remote::{Change, Memory, Resume, Tracee};
-use elfen_stream::{Exit, Indirect, Stop, Trap, layout};
+use elfen_stream::{BlockId, Cache, Exit, Indirect, Stop, Translated, Trap, layout};
 
 use super::space::{RANGE_CALLS, Space};
 use super::start::{StartError, start};
@@ -512,17 +512,31 @@ impl Tracer {
         mut registers: libc::user_regs_struct,
     ) -> io::Result<()> {
         let Some((space, _)) = self.space_of(thread) else { return Ok(()) };
-        let found = space.cache.block_of_site(site).and_then(|block| {
-            let one = space.cache.blocks().get(usize::try_from(block).ok()?)?;
-            Some((block, one.exit, one.start + u64::from(*one.offsets.last()?)))
+        // Which return it was is not known: all of them fault alike.
+        let is_return = |one: &Translated| {
+            !one.is_retired && one.exit == Exit::Indirect(Indirect::Return { pops: 0 })
+        };
+        let blocks = space.cache.blocks();
+        let number = match space.cache.block_of_site(site) {
+            Some(block) => usize::try_from(block).ok(),
+            None => blocks.iter().position(is_return),
+        };
+        let found = number.and_then(|number| {
+            let one = blocks.get(number)?;
+            let at = one.start + u64::from(*one.offsets.last()?);
+            Some((BlockId::try_from(number).ok()?, one.exit, at))
         });
-        let Some((block, exit, at)) = found else { return Ok(()) };
+        let Some((block, exit, at)) = found else {
+            return thread.resume(Resume::Run, libc::SIGSEGV);
+        };
         match exit {
             Exit::Indirect(Indirect::Return { pops }) => registers.rsp -= 8 + u64::from(pops),
             Exit::Indirect(Indirect::Call) => registers.rsp += 8,
             _ => {}
         }
-        space.count_left(block, at);
+        if !Cache::is_return(site) {
+            space.count_left(block, at);
+        }
         registers.rip = at;
         self.step_outside(thread, registers)
     }

@@ -200,6 +200,13 @@ int main(void)
     wait(&status);
     printf("killed by %d\n", WTERMSIG(status));
     fflush(stdout);
+    if (fork() == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        __asm__ volatile("movabs $0x8000000000000000, %rax; push %rax; ret");
+    }
+    wait(&status);
+    printf("returned nowhere: %d\n", WTERMSIG(status));
+    fflush(stdout);
     char *shell[] = {"/bin/sh", "-c", "echo executed; exit 3", 0};
     execve(shell[0], shell, environ);
     return 2;

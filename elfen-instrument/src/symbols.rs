@@ -10,7 +10,7 @@ use object::{
 };
 
 /// The folder in which distributions install the symbols of stripped files, by build id.
-const DEBUG_SYMBOLS: &str = "/usr/lib/debug/.build-id";
+pub const DEBUG_SYMBOLS: &str = "/usr/lib/debug/.build-id";
 
 /// A function of a file.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]

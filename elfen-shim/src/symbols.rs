@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use elfen_instrument::process::name_of;
 use elfen_instrument::remote::{Mapping, mappings};
-use elfen_instrument::symbols::{debug_file, demangled};
+use elfen_instrument::symbols::{DEBUG_SYMBOLS, debug_file, demangled};
 use elfen_instrument::{ENTRIES_SECTION, RETURN_SECTION};
 use elfen_rt::signal::task::Running;
 use object::elf::{PF_W, PT_GNU_RELRO, PT_LOAD, STT_TLS};
@@ -21,8 +21,6 @@ use crate::recording::{Kind, Recording, Source, State};
 
 /// The hook that functions built with -finstrument-functions call.
 const HOOK: &[u8] = b"__cyg_profile_func_enter";
-/// The folder in which distributions install the symbols of stripped files, by build id.
-const DEBUG_SYMBOLS: &str = "/usr/lib/debug/.build-id";
 /// The maximum number of bytes of a tag's name.
 const NAME_BYTES: usize = 200;
 

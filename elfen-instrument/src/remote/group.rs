@@ -346,8 +346,8 @@ fn is_ours(thread: libc::pid_t) -> bool {
     signal_of_stop(thread) == Some(0)
 }
 
-/// Makes the kernel restart a call of [`NOT_RESTARTED`].
-fn restart_call(thread: libc::pid_t) {
+/// Makes the kernel restart a call of [`NOT_RESTARTED`], unless a signal handler runs.
+pub(super) fn restart_call(thread: libc::pid_t) {
     let Ok(mut registers) = registers_of(thread) else { return };
     let (call, result) = (registers.orig_rax.cast_signed(), registers.rax.cast_signed());
     if NOT_RESTARTED.contains(&call) && result == -i64::from(libc::EINTR) {

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::calls::{ptrace, registers_of, set_registers, set_signal_mask, signal_mask};
+use super::group::restart_call;
 
 /// A traced thread. All methods but [`Tracee::seize`] and [`Tracee::interrupt`] need it stopped;
 /// otherwise they fail with ESRCH.
@@ -88,6 +89,12 @@ impl Tracee {
             Resume::Step => libc::PTRACE_SINGLESTEP,
         };
         ptrace(request, self.0, 0, usize::try_from(signal).unwrap_or(0))
+    }
+
+    /// Makes the kernel restart the system call of a thread, if only the stop would end the call
+    /// with EINTR.
+    pub fn restart_call(self) {
+        restart_call(self.0);
     }
 
     /// Leaves a thread in its group stop, of which SIGCONT ends it.

@@ -83,18 +83,7 @@ pub(crate) fn push_link(code: &mut Code) -> Option<u64> {
     let distance_at = code.end()?.checked_add(1)?;
     let padding = usize::try_from(distance_at.wrapping_neg() % 4).ok()?;
     code.push(NOPS[padding]);
-    code.push_forward_jump_at(0xe9)
-}
-
-/// Jumps whose distance is filled in later.
-trait ForwardJump {
-    fn push_forward_jump_at(&mut self, opcode: u8) -> Option<u64>;
-}
-
-impl ForwardJump for Code {
-    fn push_forward_jump_at(&mut self, opcode: u8) -> Option<u64> {
-        let at = self.end()?.checked_add(1)?;
-        self.push_forward_jump(&[opcode]);
-        Some(at)
-    }
+    let distance_at = code.end()?.checked_add(1)?;
+    code.push_forward_jump(&[0xe9]);
+    Some(distance_at)
 }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use crate::block::{Exit, Indirect};
 use crate::cache::{BlockId, Cache, Counted, Translated};
 
-/// What a host has counted itself, beside the counters.
+/// What a host has counted, by counters and by itself.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Values of the counters, summed over threads.
@@ -160,7 +160,7 @@ pub fn derive(cache: &Cache, observed: &Observed) -> Counts {
             counts.instructions = counts.instructions.saturating_sub(undone as u64 * count);
         }
         let counted = direct.get(&from).copied().unwrap_or(0);
-        let is_counted = counted > 0 || cache.is_counted(from);
+        let is_counted = cache.is_counted(from);
         let (to, kind, count) = match one.exit {
             Exit::Falls | Exit::Native | Exit::Syscall => (one.end, EdgeKind::Falls, ends),
             Exit::Branch { .. } => (one.end, EdgeKind::Falls, ends.saturating_sub(counted)),

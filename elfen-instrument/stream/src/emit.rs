@@ -20,7 +20,7 @@ use crate::lookup::UnexpectedReturn;
 pub(crate) struct Emission {
     /// Code that runs often.
     pub(crate) hot: Code,
-    /// Code beside it: counters of branches that are taken, exits, constants.
+    /// The rest: counters of branches that are taken, exits, constants.
     pub(crate) cold: Code,
 }
 

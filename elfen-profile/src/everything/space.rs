@@ -71,8 +71,9 @@ pub(super) struct Space {
     pub(super) threads: u32,
     /// All code in the cache lies in these ranges.
     code: [Range<u64>; 2],
-    /// Instructions that threads executed outside the cache.
+    /// Instructions that threads executed outside the cache, and those in memory of no file.
     pub(super) steps: u64,
+    pub(super) generated: u64,
 }
 
 impl Space {
@@ -117,6 +118,7 @@ impl Space {
             threads: 0,
             code: [0..0, 0..0],
             steps: 0,
+            generated: 0,
         };
         space.add_cluster(thread, at)?;
         Ok(space)
@@ -154,6 +156,7 @@ impl Space {
             threads: 0,
             code: self.code.clone(),
             steps: 0,
+            generated: 0,
             ..*self
         })
     }

@@ -15,13 +15,12 @@ use crate::profile::Profile;
 
 /// More steps than the way between two instructions of the program has in the cache.
 const STEPS_TO_ORIGINAL: u32 = 200;
-/// Instructions in memory that belongs to no file, after which a process is left alone.
+/// Instructions in memory that belongs to no file, after which a process goes on without us.
 const GENERATED_MAX: u64 = 2_000;
 /// Code segment of 64-bit programs.
 const CS_64: u64 = 0x33;
 /// `si_code` of an `int3`.
 const SI_KERNEL: i32 = 0x80;
-const SYSCALL_BYTES: u64 = 2;
 const PUSHF: u8 = 0x9c;
 const TRAP_FLAG: u64 = 1 << 8;
 
@@ -66,8 +65,12 @@ pub fn record(words: &[OsString], running: impl Fn(i32)) -> Result<Recorded, Tra
                 Err(error) => return Err(TraceError::Wait(error)),
             },
         };
-        // A request fails only if the thread was killed: its end is the next change.
-        let _gone = tracer.react(thread, change);
+        match tracer.react(thread, change) {
+            // The thread was killed: its end is the next change.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) => tracer.give_up(thread, &error),
+            Ok(()) => {}
+        }
         if tracer.ended.is_some() && !tracer.releases {
             running(0);
             tracer.release_all();
@@ -307,6 +310,14 @@ impl Tracer {
         thread.detach(signal)
     }
 
+    /// Lets a thread go on without us after a failure of ours.
+    fn give_up(&mut self, thread: Tracee, error: &io::Error) {
+        let process = self.threads.get(&thread).map_or(thread.0, |known| known.process);
+        self.profile.note_left(process, &format!("tracing it: {error}"));
+        // Both fail only for a thread that is gone.
+        let _gone = self.put_back(thread).and_then(|()| self.detach(thread, 0));
+    }
+
     /// Stops all threads, to release them.
     fn release_all(&mut self) {
         self.releases = true;
@@ -337,7 +348,7 @@ impl Tracer {
             _ => 0,
         };
         self.put_back(thread)?;
-        restart_call(thread)?;
+        thread.restart_call();
         self.detach(thread, signal)
     }
 
@@ -401,10 +412,11 @@ impl Tracer {
             }
             Err(stop) => {
                 space.steps += 1;
+                space.generated += u64::from(stop == Stop::NoCode);
                 if stop == Stop::Full {
                     return self.abandon(thread, registers, "its code fills the cache");
                 }
-                if stop == Stop::NoCode && space.steps > GENERATED_MAX {
+                if space.generated > GENERATED_MAX {
                     return self.abandon(thread, registers, "it runs code that belongs to no file");
                 }
                 self.step_outside(thread, registers)
@@ -418,7 +430,7 @@ impl Tracer {
         thread: Tracee,
         mut registers: libc::user_regs_struct,
     ) -> io::Result<()> {
-        let Some((space, known)) = self.space_of(thread) else { return Ok(()) };
+        let Some((space, known)) = self.space_of(thread) else { return Err(lost()) };
         let mut opcode = [0];
         let read = space.objects.memory().read(registers.rip, &mut opcode);
         known.pushes_flags = read.is_ok() && opcode == [PUSHF];
@@ -466,7 +478,7 @@ impl Tracer {
         trap: Trap,
         mut registers: libc::user_regs_struct,
     ) -> io::Result<()> {
-        let Some((space, known)) = self.space_of(thread) else { return Ok(()) };
+        let Some((space, known)) = self.space_of(thread) else { return Err(lost()) };
         match trap {
             Trap::LogFull => {
                 space.drain_log(known.context);
@@ -511,7 +523,7 @@ impl Tracer {
         site: u64,
         mut registers: libc::user_regs_struct,
     ) -> io::Result<()> {
-        let Some((space, _)) = self.space_of(thread) else { return Ok(()) };
+        let Some((space, _)) = self.space_of(thread) else { return Err(lost()) };
         // Which return it was is not known: all of them fault alike.
         let is_return = |one: &Translated| {
             !one.is_retired && one.exit == Exit::Indirect(Indirect::Return { pops: 0 })
@@ -555,7 +567,7 @@ impl Tracer {
             return thread.resume(Resume::Step, signal);
         }
         if reaction == Reaction::None {
-            restart_call(thread)?;
+            thread.restart_call();
             return thread.resume(Resume::Run, signal);
         }
         let info = thread.signal_info()?;
@@ -677,36 +689,17 @@ fn reaction(thread: Tracee, signal: i32) -> Reaction {
     }
 }
 
-/// Calls that return EINTR after a stop although no signal was handled.
-const NOT_RESTARTED: [libc::c_long; 7] = [
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_io_getevents,
-];
-
-/// Makes the kernel restart such a call.
-fn restart_call(thread: Tracee) -> io::Result<()> {
-    let mut registers = thread.registers()?;
-    let (call, result) = (registers.orig_rax.cast_signed(), registers.rax.cast_signed());
-    if NOT_RESTARTED.contains(&call) && result == -i64::from(libc::EINTR) {
-        registers.rax = call.cast_unsigned();
-        registers.rip -= SYSCALL_BYTES;
-        registers.orig_rax = u64::MAX;
-        thread.set_registers(&registers)?;
-    }
-    Ok(())
-}
-
 /// Removes the trap flag from a word of flags in the program's memory.
 fn clear_trap_flag(memory: &Memory, at: u64) -> io::Result<()> {
     let mut word = [0; 8];
     memory.read(at, &mut word)?;
     let flags = u64::from_le_bytes(word) & !TRAP_FLAG;
     memory.write(at, &flags.to_le_bytes())
+}
+
+/// The failure of a thread without an address space, which has none of our code to run.
+fn lost() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "its address space is not known")
 }
 
 /// Whether the kernel is about to restart a thread's system call. The errors are internal to it.

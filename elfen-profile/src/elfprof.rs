@@ -27,7 +27,7 @@ const COMPRESSION: u8 = 6;
 const BLOCK_COLUMNS: usize = 5;
 const EDGE_COLUMNS: usize = 6;
 
-/// Why a file is no profile.
+/// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("{0}")]

@@ -21,7 +21,7 @@ pub(crate) struct FunctionId {
 }
 
 impl ProfileSymbols {
-    /// Reads the files. Also returns the paths of those that have changed since the profile.
+    /// Reads the files. Also returns the paths of files that have changed since.
     pub(crate) fn read(profile: &Profile) -> (Self, Vec<String>) {
         let mut changed = Vec::new();
         let mut tables = Vec::new();

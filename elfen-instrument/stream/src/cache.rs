@@ -267,8 +267,8 @@ impl Cache {
             .map_or(0, |one| one.code)
     }
 
-    /// Translates the block at `start` and those that direct branches lead to. Returns its address
-    /// in the cache.
+    /// Translates the block at `start` and the blocks that direct branches lead to. Returns the
+    /// address of the first one in the cache.
     pub fn translate(
         &mut self,
         start: u64,

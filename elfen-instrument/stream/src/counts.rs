@@ -1,4 +1,4 @@
-//! The counts of all edges and blocks, from those that were counted.
+//! The counts of all edges and blocks, from the counted edges.
 //!
 //! Not counted is where a block goes on at its end, and jumps and calls to higher addresses. So
 //! each cycle of the program has a counted edge, and in the order of addresses the count of each

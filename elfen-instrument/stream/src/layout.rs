@@ -16,7 +16,7 @@ pub const JUMP: i32 = 0x30;
 /// The next free entry of the log, as a distance from the base.
 pub const LOG_AT: i32 = 0x38;
 
-/// System calls that need the host, and those that need it if they change mapped code: one bit a
+/// System calls that need the host, and calls that need it if they change mapped code: one bit per
 /// number.
 pub const HOST_CALLS: i32 = 0x80;
 pub const RANGE_CALLS: i32 = 0xc0;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -184,6 +185,15 @@ int main(void)
     waitpid(child, &status, 0);
     printf("spawn %d\n", status);
 
+    /* Natively an ignored signal does not end this call; a stop by a tracer would. */
+    int poll = epoll_create1(0);
+    struct epoll_event event;
+    if (fork() == 0) {
+        usleep(20000);
+        _exit(0);
+    }
+    printf("epoll %d\n", epoll_wait(poll, &event, 1, 200));
+    wait(&status);
     printf("trap flag %d\n", (int)(flags_of_generated_code() >> 8 & 1));
     static long area[2] = {11, 22};
     long value;

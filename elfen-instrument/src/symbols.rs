@@ -123,6 +123,14 @@ impl FunctionTable {
     }
 }
 
+/// The address of a symbol that a file exports.
+pub fn address_of_symbol(file: &Path, name: &str) -> Option<u64> {
+    let bytes = fs::read(file).ok()?;
+    let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
+    let found = elf.dynamic_symbols().find(|symbol| symbol.name() == Ok(name));
+    found.map(|symbol| symbol.address())
+}
+
 /// The build id of a file; empty if it has none, `None` if it is not a 64-bit ELF file.
 pub fn build_id_of(file: &Path) -> Option<Vec<u8>> {
     let file = ReadCache::new(fs::File::open(file).ok()?);

@@ -17,15 +17,15 @@ use miniz_oxide::deflate::compress_to_vec_zlib;
 use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 use serde::{Deserialize, Serialize};
 
-use crate::profile::{BlockCount, Edge, Place, Profile, ProfiledFile};
+use crate::profile::{BlockCount, Edge, EdgeCount, Place, Profile, ProfiledFile, Source};
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
 const CRC_BYTES: usize = 4;
 /// More than a profile of the largest program takes.
 const COLUMNS_MAX: usize = 1 << 30;
 const COMPRESSION: u8 = 6;
-const BLOCK_COLUMNS: usize = 5;
-const EDGE_COLUMNS: usize = 6;
+const BLOCK_COLUMNS: usize = 6;
+const EDGE_COLUMNS: usize = 7;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,8 @@ pub enum ReadError {
 #[derive(Serialize, Deserialize)]
 struct Header {
     program: Vec<String>,
+    by: Source,
+    bursts: u64,
     files: Vec<ProfiledFile>,
     instructions: u64,
     programs: u64,
@@ -67,6 +69,8 @@ const KINDS: [EdgeKind; 8] = [
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let header = Header {
         program: profile.program.clone(),
+        by: profile.by,
+        bursts: profile.bursts,
         files: profile.files.clone(),
         instructions: profile.instructions,
         programs: profile.programs,
@@ -122,6 +126,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
     let (blocks, edges): (BTreeMap<_, _>, BTreeMap<_, _>) = found.ok_or(ReadError::Damaged)?;
     Ok(Profile {
         program: header.program,
+        by: header.by,
+        bursts: header.bursts,
         files: header.files,
         blocks,
         edges,
@@ -132,27 +138,28 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
 }
 
 fn block_row((start, one): (&Place, &BlockCount)) -> [u64; BLOCK_COLUMNS] {
-    [start.file.into(), start.offset, one.bytes.into(), one.instructions.into(), one.count]
+    let BlockCount { bytes, instructions, count, bursts } = *one;
+    [start.file.into(), start.offset, bytes.into(), instructions.into(), count, bursts]
 }
 
 fn block(row: &[u64; BLOCK_COLUMNS], files: usize) -> Option<(Place, BlockCount)> {
-    let &[file, offset, bytes, instructions, count] = row;
+    let &[file, offset, bytes, instructions, count, bursts] = row;
     let bytes = u32::try_from(bytes).ok()?;
     let instructions = u32::try_from(instructions).ok()?;
-    Some((place(file, offset, files)?, BlockCount { bytes, instructions, count }))
+    Some((place(file, offset, files)?, BlockCount { bytes, instructions, count, bursts }))
 }
 
-fn edge_row((edge, count): (&Edge, &u64)) -> [u64; EDGE_COLUMNS] {
+fn edge_row((edge, count): (&Edge, &EdgeCount)) -> [u64; EDGE_COLUMNS] {
     let Edge { from, to, kind } = edge;
     let kind = KINDS.iter().position(|one| one == kind).unwrap_or(0) as u64;
-    [from.file.into(), from.offset, to.file.into(), to.offset, kind, *count]
+    [from.file.into(), from.offset, to.file.into(), to.offset, kind, count.count, count.bursts]
 }
 
-fn edge(row: &[u64; EDGE_COLUMNS], files: usize) -> Option<(Edge, u64)> {
-    let &[from_file, from, to_file, to, kind, count] = row;
+fn edge(row: &[u64; EDGE_COLUMNS], files: usize) -> Option<(Edge, EdgeCount)> {
+    let &[from_file, from, to_file, to, kind, count, bursts] = row;
     let kind = *KINDS.get(usize::try_from(kind).ok()?)?;
     let (from, to) = (place(from_file, from, files)?, place(to_file, to, files)?);
-    Some((Edge { from, to, kind }, count))
+    Some((Edge { from, to, kind }, EdgeCount { count, bursts }))
 }
 
 fn place(file: u64, offset: u64, files: usize) -> Option<Place> {
@@ -225,11 +232,11 @@ mod tests {
         let file = profile.file("/bin/a");
         let place = |offset| Place { file, offset };
         for (offset, count) in [(0x1000, 1), (0x1010, u64::MAX), (0x4000, 7)] {
-            let block = BlockCount { bytes: 9, instructions: 3, count };
+            let block = BlockCount { bytes: 9, instructions: 3, count, bursts: 2 };
             profile.add_block(place(offset), block);
             let kind = KINDS[usize::try_from(count % 8).unwrap()];
             let edge = Edge { from: place(offset), to: place(0x1000), kind };
-            profile.add_edge(edge, count);
+            profile.add_edge(edge, EdgeCount { count, bursts: 1 });
         }
         profile.instructions = 1 << 40;
         profile.left.push("process 1: why".into());

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use elfen_instrument::symbols::FunctionTable;
 use elfen_stream::counts::EdgeKind;
 
-use crate::profile::{Place, Profile};
+use crate::profile::{EdgeCount, Place, Profile};
 
 /// The branches of one file that were taken, as llvm-bolt reads them (`fdata`): a line for each
 /// pair of places, `1 FROM OFFSET 1 TO OFFSET MISPREDICTED COUNT`. Mispredictions are not known.
@@ -27,7 +27,7 @@ pub(crate) fn bolt(profile: &Profile, file: u32, table: &FunctionTable) -> Strin
         Some((name, address - one.address))
     };
     let mut text = String::new();
-    for (edge, count) in &profile.edges {
+    for (edge, EdgeCount { count, .. }) in &profile.edges {
         let is_taken = match edge.kind {
             EdgeKind::Falls => false,
             // From a call to where it returns to: the return itself is elsewhere.

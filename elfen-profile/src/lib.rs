@@ -7,8 +7,11 @@
 //! A [`profile::Profile`] holds counts by file and offset, so that profiles of several processes
 //! can be added. [`cmd`] has the commands.
 
+pub mod bursts;
 pub mod cmd;
+mod compare;
 pub mod elfprof;
+mod engine;
 pub mod everything;
 mod export;
 pub mod profile;

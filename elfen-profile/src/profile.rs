@@ -14,12 +14,33 @@ pub struct Place {
     pub offset: u64,
 }
 
+/// How the counts of a profile came about.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// Everything was counted.
+    #[default]
+    Everything,
+    /// Estimated from bursts.
+    Bursts,
+}
+
 /// A run of instructions, and how often it ran.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct BlockCount {
     pub bytes: u32,
     pub instructions: u32,
     pub count: u64,
+    /// Bursts in which it ran, from which the count is estimated; 0 for an exact count.
+    pub bursts: u64,
+}
+
+/// How often an edge was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct EdgeCount {
+    pub count: u64,
+    /// As in [`BlockCount`].
+    pub bursts: u64,
 }
 
 /// An edge: from a branch, or from the last instruction in front of a place that is branched to.
@@ -44,10 +65,13 @@ pub struct ProfiledFile {
 pub struct Profile {
     /// The command line.
     pub program: Vec<String>,
+    pub by: Source,
+    /// Bursts that the counts are estimated from.
+    pub bursts: u64,
     pub files: Vec<ProfiledFile>,
     /// Blocks by their start. Blocks may overlap.
     pub blocks: BTreeMap<Place, BlockCount>,
-    pub edges: BTreeMap<Edge, u64>,
+    pub edges: BTreeMap<Edge, EdgeCount>,
     /// Instructions that ran.
     pub instructions: u64,
     /// Address spaces that were counted: processes, and programs that these executed.
@@ -86,10 +110,13 @@ impl Profile {
 
     pub(crate) fn add_block(&mut self, start: Place, block: BlockCount) {
         let known = self.blocks.entry(start).or_default();
-        *known = BlockCount { count: known.count + block.count, ..block };
+        let count = known.count.saturating_add(block.count);
+        *known = BlockCount { count, bursts: known.bursts + block.bursts, ..block };
     }
 
-    pub(crate) fn add_edge(&mut self, edge: Edge, count: u64) {
-        *self.edges.entry(edge).or_default() += count;
+    pub(crate) fn add_edge(&mut self, edge: Edge, EdgeCount { count, bursts }: EdgeCount) {
+        let known = self.edges.entry(edge).or_default();
+        known.count = known.count.saturating_add(count);
+        known.bursts += bursts;
     }
 }

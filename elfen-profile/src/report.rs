@@ -6,7 +6,7 @@ use elfen_console::table;
 use elfen_stream::counts::EdgeKind;
 use serde::Serialize;
 
-use crate::profile::Profile;
+use crate::profile::{EdgeCount, Profile, Source};
 use crate::symbols::{FunctionId, ProfileSymbols};
 
 /// What the report is sorted by.
@@ -22,7 +22,9 @@ pub(crate) enum SortKey {
 pub(crate) struct ProfileReport {
     program: Vec<String>,
     /// How the numbers came about.
-    by: &'static str,
+    by: Source,
+    /// Bursts that the numbers come from; 0 if everything was counted.
+    bursts: u64,
     instructions: u64,
     programs: u64,
     /// What was not counted, and why.
@@ -40,6 +42,8 @@ struct FunctionRow {
     share_percent: f64,
     /// Times that it was called; jumps into it count too.
     calls: u64,
+    /// Bursts in which it ran; 0 if everything was counted.
+    bursts: u64,
 }
 
 #[derive(Serialize, Debug)]
@@ -47,18 +51,43 @@ struct CallRow {
     from: String,
     to: String,
     count: u64,
+    /// Bursts in which it was called; 0 if everything was counted.
+    bursts: u64,
 }
 
-impl ProfileReport {
-    /// The `top` largest rows of each table.
-    pub(crate) fn of(profile: &Profile, symbols: &ProfileSymbols, top: usize) -> Self {
-        let mut instructions: HashMap<FunctionId, u64> = HashMap::new();
+/// Calling and called function.
+pub(crate) type CallPair = (FunctionId, FunctionId);
+
+/// A sum of counts, and the bursts that at least one of them was seen in.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Sum {
+    pub(crate) count: u64,
+    pub(crate) bursts: u64,
+}
+
+impl Sum {
+    fn add(&mut self, count: u64, bursts: u64) {
+        self.count = self.count.saturating_add(count);
+        // Which bursts is not known, so these may be the same ones.
+        self.bursts = self.bursts.max(bursts);
+    }
+}
+
+/// Counts of functions, and of calls between them.
+pub(crate) struct ProfileSums {
+    pub(crate) instructions: HashMap<FunctionId, Sum>,
+    pub(crate) calls: HashMap<CallPair, Sum>,
+}
+
+impl ProfileSums {
+    pub(crate) fn of(profile: &Profile, symbols: &ProfileSymbols) -> Self {
+        let mut instructions: HashMap<FunctionId, Sum> = HashMap::new();
         for (&start, block) in &profile.blocks {
             let executed = block.count.saturating_mul(block.instructions.into());
-            *instructions.entry(symbols.function_of(start)).or_default() += executed;
+            instructions.entry(symbols.function_of(start)).or_default().add(executed, block.bursts);
         }
-        let mut calls: HashMap<(FunctionId, FunctionId), u64> = HashMap::new();
-        for (edge, &count) in &profile.edges {
+        let mut calls: HashMap<CallPair, Sum> = HashMap::new();
+        for (edge, &EdgeCount { count, bursts }) in &profile.edges {
             let is_call = match edge.kind {
                 EdgeKind::Call | EdgeKind::ComputedCall => true,
                 // The last call of a function is often a jump.
@@ -69,24 +98,32 @@ impl ProfileReport {
                 EdgeKind::Falls | EdgeKind::Return | EdgeKind::ReturnFar => false,
             };
             if is_call {
-                let pair = [edge.from, edge.to].map(|place| symbols.function_of(place));
-                let [from, to] = pair;
-                *calls.entry((from, to)).or_default() += count;
+                let [from, to] = [edge.from, edge.to].map(|place| symbols.function_of(place));
+                calls.entry((from, to)).or_default().add(count, bursts);
             }
         }
+        Self { instructions, calls }
+    }
+}
+
+impl ProfileReport {
+    /// The `top` largest rows of each table.
+    pub(crate) fn of(profile: &Profile, symbols: &ProfileSymbols, top: usize) -> Self {
+        let ProfileSums { instructions, calls } = ProfileSums::of(profile, symbols);
         let mut called: HashMap<&FunctionId, u64> = HashMap::new();
-        for ((_, to), &count) in &calls {
-            *called.entry(to).or_default() += count;
+        for ((_, to), sum) in &calls {
+            *called.entry(to).or_default() += sum.count;
         }
-        let all: u64 = instructions.values().sum();
+        let all: u64 = instructions.values().map(|sum| sum.count).sum();
         let mut functions: Vec<FunctionRow> = instructions
             .iter()
-            .map(|(function, &instructions)| FunctionRow {
+            .map(|(function, &Sum { count: instructions, bursts })| FunctionRow {
                 function: symbols.name(function),
                 file: symbols.file_name(function.file).to_owned(),
                 instructions,
                 share_percent: share(instructions, all),
                 calls: called.get(function).copied().unwrap_or(0),
+                bursts,
             })
             .collect();
         functions.sort_by(|a, b| {
@@ -95,17 +132,19 @@ impl ProfileReport {
         functions.truncate(top);
         let mut calls: Vec<CallRow> = calls
             .iter()
-            .map(|((from, to), &count)| CallRow {
+            .map(|((from, to), &Sum { count, bursts })| CallRow {
                 from: symbols.name(from),
                 to: symbols.name(to),
                 count,
+                bursts,
             })
             .collect();
         calls.sort_by(|a, b| (b.count, &a.from, &a.to).cmp(&(a.count, &b.from, &b.to)));
         calls.truncate(top);
         Self {
             program: profile.program.clone(),
-            by: "everything",
+            by: profile.by,
+            bursts: profile.bursts,
             instructions: profile.instructions,
             programs: profile.programs,
             left: profile.left.clone(),
@@ -116,8 +155,12 @@ impl ProfileReport {
 
     pub(crate) fn text(&self, sort: SortKey) -> String {
         let plural = if self.programs == 1 { "program" } else { "programs" };
+        let how = match self.by {
+            Source::Everything => "all counted".to_owned(),
+            Source::Bursts => format!("seen in {} bursts", grouped(self.bursts)),
+        };
         let mut text = format!(
-            "{}: {} instructions of {} {plural}, all counted\n",
+            "{}: {} instructions of {} {plural}, {how}\n",
             self.program.join(" "),
             grouped(self.instructions),
             self.programs
@@ -126,19 +169,24 @@ impl ProfileReport {
             text += &format!("not counted: {left}\n");
         }
         text.push('\n');
-        text += &match sort {
-            SortKey::Function => {
-                let rows: Vec<Vec<String>> =
-                    self.functions.iter().map(FunctionRow::cells).collect();
-                table::lines(&["share %", "instructions", "calls", "function", "file"], &rows)
-            }
+        let is_exact = self.by == Source::Everything;
+        let (head, rows): (&[&str], Vec<Vec<String>>) = match sort {
+            SortKey::Function => (
+                &["share %", "± %", "instructions", "calls", "function", "file"],
+                self.functions.iter().map(FunctionRow::cells).collect(),
+            ),
             SortKey::Call => {
-                let cells =
-                    |one: &CallRow| vec![grouped(one.count), one.from.clone(), one.to.clone()];
-                let rows: Vec<Vec<String>> = self.calls.iter().map(cells).collect();
-                table::lines(&["calls", "from", "to"], &rows)
+                (&["calls", "± %", "from", "to"], self.calls.iter().map(CallRow::cells).collect())
             }
         };
+        let keep = |column: usize| !is_exact || column != 1;
+        let head: Vec<&str> =
+            (0..).zip(head).filter(|&(at, _)| keep(at)).map(|(_, &one)| one).collect();
+        let kept = |row: Vec<String>| {
+            (0..).zip(row).filter(|&(at, _)| keep(at)).map(|(_, one)| one).collect()
+        };
+        let rows: Vec<Vec<String>> = rows.into_iter().map(kept).collect();
+        text += &table::lines(&head, &rows);
         text
     }
 }
@@ -147,12 +195,25 @@ impl FunctionRow {
     fn cells(&self) -> Vec<String> {
         vec![
             format!("{:.2}", self.share_percent),
+            error(self.bursts),
             grouped(self.instructions),
             grouped(self.calls),
             self.function.clone(),
             self.file.clone(),
         ]
     }
+}
+
+impl CallRow {
+    fn cells(&self) -> Vec<String> {
+        vec![grouped(self.count), error(self.bursts), self.from.clone(), self.to.clone()]
+    }
+}
+
+/// The relative error of a count that was seen in this number of bursts, in percent.
+#[expect(clippy::cast_precision_loss, reason = "it has few digits")]
+fn error(bursts: u64) -> String {
+    format!("{:.0}", 100.0 / (bursts.max(1) as f64).sqrt())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]

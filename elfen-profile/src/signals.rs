@@ -4,12 +4,15 @@
 //! passed on. The command ends when the program has ended.
 
 use std::io;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 /// The process that signals are passed on to; 0 for none.
 static PROGRAM: AtomicI32 = AtomicI32::new(0);
+
+static STOPS: AtomicBool = AtomicBool::new(false);
+static STOPPED: AtomicBool = AtomicBool::new(false);
 
 const PASSED_ON: [Signal; 4] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP];
 
@@ -25,12 +28,27 @@ pub(crate) fn pass_on() -> io::Result<()> {
     Ok(())
 }
 
+/// Makes the signals end a recording of a process that was not started here.
+pub(crate) fn stop_on() -> io::Result<()> {
+    STOPS.store(true, Ordering::Relaxed);
+    pass_on()
+}
+
+/// Whether a signal has ended the recording.
+pub(crate) fn is_stopped() -> bool {
+    STOPPED.load(Ordering::Relaxed)
+}
+
 /// Names the process that gets the signals; 0 for none.
 pub(crate) fn set_program(process: i32) {
     PROGRAM.store(process, Ordering::Relaxed);
 }
 
 extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if STOPS.load(Ordering::Relaxed) {
+        STOPPED.store(true, Ordering::Relaxed);
+        return;
+    }
     // SAFETY: the kernel passes a valid pointer to a handler with SA_SIGINFO.
     let sent = unsafe { (*info).si_code } <= 0;
     let program = PROGRAM.load(Ordering::Relaxed);

@@ -20,7 +20,8 @@ fn a_profile_is_recorded_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.elfprof");
     let file = file.to_str().unwrap();
-    let recorded = elfen(&["record", "-o", file, "--", "sh", "-c", "echo out; exit 3"]);
+    let recorded =
+        elfen(&["record", "--by", "everything", "-o", file, "--", "sh", "-c", "echo out; exit 3"]);
     assert_eq!(recorded.status.code(), Some(3));
     assert_eq!(recorded.stdout, b"out\n");
     assert!(error(&recorded).starts_with("elfen: profile by everything: "), "{}", error(&recorded));
@@ -39,11 +40,39 @@ fn a_profile_is_recorded_and_reported() {
 
 #[test]
 fn without_a_file_the_hottest_functions_are_printed() {
-    let recorded = elfen(&["record", "--", "true"]);
+    let recorded = elfen(&["record", "--by", "everything", "--", "true"]);
     assert!(recorded.stdout.is_empty());
     assert!(error(&recorded).contains("instructions of 1 program, all counted"));
-    let quiet = elfen(&["record", "-q", "--", "true"]);
+    let quiet = elfen(&["record", "-q", "--by", "everything", "--", "true"]);
     assert_eq!((quiet.status.code(), error(&quiet)), (Some(0), String::new()));
+}
+
+/// Goal: bursts are the usual way, and their profile is compared with an exact one. Method: a shell
+/// that computes for a second.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn bursts_are_recorded_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (exact, bursts) = (file("exact.elfprof"), file("bursts.elfprof"));
+    let script = "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done; echo $i; exit 3";
+    let program = ["--", "sh", "-c", script];
+    let recorded = elfen(&[&["record", "-o", &bursts][..], &program].concat());
+    assert_eq!((recorded.status.code(), &*recorded.stdout), (Some(3), &b"1000000\n"[..]));
+    let printed = error(&recorded);
+    assert!(printed.starts_with("elfen: profile by bursts: "), "{printed}");
+    assert!(printed.contains("of user time; cost "), "{printed}");
+    let counted = [&["record", "--by", "everything", "-q", "-o", &exact][..], &program].concat();
+    assert_eq!(elfen(&counted).status.code(), Some(3));
+    let text = String::from_utf8(elfen(&["report", &bursts]).stdout).unwrap();
+    assert!(text.contains(" bursts\n") && text.contains("± %"), "{text}");
+    let compared = elfen(&["compare", &exact, &bursts, "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&compared.stdout).unwrap();
+    let overlap = json["rows"][0]["overlap"].as_f64().unwrap();
+    assert!(overlap > 0.7, "{json}");
+    let swapped = elfen(&["compare", &bursts, &exact]);
+    assert_eq!(swapped.status.code(), Some(1));
+    assert!(error(&swapped).contains("its counts are estimates"), "{}", error(&swapped));
 }
 
 #[test]
@@ -52,20 +81,29 @@ fn failures_have_a_reason_and_a_status() {
     let text = folder.path().join("text");
     fs::write(&text, "no profile").unwrap();
     let text = text.to_str().unwrap();
-    let cases: [(&[&str], i32, &str); 6] = [
-        (&["record", "--", "/no/such/program"], 127, "No such file or directory"),
-        (&["record", "--", text], 126, "Permission denied"),
+    let cases: [(&[&str], i32, &str); 11] = [
+        (
+            &["record", "--by", "everything", "--", "/no/such/program"],
+            127,
+            "No such file or directory",
+        ),
+        (&["record", "--by", "everything", "--", text], 126, "Permission denied"),
         (&["record"], 2, "PROGRAM"),
         (&["record", "-o", "/no/such/folder/f", "--", "true"], 1, "No such file or directory"),
         (&["report", text], 1, "it is not a profile of Elfen"),
         (&["record", "--by", "magic", "--", "true"], 2, "magic"),
+        (&["record", "--cost", "0%", "--", "true"], 2, "from 0.01% to 50%"),
+        (&["record", "--cost", "much", "--", "true"], 2, "as in 1%"),
+        (&["record", "--edges", "9000", "--", "true"], 2, "8191"),
+        (&["record", "--by", "everything", "-p", "1"], 2, "from its start to its end"),
+        (&["compare", text, text], 1, "it is not a profile of Elfen"),
     ];
     for (words, status, why) in cases {
         let output = elfen(words);
         assert_eq!(output.status.code(), Some(status), "{words:?}: {}", error(&output));
         assert!(error(&output).contains(why), "{words:?}: {}", error(&output));
     }
-    let killed = elfen(&["record", "-q", "--", "sh", "-c", "kill -KILL $$"]);
+    let killed = elfen(&["record", "-q", "--by", "everything", "--", "sh", "-c", "kill -KILL $$"]);
     assert_eq!(killed.status.code(), Some(128 + 9));
 }
 
@@ -80,7 +118,9 @@ fn signals_are_passed_on_and_children_live_on() {
         up.display()
     );
     let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    command.args(["profile", "record", "-q", "--", "sh", "-c", &script]).stderr(Stdio::null());
+    command
+        .args(["profile", "record", "-q", "--by", "everything", "--", "sh", "-c", &script])
+        .stderr(Stdio::null());
     let mut running = command.spawn().unwrap();
     wait_for(&up);
     let id = nix::unistd::Pid::from_raw(running.id().cast_signed());
@@ -117,7 +157,11 @@ fn branches(folder: &Path) -> String {
     compiler.args(["-O2", "-fno-inline", "-fno-reorder-blocks", "-Wl,--emit-relocs", "-o"]);
     assert!(compiler.args([&program, &source]).status().unwrap().success());
     let [program, file] = [program, file].map(|path| path.to_str().unwrap().to_owned());
-    assert!(elfen(&["record", "-q", "-o", &file, "--", &program]).status.success());
+    assert!(
+        elfen(&["record", "-q", "--by", "everything", "-o", &file, "--", &program])
+            .status
+            .success()
+    );
     let exported = elfen(&["export", &file, "--to", "bolt"]);
     assert!(exported.status.success(), "{}", error(&exported));
     String::from_utf8(exported.stdout).unwrap()

@@ -57,9 +57,15 @@ fn json_has_the_listed_fields() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.elfprof");
     let file = file.to_str().unwrap();
-    assert!(run(&["profile", "record", "-q", "-o", file, "--", "true"]).status.success());
+    assert!(
+        run(&["profile", "record", "-q", "--by", "everything", "-o", file, "--", "true"])
+            .status
+            .success()
+    );
     let output = run(&["profile", "report", file, "--json"]);
     assert_fields("elfen profile report", &output.stdout);
+    let output = run(&["profile", "compare", file, file, "--json"]);
+    assert_fields("elfen profile compare", &output.stdout);
 }
 
 /// Goal: exit statuses are those of exit-status.md. Method: a failure of each kind.

@@ -11,6 +11,7 @@
 //! thread keeps our registers; this moment cannot be made safe. A child that was created and not
 //! released yet is then killed.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
@@ -164,6 +165,12 @@ impl Group {
         registers.map(|registers| (registers.rsp, registers.fs_base)).collect()
     }
 
+    /// The address that each thread continues at. All threads must be stopped.
+    pub fn instructions(&self) -> Vec<u64> {
+        let registers = self.threads.keys().filter_map(|&thread| registers_of(thread).ok());
+        registers.map(|registers| registers.rip).collect()
+    }
+
     /// The next event of any thread; `None` if there is none now.
     pub fn next_event(&mut self) -> Option<Event> {
         let mut status = 0;
@@ -188,6 +195,7 @@ impl Group {
 
     fn record_status(&mut self, thread: libc::pid_t, status: i32) -> Event {
         if !libc::WIFSTOPPED(status) {
+            note_end(thread, status);
             self.threads.remove(&thread);
             return Event::Ended;
         }
@@ -317,8 +325,27 @@ fn wait_stopped(thread: libc::pid_t) -> io::Result<i32> {
     match found {
         -1 => Err(io::Error::last_os_error()),
         _ if libc::WIFSTOPPED(status) => Ok(libc::WSTOPSIG(status)),
-        _ => Err(io::ErrorKind::NotFound.into()),
+        _ => {
+            note_end(thread, status);
+            Err(io::ErrorKind::NotFound.into())
+        }
     }
+}
+
+thread_local! {
+    /// The last traced thread that ended, and its status.
+    static END: Cell<Option<(libc::pid_t, i32)>> = const { Cell::new(None) };
+}
+
+fn note_end(thread: libc::pid_t, status: i32) {
+    END.set(Some((thread, status)));
+}
+
+/// The status of a process, as waitpid(2) returns it, if it ended while the calling thread had
+/// seized it. Its parent cannot wait for it any more if that is the tracer.
+pub fn take_end(process: u32) -> Option<i32> {
+    let (thread, status) = END.get()?;
+    (thread == libc::pid_t::try_from(process).ok()?).then_some(status)
 }
 
 fn seize(thread: libc::pid_t) -> io::Result<()> {

@@ -9,6 +9,6 @@ mod memory;
 mod tracee;
 
 pub use calls::{Seized, TouchError, find_syscall, release_late_threads};
-pub use group::{Event, Group};
+pub use group::{Event, Group, take_end};
 pub use memory::{Mapping, Memory, mappings};
 pub use tracee::{Change, Resume, Tracee};

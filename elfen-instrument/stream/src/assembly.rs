@@ -2,7 +2,7 @@
 
 use elfen_rewrite::Code;
 
-use crate::layout::{COUNTER_BYTES, COUNTERS, SAVED_RCX};
+use crate::layout::{COUNTER_BYTES, COUNTERS, EVENTS, EVENTS_LEFT, SAVED_RCX, SAVED_RDX};
 
 /// A trap: no thread gets past it without the host.
 pub(crate) const INT3: u8 = 0xcc;
@@ -74,6 +74,73 @@ pub(crate) fn push_count_by_rcx(code: &mut Code, counter: u32) -> Option<()> {
     code.push(&[0x48, 0x8d, 0x49, 1]);
     code.store(at, Word::Rcx);
     Some(())
+}
+
+/// How edges are noted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Noting {
+    /// Each has a counter.
+    Counters,
+    /// Each appends its number to the events of a burst. The last one goes to the routine `leave`.
+    Events { leave: u64 },
+}
+
+impl Noting {
+    /// Notes that an edge to `to` was taken.
+    pub(crate) fn push(
+        self,
+        code: &mut Code,
+        number: u32,
+        flags_are_dead: bool,
+        to: u64,
+    ) -> Option<()> {
+        match self {
+            Self::Counters => push_count(code, number, flags_are_dead),
+            Self::Events { .. } => {
+                code.store(SAVED_RCX, Word::Rcx);
+                self.push_by_rcx(code, number, to, false)?;
+                code.load(Word::Rcx, SAVED_RCX);
+                Some(())
+            }
+        }
+    }
+
+    /// The same without a change of flags; `%rcx` has been saved, and perhaps `%rdx` too.
+    pub(crate) fn push_by_rcx(
+        self,
+        code: &mut Code,
+        number: u32,
+        to: u64,
+        is_rdx_saved: bool,
+    ) -> Option<()> {
+        let Self::Events { leave } = self else { return push_count_by_rcx(code, number) };
+        code.load(Word::Rcx, EVENTS_LEFT);
+        // movq $!number,%gs:EVENTS(,%rcx,8); lea -1(%rcx),%rcx
+        code.push(&[0x65, 0x48, 0xc7, 0x04, 0xcd]);
+        code.push(&EVENTS.to_le_bytes());
+        code.push(&(!i32::try_from(number).ok()?).to_le_bytes());
+        code.push(&[0x48, 0x8d, 0x49, 0xff]);
+        code.store(EVENTS_LEFT, Word::Rcx);
+        // jrcxz last; jmp over; last:
+        let length = LEAVE_BYTES + if is_rdx_saved { GS_BYTES } else { 0 };
+        code.push(&[0xe3, 2, 0xeb, length]);
+        if is_rdx_saved {
+            code.load(Word::Rdx, SAVED_RDX);
+        }
+        push_leave(code, to, leave)
+    }
+}
+
+/// Bytes of a move from or to a word, and of [`push_leave`].
+const GS_BYTES: u8 = 9;
+const LEAVE_BYTES: u8 = 10 + 5;
+
+/// Leaves a burst at an address of the program; `%rcx` has been saved.
+pub(crate) fn push_leave(code: &mut Code, to: u64, leave: u64) -> Option<()> {
+    // movabs $to,%rcx; jmp leave
+    code.push(&[0x48, 0xb9]);
+    code.push(&to.to_le_bytes());
+    code.push_relative(&[0xe9], leave, &[])
 }
 
 /// Appends `jmp rel32` to an address that is filled in later. Returns the address of its distance,

@@ -5,11 +5,12 @@ use std::ops::Range;
 
 use elfen_rewrite::Code;
 
-use crate::assembly::{INT3, push_link};
+use crate::assembly::{Gs, INT3, Noting, Word, push_leave, push_link};
 use crate::block::{BY_CMP, BY_INC, Block, Exit, Indirect, Source, flags_are_dead};
 use crate::emit::{Counter, Counters, Emission, Emitted, Point, PointKind, Returns};
-use crate::layout::COUNTERS_MAX;
-use crate::lookup::{NO_SITE, Routine, TABLE_BYTES, Table, push_routine};
+use crate::layout::{COUNTERS_MAX, SAVED_RCX};
+use crate::leave::push_leave_routine;
+use crate::lookup::{MULTIPLIER, NO_SITE, Routine, TABLE_BYTES, TABLE_SHIFT, Table, push_routine};
 use crate::site::{
     Bits, CHAIN_MAX, CHAINS, ChainTable, Site, SiteTarget, TARGETS_MAX, push_chain, push_choice,
     push_search, push_target,
@@ -115,6 +116,7 @@ pub struct Translated {
 #[derive(Clone, Debug)]
 pub struct Cache {
     neighbourhood: usize,
+    is_for_bursts: bool,
     clusters: Vec<Area>,
     table: Table,
     blocks: Vec<Translated>,
@@ -128,6 +130,10 @@ pub struct Cache {
     pending: HashMap<u64, Vec<u64>>,
     /// Where calls return to: they are entered by computed branches.
     returns: HashSet<u64>,
+    /// Instructions within blocks at which a burst may begin.
+    inner: HashMap<u64, BlockId>,
+    /// The last block with a call, by where the call returns to.
+    calls: HashMap<u64, BlockId>,
 }
 
 #[derive(Clone, Debug)]
@@ -146,6 +152,7 @@ impl Cache {
     pub fn new(table: u64, neighbourhood: usize) -> Self {
         Self {
             neighbourhood,
+            is_for_bursts: false,
             clusters: Vec::new(),
             table: Table::new(table),
             blocks: Vec::new(),
@@ -156,10 +163,24 @@ impl Cache {
             exits: HashMap::new(),
             pending: HashMap::new(),
             returns: HashSet::new(),
+            inner: HashMap::new(),
+            calls: HashMap::new(),
         }
     }
 
+    /// A cache for bursts: threads come from the program at any instruction, append each edge to
+    /// their events, and return to the program when these are full, where there is no code, and in
+    /// front of system calls. It has no traps.
+    pub fn for_bursts(table: u64, neighbourhood: usize) -> Self {
+        Self { is_for_bursts: true, ..Self::new(table, neighbourhood) }
+    }
+
     pub const TABLE_BYTES: u64 = TABLE_BYTES;
+    /// How an address is looked up in the table: the product with the multiplier, shifted right, is
+    /// the first entry, of 16 bytes: the address, and its code. Free entries are 0.
+    pub const TABLE_MULTIPLIER: u64 = MULTIPLIER;
+    pub const TABLE_SHIFT: u64 = TABLE_SHIFT;
+    pub const TABLE_MASK: u64 = TABLE_BYTES / 16 - 1;
 
     /// Adds memory for code, for objects near it. `table` is the address of the table.
     pub fn add_cluster(
@@ -169,9 +190,15 @@ impl Cache {
         memory: &mut impl CodeMemory,
     ) -> Option<()> {
         let mut cold = Code::at(cluster.cold.start);
-        let routine = push_routine(&mut cold, table)?;
-        self.traps.insert(routine.missed, Trap::Unknown);
-        self.traps.insert(routine.full, Trap::LogFull);
+        let noting = match self.is_for_bursts {
+            true => Noting::Events { leave: push_leave_routine(&mut cold)? },
+            false => Noting::Counters,
+        };
+        let routine = push_routine(&mut cold, table, noting)?;
+        if !self.is_for_bursts {
+            self.traps.insert(routine.missed, Trap::Unknown);
+            self.traps.insert(routine.full, Trap::LogFull);
+        }
         let cold_at = cold.end()?;
         write(memory, cold);
         let (hot_at, routine) = (cluster.hot.start, Some(routine));
@@ -280,7 +307,9 @@ impl Cache {
         }
         let number = self.cluster_for(start).ok_or(Stop::OutOfReach)?;
         let area = self.clusters.get(number).ok_or(Stop::OutOfReach)?;
-        let emission = Emission { hot: Code::at(area.hot_at), cold: Code::at(area.cold_at) };
+        let noting = area.routine.as_ref().ok_or(Stop::OutOfReach)?.noting;
+        let (hot, cold) = (Code::at(area.hot_at), Code::at(area.cold_at));
+        let emission = Emission { hot, cold, noting };
         let mut run = Run::new(number, emission, start, self.neighbourhood);
         while let Some(at) = run.open.pop() {
             self.translate_along(at, &mut run, source);
@@ -459,6 +488,9 @@ impl Cache {
             points: emitted.points,
         });
         self.by_start.insert(block.start, id);
+        if matches!(block.exit, Exit::Call { .. } | Exit::Indirect(Indirect::Call)) {
+            self.calls.insert(block.end, id);
+        }
         self.clusters.get_mut(run.cluster)?.blocks.push((code, id));
         run.blocks.push(id);
         Some(())
@@ -490,7 +522,9 @@ impl Cache {
         for block in run.blocks {
             let one = self.blocks.get(usize::try_from(block).ok()?)?;
             let (start, code) = (one.start, one.code);
-            if self.returns.contains(&start) {
+            if self.is_for_bursts {
+                self.enter_points(block, memory);
+            } else if self.returns.contains(&start) {
                 self.enter_table(start, memory)?;
             }
             for distance_at in self.pending.remove(&start).unwrap_or_default() {
@@ -524,15 +558,23 @@ impl Cache {
         Some(at)
     }
 
-    /// The trap for a block that is not translated.
+    /// The trap for a block that is not translated; in bursts, the way back to the program.
     fn exit(&mut self, cluster: usize, target: u64, cold: &mut Code) -> Option<u64> {
         if let Some(&trap) = self.exits.get(&(cluster, target)) {
             return Some(trap);
         }
         let trap = cold.end()?;
-        cold.push(&[INT3]);
+        match self.clusters.get(cluster)?.routine.as_ref()?.noting {
+            Noting::Counters => {
+                cold.push(&[INT3]);
+                self.traps.insert(trap, Trap::Enter { target });
+            }
+            Noting::Events { leave } => {
+                cold.store(SAVED_RCX, Word::Rcx);
+                push_leave(cold, target, leave)?;
+            }
+        }
         self.exits.insert((cluster, target), trap);
-        self.traps.insert(trap, Trap::Enter { target });
         Some(trap)
     }
 
@@ -564,6 +606,55 @@ impl Cache {
         memory.write(entry + 8, &code.to_le_bytes());
         memory.write(entry, &start.to_le_bytes());
         Some(())
+    }
+
+    /// Makes the instructions of a block known to threads that begin a burst, as far as the table
+    /// has room.
+    fn enter_points(&mut self, block: BlockId, memory: &mut impl CodeMemory) -> Option<()> {
+        let one = self.blocks.get(usize::try_from(block).ok()?)?;
+        let (start, code) = (one.start, one.code);
+        self.inner.remove(&start);
+        let mut points: Vec<(u32, u32)> =
+            one.points.iter().map(|point| (point.original, point.code)).collect();
+        // At later points of an instruction, registers have been saved already.
+        points.dedup_by_key(|point| point.0);
+        for (original, point) in points {
+            let at = start.checked_add(original.into())?;
+            let is_start = at == start;
+            if is_start || self.entry(at).is_none() {
+                let entry = self.table.entry(at)?;
+                memory.write(entry + 8, &code.checked_add(point.into())?.to_le_bytes());
+                memory.write(entry, &at.to_le_bytes());
+                if !is_start {
+                    self.inner.insert(at, block);
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// The block that a burst or a computed branch to an address continues in.
+    pub fn block_with(&self, at: u64) -> Option<BlockId> {
+        self.block_at(at).or_else(|| self.inner.get(&at).copied())
+    }
+
+    /// The block whose call returns to an address.
+    pub fn call_before(&self, at: u64) -> Option<BlockId> {
+        self.calls.get(&at).copied()
+    }
+
+    /// The points at which a fault can have its cause in the program: their addresses in the cache
+    /// and in the program, and whether `%rcx` is in the thread's words. In the order of addresses,
+    /// from block `from` on.
+    pub fn fault_points(&self, from: usize) -> impl Iterator<Item = (u64, u64, bool)> {
+        let blocks = self.blocks.iter().skip(from);
+        blocks.flat_map(|one| {
+            one.points.iter().filter_map(|point| {
+                let at = one.start.checked_add(point.original.into())?;
+                let is_saved = point.kind != PointKind::Plain;
+                Some((one.code.checked_add(point.code.into())?, at, is_saved))
+            })
+        })
     }
 
     /// Gives a computed branch code of its own for a target that it often goes to. The target must
@@ -599,7 +690,8 @@ impl Cache {
         };
         let (jump, block) = (one.jump, one.block);
         let mut cold = Code::at(self.clusters.get(number)?.cold_at);
-        let (head, distance_at) = push_target(&mut cold, new, next)?;
+        let noting = self.clusters.get(number)?.routine.as_ref()?.noting;
+        let (head, distance_at) = push_target(&mut cold, new, next, noting)?;
         let entry = match chain {
             Some(_) => push_chain(&mut cold, head)?,
             None => head,
@@ -671,6 +763,17 @@ impl Cache {
             })
             .map(|(_, &block)| block)
             .collect();
+        let inner: Vec<u64> = self.inner.keys().copied().filter(|at| range.contains(at)).collect();
+        for at in inner {
+            // The way back to the program, at once.
+            let number = self.cluster_for(at)?;
+            let mut cold = Code::at(self.clusters.get(number)?.cold_at);
+            let back = self.exit(number, at, &mut cold)?;
+            self.clusters.get_mut(number)?.cold_at = cold.end()?;
+            write(memory, cold);
+            memory.write(self.table.find(at)? + 8, &back.to_le_bytes());
+            self.inner.remove(&at);
+        }
         for block in gone {
             let one = self.blocks.get_mut(usize::try_from(block).ok()?)?;
             one.is_retired = true;

@@ -7,7 +7,7 @@ use iced_x86::{
 use elfen_rewrite::Code;
 
 use crate::assembly::{
-    Gs, INT3, Word, push_count, push_count_by_rcx, push_link, push_restore_flags, push_save_flags,
+    Gs, INT3, Noting, Word, push_leave, push_link, push_restore_flags, push_save_flags,
 };
 use crate::block::{Block, Exit, Indirect};
 use crate::layout::{
@@ -22,6 +22,7 @@ pub(crate) struct Emission {
     pub(crate) hot: Code,
     /// The rest: counters of branches that are taken, exits, constants.
     pub(crate) cold: Code,
+    pub(crate) noting: Noting,
 }
 
 /// A point of the hot code at which the registers are those of the program.
@@ -144,16 +145,16 @@ impl Emission {
     ) -> Option<()> {
         match block.exit {
             Exit::Falls | Exit::Native => {}
-            Exit::Jump { to: _ } => {
+            Exit::Jump { to } => {
                 if let Some(number) = counter.number {
-                    push_count(&mut self.hot, number, counter.flags_are_dead)?;
+                    self.noting.push(&mut self.hot, number, counter.flags_are_dead, to)?;
                 }
             }
             Exit::Branch { to } => self.push_branch(emitted, block, last, to, counter)?,
             Exit::Call { to } => {
                 self.push_call(block.end, &returns)?;
                 if let Some(number) = counter.number {
-                    push_count(&mut self.cold, number, counter.flags_are_dead)?;
+                    self.noting.push(&mut self.cold, number, counter.flags_are_dead, to)?;
                 }
                 emitted.links.push((push_link(&mut self.cold)?, to));
             }
@@ -194,7 +195,8 @@ impl Emission {
                 if to <= last.ip() {
                     // The opposite condition jumps over the counter.
                     let over = self.hot.push_forward_jump(&[0x0f, 0x80 | condition ^ 1]);
-                    push_count(&mut self.hot, counter.number?, counter.flags_are_dead)?;
+                    let dead = counter.flags_are_dead;
+                    self.noting.push(&mut self.hot, counter.number?, dead, to)?;
                     emitted.links.push((push_link(&mut self.hot)?, to));
                     return self.hot.end_jump(over);
                 }
@@ -202,7 +204,7 @@ impl Emission {
             }
             _ => return None,
         }
-        push_count(&mut self.cold, counter.number?, counter.flags_are_dead)?;
+        self.noting.push(&mut self.cold, counter.number?, counter.flags_are_dead, to)?;
         emitted.links.push((push_link(&mut self.cold)?, to));
         Some(())
     }
@@ -232,7 +234,7 @@ impl Emission {
         self.cold.push(&[0x65, 0x8f, 0x04, 0x25]);
         self.cold.push(&entry.to_le_bytes());
         self.cold.push_relative(&[0xff, 0x35], constant, &[])?;
-        let hot = &mut self.hot;
+        let (hot, noting) = (&mut self.hot, self.noting);
         hot.push_relative(&[0xe8], callee, &[])?;
         // A return comes here with the original address on the stack, and %rcx saved.
         if counter.flags_are_dead {
@@ -240,7 +242,10 @@ impl Emission {
             hot.push(&[0x59]);
             hot.push_relative(&[0x48, 0x3b, 0x0d], constant, &[])?;
             hot.push_relative(&[0x0f, 0x85], unexpected.popped, &[])?;
-            push_count(hot, number, true)?;
+            match noting {
+                Noting::Counters => noting.push(hot, number, true, returns)?,
+                Noting::Events { .. } => noting.push_by_rcx(hot, number, returns, false)?,
+            }
         } else {
             hot.store(SAVED_RDX, Word::Rdx);
             // mov (%rsp),%rdx; mov negated(%rip),%rcx; lea (%rcx,%rdx),%rcx
@@ -251,9 +256,9 @@ impl Emission {
             // jrcxz over; jmp unexpected
             hot.push(&[0xe3, 5]);
             hot.push_relative(&[0xe9], unexpected.on_stack, &[])?;
-            push_count_by_rcx(hot, number)?;
             // lea 8(%rsp),%rsp
             hot.push(&[0x48, 0x8d, 0x64, 0x24, 8]);
+            noting.push_by_rcx(hot, number, returns, false)?;
         }
         hot.load(Word::Rcx, SAVED_RCX);
         Some(())
@@ -352,6 +357,11 @@ impl Emission {
         last: &Instruction,
     ) -> Option<()> {
         let hot = &mut self.hot;
+        if let Noting::Events { leave } = self.noting {
+            // A call may wait for a signal, and signals wait for the end of the burst.
+            hot.store(SAVED_RCX, Word::Rcx);
+            return push_leave(hot, last.ip(), leave);
+        }
         hot.store(SAVED_RAX, Word::Rax);
         push_save_flags(hot);
         // mov %eax,%r11d

@@ -1,7 +1,8 @@
 //! The words of one thread, as distances from the base of its `%gs`.
 //!
 //! One writer: the thread itself. The host writes [`LOG_END`] back to [`LOG_AT`] while the thread
-//! is stopped, and the tables and ranges of system calls before the thread enters the cache.
+//! is stopped, and the tables and ranges of system calls before the thread enters the cache. In
+//! bursts, the owner of the words changes with [`STATE`].
 
 /// Registers of the program, while its thread executes code between two of its instructions.
 pub const SAVED_RCX: i32 = 0x00;
@@ -24,6 +25,50 @@ pub const CALLS: i32 = 512;
 /// Two ranges that hold all code in the cache: first and last address of each.
 pub const CODE_RANGES: [[i32; 2]; 2] = [[0x100, 0x108], [0x110, 0x118]];
 
+/// The owner of the words of a burst. The host takes them from a thread that is armed or done; so
+/// does the thread itself at its next signal.
+pub const STATE: i32 = 0x120;
+pub const IDLE: i32 = 0;
+pub const ARMED: i32 = 1;
+pub const RUNS: i32 = 2;
+pub const DONE: i32 = 3;
+/// The thread uses `%gs` itself, or its state does not fit: no bursts.
+pub const REFUSED: i32 = 4;
+/// How many events a burst may have.
+pub const EVENTS_GIVEN: i32 = 0x128;
+/// The six words of a burst: how many events are left,
+pub const EVENTS_LEFT: i32 = 0x130;
+/// where it began, in the program and in the cache; 0 if there is no code for it;
+pub const BEGAN_AT: i32 = 0x138;
+pub const BEGAN_CODE: i32 = 0x140;
+/// where it left the cache,
+pub const LEFT_AT: i32 = 0x148;
+/// and the time stamp counter at its beginning and end.
+pub const BEGAN_TICKS: i32 = 0x150;
+pub const ENDED_TICKS: i32 = 0x158;
+pub const BURST_WORDS: i32 = 6;
+/// The parts of the processor's state that the kernel saves for a signal.
+pub const FEATURES: i32 = 0x160;
+/// The address of [`FRAME`], and the end of a small stack.
+pub const FRAME_AT: i32 = 0x168;
+pub const STACK_AT: i32 = 0x170;
+pub const STACK_END: i32 = 0x200;
+/// How many earlier bursts are kept.
+pub const KEPT: i32 = 0x178;
+/// The frame by which a burst ends, as rt_sigreturn(2) expects it: a `ucontext` of Linux.
+pub const FRAME: i32 = 0x400;
+/// The vector registers of that frame.
+pub const VECTORS: i32 = LOG;
+pub const VECTORS_BYTES: i32 = LOG_END - LOG;
+/// The events of a burst, from its end backwards, 8 bytes each: the complement of the number of a
+/// counter, or an address that a computed branch went to.
+pub const EVENTS: i32 = COUNTERS;
+pub const EVENTS_MAX: i32 = 8192;
+/// Earlier bursts: their words, and their events in the order of addresses.
+pub const KEPT_AT: i32 = EVENTS + EVENTS_MAX * 8;
+pub const KEPT_BYTES: i32 = 64 + EVENTS_MAX * 8;
+pub const KEPT_MAX: i32 = 31;
+
 /// Executions of computed branches that no counter counts: site and target, 8 bytes each.
 pub const LOG: i32 = 0x1000;
 pub const LOG_ENTRIES: i32 = 4096;
@@ -42,4 +87,5 @@ pub const COUNTER_BYTES: i32 = 8;
 pub const COUNTERS_MAX: i32 = 2 << 20;
 pub const BYTES: u64 = (COUNTERS + COUNTERS_MAX * COUNTER_BYTES) as u64;
 
+const _: () = assert!(KEPT_MAX * KEPT_BYTES + EVENTS_MAX * 8 <= COUNTERS_MAX * COUNTER_BYTES);
 const _: () = assert!(LOG_END <= RETURNS && BYTES.is_multiple_of(4096));

@@ -30,6 +30,7 @@ mod cache;
 pub mod counts;
 mod emit;
 pub mod layout;
+mod leave;
 mod lookup;
 mod site;
 

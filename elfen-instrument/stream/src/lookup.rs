@@ -5,20 +5,21 @@
 
 use elfen_rewrite::Code;
 
-use crate::assembly::{Gs, INT3, Word, push_restore_flags, push_save_flags};
+use crate::assembly::{Gs, INT3, Noting, Word, push_restore_flags, push_save_flags};
 use crate::layout::{
-    JUMP, LOG, LOG_AT, LOG_END, LOG_ENTRY_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RBX, SAVED_RCX,
-    SAVED_RDX,
+    EVENTS, EVENTS_LEFT, JUMP, LOG, LOG_AT, LOG_END, LOG_ENTRY_BYTES, SAVED_FLAGS, SAVED_RAX,
+    SAVED_RBX, SAVED_RCX, SAVED_RDX,
 };
 
 const ENTRIES_BITS: u8 = 19;
 const ENTRIES: usize = 1 << ENTRIES_BITS;
 const ENTRY_BYTES: usize = 16;
 pub(crate) const TABLE_BYTES: u64 = (ENTRIES * ENTRY_BYTES) as u64;
+pub(crate) const TABLE_SHIFT: u64 = 64 - ENTRIES_BITS as u64;
 /// Fuller, the table would have long runs of used entries.
 const USED_MAX: usize = ENTRIES / 2;
 /// Odd, so that no bit of an address is lost.
-const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The host's copy of the keys.
 #[derive(Clone, Debug)]
@@ -90,6 +91,7 @@ pub(crate) struct Routine {
     /// The log is full.
     pub(crate) full: u64,
     pub(crate) returns: UnexpectedReturn,
+    pub(crate) noting: Noting,
 }
 
 /// Where a return goes whose return address is not the one that the cache expects. `%rcx` has been
@@ -107,7 +109,7 @@ pub(crate) const NO_SITE: u32 = u32::MAX;
 
 /// Appends the routine. On entry `%rcx`, which has been saved, holds the target, and `%rdx`, which
 /// has been saved too, the site.
-pub(crate) fn push_routine(code: &mut Code, table: u64) -> Option<Routine> {
+pub(crate) fn push_routine(code: &mut Code, table: u64, noting: Noting) -> Option<Routine> {
     let entry = code.end()?;
     code.store(SAVED_RAX, Word::Rax);
     push_save_flags(code);
@@ -139,6 +141,44 @@ pub(crate) fn push_routine(code: &mut Code, table: u64) -> Option<Routine> {
     // mov 8(%rbx,%rax,8),%rax
     code.push(&[0x48, 0x8b, 0x44, 0xc3, 8]);
     code.store(JUMP, Word::Rax);
+    let (full, left) = match noting {
+        Noting::Counters => (push_log(code)?, None),
+        Noting::Events { .. } => (0, Some(push_event(code))),
+    };
+    push_restore(code);
+    code.load(Word::Rcx, SAVED_RCX);
+    code.load(Word::Rdx, SAVED_RDX);
+    // jmp *%gs:JUMP
+    code.push(&[0x65, 0xff, 0x24, 0x25]);
+    code.push(&JUMP.to_le_bytes());
+    code.end_jump(missed)?;
+    if let Some(left) = left {
+        code.end_jump(left)?;
+    }
+    push_restore(code);
+    let missed = code.end()?;
+    match noting {
+        Noting::Counters => code.push(&[INT3]),
+        Noting::Events { leave } => {
+            code.load(Word::Rdx, SAVED_RDX);
+            code.push_relative(&[0xe9], leave, &[])?;
+        }
+    }
+    let on_stack = code.end()?;
+    // pop %rcx
+    code.push(&[0x59]);
+    let popped = code.end()?;
+    code.store(SAVED_RDX, Word::Rdx);
+    // mov $NO_SITE,%edx; jmp entry
+    code.push(&[0xba]);
+    code.push(&NO_SITE.to_le_bytes());
+    code.push_relative(&[0xe9], entry, &[])?;
+    let returns = UnexpectedReturn { on_stack, popped };
+    Some(Routine { entry, missed, full, returns, noting })
+}
+
+/// Appends site and target to the log. Returns the address of the trap for a full one.
+fn push_log(code: &mut Code) -> Option<u64> {
     code.load(Word::Rbx, LOG_AT);
     // mov %rdx,%gs:(%rbx); mov %rcx,%gs:8(%rbx)
     code.push(&[0x65, 0x48, 0x89, 0x13, 0x65, 0x48, 0x89, 0x4b, 8]);
@@ -152,27 +192,19 @@ pub(crate) fn push_routine(code: &mut Code, table: u64) -> Option<Routine> {
     let full = code.end()?;
     code.push(&[INT3]);
     code.end_jump(out)?;
-    push_restore(code);
-    code.load(Word::Rcx, SAVED_RCX);
-    code.load(Word::Rdx, SAVED_RDX);
-    // jmp *%gs:JUMP
-    code.push(&[0x65, 0xff, 0x24, 0x25]);
-    code.push(&JUMP.to_le_bytes());
-    code.end_jump(missed)?;
-    push_restore(code);
-    let missed = code.end()?;
-    code.push(&[INT3]);
-    let on_stack = code.end()?;
-    // pop %rcx
-    code.push(&[0x59]);
-    let popped = code.end()?;
-    code.store(SAVED_RDX, Word::Rdx);
-    // mov $NO_SITE,%edx; jmp entry
-    code.push(&[0xba]);
-    code.push(&NO_SITE.to_le_bytes());
-    code.push_relative(&[0xe9], entry, &[])?;
-    let returns = UnexpectedReturn { on_stack, popped };
-    Some(Routine { entry, missed, full, returns })
+    Some(full)
+}
+
+/// Appends the target to the events. The last event takes the jump that is returned.
+fn push_event(code: &mut Code) -> usize {
+    code.load(Word::Rbx, EVENTS_LEFT);
+    // mov %rcx,%gs:EVENTS(,%rbx,8); dec %rbx
+    code.push(&[0x65, 0x48, 0x89, 0x0c, 0xdd]);
+    code.push(&EVENTS.to_le_bytes());
+    code.push(&[0x48, 0xff, 0xcb]);
+    // The flags stay those of `dec`.
+    code.store(EVENTS_LEFT, Word::Rbx);
+    code.push_forward_jump(&[0x0f, 0x84])
 }
 
 fn push_restore(code: &mut Code) {

@@ -2,7 +2,7 @@
 
 use elfen_rewrite::Code;
 
-use crate::assembly::{Gs, Word, push_count_by_rcx, push_link};
+use crate::assembly::{Gs, Noting, Word, push_link};
 use crate::layout::{SAVED_RCX, SAVED_RDX, TARGET};
 
 /// A longer chain becomes a table of chains.
@@ -82,7 +82,12 @@ pub(crate) fn push_search(code: &mut Code, site: u32, lookup: u64) -> Option<u64
 
 /// Appends the comparison with one target: `next` is where a branch to other targets goes. Returns
 /// the address of the code, and of the distance of its jump to the target.
-pub(crate) fn push_target(code: &mut Code, target: SiteTarget, next: u64) -> Option<(u64, u64)> {
+pub(crate) fn push_target(
+    code: &mut Code,
+    target: SiteTarget,
+    next: u64,
+    noting: Noting,
+) -> Option<(u64, u64)> {
     let padding = code.end()?.wrapping_neg() % 8;
     code.push(&[0x90; 8][..usize::try_from(padding).ok()?]);
     let constant = code.end()?;
@@ -95,7 +100,7 @@ pub(crate) fn push_target(code: &mut Code, target: SiteTarget, next: u64) -> Opt
     // mov %rdx,%rcx; jmp next
     code.push(&[0x48, 0x89, 0xd1]);
     code.push_relative(&[0xe9], next, &[])?;
-    push_count_by_rcx(code, target.counter)?;
+    noting.push_by_rcx(code, target.counter, target.target, true)?;
     code.load(Word::Rcx, SAVED_RCX);
     code.load(Word::Rdx, SAVED_RDX);
     Some((at, push_link(code)?))

@@ -1,5 +1,6 @@
 //! `elfen profile` and its subcommands: arguments, messages and output.
 
+mod compare;
 mod export;
 mod record;
 mod report;
@@ -26,6 +27,7 @@ pub struct ProfileArgs {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
+    Compare(compare::CompareArgs),
     Export(export::ExportArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
@@ -33,6 +35,7 @@ enum Command {
 
 pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.command {
+        Command::Compare(args) => compare::run(args, out),
         Command::Export(args) => export::run(args, out),
         Command::Record(args) => record::run(args),
         Command::Report(args) => report::run(args, out),

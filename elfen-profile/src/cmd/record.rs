@@ -3,12 +3,16 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
+use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output;
 
+use crate::bursts::{self, BurstError};
 use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
 use crate::profile::Profile;
@@ -17,16 +21,24 @@ use crate::signals;
 use crate::symbols::{ProfileSymbols, note_build_ids};
 
 const AFTER: &str = "\
-The program runs in a code cache, under ptrace, and so do its threads and children. It prints and \
-returns what it would without Elfen, and takes about three times as long. Code that the program \
-generates itself, as Java and JavaScript do, is not counted: such a process goes on without Elfen.
+By bursts, a thread goes through a code cache for some thousand edges, at random times of its CPU \
+time. The program runs as ever between them, and is stopped once, when it is prepared. Counts are \
+what the bursts have seen; ± is the relative error. A process of which no bursts are \
+possible is named, with the reason.
+
+By everything, the program runs in the code cache from start to end, under ptrace, and so do its \
+threads and children. Counts are exact, and the program takes about three times as long.
+
+Code that the program generates itself, as Java and JavaScript do, is not counted.
 
 Exit status: that of the program; 128 + N if signal N ended it; 126 and 127 if it cannot be run or \
 was not found; 1 if the profile cannot be written; 3 if it may not be traced.
 
 Examples:
   elfen profile record -- ./program
-  elfen profile record -o run.elfprof -- lua5.4 script.lua";
+  elfen profile record -o run.elfprof -- lua5.4 script.lua
+  elfen profile record -p \"$(pgrep -o redis-server)\" -d 30s
+  elfen profile record --by everything -o exact.elfprof -- ./program";
 
 /// Rows that are printed if no file is named.
 const ROWS: usize = 15;
@@ -34,61 +46,169 @@ const ROWS: usize = 15;
 /// How a profile comes about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Mechanism {
-    /// Count each edge of each block, exactly
+    /// Count each edge of each block, exactly; about three times as slow
     Everything,
+    /// Estimate the counts from random parts of the run, at about one per cent
+    Bursts,
 }
 
-/// Run a program, and count which of its code runs
+/// Run a program, or watch one that runs, and count which of its code runs
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
 pub(super) struct RecordArgs {
     /// How to count
-    #[arg(long, value_name = "MECHANISM", default_value = "everything")]
+    #[arg(long, value_name = "MECHANISM", default_value = "bursts")]
     by: Mechanism,
+
+    /// The part of the program's CPU time that bursts may cost
+    #[arg(long, value_name = "PERCENT", value_parser = parse_cost, default_value = "1%")]
+    cost: f64,
+
+    /// The edges of one burst
+    #[arg(long, value_name = "COUNT", default_value_t = 2000,
+          value_parser = clap::value_parser!(u32).range(1..=EVENTS_MAX))]
+    edges: u32,
 
     /// Write the profile to a file [default: print the hottest functions]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
+    /// Stop after this time [default: when the program ends]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
+    duration: Option<Duration>,
+
     /// Print only what the program prints, and failures
     #[arg(short, long)]
     quiet: bool,
 
+    /// A running process; Ctrl-C ends the recording
+    #[arg(short, long, value_name = "PID", conflicts_with = "program",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    #[arg(last = true, required_unless_present = "pid", value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
+const EVENTS_MAX: i64 = elfen_stream::layout::EVENTS_MAX as i64 - 1;
+
+/// Parses a part, such as `1%` or `0.5%`.
+fn parse_cost(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    let percent: f64 = number.parse().map_err(|_| "it is not a number, as in 1%".to_owned())?;
+    if (0.01..=50.0).contains(&percent) {
+        Ok(percent / 100.0)
+    } else {
+        Err("it must be from 0.01% to 50%".to_owned())
+    }
+}
+
 pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
+    if args.by == Mechanism::Everything && (args.pid.is_some() || args.duration.is_some()) {
+        let why = "--by everything counts a program from its start to its end";
+        let fix = "leave --pid and --duration out, or use --by bursts";
+        return Err(Failure::new(Status::Usage, "the recording", why, fix));
+    }
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;
-    let Mechanism::Everything = args.by;
     if !args.quiet {
-        to_stderr("profile by everything: each edge is counted, in a code cache, under ptrace");
+        to_stderr(match args.by {
+            Mechanism::Everything => {
+                "profile by everything: each edge is counted, in a code cache, under ptrace"
+            }
+            Mechanism::Bursts => {
+                "profile by bursts: edges are counted at random times, in a code cache"
+            }
+        });
     }
-    signals::pass_on()
-        .map_err(|error| Failure::new(Status::Failed, "signals", error, "try again"))?;
-    let mut recorded = everything::record(&args.program, signals::set_program)
-        .map_err(|error| failed(&error, args))?;
-    recorded.profile.program =
-        args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    note_build_ids(&mut recorded.profile);
+    let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
+    passed.map_err(|error| Failure::new(Status::Failed, "signals", error, "try again"))?;
+    let (mut profile, status) = match args.by {
+        Mechanism::Everything => {
+            let recorded = everything::record(&args.program, signals::set_program)
+                .map_err(|error| failed(&error, args))?;
+            let status = match recorded.ended {
+                Ended::Exited(status) => u8::try_from(status).unwrap_or(1),
+                Ended::Killed(signal) => u8::try_from(128 + signal).unwrap_or(1),
+            };
+            (recorded.profile, status)
+        }
+        Mechanism::Bursts => by_bursts(args)?,
+    };
+    profile.program = args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some(process) = args.pid {
+        profile.program = vec![format!("process {process}")];
+    }
+    note_build_ids(&mut profile);
     if let (Some(file), Some(path)) = (file, args.output.as_deref()) {
-        write(&recorded.profile, file, path)?;
+        write(&profile, file, path)?;
     }
     if args.output.is_none() && !args.quiet {
-        let (symbols, _) = ProfileSymbols::read(&recorded.profile);
-        let report = ProfileReport::of(&recorded.profile, &symbols, ROWS);
+        let (symbols, _) = ProfileSymbols::read(&profile);
+        let report = ProfileReport::of(&profile, &symbols, ROWS);
         let _closed = io::stderr().write_all(report.text(SortKey::Function).as_bytes());
     } else {
-        for left in &recorded.profile.left {
+        for left in &profile.left {
             output::warn(&format!("not counted: {left}"));
         }
     }
-    Ok(ExitCode::from(match recorded.ended {
-        Ended::Exited(status) => u8::try_from(status).unwrap_or(1),
-        Ended::Killed(signal) => u8::try_from(128 + signal).unwrap_or(1),
-    }))
+    Ok(ExitCode::from(status))
+}
+
+/// Returns the profile, and the exit status of the program.
+fn by_bursts(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
+    let order = bursts::Order {
+        program: args.program.clone(),
+        process: args.pid,
+        cost: args.cost,
+        events: args.edges,
+        duration: args.duration,
+    };
+    let mut recorded =
+        bursts::record(&order, signals::set_program).map_err(|error| burst_failed(&error, args))?;
+    if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
+        let left = "the program ran too shortly for a burst; see `--by everything`";
+        recorded.profile.left.push(left.to_owned());
+    } else if !args.quiet {
+        let ran = recorded.ran.as_secs_f64().max(1e-9);
+        let percent = |time: Duration| time.as_secs_f64() / ran * 100.0;
+        to_stderr(&format!(
+            "profile: {} bursts in {} of user time; cost {:.2} % by estimate, and {:.2} % of a CPU \
+             to read them",
+            recorded.profile.bursts,
+            duration::show(u64::try_from(recorded.ran.as_nanos()).unwrap_or(u64::MAX)),
+            percent(recorded.cost),
+            percent(recorded.own),
+        ));
+    }
+    let status = recorded.ended.map_or(0, |ended| {
+        let code = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
+        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    });
+    Ok((recorded.profile, status))
+}
+
+fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {
+    match error {
+        BurstError::Program(error) => not_started(error, args),
+        BurstError::Forbidden => {
+            let fix = "run as root, or set the sysctl kernel.perf_event_paranoid to 2; a container \
+                       needs --cap-add=PERFMON";
+            Failure::new(Status::Unsupported, "bursts", error, fix)
+        }
+        BurstError::Gone => {
+            let fix = "name a running process; `pgrep NAME` finds one";
+            Failure::new(Status::Failed, process(args), error, fix)
+        }
+        BurstError::Refused(_) => {
+            let fix = "run as root, or start the program by `elfen profile record -- PROGRAM`";
+            Failure::new(Status::Unsupported, process(args), error, fix)
+        }
+        BurstError::Wait(_) => {
+            Failure::new(Status::Failed, "waiting for the program", error, "try again")
+        }
+    }
 }
 
 fn create(path: &Path) -> Result<File, Failure> {
@@ -103,21 +223,30 @@ fn write(profile: &Profile, file: File, path: &Path) -> Result<(), Failure> {
 }
 
 fn failed(error: &TraceError, args: &RecordArgs) -> Failure {
-    let name = args.program.first().map(|word| word.to_string_lossy().into_owned());
-    let what = format!("running {}", name.unwrap_or_default());
     match error {
-        TraceError::Start(StartError::Program(error)) => {
-            let (status, fix) = match error.kind() {
-                io::ErrorKind::NotFound => (Status::NotFound, "name a program in PATH, or a path"),
-                io::ErrorKind::PermissionDenied => (Status::NotStarted, "name an executable file"),
-                _ => (Status::NotStarted, "name a program that runs"),
-            };
-            Failure::new(status, what, error, fix)
-        }
+        TraceError::Start(StartError::Program(error)) => not_started(error, args),
         TraceError::Start(StartError::Trace(_)) => {
             let fix = "allow ptrace, as with --cap-add=SYS_PTRACE in a container";
-            Failure::new(Status::Unsupported, what, error, fix)
+            Failure::new(Status::Unsupported, running(args), error, fix)
         }
-        TraceError::Wait(_) => Failure::new(Status::Failed, what, error, "try again"),
+        TraceError::Wait(_) => Failure::new(Status::Failed, running(args), error, "try again"),
     }
+}
+
+fn not_started(error: &io::Error, args: &RecordArgs) -> Failure {
+    let (status, fix) = match error.kind() {
+        io::ErrorKind::NotFound => (Status::NotFound, "name a program in PATH, or a path"),
+        io::ErrorKind::PermissionDenied => (Status::NotStarted, "name an executable file"),
+        _ => (Status::NotStarted, "name a program that runs"),
+    };
+    Failure::new(status, running(args), error, fix)
+}
+
+fn process(args: &RecordArgs) -> String {
+    format!("process {}", args.pid.unwrap_or(0))
+}
+
+fn running(args: &RecordArgs) -> String {
+    let name = args.program.first().map(|word| word.to_string_lossy().into_owned());
+    format!("running {}", name.unwrap_or_default())
 }

@@ -2,9 +2,9 @@
 
 use elfen_stream::Translated;
 
-use super::objects::Image;
 use super::space::Space;
-use crate::profile::{BlockCount, Edge, Place, Profile};
+use crate::engine::objects::Image;
+use crate::profile::{BlockCount, Edge, EdgeCount, Place, Profile};
 
 impl Profile {
     /// Adds all counts of an address space in which no thread runs any more.
@@ -34,7 +34,7 @@ impl Profile {
             let Some(start) = place(image_of(block), block.start) else { continue };
             let bytes = u32::try_from(block.end - block.start).unwrap_or(u32::MAX);
             let instructions = block.instructions;
-            self.add_block(start, BlockCount { bytes, instructions, count });
+            self.add_block(start, BlockCount { bytes, instructions, count, bursts: 0 });
         }
         for edge in &counts.edges {
             let block = usize::try_from(edge.from).ok().and_then(|from| blocks.get(from));
@@ -47,7 +47,8 @@ impl Profile {
                 None => target(image, edge.to),
             };
             if let (Some(from), Some(to)) = (place(image, last), to) {
-                self.add_edge(Edge { from, to, kind: edge.kind }, edge.count);
+                let count = EdgeCount { count: edge.count, bursts: 0 };
+                self.add_edge(Edge { from, to, kind: edge.kind }, count);
             }
         }
         self.instructions += counts.instructions + space.steps;

@@ -19,8 +19,6 @@
 //! No page is writable and executable, and no code of ours runs outside the cache.
 
 mod collect;
-mod objects;
-mod region;
 mod space;
 mod start;
 mod thread;

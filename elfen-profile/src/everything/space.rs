@@ -4,29 +4,21 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 
-use elfen_instrument::remote::{Mapping, Memory, Tracee, find_syscall};
+use elfen_instrument::remote::{Memory, Tracee, find_syscall};
 use elfen_stream::counts::{ComputedBranch, Counts, Observed, derive};
 use elfen_stream::{BlockId, Cache, Counted, Stop, layout};
 
-use super::objects::{Image, Objects};
-use super::region::{
+use super::thread::{Borrowed, borrow_thread};
+use crate::engine::near::{MARGIN, free_near};
+use crate::engine::objects::{Image, Objects};
+use crate::engine::region::{
     CLUSTER_BYTES, CLUSTERS_MAX, CONTEXTS_AT, CONTEXTS_BYTES, CONTEXTS_MAX, Region,
 };
-use super::thread::{Borrowed, borrow_thread};
 
 /// Blocks that are translated at a time.
 const NEIGHBOURHOOD: usize = 60;
 /// A target that fills this many entries of a log gets code of its own.
 const PROMOTED_FROM: u32 = 4;
-/// Distances of a cluster from its object, in the order of preference. Libraries have free space
-/// below; the heap of a program without relocation begins within a gibibyte above it.
-const BELOW: [u64; 2] = [768 << 20, 256 << 20];
-const ABOVE: [u64; 3] = [1200 << 20, 768 << 20, 256 << 20];
-/// Distance to neighbouring mappings.
-const MARGIN: u64 = 16 << 20;
-/// Below this address nothing is mapped by default (vm.mmap_min_addr).
-const LOWEST: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 /// Below a thread's stack pointer, past its red zone.
 const PATH_BELOW: u64 = 512;
 /// Where libraries are, and not the program itself.
@@ -403,15 +395,4 @@ fn map(
     // A hint: without MAP_FIXED the kernel takes this address if it is free.
     let flags = u64::from(libc::MAP_SHARED.unsigned_abs());
     borrowed.call(syscall, libc::SYS_mmap, [at, bytes, rights, flags, fd, offset])
-}
-
-/// A free range within reach of an object.
-fn free_near(mapped: &[Mapping], object: u64, bytes: u64) -> Option<u64> {
-    let below = BELOW.into_iter().filter_map(|distance| object.checked_sub(distance + bytes));
-    let above = ABOVE.into_iter().filter_map(|distance| object.checked_add(distance));
-    below.chain(above).map(|at| at / PAGE * PAGE).find(|&at| {
-        let range = at.saturating_sub(MARGIN)..at + bytes + MARGIN;
-        at >= LOWEST
-            && mapped.iter().all(|one| one.range.end <= range.start || range.end <= one.range.start)
-    })
 }

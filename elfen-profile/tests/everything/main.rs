@@ -74,7 +74,7 @@ impl<'a> Counts<'a> {
         let edges = self.profile.edges.iter().filter(|(edge, _)| {
             edge.kind == kind && self.is_in(edge.from, from) && self.is_in(edge.to, to)
         });
-        edges.map(|(_, count)| count).sum()
+        edges.map(|(_, count)| count.count).sum()
     }
 
     /// How often the first block of a function ran.

@@ -15,7 +15,7 @@ const COMMANDS: &str = "\
 [commands-hedge.md](commands-hedge.md).";
 
 /// The exit statuses of each command, besides 2 for invalid arguments.
-const BY_COMMAND: [(&str, &str); 22] = [
+const BY_COMMAND: [(&str, &str); 23] = [
     ("elfen demo", "as `elfen lab`"),
     ("elfen doctor", "0 if borrow-idle can run here, 3 if not; 1 if the program does not exist"),
     ("elfen lab", "that of `elfen-lab`; 127 if it is not installed, 126 if it cannot be started"),
@@ -29,6 +29,7 @@ const BY_COMMAND: [(&str, &str); 22] = [
         "0 with --once; 1 if the address cannot be used; 3 without System V shared memory",
     ),
     ("elfen pause", "0 once every fence is frozen; 1 if a process is not frozen after 5 s"),
+    ("elfen profile compare", "0; 1 for an unusable profile, or one that is not exact"),
     ("elfen profile export", "0; 1 for an unusable profile, or a file without symbols"),
     (
         "elfen profile record",
@@ -132,7 +133,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 24] = [
+const JSON: [(&str, &str); 25] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -140,7 +141,8 @@ const JSON: [(&str, &str); 24] = [
          cpus_offline cpus_usable cpuset isolated nohz_full",
     ),
     ("elfen lanes --slurm", "NodeName CPUs Features"),
-    ("elfen profile report", "program by instructions programs left functions calls"),
+    ("elfen profile compare", "exact estimated rows"),
+    ("elfen profile report", "program by bursts instructions programs left functions calls"),
     ("elfen status", "batches elfend left hangs paused"),
     ("elfen shim", SHIM),
     ("elfen shim show", SHIM),

@@ -8,18 +8,18 @@ use elfen_stream::Source;
 
 /// An executable mapping of a file, while it existed.
 #[derive(Clone, Debug)]
-pub(super) struct Image {
-    pub(super) range: Range<u64>,
+pub(crate) struct Image {
+    pub(crate) range: Range<u64>,
     /// Offset in the file of the first byte.
-    pub(super) offset: u64,
-    pub(super) path: String,
+    pub(crate) offset: u64,
+    pub(crate) path: String,
     bytes: Rc<[u8]>,
     is_gone: bool,
 }
 
 /// All images that code was taken from, by their numbers.
 #[derive(Debug)]
-pub(super) struct Objects {
+pub(crate) struct Objects {
     process: u32,
     memory: Memory,
     images: Vec<Image>,
@@ -28,29 +28,29 @@ pub(super) struct Objects {
 const VDSO: &str = "[vdso]";
 
 impl Objects {
-    pub(super) fn new(process: u32, memory: Memory) -> Self {
+    pub(crate) fn new(process: u32, memory: Memory) -> Self {
         Self { process, memory, images: Vec::new() }
     }
 
     /// The same images, for a process that has just been forked.
-    pub(super) fn copy(&self, process: u32, memory: Memory) -> Self {
+    pub(crate) fn copy(&self, process: u32, memory: Memory) -> Self {
         Self { process, memory, images: self.images.clone() }
     }
 
-    pub(super) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    pub(super) fn images(&self) -> &[Image] {
+    pub(crate) fn images(&self) -> &[Image] {
         &self.images
     }
 
-    pub(super) fn mappings(&self) -> Vec<Mapping> {
+    pub(crate) fn mappings(&self) -> Vec<Mapping> {
         mappings(self.process).unwrap_or_default()
     }
 
     /// The ranges of images that overlap a range; they are not used any more.
-    pub(super) fn retire(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
+    pub(crate) fn retire(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
         let gone = self.images.iter_mut().filter(|image| {
             !image.is_gone && image.range.start < range.end && range.start < image.range.end
         });
@@ -60,6 +60,18 @@ impl Objects {
             image.range.clone()
         })
         .collect()
+    }
+
+    /// The ranges of images that are mapped no more, or from another file.
+    pub(crate) fn gone(&self) -> Vec<Range<u64>> {
+        let mapped = self.mappings();
+        let is_there = |image: &Image| {
+            mapped.iter().any(|one| {
+                one.range == image.range && one.offset == image.offset && one.name == image.path
+            })
+        };
+        let images = self.images.iter().filter(|image| !image.is_gone && !is_there(image));
+        images.map(|image| image.range.clone()).collect()
     }
 
     fn find(&mut self, at: u64) -> Option<usize> {

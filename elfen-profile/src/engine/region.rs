@@ -11,19 +11,27 @@ use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// Clusters of code in one program.
-pub(super) const CLUSTERS_MAX: u64 = 8;
+pub(crate) const CLUSTERS_MAX: u64 = 8;
 const PART_BYTES: u64 = 32 << 20;
-pub(super) const CLUSTER_BYTES: u64 = 2 * PART_BYTES;
+pub(crate) const CLUSTER_BYTES: u64 = 2 * PART_BYTES;
 /// Threads that run at the same time.
-pub(super) const CONTEXTS_MAX: u32 = 256;
+pub(crate) const CONTEXTS_MAX: u32 = 256;
 const CLUSTERS_AT: u64 = Cache::TABLE_BYTES;
-pub(super) const CONTEXTS_AT: u64 = CLUSTERS_AT + CLUSTERS_MAX * CLUSTER_BYTES;
-pub(super) const CONTEXTS_BYTES: u64 = CONTEXTS_MAX as u64 * layout::BYTES;
-const BYTES: u64 = CONTEXTS_AT + CONTEXTS_BYTES;
+pub(crate) const CONTEXTS_AT: u64 = CLUSTERS_AT + CLUSTERS_MAX * CLUSTER_BYTES;
+pub(crate) const CONTEXTS_BYTES: u64 = CONTEXTS_MAX as u64 * layout::BYTES;
+/// For bursts: a header, the code inside the program, and the points of faults.
+pub(crate) const HEADER_AT: u64 = CONTEXTS_AT + CONTEXTS_BYTES;
+pub(crate) const HEADER_BYTES: u64 = 4096;
+pub(crate) const INSIDE_AT: u64 = HEADER_AT + HEADER_BYTES;
+pub(crate) const INSIDE_BYTES: u64 = 8192;
+pub(crate) const POINTS_AT: u64 = INSIDE_AT + INSIDE_BYTES;
+pub(crate) const CLUSTER_POINTS_BYTES: u64 = 16 << 20;
+pub(crate) const POINTS_BYTES: u64 = CLUSTERS_MAX * CLUSTER_POINTS_BYTES;
+const BYTES: u64 = POINTS_AT + POINTS_BYTES;
 
 /// A memory file, where the host has mapped it, and where the program has.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(crate) struct Region {
     file: File,
     host: MmapRaw,
     /// Ranges of the program, and their offsets in the file.
@@ -31,7 +39,7 @@ pub(super) struct Region {
 }
 
 impl Region {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let file = File::from(memfd_create(c"elfen-profile", MFdFlags::MFD_CLOEXEC)?);
         file.set_len(BYTES)?;
         let length = usize::try_from(BYTES).map_err(|_| io::ErrorKind::OutOfMemory)?;
@@ -40,7 +48,7 @@ impl Region {
     }
 
     /// A copy for a process that has just been forked, with the same places.
-    pub(super) fn copy(&self, used: &[Range<u64>]) -> io::Result<Self> {
+    pub(crate) fn copy(&self, used: &[Range<u64>]) -> io::Result<Self> {
         let mut copy = Self::new()?;
         copy.parts.clone_from(&self.parts);
         for range in used {
@@ -51,21 +59,21 @@ impl Region {
         Ok(copy)
     }
 
-    pub(super) fn fd(&self) -> RawFd {
+    pub(crate) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
     /// Notes where the program has mapped a part of the file.
-    pub(super) fn add_part(&mut self, at: u64, bytes: u64, offset: u64) {
+    pub(crate) fn add_part(&mut self, at: u64, bytes: u64, offset: u64) {
         self.parts.push((at..at + bytes, offset));
     }
 
-    pub(super) fn parts(&self) -> &[(Range<u64>, u64)] {
+    pub(crate) fn parts(&self) -> &[(Range<u64>, u64)] {
         &self.parts
     }
 
     /// Offset in the file of a cluster, and the cluster at an address of the program.
-    pub(super) fn cluster(number: u64, at: u64) -> (u64, Cluster) {
+    pub(crate) fn cluster(number: u64, at: u64) -> (u64, Cluster) {
         let middle = at + PART_BYTES;
         let cluster = Cluster { hot: at..middle, cold: middle..at + CLUSTER_BYTES };
         (CLUSTERS_AT + number * CLUSTER_BYTES, cluster)
@@ -82,7 +90,7 @@ impl Region {
         Some(self.host.as_mut_ptr().wrapping_add(offset))
     }
 
-    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) {
+    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) {
         let Some(from) = self.find(at, bytes.len()) else { return };
         // SAFETY: `find` checked that the memory is within the mapping, which lives as long as
         // `self`. The program may write it at the same time; any bytes are valid.
@@ -90,14 +98,34 @@ impl Region {
     }
 
     /// A word of the program; 0 if it is not in the region.
-    pub(super) fn word(&self, at: u64) -> u64 {
+    pub(crate) fn word(&self, at: u64) -> u64 {
         self.atomic(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
-    pub(super) fn set_word(&self, at: u64, value: u64) {
+    /// Some words of the program; none if they are not in the region.
+    pub(crate) fn words(&self, at: u64, count: usize) -> Vec<u64> {
+        let bytes = count.saturating_mul(8);
+        let Some(from) = self.find(at, bytes).filter(|at| at.addr() % 8 == 0) else {
+            return Vec::new();
+        };
+        let mut words = vec![0; count];
+        // SAFETY: `find` checked that the memory is within the mapping, which lives as long as
+        // `self`. The program may write it at the same time; any bytes are valid.
+        unsafe { std::ptr::copy_nonoverlapping(from, words.as_mut_ptr().cast(), bytes) };
+        words
+    }
+
+    pub(crate) fn set_word(&self, at: u64, value: u64) {
         if let Some(word) = self.atomic(at) {
             word.store(value, Ordering::Relaxed);
         }
+    }
+
+    /// Replaces a word of the program if it is the expected one. Returns whether it was.
+    pub(crate) fn replace_word(&self, at: u64, expected: u64, value: u64) -> bool {
+        let (taken, other) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.atomic(at)
+            .is_some_and(|word| word.compare_exchange(expected, value, taken, other).is_ok())
     }
 
     fn atomic(&self, at: u64) -> Option<&AtomicU64> {

@@ -1,0 +1,22 @@
+//! Profiles of programs as they run, from bursts: at random points of its CPU time, a thread goes
+//! through the code cache for some thousand edges.
+//!
+//! ```text
+//! the program                                        the host
+//!   own code  <---- rt_sigreturn(2) ----.              perf event of each thread, set once
+//!      | SIGURG, after random CPU time  |              reads events, translates what is new,
+//!      v                                |              sets the next random time
+//!   inside.c: to the cache  ---->  blocks, events
+//! ```
+//!
+//! The program is stopped once, when it is prepared. Afterwards no tracer is attached. If the host
+//! is killed, no further signal comes.
+
+mod clock;
+mod inside;
+mod recorder;
+mod tally;
+mod target;
+mod walk;
+
+pub use recorder::{BurstError, Order, Recorded, record};

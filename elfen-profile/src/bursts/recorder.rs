@@ -1,0 +1,622 @@
+//! Records bursts of a program and its children.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use elfen_instrument::process::{name_of, status_field, threads_of};
+use elfen_instrument::remote::take_end;
+use elfen_machine::pidfd::PidFd;
+use elfen_stream::layout;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::clock::Clock;
+use super::tally::Tally;
+use super::target::{Refusal, Target};
+use super::walk::Burst;
+use crate::engine::region::CONTEXTS_MAX;
+use crate::profile::{Profile, Source};
+use crate::signals;
+
+/// How often finished bursts are read; more often while most code is new.
+const POLL: Duration = Duration::from_millis(40);
+const POLL_NEW: Duration = Duration::from_millis(4);
+/// How often new threads and processes are looked for.
+const LOOK: Duration = Duration::from_millis(50);
+/// A process that ran shorter than this is not prepared: that takes about a millisecond.
+const PREPARED_AFTER_NS: u64 = 10_000_000;
+/// The longest mean interval, in CPU time.
+const INTERVAL_NS_MAX: f64 = 1e9;
+/// A thread keeps the bursts of this many mean intervals until they are read.
+const KEPT: f64 = layout::KEPT_MAX as f64 / 1.5;
+/// A thread that has run for so long without a burst may block its signals.
+const SILENT_NS: u64 = 100_000_000;
+/// The part of the usual interval while most code is new.
+const INTERVAL_NEW: f64 = 0.2;
+/// Most code is new if more of the last bursts could not go their way.
+const NEW_FROM: f64 = 0.1;
+/// What a burst costs a program besides its time: a signal, and its handler.
+const SIGNAL_NS: f64 = 4_000.0;
+/// The part of a burst's time by which it is slower than the program's own code.
+const SLOWER: f64 = 0.8;
+/// A longer burst was interrupted by other programs.
+const BURST_NS_MAX: f64 = 200_000.0;
+/// Cost of a burst, and CPU time for reading one, before they are known.
+const BURST_NS: f64 = 25_000.0;
+const READ_NS: f64 = 50_000.0;
+/// Weight of the newest burst in the mean cost.
+const NEWEST: f64 = 0.05;
+/// The same for the bursts that are read together.
+const READ_NEWEST: f64 = 0.2;
+const IDLE: u64 = layout::IDLE as u64;
+const ARMED: u64 = layout::ARMED as u64;
+const RUNS: u64 = layout::RUNS as u64;
+const DONE: u64 = layout::DONE as u64;
+const REFUSED: u64 = layout::REFUSED as u64;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BurstError {
+    /// The program was not found, or cannot be executed.
+    #[error("{0}")]
+    Program(io::Error),
+    #[error("perf_event_open(2) is forbidden")]
+    Forbidden,
+    #[error("there is no such process")]
+    Gone,
+    #[error("{0}")]
+    Refused(String),
+    #[error("waiting for the program: {0}")]
+    Wait(io::Error),
+}
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The program, unless a process is named.
+    pub program: Vec<OsString>,
+    pub process: Option<u32>,
+    /// The part of the program's CPU time that the profile may cost.
+    pub cost: f64,
+    /// Events of one burst.
+    pub events: u32,
+    /// For how long; until the program ends without it.
+    pub duration: Option<Duration>,
+}
+
+/// A profile, and what it cost.
+#[derive(Debug)]
+pub struct Recorded {
+    pub profile: Profile,
+    /// How a program that was started has ended.
+    pub ended: Option<ExitStatus>,
+    /// CPU time of the program and its children, and the estimated part of it that is our cost.
+    pub ran: Duration,
+    pub cost: Duration,
+    /// CPU time of the recording itself.
+    pub own: Duration,
+    /// Bursts that began where no code was translated yet, and bursts whose way was not found.
+    pub missed: u64,
+    pub lost: u64,
+}
+
+#[derive(Debug)]
+struct Thread {
+    slot: u32,
+    clock: Clock,
+    /// Its run time when it last had a burst, or was looked at.
+    ran_ns: u64,
+    /// Its signals are blocked, so its clock does not run.
+    is_blocked: bool,
+}
+
+/// A process of the program.
+#[derive(Debug)]
+enum Process {
+    /// It has not run for long.
+    Waits,
+    Prepared(Box<Prepared>),
+    Refused,
+}
+
+#[derive(Debug)]
+struct Prepared {
+    target: Target,
+    threads: BTreeMap<u32, Thread>,
+    tally: Tally,
+    /// User time at the beginning, and at last, in ticks of the clock of stat.
+    user: [u64; 2],
+}
+
+/// Starts the program, or takes the process, and records until it ends or the time is over.
+pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstError> {
+    if let Err(error) = Clock::open(own_thread(), 0)
+        && error.kind() == io::ErrorKind::PermissionDenied
+    {
+        return Err(BurstError::Forbidden);
+    }
+    let own = own_ns();
+    let mut child = None;
+    let root = match order.process {
+        Some(process) if threads_of(process).is_empty() => return Err(BurstError::Gone),
+        Some(process) => process,
+        None => {
+            let started = start(&order.program).map_err(BurstError::Program)?;
+            running(started.id().cast_signed());
+            child.insert(started).id()
+        }
+    };
+    let mut recorder = Recorder::new(order, root);
+    let outcome = recorder.run(child.as_mut(), &running);
+    recorder.finish();
+    if recorder.blocked > 0 {
+        let threads = if recorder.blocked == 1 { "thread" } else { "threads" };
+        let note = format!("{} {threads} that blocked all signals", recorder.blocked);
+        recorder.profile.left.push(note);
+    }
+    let ended = outcome?;
+    Ok(Recorded {
+        profile: recorder.profile,
+        ended,
+        ran: Duration::from_secs_f64(recorder.ran_ns / 1e9),
+        cost: Duration::from_secs_f64(recorder.cost_ns / 1e9),
+        missed: recorder.missed,
+        lost: recorder.lost,
+        own: Duration::from_nanos(own_ns() - own),
+    })
+}
+
+fn start(words: &[OsString]) -> io::Result<Child> {
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    Command::new(program).args(arguments).spawn()
+}
+
+struct Recorder {
+    order: Order,
+    root: u32,
+    root_fd: Option<PidFd>,
+    processes: HashMap<u32, Process>,
+    free: Vec<u32>,
+    random: Xoshiro256PlusPlus,
+    profile: Profile,
+    /// Mean cost of a burst, and sums.
+    burst_ns: f64,
+    cost_ns: f64,
+    ran_ns: f64,
+    bursts: u64,
+    missed: u64,
+    lost: u64,
+    /// Threads whose signals were blocked.
+    blocked: u64,
+    began: Instant,
+    began_ticks: u64,
+    /// CPU time of this process for reading a burst.
+    read_ns: f64,
+    /// The part of the last bursts that could not go their way.
+    new: f64,
+    notes: HashSet<String>,
+}
+
+impl Recorder {
+    fn new(order: &Order, root: u32) -> Self {
+        Self {
+            order: order.clone(),
+            root,
+            root_fd: PidFd::open(root, || true),
+            processes: HashMap::from([(root, Process::Waits)]),
+            free: (0..CONTEXTS_MAX).rev().collect(),
+            random: Xoshiro256PlusPlus::seed_from_u64(ticks()),
+            profile: Profile { by: Source::Bursts, ..Profile::default() },
+            burst_ns: BURST_NS,
+            cost_ns: 0.0,
+            ran_ns: 0.0,
+            bursts: 0,
+            missed: 0,
+            lost: 0,
+            blocked: 0,
+            began: Instant::now(),
+            began_ticks: ticks(),
+            read_ns: READ_NS,
+            new: 1.0,
+            notes: HashSet::new(),
+        }
+    }
+
+    /// Returns how the program ended, if it was started here and has ended.
+    fn run(
+        &mut self,
+        mut child: Option<&mut Child>,
+        running: &impl Fn(i32),
+    ) -> Result<Option<ExitStatus>, BurstError> {
+        let mut looked = None;
+        loop {
+            if let Some(child) = child.as_deref_mut()
+                && let Some(ended) = ended(child)?
+            {
+                running(0);
+                return Ok(Some(ended));
+            }
+            let is_over = self.order.duration.is_some_and(|most| self.began.elapsed() >= most);
+            if is_over || signals::is_stopped() {
+                let Some(child) = child else { return Ok(None) };
+                self.finish();
+                loop {
+                    if let Some(ended) = ended(child)? {
+                        running(0);
+                        return Ok(Some(ended));
+                    }
+                    self.wait();
+                }
+            }
+            if looked.is_none_or(|looked: Instant| looked.elapsed() >= LOOK) {
+                looked = Some(Instant::now());
+                self.look()?;
+                if child.is_none() && self.processes.is_empty() {
+                    return Ok(None);
+                }
+            }
+            self.read_all();
+            self.wait();
+        }
+    }
+
+    /// Waits until there is something to read, or the program ends.
+    fn wait(&self) {
+        match &self.root_fd {
+            Some(root) if !root.has_ended() => root.await_end_for(self.poll()),
+            _ => sleep(self.poll()),
+        }
+    }
+
+    /// Looks for processes and threads that are new, or have ended.
+    fn look(&mut self) -> Result<(), BurstError> {
+        let mut found = vec![self.root];
+        let mut at = 0;
+        while let Some(&process) = found.get(at) {
+            found.extend(children(process));
+            at += 1;
+        }
+        for &process in &found {
+            self.processes.entry(process).or_insert(Process::Waits);
+        }
+        let known: Vec<u32> = self.processes.keys().copied().collect();
+        for process in known {
+            if !found.contains(&process) && threads_of(process).is_empty() {
+                self.forget(process);
+                continue;
+            }
+            let state = self.processes.remove(&process);
+            let state = match state {
+                Some(Process::Prepared(prepared)) if !prepared.target.is_there() => {
+                    // It executes another program now.
+                    self.close(*prepared);
+                    Process::Waits
+                }
+                Some(Process::Waits) => self.prepare(process)?,
+                Some(state) => state,
+                None => continue,
+            };
+            self.processes.insert(process, state);
+            self.look_for_threads(process);
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, process: u32) -> Result<Process, BurstError> {
+        let is_named = self.order.process == Some(process);
+        if !is_named && ran_ns(process, process) < PREPARED_AFTER_NS {
+            return Ok(Process::Waits);
+        }
+        match Target::attach(process) {
+            Ok(target) => {
+                let user = user_ticks(process).unwrap_or(0);
+                let (threads, tally) = (BTreeMap::new(), Tally::default());
+                let user = [user, user];
+                Ok(Process::Prepared(Box::new(Prepared { target, threads, tally, user })))
+            }
+            Err(error) if is_named => Err(BurstError::Refused(error.to_string())),
+            Err(error) => {
+                self.note(process, &error);
+                Ok(Process::Refused)
+            }
+        }
+    }
+
+    fn note(&mut self, process: u32, why: &Refusal) {
+        if threads_of(process).is_empty() {
+            return;
+        }
+        let name = name_of(process).unwrap_or_default();
+        if self.notes.insert(format!("{name}: {why}")) {
+            self.profile.left.push(format!("process {process} ({name}): {why}"));
+        }
+    }
+
+    fn look_for_threads(&mut self, process: u32) {
+        let mean = self.interval_ns();
+        let Some(Process::Prepared(prepared)) = self.processes.get_mut(&process) else { return };
+        let Prepared { target, threads, user, .. } = &mut **prepared;
+        if let Some(now) = user_ticks(process) {
+            user[1] = now;
+        }
+        let now = threads_of(process);
+        threads.retain(|thread, one| {
+            let stays = now.contains(thread);
+            if !stays {
+                target.set_word(one.slot, layout::STATE, IDLE);
+                self.free.push(one.slot);
+            }
+            stays
+        });
+        for thread in now {
+            if let Some(one) = threads.get_mut(&thread) {
+                let ran = ran_ns(process, thread);
+                if target.word(one.slot, layout::STATE) != ARMED {
+                    one.ran_ns = ran;
+                } else if ran.saturating_sub(one.ran_ns) > SILENT_NS {
+                    one.ran_ns = ran;
+                    let blocks = blocks_signal(thread);
+                    if blocks != one.is_blocked {
+                        let _gone = if blocks { one.clock.stop() } else { one.clock.start() };
+                        one.is_blocked = blocks;
+                        self.blocked += u64::from(blocks);
+                    }
+                }
+                continue;
+            }
+            let Some(slot) = self.free.pop() else { return };
+            let Ok(clock) = Clock::open(thread, slot) else {
+                // The thread has ended.
+                self.free.push(slot);
+                continue;
+            };
+            target.set_up_slot(slot);
+            let ran_ns = ran_ns(process, thread);
+            let one = Thread { slot, clock, ran_ns, is_blocked: false };
+            arm(target, &one, self.order.events, mean, &mut self.random);
+            let _gone = one.clock.start();
+            threads.insert(thread, one);
+        }
+    }
+
+    /// Reads the bursts that have ended, and lets the next ones come at another interval.
+    fn read_all(&mut self) {
+        let interval = self.interval_ns();
+        let ns_per_tick = self.ns_per_tick();
+        for state in self.processes.values_mut() {
+            let Process::Prepared(prepared) = state else { continue };
+            let Prepared { target, threads, tally, .. } = &mut **prepared;
+            if target.follow_changes() {
+                tally.forget_ways();
+            }
+            let (own, mut read) = (own_ns(), 0_u32);
+            let mut refused = Vec::new();
+            for (&thread, one) in &mut *threads {
+                let state = target.word(one.slot, layout::STATE);
+                let at = target.word_at(one.slot, layout::STATE);
+                if state == REFUSED {
+                    refused.push(thread);
+                }
+                if state != DONE || !target.region.replace_word(at, DONE, IDLE) {
+                    continue;
+                }
+                let bursts = read_bursts(target, one.slot, self.order.events);
+                arm(target, one, self.order.events, interval, &mut self.random);
+                for burst in bursts {
+                    read += 1;
+                    let is_new = burst.is_missed || target.is_new(burst.left_at);
+                    self.new += NEWEST * (if is_new { 1.0 } else { 0.0 } - self.new);
+                    if burst.is_missed {
+                        self.missed += 1;
+                        self.cost_ns += SIGNAL_NS;
+                        tally.note_unknown(burst.began_at);
+                        continue;
+                    }
+                    #[expect(clippy::cast_precision_loss, reason = "bursts are short")]
+                    let cost = SIGNAL_NS + SLOWER * ns_per_tick * burst.ticks as f64;
+                    let cost = cost.min(BURST_NS_MAX);
+                    self.cost_ns += cost;
+                    self.burst_ns += NEWEST * (cost - self.burst_ns);
+                    self.bursts += 1;
+                    let _lost = tally.add(&target.cache, &burst, self.order.events);
+                }
+            }
+            // What follows is done once for each block.
+            #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+            let own = own_ns().saturating_sub(own) as f64;
+            if read > 0 {
+                self.read_ns += READ_NEWEST * (own / f64::from(read) - self.read_ns);
+            }
+            for thread in refused {
+                if let Some(one) = threads.remove(&thread) {
+                    self.free.push(one.slot);
+                }
+            }
+            for at in tally.take_unknown() {
+                target.translate(at);
+            }
+        }
+    }
+
+    /// The mean interval at which neither the bursts nor their reading cost more than they may.
+    fn interval_ns(&self) -> f64 {
+        let usual = self.burst_ns.max(self.read_ns) / self.order.cost;
+        let wanted = if self.is_new() { usual * INTERVAL_NEW } else { usual };
+        let least = self.poll().as_secs_f64() * 1e9 / KEPT;
+        wanted.clamp(least, INTERVAL_NS_MAX)
+    }
+
+    fn poll(&self) -> Duration {
+        if self.is_new() { POLL_NEW } else { POLL }
+    }
+
+    fn ns_per_tick(&self) -> f64 {
+        let ticks = ticks().saturating_sub(self.began_ticks).max(1);
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let ticks = ticks as f64;
+        self.began.elapsed().as_secs_f64() * 1e9 / ticks
+    }
+
+    fn is_new(&self) -> bool {
+        self.new > NEW_FROM
+    }
+
+    fn forget(&mut self, process: u32) {
+        if let Some(Process::Prepared(prepared)) = self.processes.remove(&process) {
+            self.close(*prepared);
+        }
+    }
+
+    /// Adds what a process has shown to the profile, and ends its clocks.
+    fn close(&mut self, prepared: Prepared) -> Option<Target> {
+        let Prepared { target, threads, tally, user } = prepared;
+        self.free.extend(threads.values().map(|one| one.slot));
+        drop(threads);
+        // SAFETY: takes a number.
+        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let user_ns = (user[1] - user[0]) as f64 / per_second as f64 * 1e9;
+        self.ran_ns += user_ns;
+        self.lost += tally.lost;
+        if tally.bursts > 0 {
+            tally.add_to(&mut self.profile, &target.cache, &target.objects);
+        }
+        target.is_there().then_some(target)
+    }
+
+    /// Ends all bursts, and takes everything out of the processes.
+    fn finish(&mut self) {
+        let all: Vec<u32> = self.processes.keys().copied().collect();
+        for process in all {
+            let Some(Process::Prepared(mut prepared)) = self.processes.remove(&process) else {
+                continue;
+            };
+            if let Some(now) = user_ticks(process) {
+                prepared.user[1] = now;
+            }
+            let Prepared { target, threads, .. } = &*prepared;
+            for one in threads.values() {
+                let at = target.word_at(one.slot, layout::STATE);
+                for state in [ARMED, DONE] {
+                    target.region.replace_word(at, state, IDLE);
+                }
+            }
+            let deadline = Instant::now() + Duration::from_secs(1);
+            let runs = || threads.values().any(|one| target.word(one.slot, layout::STATE) == RUNS);
+            while runs() && target.is_there() && Instant::now() < deadline {
+                sleep(Duration::from_millis(1));
+            }
+            if let Some(target) = self.close(*prepared)
+                && let Err(error) = target.detach()
+            {
+                self.note(process, &error);
+            }
+        }
+    }
+}
+
+/// Lets a thread begin bursts at a random interval around the mean.
+fn arm(target: &Target, one: &Thread, events: u32, mean_ns: f64, random: &mut impl rand::Rng) {
+    target.set_word(one.slot, layout::EVENTS_GIVEN, events.into());
+    target.set_word(one.slot, layout::KEPT, 0);
+    target.set_word(one.slot, layout::STATE, ARMED);
+    let times = random.random_range(0.5..1.5);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is in range")]
+    let period = (mean_ns * times) as u64;
+    // This fails for a thread that has ended.
+    let _gone = one.clock.set(period);
+}
+
+/// Reads the bursts of a thread, whose words may hold anything.
+fn read_bursts(target: &Target, slot: u32, given: u32) -> Vec<Burst> {
+    let kept = target.word(slot, layout::KEPT).min(layout::KEPT_MAX.unsigned_abs().into());
+    let length = u64::from(layout::KEPT_BYTES.unsigned_abs());
+    let kept = (0..kept).map(|number| {
+        let at = target.word_at(slot, layout::KEPT_AT) + number * length;
+        burst(target, at, |_| at + 64, given)
+    });
+    let events = target.word_at(slot, layout::EVENTS);
+    let last = burst(
+        target,
+        target.word_at(slot, layout::EVENTS_LEFT),
+        |left| events + 8 * (left + 1),
+        given,
+    );
+    kept.chain([last]).collect()
+}
+
+/// Reads the words of one burst, and its events.
+fn burst(target: &Target, at: u64, events_at: impl Fn(u64) -> u64, given: u32) -> Burst {
+    let words = target.region.words(at, 6);
+    let [left, began_at, code, left_at, began, ended] = words[..] else { return Burst::default() };
+    let left = left.min(given.into());
+    let count = usize::try_from(u64::from(given) - left).unwrap_or(0);
+    let mut events = target.region.words(events_at(left), count);
+    events.reverse();
+    let (is_missed, ticks) = (code == 0, ended.saturating_sub(began));
+    Burst { began_at, is_missed, left_at, events, ticks }
+}
+
+/// How a child has ended; `None` if it has not.
+fn ended(child: &mut Child) -> Result<Option<ExitStatus>, BurstError> {
+    match child.try_wait() {
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+            // It ended while its threads were stopped.
+            let status = take_end(child.id()).map(ExitStatus::from_raw);
+            status.map(Some).ok_or(BurstError::Wait(error))
+        }
+        other => other.map_err(BurstError::Wait),
+    }
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let of_thread = |thread: u32| {
+        let path = format!("/proc/{process}/task/{thread}/children");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>()
+    };
+    threads_of(process).into_iter().flat_map(of_thread).collect()
+}
+
+/// The time that a thread has run.
+fn ran_ns(process: u32, thread: u32) -> u64 {
+    let path = format!("/proc/{process}/task/{thread}/schedstat");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Whether a thread blocks the signal of its clock.
+fn blocks_signal(thread: u32) -> bool {
+    let blocked = status_field(thread, "SigBlk");
+    let blocked = blocked.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
+    blocked & 1 << (libc::SIGURG - 1) != 0
+}
+
+fn own_thread() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { libc::gettid() }.unsigned_abs()
+}
+
+/// The user time of a process, in ticks.
+fn user_ticks(process: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name may hold spaces and brackets; behind it, utime is the twelfth field.
+    text.rsplit_once(')')?.1.split_whitespace().nth(11)?.parse().ok()
+}
+
+/// The CPU time of this process.
+fn own_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a local variable.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut now) };
+    (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
+}
+
+fn ticks() -> u64 {
+    // SAFETY: each processor for this architecture has the instruction.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}

@@ -1,0 +1,195 @@
+//! The way of a thread through the program during one burst, from the events that it has left.
+//!
+//! Events tell which counted edges were taken. Between two of them the way is certain: an edge that
+//! has no number is taken if its turn comes, and each cycle has one with a number.
+
+use elfen_stream::{BlockId, Cache, Counted, Exit, Indirect};
+
+/// A burst, as its thread has left it.
+#[derive(Debug, Default)]
+pub(super) struct Burst {
+    /// Where it began and where it ended, in the program.
+    pub(super) began_at: u64,
+    /// No code was translated there, so it has not begun.
+    pub(super) is_missed: bool,
+    pub(super) left_at: u64,
+    /// In their order: the complement of the number of a counter, or an address.
+    pub(super) events: Vec<u64>,
+    /// From beginning to end, by the time stamp counter.
+    pub(super) ticks: u64,
+}
+
+/// One piece of the way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Step {
+    /// A block ran.
+    Block(BlockId),
+    /// A block ran from an instruction inside on.
+    Part(BlockId, u64),
+    /// A block went on at its end.
+    Falls(BlockId),
+    /// A block went to the target of its branch.
+    Direct(BlockId),
+    Computed(BlockId, u64),
+    /// The call of a block has returned.
+    Returned(BlockId),
+}
+
+/// The events do not fit the code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Lost;
+
+/// More blocks than there can be between two events.
+const BLOCKS_MAX: u32 = 100_000;
+const UNKNOWN: BlockId = BlockId::MAX;
+
+/// A block, and what follows it, as far as a burst has been there.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    start: u64,
+    end: u64,
+    last: u64,
+    exit: Exit,
+    falls_to: BlockId,
+    branches_to: BlockId,
+}
+
+/// The blocks of a cache and how they follow each other.
+#[derive(Debug, Default)]
+pub(super) struct Ways {
+    nodes: Vec<Node>,
+}
+
+impl Ways {
+    /// Forgets how blocks follow each other: other code has come to their addresses.
+    pub(super) fn forget(&mut self) {
+        self.nodes.clear();
+    }
+
+    fn node(&self, id: BlockId) -> Result<&Node, Lost> {
+        self.nodes.get(usize::try_from(id).map_err(|_| Lost)?).ok_or(Lost)
+    }
+
+    fn extend(&mut self, cache: &Cache) {
+        let known = self.nodes.len();
+        self.nodes.extend(cache.blocks().iter().skip(known).map(|one| Node {
+            start: one.start,
+            end: one.end,
+            last: one.start + one.offsets.last().map_or(0, |&offset| offset.into()),
+            exit: one.exit,
+            falls_to: UNKNOWN,
+            branches_to: UNKNOWN,
+        }));
+    }
+
+    /// The block at the end of another one.
+    fn after(&mut self, cache: &Cache, id: BlockId) -> Option<BlockId> {
+        let node = self.nodes.get_mut(usize::try_from(id).ok()?)?;
+        if node.falls_to == UNKNOWN {
+            node.falls_to = cache.block_with(node.end).unwrap_or(UNKNOWN);
+        }
+        (node.falls_to != UNKNOWN).then_some(node.falls_to)
+    }
+
+    /// The block that the branch of another one leads to.
+    fn target(&mut self, cache: &Cache, id: BlockId, to: u64) -> Option<BlockId> {
+        let node = self.nodes.get_mut(usize::try_from(id).ok()?)?;
+        if node.branches_to == UNKNOWN {
+            node.branches_to = cache.block_with(to).unwrap_or(UNKNOWN);
+        }
+        (node.branches_to != UNKNOWN).then_some(node.branches_to)
+    }
+
+    /// Goes the way of a burst.
+    pub(super) fn walk(
+        &mut self,
+        cache: &Cache,
+        burst: &Burst,
+        mut visit: impl FnMut(Step),
+    ) -> Result<(), Lost> {
+        self.extend(cache);
+        let mut events = burst.events.iter().copied().peekable();
+        let (mut at, mut next) = (burst.began_at, cache.block_with(burst.began_at));
+        let mut left = BLOCKS_MAX;
+        loop {
+            if events.peek().is_none() && at == burst.left_at {
+                return Ok(());
+            }
+            let id = next.ok_or(Lost)?;
+            let Node { start, end, last, exit, .. } = *self.node(id)?;
+            visit(if at == start { Step::Block(id) } else { Step::Part(id, at) });
+            if events.peek().is_none() && (at..=last).contains(&burst.left_at) {
+                // It left inside: by a fault, or in front of a system call, which goes on behind.
+                if burst.left_at == last && exit == Exit::Syscall {
+                    visit(Step::Falls(id));
+                }
+                return Ok(());
+            }
+            left = left.checked_sub(1).ok_or(Lost)?;
+            let direct = match exit {
+                Exit::Branch { to } => Some((to, true)),
+                // Without a number if they go forward.
+                Exit::Jump { to } | Exit::Call { to } => Some((to, to <= last)),
+                _ => None,
+            };
+            (at, next) = match (direct, exit) {
+                (Some((to, has_number)), _) => {
+                    let is_taken = match events.peek().and_then(|&event| counted(cache, event)) {
+                        _ if !has_number => true,
+                        Some(Counted::Direct { block }) => {
+                            block == id || self.node(block)?.last == last
+                        }
+                        _ => false,
+                    };
+                    if is_taken && has_number {
+                        events.next();
+                        left = BLOCKS_MAX;
+                    }
+                    match (is_taken, exit) {
+                        (true, _) => {
+                            visit(Step::Direct(id));
+                            (to, self.target(cache, id, to))
+                        }
+                        (false, Exit::Branch { .. }) => {
+                            visit(Step::Falls(id));
+                            (end, self.after(cache, id))
+                        }
+                        (false, _) => return Err(Lost),
+                    }
+                }
+                (None, Exit::Indirect(kind)) => {
+                    left = BLOCKS_MAX;
+                    let event = events.next();
+                    let (target, call) = match event.map(|event| (event, counted(cache, event))) {
+                        // It left the cache where it went to.
+                        None => (burst.left_at, cache.call_before(burst.left_at)),
+                        Some((_, Some(Counted::Computed { target, .. }))) => (target, None),
+                        Some((_, Some(Counted::Returned { block }))) => {
+                            visit(Step::Returned(block));
+                            (at, next) = (self.node(block)?.end, self.after(cache, block));
+                            continue;
+                        }
+                        Some((_, Some(Counted::Direct { .. }))) => return Err(Lost),
+                        Some((address, None)) => (address, cache.call_before(address)),
+                    };
+                    match (kind, call) {
+                        (Indirect::Return { pops: 0 }, Some(call)) => visit(Step::Returned(call)),
+                        (Indirect::Return { pops: 0 }, None) => {}
+                        _ => visit(Step::Computed(id, target)),
+                    }
+                    (target, cache.block_with(target))
+                }
+                (None, _) => {
+                    visit(Step::Falls(id));
+                    (end, self.after(cache, id))
+                }
+            };
+        }
+    }
+}
+
+fn counted(cache: &Cache, event: u64) -> Option<Counted> {
+    // The complement of a number is negative; an address is not.
+    let number = usize::try_from(!event).ok().filter(|_| event.cast_signed() < 0)?;
+    cache.counters().get(number).copied()
+}

@@ -1,0 +1,193 @@
+//! How well an estimated profile fits an exact one, by the measures of two papers.
+//!
+//! - Overlap (HPS): the sum, over all members, of the smaller of their two shares.
+//! - Weight match (Shadow Profiling, after Wall): the share that the estimated profile's hottest
+//!   members have of the weight of the exact profile's hottest ones, at the same number of members.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use elfen_console::table;
+use serde::Serialize;
+
+use crate::profile::{Edge, Profile};
+use crate::report::{CallPair, ProfileSums, Sum};
+use crate::symbols::{FunctionId, ProfileSymbols};
+
+/// The hottest members, by number, that the weight match looks at.
+const HOTTEST: f64 = 0.05;
+
+#[derive(Serialize, Debug)]
+pub(crate) struct Comparison {
+    exact: Vec<String>,
+    estimated: Vec<String>,
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize, Debug)]
+struct Row {
+    what: &'static str,
+    /// Members of the exact profile, and those of them that the other one has.
+    members: usize,
+    found: usize,
+    overlap: f64,
+    weight_match: f64,
+}
+
+impl Comparison {
+    pub(crate) fn of(
+        exact: (&Profile, &ProfileSymbols),
+        estimated: (&Profile, &ProfileSymbols),
+    ) -> Self {
+        let files = common_files(exact.0, estimated.0);
+        let sums = [ProfileSums::of(exact.0, exact.1), ProfileSums::of(estimated.0, estimated.1)];
+        let function =
+            |one: &FunctionId| Some(FunctionId { file: *files.get(&one.file)?, start: one.start });
+        let [known, found] = sums;
+        let functions = renamed(&totals(&found.instructions), function);
+        let calls = renamed(&totals(&found.calls), |(from, to): &CallPair| {
+            Some((function(from)?, function(to)?))
+        });
+        let edges = renamed(&counts(estimated.0), |edge: &Edge| {
+            let (mut from, mut to) = (edge.from, edge.to);
+            (from.file, to.file) = (*files.get(&from.file)?, *files.get(&to.file)?);
+            Some(Edge { from, to, ..*edge })
+        });
+        Self {
+            exact: exact.0.program.clone(),
+            estimated: estimated.0.program.clone(),
+            rows: vec![
+                Row::of("functions, by instructions", &totals(&known.instructions), &functions),
+                Row::of("edges", &counts(exact.0), &edges),
+                Row::of("call pairs", &totals(&known.calls), &calls),
+            ],
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let rows: Vec<Vec<String>> = self.rows.iter().map(Row::cells).collect();
+        let head = ["", "members", "found", "overlap", "weight match"];
+        table::lines(&head, &rows)
+    }
+}
+
+impl Row {
+    fn of<K: Eq + Hash + Ord>(
+        what: &'static str,
+        exact: &HashMap<K, u64>,
+        estimated: &HashMap<K, u64>,
+    ) -> Self {
+        let totals = [exact, estimated].map(|all| all.values().map(|&count| float(count)).sum());
+        let [total, estimated_total]: [f64; 2] = totals;
+        let share = |all: &HashMap<K, u64>, total: f64, key: &K| {
+            all.get(key).map_or(0.0, |&count| float(count) / total.max(1.0))
+        };
+        let known = |key: &K| share(exact, total, key);
+        let overlap =
+            exact.keys().map(|key| known(key).min(share(estimated, estimated_total, key))).sum();
+        let hot = hottest(exact);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is a small part of a length"
+        )]
+        let most = ((float(exact.len() as u64) * HOTTEST).ceil() as usize).max(1);
+        let hot = &hot[..most.min(hot.len())];
+        let weight: f64 = hot.iter().map(|key| known(key)).sum();
+        let hottest_found = hottest(estimated);
+        let matched = hottest_found.iter().take(hot.len()).filter(|key| hot.contains(key));
+        Self {
+            what,
+            members: exact.len(),
+            found: exact.keys().filter(|key| estimated.contains_key(key)).count(),
+            overlap,
+            weight_match: matched.map(|key| known(key)).sum::<f64>()
+                / weight.max(f64::MIN_POSITIVE),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let three = |number: f64| format!("{number:.3}");
+        vec![
+            self.what.to_owned(),
+            self.members.to_string(),
+            self.found.to_string(),
+            three(self.overlap),
+            three(self.weight_match),
+        ]
+    }
+}
+
+/// The members with the largest counts first.
+fn hottest<K: Ord>(all: &HashMap<K, u64>) -> Vec<&K> {
+    let mut sorted: Vec<(&K, u64)> = all.iter().map(|(key, &count)| (key, count)).collect();
+    sorted.sort_by(|a, b| (b.1, a.0).cmp(&(a.1, b.0)));
+    sorted.into_iter().map(|(key, _)| key).collect()
+}
+
+fn counts(profile: &Profile) -> HashMap<Edge, u64> {
+    profile.edges.iter().map(|(&edge, count)| (edge, count.count)).collect()
+}
+
+fn totals<K: Clone + Eq + Hash>(sums: &HashMap<K, Sum>) -> HashMap<K, u64> {
+    sums.iter().map(|(key, sum)| (key.clone(), sum.count)).collect()
+}
+
+fn renamed<K, N: Eq + Hash>(
+    all: &HashMap<K, u64>,
+    name: impl Fn(&K) -> Option<N>,
+) -> HashMap<N, u64> {
+    all.iter().filter_map(|(key, &count)| Some((name(key)?, count))).collect()
+}
+
+/// The indices of files of the estimated profile, and of the same files in the exact one.
+fn common_files(exact: &Profile, estimated: &Profile) -> HashMap<u32, u32> {
+    let mut common = HashMap::new();
+    for (index, file) in (0..).zip(&estimated.files) {
+        let is_same = |known: &&crate::profile::ProfiledFile| {
+            known.path == file.path && known.build_id == file.build_id
+        };
+        if let Some((known, _)) = (0..).zip(&exact.files).find(|(_, known)| is_same(known)) {
+            common.insert(index, known);
+        }
+    }
+    common
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(exact: &[(u32, u64)], estimated: &[(u32, u64)]) -> Row {
+        let map = |all: &[(u32, u64)]| all.iter().copied().collect();
+        Row::of("", &map(exact), &map(estimated))
+    }
+
+    #[test]
+    fn equal_shares_overlap_whatever_the_totals() {
+        let one = row(&[(1, 30), (2, 70)], &[(1, 3), (2, 7)]);
+        assert!((one.overlap - 1.0).abs() < 1e-9 && (one.weight_match - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_missing_or_too_much_does_not_overlap() {
+        let one = row(&[(1, 50), (2, 50)], &[(1, 10), (3, 30)]);
+        assert!((one.overlap - 0.25).abs() < 1e-9);
+        assert_eq!((one.members, one.found), (2, 1));
+    }
+
+    /// Goal: the weight match looks at the hottest members only. Method: the hottest of twenty is
+    /// right, or is another one.
+    #[test]
+    fn the_weight_match_is_that_of_the_hottest() {
+        let exact: Vec<(u32, u64)> =
+            (0..20).map(|number| (number, 100 - u64::from(number))).collect();
+        assert!((row(&exact, &[(0, 9), (7, 3)]).weight_match - 1.0).abs() < 1e-9);
+        assert!(row(&exact, &[(1, 9), (0, 3)]).weight_match < 1e-9);
+    }
+}

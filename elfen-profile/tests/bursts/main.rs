@@ -1,0 +1,219 @@
+//! Goal: a program does in bursts what it does without, and the bursts show what it does. Method:
+//! a program that looks at itself, programs with known shares, and what can go wrong around them.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use elfen_instrument::symbols::FunctionTable;
+use elfen_profile::bursts::{BurstError, Order, Recorded, record};
+use elfen_profile::profile::Profile;
+
+/// Compiles a file of `tests/c`.
+fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
+    let program = folder.join(name);
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).args(options);
+    assert!(command.status().expect("needs a C compiler").success());
+    program
+}
+
+fn order(program: Vec<OsString>) -> Order {
+    Order { program, process: None, cost: 0.5, events: 500, duration: None }
+}
+
+/// Records a program in a shell, because it writes to our output.
+fn recorded(folder: &Path, words: &[OsString]) -> (String, Recorded) {
+    let output = folder.join("output");
+    let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
+    shell.push(output.clone().into());
+    shell.extend_from_slice(words);
+    let recorded = record(&order(shell), |_| {}).unwrap();
+    (fs::read_to_string(output).unwrap(), recorded)
+}
+
+/// The instructions of each function of a program, as parts of the sum.
+fn share(profile: &Profile, program: &Path, function: &str) -> f64 {
+    let name = program.to_str().unwrap();
+    let file = profile.files.iter().position(|file| file.path == name).unwrap();
+    let table = FunctionTable::read(program).unwrap();
+    let (mut part, mut all) = (0, 0);
+    for (start, block) in &profile.blocks {
+        let executed = block.count * u64::from(block.instructions);
+        all += executed;
+        let address = table.address_of(start.offset).filter(|_| start.file as usize == file);
+        let found = address.and_then(|address| table.at(address));
+        part += if found.is_some_and(|one| one.name == function) { executed } else { 0 };
+    }
+    part as f64 / all as f64
+}
+
+/// A program that ends when this value drops.
+struct Running(Child);
+
+impl Running {
+    fn start(program: &Path, words: &[&str]) -> Self {
+        let mut command = Command::new(program);
+        command.args(words).stdout(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    fn maps(&self) -> String {
+        fs::read_to_string(format!("/proc/{}/maps", self.0.id())).unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+/// Goal: signals, faults, threads, children, vector registers and flags are as ever. Method: the
+/// program checks them itself; it prints and returns the same.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn a_program_notices_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "bursts.c", "bursts", &["-pthread"]);
+    let native = Command::new(&program).arg("100").output().unwrap();
+    let expected = String::from_utf8(native.stdout).unwrap();
+    assert!(expected.contains("outside 0, masks 0") && expected.contains("gs 0"), "{expected}");
+    let rounds: u32 = std::env::var("BURST_ROUNDS").map_or(3, |text| text.parse().unwrap());
+    let mut bursts = 0;
+    for _ in 0..rounds {
+        let (found, recorded) = recorded(folder.path(), &[program.clone().into(), "100".into()]);
+        assert_eq!(found, expected);
+        assert_eq!(recorded.ended.unwrap().code(), native.status.code());
+        assert_eq!(recorded.lost, 0);
+        bursts += recorded.profile.bursts;
+    }
+    assert!(bursts > 20 * u64::from(rounds), "{bursts} bursts");
+}
+
+/// Goal: shares are those of the program. Method: a loop whose functions execute known numbers of
+/// instructions.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn shares_are_those_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let (text, recorded) = recorded(folder.path(), &[program.clone().into(), "1500".into()]);
+    let profile = recorded.profile;
+    // The program prints the shares of branches; its loops all have the same instructions.
+    let expected: Vec<f64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let error = 4.0 / (profile.bursts as f64).sqrt();
+    for (function, expected) in ["first", "second", "third"].iter().zip(expected) {
+        let found = share(&profile, &program, function);
+        assert!((found - expected).abs() < error, "{function}: {found}, not {expected} ± {error}");
+    }
+    assert!(profile.bursts > 50 && recorded.lost == 0, "{} bursts", profile.bursts);
+}
+
+/// Goal: code that is unloaded never runs again. Method: two libraries are loaded in turn at the
+/// same address, and each is called often.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn libraries_at_the_same_address_are_not_confused() {
+    let folder = tempfile::tempdir().unwrap();
+    let libraries = ["1", "2"].map(|value| {
+        let options = ["-shared", "-fPIC", &format!("-DVALUE={value}")];
+        compile(folder.path(), "library.c", &format!("lib{value}.so"), &options)
+    });
+    let program = compile(folder.path(), "swap.c", "swap", &[]);
+    let [first, second] = libraries.map(OsString::from);
+    let words = [program.into(), "300".into(), first, second];
+    let (text, recorded) = recorded(folder.path(), &words);
+    assert_eq!(
+        (&*text, recorded.ended.unwrap().code()),
+        ("wrong 0, same address 1\n", Some(0)),
+        "{:?}",
+        recorded.ended
+    );
+    assert_eq!(recorded.ended.unwrap().code(), Some(0));
+    assert!(recorded.profile.bursts > 20, "{} bursts", recorded.profile.bursts);
+}
+
+/// Goal: nothing is left in a process after its recording, and it can be recorded again.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn a_running_process_is_left_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let running = Running::start(&program, &["1000000"]);
+    sleep(Duration::from_millis(100));
+    let files = |maps: &str| -> Vec<String> {
+        maps.lines().filter(|line| line.contains("r-xp")).map(str::to_owned).collect()
+    };
+    let before = files(&running.maps());
+    for _ in 0..2 {
+        let order = Order {
+            process: Some(running.0.id()),
+            duration: Some(Duration::from_millis(700)),
+            ..order(Vec::new())
+        };
+        let recorded = record(&order, |_| {}).unwrap();
+        assert!(recorded.profile.bursts > 20, "{} bursts", recorded.profile.bursts);
+        assert!(recorded.ended.is_none());
+        let maps = running.maps();
+        assert!(!maps.contains("elfen-profile"), "{maps}");
+        assert_eq!(files(&maps), before);
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap();
+    assert!(status.contains("SigCgt:\t0000000000000000"), "{status}");
+}
+
+/// Goal: what cannot be recorded is refused with a reason, and goes on unharmed.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn processes_that_do_not_fit_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "unfit.c", "unfit", &[]);
+    for (kind, reason) in [
+        ("urgent", "it handles SIGURG itself"),
+        ("filtered", "it filters its system calls"),
+        ("locked", "it locks its memory"),
+        ("traced", "already traced"),
+    ] {
+        let mut running = Running::start(&program, &[kind]);
+        sleep(Duration::from_millis(100));
+        let order = Order { process: Some(running.0.id()), ..order(Vec::new()) };
+        match record(&order, |_| {}) {
+            Err(BurstError::Refused(why)) => assert!(why.contains(reason), "{kind}: {why}"),
+            other => panic!("{kind}: {other:?}"),
+        }
+        assert!(running.0.try_wait().unwrap().is_none(), "{kind} ended");
+    }
+    let order = Order { process: Some(0x3fff_ffff), ..order(Vec::new()) };
+    assert!(matches!(record(&order, |_| {}), Err(BurstError::Gone)));
+}
+
+/// Goal: the end of a program is reported as it was, however it ends.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn the_end_of_a_program_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let words = vec![program.into_os_string(), "1000000".into()];
+    let began = Instant::now();
+    let killed = record(&order(words), |process| {
+        if process > 0 {
+            std::thread::spawn(move || {
+                sleep(Duration::from_millis(600));
+                // SAFETY: takes numbers. The process is our child, which has not been waited for.
+                unsafe { libc::kill(process, libc::SIGKILL) };
+            });
+        }
+    });
+    let recorded = killed.unwrap();
+    assert_eq!(recorded.ended.unwrap().signal(), Some(libc::SIGKILL));
+    assert!(recorded.profile.bursts > 20 && began.elapsed() < Duration::from_secs(10));
+    let missing = record(&order(vec!["/no/such/program".into()]), |_| {});
+    assert!(matches!(missing, Err(BurstError::Program(_))));
+}

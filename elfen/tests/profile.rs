@@ -208,6 +208,69 @@ fn llvm_bolt_takes_the_branches() {
     assert_eq!(output(&fast), output(&program));
 }
 
+/// A loop with an inlined function, whose counts are known.
+const LINES: &str = "\
+#include <stdio.h>
+static inline int third(int x) { return x % 3 ? x : x / 3; }
+volatile int seed;
+__attribute__((noinline)) int hot(int n) {
+    int sum = seed;
+    for (int i = 0; i < n; i++)
+        sum += third(i ^ sum);
+    return sum;
+}
+int main(void) {
+    int all = 0;
+    for (int i = 0; i < 300; i++)
+        all += hot(1000);
+    printf(\"%d\\n\", all);
+    return 0;
+}
+";
+
+/// Goal: lines are exported with exact counts, and clang takes them. Method: it inlines what the
+/// profile says, and uses the weights of the branches.
+#[test]
+#[ignore = "needs clang and llvm-profdata"]
+fn clang_takes_the_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (source, program) = (file("lines.c"), file("lines"));
+    let (profile, lines) = (file("run.elfprof"), file("run.prof"));
+    fs::write(&source, LINES).unwrap();
+    let clang = |words: &[&str]| {
+        let done = Command::new("clang-14").arg("-O2").args(words).output().unwrap();
+        assert!(done.status.success(), "{}", error(&done));
+        error(&done)
+    };
+    let lines_only = ["-gline-tables-only", "-fdebug-info-for-profiling", "-o", &program, &source];
+    clang(&lines_only);
+    let record = ["record", "--by", "everything", "-q", "-o", &profile, "--", &program];
+    assert!(elfen(&record).status.success());
+    let exported = String::from_utf8(elfen(&["export", &profile, "--to", "llvm"]).stdout).unwrap();
+    // The third line of `hot` ran in each round, and has the inlined function.
+    assert!(exported.starts_with("hot:"), "{exported}");
+    let hot = exported.split("main:").next().unwrap();
+    assert!(hot.lines().any(|line| line.starts_with(" 3: third:")), "{exported}");
+    assert!(hot.lines().any(|line| line == "  0: 300000"), "{exported}");
+    assert!(exported.contains(":300\n"), "hot was called 300 times: {exported}");
+    fs::write(&lines, &exported).unwrap();
+    let mut show = Command::new("/usr/lib/llvm-14/bin/llvm-profdata");
+    let shown = show.args(["show", "--sample", &lines]).output().unwrap();
+    assert!(shown.status.success(), "{}", error(&shown));
+    let fast = file("fast");
+    let used = format!("-fprofile-sample-use={lines}");
+    let remarks = clang(&[&used, "-Rpass=sample-profile", "-o", &fast, &source]);
+    assert!(remarks.contains("to match profiling context"), "{remarks}");
+    let output = |program: &str| Command::new(program).output().unwrap().stdout;
+    assert_eq!(output(&fast), output(&program));
+
+    clang(&["-s", "-o", &program, &source]);
+    assert!(elfen(&record).status.success());
+    let exported = elfen(&["export", &profile, "--to", "llvm"]);
+    assert!(error(&exported).contains("has no lines; compile it with"), "{}", error(&exported));
+}
+
 fn wait_for(file: &Path) {
     let begun = Instant::now();
     while fs::read(file).map_or(true, |bytes| bytes.is_empty()) {

@@ -38,10 +38,12 @@ const KEPT: f64 = layout::KEPT_MAX as f64 / 1.5;
 const SILENT_NS: u64 = 100_000_000;
 /// The part of the usual interval while most code is new.
 const INTERVAL_NEW: f64 = 0.2;
+/// What it may cost to look at new code sooner, besides the usual cost.
+const NEW_NS: f64 = 3e6;
 /// Most code is new if more of the last bursts could not go their way.
 const NEW_FROM: f64 = 0.1;
-/// What a burst costs a program besides its time: a signal, and its handler.
-const SIGNAL_NS: f64 = 4_000.0;
+/// What a burst costs a program besides its time: a signal, its handler, and cold caches behind.
+const SIGNAL_NS: f64 = 10_000.0;
 /// The part of a burst's time by which it is slower than the program's own code.
 const SLOWER: f64 = 0.8;
 /// A longer burst was interrupted by other programs.
@@ -461,8 +463,10 @@ impl Recorder {
         self.began.elapsed().as_secs_f64() * 1e9 / ticks
     }
 
+    /// Whether most code is new, and looking at it sooner is not too expensive yet.
     fn is_new(&self) -> bool {
-        self.new > NEW_FROM
+        let may_cost = NEW_NS + self.order.cost * self.began.elapsed().as_secs_f64() * 1e9;
+        self.new > NEW_FROM && self.cost_ns < may_cost
     }
 
     fn forget(&mut self, process: u32) {

@@ -1,28 +1,35 @@
 //! `elfen profile export`: converts a profile for other tools.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status, named};
 
 use crate::elfprof;
 use crate::export;
+use crate::lines::Lines;
+use crate::samples;
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
-The program must be linked with -Wl,--emit-relocs.
+bolt: the program must be linked with -Wl,--emit-relocs.
+llvm: the program must be compiled by clang with -O2 -gline-tables-only -fdebug-info-for-profiling.
 
 Examples:
   elfen profile record -o run.elfprof -- ./program
   elfen profile export run.elfprof --to bolt > run.fdata
-  llvm-bolt program -data run.fdata -reorder-blocks=ext-tsp -o program.fast";
+  llvm-bolt program -data run.fdata -reorder-blocks=ext-tsp -o program.fast
+  elfen profile export run.elfprof --to llvm > run.prof
+  clang -O2 -fprofile-sample-use=run.prof program.c -o program.fast";
 
 /// The formats that a profile can be converted to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum ExportFormat {
     /// Taken branches of one file, for llvm-bolt
     Bolt,
+    /// Lines of one file, for clang -fprofile-sample-use
+    Llvm,
 }
 
 /// Convert a profile for other tools
@@ -47,6 +54,9 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     };
     let profile = elfprof::read(&args.file)
         .map_err(|error| failed(&error, "name a file that `elfen profile record -o` wrote"))?;
+    if profile.files.is_empty() {
+        return Err(failed(&"nothing was counted", "record a program that runs longer"));
+    }
     let (symbols, changed) = ProfileSymbols::read(&profile);
     let file = match &args.binary {
         Some(binary) => {
@@ -66,8 +76,16 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     let table = symbols.table(number).ok_or_else(|| {
         failed(&format!("{path} cannot be read"), "restore it, or record another program")
     })?;
-    let ExportFormat::Bolt = args.to;
-    let text = export::bolt(&profile, number, table);
+    let text = match args.to {
+        ExportFormat::Bolt => export::bolt(&profile, number, table),
+        ExportFormat::Llvm => {
+            let lines = Lines::read(Path::new(path)).ok_or_else(|| {
+                let fix = "compile it with -gline-tables-only -fdebug-info-for-profiling";
+                failed(&format!("{path} has no lines"), fix)
+            })?;
+            samples::llvm(&profile, number, table, &lines)
+        }
+    };
     if text.is_empty() {
         return Err(failed(&format!("{path} has no symbols"), "link it without -s"));
     }

@@ -66,8 +66,12 @@ pub struct Profile {
     /// The command line.
     pub program: Vec<String>,
     pub by: Source,
-    /// Bursts that the counts are estimated from.
+    /// Bursts that the counts come from.
     pub bursts: u64,
+    /// User time of the program while it was watched, and the estimated part of it that the bursts
+    /// cost; 0 if everything was counted.
+    pub ran_ns: u64,
+    pub cost_ns: u64,
     pub files: Vec<ProfiledFile>,
     /// Blocks by their start. Blocks may overlap.
     pub blocks: BTreeMap<Place, BlockCount>,

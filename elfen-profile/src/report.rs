@@ -25,6 +25,9 @@ pub(crate) struct ProfileReport {
     by: Source,
     /// Bursts that the numbers come from; 0 if everything was counted.
     bursts: u64,
+    /// User time of the program, and the estimated part of it that the bursts cost.
+    ran_ns: u64,
+    cost_ns: u64,
     instructions: u64,
     programs: u64,
     /// What was not counted, and why.
@@ -145,6 +148,8 @@ impl ProfileReport {
             program: profile.program.clone(),
             by: profile.by,
             bursts: profile.bursts,
+            ran_ns: profile.ran_ns,
+            cost_ns: profile.cost_ns,
             instructions: profile.instructions,
             programs: profile.programs,
             left: profile.left.clone(),

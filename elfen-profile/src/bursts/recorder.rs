@@ -28,12 +28,12 @@ const POLL: Duration = Duration::from_millis(40);
 const POLL_NEW: Duration = Duration::from_millis(4);
 /// How often new threads and processes are looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// A process that ran shorter than this is not prepared: that takes about a millisecond.
-const PREPARED_AFTER_NS: u64 = 10_000_000;
 /// The longest mean interval, in CPU time.
 const INTERVAL_NS_MAX: f64 = 1e9;
 /// A thread keeps the bursts of this many mean intervals until they are read.
 const KEPT: f64 = layout::KEPT_MAX as f64 / 1.5;
+/// Less than one in this number of bursts in code of no file is not worth a remark.
+const FOREIGN_FROM: u64 = 50;
 /// A thread that has run for so long without a burst may block its signals.
 const SILENT_NS: u64 = 100_000_000;
 /// The part of the usual interval while most code is new.
@@ -96,10 +96,8 @@ pub struct Recorded {
     pub profile: Profile,
     /// How a program that was started has ended.
     pub ended: Option<ExitStatus>,
-    /// CPU time of the program and its children, and the estimated part of it that is our cost.
-    pub ran: Duration,
-    pub cost: Duration,
-    /// CPU time of the recording itself.
+    /// How long it took, and the CPU time of the recording itself.
+    pub elapsed: Duration,
     pub own: Duration,
     /// Bursts that began where no code was translated yet, and bursts whose way was not found.
     pub missed: u64,
@@ -155,17 +153,25 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
     let mut recorder = Recorder::new(order, root);
     let outcome = recorder.run(child.as_mut(), &running);
     recorder.finish();
+    let all = recorder.bursts + recorder.missed;
+    if recorder.foreign * FOREIGN_FROM > all {
+        let percent = recorder.foreign * 100 / all;
+        let note = format!("{percent} % of the time: code of no file, which the program generated");
+        recorder.profile.left.push(note);
+    }
     if recorder.blocked > 0 {
         let threads = if recorder.blocked == 1 { "thread" } else { "threads" };
         let note = format!("{} {threads} that blocked all signals", recorder.blocked);
         recorder.profile.left.push(note);
     }
     let ended = outcome?;
+    let whole = |ns: f64| u64::try_from(Duration::from_secs_f64(ns / 1e9).as_nanos()).unwrap_or(0);
+    recorder.profile.ran_ns = whole(recorder.ran_ns);
+    recorder.profile.cost_ns = whole(recorder.cost_ns);
     Ok(Recorded {
         profile: recorder.profile,
         ended,
-        ran: Duration::from_secs_f64(recorder.ran_ns / 1e9),
-        cost: Duration::from_secs_f64(recorder.cost_ns / 1e9),
+        elapsed: recorder.began.elapsed(),
         missed: recorder.missed,
         lost: recorder.lost,
         own: Duration::from_nanos(own_ns() - own),
@@ -192,6 +198,8 @@ struct Recorder {
     bursts: u64,
     missed: u64,
     lost: u64,
+    /// Bursts that began in code of no file.
+    foreign: u64,
     /// Threads whose signals were blocked.
     blocked: u64,
     began: Instant,
@@ -219,6 +227,7 @@ impl Recorder {
             bursts: 0,
             missed: 0,
             lost: 0,
+            foreign: 0,
             blocked: 0,
             began: Instant::now(),
             began_ticks: ticks(),
@@ -310,7 +319,8 @@ impl Recorder {
 
     fn prepare(&mut self, process: u32) -> Result<Process, BurstError> {
         let is_named = self.order.process == Some(process);
-        if !is_named && ran_ns(process, process) < PREPARED_AFTER_NS {
+        // One tick is 10 ms. To prepare a process takes about a millisecond.
+        if !is_named && user_ticks(process).unwrap_or(0) == 0 {
             return Ok(Process::Waits);
         }
         match Target::attach(process) {
@@ -410,10 +420,12 @@ impl Recorder {
                 arm(target, one, self.order.events, interval, &mut self.random);
                 for burst in bursts {
                     read += 1;
-                    let is_new = burst.is_missed || target.is_new(burst.left_at);
+                    let at = if burst.is_missed { burst.began_at } else { burst.left_at };
+                    let is_new = target.is_new(at);
                     self.new += NEWEST * (if is_new { 1.0 } else { 0.0 } - self.new);
                     if burst.is_missed {
                         self.missed += 1;
+                        self.foreign += u64::from(!is_new);
                         self.cost_ns += SIGNAL_NS;
                         tally.note_unknown(burst.began_at);
                         continue;

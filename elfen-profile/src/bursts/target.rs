@@ -4,11 +4,11 @@
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use elfen_instrument::process::ProgramId;
 use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, mappings};
-use elfen_instrument::symbols::{FunctionTable, address_of_symbol};
+use elfen_instrument::symbols::address_of_symbol;
 use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
 
 use super::inside::{Header, Inside, SCRATCH};
@@ -89,29 +89,20 @@ impl Target {
     /// Prepares a process. All its threads are stopped meanwhile.
     pub(super) fn attach(process: u32) -> Result<Self, Refusal> {
         check(process)?;
-        let program =
-            ProgramId::of(process).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let plan = Plan::of(process)?;
         let mut group = Group::seize(process)?;
         let made = stop(&mut group)
             .map_err(Refusal::from)
-            .and_then(|thread| Self::prepare(process, program, &group, thread));
+            .and_then(|thread| Self::prepare(process, plan, &group, thread));
         group.release();
         made
     }
 
-    fn prepare(
-        process: u32,
-        program: ProgramId,
-        group: &Group,
-        thread: i32,
-    ) -> Result<Self, Refusal> {
-        let all = mappings(process)?;
-        let memory = Memory::open(process)?;
-        let mut region = Region::new()?;
-        let exe = std::fs::read_link(format!("/proc/{process}/exe"))?;
-        let places = Places::find(&all, &exe)?;
-        let inside = Inside::new();
-        let loader = Loader::find(process, &all, &memory)?;
+    fn prepare(process: u32, plan: Plan, group: &Group, thread: i32) -> Result<Self, Refusal> {
+        let Plan { program, memory, mut region, places, inside, loader } = plan;
+        if ProgramId::of(process) != Some(program) {
+            return Err(Refusal::Unfit("it has just executed another program"));
+        }
         let (mapped, contexts, table, header, points) =
             group.calls(thread, |call| map_all(&places, &mut region, &memory, call))??;
         let header = Header { at: header };
@@ -360,6 +351,30 @@ impl Target {
     }
 }
 
+/// What can be found out about a process before it is stopped.
+struct Plan {
+    program: ProgramId,
+    memory: Memory,
+    region: Region,
+    places: Places,
+    inside: Inside,
+    loader: Option<Loader>,
+}
+
+impl Plan {
+    fn of(process: u32) -> Result<Self, Refusal> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let program = ProgramId::of(process).ok_or_else(gone)?;
+        let all = mappings(process)?;
+        let memory = Memory::open(process)?;
+        let exe = std::fs::read_link(format!("/proc/{process}/exe"))?;
+        let places = Places::find(&all, &exe)?;
+        let loader = Loader::find(process, &all, &memory)?;
+        let (region, inside) = (Region::new()?, Inside::new());
+        Ok(Self { program, memory, region, places, inside, loader })
+    }
+}
+
 /// Whether bursts can run in a process at all.
 fn check(process: u32) -> Result<(), Refusal> {
     let status = elfen_instrument::process::status_field;
@@ -522,15 +537,13 @@ impl Loader {
     fn find(process: u32, all: &[Mapping], memory: &Memory) -> Result<Option<Self>, Refusal> {
         let base = interpreter_at(process).unwrap_or(0);
         let Some(first) = all.iter().find(|one| one.range.contains(&base)) else { return Ok(None) };
-        let code = all.iter().find(|one| one.executable && one.name == first.name);
-        let Some(code) = code.filter(|_| !first.name.contains("musl")) else { return Ok(None) };
+        if first.name.contains("musl") {
+            return Ok(None);
+        }
         let unknown = || Refusal::Unfit("its dynamic loader is of an unknown kind");
-        let file = Path::new(&code.name);
-        let table = FunctionTable::read(file).ok_or_else(unknown)?;
-        let base = table.address_of(code.offset).and_then(|at| code.range.start.checked_sub(at));
-        let base = base.ok_or_else(unknown)?;
-        let found = address_of_symbol(file, CHANGE_FUNCTION);
-        let function = base + found.ok_or_else(unknown)?;
+        // As the process sees it, which may be in a container.
+        let file = PathBuf::from(format!("/proc/{process}/root{}", first.name));
+        let function = base + address_of_symbol(&file, CHANGE_FUNCTION).ok_or_else(unknown)?;
         let mut bytes = memory.read_vec(function, FAR_JUMP_BYTES)?;
         if is_ours(&bytes, all) {
             // The process is a copy of one that was prepared, or its recording was killed.
@@ -544,7 +557,7 @@ impl Loader {
         if !is_empty || !function.is_multiple_of(16) {
             return Err(unknown());
         }
-        let state = address_of_symbol(file, LOADER_STATE);
+        let state = address_of_symbol(&file, LOADER_STATE);
         Ok(Some(Self { function, bytes, state: state.map(|at| base + at + 24) }))
     }
 }

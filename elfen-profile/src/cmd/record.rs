@@ -171,15 +171,13 @@ fn by_bursts(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
         let left = "the program ran too shortly for a burst; see `--by everything`";
         recorded.profile.left.push(left.to_owned());
     } else if !args.quiet {
-        let ran = recorded.ran.as_secs_f64().max(1e-9);
-        let percent = |time: Duration| time.as_secs_f64() / ran * 100.0;
+        let Profile { bursts, ran_ns, cost_ns, .. } = recorded.profile;
         to_stderr(&format!(
-            "profile: {} bursts in {} of user time; cost {:.2} % by estimate, and {:.2} % of a CPU \
-             to read them",
-            recorded.profile.bursts,
-            duration::show(u64::try_from(recorded.ran.as_nanos()).unwrap_or(u64::MAX)),
-            percent(recorded.cost),
-            percent(recorded.own),
+            "profile: {bursts} bursts in {} of user time; cost {:.2} % by estimate, and {:.2} % of \
+             a CPU to read them",
+            duration::show(ran_ns),
+            percent(Duration::from_nanos(cost_ns), Duration::from_nanos(ran_ns)),
+            percent(recorded.own, recorded.elapsed),
         ));
     }
     let status = recorded.ended.map_or(0, |ended| {
@@ -187,6 +185,10 @@ fn by_bursts(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
         code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
     });
     Ok((recorded.profile, status))
+}
+
+fn percent(part: Duration, whole: Duration) -> f64 {
+    part.as_secs_f64() / whole.as_secs_f64().max(1e-9) * 100.0
 }
 
 fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {

@@ -142,7 +142,10 @@ const JSON: [(&str, &str); 25] = [
     ),
     ("elfen lanes --slurm", "NodeName CPUs Features"),
     ("elfen profile compare", "exact estimated rows"),
-    ("elfen profile report", "program by bursts instructions programs left functions calls"),
+    (
+        "elfen profile report",
+        "program by bursts ran_ns cost_ns instructions programs left functions calls",
+    ),
     ("elfen status", "batches elfend left hangs paused"),
     ("elfen shim", SHIM),
     ("elfen shim show", SHIM),

@@ -1,7 +1,8 @@
-//! `elfen lab bench profile`: how much longer a program takes under `elfen profile record`.
-//! Baseline: the same program without it. Both must print the same and end the same way.
+//! `elfen lab bench profile`: how much longer a program takes under `elfen profile record`, and how
+//! well bursts fit exact counts. Baseline: the same program without it. All must print the same and
+//! end the same way.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,16 +19,17 @@ use crate::live::scratch::Scratch;
 
 const EXAMPLE: &str = "\
 Examples:
-  elfen lab bench profile -- gzip -c file     --by everything, with gzip
+  elfen lab bench profile -- gzip -c file
   elfen lab bench profile --runs 20 -- sqlite3 :memory: '.read queries.sql'";
 
-/// Measure how much longer a program takes while `elfen profile record` counts it
+/// Measure what `elfen profile record` costs a program, and how well its bursts fit exact counts
 ///
-/// The program runs in turn with and without the profiler. It must print the same each time.
+/// The program runs in turn without the profiler, by bursts, and by everything. It must print the
+/// same each time.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLE)]
 pub(crate) struct BenchProfileArgs {
-    /// Number of rounds; each round runs the program with and without the profiler
+    /// Number of rounds; each round runs the program in all three ways
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = runs())]
     runs: usize,
 
@@ -50,16 +52,21 @@ pub(crate) fn run(
     let elfen = find_program("elfen").explain("finding elfen", "install the package elfen")?;
     let scratch = Scratch::new(1).explain("a temporary folder", "set TMPDIR")?;
     let output = scratch.path("output");
-    let mut profiled: Vec<OsString> =
-        ["profile", "record", "-q", "--by", "everything", "--"].map(OsString::from).into();
-    profiled.insert(0, elfen.into());
-    profiled.extend_from_slice(&args.program);
+    let [bursts, exact] = ["bursts", "exact"].map(|name| scratch.path(name));
+    let words = |by: &str, file: &Path| {
+        let mut words: Vec<OsString> = vec![elfen.clone().into()];
+        words.extend(["profile", "record", "-q", "--by", by, "-o"].map(OsString::from));
+        words.extend([file.into(), "--".into()]);
+        words.extend_from_slice(&args.program);
+        words
+    };
+    let ways = [args.program.clone(), words("bursts", &bursts), words("everything", &exact)];
     let mut first: Option<Run> = None;
-    let cases = with_baseline(cases("how", ["without the profiler", "by everything"]));
+    let names = cases("how", ["without the profiler", "by bursts", "by everything"]);
+    let cases = with_baseline(names);
     let table = measure(("times", TIMES), &cases, args.runs, progress, |case, _, values| {
-        let words = if case == 0 { &args.program } else { &profiled };
         let begun_ns = monotonic_ns();
-        let found = execute(words, &output)?;
+        let found = execute(&ways[case], &output)?;
         values.add("ns", number(monotonic_ns() - begun_ns));
         let expected =
             first.get_or_insert_with(|| Run { status: found.status, output: found.output.clone() });
@@ -67,9 +74,31 @@ pub(crate) fn run(
             let why = "its output or exit status differs from run to run";
             return Err(BenchError::failed(why, "name a program that always does the same"));
         }
+        if case == 1 {
+            let report = printed(&elfen, &["report".as_ref(), bursts.as_os_str()])?;
+            let part = |name: &str| report[name].as_f64().unwrap_or(0.0);
+            values.add("bursts", part("bursts"));
+            values.add("cost", part("cost_ns") / part("ran_ns").max(1.0) * 100.0);
+        }
+        if case == 2 {
+            let words = ["compare".as_ref(), exact.as_os_str(), bursts.as_os_str()];
+            let compared = printed(&elfen, &words)?;
+            for (row, name) in [(1, "edges"), (2, "calls")] {
+                values.add(name, compared["rows"][row]["overlap"].as_f64().unwrap_or(0.0));
+            }
+        }
         Ok(())
     })?;
     Ok(table.into())
+}
+
+/// The JSON object that a command of `elfen profile` prints.
+fn printed(elfen: &Path, words: &[&OsStr]) -> Result<serde_json::Value, BenchError> {
+    let fix = "see what `elfen profile` says about it";
+    let mut command = Command::new(elfen);
+    let printed = command.arg("profile").args(words).arg("--json").output();
+    let printed = printed.explain("running elfen", fix)?.stdout;
+    serde_json::from_slice(&printed).map_err(|error| BenchError::failed(error.to_string(), fix))
 }
 
 fn execute(words: &[OsString], output: &Path) -> Result<Run, BenchError> {
@@ -87,5 +116,9 @@ fn execute(words: &[OsString], output: &Path) -> Result<Run, BenchError> {
 const TIMES: &[Column] = &[
     label("how", "how"),
     metric("ns", "time", "ms", 1).scaled(1e-6).lower(),
-    metric("ratio", "times", "x", 2).ratio_of("ns").lower(),
+    metric("ratio", "times", "x", 3).ratio_of("ns").lower(),
+    metric("bursts", "bursts", "", 0),
+    metric("cost", "own account", "%", 2),
+    metric("edges", "overlap of edges", "", 3).higher(),
+    metric("calls", "of calls", "", 3).higher(),
 ];

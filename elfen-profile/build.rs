@@ -28,6 +28,7 @@ fn main() {
         ("KEPT_AT", layout::KEPT_AT),
         ("KEPT_BYTES", layout::KEPT_BYTES),
         ("KEPT_MAX", layout::KEPT_MAX),
+        ("THREAD", layout::THREAD),
         ("FEATURES", layout::FEATURES),
         ("FRAME", layout::FRAME),
         ("VECTORS", layout::VECTORS),

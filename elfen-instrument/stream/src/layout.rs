@@ -55,6 +55,8 @@ pub const STACK_AT: i32 = 0x170;
 pub const STACK_END: i32 = 0x200;
 /// How many earlier bursts are kept.
 pub const KEPT: i32 = 0x178;
+/// The id of the thread that the words are for, as the thread sees it.
+pub const THREAD: i32 = 0x180;
 /// The frame by which a burst ends, as rt_sigreturn(2) expects it: a `ucontext` of Linux.
 pub const FRAME: i32 = 0x400;
 /// The vector registers of that frame.

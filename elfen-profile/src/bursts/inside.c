@@ -2,7 +2,7 @@
  * The code that bursts need inside a program: a signal handler that moves a thread into the code
  * cache, and one that moves a fault back. The host copies this section into the program. So it
  * refers to nothing outside of it; it allocates nothing, takes no lock, and makes system calls only
- * to look after the handlers of faults.
+ * for the thread's id and the handlers of faults.
  *
  * The numbers AT_* are those of elfen-stream/layout.rs; build.rs passes them.
  */
@@ -235,7 +235,8 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 	context = header->contexts + slot * header->context_bytes;
 	if (*(volatile word *)&header->changes != *(volatile word *)&header->changes_known)
 		return;
-	if (!take_words(context))
+	/* A late signal may carry the number of a clock that another thread has by now. */
+	if (WORD(context, AT_THREAD) != (word)call(SYS_GETTID, 0, 0, 0, 0) || !take_words(context))
 		return;
 	code = code_for(header, at);
 	WORD(context, AT_BEGAN_AT) = at;

@@ -380,13 +380,20 @@ impl Recorder {
                 }
                 continue;
             }
-            let Some(slot) = self.free.pop() else { return };
-            let Ok(clock) = Clock::open(thread, slot) else {
+            // Another part of this process may use the descriptor of a slot.
+            let opened = loop {
+                let Some(slot) = self.free.pop() else { return };
+                match Clock::open(thread, slot) {
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                    opened => break (slot, opened),
+                }
+            };
+            let (slot, Ok(clock)) = opened else {
                 // The thread has ended.
-                self.free.push(slot);
+                self.free.push(opened.0);
                 continue;
             };
-            target.set_up_slot(slot);
+            target.set_up_slot(slot, thread);
             let ran_ns = ran_ns(process, thread);
             let one = Thread { slot, clock, ran_ns, is_blocked: false };
             arm(target, &one, self.order.events, mean, &mut self.random);
@@ -506,6 +513,7 @@ impl Recorder {
 
     /// Ends all bursts, and takes everything out of the processes.
     fn finish(&mut self) {
+        self.read_all();
         let all: Vec<u32> = self.processes.keys().copied().collect();
         for process in all {
             let Some(Process::Prepared(mut prepared)) = self.processes.remove(&process) else {

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use elfen_instrument::process::ProgramId;
+use elfen_instrument::process::{ProgramId, status_field};
 use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, mappings};
 use elfen_instrument::symbols::address_of_symbol;
 use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
@@ -192,7 +192,11 @@ impl Target {
     }
 
     /// Prepares the words of a slot for a thread.
-    pub(super) fn set_up_slot(&self, slot: u32) {
+    pub(super) fn set_up_slot(&self, slot: u32, thread: u32) {
+        // Its last id is that in the innermost namespace.
+        let ids = status_field(thread, "NSpid").unwrap_or_default();
+        let own = ids.split_whitespace().next_back().and_then(|id| id.parse().ok());
+        self.set_word(slot, layout::THREAD, own.unwrap_or(0));
         let at = |word| self.word_at(slot, word);
         self.set_word(slot, layout::FRAME_AT, at(layout::FRAME));
         self.set_word(slot, layout::STACK_AT, at(layout::STACK_END));
@@ -377,7 +381,7 @@ impl Plan {
 
 /// Whether bursts can run in a process at all.
 fn check(process: u32) -> Result<(), Refusal> {
-    let status = elfen_instrument::process::status_field;
+    let status = |process: u32, name: &str| status_field(process, name);
     let caught = status(process, "SigCgt").and_then(|text| u64::from_str_radix(&text, 16).ok());
     if caught.unwrap_or(0) & 1 << (libc::SIGURG - 1) != 0 {
         return Err(Refusal::Unfit("it handles SIGURG itself, as Go does"));

@@ -193,3 +193,104 @@ fn counted(cache: &Cache, event: u64) -> Option<Counted> {
     let number = usize::try_from(!event).ok().filter(|_| event.cast_signed() < 0)?;
     cache.counters().get(number).copied()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use elfen_stream::{Cluster, CodeMemory, Source};
+
+    /// A loop of `dec %edi; jne`, a call of it, and a system call.
+    const CODE: &[u8] = &[
+        0xff, 0xcf, 0x75, 0xfc, 0xc3, // 0x1000: dec %edi; jne 0x1000; ret
+        0x90, 0x90, 0x90, // padding
+        0xe8, 0xf3, 0xff, 0xff, 0xff, // 0x1008: call 0x1000
+        0x89, 0xc7, 0x0f, 0x05, 0xc3, // 0x100d: mov %eax,%edi; syscall; ret
+    ];
+    const START: u64 = 0x1000;
+
+    struct Code;
+
+    impl Source for Code {
+        fn code(&mut self, at: u64) -> Option<(u32, &[u8])> {
+            Some((0, CODE.get(usize::try_from(at.checked_sub(START)?).ok()?..)?))
+        }
+    }
+
+    struct Unwritten;
+
+    impl CodeMemory for Unwritten {
+        fn write(&mut self, _: u64, _: &[u8]) {}
+    }
+
+    fn cache() -> Cache {
+        let mut cache = Cache::for_bursts(0x10_0000, 20);
+        let cluster = Cluster { hot: 0x200_0000..0x210_0000, cold: 0x210_0000..0x220_0000 };
+        cache.add_cluster(cluster, 0x10_0000, &mut Unwritten).unwrap();
+        cache.translate(0x1008, &mut Code, &mut Unwritten).unwrap();
+        cache
+    }
+
+    /// The event of a counter.
+    fn event(cache: &Cache, of: impl Fn(&Counted) -> bool) -> u64 {
+        !(cache.counters().iter().position(of).unwrap() as u64)
+    }
+
+    fn steps(cache: &Cache, burst: &Burst) -> Result<Vec<Step>, Lost> {
+        let mut steps = Vec::new();
+        Ways::default().walk(cache, burst, |step| steps.push(step))?;
+        Ok(steps)
+    }
+
+    #[test]
+    fn the_way_of_a_loop_a_return_and_a_system_call_is_found() {
+        let cache = cache();
+        let [call, body, after] = [0x1008, 0x1000, 0x100d].map(|at| cache.block_at(at).unwrap());
+        let back = event(&cache, |one| matches!(one, Counted::Direct { block } if *block == body));
+        let entry = event(&cache, |one| matches!(one, Counted::Direct { block } if *block == call));
+        let returned = event(&cache, |one| matches!(one, Counted::Returned { .. }));
+        let ret = cache.block_at(0x1004).unwrap();
+        let burst = Burst {
+            began_at: 0x1008,
+            left_at: 0x100f,
+            events: vec![entry, back, back, returned],
+            ..Burst::default()
+        };
+        let expected = [
+            Step::Block(call),
+            Step::Direct(call),
+            Step::Block(body),
+            Step::Direct(body),
+            Step::Block(body),
+            Step::Direct(body),
+            Step::Block(body),
+            Step::Falls(body),
+            Step::Block(ret),
+            Step::Returned(call),
+            Step::Block(after),
+            Step::Falls(after),
+        ];
+        assert_eq!(steps(&cache, &burst), Ok(expected.to_vec()));
+        // In the middle of a block, and to the last event.
+        let part =
+            Burst { began_at: 0x1002, left_at: START, events: vec![back], ..Burst::default() };
+        assert_eq!(steps(&cache, &part), Ok(vec![Step::Part(body, 0x1002), Step::Direct(body)]));
+        // A fault at the second instruction.
+        let fault = Burst { began_at: START, left_at: 0x1002, ..Burst::default() };
+        assert_eq!(steps(&cache, &fault), Ok(vec![Step::Block(body)]));
+    }
+
+    #[test]
+    fn events_that_do_not_fit_are_refused() {
+        let cache = cache();
+        let returned = event(&cache, |one| matches!(one, Counted::Returned { .. }));
+        for (began_at, events) in [
+            (0x1008, vec![returned]),
+            (0x5000, Vec::new()),
+            (0x1004, vec![0x7777]),
+            (0x1004, vec![u64::MAX - 999]),
+        ] {
+            let burst = Burst { began_at, left_at: 0x9999, events, ..Burst::default() };
+            assert_eq!(steps(&cache, &burst), Err(Lost), "{began_at:#x}");
+        }
+    }
+}

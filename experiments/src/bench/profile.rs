@@ -12,7 +12,7 @@ use elfen_console::programs::find_program;
 use elfen_rt::clock::monotonic_ns;
 
 use super::{
-    BenchError, BenchReport, Column, Explain, Progress, cases, label, measure, metric, runs,
+    BenchError, BenchReport, Column, Explain, Part, Progress, cases, label, measure, metric, runs,
     with_baseline,
 };
 use crate::live::scratch::Scratch;
@@ -117,8 +117,8 @@ const TIMES: &[Column] = &[
     label("how", "how"),
     metric("ns", "time", "ms", 1).scaled(1e-6).lower(),
     metric("ratio", "times", "x", 3).ratio_of("ns").lower(),
-    metric("bursts", "bursts", "", 0),
-    metric("cost", "own account", "%", 2),
-    metric("edges", "overlap of edges", "", 3).higher(),
-    metric("calls", "of calls", "", 3).higher(),
+    metric("bursts", "bursts", "", 0).show(&[Part::Median]),
+    metric("cost", "own account", "%", 2).show(&[Part::Median]),
+    metric("edges", "overlap of edges", "", 3).higher().show(&[Part::Median]),
+    metric("calls", "of calls", "", 3).higher().show(&[Part::Median]),
 ];

@@ -432,7 +432,7 @@ impl Recorder {
                     self.new += NEWEST * (if is_new { 1.0 } else { 0.0 } - self.new);
                     if burst.is_missed {
                         self.missed += 1;
-                        self.foreign += u64::from(!is_new);
+                        self.foreign += u64::from(target.has_no_code(at));
                         self.cost_ns += SIGNAL_NS;
                         tally.note_unknown(burst.began_at);
                         continue;

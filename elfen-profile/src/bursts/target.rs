@@ -208,7 +208,12 @@ impl Target {
 
     /// Whether there is no code yet for an address of the program, which there may be.
     pub(super) fn is_new(&self, at: u64) -> bool {
-        self.cache.block_at(at).is_none() && !self.refused.contains(&(at / PAGE))
+        self.cache.block_at(at).is_none() && !self.has_no_code(at)
+    }
+
+    /// Whether no code of a file was found around an address.
+    pub(super) fn has_no_code(&self, at: u64) -> bool {
+        self.refused.contains(&(at / PAGE))
     }
 
     /// Translates the code at an address of the program. Returns whether there is some.
@@ -219,7 +224,7 @@ impl Target {
         let is_known = |target: &Self| {
             target.header.changes(&target.region) == target.header.changes_known(&target.region)
         };
-        if self.refused.contains(&(at / PAGE)) || !is_known(self) {
+        if self.has_no_code(at) || !is_known(self) {
             return false;
         }
         let images = self.objects.images().len();

@@ -13,8 +13,8 @@ use crate::profile::{Profile, Source};
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
-overlap: the sum of the smaller shares (HPS)
-weight match: the weight of the hottest 5 % that both name (Shadow Profiling)
+Overlap is the sum of the smaller shares (HPS). Weight match is the weight of the hottest 5 % \
+that both profiles name (Shadow Profiling). 1 is the best.
 
 Examples:
   elfen profile record --by everything -o exact.elfprof -- ./program

@@ -13,8 +13,8 @@ use crate::samples;
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
-For bolt, the program must be linked with -Wl,--emit-relocs. For llvm, it must be compiled by clang \
-with -O2 -gline-tables-only -fdebug-info-for-profiling.
+For bolt, the program must be linked with -Wl,--emit-relocs. For llvm, it must be compiled by \
+clang with -O2 -gline-tables-only -fdebug-info-for-profiling.
 
 Examples:
   elfen profile record -o run.elfprof -- ./program

@@ -41,10 +41,10 @@ pub struct Cluster {
 /// Index of a block.
 pub type BlockId = u32;
 
-/// Why there is no code for an address.
+/// Why an address has no code in the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// There is no code of a file.
+    /// It has no code of a file.
     NoCode,
     /// The instruction cannot be moved: the host lets the thread execute it where it is.
     Native,
@@ -134,6 +134,10 @@ pub struct Cache {
     inner: HashMap<u64, BlockId>,
     /// The last block with a call, by where the call returns to.
     calls: HashMap<u64, BlockId>,
+    /// Blocks that no thread can come to yet.
+    unpublished: Vec<BlockId>,
+    /// How often blocks were removed.
+    removals: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -165,12 +169,14 @@ impl Cache {
             returns: HashSet::new(),
             inner: HashMap::new(),
             calls: HashMap::new(),
+            unpublished: Vec::new(),
+            removals: 0,
         }
     }
 
     /// A cache for bursts: threads come from the program at any instruction, append each edge to
-    /// their events, and return to the program when these are full, where there is no code, and in
-    /// front of system calls. It has no traps.
+    /// their events, and return to the program when these are full, at code that is not translated,
+    /// and in front of system calls. It has no traps.
     pub fn for_bursts(table: u64, neighbourhood: usize) -> Self {
         Self { is_for_bursts: true, ..Self::new(table, neighbourhood) }
     }
@@ -321,6 +327,9 @@ impl Cache {
             }
         }
         self.finish(run, memory).ok_or(Stop::Full)?;
+        if !self.is_for_bursts {
+            self.publish(memory).ok_or(Stop::Full)?;
+        }
         self.entry(start).ok_or(Stop::Native)
     }
 
@@ -519,7 +528,14 @@ impl Cache {
         for (distance_at, to) in patches {
             write_distance(memory, distance_at, to)?;
         }
-        for block in run.blocks {
+        self.unpublished.extend(run.blocks);
+        Some(())
+    }
+
+    /// Lets threads come to the blocks that were translated last. In bursts, the host does that
+    /// once it has noted their [`Cache::fault_points`].
+    pub fn publish(&mut self, memory: &mut impl CodeMemory) -> Option<()> {
+        for block in std::mem::take(&mut self.unpublished) {
             let one = self.blocks.get(usize::try_from(block).ok()?)?;
             let (start, code) = (one.start, one.code);
             if self.is_for_bursts {
@@ -638,6 +654,11 @@ impl Cache {
         self.block_at(at).or_else(|| self.inner.get(&at).copied())
     }
 
+    /// How often blocks were removed: others may lead elsewhere since.
+    pub fn removals(&self) -> u64 {
+        self.removals
+    }
+
     /// The block whose call returns to an address.
     pub fn call_before(&self, at: u64) -> Option<BlockId> {
         self.calls.get(&at).copied()
@@ -752,6 +773,7 @@ impl Cache {
     /// Removes the blocks in a range of the program, whose code is gone. Threads that go there
     /// trap.
     pub fn retire(&mut self, range: &Range<u64>, memory: &mut impl CodeMemory) -> Option<()> {
+        self.removals += 1;
         let gone: Vec<BlockId> = self
             .by_start
             .iter()

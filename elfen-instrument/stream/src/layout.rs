@@ -38,7 +38,7 @@ pub const REFUSED: i32 = 4;
 pub const EVENTS_GIVEN: i32 = 0x128;
 /// The six words of a burst: how many events are left,
 pub const EVENTS_LEFT: i32 = 0x130;
-/// where it began, in the program and in the cache; 0 if there is no code for it;
+/// where it began, in the program and in the cache; 0 without code for it;
 pub const BEGAN_AT: i32 = 0x138;
 pub const BEGAN_CODE: i32 = 0x140;
 /// where it left the cache,

@@ -28,7 +28,6 @@ enum {
 	TRAP_FLAG = 1 << 8,
 	DIRECTION_FLAG = 1 << 10,
 	POLL_IN_ = 1,
-	POLL_HUP_ = 6,
 	CODE_SEGMENT = 0x33,
 };
 
@@ -62,7 +61,7 @@ struct action {
 	word handler, flags, restorer, mask;
 };
 
-/* The host's twin is `Header` in header.rs. */
+/* The host's twin is `Header` in inside.rs. */
 struct header {
 	word contexts, context_bytes, contexts_end;
 	word first_fd, contexts_max;
@@ -226,11 +225,10 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 	struct header *header = (struct header *)*(volatile word *)&elfen_inside_header;
 	word slot = HALF(info, INFO_FD) - header->first_fd;
 	word context, code, at = WORD(frame, UC_RIP);
-	half why = HALF(info, INFO_CODE);
 
 	(void)signal;
 	/* Other processes may send this signal too. */
-	if ((why != POLL_IN_ && why != POLL_HUP_) || slot >= header->contexts_max)
+	if (HALF(info, INFO_CODE) != POLL_IN_ || slot >= header->contexts_max)
 		return;
 	context = header->contexts + slot * header->context_bytes;
 	if (*(volatile word *)&header->changes != *(volatile word *)&header->changes_known)
@@ -279,7 +277,7 @@ static inline __attribute__((always_inline)) int move_back(struct header *header
 {
 	word rip = WORD(frame, UC_RIP), context, first, length;
 
-	/* The last point that is not above. */
+	/* Only what is at a point can fault. */
 	first = *(volatile word *)&header->clusters[number].points;
 	length = *(volatile word *)&header->clusters[number].length;
 	while (length > 1) {
@@ -292,9 +290,9 @@ static inline __attribute__((always_inline)) int move_back(struct header *header
 			length = middle;
 		}
 	}
-	if (!length)
-		return 0;
 	context = gs_base();
+	if (!length || (WORD(first, 0) & ~(1ul << 63)) != rip)
+		return 0;
 	if (context < header->contexts || context >= header->contexts_end)
 		return 0;
 	WORD(frame, UC_RIP) = WORD(first, 8);

@@ -8,9 +8,10 @@ use std::process::{Child, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::process::{name_of, status_field, threads_of};
+use elfen_instrument::process::{ProgramId, name_of, stat, status_field, threads_of};
 use elfen_instrument::remote::take_end;
 use elfen_machine::pidfd::PidFd;
+use elfen_machine::process::children;
 use elfen_stream::layout;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -68,7 +69,7 @@ pub enum BurstError {
     Program(io::Error),
     #[error("perf_event_open(2) is forbidden")]
     Forbidden,
-    #[error("there is no such process")]
+    #[error("no process has this id")]
     Gone,
     #[error("{0}")]
     Refused(String),
@@ -99,8 +100,7 @@ pub struct Recorded {
     /// How long it took, and the CPU time of the recording itself.
     pub elapsed: Duration,
     pub own: Duration,
-    /// Bursts that began where no code was translated yet, and bursts whose way was not found.
-    pub missed: u64,
+    /// Bursts whose way was not found.
     pub lost: u64,
 }
 
@@ -120,7 +120,8 @@ enum Process {
     /// It has not run for long.
     Waits,
     Prepared(Box<Prepared>),
-    Refused,
+    /// No bursts are possible while it runs this program.
+    Refused(Option<ProgramId>),
 }
 
 #[derive(Debug)]
@@ -164,6 +165,10 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
         let note = format!("{} {threads} that blocked all signals", recorder.blocked);
         recorder.profile.left.push(note);
     }
+    if recorder.lost > 0 {
+        let note = format!("{} bursts whose way was not found", recorder.lost);
+        recorder.profile.left.push(note);
+    }
     let ended = outcome?;
     let whole = |ns: f64| u64::try_from(Duration::from_secs_f64(ns / 1e9).as_nanos()).unwrap_or(0);
     recorder.profile.ran_ns = whole(recorder.ran_ns);
@@ -172,7 +177,6 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
         profile: recorder.profile,
         ended,
         elapsed: recorder.began.elapsed(),
-        missed: recorder.missed,
         lost: recorder.lost,
         own: Duration::from_nanos(own_ns() - own),
     })
@@ -307,6 +311,15 @@ impl Recorder {
                     self.close(*prepared);
                     Process::Waits
                 }
+                Some(Process::Prepared(prepared)) if is_filtered(process) => {
+                    // A filter may kill it for what a burst needs, and for what detaching needs.
+                    self.note(process, &Refusal::Unfit("it filters its system calls since then"));
+                    self.close(*prepared);
+                    Process::Refused(ProgramId::of(process))
+                }
+                Some(Process::Refused(program)) if program != ProgramId::of(process) => {
+                    Process::Waits
+                }
                 Some(Process::Waits) => self.prepare(process)?,
                 Some(state) => state,
                 None => continue,
@@ -333,7 +346,7 @@ impl Recorder {
             Err(error) if is_named => Err(BurstError::Refused(error.to_string())),
             Err(error) => {
                 self.note(process, &error);
-                Ok(Process::Refused)
+                Ok(Process::Refused(ProgramId::of(process)))
             }
         }
     }
@@ -409,9 +422,7 @@ impl Recorder {
         for state in self.processes.values_mut() {
             let Process::Prepared(prepared) = state else { continue };
             let Prepared { target, threads, tally, .. } = &mut **prepared;
-            if target.follow_changes() {
-                tally.forget_ways();
-            }
+            target.follow_changes();
             let (own, mut read) = (own_ns(), 0_u32);
             let mut refused = Vec::new();
             for (&thread, one) in &mut *threads {
@@ -443,7 +454,7 @@ impl Recorder {
                     self.cost_ns += cost;
                     self.burst_ns += NEWEST * (cost - self.burst_ns);
                     self.bursts += 1;
-                    let _lost = tally.add(&target.cache, &burst, self.order.events);
+                    tally.add(&target.cache, &burst, self.order.events);
                 }
             }
             // What follows is done once for each block.
@@ -597,20 +608,16 @@ fn ended(child: &mut Child) -> Result<Option<ExitStatus>, BurstError> {
     }
 }
 
-fn children(process: u32) -> Vec<u32> {
-    let of_thread = |thread: u32| {
-        let path = format!("/proc/{process}/task/{thread}/children");
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>()
-    };
-    threads_of(process).into_iter().flat_map(of_thread).collect()
-}
-
 /// The time that a thread has run.
 fn ran_ns(process: u32, thread: u32) -> u64 {
     let path = format!("/proc/{process}/task/{thread}/schedstat");
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Whether the first thread of a process filters its system calls.
+fn is_filtered(process: u32) -> bool {
+    status_field(process, "Seccomp").is_some_and(|mode| mode != "0")
 }
 
 /// Whether a thread blocks the signal of its clock.
@@ -627,9 +634,7 @@ fn own_thread() -> u32 {
 
 /// The user time of a process, in ticks.
 fn user_ticks(process: u32) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name may hold spaces and brackets; behind it, utime is the twelfth field.
-    text.rsplit_once(')')?.1.split_whitespace().nth(11)?.parse().ok()
+    stat(process).map(|stat| stat.user_ticks)
 }
 
 /// The CPU time of this process.

@@ -10,8 +10,8 @@ use elfen_stream::counts::EdgeKind;
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Translated};
 
 use super::walk::{Burst, Lost, Step, Ways};
-use crate::engine::objects::{Image, Objects};
-use crate::profile::{BlockCount, Edge, EdgeCount, Place, Profile};
+use crate::engine::objects::{Objects, Places};
+use crate::profile::{BlockCount, Edge, EdgeCount, Profile};
 
 /// How often a step was seen, and in how many bursts.
 #[derive(Clone, Copy, Default, Debug)]
@@ -88,11 +88,6 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Takes note that blocks of the cache are gone.
-    pub(super) fn forget_ways(&mut self) {
-        self.ways.forget();
-    }
-
     /// Notes that no code is translated at an address.
     pub(super) fn note_unknown(&mut self, at: u64) {
         self.unknown.push(at);
@@ -103,12 +98,12 @@ impl Tally {
     }
 
     /// Adds a burst that may have had `given` events.
-    pub(super) fn add(&mut self, cache: &Cache, burst: &Burst, given: u32) -> Result<(), Lost> {
+    pub(super) fn add(&mut self, cache: &Cache, burst: &Burst, given: u32) {
         let seen = &mut self.seen;
-        if let Err(lost) = self.ways.walk(cache, burst, |step| seen.add(step)) {
+        if let Err(Lost) = self.ways.walk(cache, burst, |step| seen.add(step)) {
             seen.take(|_, _| {});
             self.lost += 1;
-            return Err(lost);
+            return;
         }
         if burst.events.len() < usize::try_from(given).unwrap_or(0) {
             self.unknown.push(burst.left_at);
@@ -120,24 +115,11 @@ impl Tally {
             known.count += u64::from(times);
             known.bursts += 1;
         });
-        Ok(())
     }
 
     /// Adds what was seen to a profile.
     pub(super) fn add_to(&self, profile: &mut Profile, cache: &Cache, objects: &Objects) {
-        let images = objects.images();
-        let files: Vec<u32> = images.iter().map(|image| profile.file(&image.path)).collect();
-        let place = |image: usize, at: u64| {
-            let Image { range, offset, .. } = images.get(image)?;
-            Some(Place { file: *files.get(image)?, offset: offset + at.checked_sub(range.start)? })
-        };
-        let image_of = |block: &Translated| usize::try_from(block.object).unwrap_or(usize::MAX);
-        let target = |from: usize, at: u64| {
-            let holds =
-                |image: &usize| images.get(*image).is_some_and(|one| one.range.contains(&at));
-            let found = Some(from).filter(holds).or_else(|| (0..images.len()).rev().find(holds))?;
-            place(found, at)
-        };
+        let places = Places::new(profile, objects);
         let blocks = cache.blocks();
         let block = |id: BlockId| blocks.get(usize::try_from(id).ok()?);
         for (&step, &Times { count, bursts }) in &self.steps {
@@ -147,7 +129,7 @@ impl Tally {
                 _ => None,
             };
             if let Some((one, from)) = part {
-                let Some(start) = place(image_of(one), from) else { continue };
+                let Some(start) = places.of(one, from) else { continue };
                 let before = |&&offset: &&u16| one.start + u64::from(offset) < from;
                 let before = one.offsets.iter().filter(before).count();
                 let instructions = one.instructions - u32::try_from(before).unwrap_or(0);
@@ -158,8 +140,7 @@ impl Tally {
             }
             let Some((from, to, kind)) = edge_of(step, block) else { continue };
             let last = from.start + from.offsets.last().map_or(0, |&offset| offset.into());
-            let image = image_of(from);
-            if let (Some(from), Some(to)) = (place(image, last), target(image, to)) {
+            if let (Some(from), Some(to)) = (places.of(from, last), places.target(from, to)) {
                 profile.add_edge(Edge { from, to, kind }, EdgeCount { count, bursts });
             }
         }

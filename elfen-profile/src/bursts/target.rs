@@ -23,6 +23,8 @@ use crate::engine::region::{
 const NEIGHBOURHOOD: usize = 200;
 const PAGE: u64 = 4096;
 const POINT_BYTES: u64 = 16;
+/// More points than the blocks that are translated at a time have.
+const POINTS_ROOM: u64 = 1 << 15;
 /// Marks a point at which `%rcx` is in the thread's words.
 const RCX_SAVED: u64 = 1 << 63;
 /// Where the shared memory goes for programs at low addresses: far from their heap and libraries.
@@ -79,7 +81,7 @@ pub(super) struct Target {
     blocks_noted: usize,
     patched: Option<(u64, Vec<u8>)>,
     loader_state: Option<u64>,
-    /// Pages for whose addresses there is no code.
+    /// Pages that have no code of a file.
     refused: HashSet<u64>,
     /// What the process did about the signal of the clock: ignored it, or nothing.
     tick_action: u64,
@@ -201,12 +203,10 @@ impl Target {
         self.set_word(slot, layout::FRAME_AT, at(layout::FRAME));
         self.set_word(slot, layout::STACK_AT, at(layout::STACK_END));
         let returns = self.cache.unexpected_return().unwrap_or(0);
-        for entry in 0..layout::RETURNS_ENTRIES {
-            self.set_word(slot, layout::RETURNS + 8 * entry, returns);
-        }
+        self.region.fill(at(layout::RETURNS), returns, layout::RETURNS_ENTRIES.unsigned_abs());
     }
 
-    /// Whether there is no code yet for an address of the program, which there may be.
+    /// Whether an address of the program may have code, but is not translated yet.
     pub(super) fn is_new(&self, at: u64) -> bool {
         self.cache.block_at(at).is_none() && !self.has_no_code(at)
     }
@@ -216,19 +216,25 @@ impl Target {
         self.refused.contains(&(at / PAGE))
     }
 
-    /// Translates the code at an address of the program. Returns whether there is some.
-    pub(super) fn translate(&mut self, at: u64) -> bool {
-        if self.cache.block_at(at).is_some() {
-            return true;
-        }
+    /// Translates the code at an address of the program, if there is some.
+    pub(super) fn translate(&mut self, at: u64) {
         let is_known = |target: &Self| {
             target.header.changes(&target.region) == target.header.changes_known(&target.region)
         };
-        if self.has_no_code(at) || !is_known(self) {
-            return false;
+        // Without points, a fault could not be moved back.
+        let has_room = |used: &u64| (used + POINTS_ROOM) * POINT_BYTES <= CLUSTER_POINTS_BYTES;
+        let is_full = !self.points_used.iter().all(has_room);
+        if !self.is_new(at) || is_full || !is_known(self) {
+            return;
         }
         let images = self.objects.images().len();
-        let is_translated = self.translate_known(at);
+        match self.cache.translate(at, &mut self.objects, &mut self.region) {
+            Err(Stop::NoCode | Stop::OutOfReach) => {
+                self.refused.insert(at / PAGE);
+            }
+            Err(Stop::Native | Stop::Full) | Ok(_) => {}
+        }
+        self.note_points();
         // A library may have been replaced while its code was read.
         if !is_known(self) {
             let new = self.objects.images().iter().skip(images);
@@ -236,22 +242,6 @@ impl Target {
             for range in new {
                 self.objects.retire(&range);
                 self.cache.retire(&range, &mut self.region);
-            }
-        }
-        is_translated
-    }
-
-    fn translate_known(&mut self, at: u64) -> bool {
-        match self.cache.translate(at, &mut self.objects, &mut self.region) {
-            Ok(_) => {
-                self.note_points();
-                true
-            }
-            Err(stop) => {
-                if matches!(stop, Stop::NoCode | Stop::OutOfReach) {
-                    self.refused.insert(at / PAGE);
-                }
-                false
             }
         }
     }
@@ -264,9 +254,6 @@ impl Target {
             let holds = |cluster: &Cluster| cluster.hot.contains(&code);
             let Some(cluster) = self.clusters.iter().position(holds) else { continue };
             let used = self.points_used[cluster];
-            if (used + 1) * POINT_BYTES > CLUSTER_POINTS_BYTES {
-                continue;
-            }
             let at = self.points + cluster as u64 * CLUSTER_POINTS_BYTES + used * POINT_BYTES;
             let flag = if is_rcx_saved { RCX_SAVED } else { 0 };
             self.region.set_word(at, code | flag);
@@ -279,24 +266,23 @@ impl Target {
             let words = [cluster.hot.start, cluster.cold.end, at, used];
             self.header.set_points(&self.region, number, words);
         }
+        // If a part of the cache is full, its last blocks stay unknown.
+        let _full = self.cache.publish(&mut self.region);
     }
 
     /// Takes note of libraries that the program has loaded or unloaded. Bursts begin again once the
-    /// loader is done. Returns whether blocks are gone.
-    pub(super) fn follow_changes(&mut self) -> bool {
+    /// loader is done.
+    pub(super) fn follow_changes(&mut self) {
         let changes = self.header.changes(&self.region);
         if changes == self.header.changes_known(&self.region) || self.is_loading() {
-            return false;
+            return;
         }
-        let gone = self.objects.gone();
-        let is_gone = !gone.is_empty();
-        for gone in gone {
+        for gone in self.objects.gone() {
             self.objects.retire(&gone);
             self.cache.retire(&gone, &mut self.region);
         }
         self.refused.clear();
         self.header.set_changes_known(&self.region, changes);
-        is_gone
     }
 
     fn is_loading(&self) -> bool {
@@ -463,26 +449,48 @@ fn map_all(
 ) -> Result<Made, TouchError> {
     let fd = open(region, memory, call)?;
     let mut mapped = Vec::new();
+    let made = map_parts(places, region, fd, &mut mapped, call);
+    call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
+    if made.is_err() {
+        for range in &mapped {
+            let length = range.end - range.start;
+            call("munmap", libc::SYS_munmap, [range.start, length, 0, 0, 0, 0])?;
+        }
+    }
+    let [table, contexts, header, points] = made?;
+    Ok((mapped, contexts, table, header, points))
+}
+
+/// Maps the parts of the region's file, and adds them to `mapped`. Returns where table, contexts,
+/// header and points are.
+fn map_parts(
+    places: &Places,
+    region: &mut Region,
+    fd: u64,
+    mapped: &mut Vec<Range<u64>>,
+    call: Call<'_>,
+) -> Result<[u64; 4], TouchError> {
     let mut hint = places.shared;
     let read = libc::PROT_READ.unsigned_abs();
     let write = read | libc::PROT_WRITE.unsigned_abs();
     let execute = read | libc::PROT_EXEC.unsigned_abs();
     let shared = u64::from(libc::MAP_SHARED.unsigned_abs());
-    let mut parts = Vec::new();
     let header_and_code = HEADER_BYTES + INSIDE_BYTES;
-    for (bytes, offset, rights) in [
+    let parts = [
         (Cache::TABLE_BYTES, 0, read),
         (CONTEXTS_BYTES, CONTEXTS_AT, write),
         (header_and_code, HEADER_AT, write),
         (POINTS_BYTES, POINTS_AT, read),
-    ] {
+    ];
+    let mut places_of = [0; 4];
+    for (place, (bytes, offset, rights)) in places_of.iter_mut().zip(parts) {
         let at = call("mmap", libc::SYS_mmap, [hint, bytes, rights.into(), shared, fd, offset])?;
         mapped.push(at..at + bytes);
-        parts.push(at);
+        *place = at;
         region.add_part(at, bytes, offset);
         hint = at + bytes + PAGE;
     }
-    let [table, contexts, header, points] = parts[..] else { return Err(TouchError::Busy) };
+    let [_, _, header, _] = places_of;
     let code = [header + HEADER_BYTES, INSIDE_BYTES, execute.into(), 0, 0, 0];
     call("mprotect", libc::SYS_mprotect, code)?;
     for (number, cluster) in (0..).zip(&places.clusters) {
@@ -496,8 +504,7 @@ fn map_all(
             return Err(TouchError::Call { what: "mmap", error });
         }
     }
-    call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-    Ok((mapped, contexts, table, header, points))
+    Ok(places_of)
 }
 
 /// Opens the region's file in the process. The path lies in a page of its own meanwhile.
@@ -507,10 +514,11 @@ fn open(region: &Region, memory: &Memory, call: Call<'_>) -> Result<u64, TouchEr
     let flags = u64::from((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unsigned_abs());
     let at = call("mmap", libc::SYS_mmap, [0, PAGE, rights, flags, u64::MAX, 0])?;
     let written = memory.write(at, path.as_bytes());
-    written.map_err(|error| TouchError::Call { what: "its memory", error })?;
+    let written = written.map_err(|error| TouchError::Call { what: "its memory", error });
     let here = i64::from(libc::AT_FDCWD).cast_unsigned();
     let flags = u64::from((libc::O_RDWR | libc::O_CLOEXEC).unsigned_abs());
-    let opened = call("openat", libc::SYS_openat, [here, at, flags, 0, 0, 0]);
+    let opened =
+        written.and_then(|()| call("openat", libc::SYS_openat, [here, at, flags, 0, 0, 0]));
     call("munmap", libc::SYS_munmap, [at, PAGE, 0, 0, 0, 0])?;
     opened
 }

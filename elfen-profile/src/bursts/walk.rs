@@ -58,19 +58,20 @@ struct Node {
 #[derive(Debug, Default)]
 pub(super) struct Ways {
     nodes: Vec<Node>,
+    /// [`Cache::removals`] when they were found.
+    removals: u64,
 }
 
 impl Ways {
-    /// Forgets how blocks follow each other: other code has come to their addresses.
-    pub(super) fn forget(&mut self) {
-        self.nodes.clear();
-    }
-
     fn node(&self, id: BlockId) -> Result<&Node, Lost> {
         self.nodes.get(usize::try_from(id).map_err(|_| Lost)?).ok_or(Lost)
     }
 
     fn extend(&mut self, cache: &Cache) {
+        if self.removals != cache.removals() {
+            self.nodes.clear();
+            self.removals = cache.removals();
+        }
         let known = self.nodes.len();
         self.nodes.extend(cache.blocks().iter().skip(known).map(|one| Node {
             start: one.start,
@@ -227,6 +228,7 @@ mod tests {
         let cluster = Cluster { hot: 0x200_0000..0x210_0000, cold: 0x210_0000..0x220_0000 };
         cache.add_cluster(cluster, 0x10_0000, &mut Unwritten).unwrap();
         cache.translate(0x1008, &mut Code, &mut Unwritten).unwrap();
+        cache.publish(&mut Unwritten).unwrap();
         cache
     }
 

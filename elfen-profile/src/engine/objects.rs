@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use elfen_instrument::remote::{Mapping, Memory, mappings};
-use elfen_stream::Source;
+use elfen_stream::{Source, Translated};
+
+use crate::profile::{Place, Profile};
 
 /// An executable mapping of a file, while it existed.
 #[derive(Clone, Debug)]
@@ -96,6 +98,46 @@ impl Objects {
         });
         Some(self.images.len() - 1)
     }
+}
+
+/// Places of a profile, for addresses of one address space.
+pub(crate) struct Places<'a> {
+    images: &'a [Image],
+    /// The files of the images, in the profile.
+    files: Vec<u32>,
+}
+
+impl<'a> Places<'a> {
+    pub(crate) fn new(profile: &mut Profile, objects: &'a Objects) -> Self {
+        let images = objects.images();
+        let files = images.iter().map(|image| profile.file(&image.path)).collect();
+        Self { images, files }
+    }
+
+    /// The place of an address in the image of a block.
+    pub(crate) fn of(&self, block: &Translated, at: u64) -> Option<Place> {
+        self.in_image(image_of(block), at)
+    }
+
+    /// The place of an address that a block leads to. A branch mostly stays in its image. After a
+    /// library was replaced by another, only the image itself tells which of the two an address
+    /// belongs to.
+    pub(crate) fn target(&self, from: &Translated, at: u64) -> Option<Place> {
+        let holds =
+            |image: &usize| self.images.get(*image).is_some_and(|one| one.range.contains(&at));
+        let own = Some(image_of(from)).filter(holds);
+        self.in_image(own.or_else(|| (0..self.images.len()).rev().find(holds))?, at)
+    }
+
+    fn in_image(&self, image: usize, at: u64) -> Option<Place> {
+        let Image { range, offset, .. } = self.images.get(image)?;
+        let offset = offset + at.checked_sub(range.start)?;
+        Some(Place { file: *self.files.get(image)?, offset })
+    }
+}
+
+fn image_of(block: &Translated) -> usize {
+    usize::try_from(block.object).unwrap_or(usize::MAX)
 }
 
 impl Source for Objects {

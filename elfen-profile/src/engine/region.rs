@@ -121,6 +121,16 @@ impl Region {
         }
     }
 
+    /// Sets some words of the program to the same value.
+    pub(crate) fn fill(&self, at: u64, value: u64, count: u32) {
+        let Ok(length) = usize::try_from(count) else { return };
+        let Some(to) = self.find(at, length.saturating_mul(8)) else { return };
+        for word in 0..length {
+            // SAFETY: `find` checked the range. No thread uses these words yet.
+            unsafe { to.cast::<u64>().wrapping_add(word).write_unaligned(value) };
+        }
+    }
+
     /// Replaces a word of the program if it is the expected one. Returns whether it was.
     pub(crate) fn replace_word(&self, at: u64, expected: u64, value: u64) -> bool {
         let (taken, other) = (Ordering::AcqRel, Ordering::Relaxed);

@@ -247,9 +247,8 @@ impl Space {
             }
         }
         let returns = self.cache.unexpected_return()?;
-        for entry in 0..layout::RETURNS_ENTRIES {
-            self.region.set_word(self.word_at(context, layout::RETURNS + 8 * entry), returns);
-        }
+        let at = self.word_at(context, layout::RETURNS);
+        self.region.fill(at, returns, layout::RETURNS_ENTRIES.unsigned_abs());
         self.set_ranges(context);
         Some(context)
     }

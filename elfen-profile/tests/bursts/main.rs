@@ -190,7 +190,17 @@ fn processes_that_do_not_fit_are_refused() {
         }
         assert!(running.0.try_wait().unwrap().is_none(), "{kind} ended");
     }
-    let order = Order { process: Some(0x3fff_ffff), ..order(Vec::new()) };
+    let mut running = Running::start(&program, &["filtered later"]);
+    let order = |process| Order {
+        process: Some(process),
+        duration: Some(Duration::from_secs(4)),
+        ..order(Vec::new())
+    };
+    let recorded = record(&order(running.0.id()), |_| {}).unwrap();
+    let left = recorded.profile.left.join("; ");
+    assert!(left.contains("it filters its system calls since then"), "{left}");
+    assert!(recorded.profile.bursts > 5 && running.0.try_wait().unwrap().is_none());
+    let order = Order { process: Some(0x3fff_ffff), ..order(0) };
     assert!(matches!(record(&order, |_| {}), Err(BurstError::Gone)));
 }
 

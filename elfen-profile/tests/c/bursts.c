@@ -17,32 +17,13 @@
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include "code_range.h"
 
 static volatile long ticks, short_unwinds, outside, masks;
-static char *code_start, *code_end;
 static sigjmp_buf back;
 static char *fault_at;
 static long sent;
 static sigset_t usual;
-
-__attribute__((noipa)) static unsigned work(unsigned rounds);
-
-static void read_code_range(void)
-{
-    char line[256];
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long start, end;
-        char rights[8];
-        int fields = sscanf(line, "%lx-%lx %7s", &start, &end, rights);
-        if (fields == 3 && rights[2] == 'x' && start <= (unsigned long)work &&
-            (unsigned long)work < end) {
-            code_start = (char *)start;
-            code_end = (char *)end;
-        }
-    }
-    fclose(maps);
-}
 
 /* The interrupted address has to be the program's own, or a library's, and no signal blocked. */
 static void tick(int signal, siginfo_t *info, void *context)

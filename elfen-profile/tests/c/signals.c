@@ -19,33 +19,16 @@
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include "code_range.h"
 
 extern char **environ;
 static volatile long ticks, short_unwinds, outside;
-static char *code_start, *code_end;
 static sigjmp_buf back;
 static char *fault_at;
 
 static char *at(void *context)
 {
     return (char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
-}
-
-static void read_code_range(void)
-{
-    char line[256];
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long start, end;
-        char rights[8];
-        int fields = sscanf(line, "%lx-%lx %7s", &start, &end, rights);
-        if (fields == 3 && rights[2] == 'x' && start <= (unsigned long)read_code_range &&
-            (unsigned long)read_code_range < end) {
-            code_start = (char *)start;
-            code_end = (char *)end;
-        }
-    }
-    fclose(maps);
 }
 
 /* The interrupted address has to be the program's own, or a library's. */

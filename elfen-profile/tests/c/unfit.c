@@ -36,6 +36,14 @@ int main(int count, char **arguments)
                 pause();
         }
     }
+    if (strcmp(kind, "filtered later") == 0) {
+        for (volatile long i = 0; i < 500000000; i++)
+            ;
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+        for (volatile long i = 0;; i++)
+            ;
+    }
     for (;;)
         usleep(1000);
 }

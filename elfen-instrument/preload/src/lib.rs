@@ -65,3 +65,32 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: never linked, so never called.
     unsafe { elfen_preload_can_panic() }
 }
+
+/// No code here can allocate, which a release build proves likewise. `alloc` is linked when other
+/// crates of one build need more of a dependency than this one does.
+#[cfg(not(any(debug_assertions, test)))]
+mod no_allocator {
+    use core::alloc::{GlobalAlloc, Layout};
+
+    struct Never;
+
+    #[global_allocator]
+    static NEVER: Never = Never;
+
+    unsafe extern "C" {
+        fn elfen_preload_can_allocate() -> !;
+    }
+
+    // SAFETY: never linked, so never called.
+    unsafe impl GlobalAlloc for Never {
+        unsafe fn alloc(&self, _: Layout) -> *mut u8 {
+            // SAFETY: as above.
+            unsafe { elfen_preload_can_allocate() }
+        }
+
+        unsafe fn dealloc(&self, _: *mut u8, _: Layout) {
+            // SAFETY: as above.
+            unsafe { elfen_preload_can_allocate() }
+        }
+    }
+}

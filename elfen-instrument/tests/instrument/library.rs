@@ -43,8 +43,9 @@ fn the_library_is_small_needs_only_the_c_library_and_cannot_panic() {
     assert_eq!(names(false), EXPORTED.map(str::to_owned).into());
     let wanted = names(true);
     assert!(wanted.contains("shmat"), "the list is of what it calls: {wanted:?}");
-    // See the panic handler of elfen-preload.
+    // See the panic handler and the allocator of elfen-preload.
     assert!(!wanted.contains("elfen_preload_can_panic"), "something in it can panic");
+    assert!(!wanted.contains("elfen_preload_can_allocate"), "something in it can allocate");
     // Functions that allocate, lock, print or unwind.
     for name in ["malloc", "free", "pthread_mutex_lock", "write", "printf", "_Unwind_Resume"] {
         assert!(!wanted.contains(name), "it calls {name}");

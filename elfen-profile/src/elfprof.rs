@@ -17,7 +17,10 @@ use miniz_oxide::deflate::compress_to_vec_zlib;
 use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 use serde::{Deserialize, Serialize};
 
-use crate::profile::{BlockCount, Edge, EdgeCount, Place, Profile, ProfiledFile, Source};
+use crate::profile::{
+    BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, Place, Profile, ProfiledFile, Source,
+    StackCount, StackEnd,
+};
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
 const CRC_BYTES: usize = 4;
@@ -26,6 +29,8 @@ const COLUMNS_MAX: usize = 1 << 30;
 const COMPRESSION: u8 = 6;
 const BLOCK_COLUMNS: usize = 6;
 const EDGE_COLUMNS: usize = 7;
+const CALLER_COLUMNS: usize = 3;
+const STACK_COLUMNS: usize = 5;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +58,10 @@ struct Header {
     left: Vec<String>,
     blocks: usize,
     edges: usize,
+    #[serde(default)]
+    callers: usize,
+    #[serde(default)]
+    stacks: usize,
 }
 
 /// The kinds of edges by their numbers in a file.
@@ -81,6 +90,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         left: profile.left.clone(),
         blocks: profile.blocks.len(),
         edges: profile.edges.len(),
+        callers: profile.callers.len(),
+        stacks: profile.stacks.len(),
     };
     let header = serde_json::to_vec(&header)?;
     let mut columns = Vec::new();
@@ -88,6 +99,10 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let edges: Vec<[u64; EDGE_COLUMNS]> = profile.edges.iter().map(edge_row).collect();
     put_columns(&blocks, &mut columns);
     put_columns(&edges, &mut columns);
+    let callers: Vec<[u64; CALLER_COLUMNS]> = profile.callers.iter().map(caller_row).collect();
+    let stacks: Vec<[u64; STACK_COLUMNS]> = profile.stacks.iter().map(stack_row).collect();
+    put_columns(&callers, &mut columns);
+    put_columns(&stacks, &mut columns);
     let mut bytes = MAGIC.to_vec();
     let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     bytes.extend(length.to_le_bytes());
@@ -122,12 +137,21 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
     let found = (|| {
         let blocks = columns.rows(header.blocks)?;
         let edges = columns.rows(header.edges)?;
+        let callers = columns.rows(header.callers)?;
+        let stacks = columns.rows(header.stacks)?;
         let files = header.files.len();
         let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
         let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
-        Some((blocks, edges))
+        let callers: Vec<Caller> = (FIRST_CALLER..)
+            .zip(&callers)
+            .map(|(number, row)| caller(row, number, files))
+            .collect::<Option<_>>()?;
+        let limit = FIRST_CALLER.checked_add(u32::try_from(callers.len()).ok()?)?;
+        let stacks = stacks.iter().map(|row| stack(row, limit, files)).collect::<Option<_>>()?;
+        Some((blocks, edges, callers, stacks))
     })();
-    let (blocks, edges): (BTreeMap<_, _>, BTreeMap<_, _>) = found.ok_or(ReadError::Damaged)?;
+    let (blocks, edges, callers, stacks): (BTreeMap<_, _>, BTreeMap<_, _>, _, BTreeMap<_, _>) =
+        found.ok_or(ReadError::Damaged)?;
     Ok(Profile {
         program: header.program,
         by: header.by,
@@ -137,6 +161,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         files: header.files,
         blocks,
         edges,
+        callers,
+        stacks,
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
@@ -166,6 +192,29 @@ fn edge(row: &[u64; EDGE_COLUMNS], files: usize) -> Option<(Edge, EdgeCount)> {
     let kind = *KINDS.get(usize::try_from(kind).ok()?)?;
     let (from, to) = (place(from_file, from, files)?, place(to_file, to, files)?);
     Some((Edge { from, to, kind }, EdgeCount { count, bursts }))
+}
+
+fn caller_row(one: &Caller) -> [u64; CALLER_COLUMNS] {
+    [one.caller.into(), one.call.file.into(), one.call.offset]
+}
+
+/// A caller, whose own caller is in front of it.
+fn caller(row: &[u64; CALLER_COLUMNS], number: u32, files: usize) -> Option<Caller> {
+    let &[caller, file, offset] = row;
+    let caller = u32::try_from(caller).ok().filter(|&caller| caller < number)?;
+    Some(Caller { caller, call: place(file, offset, files)? })
+}
+
+fn stack_row((end, one): (&StackEnd, &StackCount)) -> [u64; STACK_COLUMNS] {
+    let StackEnd { caller, block } = *end;
+    [caller.into(), block.file.into(), block.offset, one.instructions, one.bursts]
+}
+
+fn stack(row: &[u64; STACK_COLUMNS], callers: u32, files: usize) -> Option<(StackEnd, StackCount)> {
+    let &[caller, file, offset, instructions, bursts] = row;
+    let caller = u32::try_from(caller).ok().filter(|&caller| caller < callers)?;
+    let end = StackEnd { caller, block: place(file, offset, files)? };
+    Some((end, StackCount { instructions, bursts }))
 }
 
 fn place(file: u64, offset: u64, files: usize) -> Option<Place> {
@@ -232,6 +281,7 @@ impl Columns<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::{NO_CALLER, UNKNOWN_CALLER};
 
     fn profile() -> Profile {
         let mut profile = Profile { program: vec!["a".into()], ..Profile::default() };
@@ -243,6 +293,11 @@ mod tests {
             let kind = KINDS[usize::try_from(count % 8).unwrap()];
             let edge = Edge { from: place(offset), to: place(0x1000), kind };
             profile.add_edge(edge, EdgeCount { count, bursts: 1 });
+        }
+        for caller in [NO_CALLER, FIRST_CALLER, UNKNOWN_CALLER] {
+            profile.callers.push(Caller { caller, call: place(0x1008) });
+            let end = StackEnd { caller, block: place(0x4000) };
+            profile.stacks.insert(end, StackCount { instructions: 5, bursts: 1 });
         }
         profile.instructions = 1 << 40;
         profile.left.push("process 1: why".into());

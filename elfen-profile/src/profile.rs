@@ -51,6 +51,36 @@ pub struct Edge {
     pub kind: EdgeKind,
 }
 
+/// A call that had not returned, and the calls around it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Caller {
+    /// The number of the call that the caller comes from.
+    pub caller: u32,
+    /// A byte of the call instruction.
+    pub call: Place,
+}
+
+/// Number of a caller: a thread begins there, or what has called is not known. All other callers
+/// are numbered from [`FIRST_CALLER`] on.
+pub const NO_CALLER: u32 = 0;
+pub const UNKNOWN_CALLER: u32 = 1;
+pub const FIRST_CALLER: u32 = 2;
+
+/// A block under its callers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StackEnd {
+    pub caller: u32,
+    pub block: Place,
+}
+
+/// Instructions that a block executed under its callers.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct StackCount {
+    pub instructions: u64,
+    /// As in [`BlockCount`].
+    pub bursts: u64,
+}
+
 /// A file with code that ran.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct ProfiledFile {
@@ -76,6 +106,10 @@ pub struct Profile {
     /// Blocks by their start. Blocks may overlap.
     pub blocks: BTreeMap<Place, BlockCount>,
     pub edges: BTreeMap<Edge, EdgeCount>,
+    /// Calls from number [`FIRST_CALLER`] on, each behind its caller.
+    pub callers: Vec<Caller>,
+    /// Blocks by their callers, if these were recorded.
+    pub stacks: BTreeMap<StackEnd, StackCount>,
     /// Instructions that ran.
     pub instructions: u64,
     /// Address spaces that were counted: processes, and programs that these executed.
@@ -93,6 +127,11 @@ impl Profile {
             self.files.len() - 1
         });
         u32::try_from(found).unwrap_or(u32::MAX)
+    }
+
+    /// A call by its number; `None` for [`NO_CALLER`] and [`UNKNOWN_CALLER`].
+    pub fn caller(&self, number: u32) -> Option<&Caller> {
+        self.callers.get(usize::try_from(number.checked_sub(FIRST_CALLER)?).ok()?)
     }
 
     /// The index of the file that most instructions ran in.

@@ -1,6 +1,7 @@
 //! Goal: `elfen profile` says what a program did, passes the program's status on, and refuses what
 //! it cannot read. Method: the commands, with programs of the base system.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -9,6 +10,15 @@ use std::time::{Duration, Instant};
 
 fn elfen(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_elfen")).arg("profile").args(words).output().unwrap()
+}
+
+/// Compiles a program. Its source stays next to it.
+fn compile(source: &str, program: &Path, flags: &[&str]) {
+    let file = program.with_extension("c");
+    fs::write(&file, source).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(flags).arg("-o").args([program, &file]);
+    assert!(compiler.status().unwrap().success());
 }
 
 fn error(output: &Output) -> String {
@@ -73,6 +83,102 @@ fn bursts_are_recorded_and_compared() {
     let swapped = elfen(&["compare", &bursts, &exact]);
     assert_eq!(swapped.status.code(), Some(1));
     assert!(error(&swapped).contains("its counts are estimates"), "{}", error(&swapped));
+}
+
+/// Functions that call each other in known ways, also by qsort(3), with a frame of variable size,
+/// and from a handler of a signal.
+const STACKS: &str = r#"
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#define APART __attribute__((noinline, noipa))
+volatile long sum;
+APART void leaf(long times) { for (long i = 0; i < times; i++) sum += i; sum++; }
+APART void left(void) { leaf(300); sum++; }
+APART void right(void) { leaf(100); sum++; }
+APART void deep(int depth) { if (depth) deep(depth - 1); else leaf(50); sum++; }
+APART int order(const void *a, const void *b) { leaf(3); return *(int *)a - *(int *)b; }
+APART void sorted(void) {
+    int all[32];
+    for (int i = 0; i < 32; i++) all[i] = i * 7 % 32;
+    qsort(all, 32, sizeof(int), order);
+    sum++;
+}
+APART void wide(int n) { char room[n]; room[n - 1] = 1; leaf(room[n - 1] * 60); sum++; }
+static void handler(int signal) { leaf(500000); sum += signal; }
+int main(void) {
+    struct itimerval timer = {{0, 5000}, {0, 5000}};
+    void (*volatile call)(void) = left;
+    signal(SIGALRM, handler);
+    setitimer(ITIMER_REAL, &timer, 0);
+    for (int i = 0; i < 6000000; i++) {
+        call();
+        call = call == left ? right : left;
+        deep(i % 7);
+        if (i % 16 == 0) { sorted(); wide(100 + i % 900); }
+    }
+    timer.it_value.tv_usec = 0;
+    setitimer(ITIMER_REAL, &timer, 0);
+    return 0;
+}
+"#;
+
+/// Whether a stack is one that the program above can have, from `main` on.
+fn is_possible(stack: &str) -> bool {
+    let words: Vec<&str> = stack.split(';').collect();
+    let (inner, outer) = match words.iter().position(|&word| word == "handler") {
+        // What it interrupts may be at any instruction, also in front of its first one.
+        Some(at) => (&words[at + 1..], &words[1..at.saturating_sub(1).max(1)]),
+        None => (&words[1..], &[][..]),
+    };
+    let in_main = |words: &[&str]| match words {
+        [] | ["left" | "right" | "wide"] | ["left" | "right" | "wide", "leaf"] => true,
+        ["deep", rest @ ..] => {
+            let rest = rest.strip_suffix(&["leaf"]).unwrap_or(rest);
+            rest.len() < 7 && rest.iter().all(|&word| word == "deep")
+        }
+        ["sorted", rest @ ..] => !rest.contains(&"left") && !rest.contains(&"main"),
+        [one] => one.contains(":0x"),
+        _ => false,
+    };
+    let in_handler = matches!(inner, [] | ["leaf"]);
+    if words.contains(&"handler") { in_handler && in_main(outer) } else { in_main(inner) }
+}
+
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn stacks_are_those_of_the_program_and_are_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let [program, profile] = ["stacks", "stacks.elfprof"].map(|name| folder.path().join(name));
+    compile(STACKS, &program, &["-O2"]);
+    let [program, profile] = [&program, &profile].map(|path| path.to_str().unwrap());
+    let recorded = elfen(&["record", "-q", "--cost", "5%", "-o", profile, "--", program]);
+    assert!(recorded.status.success(), "{}", error(&recorded));
+    let exported = |format: &str| {
+        let output = elfen(&["export", profile, "--to", format]);
+        assert!(output.status.success(), "{format}: {}", error(&output));
+        output.stdout
+    };
+    let folded = String::from_utf8(exported("folded")).unwrap();
+    let mut sums: HashMap<&str, u64> = HashMap::new();
+    for line in folded.lines() {
+        let (stack, count) = line.rsplit_once(' ').unwrap();
+        let from_main = stack.find(";main").map(|at| &stack[at + 1..]).unwrap_or_default();
+        assert!(is_possible(from_main) && from_main.starts_with("main"), "{line}");
+        *sums.entry(from_main).or_default() += count.parse::<u64>().unwrap();
+    }
+    let [left, right] = ["left", "right"].map(|name| sums[&*format!("main;{name};leaf")]);
+    assert!((2 * right..4 * right).contains(&left), "300 to 100: {left} to {right}");
+    assert!(sums.keys().any(|stack| stack.ends_with(";handler;leaf")), "{folded}");
+    assert!(exported("pprof").starts_with(b"\x1f\x8b"));
+    let viewed: serde_json::Value = serde_json::from_slice(&exported("firefox")).unwrap();
+    let weights = viewed["threads"][0]["samples"]["weight"].as_array().unwrap();
+    let weights: u64 = weights.iter().map(|weight| weight.as_u64().unwrap()).sum();
+    assert_eq!(weights, sums.values().sum::<u64>());
+    let calls = String::from_utf8(exported("callgrind")).unwrap();
+    assert!(calls.contains("\ncfn=leaf\n"), "{calls}");
+    let wrong = elfen(&["export", profile, "--to", "folded", "--binary", program]);
+    assert!(error(&wrong).contains("--binary is for bolt and llvm only"), "{}", error(&wrong));
 }
 
 #[test]
@@ -150,12 +256,9 @@ int main(void) {
 
 /// Records the program above, and returns the profile for llvm-bolt.
 fn branches(folder: &Path) -> String {
-    let [source, program, file] =
-        ["collatz.c", "collatz", "run.elfprof"].map(|name| folder.join(name));
-    fs::write(&source, COLLATZ).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O2", "-fno-inline", "-fno-reorder-blocks", "-Wl,--emit-relocs", "-o"]);
-    assert!(compiler.args([&program, &source]).status().unwrap().success());
+    let [program, file] = ["collatz", "run.elfprof"].map(|name| folder.join(name));
+    let flags = ["-O2", "-fno-inline", "-fno-reorder-blocks", "-Wl,--emit-relocs"];
+    compile(COLLATZ, &program, &flags);
     let [program, file] = [program, file].map(|path| path.to_str().unwrap().to_owned());
     assert!(
         elfen(&["record", "-q", "--by", "everything", "-o", &file, "--", &program])

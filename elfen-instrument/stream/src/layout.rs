@@ -70,6 +70,13 @@ pub const EVENTS_MAX: i32 = 8192;
 pub const KEPT_AT: i32 = EVENTS + EVENTS_MAX * 8;
 pub const KEPT_BYTES: i32 = 64 + EVENTS_MAX * 8;
 pub const KEPT_MAX: i32 = 31;
+/// Where each kept burst and the last one began: bytes of the stack, 17 registers in the order of
+/// the kernel's frames, and the stack from its red zone on, which a signal leaves as it is.
+pub const STACKS: i32 = KEPT_AT + KEPT_MAX * KEPT_BYTES;
+pub const STACK_BELOW: i32 = 128;
+pub const STACK_COPY: i32 = 18 * 8;
+pub const STACK_COPY_BYTES: i32 = 8192;
+pub const STACK_BYTES: i32 = STACK_COPY + STACK_COPY_BYTES;
 
 /// Executions of computed branches that no counter counts: site and target, 8 bytes each.
 pub const LOG: i32 = 0x1000;
@@ -89,5 +96,6 @@ pub const COUNTER_BYTES: i32 = 8;
 pub const COUNTERS_MAX: i32 = 2 << 20;
 pub const BYTES: u64 = (COUNTERS + COUNTERS_MAX * COUNTER_BYTES) as u64;
 
-const _: () = assert!(KEPT_MAX * KEPT_BYTES + EVENTS_MAX * 8 <= COUNTERS_MAX * COUNTER_BYTES);
+const _: () =
+    assert!(STACKS + (KEPT_MAX + 1) * STACK_BYTES <= COUNTERS + COUNTERS_MAX * COUNTER_BYTES);
 const _: () = assert!(LOG_END <= RETURNS && BYTES.is_multiple_of(4096));

@@ -2,7 +2,7 @@
  * The code that bursts need inside a program: a signal handler that moves a thread into the code
  * cache, and one that moves a fault back. The host copies this section into the program. So it
  * refers to nothing outside of it; it allocates nothing, takes no lock, and makes system calls only
- * for the thread's id and the handlers of faults.
+ * for the thread's id, the handlers of faults, and a copy of the stack.
  *
  * The numbers AT_* are those of elfen-stream/layout.rs; build.rs passes them.
  */
@@ -20,6 +20,7 @@ enum {
 	SYS_GETTID = 186,
 	SYS_TGKILL = 234,
 	SYS_RT_TGSIGQUEUEINFO = 297,
+	SYS_PROCESS_VM_READV = 310,
 	SA_SIGINFO_ = 4,
 	SA_RESTORER_ = 0x04000000,
 	SA_ONSTACK_ = 0x08000000,
@@ -29,11 +30,14 @@ enum {
 	DIRECTION_FLAG = 1 << 10,
 	POLL_IN_ = 1,
 	CODE_SEGMENT = 0x33,
+	PAGE = 4096,
 };
 
 /* siginfo, and ucontext with its registers */
 #define INFO_CODE 8
 #define INFO_FD 24
+#define UC_REGISTERS 40
+#define REGISTERS 17
 #define UC_RDI (40 + 8 * 8)
 #define UC_RSI (40 + 9 * 8)
 #define UC_RDX (40 + 12 * 8)
@@ -103,6 +107,21 @@ static inline __attribute__((always_inline)) long call(long number, long a, long
 	__asm__ volatile("syscall"
 			 : "=a"(result)
 			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
+			 : "rcx", "r11", "memory");
+	return result;
+}
+
+static inline __attribute__((always_inline)) long call_with_six(long number, long a, long b, long c,
+								long d, long e, long f)
+{
+	long result;
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	register long r9 __asm__("r9") = f;
+
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
 			 : "rcx", "r11", "memory");
 	return result;
 }
@@ -198,6 +217,39 @@ static inline __attribute__((always_inline)) int copy_frame(word context, word f
 	return 1;
 }
 
+/*
+ * Copies registers and stack, from which the host finds the callers. The stack may end anywhere,
+ * and a fault would kill, so the kernel copies it, page by page.
+ */
+static inline __attribute__((always_inline)) void copy_stack(word context, word frame)
+{
+	struct {
+		word at, bytes;
+	} to, from[AT_STACK_COPY_BYTES / PAGE + 1];
+	word area = context + AT_STACKS + WORD(context, AT_KEPT) * AT_STACK_BYTES;
+	/* In a function's last instructions, registers of its caller are below the stack already. */
+	word at = WORD(frame, UC_RSP) - AT_STACK_BELOW, left = AT_STACK_COPY_BYTES, pieces = 0;
+	long copied;
+
+	copy(area + 8, frame + UC_REGISTERS, REGISTERS);
+	to.at = area + AT_STACK_COPY;
+	to.bytes = left;
+	while (left && pieces < sizeof(from) / sizeof(from[0])) {
+		word bytes = PAGE - at % PAGE;
+
+		if (bytes > left)
+			bytes = left;
+		from[pieces].at = at;
+		from[pieces].bytes = bytes;
+		pieces++;
+		at += bytes;
+		left -= bytes;
+	}
+	copied = call_with_six(SYS_PROCESS_VM_READV, call(SYS_GETPID, 0, 0, 0, 0), (long)&to, 1,
+			       (long)from, (long)pieces, 0);
+	WORD(area, 0) = copied > 0 ? (word)copied : 0;
+}
+
 /* Takes the words of a burst, and keeps the burst that is in them. Returns whether that worked. */
 static inline __attribute__((always_inline)) int take_words(word context)
 {
@@ -253,6 +305,7 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 	watch_fault(header, 7);
 	watch_fault(header, 8);
 	watch_fault(header, 11);
+	copy_stack(context, (word)frame);
 	/* No signal is delivered inside the burst: its handler would see addresses of the cache. */
 	WORD(frame, UC_MASK) |= ~NEVER_BLOCKED;
 	WORD(frame, UC_RIP) = code;

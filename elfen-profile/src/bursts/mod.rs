@@ -15,8 +15,10 @@
 mod clock;
 mod inside;
 mod recorder;
+mod stacks;
 mod tally;
 mod target;
+mod unwind;
 mod walk;
 
 pub use recorder::{BurstError, Order, Recorded, record};

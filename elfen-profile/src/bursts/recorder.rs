@@ -19,6 +19,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::clock::Clock;
 use super::tally::Tally;
 use super::target::{Refusal, Target};
+use super::unwind::StackCopy;
 use super::walk::Burst;
 use crate::engine::region::CONTEXTS_MAX;
 use crate::profile::{Profile, Source};
@@ -422,7 +423,9 @@ impl Recorder {
         for state in self.processes.values_mut() {
             let Process::Prepared(prepared) = state else { continue };
             let Prepared { target, threads, tally, .. } = &mut **prepared;
-            target.follow_changes();
+            if target.follow_changes() {
+                tally.note_change();
+            }
             let (own, mut read) = (own_ns(), 0_u32);
             let mut refused = Vec::new();
             for (&thread, one) in &mut *threads {
@@ -454,7 +457,7 @@ impl Recorder {
                     self.cost_ns += cost;
                     self.burst_ns += NEWEST * (cost - self.burst_ns);
                     self.bursts += 1;
-                    tally.add(&target.cache, &burst, self.order.events);
+                    tally.add(&target.cache, &mut target.objects, &burst, self.order.events);
                 }
             }
             // What follows is done once for each block.
@@ -570,22 +573,32 @@ fn arm(target: &Target, one: &Thread, events: u32, mean_ns: f64, random: &mut im
 fn read_bursts(target: &Target, slot: u32, given: u32) -> Vec<Burst> {
     let kept = target.word(slot, layout::KEPT).min(layout::KEPT_MAX.unsigned_abs().into());
     let length = u64::from(layout::KEPT_BYTES.unsigned_abs());
+    let stack_bytes = u64::from(layout::STACK_BYTES.unsigned_abs());
+    let stack_at = |number| target.word_at(slot, layout::STACKS) + number * stack_bytes;
+    let last_stack = stack_at(kept);
     let kept = (0..kept).map(|number| {
         let at = target.word_at(slot, layout::KEPT_AT) + number * length;
-        burst(target, at, |_| at + 64, given)
+        burst(target, at, |_| at + 64, stack_at(number), given)
     });
     let events = target.word_at(slot, layout::EVENTS);
     let last = burst(
         target,
         target.word_at(slot, layout::EVENTS_LEFT),
         |left| events + 8 * (left + 1),
+        last_stack,
         given,
     );
     kept.chain([last]).collect()
 }
 
 /// Reads the words of one burst, and its events.
-fn burst(target: &Target, at: u64, events_at: impl Fn(u64) -> u64, given: u32) -> Burst {
+fn burst(
+    target: &Target,
+    at: u64,
+    events_at: impl Fn(u64) -> u64,
+    stack_at: u64,
+    given: u32,
+) -> Burst {
     let words = target.region.words(at, 6);
     let [left, began_at, code, left_at, began, ended] = words[..] else { return Burst::default() };
     let left = left.min(given.into());
@@ -593,7 +606,17 @@ fn burst(target: &Target, at: u64, events_at: impl Fn(u64) -> u64, given: u32) -
     let mut events = target.region.words(events_at(left), count);
     events.reverse();
     let (is_missed, ticks) = (code == 0, ended.saturating_sub(began));
-    Burst { began_at, is_missed, left_at, events, ticks }
+    let stack = if is_missed { StackCopy::default() } else { stack(target, stack_at) };
+    Burst { began_at, is_missed, left_at, events, ticks, stack }
+}
+
+fn stack(target: &Target, at: u64) -> StackCopy {
+    let words = target.region.words(at, 18);
+    let Some((&copied, registers)) = words.split_first() else { return StackCopy::default() };
+    let most = u64::from(layout::STACK_COPY_BYTES.unsigned_abs());
+    let mut bytes = vec![0; usize::try_from(copied.min(most)).unwrap_or(0)];
+    target.region.read(at + u64::from(layout::STACK_COPY.unsigned_abs()), &mut bytes);
+    StackCopy { registers: registers.to_vec(), bytes }
 }
 
 /// How a child has ended; `None` if it has not.

@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use elfen_stream::counts::EdgeKind;
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Translated};
 
+use super::stacks::Stacks;
+use super::unwind::{CallSite, Unwinder};
 use super::walk::{Burst, Lost, Step, Ways};
 use crate::engine::objects::{Objects, Places};
 use crate::profile::{BlockCount, Edge, EdgeCount, Profile};
@@ -38,6 +40,7 @@ impl Seen {
             Step::Falls(block) => (block, 1),
             Step::Direct(block) => (block, 2),
             Step::Returned(block) => (block, 3),
+            Step::ReturnedTo(_) => return,
             Step::Part(..) | Step::Computed(..) => {
                 *self.others.entry(step).or_default() += 1;
                 return;
@@ -78,6 +81,9 @@ impl Seen {
 pub(super) struct Tally {
     steps: HashMap<Step, Times>,
     ways: Ways,
+    stacks: Stacks,
+    unwinder: Unwinder,
+    calls: Vec<CallSite>,
     /// Addresses where bursts could not begin or go on.
     unknown: Vec<u64>,
     /// In the last burst.
@@ -93,14 +99,27 @@ impl Tally {
         self.unknown.push(at);
     }
 
+    /// Notes that the program has loaded or unloaded libraries.
+    pub(super) fn note_change(&mut self) {
+        self.unwinder.forget_foreign();
+    }
+
     pub(super) fn take_unknown(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.unknown)
     }
 
     /// Adds a burst that may have had `given` events.
-    pub(super) fn add(&mut self, cache: &Cache, burst: &Burst, given: u32) {
-        let seen = &mut self.seen;
-        if let Err(Lost) = self.ways.walk(cache, burst, |step| seen.add(step)) {
+    pub(super) fn add(&mut self, cache: &Cache, objects: &mut Objects, burst: &Burst, given: u32) {
+        let (seen, stacks) = (&mut self.seen, &mut self.stacks);
+        self.calls.clear();
+        let depth = self.unwinder.callers(objects, &burst.stack, &mut self.calls);
+        stacks.begin(&self.calls, depth);
+        let walked = self.ways.walk(cache, burst, |step| {
+            seen.add(step);
+            stacks.step(cache, step);
+        });
+        stacks.end(walked.is_ok());
+        if let Err(Lost) = walked {
             seen.take(|_, _| {});
             self.lost += 1;
             return;
@@ -122,6 +141,7 @@ impl Tally {
         let places = Places::new(profile, objects);
         let blocks = cache.blocks();
         let block = |id: BlockId| blocks.get(usize::try_from(id).ok()?);
+        self.stacks.add_to(profile, &places, blocks);
         for (&step, &Times { count, bursts }) in &self.steps {
             let part = match step {
                 Step::Block(id) => block(id).map(|one| (one, one.start)),
@@ -154,7 +174,7 @@ fn edge_of<'a>(
     block: impl Fn(BlockId) -> Option<&'a Translated>,
 ) -> Option<(&'a Translated, u64, EdgeKind)> {
     Some(match step {
-        Step::Block(_) | Step::Part(..) => return None,
+        Step::Block(_) | Step::Part(..) | Step::ReturnedTo(_) => return None,
         Step::Falls(id) => {
             let one = block(id)?;
             (one, one.end, EdgeKind::Falls)

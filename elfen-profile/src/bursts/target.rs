@@ -271,11 +271,11 @@ impl Target {
     }
 
     /// Takes note of libraries that the program has loaded or unloaded. Bursts begin again once the
-    /// loader is done.
-    pub(super) fn follow_changes(&mut self) {
+    /// loader is done. Returns whether there are any.
+    pub(super) fn follow_changes(&mut self) -> bool {
         let changes = self.header.changes(&self.region);
         if changes == self.header.changes_known(&self.region) || self.is_loading() {
-            return;
+            return false;
         }
         for gone in self.objects.gone() {
             self.objects.retire(&gone);
@@ -283,6 +283,7 @@ impl Target {
         }
         self.refused.clear();
         self.header.set_changes_known(&self.region, changes);
+        true
     }
 
     fn is_loading(&self) -> bool {

@@ -5,6 +5,8 @@
 
 use elfen_stream::{BlockId, Cache, Counted, Exit, Indirect};
 
+use super::unwind::StackCopy;
+
 /// A burst, as its thread has left it.
 #[derive(Debug, Default)]
 pub(super) struct Burst {
@@ -17,6 +19,7 @@ pub(super) struct Burst {
     pub(super) events: Vec<u64>,
     /// From beginning to end, by the time stamp counter.
     pub(super) ticks: u64,
+    pub(super) stack: StackCopy,
 }
 
 /// One piece of the way.
@@ -33,6 +36,8 @@ pub(super) enum Step {
     Computed(BlockId, u64),
     /// The call of a block has returned.
     Returned(BlockId),
+    /// A call of which no block is known has returned to an address.
+    ReturnedTo(u64),
 }
 
 /// The events do not fit the code.
@@ -175,7 +180,7 @@ impl Ways {
                     };
                     match (kind, call) {
                         (Indirect::Return { pops: 0 }, Some(call)) => visit(Step::Returned(call)),
-                        (Indirect::Return { pops: 0 }, None) => {}
+                        (Indirect::Return { pops: 0 }, None) => visit(Step::ReturnedTo(target)),
                         _ => visit(Step::Computed(id, target)),
                     }
                     (target, cache.block_with(target))

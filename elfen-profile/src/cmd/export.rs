@@ -1,14 +1,17 @@
 //! `elfen profile export`: converts a profile for other tools.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status, named};
+use elfen_console::output;
 
 use crate::elfprof;
-use crate::export;
+use crate::export::{bolt, callgrind, firefox, folded, pprof};
 use crate::lines::Lines;
+use crate::profile::Profile;
 use crate::samples;
 use crate::symbols::ProfileSymbols;
 
@@ -21,15 +24,34 @@ Examples:
   elfen profile export run.elfprof --to bolt > run.fdata
   llvm-bolt program -data run.fdata -reorder-blocks=ext-tsp -o program.fast
   elfen profile export run.elfprof --to llvm > run.prof
-  clang -O2 -fprofile-sample-use=run.prof program.c -o program.fast";
+  clang -O2 -fprofile-sample-use=run.prof program.c -o program.fast
+  elfen profile export run.elfprof --to folded | flamegraph.pl > run.svg
+  elfen profile export run.elfprof --to pprof > run.pb.gz; pprof -http : run.pb.gz
+  elfen profile export run.elfprof --to firefox > run.json   # for profiler.firefox.com
+  elfen profile export run.elfprof --to callgrind > callgrind.out.run   # for KCachegrind";
 
 /// The formats that a profile can be converted to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum ExportFormat {
     /// Taken branches of one file, for llvm-bolt
     Bolt,
+    /// Functions and their calls, for KCachegrind
+    Callgrind,
+    /// Stacks, for profiler.firefox.com
+    Firefox,
+    /// Stacks, one a line, for flame graphs
+    Folded,
     /// Lines of one file, for clang -fprofile-sample-use
     Llvm,
+    /// Stacks, for pprof
+    Pprof,
+}
+
+impl ExportFormat {
+    /// Whether it shows who calls what.
+    fn has_stacks(self) -> bool {
+        !matches!(self, Self::Bolt | Self::Llvm)
+    }
 }
 
 /// Convert a profile for other tools
@@ -49,7 +71,7 @@ pub(super) struct ExportArgs {
 }
 
 pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let failed = |why: &dyn std::fmt::Display, fix: &str| {
+    let failed = |why: &dyn Display, fix: &str| {
         Failure::new(Status::Failed, named("the profile", &args.file), why, fix)
     };
     let profile = elfprof::read(&args.file)
@@ -58,6 +80,40 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
         return Err(failed(&"nothing was counted", "record a program that runs longer"));
     }
     let (symbols, changed) = ProfileSymbols::read(&profile);
+    let bytes = if args.to.has_stacks() {
+        if args.binary.is_some() {
+            return Err(failed(&"--binary is for bolt and llvm only", "leave out --binary"));
+        }
+        if profile.stacks.is_empty() {
+            return Err(failed(&"it has no stacks", "record it again, by bursts"));
+        }
+        for path in changed {
+            output::warn(&format!("{path} has changed: its functions have no names"));
+        }
+        let exported = match args.to {
+            ExportFormat::Callgrind => Ok(callgrind::costs(&profile, &symbols).into_bytes()),
+            ExportFormat::Firefox => firefox::profile(&profile, &symbols),
+            ExportFormat::Pprof => pprof::profile(&profile, &symbols),
+            _ => Ok(folded::stacks(&profile, &symbols).into_bytes()),
+        };
+        exported.map_err(|error| failed(&error, "record it again"))?
+    } else {
+        of_one_file(args, &profile, &symbols, &changed)?.into_bytes()
+    };
+    out.write_all(&bytes).map_err(Failure::output)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// For the tools that optimise one file.
+fn of_one_file(
+    args: &ExportArgs,
+    profile: &Profile,
+    symbols: &ProfileSymbols,
+    changed: &[String],
+) -> Result<String, Failure> {
+    let failed = |why: &dyn Display, fix: &str| {
+        Failure::new(Status::Failed, named("the profile", &args.file), why, fix)
+    };
     let file = match &args.binary {
         Some(binary) => {
             let binary = binary.canonicalize().unwrap_or_else(|_| binary.clone());
@@ -76,19 +132,17 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     let table = symbols.table(number).ok_or_else(|| {
         failed(&format!("{path} cannot be read"), "restore it, or record another program")
     })?;
-    let text = match args.to {
-        ExportFormat::Bolt => export::bolt(&profile, number, table),
-        ExportFormat::Llvm => {
-            let lines = Lines::read(Path::new(path)).ok_or_else(|| {
-                let fix = "compile it with -gline-tables-only -fdebug-info-for-profiling";
-                failed(&format!("{path} has no lines"), fix)
-            })?;
-            samples::llvm(&profile, number, table, &lines)
-        }
+    let text = if args.to == ExportFormat::Bolt {
+        bolt::branches(profile, number, table)
+    } else {
+        let lines = Lines::read(Path::new(path)).ok_or_else(|| {
+            let fix = "compile it with -gline-tables-only -fdebug-info-for-profiling";
+            failed(&format!("{path} has no lines"), fix)
+        })?;
+        samples::llvm(profile, number, table, &lines)
     };
     if text.is_empty() {
         return Err(failed(&format!("{path} has no symbols"), "link it without -s"));
     }
-    out.write_all(text.as_bytes()).map_err(Failure::output)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(text)
 }

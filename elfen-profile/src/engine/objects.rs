@@ -19,6 +19,12 @@ pub(crate) struct Image {
     is_gone: bool,
 }
 
+impl Image {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// All images that code was taken from, by their numbers.
 #[derive(Debug)]
 pub(crate) struct Objects {
@@ -41,6 +47,15 @@ impl Objects {
 
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// The number of the image that holds an address of code.
+    pub(crate) fn image_at(&mut self, at: u64) -> Option<usize> {
+        self.find(at)
     }
 
     pub(crate) fn images(&self) -> &[Image] {
@@ -116,7 +131,7 @@ impl<'a> Places<'a> {
 
     /// The place of an address in the image of a block.
     pub(crate) fn of(&self, block: &Translated, at: u64) -> Option<Place> {
-        self.in_image(image_of(block), at)
+        self.in_image(block.object, at)
     }
 
     /// The place of an address that a block leads to. A branch mostly stays in its image. After a
@@ -126,10 +141,13 @@ impl<'a> Places<'a> {
         let holds =
             |image: &usize| self.images.get(*image).is_some_and(|one| one.range.contains(&at));
         let own = Some(image_of(from)).filter(holds);
-        self.in_image(own.or_else(|| (0..self.images.len()).rev().find(holds))?, at)
+        let image = own.or_else(|| (0..self.images.len()).rev().find(holds))?;
+        self.in_image(u32::try_from(image).ok()?, at)
     }
 
-    fn in_image(&self, image: usize, at: u64) -> Option<Place> {
+    /// The place of an address in an image.
+    pub(crate) fn in_image(&self, image: u32, at: u64) -> Option<Place> {
+        let image = usize::try_from(image).ok()?;
         let Image { range, offset, .. } = self.images.get(image)?;
         let offset = offset + at.checked_sub(range.start)?;
         Some(Place { file: *self.files.get(image)?, offset })

@@ -1,4 +1,4 @@
-//! Profiles for other tools.
+//! Taken branches for llvm-bolt.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use crate::profile::{EdgeCount, Place, Profile};
 
 /// The branches of one file that were taken, as llvm-bolt reads them (`fdata`): a line for each
 /// pair of places, `1 FROM OFFSET 1 TO OFFSET MISPREDICTED COUNT`. Mispredictions are not known.
-pub(crate) fn bolt(profile: &Profile, file: u32, table: &FunctionTable) -> String {
+pub(crate) fn branches(profile: &Profile, file: u32, table: &FunctionTable) -> String {
     let mut locals: HashMap<&str, u32> = HashMap::new();
     for one in table.functions().iter().filter(|one| one.is_local) {
         *locals.entry(&one.symbol).or_default() += 1;

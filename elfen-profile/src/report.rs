@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use elfen_console::table;
 use elfen_stream::counts::EdgeKind;
 use serde::Serialize;
 
 use crate::profile::{EdgeCount, Profile, Source};
+use crate::source_lines::LineRow;
+use crate::sums::{Sum, error, grouped, how, share, total, without_column};
 use crate::symbols::{FunctionId, ProfileSymbols};
 
 /// What the report is sorted by.
@@ -16,6 +17,8 @@ pub(crate) enum SortKey {
     Function,
     /// Pairs of calling and called function, by the number of calls
     Call,
+    /// Source lines, by the instructions that were executed for them
+    Line,
 }
 
 #[derive(Serialize, Debug)]
@@ -34,6 +37,9 @@ pub(crate) struct ProfileReport {
     left: Vec<String>,
     functions: Vec<FunctionRow>,
     calls: Vec<CallRow>,
+    /// Only if they are asked for, because the debug information of large files takes long to read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lines: Option<Vec<LineRow>>,
 }
 
 #[derive(Serialize, Debug)]
@@ -60,21 +66,6 @@ struct CallRow {
 
 /// Calling and called function.
 pub(crate) type CallPair = (FunctionId, FunctionId);
-
-/// A sum of counts, and the bursts that at least one of them was seen in.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Sum {
-    pub(crate) count: u64,
-    pub(crate) bursts: u64,
-}
-
-impl Sum {
-    fn add(&mut self, count: u64, bursts: u64) {
-        self.count = self.count.saturating_add(count);
-        // Which bursts is not known, so these may be the same ones.
-        self.bursts = self.bursts.max(bursts);
-    }
-}
 
 /// Counts of functions, and of calls between them.
 pub(crate) struct ProfileSums {
@@ -115,9 +106,10 @@ impl ProfileReport {
         let ProfileSums { instructions, calls } = ProfileSums::of(profile, symbols);
         let mut called: HashMap<&FunctionId, u64> = HashMap::new();
         for ((_, to), sum) in &calls {
-            *called.entry(to).or_default() += sum.count;
+            let calls = called.entry(to).or_default();
+            *calls = calls.saturating_add(sum.count);
         }
-        let all: u64 = instructions.values().map(|sum| sum.count).sum();
+        let all = total(instructions.values());
         let mut functions: Vec<FunctionRow> = instructions
             .iter()
             .map(|(function, &Sum { count: instructions, bursts })| FunctionRow {
@@ -155,15 +147,17 @@ impl ProfileReport {
             left: profile.left.clone(),
             functions,
             calls,
+            lines: None,
         }
+    }
+
+    pub(crate) fn with_lines(self, lines: Vec<LineRow>) -> Self {
+        Self { lines: Some(lines), ..self }
     }
 
     pub(crate) fn text(&self, sort: SortKey) -> String {
         let plural = if self.programs == 1 { "program" } else { "programs" };
-        let how = match self.by {
-            Source::Everything => "all counted".to_owned(),
-            Source::Bursts => format!("seen in {} bursts", grouped(self.bursts)),
-        };
+        let how = how(self.by, self.bursts);
         let mut text = format!(
             "{}: {} instructions of {} {plural}, {how}\n",
             self.program.join(" "),
@@ -183,15 +177,12 @@ impl ProfileReport {
             SortKey::Call => {
                 (&["calls", "± %", "from", "to"], self.calls.iter().map(CallRow::cells).collect())
             }
+            SortKey::Line => (
+                &["share %", "± %", "instructions", "line", "function"],
+                self.lines.iter().flatten().map(LineRow::cells).collect(),
+            ),
         };
-        let keep = |column: usize| !is_exact || column != 1;
-        let head: Vec<&str> =
-            (0..).zip(head).filter(|&(at, _)| keep(at)).map(|(_, &one)| one).collect();
-        let kept = |row: Vec<String>| {
-            (0..).zip(row).filter(|&(at, _)| keep(at)).map(|(_, one)| one).collect()
-        };
-        let rows: Vec<Vec<String>> = rows.into_iter().map(kept).collect();
-        text += &table::lines(&head, &rows);
+        text += &without_column(head, rows, is_exact.then_some(1));
         text
     }
 }
@@ -212,39 +203,5 @@ impl FunctionRow {
 impl CallRow {
     fn cells(&self) -> Vec<String> {
         vec![grouped(self.count), error(self.bursts), self.from.clone(), self.to.clone()]
-    }
-}
-
-/// The relative error of a count that was seen in this number of bursts, in percent.
-#[expect(clippy::cast_precision_loss, reason = "it has few digits")]
-fn error(bursts: u64) -> String {
-    format!("{:.0}", 100.0 / (bursts.max(1) as f64).sqrt())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
-fn share(part: u64, all: u64) -> f64 {
-    if all == 0 { 0.0 } else { part as f64 / all as f64 * 100.0 }
-}
-
-/// A number with its digits in groups of three.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.char_indices() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::grouped;
-
-    #[test]
-    fn digits_are_grouped() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 }

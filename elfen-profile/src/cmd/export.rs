@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status, named};
 
-use crate::elfprof;
+use super::input::read;
 use crate::export;
 use crate::lines::Lines;
 use crate::samples;
@@ -52,8 +52,7 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     let failed = |why: &dyn std::fmt::Display, fix: &str| {
         Failure::new(Status::Failed, named("the profile", &args.file), why, fix)
     };
-    let profile = elfprof::read(&args.file)
-        .map_err(|error| failed(&error, "name a file that `elfen profile record -o` wrote"))?;
+    let profile = read(&args.file)?;
     if profile.files.is_empty() {
         return Err(failed(&"nothing was counted", "record a program that runs longer"));
     }

@@ -396,7 +396,7 @@ before %  after %  change  function
         assert_eq!(diff(DiffKey::Function, 1, false).rows.len(), 1);
         let edges = diff(DiffKey::Edge, 9, false);
         let expected = "\
-before %  after %  change  from                       to
+before %  after %  change  from                        to
 25.00     75.00    +50.00  [no symbol]+0x13 (program)  [no symbol]+0x10 (program)
 ";
         assert_eq!(edges.text(), expected);

@@ -24,3 +24,30 @@ pub fn report(profile: &Profile) {
         let _text = Diff::of(side, side, sort, ROWS, true).text();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use elfen_stream::counts::EdgeKind;
+
+    use super::*;
+    use crate::profile::{BlockCount, Edge, EdgeCount, Place, Source};
+
+    /// Goal: counts that are too large to add, and blocks without end, print without a panic.
+    #[test]
+    fn hostile_counts_are_printed() {
+        let mut profile = Profile { by: Source::Bursts, ..Profile::default() };
+        let file = profile.file("/a");
+        for offset in [0, 1, u64::MAX] {
+            let place = Place { file, offset };
+            let most = u64::MAX;
+            let block =
+                BlockCount { bytes: u32::MAX, instructions: u32::MAX, count: most, bursts: most };
+            profile.blocks.insert(place, block);
+            for kind in [EdgeKind::Call, EdgeKind::Jump] {
+                let edge = Edge { from: place, to: Place { file, offset: 0 }, kind };
+                profile.edges.insert(edge, EdgeCount { count: most, bursts: most });
+            }
+        }
+        report(&profile);
+    }
+}

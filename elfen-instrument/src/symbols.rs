@@ -38,7 +38,7 @@ impl FunctionTable {
     /// them. Functions without a symbol are named by their addresses, as in `0x1a40`. `None` if it
     /// is not a 64-bit ELF file.
     pub fn read(file: &Path) -> Option<Self> {
-        let bytes = fs::read(file).ok()?;
+        let bytes = read_regular(file)?;
         let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
         let build_id = elf.build_id().ok().flatten().unwrap_or_default().to_vec();
         let segments = elf.segments().map(|segment| {
@@ -48,8 +48,7 @@ impl FunctionTable {
         let mut table = Self { segments: segments.collect(), build_id, ..Self::default() };
         table.add(&elf);
         if elf.symbols().next().is_none()
-            && let Some(debug) = debug_file(&table.build_id, Path::new(DEBUG_SYMBOLS))
-            && let Ok(bytes) = fs::read(debug)
+            && let Some(bytes) = read_debug_file(&table.build_id)
             && let Ok(debug) = ElfFile64::parse(&*bytes)
         {
             table.add(&debug);
@@ -121,6 +120,20 @@ impl FunctionTable {
             address.checked_add(inside)
         })
     }
+
+    /// The offset in the file of the byte at an address.
+    pub fn offset_of(&self, address: u64) -> Option<u64> {
+        self.segments.iter().find_map(|&[offset, bytes, start]| {
+            let inside = address.checked_sub(start).filter(|&inside| inside < bytes)?;
+            offset.checked_add(inside)
+        })
+    }
+}
+
+/// The bytes of a file. `None` if it cannot be read, or is a device or a pipe, which may never end.
+pub fn read_regular(file: &Path) -> Option<Vec<u8>> {
+    fs::metadata(file).ok().filter(fs::Metadata::is_file)?;
+    fs::read(file).ok()
 }
 
 /// The address of a symbol that a file exports.
@@ -143,6 +156,11 @@ pub fn debug_file(build_id: &[u8], folder: &Path) -> Option<PathBuf> {
     let (first, rest) = build_id.split_first()?;
     let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
     Some(folder.join(format!("{first:02x}/{rest}.debug")))
+}
+
+/// The bytes of the debug file of a stripped program, if it is installed.
+pub fn read_debug_file(build_id: &[u8]) -> Option<Vec<u8>> {
+    read_regular(&debug_file(build_id, Path::new(DEBUG_SYMBOLS))?)
 }
 
 /// The readable form of a symbol of Rust or C++.
@@ -178,7 +196,14 @@ mod tests {
         assert_ne!(own.at(this.address + this.bytes), Some(&this));
         let [offset, _, address] = own.segments[1];
         assert_eq!(own.address_of(offset + 1), Some(address + 1));
-        assert_eq!(own.address_of(u64::MAX), None);
+        assert_eq!(own.offset_of(address + 1), Some(offset + 1));
+        assert_eq!([own.address_of(u64::MAX), own.offset_of(u64::MAX)], [None; 2]);
+    }
+
+    #[test]
+    fn devices_are_not_read() {
+        assert_eq!(read_regular(Path::new("/dev/zero")), None);
+        assert!(read_regular(Path::new("/proc/self/exe")).is_some());
     }
 
     #[test]

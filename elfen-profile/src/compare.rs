@@ -10,8 +10,9 @@ use std::hash::Hash;
 use elfen_console::table;
 use serde::Serialize;
 
-use crate::profile::{Edge, Profile};
-use crate::report::{CallPair, ProfileSums, Sum};
+use crate::profile::{Edge, Profile, ProfiledFile};
+use crate::report::{CallPair, ProfileSums};
+use crate::sums::Sum;
 use crate::symbols::{FunctionId, ProfileSymbols};
 
 /// The hottest members, by number, that the weight match looks at.
@@ -141,17 +142,13 @@ fn renamed<K, N: Eq + Hash>(
 }
 
 /// The indices of files of the estimated profile, and of the same files in the exact one.
-fn common_files(exact: &Profile, estimated: &Profile) -> HashMap<u32, u32> {
-    let mut common = HashMap::new();
-    for (index, file) in (0..).zip(&estimated.files) {
-        let is_same = |known: &&crate::profile::ProfiledFile| {
-            known.path == file.path && known.build_id == file.build_id
-        };
-        if let Some((known, _)) = (0..).zip(&exact.files).find(|(_, known)| is_same(known)) {
-            common.insert(index, known);
-        }
+pub(crate) fn common_files(exact: &Profile, estimated: &Profile) -> HashMap<u32, u32> {
+    let mut known: HashMap<&ProfiledFile, u32> = HashMap::new();
+    for (index, file) in (0..).zip(&exact.files) {
+        known.entry(file).or_insert(index);
     }
-    common
+    let found = (0..).zip(&estimated.files);
+    found.filter_map(|(index, file)| Some((index, *known.get(file)?))).collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]

@@ -7,16 +7,23 @@
 //! A [`profile::Profile`] holds counts by file and offset, so that profiles of several processes
 //! can be added. [`cmd`] has the commands.
 
+mod annotate;
 pub mod bursts;
 pub mod cmd;
 mod compare;
+mod diff;
 pub mod elfprof;
 mod engine;
 pub mod everything;
 mod export;
+pub mod fuzzed;
+mod instructions;
 mod lines;
 pub mod profile;
 mod report;
 mod samples;
 mod signals;
+mod source_lines;
+mod stacks;
+mod sums;
 mod symbols;

@@ -1,22 +1,26 @@
 //! Source lines of a program, from its DWARF: for each address the functions that were inlined
 //! there, and the line in each.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 
+use elfen_instrument::symbols::{read_debug_file, read_regular};
 use gimli::{
-    AttributeValue, DebuggingInformationEntry, Dwarf, EndianSlice, LittleEndian, Unit, UnitOffset,
-    constants as dw,
+    AttributeValue, DebuggingInformationEntry, Dwarf, EndianSlice, LineProgramHeader, LittleEndian,
+    Unit, UnitOffset, constants as dw,
 };
+use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 use object::read::elf::ElfFile64;
-use object::{Object, ObjectSection};
+use object::{CompressionFormat, Object, ObjectSection};
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 /// More abstract origins than one function has.
 const ORIGINS_MAX: u32 = 8;
+/// More than a section of the largest program takes.
+const SECTION_MAX: u64 = 1 << 32;
 
 /// A line, as a distance from the first line of its function, and which code of that line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
@@ -53,13 +57,25 @@ struct Scope {
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) range: Range<u64>,
-    line: u32,
+    pub(crate) line: u32,
     discriminator: u32,
+    /// Index in [`Lines::sources`].
+    source: Option<u32>,
+}
+
+/// A source file.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct SourceFile {
+    /// Without `.` and `..`. Absolute, unless the compiler was told to hide its folder.
+    pub(crate) path: String,
+    /// The path from the folder that the compiler ran in, if the file is in it.
+    pub(crate) in_folder: Option<String>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     rows: Vec<Row>,
+    sources: Vec<SourceFile>,
     functions: Vec<Function>,
     scopes: Vec<Scope>,
     /// Functions that are not inlined, by their addresses.
@@ -74,21 +90,32 @@ impl Row {
 }
 
 impl Lines {
-    /// Reads the lines of a file. `None` if it has none.
+    /// Reads the lines of a file; those of a stripped file from where debug packages install
+    /// them. `None` if it has none.
     pub(crate) fn read(file: &Path) -> Option<Self> {
-        let bytes = fs::read(file).ok()?;
+        let bytes = read_regular(file)?;
         let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
-        let section = |id: gimli::SectionId| -> Result<Slice<'_>, gimli::Error> {
-            let found = elf.section_by_name(id.name()).and_then(|section| section.data().ok());
-            Ok(EndianSlice::new(found.unwrap_or_default(), LittleEndian))
-        };
-        let dwarf = Dwarf::load(section).ok()?;
+        if elf.section_by_name(gimli::SectionId::DebugLine.name()).is_some() {
+            return Self::parse(&elf);
+        }
+        let bytes = read_debug_file(elf.build_id().ok()??)?;
+        Self::parse(&ElfFile64::parse(&*bytes).ok()?)
+    }
+
+    fn parse(elf: &ElfFile64<'_>) -> Option<Self> {
+        let sections = gimli::DwarfSections::load(|id| {
+            let section = elf.section_by_name(id.name());
+            Ok::<_, gimli::Error>(section.and_then(|one| contents(&one)).unwrap_or_default())
+        });
+        let sections = sections.ok()?;
+        let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
         let mut units = Vec::new();
         let mut headers = dwarf.units();
         while let Ok(Some(header)) = headers.next() {
-            units.push(dwarf.unit(header).ok()?);
+            units.extend(dwarf.unit(header));
         }
-        let mut reader = Reader { dwarf: &dwarf, units: &units, known: HashMap::new() };
+        let mut reader =
+            Reader { dwarf: &dwarf, units: &units, known: HashMap::new(), sources: HashMap::new() };
         let mut lines = Self::default();
         for number in 0..units.len() {
             // A unit that cannot be read has no lines.
@@ -97,6 +124,11 @@ impl Lines {
         lines.rows.sort_by_key(|row| (row.range.start, row.range.end));
         lines.outer.sort_by_key(|(range, _)| (range.start, range.end));
         (!lines.rows.is_empty()).then_some(lines)
+    }
+
+    /// The source file of a row.
+    pub(crate) fn source(&self, row: &Row) -> Option<&SourceFile> {
+        self.sources.get(usize::try_from(row.source?).ok()?)
     }
 
     pub(crate) fn rows(&self) -> &[Row] {
@@ -123,30 +155,69 @@ impl Lines {
 
     /// The functions of a row, from the outermost to the one whose line it is.
     pub(crate) fn frames(&self, row: &Row) -> Vec<Frame<'_>> {
-        let address = row.range.start;
-        let Some((_, mut scope)) = self.outer_at(address) else { return Vec::new() };
+        let scopes = self.scopes_at(row.range.start);
         let mut frames = Vec::new();
-        loop {
-            let found = &self.scopes[scope];
-            let function = &self.functions[found.function];
-            let holds = |inner: &&usize| {
-                self.scopes[**inner].ranges.iter().any(|range| range.contains(&address))
-            };
-            let inner = found.inner.iter().find(holds);
-            let [line, discriminator] = match inner {
-                Some(&inner) => self.scopes[inner].call,
+        for (at, scope) in scopes.iter().enumerate() {
+            let function = &self.functions[scope.function];
+            let [line, discriminator] = match scopes.get(at + 1) {
+                Some(inner) => inner.call,
                 None => [row.line, row.discriminator],
             };
             // 16 bits, because code of a header may be in front of its function.
             let line = line.wrapping_sub(function.line) & 0xffff;
             let at = Location { line, discriminator: base(discriminator) };
             frames.push(Frame { function: &function.name, at });
-            match inner {
-                Some(&inner) => scope = inner,
-                None => return frames,
+        }
+        frames
+    }
+
+    /// The function that the code at an address was written in, which may be inlined there.
+    pub(crate) fn innermost(&self, address: u64) -> Option<&str> {
+        let scope = self.scopes_at(address).pop()?;
+        Some(&self.functions[scope.function].name)
+    }
+
+    /// The scopes of an address, from the outermost to the innermost.
+    fn scopes_at(&self, address: u64) -> Vec<&Scope> {
+        let mut scopes = Vec::new();
+        let mut next = self.outer_at(address).map(|(_, scope)| scope);
+        while let Some(scope) = next.map(|scope| &self.scopes[scope]) {
+            scopes.push(scope);
+            let holds = |&&inner: &&usize| {
+                self.scopes[inner].ranges.iter().any(|range| range.contains(&address))
+            };
+            next = scope.inner.iter().find(holds).copied();
+        }
+        scopes
+    }
+}
+
+/// The bytes of a section, which may be compressed.
+fn contents<'a>(section: &impl ObjectSection<'a>) -> Option<Cow<'a, [u8]>> {
+    let found = section.compressed_data().ok()?;
+    match found.format {
+        CompressionFormat::None => Some(Cow::Borrowed(found.data)),
+        CompressionFormat::Zlib => {
+            let bytes = usize::try_from(found.uncompressed_size.min(SECTION_MAX)).ok()?;
+            decompress_to_vec_zlib_with_limit(found.data, bytes).ok().map(Cow::Owned)
+        }
+        _ => None,
+    }
+}
+
+/// A path without `.` and `..`, except for those at its start.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if plain.file_name().is_some_and(|name| name != "..") => {
+                plain.pop();
             }
+            part => plain.push(part),
         }
     }
+    plain
 }
 
 /// A discriminator of LLVM has three numbers of variable length: an odd one is 0, and bit 6 marks a
@@ -174,13 +245,16 @@ struct Reader<'a, 'd> {
     units: &'d [Unit<Slice<'a>>],
     /// Functions by unit and offset of their entry.
     known: HashMap<(usize, usize), usize>,
+    /// Source files by their paths.
+    sources: HashMap<String, u32>,
 }
 
 type Entry<'a> = DebuggingInformationEntry<Slice<'a>>;
 
 impl<'a> Reader<'a, '_> {
     fn read_unit(&mut self, number: usize, lines: &mut Lines) -> Result<(), gimli::Error> {
-        let unit = &self.units[number];
+        let units = self.units;
+        let unit = &units[number];
         self.read_rows(unit, lines)?;
         let mut entries = unit.entries();
         // The scopes that enclose the current entry, by their depth.
@@ -215,22 +289,66 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    fn read_rows(&self, unit: &Unit<Slice<'a>>, lines: &mut Lines) -> Result<(), gimli::Error> {
+    fn read_rows(&mut self, unit: &Unit<Slice<'a>>, lines: &mut Lines) -> Result<(), gimli::Error> {
         let Some(program) = unit.line_program.clone() else { return Ok(()) };
         let mut rows = program.rows();
-        let mut before: Option<(u64, u32, u32)> = None;
-        while let Some((_, row)) = rows.next_row()? {
-            if let Some((start, line, discriminator)) = before
-                && start < row.address()
-                && line > 0
-            {
-                lines.rows.push(Row { range: start..row.address(), line, discriminator });
+        let mut before: Option<Row> = None;
+        // Source files by their numbers in this unit.
+        let mut known: HashMap<u64, Option<u32>> = HashMap::new();
+        // The linker moves code that it removes to address 0.
+        let mut is_removed = false;
+        while let Some((header, row)) = rows.next_row()? {
+            let address = row.address();
+            if let Some(mut before) = before.take() {
+                before.range.end = address;
+                if !before.range.is_empty() && before.line > 0 && !is_removed {
+                    lines.rows.push(before);
+                }
+            } else {
+                is_removed = address == 0;
             }
+            if row.end_sequence() {
+                continue;
+            }
+            let number = row.file_index();
+            let source = *known
+                .entry(number)
+                .or_insert_with(|| self.source(unit, header, number, &mut lines.sources));
             let line = row.line().and_then(|line| u32::try_from(line.get()).ok()).unwrap_or(0);
             let discriminator = u32::try_from(row.discriminator()).unwrap_or(0);
-            before = (!row.end_sequence()).then_some((row.address(), line, discriminator));
+            before = Some(Row { range: address..address, line, discriminator, source });
         }
         Ok(())
+    }
+
+    /// The index of a unit's source file, which may be new.
+    fn source(
+        &mut self,
+        unit: &Unit<Slice<'a>>,
+        header: &LineProgramHeader<Slice<'a>>,
+        number: u64,
+        sources: &mut Vec<SourceFile>,
+    ) -> Option<u32> {
+        let text = |value| {
+            let text = self.dwarf.attr_string(unit, value).ok()?;
+            Some(text.to_string_lossy().into_owned())
+        };
+        let file = header.file(number)?;
+        let name = text(file.path_name())?;
+        let folder = file.directory(header).and_then(text).unwrap_or_default();
+        let compiled_in = unit.comp_dir.map(|folder| folder.to_string_lossy().into_owned());
+        let compiled_in = plain(Path::new(&compiled_in.unwrap_or_default()));
+        let path = plain(&compiled_in.join(folder).join(name));
+        let in_folder = path.strip_prefix(&compiled_in).ok().filter(|_| path.is_absolute());
+        let in_folder = in_folder.map(|path| path.to_string_lossy().into_owned());
+        let path = path.to_string_lossy().into_owned();
+        if let Some(&known) = self.sources.get(&path) {
+            return Some(known);
+        }
+        let index = u32::try_from(sources.len()).ok()?;
+        self.sources.insert(path.clone(), index);
+        sources.push(SourceFile { path, in_folder });
+        Some(index)
     }
 
     /// The function of an entry: its name and line may be in the entry that it comes from.
@@ -274,9 +392,13 @@ impl<'a> Reader<'a, '_> {
     ) -> Option<(usize, UnitOffset)> {
         match *reference {
             AttributeValue::UnitRef(at) => Some((unit, at)),
-            AttributeValue::DebugInfoRef(at) => (0..)
-                .zip(self.units)
-                .find_map(|(number, unit)| Some((number, at.to_unit_offset(&unit.header)?))),
+            AttributeValue::DebugInfoRef(at) => {
+                // Units are in the order of their offsets.
+                let start = |unit: &Unit<Slice<'a>>| unit.header.debug_info_offset();
+                let after = self.units.partition_point(|unit| start(unit).is_some_and(|s| s <= at));
+                let number = after.checked_sub(1)?;
+                Some((number, at.to_unit_offset(&self.units[number].header)?))
+            }
             _ => None,
         }
     }
@@ -295,6 +417,39 @@ mod tests {
         assert_eq!([0, 2, 4, 1, 3, 62].map(base), [0, 1, 2, 0, 0, 31]);
         // 32 takes seven bits: 0x20 << 1 with bit 6 as the mark.
         assert_eq!(base((0x20 << 1 | 0x20) << 1), 32);
+    }
+
+    #[test]
+    fn paths_lose_their_detours() {
+        let cases = [
+            ("/a/./b/../c.c", "/a/c.c"),
+            ("./string/../x/y.S", "x/y.S"),
+            ("../up.c", "../up.c"),
+            ("../../up.c", "../../up.c"),
+            ("/../a.c", "/../a.c"),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(plain(Path::new(path)), Path::new(expected), "{path}");
+        }
+    }
+
+    /// Goal: addresses of this test program lead to this file, and to a function that is here.
+    #[test]
+    fn lines_have_files_and_functions() {
+        let program = std::env::current_exe().unwrap();
+        let lines = Lines::read(&program).unwrap();
+        let here = |row: &&Row| {
+            lines.source(row).is_some_and(|file| file.path.ends_with("elfen-profile/src/lines.rs"))
+        };
+        let rows: Vec<&Row> = lines.rows().iter().filter(here).collect();
+        let source = lines.source(rows[0]).unwrap();
+        assert_eq!(source.in_folder.as_deref(), Some("elfen-profile/src/lines.rs"));
+        assert_eq!(source.path, concat!(env!("CARGO_MANIFEST_DIR"), "/src/lines.rs"));
+        let line = line!();
+        let this = rows.iter().find(|row| row.line == line).unwrap();
+        let name = lines.innermost(this.range.start).unwrap();
+        assert!(name.contains("lines_have_files_and_functions"), "{name}");
+        assert_eq!(lines.row_at(this.range.start).unwrap().range, this.range);
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub struct StackCount {
 }
 
 /// A file with code that ran.
-#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct ProfiledFile {
     /// As the kernel reported it.
     pub path: String,

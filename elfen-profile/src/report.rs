@@ -1,12 +1,15 @@
 //! What a profile shows: functions and calls, by how much of the program they are.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use elfen_console::table;
 use elfen_stream::counts::EdgeKind;
 use serde::Serialize;
 
 use crate::profile::{EdgeCount, Profile, Source};
+use crate::source_lines::LineRow;
+use crate::stacks::Stacks;
+use crate::sums::{Sum, error, grouped, how, share, total, without_columns};
 use crate::symbols::{FunctionId, ProfileSymbols};
 
 /// What the report is sorted by.
@@ -14,8 +17,12 @@ use crate::symbols::{FunctionId, ProfileSymbols};
 pub(crate) enum SortKey {
     /// Functions, by the instructions that they executed
     Function,
+    /// Functions, by the instructions that they and all that they call executed
+    Total,
     /// Pairs of calling and called function, by the number of calls
     Call,
+    /// Source lines, by the instructions that were executed for them
+    Line,
 }
 
 #[derive(Serialize, Debug)]
@@ -34,6 +41,9 @@ pub(crate) struct ProfileReport {
     left: Vec<String>,
     functions: Vec<FunctionRow>,
     calls: Vec<CallRow>,
+    /// Only if they are asked for, because the debug information of large files takes long to read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lines: Option<Vec<LineRow>>,
 }
 
 #[derive(Serialize, Debug)]
@@ -43,6 +53,9 @@ struct FunctionRow {
     instructions: u64,
     /// Of all instructions, in percent.
     share_percent: f64,
+    /// The same with all that it calls. Absent if stacks were not recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_percent: Option<f64>,
     /// Times that it was called; jumps into it count too.
     calls: u64,
     /// Bursts in which it ran; 0 if everything was counted.
@@ -60,21 +73,6 @@ struct CallRow {
 
 /// Calling and called function.
 pub(crate) type CallPair = (FunctionId, FunctionId);
-
-/// A sum of counts, and the bursts that at least one of them was seen in.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Sum {
-    pub(crate) count: u64,
-    pub(crate) bursts: u64,
-}
-
-impl Sum {
-    fn add(&mut self, count: u64, bursts: u64) {
-        self.count = self.count.saturating_add(count);
-        // Which bursts is not known, so these may be the same ones.
-        self.bursts = self.bursts.max(bursts);
-    }
-}
 
 /// Counts of functions, and of calls between them.
 pub(crate) struct ProfileSums {
@@ -111,13 +109,25 @@ impl ProfileSums {
 
 impl ProfileReport {
     /// The `top` largest rows of each table.
-    pub(crate) fn of(profile: &Profile, symbols: &ProfileSymbols, top: usize) -> Self {
-        let ProfileSums { instructions, calls } = ProfileSums::of(profile, symbols);
+    pub(crate) fn of(
+        profile: &Profile,
+        symbols: &ProfileSymbols,
+        sort: SortKey,
+        top: usize,
+    ) -> Self {
+        let ProfileSums { mut instructions, calls } = ProfileSums::of(profile, symbols);
         let mut called: HashMap<&FunctionId, u64> = HashMap::new();
         for ((_, to), sum) in &calls {
-            *called.entry(to).or_default() += sum.count;
+            let calls = called.entry(to).or_default();
+            *calls = calls.saturating_add(sum.count);
         }
-        let all: u64 = instructions.values().map(|sum| sum.count).sum();
+        let all = total(instructions.values());
+        let (totals, all_of_stacks) = Stacks::new(profile, symbols).totals();
+        if sort == SortKey::Total {
+            for function in totals.keys() {
+                instructions.entry(function.clone()).or_default();
+            }
+        }
         let mut functions: Vec<FunctionRow> = instructions
             .iter()
             .map(|(function, &Sum { count: instructions, bursts })| FunctionRow {
@@ -125,12 +135,20 @@ impl ProfileReport {
                 file: symbols.file_name(function.file).to_owned(),
                 instructions,
                 share_percent: share(instructions, all),
+                total_percent: (all_of_stacks > 0)
+                    .then(|| share(totals.get(function).copied().unwrap_or(0), all_of_stacks)),
                 calls: called.get(function).copied().unwrap_or(0),
                 bursts,
             })
             .collect();
         functions.sort_by(|a, b| {
-            (b.instructions, &a.function, &a.file).cmp(&(a.instructions, &b.function, &b.file))
+            let by_total = match sort {
+                SortKey::Total => b.total_percent.partial_cmp(&a.total_percent),
+                _ => None,
+            };
+            let by_own =
+                (b.instructions, &a.function, &a.file).cmp(&(a.instructions, &b.function, &b.file));
+            by_total.unwrap_or(Ordering::Equal).then(by_own)
         });
         functions.truncate(top);
         let mut calls: Vec<CallRow> = calls
@@ -155,15 +173,17 @@ impl ProfileReport {
             left: profile.left.clone(),
             functions,
             calls,
+            lines: None,
         }
+    }
+
+    pub(crate) fn with_lines(self, lines: Vec<LineRow>) -> Self {
+        Self { lines: Some(lines), ..self }
     }
 
     pub(crate) fn text(&self, sort: SortKey) -> String {
         let plural = if self.programs == 1 { "program" } else { "programs" };
-        let how = match self.by {
-            Source::Everything => "all counted".to_owned(),
-            Source::Bursts => format!("seen in {} bursts", grouped(self.bursts)),
-        };
+        let how = how(self.by, self.bursts);
         let mut text = format!(
             "{}: {} instructions of {} {plural}, {how}\n",
             self.program.join(" "),
@@ -176,22 +196,24 @@ impl ProfileReport {
         text.push('\n');
         let is_exact = self.by == Source::Everything;
         let (head, rows): (&[&str], Vec<Vec<String>>) = match sort {
-            SortKey::Function => (
-                &["share %", "± %", "instructions", "calls", "function", "file"],
+            SortKey::Function | SortKey::Total => (
+                &["share %", "± %", "total %", "instructions", "calls", "function", "file"],
                 self.functions.iter().map(FunctionRow::cells).collect(),
             ),
             SortKey::Call => {
                 (&["calls", "± %", "from", "to"], self.calls.iter().map(CallRow::cells).collect())
             }
+            SortKey::Line => (
+                &["share %", "± %", "instructions", "line", "function"],
+                self.lines.iter().flatten().map(LineRow::cells).collect(),
+            ),
         };
-        let keep = |column: usize| !is_exact || column != 1;
-        let head: Vec<&str> =
-            (0..).zip(head).filter(|&(at, _)| keep(at)).map(|(_, &one)| one).collect();
-        let kept = |row: Vec<String>| {
-            (0..).zip(row).filter(|&(at, _)| keep(at)).map(|(_, one)| one).collect()
-        };
-        let rows: Vec<Vec<String>> = rows.into_iter().map(kept).collect();
-        text += &table::lines(&head, &rows);
+        let mut left = Vec::new();
+        left.extend(is_exact.then_some(1));
+        let has_total = self.functions.iter().any(|one| one.total_percent.is_some());
+        let has_functions = matches!(sort, SortKey::Function | SortKey::Total);
+        left.extend((has_functions && !has_total).then_some(2));
+        text += &without_columns(head, rows, &left);
         text
     }
 }
@@ -200,7 +222,8 @@ impl FunctionRow {
     fn cells(&self) -> Vec<String> {
         vec![
             format!("{:.2}", self.share_percent),
-            error(self.bursts),
+            if self.instructions > 0 { error(self.bursts) } else { String::new() },
+            self.total_percent.map(|total| format!("{total:.2}")).unwrap_or_default(),
             grouped(self.instructions),
             grouped(self.calls),
             self.function.clone(),
@@ -212,39 +235,5 @@ impl FunctionRow {
 impl CallRow {
     fn cells(&self) -> Vec<String> {
         vec![grouped(self.count), error(self.bursts), self.from.clone(), self.to.clone()]
-    }
-}
-
-/// The relative error of a count that was seen in this number of bursts, in percent.
-#[expect(clippy::cast_precision_loss, reason = "it has few digits")]
-fn error(bursts: u64) -> String {
-    format!("{:.0}", 100.0 / (bursts.max(1) as f64).sqrt())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
-fn share(part: u64, all: u64) -> f64 {
-    if all == 0 { 0.0 } else { part as f64 / all as f64 * 100.0 }
-}
-
-/// A number with its digits in groups of three.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.char_indices() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::grouped;
-
-    #[test]
-    fn digits_are_grouped() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 }

@@ -27,8 +27,8 @@ struct LineCount {
 
 impl Samples {
     fn total(&self) -> u64 {
-        let lines: u64 = self.lines.values().map(|line| line.count).sum();
-        lines + self.inlined.values().map(Self::total).sum::<u64>()
+        let lines = self.lines.values().map(|line| line.count);
+        lines.chain(self.inlined.values().map(Self::total)).fold(0, u64::saturating_add)
     }
 
     fn write(&self, depth: usize, text: &mut String) {
@@ -77,10 +77,12 @@ pub(crate) fn llvm(profile: &Profile, file: u32, table: &FunctionTable, lines: &
         let frames = row.map(|row| lines.frames(row)).unwrap_or_default();
         let is_other = frames.first().is_none_or(|outer| outer.function != name);
         if is_call || is_jump && is_other {
-            functions.entry(name.to_owned()).or_default().head += count;
+            let head = &mut functions.entry(name.to_owned()).or_default().head;
+            *head = head.saturating_add(count);
         }
         if is_call && let Some(line) = line_of(&mut functions, &frames) {
-            *line.calls.entry(name.to_owned()).or_default() += count;
+            let calls = line.calls.entry(name.to_owned()).or_default();
+            *calls = calls.saturating_add(count);
         }
     }
     functions.retain(|_, samples| samples.total() > 0);
@@ -122,8 +124,8 @@ impl Counts {
         for (start, block) in profile.blocks.iter().filter(|(start, _)| start.file == file) {
             if let Some(address) = table.address_of(start.offset) {
                 *changes.entry(address).or_default() += i128::from(block.count);
-                *changes.entry(address + u64::from(block.bytes)).or_default() -=
-                    i128::from(block.count);
+                let end = address.saturating_add(block.bytes.into());
+                *changes.entry(end).or_default() -= i128::from(block.count);
             }
         }
         let mut sum = 0;

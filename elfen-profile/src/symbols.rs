@@ -12,6 +12,9 @@ pub(crate) struct ProfileSymbols {
     names: Vec<String>,
 }
 
+/// The name of code that is in no known function.
+pub(crate) const NO_SYMBOL: &str = "[no symbol]";
+
 /// A function, or the part of a file of which no function is known.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct FunctionId {
@@ -55,7 +58,12 @@ impl ProfileSymbols {
     /// The name of a function.
     pub(crate) fn name(&self, function: &FunctionId) -> String {
         let found = function.start.and_then(|start| self.table(function.file)?.at(start));
-        found.map_or_else(|| "[no symbol]".to_owned(), |one| one.name.clone())
+        found.map_or_else(|| NO_SYMBOL.to_owned(), |one| one.name.clone())
+    }
+
+    /// Whether a file has a function with this name.
+    pub(crate) fn has_function(&self, name: &str) -> bool {
+        self.tables.iter().flatten().any(|one| one.functions().iter().any(|one| one.name == name))
     }
 
     /// The name of a file, without its folder.

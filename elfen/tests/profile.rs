@@ -170,6 +170,9 @@ fn stacks_are_those_of_the_program_and_are_exported() {
     let [left, right] = ["left", "right"].map(|name| sums[&*format!("main;{name};leaf")]);
     assert!((2 * right..4 * right).contains(&left), "300 to 100: {left} to {right}");
     assert!(sums.keys().any(|stack| stack.ends_with(";handler;leaf")), "{folded}");
+    let report = elfen(&["report", profile, "--sort", "total", "--top", "1", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(report["functions"][0]["total_percent"], 100.0, "{report}");
     assert!(exported("pprof").starts_with(b"\x1f\x8b"));
     let viewed: serde_json::Value = serde_json::from_slice(&exported("firefox")).unwrap();
     let weights = viewed["threads"][0]["samples"]["weight"].as_array().unwrap();
@@ -372,6 +375,175 @@ fn clang_takes_the_lines() {
     assert!(elfen(&record).status.success());
     let exported = elfen(&["export", &profile, "--to", "llvm"]);
     assert!(error(&exported).contains("has no lines; compile it with"), "{}", error(&exported));
+}
+
+/// A program whose counts of calls and instructions are known.
+const CALLS: &str = "\
+volatile int sink;
+static __attribute__((noinline)) void one(void) {
+    sink = 1;
+}
+static inline __attribute__((always_inline)) void two(void) {
+    sink = 2;
+}
+__attribute__((noinline)) void both(int times) {
+    for (int i = 0; i < times; i++) {
+        one();
+        two();
+    }
+}
+void never(void) {
+    sink = 3;
+}
+int main(void) {
+    both(TIMES);
+    return 0;
+}
+";
+
+/// Compiles the program above as `src/calls.c`, with a number of rounds, and records it by
+/// everything. Returns the profile and the program.
+fn calls(folder: &Path, name: &str, times: u32, options: &[&str]) -> [String; 2] {
+    let [sources, program] = ["src", name].map(|name| folder.join(name));
+    fs::create_dir_all(&sources).unwrap();
+    fs::create_dir_all(&program).unwrap();
+    fs::write(sources.join("calls.c"), CALLS).unwrap();
+    let [program, file] =
+        ["calls", "run.elfprof"].map(|one| program.join(one).to_str().unwrap().to_owned());
+    let mut compiler = Command::new("gcc");
+    compiler.current_dir(folder).arg(format!("-DTIMES={times}")).args(options);
+    compiler.args(["-O1", "-o", &program, "src/calls.c"]);
+    assert!(compiler.status().unwrap().success());
+    let recorded = elfen(&["record", "-q", "--by", "everything", "-o", &file, "--", &program]);
+    assert!(recorded.status.success(), "{}", error(&recorded));
+    [file, program]
+}
+
+fn text(words: &[&str]) -> String {
+    let output = elfen(words);
+    assert!(output.status.success(), "{words:?}: {}", error(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(words: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&text(&[words, &["--json"]].concat())).unwrap()
+}
+
+/// Goal: each line has the instructions that were executed for it. Method: calls of known number;
+/// the instructions of a line are those of one round, times the rounds.
+#[test]
+fn lines_have_exact_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, _] = calls(folder.path(), "dwarf", 100_000, &["-g"]);
+    let report = json(&["report", &file, "--sort", "line"]);
+    let lines = report["lines"].as_array().unwrap();
+    let line = |number: u64| {
+        let found = lines.iter().find(|one| one["line"] == number);
+        found.unwrap_or_else(|| panic!("no line {number} in {report}"))
+    };
+    // A line is one instruction or more. All of them ran in each round.
+    for (number, function) in [(3, "one"), (6, "two"), (10, "both")] {
+        let found = line(number);
+        let instructions = found["instructions"].as_u64().unwrap();
+        assert!(instructions >= 100_000 && instructions.is_multiple_of(100_000), "{found}");
+        assert_eq!((&found["function"], &found["file"]), (&function.into(), &"calls".into()));
+        let path = found["path"].as_str().unwrap();
+        assert_eq!(Path::new(path), folder.path().canonicalize().unwrap().join("src/calls.c"));
+    }
+    let table = text(&["report", &file, "--sort", "line", "--top", "6"]);
+    assert!(table.contains("share %  instructions  line"), "{table}");
+    let row = table.lines().find(|line| line.contains("src/calls.c:6 ")).unwrap();
+    assert!(row.ends_with(" two"), "{table}");
+    assert_eq!(table.lines().count(), 9, "{table}");
+    // All instructions are in one row each.
+    let all = json(&["report", &file, "--sort", "line", "--top", "1000000"]);
+    let counted = |rows: &serde_json::Value| {
+        let rows = rows.as_array().unwrap().iter();
+        rows.map(|row| row["instructions"].as_u64().unwrap()).sum::<u64>()
+    };
+    let functions = json(&["report", &file, "--top", "1000000"]);
+    assert_eq!(counted(&all["lines"]), counted(&functions["functions"]));
+    assert_eq!(functions.get("lines"), None);
+
+    // The loader may have lines in its debug package, so this program has none.
+    let [bare, _] = calls(folder.path(), "bare", 10, &["-static", "-s"]);
+    let failed = elfen(&["report", &bare, "--sort", "line"]);
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(error(&failed).contains("have no lines; compile with -g"), "{}", error(&failed));
+}
+
+/// Goal: a function's instructions have their counts, and the lines that they are of.
+#[test]
+fn functions_are_annotated() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, program] = calls(folder.path(), "a", 1000, &["-g"]);
+    let annotation = json(&["report", &file, "--annotate", "both"]);
+    assert_eq!(annotation["function"], "both");
+    assert_eq!(annotation["file"], *program);
+    let rows = annotation["rows"].as_array().unwrap();
+    let addresses: Vec<u64> = rows.iter().map(|row| row["address"].as_u64().unwrap()).collect();
+    assert!(addresses.is_sorted() && !addresses.is_empty());
+    let sum: u64 = rows.iter().map(|row| row["count"].as_u64().unwrap()).sum();
+    assert_eq!(annotation["instructions"], sum);
+    let counts = |text: &str| -> Vec<(u64, u64)> {
+        let found = rows.iter().filter(|row| row["instruction"].as_str().unwrap() == text);
+        let number = |value: &serde_json::Value| value.as_u64().unwrap();
+        found.map(|row| (number(&row["count"]), number(&row["line"]))).collect()
+    };
+    assert_eq!(counts("call one"), [(1000, 10)], "{annotation}");
+    // It returns once, and may have another way out for no rounds.
+    let returns: u64 = counts("ret").iter().map(|&(count, _)| count).sum();
+    assert_eq!(returns, 1, "{annotation}");
+    let table = text(&["report", &file, "--annotate", "both"]);
+    let head = format!("both of {program}: ");
+    assert!(table.starts_with(&head) && table.contains("count  share %  address"), "{table}");
+    assert!(table.contains("\nsrc/calls.c:10          one();\n1,000 "), "{table}");
+    // The loop branches back into the function.
+    assert!(table.lines().any(|line| line.starts_with("1,000") && line.contains(" both+0x")));
+    // A part of the name is enough, and the source is not needed.
+    fs::remove_dir_all(folder.path().join("src")).unwrap();
+    let table = text(&["report", &file, "--annotate", "bot"]);
+    assert!(table.contains("\nsrc/calls.c:10\n1,000 "), "{table}");
+    for (name, why) in [
+        ("never", "none of its own instructions ran"),
+        ("nothing", "no function that ran has this name; name another one, such as `"),
+        ("o", "several functions match; name one of them, such as `"),
+    ] {
+        let failed = elfen(&["report", &file, "--annotate", name]);
+        assert_eq!(failed.status.code(), Some(1), "{name}");
+        assert!(error(&failed).contains(why), "{}", error(&failed));
+    }
+    let both = elfen(&["report", &file, "--annotate", "both", "--sort", "line"]);
+    assert_eq!(both.status.code(), Some(2));
+}
+
+/// Goal: changes of exact profiles are listed. Method: a program that is built again with more
+/// rounds.
+#[test]
+fn changes_between_profiles_are_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let [before, _] = calls(folder.path(), "a", 1000, &["-g"]);
+    let [after, program] = calls(folder.path(), "b", 100_000, &["-g"]);
+    let diff = json(&["diff", &before, &after, "--sort", "call"]);
+    // The loader's calls are the same, so the share of this one grows.
+    let row = &diff["rows"][0];
+    assert_eq!((&row["from"], &row["to"]), (&"both".into(), &"one".into()), "{diff}");
+    let of = |key: &str| row[key].as_f64().unwrap();
+    assert!(of("before_percent") < of("after_percent") && of("after_percent") > 90.0, "{row}");
+    assert!((of("after_percent") - of("before_percent") - of("change_points")).abs() < 1e-9);
+    assert!(of("error_points").abs() < 1e-9);
+    let functions = text(&["diff", &before, &after, "--top", "2"]);
+    assert!(functions.starts_with("before %  after %  change  function\n"), "{functions}");
+    let first = functions.lines().nth(1).unwrap();
+    assert!(first.contains(" +") && first.ends_with("  both"), "{functions}");
+
+    let edges = elfen(&["diff", &before, &after, "--sort", "edge"]);
+    let warning = format!("edges of {program} are left out");
+    assert!(edges.status.success() && error(&edges).contains(&warning), "{}", error(&edges));
+    let same = text(&["diff", &before, &before, "--sort", "edge"]);
+    assert!(same.ends_with("edges are left out: without a change; see --all\n"), "{same}");
+    let all = text(&["diff", &before, &before, "--sort", "edge", "--all", "--top", "100000"]);
+    assert!(all.contains("both+0x") && all.contains("  one\n"), "{all}");
 }
 
 fn wait_for(file: &Path) {

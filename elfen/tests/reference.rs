@@ -66,6 +66,13 @@ fn json_has_the_listed_fields() {
     assert_fields("elfen profile report", &output.stdout);
     let output = run(&["profile", "compare", file, file, "--json"]);
     assert_fields("elfen profile compare", &output.stdout);
+    let output = run(&["profile", "diff", file, file, "--json"]);
+    assert_fields("elfen profile diff", &output.stdout);
+    let report: serde_json::Value =
+        serde_json::from_slice(&run(&["profile", "report", file, "--json"]).stdout).unwrap();
+    let function = report["functions"][0]["function"].as_str().unwrap();
+    let output = run(&["profile", "report", file, "--annotate", function, "--json"]);
+    assert_fields("elfen profile report --annotate", &output.stdout);
 }
 
 /// Goal: exit statuses are those of exit-status.md. Method: a failure of each kind.

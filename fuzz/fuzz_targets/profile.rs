@@ -1,7 +1,8 @@
-//! A profile of `elfen profile record`: parsed, and written again.
+//! A profile of `elfen profile record`: parsed, written again, and reported.
 #![no_main]
 
 use elfen_profile::elfprof::{parse, write};
+use elfen_profile::fuzzed;
 use libfuzzer_sys::fuzz_target;
 
 // The bytes are a whole file, or one without its checksum, or a header and columns.
@@ -26,4 +27,5 @@ fuzz_target!(|input: (u8, &[u8], &[u8])| {
     let mut again = Vec::new();
     write(&profile, &mut again).unwrap();
     assert_eq!(parse(&again).unwrap(), profile);
+    fuzzed::report(&profile);
 });

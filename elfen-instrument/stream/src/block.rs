@@ -8,7 +8,7 @@ use elfen_rewrite::{ARITHMETIC_FLAGS, flags_read, flags_written};
 use iced_x86::RflagsBits;
 
 /// Longer blocks are split.
-pub(crate) const INSTRUCTIONS_MAX: usize = 64;
+pub const INSTRUCTIONS_MAX: usize = 64;
 const INSTRUCTION_BYTES_MAX: usize = 15;
 /// How far ahead of a branch the use of the flags is looked for.
 const LOOK_AHEAD: usize = 8;

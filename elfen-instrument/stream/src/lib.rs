@@ -34,5 +34,5 @@ mod leave;
 mod lookup;
 mod site;
 
-pub use block::{Block, Exit, Indirect, Source};
+pub use block::{Block, Exit, INSTRUCTIONS_MAX, Indirect, Source};
 pub use cache::{BlockId, Cache, Cluster, CodeMemory, Counted, Original, Stop, Translated, Trap};

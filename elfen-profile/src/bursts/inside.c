@@ -111,8 +111,9 @@ static inline __attribute__((always_inline)) long call(long number, long a, long
 	return result;
 }
 
-static inline __attribute__((always_inline)) long call_with_six(long number, long a, long b, long c,
-								long d, long e, long f)
+static inline __attribute__((always_inline)) long call_with_six(long number, long a, long b,
+								long c, long d, long e,
+								long f)
 {
 	long result;
 	register long r10 __asm__("r10") = d;
@@ -227,7 +228,7 @@ static inline __attribute__((always_inline)) void copy_stack(word context, word 
 		word at, bytes;
 	} to, from[AT_STACK_COPY_BYTES / PAGE + 1];
 	word area = context + AT_STACKS + WORD(context, AT_KEPT) * AT_STACK_BYTES;
-	/* In a function's last instructions, registers of its caller are below the stack already. */
+	/* In a function's last instructions, its caller's registers are below the stack. */
 	word at = WORD(frame, UC_RSP) - AT_STACK_BELOW, left = AT_STACK_COPY_BYTES, pieces = 0;
 	long copied;
 

@@ -1,15 +1,15 @@
 //! `elfen profile compare`: how well an estimated profile fits an exact one.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output;
 
+use super::input::read;
 use crate::compare::Comparison;
-use crate::elfprof;
-use crate::profile::{Profile, Source};
+use crate::profile::Source;
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
@@ -48,11 +48,4 @@ pub(super) fn run(args: &CompareArgs, out: &mut dyn Write) -> Result<ExitCode, F
     let comparison = Comparison::of((&exact, &known), (&estimated, &found));
     output::print(out, args.json, &comparison, || comparison.text())?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn read(path: &Path) -> Result<Profile, Failure> {
-    elfprof::read(path).map_err(|error| {
-        let fix = "name a file that `elfen profile record -o` wrote";
-        Failure::new(Status::Failed, named("the profile", path), error, fix)
-    })
 }

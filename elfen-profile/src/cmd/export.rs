@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output;
 
-use crate::elfprof;
+use super::input::read;
 use crate::export::{bolt, callgrind, firefox, folded, pprof};
 use crate::lines::Lines;
 use crate::profile::Profile;
 use crate::samples;
+use crate::stacks::Sources;
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
@@ -26,9 +27,9 @@ Examples:
   elfen profile export run.elfprof --to llvm > run.prof
   clang -O2 -fprofile-sample-use=run.prof program.c -o program.fast
   elfen profile export run.elfprof --to folded | flamegraph.pl > run.svg
-  elfen profile export run.elfprof --to pprof > run.pb.gz; pprof -http : run.pb.gz
-  elfen profile export run.elfprof --to firefox > run.json   # for profiler.firefox.com
-  elfen profile export run.elfprof --to callgrind > callgrind.out.run   # for KCachegrind";
+  elfen profile export run.elfprof --to pprof > run.pb.gz
+  elfen profile export run.elfprof --to firefox > run.json
+  elfen profile export run.elfprof --to callgrind > callgrind.out.run";
 
 /// The formats that a profile can be converted to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -74,8 +75,7 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     let failed = |why: &dyn Display, fix: &str| {
         Failure::new(Status::Failed, named("the profile", &args.file), why, fix)
     };
-    let profile = elfprof::read(&args.file)
-        .map_err(|error| failed(&error, "name a file that `elfen profile record -o` wrote"))?;
+    let profile = read(&args.file)?;
     if profile.files.is_empty() {
         return Err(failed(&"nothing was counted", "record a program that runs longer"));
     }
@@ -90,11 +90,14 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
         for path in changed {
             output::warn(&format!("{path} has changed: its functions have no names"));
         }
+        let sources = Sources::read(&profile);
         let exported = match args.to {
-            ExportFormat::Callgrind => Ok(callgrind::costs(&profile, &symbols).into_bytes()),
-            ExportFormat::Firefox => firefox::profile(&profile, &symbols),
-            ExportFormat::Pprof => pprof::profile(&profile, &symbols),
-            _ => Ok(folded::stacks(&profile, &symbols).into_bytes()),
+            ExportFormat::Callgrind => {
+                Ok(callgrind::costs(&profile, &symbols, &sources).into_bytes())
+            }
+            ExportFormat::Firefox => firefox::profile(&profile, &symbols, &sources),
+            ExportFormat::Pprof => pprof::profile(&profile, &symbols, &sources),
+            _ => Ok(folded::stacks(&profile, &symbols, &sources).into_bytes()),
         };
         exported.map_err(|error| failed(&error, "record it again"))?
     } else {

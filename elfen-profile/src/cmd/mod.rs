@@ -1,7 +1,9 @@
 //! `elfen profile` and its subcommands: arguments, messages and output.
 
 mod compare;
+mod diff;
 mod export;
+mod input;
 mod record;
 mod report;
 
@@ -15,6 +17,7 @@ Examples:
   elfen profile record -- ./program        prints the hottest functions
   elfen profile record -o run.elfprof -- lua5.4 script.lua
   elfen profile report run.elfprof --sort call --top 10
+  elfen profile diff before.elfprof after.elfprof
   elfen profile export run.elfprof --to bolt > run.fdata";
 
 /// Count which code of a program runs, and how often
@@ -28,6 +31,7 @@ pub struct ProfileArgs {
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     Compare(compare::CompareArgs),
+    Diff(diff::DiffArgs),
     Export(export::ExportArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
@@ -36,6 +40,7 @@ enum Command {
 pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Compare(args) => compare::run(args, out),
+        Command::Diff(args) => diff::run(args, out),
         Command::Export(args) => export::run(args, out),
         Command::Record(args) => record::run(args),
         Command::Report(args) => report::run(args, out),

@@ -146,7 +146,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     }
     if args.output.is_none() && !args.quiet {
         let (symbols, _) = ProfileSymbols::read(&profile);
-        let report = ProfileReport::of(&profile, &symbols, ROWS);
+        let report = ProfileReport::of(&profile, &symbols, SortKey::Function, ROWS);
         let _closed = io::stderr().write_all(report.text(SortKey::Function).as_bytes());
     } else {
         for left in &profile.left {

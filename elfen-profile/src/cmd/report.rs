@@ -7,17 +7,27 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output;
 
-use crate::elfprof;
-use crate::report::{ProfileReport, SortKey};
+use super::input::{check_counted, read};
+use crate::annotate::{self, AnnotateError, Annotation};
+use crate::profile::Profile;
+use crate::report::{ProfileReport, ProfileSums, SortKey};
+use crate::source_lines;
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
+Lines need the debug information of compilers (-g), in the program or in its debug package.
+
+--annotate takes the name of a function, or a part that only one name has. An instruction without \
+a count did not run.
+
 Examples:
   elfen profile report run.elfprof
   elfen profile report run.elfprof --sort call --top 10
+  elfen profile report run.elfprof --sort line
+  elfen profile report run.elfprof --annotate main | less
   elfen profile report run.elfprof --json | jq '.functions[0]'";
 
-/// Print which functions and calls of a profile ran most
+/// Print which functions, calls, lines and instructions of a profile ran most
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
 pub(super) struct ReportArgs {
@@ -32,21 +42,89 @@ pub(super) struct ReportArgs {
     #[arg(long, value_name = "ROWS", default_value_t = 20)]
     top: usize,
 
+    /// Print the instructions of a function with their counts
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["sort", "top"])]
+    annotate: Option<String>,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let profile = elfprof::read(&args.file).map_err(|error| {
-        let fix = "name a file that `elfen profile record -o` wrote";
-        Failure::new(Status::Failed, named("the profile", &args.file), error, fix)
-    })?;
+    let profile = read(&args.file)?;
+    if args.annotate.is_some() || args.sort == SortKey::Line {
+        check_counted(&profile, &args.file)?;
+    }
+    if args.sort == SortKey::Total && profile.stacks.is_empty() {
+        let fix = "record it by bursts, or leave out `--sort total`";
+        let what = named("the profile", &args.file);
+        return Err(Failure::new(Status::Failed, what, "it has no stacks", fix));
+    }
     let (symbols, changed) = ProfileSymbols::read(&profile);
     for path in changed {
         output::warn(&format!("{path} has changed since the profile: its functions have no names"));
     }
-    let report = ProfileReport::of(&profile, &symbols, args.top);
+    if let Some(name) = &args.annotate {
+        let annotation = annotate(name, &profile, &symbols)?;
+        output::print(out, args.json, &annotation, || annotation.text())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut report = ProfileReport::of(&profile, &symbols, args.sort, args.top);
+    if args.sort == SortKey::Line {
+        let lines = source_lines::hottest(&profile, &symbols, args.top).ok_or_else(|| {
+            let what = named("the profile", &args.file);
+            let why = "its files have no lines";
+            Failure::new(Status::Failed, what, why, "compile with -g, and record it again")
+        })?;
+        report = report.with_lines(lines);
+    }
     output::print(out, args.json, &report, || report.text(args.sort))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn annotate(
+    name: &str,
+    profile: &Profile,
+    symbols: &ProfileSymbols,
+) -> Result<Annotation, Failure> {
+    let sums = ProfileSums::of(profile, symbols);
+    let found = annotate::find(name, &sums, symbols).map_err(|error| failed(name, error))?;
+    let annotation =
+        Annotation::of(profile, symbols, &sums, &found).map_err(|error| failed(name, error))?;
+    if found.others > 0 {
+        let file = annotation.file();
+        let number = found.others + 1;
+        output::warn(&format!(
+            "{number} functions match: this is the one that ran most, of {file}"
+        ));
+    }
+    Ok(annotation)
+}
+
+fn failed(name: &str, error: AnnotateError) -> Failure {
+    let quoted = |names: &[String]| {
+        names.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(", ")
+    };
+    let (why, fix) = match error {
+        AnnotateError::Unknown(names) if names.is_empty() => {
+            ("no function that ran has a name".to_owned(), "link the program without -s".to_owned())
+        }
+        AnnotateError::Unknown(names) => {
+            let fix = format!("name another one, such as {}", quoted(&names));
+            ("no function that ran has this name".to_owned(), fix)
+        }
+        AnnotateError::Ambiguous(names) => {
+            let fix = format!("name one of them, such as {}", quoted(&names));
+            ("several functions match".to_owned(), fix)
+        }
+        AnnotateError::NotRun => {
+            let fix = "name one that ran, such as the function that it was inlined in";
+            ("none of its own instructions ran".to_owned(), fix.to_owned())
+        }
+        AnnotateError::Unreadable(path) => {
+            (format!("{path} cannot be read"), "restore it, or record the program again".to_owned())
+        }
+    };
+    Failure::new(Status::Failed, format!("the function `{name}`"), why, fix)
 }

@@ -6,12 +6,15 @@ use std::fmt::Write;
 
 use elfen_stream::counts::EdgeKind;
 
-use super::stacks::Stacks;
 use crate::profile::{Place, Profile};
+use crate::stacks::{Sources, Stacks};
 use crate::symbols::{FunctionId, ProfileSymbols};
 
 /// No instruction is longer.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
+
+/// The name of a source file that is not known.
+const NO_SOURCE: &str = "???";
 
 /// A call instruction, by one of its bytes, and the function that it calls.
 type Call = (Place, FunctionId);
@@ -24,12 +27,12 @@ struct FunctionCost {
     calls: BTreeMap<Call, u64>,
 }
 
-pub(crate) fn costs(profile: &Profile, symbols: &ProfileSymbols) -> String {
+pub(crate) fn costs(profile: &Profile, symbols: &ProfileSymbols, sources: &Sources) -> String {
     let mut costs: BTreeMap<FunctionId, FunctionCost> = BTreeMap::new();
     for (&start, block) in &profile.blocks {
         let cost = costs.entry(symbols.function_of(start)).or_default();
         let executed = block.count.saturating_mul(block.instructions.into());
-        *cost.own.entry(start).or_default() += executed;
+        cost.own.insert(start, executed);
     }
     let stacks = Stacks::new(profile, symbols);
     let (mut frames, mut calls) = (Vec::new(), BTreeSet::new());
@@ -44,7 +47,8 @@ pub(crate) fn costs(profile: &Profile, symbols: &ProfileSymbols) -> String {
         // A call within itself counts once.
         for (caller, call) in &calls {
             let cost = costs.entry(caller.clone()).or_default();
-            *cost.calls.entry(call.clone()).or_default() += count.instructions;
+            let sum = cost.calls.entry(call.clone()).or_default();
+            *sum = sum.saturating_add(count.instructions);
         }
     }
     let executed = Executed::of(profile, symbols);
@@ -59,22 +63,39 @@ pub(crate) fn costs(profile: &Profile, symbols: &ProfileSymbols) -> String {
         let file = usize::try_from(file).ok().and_then(|file| profile.files.get(file));
         file.map_or("?", |file| &*file.path)
     };
+    let line = |place: Place| sources.line(place.file, address(place)).unwrap_or((NO_SOURCE, 0));
+    let first_line = |function: &FunctionId| {
+        let found = function.start.and_then(|start| sources.line(function.file, start));
+        found.unwrap_or((NO_SOURCE, 0))
+    };
     for (function, cost) in &costs {
-        let _written =
-            writeln!(text, "\nob={}\nfl=???\nfn={}", path(function.file), stacks.name(function));
+        let (outer, _) = first_line(function);
+        let (file, name) = (path(function.file), stacks.name(function));
+        let _written = writeln!(text, "\nob={file}\nfl={outer}\nfn={name}");
+        let mut current = outer;
+        // Names the source file of the next line, if it is another one: that of inlined code.
+        let mut go_to = |text: &mut String, place: Place| {
+            let (source, line) = line(place);
+            if source != current {
+                let key = if source == outer { "fe" } else { "fi" };
+                let _written = writeln!(text, "{key}={source}");
+                current = source;
+            }
+            line
+        };
         for (&start, instructions) in &cost.own {
-            let _written = writeln!(text, "{:#x} 0 {instructions}", address(start));
+            let line = go_to(&mut text, start);
+            let _written = writeln!(text, "{:#x} {line} {instructions}", address(start));
         }
         for ((call, callee), instructions) in &cost.calls {
             let times = executed.times(*call, callee).max(1);
             let entry = callee.start.unwrap_or(0);
-            let _written = writeln!(
-                text,
-                "cob={}\ncfi=???\ncfn={}\ncalls={times} {entry:#x} 0\n{:#x} 0 {instructions}",
-                path(callee.file),
-                stacks.name(callee),
-                address(*call),
-            );
+            let (source, first) = first_line(callee);
+            let line = go_to(&mut text, *call);
+            let (file, name) = (path(callee.file), stacks.name(callee));
+            let _written = writeln!(text, "cob={file}\ncfi={source}\ncfn={name}");
+            let _written = writeln!(text, "calls={times} {entry:#x} {first}");
+            let _written = writeln!(text, "{:#x} {line} {instructions}", address(*call));
         }
     }
     let _written = writeln!(text, "\ntotals: {}", profile.instructions);
@@ -102,15 +123,15 @@ impl Executed {
             self.0.get(&Place { offset, ..call })
         });
         let found = starts.into_iter().next().into_iter().flatten();
-        found.filter(|(to, _)| to == callee).map(|(_, times)| times).sum()
+        found.filter(|(to, _)| to == callee).fold(0, |all, (_, times)| all.saturating_add(*times))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::stacks::tests::profile;
     use crate::profile::{BlockCount, Edge, EdgeCount};
+    use crate::stacks::tests::profile;
 
     #[test]
     fn a_call_has_its_times_and_what_ran_until_it_returned() {
@@ -120,7 +141,7 @@ mod tests {
         profile.add_block(block, count);
         let edge = Edge { from: call, to: block, kind: EdgeKind::Call };
         profile.add_edge(edge, EdgeCount { count: 6, bursts: 2 });
-        let text = costs(&profile, &symbols);
+        let text = costs(&profile, &symbols, &Sources::default());
         let own = "fn=b:[no symbol]\n0x200 0 100\n";
         let called = "cfn=b:[no symbol]\ncalls=6 0x0 0\n0x104 0 70\n";
         assert!(text.contains(own) && text.contains(called), "{text}");

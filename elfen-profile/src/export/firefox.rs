@@ -10,13 +10,17 @@ use fxprof_processed_profile::{
     SamplingInterval, StringHandle, Timestamp, WeightType,
 };
 
-use super::stacks::{Stacks, UNKNOWN};
 use crate::profile::Profile;
-use crate::symbols::{FunctionId, ProfileSymbols};
+use crate::stacks::{Sources, Stacks, UNKNOWN};
+use crate::symbols::ProfileSymbols;
 
 const MS: u64 = 1_000_000;
 
-pub(crate) fn profile(profile: &Profile, symbols: &ProfileSymbols) -> io::Result<Vec<u8>> {
+pub(crate) fn profile(
+    profile: &Profile,
+    symbols: &ProfileSymbols,
+    sources: &Sources,
+) -> io::Result<Vec<u8>> {
     let stacks = Stacks::new(profile, symbols);
     let began = ReferenceTimestamp::from_system_time(SystemTime::UNIX_EPOCH);
     let name = profile.program.join(" ");
@@ -25,7 +29,6 @@ pub(crate) fn profile(profile: &Profile, symbols: &ProfileSymbols) -> io::Result
     let process = viewed.add_process(&name, 1, start);
     let thread = viewed.add_thread(process, 1, start, true);
     viewed.set_thread_samples_weight_type(thread, WeightType::Samples);
-    let mut names: HashMap<FunctionId, StringHandle> = HashMap::new();
     let unknown = viewed.intern_string(UNKNOWN);
     let mut sums: Vec<(Vec<StringHandle>, u64)> = Vec::new();
     let mut numbers: HashMap<Vec<StringHandle>, usize> = HashMap::new();
@@ -33,20 +36,20 @@ pub(crate) fn profile(profile: &Profile, symbols: &ProfileSymbols) -> io::Result
     for (end, count) in stacks.all() {
         let is_cut = stacks.frames(end, &mut frames);
         let outer = is_cut.then_some(unknown);
-        let inner = frames.iter().rev().map(|frame| {
-            let name = names.entry(frame.function.clone());
-            *name.or_insert_with(|| viewed.intern_string(&stacks.name(&frame.function)))
-        });
-        let words: Vec<StringHandle> = outer.into_iter().chain(inner).collect();
+        let mut words: Vec<StringHandle> = outer.into_iter().collect();
+        for frame in frames.iter().rev() {
+            let shown = stacks.shown(frame, sources);
+            words.extend(shown.iter().rev().map(|one| viewed.intern_string(&one.name)));
+        }
         let number = *numbers.entry(words).or_insert_with_key(|words| {
             sums.push((words.clone(), 0));
             sums.len() - 1
         });
-        sums[number].1 += count.instructions;
+        sums[number].1 = sums[number].1.saturating_add(count.instructions);
     }
     // A weight has 31 bits.
-    let all: u64 = sums.iter().map(|(_, sum)| sum).sum();
-    let unit = all.div_ceil(i32::MAX.unsigned_abs().into()).max(1);
+    let most = sums.iter().map(|(_, sum)| *sum).max().unwrap_or(0);
+    let unit = most.div_ceil(i32::MAX.unsigned_abs().into()).max(1);
     for (number, (words, sum)) in (0..).zip(&sums) {
         let frames = words.iter().map(|&name| FrameInfo {
             frame: Frame::Label(name),
@@ -64,12 +67,12 @@ pub(crate) fn profile(profile: &Profile, symbols: &ProfileSymbols) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::stacks::tests;
+    use crate::stacks::tests;
 
     #[test]
     fn each_stack_is_a_sample_with_its_instructions_as_weight() {
         let (known, symbols) = tests::profile();
-        let json = profile(&known, &symbols).unwrap();
+        let json = profile(&known, &symbols, &Sources::default()).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
         let samples = &json["threads"][0]["samples"];
         assert_eq!(samples["weight"], serde_json::json!([30, 70]), "{json}");

@@ -5,4 +5,3 @@ pub(crate) mod callgrind;
 pub(crate) mod firefox;
 pub(crate) mod folded;
 pub(crate) mod pprof;
-mod stacks;

@@ -7,9 +7,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
-use super::stacks::{StackFrame, Stacks, UNKNOWN};
 use crate::profile::{Place, Profile};
-use crate::symbols::{FunctionId, ProfileSymbols};
+use crate::stacks::{ShownFrame, Sources, StackFrame, Stacks, UNKNOWN};
+use crate::symbols::ProfileSymbols;
 
 /// Each file gets an address range of its own.
 const FILE_BYTES: u64 = 1 << 40;
@@ -101,17 +101,24 @@ struct Viewed {
 struct Builder<'a> {
     stacks: &'a Stacks<'a>,
     symbols: &'a ProfileSymbols,
+    sources: &'a Sources,
     viewed: Viewed,
     strings: HashMap<String, i64>,
-    functions: HashMap<Option<FunctionId>, u64>,
+    /// By name and source file.
+    functions: HashMap<(String, Option<String>), u64>,
     locations: HashMap<Option<Place>, u64>,
 }
 
-pub(crate) fn profile(profile: &Profile, symbols: &ProfileSymbols) -> io::Result<Vec<u8>> {
+pub(crate) fn profile(
+    profile: &Profile,
+    symbols: &ProfileSymbols,
+    sources: &Sources,
+) -> io::Result<Vec<u8>> {
     let stacks = Stacks::new(profile, symbols);
     let mut builder = Builder {
         stacks: &stacks,
         symbols,
+        sources,
         viewed: Viewed::default(),
         strings: HashMap::new(),
         functions: HashMap::new(),
@@ -168,28 +175,35 @@ impl Builder<'_> {
             return known;
         }
         let id = self.viewed.locations.len() as u64 + 1;
-        let function = self.function(frame);
         let (mapping, address) = at.map_or((0, 0), |at| {
             let mapping = u64::from(at.file) + 1;
             let table = self.symbols.table(at.file);
             let inside = table.and_then(|table| table.address_of(at.offset)).unwrap_or(at.offset);
             (mapping, mapping * FILE_BYTES + inside % FILE_BYTES)
         });
-        let lines = vec![Line { function, line: 0 }];
+        let shown = match frame {
+            Some(frame) => self.stacks.shown(frame, self.sources),
+            None => [ShownFrame { name: UNKNOWN.to_owned(), source: None, line: 0 }].into(),
+        };
+        let lines = shown.iter().map(|one| {
+            let function = self.function(one);
+            Line { function, line: one.line.into() }
+        });
+        let lines = lines.collect();
         self.viewed.locations.push(Location { id, mapping, address, lines });
         self.locations.insert(at, id);
         id
     }
 
-    fn function(&mut self, frame: Option<&StackFrame>) -> u64 {
-        let key = frame.map(|frame| frame.function.clone());
+    fn function(&mut self, shown: &ShownFrame) -> u64 {
+        let key = (shown.name.clone(), shown.source.clone());
         if let Some(&known) = self.functions.get(&key) {
             return known;
         }
-        let name = key.as_ref().map_or(UNKNOWN.to_owned(), |key| self.stacks.name(key));
-        let name = self.string(&name);
+        let name = self.string(&shown.name);
+        let file = self.string(shown.source.as_deref().unwrap_or(""));
         let id = self.viewed.functions.len() as u64 + 1;
-        self.viewed.functions.push(Function { id, name, system_name: name, file: 0 });
+        self.viewed.functions.push(Function { id, name, system_name: name, file });
         self.functions.insert(key, id);
         id
     }
@@ -202,13 +216,15 @@ mod tests {
     use flate2::read::GzDecoder;
 
     use super::*;
-    use crate::export::stacks::tests;
+    use crate::stacks::tests;
 
     #[test]
     fn samples_have_their_functions_and_files() {
         let (known, symbols) = tests::profile();
         let mut bytes = Vec::new();
-        GzDecoder::new(&*profile(&known, &symbols).unwrap()).read_to_end(&mut bytes).unwrap();
+        GzDecoder::new(&*profile(&known, &symbols, &Sources::default()).unwrap())
+            .read_to_end(&mut bytes)
+            .unwrap();
         let viewed = Viewed::decode(&*bytes).unwrap();
         let text = |index: i64| &*viewed.strings[usize::try_from(index).unwrap()];
         let name = |location: &u64| {

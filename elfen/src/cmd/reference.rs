@@ -15,7 +15,7 @@ const COMMANDS: &str = "\
 [commands-hedge.md](commands-hedge.md).";
 
 /// The exit statuses of each command, besides 2 for invalid arguments.
-const BY_COMMAND: [(&str, &str); 23] = [
+const BY_COMMAND: [(&str, &str); 24] = [
     ("elfen demo", "as `elfen lab`"),
     ("elfen doctor", "0 if borrow-idle can run here, 3 if not; 1 if the program does not exist"),
     ("elfen lab", "that of `elfen-lab`; 127 if it is not installed, 126 if it cannot be started"),
@@ -30,13 +30,18 @@ const BY_COMMAND: [(&str, &str); 23] = [
     ),
     ("elfen pause", "0 once every fence is frozen; 1 if a process is not frozen after 5 s"),
     ("elfen profile compare", "0; 1 for an unusable profile, or one that is not exact"),
+    ("elfen profile diff", "0; 1 for an unusable profile"),
     ("elfen profile export", "0; 1 for an unusable profile, or a file without symbols"),
     (
         "elfen profile record",
         "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \
          not found; 1 if the profile cannot be written; 3 if it may not be traced",
     ),
-    ("elfen profile report", "0; 1 for an unusable profile"),
+    (
+        "elfen profile report",
+        "0; 1 for an unusable profile, for `--sort line` without lines, or if `--annotate` finds \
+         no function",
+    ),
     ("elfen resume", "0; 1 if a fence cannot be thawed"),
     (
         "elfen run",
@@ -133,7 +138,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 25] = [
+const JSON: [(&str, &str); 27] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -142,9 +147,15 @@ const JSON: [(&str, &str); 25] = [
     ),
     ("elfen lanes --slurm", "NodeName CPUs Features"),
     ("elfen profile compare", "exact estimated rows"),
+    ("elfen profile diff", "before after sort rows left_out"),
     (
         "elfen profile report",
-        "program by bursts ran_ns cost_ns instructions programs left functions calls",
+        "program by bursts ran_ns cost_ns instructions programs left functions calls \
+         [lines]",
+    ),
+    (
+        "elfen profile report --annotate",
+        "program by bursts function file instructions share_percent rows",
     ),
     ("elfen status", "batches elfend left hangs paused"),
     ("elfen shim", SHIM),

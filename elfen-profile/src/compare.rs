@@ -4,13 +4,14 @@
 //! - Weight match (Shadow Profiling, after Wall): the share that the estimated profile's hottest
 //!   members have of the weight of the exact profile's hottest ones, at the same number of members.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
 use elfen_console::table;
 use serde::Serialize;
 
-use crate::profile::{Edge, Profile, ProfiledFile};
+use crate::paths::blocks_of;
+use crate::profile::{Edge, Place, Profile, ProfiledFile};
 use crate::report::{CallPair, ProfileSums};
 use crate::sums::Sum;
 use crate::symbols::{FunctionId, ProfileSymbols};
@@ -54,15 +55,19 @@ impl Comparison {
             (from.file, to.file) = (*files.get(&from.file)?, *files.get(&to.file)?);
             Some(Edge { from, to, ..*edge })
         });
-        Self {
-            exact: exact.0.program.clone(),
-            estimated: estimated.0.program.clone(),
-            rows: vec![
-                Row::of("functions, by instructions", &totals(&known.instructions), &functions),
-                Row::of("edges", &counts(exact.0), &edges),
-                Row::of("call pairs", &totals(&known.calls), &calls),
-            ],
+        let mut rows = vec![
+            Row::of("functions, by instructions", &totals(&known.instructions), &functions),
+            Row::of("edges", &counts(exact.0), &edges),
+            Row::of("call pairs", &totals(&known.calls), &calls),
+        ];
+        if !exact.0.paths.is_empty() && !estimated.0.paths.is_empty() {
+            let known = paths(exact.0, Some);
+            let found = paths(estimated.0, |place: Place| {
+                Some(Place { file: *files.get(&place.file)?, ..place })
+            });
+            rows.push(Row::of("paths", &known, &found));
         }
+        Self { exact: exact.0.program.clone(), estimated: estimated.0.program.clone(), rows }
     }
 
     pub(crate) fn text(&self) -> String {
@@ -84,8 +89,9 @@ impl Row {
             all.get(key).map_or(0.0, |&count| float(count) / total.max(1.0))
         };
         let known = |key: &K| share(exact, total, key);
-        let overlap =
-            exact.keys().map(|key| known(key).min(share(estimated, estimated_total, key))).sum();
+        let overlap = exact.keys().fold(0.0, |sum: f64, key| {
+            sum + known(key).min(share(estimated, estimated_total, key))
+        });
         let hot = hottest(exact);
         #[expect(
             clippy::cast_possible_truncation,
@@ -96,14 +102,16 @@ impl Row {
         let hot = &hot[..most.min(hot.len())];
         let weight: f64 = hot.iter().map(|key| known(key)).sum();
         let hottest_found = hottest(estimated);
-        let matched = hottest_found.iter().take(hot.len()).filter(|key| hot.contains(key));
+        let hot_ones: HashSet<&K> = hot.iter().copied().collect();
+        let matched = hottest_found.iter().take(hot.len()).filter(|key| hot_ones.contains(*key));
+        // Not `sum`, whose sum of nothing is a negative zero.
+        let matched = matched.fold(0.0, |sum, key| sum + known(key));
         Self {
             what,
             members: exact.len(),
             found: exact.keys().filter(|key| estimated.contains_key(key)).count(),
             overlap,
-            weight_match: matched.map(|key| known(key)).sum::<f64>()
-                / weight.max(f64::MIN_POSITIVE),
+            weight_match: matched / weight.max(f64::MIN_POSITIVE),
         }
     }
 
@@ -124,6 +132,15 @@ fn hottest<K: Ord>(all: &HashMap<K, u64>) -> Vec<&K> {
     let mut sorted: Vec<(&K, u64)> = all.iter().map(|(key, &count)| (key, count)).collect();
     sorted.sort_by(|a, b| (b.1, a.0).cmp(&(a.1, b.0)));
     sorted.into_iter().map(|(key, _)| key).collect()
+}
+
+/// How often each path was taken, by its blocks.
+fn paths(profile: &Profile, renamed: impl Fn(Place) -> Option<Place>) -> HashMap<Vec<Place>, u64> {
+    let paths = profile.paths.iter().filter_map(|(&last, path)| {
+        let blocks = blocks_of(profile, last).into_iter().map(&renamed);
+        Some((blocks.collect::<Option<_>>()?, path.count))
+    });
+    paths.collect()
 }
 
 fn counts(profile: &Profile) -> HashMap<Edge, u64> {

@@ -263,17 +263,7 @@ fn function_name(symbols: &ProfileSymbols, id: &FunctionId, same: &BTreeSet<u32>
 }
 
 fn place_name(symbols: &ProfileSymbols, place: Place) -> Name {
-    let id = symbols.function_of(place);
-    let inside = id.start.and_then(|start| {
-        let address = symbols.table(id.file)?.address_of(place.offset)?;
-        address.checked_sub(start)
-    });
-    let name = symbols.name(&id);
-    let name = match inside.unwrap_or(place.offset) {
-        0 => name,
-        inside => format!("{name}+{inside:#x}"),
-    };
-    (name, symbols.file_name(id.file).to_owned())
+    (symbols.place(place), symbols.file_name(place.file).to_owned())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "an error has few digits")]

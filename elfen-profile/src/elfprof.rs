@@ -7,7 +7,6 @@
 //! A column holds one field of all blocks or edges, as LEB128 numbers. Sorted columns hold
 //! differences. A file is input: every count, index and length is checked.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -18,8 +17,8 @@ use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 use serde::{Deserialize, Serialize};
 
 use crate::profile::{
-    BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, Place, Profile, ProfiledFile, Source,
-    StackCount, StackEnd,
+    BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, FIRST_PATH_BLOCK, PathBlock, PathCount,
+    Place, Profile, ProfiledFile, Source, StackCount, StackEnd,
 };
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
@@ -31,6 +30,8 @@ const BLOCK_COLUMNS: usize = 6;
 const EDGE_COLUMNS: usize = 7;
 const CALLER_COLUMNS: usize = 3;
 const STACK_COLUMNS: usize = 5;
+const PATH_BLOCK_COLUMNS: usize = 3;
+const PATH_COLUMNS: usize = 4;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +63,10 @@ struct Header {
     callers: usize,
     #[serde(default)]
     stacks: usize,
+    #[serde(default)]
+    path_blocks: usize,
+    #[serde(default)]
+    paths: usize,
 }
 
 /// The kinds of edges by their numbers in a file.
@@ -92,6 +97,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         edges: profile.edges.len(),
         callers: profile.callers.len(),
         stacks: profile.stacks.len(),
+        path_blocks: profile.path_blocks.len(),
+        paths: profile.paths.len(),
     };
     let header = serde_json::to_vec(&header)?;
     let mut columns = Vec::new();
@@ -103,6 +110,11 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let stacks: Vec<[u64; STACK_COLUMNS]> = profile.stacks.iter().map(stack_row).collect();
     put_columns(&callers, &mut columns);
     put_columns(&stacks, &mut columns);
+    let path_blocks = profile.path_blocks.iter().map(path_block_row);
+    let path_blocks: Vec<[u64; PATH_BLOCK_COLUMNS]> = path_blocks.collect();
+    let paths: Vec<[u64; PATH_COLUMNS]> = profile.paths.iter().map(path_row).collect();
+    put_columns(&path_blocks, &mut columns);
+    put_columns(&paths, &mut columns);
     let mut bytes = MAGIC.to_vec();
     let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     bytes.extend(length.to_le_bytes());
@@ -139,6 +151,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let edges = columns.rows(header.edges)?;
         let callers = columns.rows(header.callers)?;
         let stacks = columns.rows(header.stacks)?;
+        let path_blocks = columns.rows(header.path_blocks)?;
+        let paths = columns.rows(header.paths)?;
         let files = header.files.len();
         let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
         let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
@@ -148,10 +162,15 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
             .collect::<Option<_>>()?;
         let limit = FIRST_CALLER.checked_add(u32::try_from(callers.len()).ok()?)?;
         let stacks = stacks.iter().map(|row| stack(row, limit, files)).collect::<Option<_>>()?;
-        Some((blocks, edges, callers, stacks))
+        let path_blocks: Vec<PathBlock> = (FIRST_PATH_BLOCK..)
+            .zip(&path_blocks)
+            .map(|(number, row)| path_block(row, number, files))
+            .collect::<Option<_>>()?;
+        let limit = FIRST_PATH_BLOCK.checked_add(u32::try_from(path_blocks.len()).ok()?)?;
+        let paths = paths.iter().map(|row| path(row, limit)).collect::<Option<_>>()?;
+        Some((blocks, edges, callers, stacks, path_blocks, paths))
     })();
-    let (blocks, edges, callers, stacks): (BTreeMap<_, _>, BTreeMap<_, _>, _, BTreeMap<_, _>) =
-        found.ok_or(ReadError::Damaged)?;
+    let (blocks, edges, callers, stacks, path_blocks, paths) = found.ok_or(ReadError::Damaged)?;
     Ok(Profile {
         program: header.program,
         by: header.by,
@@ -163,6 +182,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         edges,
         callers,
         stacks,
+        path_blocks,
+        paths,
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
@@ -215,6 +236,27 @@ fn stack(row: &[u64; STACK_COLUMNS], callers: u32, files: usize) -> Option<(Stac
     let caller = u32::try_from(caller).ok().filter(|&caller| caller < callers)?;
     let end = StackEnd { caller, block: place(file, offset, files)? };
     Some((end, StackCount { instructions, bursts }))
+}
+
+fn path_block_row(one: &PathBlock) -> [u64; PATH_BLOCK_COLUMNS] {
+    [one.before.into(), one.block.file.into(), one.block.offset]
+}
+
+/// A block of a path, whose own one before is in front of it.
+fn path_block(row: &[u64; PATH_BLOCK_COLUMNS], number: u32, files: usize) -> Option<PathBlock> {
+    let &[before, file, offset] = row;
+    let before = u32::try_from(before).ok().filter(|&before| before < number)?;
+    Some(PathBlock { before, block: place(file, offset, files)? })
+}
+
+fn path_row((&last, one): (&u32, &PathCount)) -> [u64; PATH_COLUMNS] {
+    [last.into(), one.count, one.instructions, one.bursts]
+}
+
+fn path(row: &[u64; PATH_COLUMNS], blocks: u32) -> Option<(u32, PathCount)> {
+    let &[last, count, instructions, bursts] = row;
+    let last = u32::try_from(last).ok().filter(|last| (FIRST_PATH_BLOCK..blocks).contains(last))?;
+    Some((last, PathCount { count, instructions, bursts }))
 }
 
 fn place(file: u64, offset: u64, files: usize) -> Option<Place> {
@@ -281,7 +323,7 @@ impl Columns<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{NO_CALLER, UNKNOWN_CALLER};
+    use crate::profile::{NO_CALLER, NO_PATH_BLOCK, UNKNOWN_CALLER};
 
     fn profile() -> Profile {
         let mut profile = Profile { program: vec!["a".into()], ..Profile::default() };
@@ -299,6 +341,10 @@ mod tests {
             let end = StackEnd { caller, block: place(0x4000) };
             profile.stacks.insert(end, StackCount { instructions: 5, bursts: 1 });
         }
+        for before in [NO_PATH_BLOCK, FIRST_PATH_BLOCK, NO_PATH_BLOCK] {
+            profile.path_blocks.push(PathBlock { before, block: place(0x4000) });
+        }
+        profile.paths.insert(2, PathCount { count: 5, instructions: 50, bursts: 2 });
         profile.instructions = 1 << 40;
         profile.left.push("process 1: why".into());
         profile

@@ -17,8 +17,8 @@ pub fn report(profile: &Profile) {
         file.path.insert_str(0, "/nonexistent/");
     }
     let (symbols, _) = ProfileSymbols::read(&profile);
-    let report = ProfileReport::of(&profile, &symbols, SortKey::Total, ROWS);
-    let _text = [SortKey::Function, SortKey::Call].map(|sort| report.text(sort));
+    let report = ProfileReport::of(&profile, &symbols, SortKey::Path, ROWS);
+    let _text = [SortKey::Function, SortKey::Call, SortKey::Path].map(|sort| report.text(sort));
     let _lines = source_lines::hottest(&profile, &symbols, ROWS);
     let _counts = InstructionCounts::of(&profile, 0, None);
     let sources = Sources::read(&profile);

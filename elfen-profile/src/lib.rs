@@ -19,6 +19,7 @@ mod export;
 pub mod fuzzed;
 mod instructions;
 mod lines;
+mod paths;
 pub mod profile;
 mod report;
 mod samples;

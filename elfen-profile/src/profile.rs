@@ -25,6 +25,15 @@ pub enum Source {
     Bursts,
 }
 
+/// What is recorded besides blocks and edges.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct What {
+    /// Which calls lead to a block.
+    pub stacks: bool,
+    /// Which blocks run one after the other.
+    pub paths: bool,
+}
+
 /// A run of instructions, and how often it ran.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct BlockCount {
@@ -81,6 +90,26 @@ pub struct StackCount {
     pub bursts: u64,
 }
 
+/// A block of a path, and the one before it. Blocks are numbered from [`FIRST_PATH_BLOCK`] on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PathBlock {
+    /// [`NO_PATH_BLOCK`] for the first block of a path.
+    pub before: u32,
+    pub block: Place,
+}
+
+pub const NO_PATH_BLOCK: u32 = 0;
+pub const FIRST_PATH_BLOCK: u32 = 1;
+
+/// How often a path was taken, and the instructions that were executed on it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PathCount {
+    pub count: u64,
+    pub instructions: u64,
+    /// As in [`BlockCount`].
+    pub bursts: u64,
+}
+
 /// A file with code that ran.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct ProfiledFile {
@@ -110,6 +139,10 @@ pub struct Profile {
     pub callers: Vec<Caller>,
     /// Blocks by their callers, if these were recorded.
     pub stacks: BTreeMap<StackEnd, StackCount>,
+    /// Blocks of paths from number [`FIRST_PATH_BLOCK`] on, each behind the one before it.
+    pub path_blocks: Vec<PathBlock>,
+    /// Paths by their last blocks, if paths were recorded.
+    pub paths: BTreeMap<u32, PathCount>,
     /// Instructions that ran.
     pub instructions: u64,
     /// Address spaces that were counted: processes, and programs that these executed.
@@ -132,6 +165,11 @@ impl Profile {
     /// A call by its number; `None` for [`NO_CALLER`] and [`UNKNOWN_CALLER`].
     pub fn caller(&self, number: u32) -> Option<&Caller> {
         self.callers.get(usize::try_from(number.checked_sub(FIRST_CALLER)?).ok()?)
+    }
+
+    /// A block of a path by its number; `None` for [`NO_PATH_BLOCK`].
+    pub fn path_block(&self, number: u32) -> Option<&PathBlock> {
+        self.path_blocks.get(usize::try_from(number.checked_sub(FIRST_PATH_BLOCK)?).ok()?)
     }
 
     /// The index of the file that most instructions ran in.

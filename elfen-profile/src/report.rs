@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use elfen_stream::counts::EdgeKind;
 use serde::Serialize;
 
+use crate::paths::{self, PathRow};
 use crate::profile::{EdgeCount, Profile, Source};
 use crate::source_lines::LineRow;
 use crate::stacks::Stacks;
@@ -21,6 +22,8 @@ pub(crate) enum SortKey {
     Total,
     /// Pairs of calling and called function, by the number of calls
     Call,
+    /// Paths: what runs between two backward branches, by its instructions
+    Path,
     /// Source lines, by the instructions that were executed for them
     Line,
 }
@@ -44,6 +47,9 @@ pub(crate) struct ProfileReport {
     /// Only if they are asked for, because the debug information of large files takes long to read.
     #[serde(skip_serializing_if = "Option::is_none")]
     lines: Option<Vec<LineRow>>,
+    /// Only if they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paths: Option<Vec<PathRow>>,
 }
 
 #[derive(Serialize, Debug)]
@@ -174,6 +180,7 @@ impl ProfileReport {
             functions,
             calls,
             lines: None,
+            paths: (sort == SortKey::Path).then(|| paths::hottest(profile, symbols, top)),
         }
     }
 
@@ -203,6 +210,10 @@ impl ProfileReport {
             SortKey::Call => {
                 (&["calls", "± %", "from", "to"], self.calls.iter().map(CallRow::cells).collect())
             }
+            SortKey::Path => (
+                &["share %", "± %", "instructions", "times", "blocks", "path"],
+                self.paths.iter().flatten().map(PathRow::cells).collect(),
+            ),
             SortKey::Line => (
                 &["share %", "± %", "instructions", "line", "function"],
                 self.lines.iter().flatten().map(LineRow::cells).collect(),

@@ -61,6 +61,20 @@ impl ProfileSymbols {
         found.map_or_else(|| NO_SYMBOL.to_owned(), |one| one.name.clone())
     }
 
+    /// A place in its function, as in `main+0x12`.
+    pub(crate) fn place(&self, place: Place) -> String {
+        let id = self.function_of(place);
+        let inside = id.start.and_then(|start| {
+            let address = self.table(id.file)?.address_of(place.offset)?;
+            address.checked_sub(start)
+        });
+        let name = self.name(&id);
+        match inside.unwrap_or(place.offset) {
+            0 => name,
+            inside => format!("{name}+{inside:#x}"),
+        }
+    }
+
     /// Whether a file has a function with this name.
     pub(crate) fn has_function(&self, name: &str) -> bool {
         self.tables.iter().flatten().any(|one| one.functions().iter().any(|one| one.name == name))

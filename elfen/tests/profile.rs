@@ -44,6 +44,11 @@ fn a_profile_is_recorded_and_reported() {
     assert_eq!((&json["by"], &json["programs"]), (&"everything".into(), &1.into()));
     let function = &json["functions"][0];
     assert!(function["instructions"].as_u64().unwrap() > 100, "{function}");
+    for (sort, fix) in [("path", "--what paths"), ("total", "--what stacks")] {
+        let missing = elfen(&["report", file, "--sort", sort]);
+        assert_eq!(missing.status.code(), Some(1));
+        assert!(error(&missing).contains(fix), "{}", error(&missing));
+    }
     let calls = elfen(&["report", file, "--sort", "call"]).stdout;
     assert!(String::from_utf8(calls).unwrap().contains("to\n"));
 }
@@ -65,21 +70,30 @@ fn bursts_are_recorded_and_compared() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (exact, bursts) = (file("exact.elfprof"), file("bursts.elfprof"));
-    let script = "i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done; echo $i; exit 3";
-    let program = ["--", "sh", "-c", script];
-    let recorded = elfen(&[&["record", "-o", &bursts][..], &program].concat());
+    let script = "i=0; while [ $i -lt $0 ]; do i=$((i+1)); done; echo $i; exit 3";
+    let program = ["--", "sh", "-c", script, "1000000"];
+    // The same shares in less time.
+    let shorter = ["--", "sh", "-c", script, "50000"];
+    let what = ["--what", "stacks,paths"];
+    let recorded = elfen(&[&["record", "-o", &bursts][..], &what, &program].concat());
     assert_eq!((recorded.status.code(), &*recorded.stdout), (Some(3), &b"1000000\n"[..]));
     let printed = error(&recorded);
     assert!(printed.starts_with("elfen: profile by bursts: "), "{printed}");
     assert!(printed.contains("of user time; cost "), "{printed}");
-    let counted = [&["record", "--by", "everything", "-q", "-o", &exact][..], &program].concat();
-    assert_eq!(elfen(&counted).status.code(), Some(3));
+    let counted = ["record", "--by", "everything", "-q", "-o", &exact];
+    assert_eq!(elfen(&[&counted[..], &what, &shorter].concat()).status.code(), Some(3));
     let text = String::from_utf8(elfen(&["report", &bursts]).stdout).unwrap();
     assert!(text.contains(" bursts\n") && text.contains("± %"), "{text}");
     let compared = elfen(&["compare", &exact, &bursts, "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&compared.stdout).unwrap();
     let overlap = json["rows"][0]["overlap"].as_f64().unwrap();
     assert!(overlap > 0.7, "{json}");
+    let paths = json["rows"].as_array().unwrap().iter().find(|row| row["what"] == "paths");
+    assert!(paths.unwrap()["weight_match"].as_f64().unwrap() > 0.5, "{json}");
+    let paths = elfen(&["report", &exact, "--sort", "path", "--top", "1", "--json"]);
+    let paths: serde_json::Value = serde_json::from_slice(&paths.stdout).unwrap();
+    let hottest = &paths["paths"][0];
+    assert!(hottest["count"].as_u64().unwrap() >= 49_000, "{hottest}");
     let swapped = elfen(&["compare", &bursts, &exact]);
     assert_eq!(swapped.status.code(), Some(1));
     assert!(error(&swapped).contains("its counts are estimates"), "{}", error(&swapped));

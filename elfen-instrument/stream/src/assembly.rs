@@ -76,13 +76,23 @@ pub(crate) fn push_count_by_rcx(code: &mut Code, counter: u32) -> Option<()> {
     Some(())
 }
 
+/// How a thread leaves the cache when its events are full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Leaving {
+    /// By a trap.
+    Trap,
+    /// By a frame of a signal, to the program.
+    Frame,
+}
+
 /// How edges are noted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Noting {
     /// Each has a counter.
     Counters,
-    /// Each appends its number to the events of a burst. The last one goes to the routine `leave`.
-    Events { leave: u64 },
+    /// Each appends its number to the events. The last one goes to the routine `leave`; `by` says
+    /// what that is.
+    Events { leave: u64, by: Leaving },
 }
 
 impl Noting {
@@ -113,7 +123,7 @@ impl Noting {
         to: u64,
         is_rdx_saved: bool,
     ) -> Option<()> {
-        let Self::Events { leave } = self else { return push_count_by_rcx(code, number) };
+        let Self::Events { leave, .. } = self else { return push_count_by_rcx(code, number) };
         code.load(Word::Rcx, EVENTS_LEFT);
         // movq $!number,%gs:EVENTS(,%rcx,8); lea -1(%rcx),%rcx
         code.push(&[0x65, 0x48, 0xc7, 0x04, 0xcd]);

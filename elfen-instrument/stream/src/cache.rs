@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use elfen_rewrite::Code;
 
-use crate::assembly::{Gs, INT3, Noting, Word, push_leave, push_link};
+use crate::assembly::{Gs, INT3, Leaving, Noting, Word, push_leave, push_link};
 use crate::block::{BY_CMP, BY_INC, Block, Exit, Indirect, Source, flags_are_dead};
 use crate::emit::{Counter, Counters, Emission, Emitted, Point, PointKind, Returns};
 use crate::layout::{COUNTERS_MAX, SAVED_RCX};
@@ -64,6 +64,8 @@ pub enum Trap {
     Unknown,
     /// The log is full. The thread can go on behind the trap.
     LogFull,
+    /// The events are full. `%rcx`, which has been saved, holds the address to go on at.
+    EventsFull,
     /// A system call that the host must know of, at this address of the program.
     HostCall { at: u64, block: BlockId },
 }
@@ -112,11 +114,19 @@ pub struct Translated {
     points: Vec<Point>,
 }
 
+/// How edges are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    Counters,
+    Events,
+    Bursts,
+}
+
 /// The code cache of one address space.
 #[derive(Clone, Debug)]
 pub struct Cache {
     neighbourhood: usize,
-    is_for_bursts: bool,
+    mode: Mode,
     clusters: Vec<Area>,
     table: Table,
     blocks: Vec<Translated>,
@@ -156,7 +166,7 @@ impl Cache {
     pub fn new(table: u64, neighbourhood: usize) -> Self {
         Self {
             neighbourhood,
-            is_for_bursts: false,
+            mode: Mode::Counters,
             clusters: Vec::new(),
             table: Table::new(table),
             blocks: Vec::new(),
@@ -178,7 +188,13 @@ impl Cache {
     /// their events, and return to the program when these are full, at code that is not translated,
     /// and in front of system calls. It has no traps.
     pub fn for_bursts(table: u64, neighbourhood: usize) -> Self {
-        Self { is_for_bursts: true, ..Self::new(table, neighbourhood) }
+        Self { mode: Mode::Bursts, ..Self::new(table, neighbourhood) }
+    }
+
+    /// A cache whose threads append each edge to their events, and stop at a trap when these are
+    /// full.
+    pub fn with_events(table: u64, neighbourhood: usize) -> Self {
+        Self { mode: Mode::Events, ..Self::new(table, neighbourhood) }
     }
 
     pub const TABLE_BYTES: u64 = TABLE_BYTES;
@@ -196,14 +212,25 @@ impl Cache {
         memory: &mut impl CodeMemory,
     ) -> Option<()> {
         let mut cold = Code::at(cluster.cold.start);
-        let noting = match self.is_for_bursts {
-            true => Noting::Events { leave: push_leave_routine(&mut cold)? },
-            false => Noting::Counters,
+        let noting = match self.mode {
+            Mode::Counters => Noting::Counters,
+            Mode::Events => {
+                let leave = cold.end()?;
+                cold.push(&[INT3]);
+                self.traps.insert(leave, Trap::EventsFull);
+                Noting::Events { leave, by: Leaving::Trap }
+            }
+            Mode::Bursts => {
+                let leave = push_leave_routine(&mut cold)?;
+                Noting::Events { leave, by: Leaving::Frame }
+            }
         };
         let routine = push_routine(&mut cold, table, noting)?;
-        if !self.is_for_bursts {
+        if self.mode != Mode::Bursts {
             self.traps.insert(routine.missed, Trap::Unknown);
-            self.traps.insert(routine.full, Trap::LogFull);
+        }
+        if let Some(full) = routine.full {
+            self.traps.insert(full, Trap::LogFull);
         }
         let cold_at = cold.end()?;
         write(memory, cold);
@@ -327,7 +354,7 @@ impl Cache {
             }
         }
         self.finish(run, memory).ok_or(Stop::Full)?;
-        if !self.is_for_bursts {
+        if self.mode != Mode::Bursts {
             self.publish(memory).ok_or(Stop::Full)?;
         }
         self.entry(start).ok_or(Stop::Native)
@@ -538,7 +565,7 @@ impl Cache {
         for block in std::mem::take(&mut self.unpublished) {
             let one = self.blocks.get(usize::try_from(block).ok()?)?;
             let (start, code) = (one.start, one.code);
-            if self.is_for_bursts {
+            if self.mode == Mode::Bursts {
                 self.enter_points(block, memory);
             } else if self.returns.contains(&start) {
                 self.enter_table(start, memory)?;
@@ -581,11 +608,11 @@ impl Cache {
         }
         let trap = cold.end()?;
         match self.clusters.get(cluster)?.routine.as_ref()?.noting {
-            Noting::Counters => {
+            Noting::Counters | Noting::Events { by: Leaving::Trap, .. } => {
                 cold.push(&[INT3]);
                 self.traps.insert(trap, Trap::Enter { target });
             }
-            Noting::Events { leave } => {
+            Noting::Events { leave, by: Leaving::Frame } => {
                 cold.store(SAVED_RCX, Word::Rcx);
                 push_leave(cold, target, leave)?;
             }

@@ -7,7 +7,7 @@ use iced_x86::{
 use elfen_rewrite::Code;
 
 use crate::assembly::{
-    Gs, INT3, Noting, Word, push_leave, push_link, push_restore_flags, push_save_flags,
+    Gs, INT3, Leaving, Noting, Word, push_leave, push_link, push_restore_flags, push_save_flags,
 };
 use crate::block::{Block, Exit, Indirect};
 use crate::layout::{
@@ -357,7 +357,7 @@ impl Emission {
         last: &Instruction,
     ) -> Option<()> {
         let hot = &mut self.hot;
-        if let Noting::Events { leave } = self.noting {
+        if let Noting::Events { leave, by: Leaving::Frame } = self.noting {
             // A call may wait for a signal, and signals wait for the end of the burst.
             hot.store(SAVED_RCX, Word::Rcx);
             return push_leave(hot, last.ip(), leave);

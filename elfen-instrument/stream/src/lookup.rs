@@ -5,7 +5,7 @@
 
 use elfen_rewrite::Code;
 
-use crate::assembly::{Gs, INT3, Noting, Word, push_restore_flags, push_save_flags};
+use crate::assembly::{Gs, INT3, Leaving, Noting, Word, push_restore_flags, push_save_flags};
 use crate::layout::{
     EVENTS, EVENTS_LEFT, JUMP, LOG, LOG_AT, LOG_END, LOG_ENTRY_BYTES, SAVED_FLAGS, SAVED_RAX,
     SAVED_RBX, SAVED_RCX, SAVED_RDX,
@@ -86,10 +86,11 @@ fn first(target: u64) -> usize {
 #[derive(Clone, Debug)]
 pub(crate) struct Routine {
     pub(crate) entry: u64,
-    /// The target is not in the table. `%rcx` holds the target and `%rdx` the site.
+    /// The target is not in the table, or the events are full. `%rcx` holds the target and `%rdx`
+    /// the site.
     pub(crate) missed: u64,
-    /// The log is full.
-    pub(crate) full: u64,
+    /// The log is full, if there is one.
+    pub(crate) full: Option<u64>,
     pub(crate) returns: UnexpectedReturn,
     pub(crate) noting: Noting,
 }
@@ -142,8 +143,8 @@ pub(crate) fn push_routine(code: &mut Code, table: u64, noting: Noting) -> Optio
     code.push(&[0x48, 0x8b, 0x44, 0xc3, 8]);
     code.store(JUMP, Word::Rax);
     let (full, left) = match noting {
-        Noting::Counters => (push_log(code)?, None),
-        Noting::Events { .. } => (0, Some(push_event(code))),
+        Noting::Counters => (Some(push_log(code)?), None),
+        Noting::Events { .. } => (None, Some(push_event(code))),
     };
     push_restore(code);
     code.load(Word::Rcx, SAVED_RCX);
@@ -158,8 +159,8 @@ pub(crate) fn push_routine(code: &mut Code, table: u64, noting: Noting) -> Optio
     push_restore(code);
     let missed = code.end()?;
     match noting {
-        Noting::Counters => code.push(&[INT3]),
-        Noting::Events { leave } => {
+        Noting::Counters | Noting::Events { by: Leaving::Trap, .. } => code.push(&[INT3]),
+        Noting::Events { leave, by: Leaving::Frame } => {
             code.load(Word::Rdx, SAVED_RDX);
             code.push_relative(&[0xe9], leave, &[])?;
         }

@@ -15,10 +15,6 @@
 mod clock;
 mod inside;
 mod recorder;
-mod stacks;
-mod tally;
 mod target;
-mod unwind;
-mod walk;
 
 pub use recorder::{BurstError, Order, Recorded, record};

@@ -17,12 +17,12 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::clock::Clock;
-use super::tally::Tally;
 use super::target::{Refusal, Target};
-use super::unwind::StackCopy;
-use super::walk::Burst;
 use crate::engine::region::CONTEXTS_MAX;
-use crate::profile::{Profile, Source};
+use crate::engine::tally::Tally;
+use crate::engine::unwind::StackCopy;
+use crate::engine::walk::Burst;
+use crate::profile::{Profile, Source, What};
 use crate::signals;
 
 /// How often finished bursts are read; more often while most code is new.
@@ -88,6 +88,7 @@ pub struct Order {
     pub cost: f64,
     /// Events of one burst.
     pub events: u32,
+    pub what: What,
     /// For how long; until the program ends without it.
     pub duration: Option<Duration>,
 }
@@ -340,7 +341,7 @@ impl Recorder {
         match Target::attach(process) {
             Ok(target) => {
                 let user = user_ticks(process).unwrap_or(0);
-                let (threads, tally) = (BTreeMap::new(), Tally::default());
+                let (threads, tally) = (BTreeMap::new(), Tally::new(self.order.what));
                 let user = [user, user];
                 Ok(Process::Prepared(Box::new(Prepared { target, threads, tally, user })))
             }
@@ -457,7 +458,7 @@ impl Recorder {
                     self.cost_ns += cost;
                     self.burst_ns += NEWEST * (cost - self.burst_ns);
                     self.bursts += 1;
-                    tally.add(&target.cache, &mut target.objects, &burst, self.order.events);
+                    tally.add_burst(&target.cache, &mut target.objects, &burst, self.order.events);
                 }
             }
             // What follows is done once for each block.
@@ -510,7 +511,7 @@ impl Recorder {
 
     /// Adds what a process has shown to the profile, and ends its clocks.
     fn close(&mut self, prepared: Prepared) -> Option<Target> {
-        let Prepared { target, threads, tally, user } = prepared;
+        let Prepared { target, threads, mut tally, user } = prepared;
         self.free.extend(threads.values().map(|one| one.slot));
         drop(threads);
         // SAFETY: takes a number.
@@ -607,7 +608,7 @@ fn burst(
     events.reverse();
     let (is_missed, ticks) = (code == 0, ended.saturating_sub(began));
     let stack = if is_missed { StackCopy::default() } else { stack(target, stack_at) };
-    Burst { began_at, is_missed, left_at, events, ticks, stack }
+    Burst { began_at, is_missed, left_at, events, ticks, stack, ..Burst::default() }
 }
 
 fn stack(target: &Target, at: u64) -> StackCopy {

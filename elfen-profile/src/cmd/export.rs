@@ -85,7 +85,7 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
             return Err(failed(&"--binary is for bolt and llvm only", "leave out --binary"));
         }
         if profile.stacks.is_empty() {
-            return Err(failed(&"it has no stacks", "record it again, by bursts"));
+            return Err(failed(&"it has no stacks", "record it with `--what stacks`"));
         }
         for path in changed {
             output::warn(&format!("{path} has changed: its functions have no names"));

@@ -15,7 +15,7 @@ use elfen_console::output;
 use crate::bursts::{self, BurstError};
 use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
-use crate::profile::Profile;
+use crate::profile::{Profile, What};
 use crate::report::{ProfileReport, SortKey};
 use crate::signals;
 use crate::symbols::{ProfileSymbols, note_build_ids};
@@ -27,7 +27,10 @@ what the bursts have seen; ± is the relative error. A process of which no burst
 possible is named, with the reason.
 
 By everything, the program runs in the code cache from start to end, under ptrace, and so do its \
-threads and children. Counts are exact, and the program takes about three times as long.
+threads and children. Counts are exact, and the program takes about three times as long; a \
+hundred times with stacks or paths.
+
+A path is what runs from the target of a backward branch to the next one, also through calls.
 
 Code that the program generates itself, as Java and JavaScript do, is not counted.
 
@@ -38,6 +41,7 @@ Examples:
   elfen profile record -- ./program
   elfen profile record -o run.elfprof -- lua5.4 script.lua
   elfen profile record -p \"$(pgrep -o redis-server)\" -d 30s
+  elfen profile record --what stacks,paths -o run.elfprof -- ./program
   elfen profile record --by everything -o exact.elfprof -- ./program";
 
 /// Rows that are printed if no file is named.
@@ -52,6 +56,17 @@ enum Mechanism {
     Bursts,
 }
 
+/// What a profile can hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Kind {
+    /// Blocks and edges, with calls and their targets; always recorded
+    Edges,
+    /// Which calls lead to a block
+    Stacks,
+    /// Which blocks run between two backward branches
+    Paths,
+}
+
 /// Run a program, or watch one that runs, and count which of its code runs
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER)]
@@ -59,6 +74,10 @@ pub(super) struct RecordArgs {
     /// How to count
     #[arg(long, value_name = "MECHANISM", default_value = "bursts")]
     by: Mechanism,
+
+    /// What to record besides edges, as in `stacks,paths` [default: stacks by bursts, else none]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+    what: Option<Vec<Kind>>,
 
     /// The part of the program's CPU time that bursts may cost
     #[arg(long, value_name = "PERCENT", value_parser = parse_cost, default_value = "1%")]
@@ -89,6 +108,17 @@ pub(super) struct RecordArgs {
     /// The program and its arguments
     #[arg(last = true, required_unless_present = "pid", value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+impl RecordArgs {
+    fn what(&self) -> What {
+        match &self.what {
+            Some(kinds) => {
+                What { stacks: kinds.contains(&Kind::Stacks), paths: kinds.contains(&Kind::Paths) }
+            }
+            None => What { stacks: self.by == Mechanism::Bursts, paths: false },
+        }
+    }
 }
 
 const EVENTS_MAX: i64 = elfen_stream::layout::EVENTS_MAX as i64 - 1;
@@ -126,7 +156,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     passed.map_err(|error| Failure::new(Status::Failed, "signals", error, "try again"))?;
     let (mut profile, status) = match args.by {
         Mechanism::Everything => {
-            let recorded = everything::record(&args.program, signals::set_program)
+            let recorded = everything::record(&args.program, args.what(), signals::set_program)
                 .map_err(|error| failed(&error, args))?;
             let status = match recorded.ended {
                 Ended::Exited(status) => u8::try_from(status).unwrap_or(1),
@@ -163,6 +193,7 @@ fn by_bursts(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
         process: args.pid,
         cost: args.cost,
         events: args.edges,
+        what: args.what(),
         duration: args.duration,
     };
     let mut recorded =

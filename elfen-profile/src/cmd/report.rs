@@ -15,6 +15,9 @@ use crate::source_lines;
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
+Totals need a profile with stacks, and paths one with paths (`record --what`). A path begins \
+where a backward branch leads, and ends with the next one; it goes on through calls and returns.
+
 Lines need the debug information of compilers (-g), in the program or in its debug package.
 
 --annotate takes the name of a function, or a part that only one name has. An instruction without \
@@ -56,10 +59,16 @@ pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     if args.annotate.is_some() || args.sort == SortKey::Line {
         check_counted(&profile, &args.file)?;
     }
-    if args.sort == SortKey::Total && profile.stacks.is_empty() {
-        let fix = "record it by bursts, or leave out `--sort total`";
+    let missing = match args.sort {
+        SortKey::Total if profile.stacks.is_empty() => Some("stacks"),
+        SortKey::Path if profile.paths.is_empty() => Some("paths"),
+        _ => None,
+    };
+    if let Some(missing) = missing {
         let what = named("the profile", &args.file);
-        return Err(Failure::new(Status::Failed, what, "it has no stacks", fix));
+        let why = format!("it has no {missing}");
+        let fix = format!("record it with `--what {missing}`");
+        return Err(Failure::new(Status::Failed, what, why, &fix));
     }
     let (symbols, changed) = ProfileSymbols::read(&profile);
     for path in changed {

@@ -1,6 +1,11 @@
-//! What both ways to use the code cache need: memory that host and program share, and the code of
-//! a program's files.
+//! What both ways to use the code cache need: memory that host and program share, the code of a
+//! program's files, and what the events of its threads tell.
 
+pub(crate) mod callers;
 pub(crate) mod near;
 pub(crate) mod objects;
+pub(crate) mod paths;
 pub(crate) mod region;
+pub(crate) mod tally;
+pub(crate) mod unwind;
+pub(crate) mod walk;

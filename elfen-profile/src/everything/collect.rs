@@ -7,6 +7,14 @@ use crate::profile::{BlockCount, Edge, EdgeCount, Profile};
 impl Profile {
     /// Adds all counts of an address space in which no thread runs any more.
     pub(super) fn add_space(&mut self, space: &mut Space) {
+        if let Some(trace) = &mut space.trace {
+            trace.tally.add_to(self, &space.cache, &space.objects);
+            self.instructions += space.steps;
+            if trace.tally.lost > 0 {
+                self.left.push(format!("{} parts whose way was not found", trace.tally.lost));
+            }
+            return;
+        }
         let counts = space.counts();
         let places = Places::new(self, &space.objects);
         let blocks = space.cache.blocks();

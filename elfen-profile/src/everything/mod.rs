@@ -22,6 +22,7 @@ mod collect;
 mod space;
 mod start;
 mod thread;
+mod trace;
 mod tracer;
 
 pub use start::StartError;

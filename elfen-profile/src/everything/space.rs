@@ -9,11 +9,13 @@ use elfen_stream::counts::{ComputedBranch, Counts, Observed, derive};
 use elfen_stream::{BlockId, Cache, Counted, Stop, layout};
 
 use super::thread::{Borrowed, borrow_thread};
+use super::trace::{self, Trace};
 use crate::engine::near::{MARGIN, free_near};
 use crate::engine::objects::{Image, Objects};
 use crate::engine::region::{
     CLUSTER_BYTES, CLUSTERS_MAX, CONTEXTS_AT, CONTEXTS_BYTES, CONTEXTS_MAX, Region,
 };
+use crate::profile::What;
 
 /// Blocks that are translated at a time.
 const NEIGHBOURHOOD: usize = 60;
@@ -54,6 +56,8 @@ pub(super) struct Space {
     pub(super) observed: Observed,
     /// The parts of counters that are in `observed` already.
     settled: HashMap<i32, u64>,
+    /// Events of threads, if they are recorded instead of counters.
+    pub(super) trace: Option<Trace>,
     syscall: u64,
     clusters: u64,
     table: u64,
@@ -70,7 +74,7 @@ pub(super) struct Space {
 
 impl Space {
     /// Maps the shared memory into a program that has just begun.
-    pub(super) fn set_up(thread: Tracee, process: u32) -> io::Result<Self> {
+    pub(super) fn set_up(thread: Tracee, process: u32, what: What) -> io::Result<Self> {
         let memory = Memory::open(process)?;
         let syscall = find_syscall(process, &memory).ok_or(io::ErrorKind::Unsupported)?;
         let mut region = Region::new()?;
@@ -96,12 +100,17 @@ impl Space {
         })?;
         region.add_part(table, Cache::TABLE_BYTES, 0);
         region.add_part(contexts, CONTEXTS_BYTES, CONTEXTS_AT);
+        let trace = (what != What::default()).then(|| Trace::new(what));
         let mut space = Self {
             region,
-            cache: Cache::new(table, NEIGHBOURHOOD),
+            cache: match trace {
+                Some(_) => Cache::with_events(table, NEIGHBOURHOOD),
+                None => Cache::new(table, NEIGHBOURHOOD),
+            },
             objects,
             observed: Observed::default(),
             settled: HashMap::new(),
+            trace,
             syscall,
             clusters: 0,
             table,
@@ -144,6 +153,7 @@ impl Space {
             objects,
             observed: Observed::default(),
             settled: HashMap::new(),
+            trace: self.trace.as_ref().map(Trace::for_child),
             free: (0..CONTEXTS_MAX).rev().collect(),
             threads: 0,
             code: self.code.clone(),
@@ -237,6 +247,7 @@ impl Space {
         let context = self.free.pop()?;
         self.threads += 1;
         self.region.set_word(self.word_at(context, layout::LOG_AT), log_start());
+        self.region.set_word(self.word_at(context, layout::EVENTS_LEFT), trace::EVENTS);
         for (table, calls) in
             [(layout::HOST_CALLS, &HOST_CALLS[..]), (layout::RANGE_CALLS, &RANGE_CALLS[..])]
         {
@@ -255,6 +266,12 @@ impl Space {
 
     /// The words of a thread that has ended. Its counters keep their values.
     pub(super) fn give_context_back(&mut self, context: u32) {
+        if self.trace.is_some() {
+            let events = self.take_events(context);
+            if let Some(trace) = &mut self.trace {
+                trace.kill(context, events, &self.cache);
+            }
+        }
         self.drain_log(context);
         self.threads = self.threads.saturating_sub(1);
         self.free.push(context);
@@ -281,7 +298,61 @@ impl Space {
         }
     }
 
-    pub(super) fn count_computed(&mut self, site: u64, target: u64, count: u64) {
+    /// The events of a thread since it entered the cache.
+    fn take_events(&self, context: u32) -> Vec<u64> {
+        let left = self.word(context, layout::EVENTS_LEFT).min(trace::EVENTS);
+        let first = self.word_at(context, layout::EVENTS) + 8 * (left + 1);
+        let count = usize::try_from(trace::EVENTS - left).unwrap_or(0);
+        let mut events = self.region.words(first, count);
+        events.reverse();
+        self.region.set_word(self.word_at(context, layout::EVENTS_LEFT), trace::EVENTS);
+        events
+    }
+
+    /// Notes that a thread enters the cache. `counts` says whether no edge of the cache has led
+    /// there.
+    pub(super) fn note_entry(
+        &mut self,
+        context: u32,
+        registers: &libc::user_regs_struct,
+        counts: bool,
+    ) {
+        if let Some(trace) = &mut self.trace {
+            trace.enter(context, registers, &mut self.objects);
+        } else if counts && let Some(block) = self.cache.block_at(registers.rip) {
+            *self.observed.entries.entry(block).or_default() += 1;
+        }
+    }
+
+    /// Notes that a thread has left the cache, inside a block or at its end.
+    pub(super) fn note_left(&mut self, context: u32, block: BlockId, at: u64) {
+        if self.trace.is_some() {
+            self.note_left_at(context, at);
+        } else {
+            *self.observed.left.entry(block).or_default().entry(at).or_default() += 1;
+        }
+    }
+
+    /// Notes that a thread has left the cache by a computed branch.
+    pub(super) fn note_computed(&mut self, context: u32, site: u64, target: u64) {
+        if self.trace.is_some() {
+            self.note_left_at(context, target);
+        } else {
+            self.count_computed(site, target, 1);
+        }
+    }
+
+    /// Notes that a thread has left the cache by an edge, which was counted.
+    pub(super) fn note_left_at(&mut self, context: u32, at: u64) {
+        if self.trace.is_some() {
+            let events = self.take_events(context);
+            if let Some(trace) = &mut self.trace {
+                trace.leave(context, at, events, &self.cache);
+            }
+        }
+    }
+
+    fn count_computed(&mut self, site: u64, target: u64, count: u64) {
         if Cache::is_return(site) {
             *self.observed.returned.entry(target).or_default() += count;
         } else if let Some(from) = self.cache.block_of_site(site) {
@@ -289,14 +360,6 @@ impl Space {
             let branch = ComputedBranch { from, to: target, block };
             *self.observed.computed.entry(branch).or_default() += count;
         }
-    }
-
-    pub(super) fn count_entry(&mut self, block: BlockId) {
-        *self.observed.entries.entry(block).or_default() += 1;
-    }
-
-    pub(super) fn count_left(&mut self, block: BlockId, at: u64) {
-        *self.observed.left.entry(block).or_default().entry(at).or_default() += 1;
     }
 
     /// Removes code whose mapping has changed.

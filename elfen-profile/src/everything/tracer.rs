@@ -11,7 +11,7 @@ use elfen_stream::{BlockId, Cache, Exit, Indirect, Stop, Translated, Trap, layou
 use super::space::{RANGE_CALLS, Space};
 use super::start::{StartError, start};
 use super::thread::{step, take_ended};
-use crate::profile::Profile;
+use crate::profile::{Profile, What};
 
 /// More steps than the way between two instructions of the program has in the cache.
 const STEPS_TO_ORIGINAL: u32 = 200;
@@ -23,6 +23,7 @@ const CS_64: u64 = 0x33;
 const SI_KERNEL: i32 = 0x80;
 const PUSHF: u8 = 0x9c;
 const TRAP_FLAG: u64 = 1 << 8;
+const MAP_FIXED: u64 = libc::MAP_FIXED.unsigned_abs() as u64;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -48,11 +49,15 @@ pub struct Recorded {
 
 /// Runs a program to its end, and counts everything that it does. Calls `running` with the id of
 /// its process, and with 0 before that process can be gone.
-pub fn record(words: &[OsString], running: impl Fn(i32)) -> Result<Recorded, TraceError> {
+pub fn record(
+    words: &[OsString],
+    what: What,
+    running: impl Fn(i32),
+) -> Result<Recorded, TraceError> {
     let child = start(words)?;
     let root = Tracee(child.id().cast_signed());
     running(root.0);
-    let mut tracer = Tracer { root: Some(root), ..Tracer::default() };
+    let mut tracer = Tracer { root: Some(root), what, ..Tracer::default() };
     tracer.threads.insert(root, Thread::new(root.0));
     loop {
         let (thread, change) = match take_ended() {
@@ -114,6 +119,7 @@ struct Created {
 #[derive(Debug, Default)]
 struct Tracer {
     root: Option<Tracee>,
+    what: What,
     threads: HashMap<Tracee, Thread>,
     spaces: Vec<Option<Space>>,
     /// Created, and not stopped yet for the first time.
@@ -174,7 +180,7 @@ impl Tracer {
             self.profile.note_left(process, "it is a 32-bit program");
             return self.detach(thread, 0);
         }
-        match Space::set_up(thread, process.unsigned_abs()) {
+        match Space::set_up(thread, process.unsigned_abs(), self.what) {
             Ok(space) => {
                 self.spaces.push(Some(space));
                 self.join(thread, self.spaces.len() - 1)?;
@@ -397,9 +403,7 @@ impl Tracer {
         };
         match space.code(thread, registers.rip) {
             Ok(code) => {
-                if counts && let Some(block) = space.cache.block_at(registers.rip) {
-                    space.count_entry(block);
-                }
+                space.note_entry(known.context, &registers, counts);
                 registers.rip = code;
                 registers.gs_base = space.base(known.context);
                 // The thread is not in a system call any more that would have to be restarted.
@@ -485,7 +489,14 @@ impl Tracer {
                 thread.resume(Resume::Run, 0)
             }
             Trap::Enter { target } => {
+                space.note_left_at(known.context, target);
                 registers.rip = target;
+                self.enter_with(thread, registers, false)
+            }
+            Trap::EventsFull => {
+                registers.rip = registers.rcx;
+                registers.rcx = space.word(known.context, layout::SAVED_RCX);
+                space.note_left_at(known.context, registers.rip);
                 self.enter_with(thread, registers, false)
             }
             Trap::Unknown => {
@@ -499,15 +510,17 @@ impl Tracer {
                 if space.code(thread, target).is_ok() {
                     space.cache.enter_table(target, &mut space.region);
                 }
-                space.count_computed(site, target, 1);
+                space.note_computed(known.context, site, target);
                 self.enter_with(thread, registers, false)
             }
             Trap::HostCall { at, block } => {
-                space.count_left(block, at);
+                space.note_left(known.context, block, at);
                 space.steps += 1;
                 registers.rip = at;
                 let call = registers.rax.cast_signed();
-                if RANGE_CALLS.contains(&call) {
+                // Without MAP_FIXED, the kernel takes an address that is free.
+                let is_new = call == libc::SYS_mmap && registers.r10 & MAP_FIXED == 0;
+                if RANGE_CALLS.contains(&call) && !is_new {
                     let end = registers.rdi.saturating_add(registers.rsi);
                     known.changes = Some(registers.rdi..end);
                 }
@@ -523,7 +536,7 @@ impl Tracer {
         site: u64,
         mut registers: libc::user_regs_struct,
     ) -> io::Result<()> {
-        let Some((space, _)) = self.space_of(thread) else { return Err(lost()) };
+        let Some((space, known)) = self.space_of(thread) else { return Err(lost()) };
         // Which return it was is not known: all of them fault alike.
         let is_return = |one: &Translated| {
             !one.is_retired && one.exit == Exit::Indirect(Indirect::Return { pops: 0 })
@@ -546,8 +559,8 @@ impl Tracer {
             Exit::Indirect(Indirect::Call) => registers.rsp += 8,
             _ => {}
         }
-        if !Cache::is_return(site) {
-            space.count_left(block, at);
+        if space.trace.is_some() || !Cache::is_return(site) {
+            space.note_left(known.context, block, at);
         }
         registers.rip = at;
         self.step_outside(thread, registers)
@@ -603,7 +616,7 @@ impl Tracer {
                 break;
             }
             if let Some(original) = space.cache.original(registers.rip) {
-                space.count_left(original.block, original.at);
+                space.note_left(known.context, original.block, original.at);
                 registers.rip = original.at;
                 if original.in_call {
                     registers.rcx = original.at;
@@ -617,16 +630,25 @@ impl Tracer {
             }
             match space.cache.trap(registers.rip) {
                 Some(Trap::Enter { target }) => {
+                    space.note_left_at(known.context, target);
                     registers.rip = target;
                     registers.gs_base = known.gs_base;
                     thread.set_registers(&registers)?;
                     break;
                 }
                 Some(Trap::Unknown) => {
-                    space.count_computed(registers.rdx, registers.rcx, 1);
+                    space.note_computed(known.context, registers.rdx, registers.rcx);
                     registers.rip = registers.rcx;
                     registers.rcx = space.word(known.context, layout::SAVED_RCX);
                     registers.rdx = space.word(known.context, layout::SAVED_RDX);
+                    registers.gs_base = known.gs_base;
+                    thread.set_registers(&registers)?;
+                    break;
+                }
+                Some(Trap::EventsFull) => {
+                    registers.rip = registers.rcx;
+                    registers.rcx = space.word(known.context, layout::SAVED_RCX);
+                    space.note_left_at(known.context, registers.rip);
                     registers.gs_base = known.gs_base;
                     thread.set_registers(&registers)?;
                     break;
@@ -637,7 +659,7 @@ impl Tracer {
                     thread.set_registers(&registers)?;
                 }
                 Some(Trap::HostCall { at, block }) => {
-                    space.count_left(block, at);
+                    space.note_left(known.context, block, at);
                     registers.rip = at;
                     registers.gs_base = known.gs_base;
                     thread.set_registers(&registers)?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::bursts::{BurstError, Order, Recorded, record};
-use elfen_profile::profile::Profile;
+use elfen_profile::profile::{Profile, What};
 
 /// Compiles a file of `tests/c`.
 fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf {
@@ -23,8 +23,10 @@ fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf
     program
 }
 
+const ALL: What = What { stacks: true, paths: true };
+
 fn order(program: Vec<OsString>) -> Order {
-    Order { program, process: None, cost: 0.5, events: 500, duration: None }
+    Order { program, process: None, cost: 0.5, events: 500, what: ALL, duration: None }
 }
 
 /// Records a program in a shell, because it writes to our output.

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::everything::{Ended, Recorded, record};
-use elfen_profile::profile::{Place, Profile};
+use elfen_profile::profile::{Place, Profile, What};
 use elfen_stream::counts::EdgeKind;
 
 /// Compiles a file of `tests/c`.
@@ -25,12 +25,12 @@ fn compile(folder: &Path, source: &str, options: &[&str]) -> PathBuf {
 }
 
 /// Runs a program in the cache in a process of its own, because it writes to our output.
-fn counted(folder: &Path, words: &[OsString]) -> (Vec<u8>, Recorded) {
+fn counted(folder: &Path, words: &[OsString], what: What) -> (Vec<u8>, Recorded) {
     let output = folder.join("output");
     let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
     shell.push(output.clone().into());
     shell.extend_from_slice(words);
-    let recorded = record(&shell, |_| {}).unwrap();
+    let recorded = record(&shell, what, |_| {}).unwrap();
     (fs::read(output).unwrap(), recorded)
 }
 
@@ -40,15 +40,21 @@ fn natively(words: &[OsString]) -> (Vec<u8>, Ended) {
     (output.stdout, ended)
 }
 
-fn assert_same(folder: &Path, words: &[OsString]) -> Recorded {
+/// Runs a program natively, with counters, and with events. Returns the last two.
+fn assert_same(folder: &Path, words: &[OsString]) -> [Recorded; 2] {
     let (expected, ended) = natively(words);
-    let (found, recorded) = counted(folder, words);
-    // Not printed: it may be long and binary.
-    assert!(found == expected, "{words:?} prints something else");
-    assert_eq!(recorded.ended, ended, "{words:?}");
-    assert_eq!(recorded.profile.left, [] as [String; 0], "{words:?}");
-    recorded
+    [EDGES, ALL].map(|what| {
+        let (found, recorded) = counted(folder, words, what);
+        // Not printed: it may be long and binary.
+        assert!(found == expected, "{words:?} prints something else, {what:?}");
+        assert_eq!(recorded.ended, ended, "{words:?}, {what:?}");
+        assert_eq!(recorded.profile.left, [] as [String; 0], "{words:?}, {what:?}");
+        recorded
+    })
 }
+
+const EDGES: What = What { stacks: false, paths: false };
+const ALL: What = What { stacks: true, paths: true };
 
 /// Looks up counts by the names of functions.
 struct Counts<'a> {
@@ -89,18 +95,47 @@ impl<'a> Counts<'a> {
 fn counts_are_exact() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "counts.c", &[]);
-    let recorded = assert_same(folder.path(), &[program.clone().into()]);
-    let counts = Counts::of(&recorded.profile, &program);
-    // Its child calls `leaf` 100 times. The compiler may call it by a jump.
-    assert_eq!(counts.begun("leaf"), 3000 + 100);
-    assert_eq!(counts.begun("branches"), 9000);
-    assert_eq!(counts.begun("by_pointer"), 5000);
-    assert_eq!(counts.edges("main", "branches", EdgeKind::Call), 9000);
-    assert_eq!(counts.edges("main", "by_pointer", EdgeKind::ComputedCall), 5000);
-    let returns = counts.edges("main", "main", EdgeKind::Return);
-    assert!((9000 + 5000 + 100..9000 + 5000 + 110).contains(&returns), "{returns}");
-    // The shell, the program, and its child.
-    assert_eq!(recorded.profile.programs, 3);
+    let both = assert_same(folder.path(), &[program.clone().into()]);
+    for recorded in &both {
+        let counts = Counts::of(&recorded.profile, &program);
+        // Its child calls `leaf` 100 times. The compiler may call it by a jump.
+        assert_eq!(counts.begun("leaf"), 3000 + 100);
+        assert_eq!(counts.begun("branches"), 9000);
+        assert_eq!(counts.begun("by_pointer"), 5000);
+        assert_eq!(counts.edges("main", "branches", EdgeKind::Call), 9000);
+        assert_eq!(counts.edges("main", "by_pointer", EdgeKind::ComputedCall), 5000);
+        let returns = counts.edges("main", "main", EdgeKind::Return);
+        assert!((9000 + 5000 + 100..9000 + 5000 + 110).contains(&returns), "{returns}");
+        // The shell, the program, and its child.
+        assert_eq!(recorded.profile.programs, 3);
+    }
+    let [counted, traced] = both.map(|recorded| recorded.profile);
+    assert!(counted.instructions.abs_diff(traced.instructions) * 1000 < counted.instructions);
+    let stacks = traced.stacks.values().map(|one| one.instructions).sum::<u64>();
+    assert!(stacks.abs_diff(traced.instructions) * 1000 < stacks, "{stacks}");
+    let paths = traced.paths.values().map(|one| one.instructions).sum::<u64>();
+    assert!((stacks * 9 / 10..=stacks).contains(&paths), "{paths} of {stacks}");
+    // 9,000 calls of `branches` come from `main`, which is called by the C library.
+    let counts = Counts::of(&traced, &program);
+    let inside = traced.stacks.iter().filter(|(end, _)| counts.is_in(end.block, "branches"));
+    for (end, _) in inside {
+        let call = traced.caller(end.caller).unwrap();
+        assert!(counts.is_in(call.call, "main"));
+        assert_ne!(traced.caller(call.caller).unwrap().call.file, call.call.file);
+    }
+    // A path leads from `main` through `branches` alone for 6,000 of them.
+    let times = traced.paths.iter().filter(|(last, _)| {
+        let mut blocks = Vec::new();
+        let mut number = **last;
+        while let Some(one) = traced.path_block(number) {
+            blocks.push(one.block);
+            number = one.before;
+        }
+        let has = |function| blocks.iter().any(|&block| counts.is_in(block, function));
+        has("branches") && !has("leaf")
+    });
+    let times: u64 = times.map(|(_, path)| path.count).sum();
+    assert!((6000..=9000).contains(&times), "{times}");
 }
 
 #[test]
@@ -133,9 +168,11 @@ fn code_of_an_unloaded_library_is_forgotten() {
         assert!(command.status().unwrap().success());
         words.push(OsString::from(library));
     }
-    let recorded = assert_same(folder.path(), &words);
+    let [recorded, traced] = assert_same(folder.path(), &words);
     for name in ["one.so", "two.so"] {
         let counts = Counts::of(&recorded.profile, &folder.path().join(name));
+        assert_eq!(counts.begun("value"), 1000, "{name}");
+        let counts = Counts::of(&traced.profile, &folder.path().join(name));
         assert_eq!(counts.begun("value"), 1000, "{name}");
     }
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use elfen_profile::everything::Ended;
 
-use super::{assert_same, counted};
+use super::{EDGES, assert_same, counted};
 
 fn text(folder: &Path) -> OsString {
     let mut text = String::new();
@@ -66,7 +66,7 @@ fn packaged_programs_behave_as_ever() {
 fn programs_with_runtimes_behave_as_ever() {
     let folder = tempfile::tempdir().unwrap();
     let words = ["java", "-version"].map(OsString::from);
-    let (_, recorded) = counted(folder.path(), &words);
+    let (_, recorded) = counted(folder.path(), &words, EDGES);
     assert_eq!(recorded.ended, Ended::Exited(0));
     let [left] = &recorded.profile.left[..] else { panic!("{:?}", recorded.profile.left) };
     assert!(left.ends_with("it runs code that belongs to no file"), "{left}");
@@ -124,10 +124,10 @@ fn instructions_are_those_of_callgrind() {
         let mut env: Vec<OsString> =
             ["env".into(), format!("GLIBC_TUNABLES={FEATURES}").into()].into();
         env.extend(words);
-        let (_, recorded) = counted(folder.path(), &env);
+        let (_, recorded) = counted(folder.path(), &env, EDGES);
         // Less the shell that opens the output, and `env`, up to where they execute.
-        let (_, more) = counted(folder.path(), &["env".into(), "true".into()]);
-        let (_, own) = counted(folder.path(), &["true".into()]);
+        let (_, more) = counted(folder.path(), &["env".into(), "true".into()], EDGES);
+        let (_, own) = counted(folder.path(), &["true".into()], EDGES);
         let env = more.profile.instructions - own.profile.instructions;
         let found = recorded.profile.instructions - 2 * env;
         let difference = found.abs_diff(expected);

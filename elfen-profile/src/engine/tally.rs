@@ -4,16 +4,16 @@
 //! as often as it runs, if the program executes about as many branches per time everywhere. The
 //! time of a burst does not tell: most of it goes to cold caches.
 
-use std::collections::HashMap;
-
 use elfen_stream::counts::EdgeKind;
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Translated};
+use rustc_hash::FxHashMap;
 
-use super::stacks::Stacks;
-use super::unwind::{CallSite, Unwinder};
+use super::callers::Stacks;
+use super::objects::{Objects, Places};
+use super::paths::{OnPath, Paths};
+use super::unwind::{CallSite, StackCopy, Unwinder};
 use super::walk::{Burst, Lost, Step, Ways};
-use crate::engine::objects::{Objects, Places};
-use crate::profile::{BlockCount, Edge, EdgeCount, Profile};
+use crate::profile::{BlockCount, Edge, EdgeCount, Profile, UNKNOWN_CALLER, What};
 
 /// How often a step was seen, and in how many bursts.
 #[derive(Clone, Copy, Default, Debug)]
@@ -25,9 +25,9 @@ struct Times {
 /// How often each step was gone in one burst. Most steps have a number.
 #[derive(Debug, Default)]
 struct Seen {
-    numbered: Vec<u32>,
+    numbered: Vec<u64>,
     touched: Vec<usize>,
-    others: HashMap<Step, u32>,
+    others: FxHashMap<Step, u64>,
 }
 
 /// Steps of a block that have a number.
@@ -39,8 +39,8 @@ impl Seen {
             Step::Block(block) => (block, 0),
             Step::Falls(block) => (block, 1),
             Step::Direct(block) => (block, 2),
-            Step::Returned(block) => (block, 3),
-            Step::ReturnedTo(_) => return,
+            Step::Returned(_, block) => (block, 3),
+            Step::ReturnedTo(..) => return,
             Step::Part(..) | Step::Computed(..) => {
                 *self.others.entry(step).or_default() += 1;
                 return;
@@ -59,7 +59,7 @@ impl Seen {
     }
 
     /// All steps, which are forgotten.
-    fn take(&mut self, mut each: impl FnMut(Step, u32)) {
+    fn take(&mut self, mut each: impl FnMut(Step, u64)) {
         for number in self.touched.drain(..) {
             let times = std::mem::take(&mut self.numbered[number]);
             let Ok(block) = BlockId::try_from(number / NUMBERED) else { continue };
@@ -67,7 +67,8 @@ impl Seen {
                 0 => Step::Block(block),
                 1 => Step::Falls(block),
                 2 => Step::Direct(block),
-                _ => Step::Returned(block),
+                // Which block has returned does not matter for the edge.
+                _ => Step::Returned(block, block),
             };
             each(step, times);
         }
@@ -77,50 +78,73 @@ impl Seen {
     }
 }
 
+/// Where a thread is: under which callers, and on which path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnWay {
+    pub(crate) caller: u32,
+    pub(crate) path: OnPath,
+}
+
+impl Default for OnWay {
+    fn default() -> Self {
+        Self { caller: UNKNOWN_CALLER, path: OnPath::default() }
+    }
+}
+
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    steps: HashMap<Step, Times>,
+pub(crate) struct Tally {
+    what: What,
+    /// Everything is counted, so that no number has an error.
+    is_exact: bool,
+    steps: FxHashMap<Step, Times>,
     ways: Ways,
     stacks: Stacks,
     unwinder: Unwinder,
+    paths: Paths,
     calls: Vec<CallSite>,
     /// Addresses where bursts could not begin or go on.
     unknown: Vec<u64>,
     /// In the last burst.
     seen: Seen,
-    pub(super) bursts: u64,
+    pub(crate) bursts: u64,
     /// Bursts that nothing could be made of.
-    pub(super) lost: u64,
+    pub(crate) lost: u64,
 }
 
 impl Tally {
+    pub(crate) fn new(what: What) -> Self {
+        Self { what, ..Self::default() }
+    }
+
+    /// For a whole program instead of bursts.
+    pub(crate) fn exact(what: What) -> Self {
+        Self { what, is_exact: true, ..Self::default() }
+    }
+
     /// Notes that no code is translated at an address.
-    pub(super) fn note_unknown(&mut self, at: u64) {
+    pub(crate) fn note_unknown(&mut self, at: u64) {
         self.unknown.push(at);
     }
 
     /// Notes that the program has loaded or unloaded libraries.
-    pub(super) fn note_change(&mut self) {
+    pub(crate) fn note_change(&mut self) {
         self.unwinder.forget_foreign();
     }
 
-    pub(super) fn take_unknown(&mut self) -> Vec<u64> {
+    pub(crate) fn take_unknown(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.unknown)
     }
 
     /// Adds a burst that may have had `given` events.
-    pub(super) fn add(&mut self, cache: &Cache, objects: &mut Objects, burst: &Burst, given: u32) {
-        let (seen, stacks) = (&mut self.seen, &mut self.stacks);
-        self.calls.clear();
-        let depth = self.unwinder.callers(objects, &burst.stack, &mut self.calls);
-        stacks.begin(&self.calls, depth);
-        let walked = self.ways.walk(cache, burst, |step| {
-            seen.add(step);
-            stacks.step(cache, step);
-        });
-        stacks.end(walked.is_ok());
-        if let Err(Lost) = walked {
-            seen.take(|_, _| {});
+    pub(crate) fn add_burst(
+        &mut self,
+        cache: &Cache,
+        objects: &mut Objects,
+        burst: &Burst,
+        given: u32,
+    ) {
+        let mut on = self.begin(objects, &burst.stack);
+        if self.add(cache, burst, &mut on).is_err() {
             self.lost += 1;
             return;
         }
@@ -128,20 +152,63 @@ impl Tally {
             self.unknown.push(burst.left_at);
         }
         self.bursts += 1;
+    }
+
+    /// Where a thread is that comes from elsewhere, by its stack.
+    pub(crate) fn begin(&mut self, objects: &mut Objects, stack: &StackCopy) -> OnWay {
+        let mut on = OnWay::default();
+        if self.what.stacks {
+            self.calls.clear();
+            let depth = self.unwinder.callers(objects, stack, &mut self.calls);
+            on.caller = self.stacks.number(&self.calls, depth);
+        }
+        on
+    }
+
+    /// Goes the way of a burst.
+    pub(crate) fn add(&mut self, cache: &Cache, burst: &Burst, on: &mut OnWay) -> Result<(), Lost> {
+        let Self { what, seen, stacks, paths, .. } = self;
+        let walked = self.ways.walk(cache, burst, |step, block, to| {
+            seen.add(step);
+            if what.stacks {
+                stacks.step(step, block, to, &mut on.caller);
+            }
+            if what.paths {
+                paths.step(step, block, &mut on.path);
+            }
+        });
+        if walked.is_err() {
+            *on = OnWay::default();
+        }
+        // What was found of an exact way has run, so it can wait for the end.
+        if !self.is_exact {
+            self.end(walked.is_ok(), 1);
+        }
+        walked
+    }
+
+    /// Adds what was seen since the last call to the sums, if its way was found.
+    fn end(&mut self, is_found: bool, bursts: u64) {
+        self.stacks.end(is_found, bursts);
+        self.paths.end(is_found, bursts);
         let steps = &mut self.steps;
-        seen.take(|step, times| {
-            let known = steps.entry(step).or_default();
-            known.count += u64::from(times);
-            known.bursts += 1;
+        self.seen.take(|step, times| {
+            if is_found {
+                let known = steps.entry(step).or_default();
+                known.count += times;
+                known.bursts += bursts;
+            }
         });
     }
 
     /// Adds what was seen to a profile.
-    pub(super) fn add_to(&self, profile: &mut Profile, cache: &Cache, objects: &Objects) {
+    pub(crate) fn add_to(&mut self, profile: &mut Profile, cache: &Cache, objects: &Objects) {
+        self.end(true, 0);
         let places = Places::new(profile, objects);
         let blocks = cache.blocks();
         let block = |id: BlockId| blocks.get(usize::try_from(id).ok()?);
         self.stacks.add_to(profile, &places, blocks);
+        self.paths.add_to(profile, &places, blocks);
         for (&step, &Times { count, bursts }) in &self.steps {
             let part = match step {
                 Step::Block(id) => block(id).map(|one| (one, one.start)),
@@ -174,7 +241,7 @@ fn edge_of<'a>(
     block: impl Fn(BlockId) -> Option<&'a Translated>,
 ) -> Option<(&'a Translated, u64, EdgeKind)> {
     Some(match step {
-        Step::Block(_) | Step::Part(..) | Step::ReturnedTo(_) => return None,
+        Step::Block(_) | Step::Part(..) | Step::ReturnedTo(..) => return None,
         Step::Falls(id) => {
             let one = block(id)?;
             (one, one.end, EdgeKind::Falls)
@@ -197,7 +264,7 @@ fn edge_of<'a>(
             };
             (one, target, kind)
         }
-        Step::Returned(id) => {
+        Step::Returned(_, id) => {
             let one = block(id)?;
             (one, one.end, EdgeKind::Return)
         }

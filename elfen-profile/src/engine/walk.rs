@@ -9,22 +9,24 @@ use super::unwind::StackCopy;
 
 /// A burst, as its thread has left it.
 #[derive(Debug, Default)]
-pub(super) struct Burst {
+pub(crate) struct Burst {
     /// Where it began and where it ended, in the program.
-    pub(super) began_at: u64,
+    pub(crate) began_at: u64,
     /// No code was translated there, so it has not begun.
-    pub(super) is_missed: bool,
-    pub(super) left_at: u64,
+    pub(crate) is_missed: bool,
+    pub(crate) left_at: u64,
+    /// Where it ended is not known, because its thread was killed.
+    pub(crate) is_cut: bool,
     /// In their order: the complement of the number of a counter, or an address.
-    pub(super) events: Vec<u64>,
+    pub(crate) events: Vec<u64>,
     /// From beginning to end, by the time stamp counter.
-    pub(super) ticks: u64,
-    pub(super) stack: StackCopy,
+    pub(crate) ticks: u64,
+    pub(crate) stack: StackCopy,
 }
 
 /// One piece of the way.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// A block ran.
     Block(BlockId),
     /// A block ran from an instruction inside on.
@@ -34,15 +36,15 @@ pub(super) enum Step {
     /// A block went to the target of its branch.
     Direct(BlockId),
     Computed(BlockId, u64),
-    /// The call of a block has returned.
-    Returned(BlockId),
-    /// A call of which no block is known has returned to an address.
-    ReturnedTo(u64),
+    /// The first block has returned from the call of the second.
+    Returned(BlockId, BlockId),
+    /// A block has returned to an address, from a call of which no block is known.
+    ReturnedTo(BlockId, u64),
 }
 
 /// The events do not fit the code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Lost;
+pub(crate) struct Lost;
 
 /// More blocks than there can be between two events.
 const BLOCKS_MAX: u32 = 100_000;
@@ -50,18 +52,23 @@ const UNKNOWN: BlockId = BlockId::MAX;
 
 /// A block, and what follows it, as far as a burst has been there.
 #[derive(Clone, Copy, Debug)]
-struct Node {
-    start: u64,
-    end: u64,
-    last: u64,
-    exit: Exit,
+pub(crate) struct Node {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Its last instruction.
+    pub(crate) last: u64,
+    pub(crate) exit: Exit,
+    pub(crate) object: u32,
+    pub(crate) instructions: u32,
     falls_to: BlockId,
     branches_to: BlockId,
+    /// Where its computed branch went to at last.
+    computed_to: (u64, BlockId),
 }
 
 /// The blocks of a cache and how they follow each other.
 #[derive(Debug, Default)]
-pub(super) struct Ways {
+pub(crate) struct Ways {
     nodes: Vec<Node>,
     /// [`Cache::removals`] when they were found.
     removals: u64,
@@ -83,8 +90,11 @@ impl Ways {
             end: one.end,
             last: one.start + one.offsets.last().map_or(0, |&offset| offset.into()),
             exit: one.exit,
+            object: one.object,
+            instructions: one.instructions,
             falls_to: UNKNOWN,
             branches_to: UNKNOWN,
+            computed_to: (0, UNKNOWN),
         }));
     }
 
@@ -106,28 +116,39 @@ impl Ways {
         (node.branches_to != UNKNOWN).then_some(node.branches_to)
     }
 
-    /// Goes the way of a burst.
-    pub(super) fn walk(
+    /// The block that the computed branch of another one leads to.
+    fn computed(&mut self, cache: &Cache, id: BlockId, to: u64) -> Option<BlockId> {
+        let node = self.nodes.get_mut(usize::try_from(id).ok()?)?;
+        if node.computed_to.0 != to || node.computed_to.1 == UNKNOWN {
+            node.computed_to = (to, cache.block_with(to).unwrap_or(UNKNOWN));
+        }
+        (node.computed_to.1 != UNKNOWN).then_some(node.computed_to.1)
+    }
+
+    /// Goes the way of a burst. Calls `visit` with each step, the block that it is in, and the
+    /// address that it leads to.
+    pub(crate) fn walk(
         &mut self,
         cache: &Cache,
         burst: &Burst,
-        mut visit: impl FnMut(Step),
+        mut visit: impl FnMut(Step, &Node, u64),
     ) -> Result<(), Lost> {
         self.extend(cache);
         let mut events = burst.events.iter().copied().peekable();
         let (mut at, mut next) = (burst.began_at, cache.block_with(burst.began_at));
         let mut left = BLOCKS_MAX;
         loop {
-            if events.peek().is_none() && at == burst.left_at {
+            if events.peek().is_none() && (burst.is_cut || at == burst.left_at) {
                 return Ok(());
             }
             let id = next.ok_or(Lost)?;
-            let Node { start, end, last, exit, .. } = *self.node(id)?;
-            visit(if at == start { Step::Block(id) } else { Step::Part(id, at) });
+            let node = *self.node(id)?;
+            let Node { start, end, last, exit, .. } = node;
+            visit(if at == start { Step::Block(id) } else { Step::Part(id, at) }, &node, at);
             if events.peek().is_none() && (at..=last).contains(&burst.left_at) {
                 // It left inside: by a fault, or in front of a system call, which goes on behind.
                 if burst.left_at == last && exit == Exit::Syscall {
-                    visit(Step::Falls(id));
+                    visit(Step::Falls(id), &node, end);
                 }
                 return Ok(());
             }
@@ -153,11 +174,11 @@ impl Ways {
                     }
                     match (is_taken, exit) {
                         (true, _) => {
-                            visit(Step::Direct(id));
+                            visit(Step::Direct(id), &node, to);
                             (to, self.target(cache, id, to))
                         }
                         (false, Exit::Branch { .. }) => {
-                            visit(Step::Falls(id));
+                            visit(Step::Falls(id), &node, end);
                             (end, self.after(cache, id))
                         }
                         (false, _) => return Err(Lost),
@@ -171,22 +192,27 @@ impl Ways {
                         None => (burst.left_at, cache.call_before(burst.left_at)),
                         Some((_, Some(Counted::Computed { target, .. }))) => (target, None),
                         Some((_, Some(Counted::Returned { block }))) => {
-                            visit(Step::Returned(block));
-                            (at, next) = (self.node(block)?.end, self.after(cache, block));
+                            at = self.node(block)?.end;
+                            visit(Step::Returned(id, block), &node, at);
+                            next = self.after(cache, block);
                             continue;
                         }
                         Some((_, Some(Counted::Direct { .. }))) => return Err(Lost),
                         Some((address, None)) => (address, cache.call_before(address)),
                     };
                     match (kind, call) {
-                        (Indirect::Return { pops: 0 }, Some(call)) => visit(Step::Returned(call)),
-                        (Indirect::Return { pops: 0 }, None) => visit(Step::ReturnedTo(target)),
-                        _ => visit(Step::Computed(id, target)),
+                        (Indirect::Return { pops: 0 }, Some(call)) => {
+                            visit(Step::Returned(id, call), &node, target);
+                        }
+                        (Indirect::Return { pops: 0 }, None) => {
+                            visit(Step::ReturnedTo(id, target), &node, target);
+                        }
+                        _ => visit(Step::Computed(id, target), &node, target),
                     }
-                    (target, cache.block_with(target))
+                    (target, self.computed(cache, id, target))
                 }
                 (None, _) => {
-                    visit(Step::Falls(id));
+                    visit(Step::Falls(id), &node, end);
                     (end, self.after(cache, id))
                 }
             };
@@ -244,7 +270,7 @@ mod tests {
 
     fn steps(cache: &Cache, burst: &Burst) -> Result<Vec<Step>, Lost> {
         let mut steps = Vec::new();
-        Ways::default().walk(cache, burst, |step| steps.push(step))?;
+        Ways::default().walk(cache, burst, |step, _, _| steps.push(step))?;
         Ok(steps)
     }
 
@@ -272,7 +298,7 @@ mod tests {
             Step::Block(body),
             Step::Falls(body),
             Step::Block(ret),
-            Step::Returned(call),
+            Step::Returned(ret, call),
             Step::Block(after),
             Step::Falls(after),
         ];

@@ -13,7 +13,7 @@ use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection, ObjectSegment, ReadCache, ReadRef};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::engine::objects::{Image, Objects};
+use super::objects::{Image, Objects};
 
 const PAGE: u64 = 4096;
 /// More callers than these are left out.
@@ -36,19 +36,19 @@ const LINKAGE_PUSHED: u64 = 11;
 
 /// Registers and stack of a thread when a burst began.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(super) struct StackCopy {
+pub(crate) struct StackCopy {
     /// In the order of a frame of the kernel.
-    pub(super) registers: Vec<u64>,
+    pub(crate) registers: Vec<u64>,
     /// From the red zone below the stack pointer on.
-    pub(super) bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// A call that has not returned: where it returns to, and the image of that address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct CallSite {
+pub(crate) struct CallSite {
     /// The byte in front of it belongs to the call, or is an interrupted instruction's first.
-    pub(super) returns_to: u64,
-    pub(super) image: u32,
+    pub(crate) returns_to: u64,
+    pub(crate) image: u32,
 }
 
 /// How the caller of one address is found.
@@ -85,14 +85,14 @@ enum Saved {
 
 /// Whether all callers were found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Depth {
+pub(crate) enum Depth {
     Whole,
     Cut,
 }
 
 /// The unwind tables of a process.
 #[derive(Debug, Default)]
-pub(super) struct Unwinder {
+pub(crate) struct Unwinder {
     tables: FxHashMap<String, Option<UnwindTables>>,
     /// By image and offset in its file.
     rules: FxHashMap<(u32, u64), Option<Rule>>,
@@ -102,12 +102,12 @@ pub(super) struct Unwinder {
 
 impl Unwinder {
     /// The program has loaded or unloaded libraries.
-    pub(super) fn forget_foreign(&mut self) {
+    pub(crate) fn forget_foreign(&mut self) {
         self.foreign.clear();
     }
 
     /// The calls that had not returned, from the innermost.
-    pub(super) fn callers(
+    pub(crate) fn callers(
         &mut self,
         objects: &mut Objects,
         copy: &StackCopy,

@@ -9,6 +9,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod check;
+pub(crate) mod fdo;
 pub(crate) mod guard;
 pub(crate) mod hedge;
 pub(crate) mod nap;

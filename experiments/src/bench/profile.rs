@@ -39,8 +39,8 @@ pub(crate) struct BenchProfileArgs {
 }
 
 /// What a run of the program has shown.
-#[derive(PartialEq, Eq)]
-struct Run {
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Run {
     status: Option<i32>,
     output: Vec<u8>,
 }
@@ -93,7 +93,7 @@ pub(crate) fn run(
 }
 
 /// The JSON object that a command of `elfen profile` prints.
-fn printed(elfen: &Path, words: &[&OsStr]) -> Result<serde_json::Value, BenchError> {
+pub(super) fn printed(elfen: &Path, words: &[&OsStr]) -> Result<serde_json::Value, BenchError> {
     let fix = "see what `elfen profile` says about it";
     let mut command = Command::new(elfen);
     let printed = command.arg("profile").args(words).arg("--json").output();
@@ -101,7 +101,7 @@ fn printed(elfen: &Path, words: &[&OsStr]) -> Result<serde_json::Value, BenchErr
     serde_json::from_slice(&printed).map_err(|error| BenchError::failed(error.to_string(), fix))
 }
 
-fn execute(words: &[OsString], output: &Path) -> Result<Run, BenchError> {
+pub(super) fn execute(words: &[OsString], output: &Path) -> Result<Run, BenchError> {
     let fix = "name a program that runs";
     let (program, arguments) =
         words.split_first().ok_or_else(|| BenchError::failed("no program is named", fix))?;

@@ -11,13 +11,15 @@ use elfen_console::{output, usage};
 use super::meter::Meter;
 use super::{live_args, own_args};
 use crate::bench::{
-    BenchError, batch, check, guard, hedge, nap, overlap, profile, service, shim, signal, tailor,
+    BenchError, batch, check, fdo, guard, hedge, nap, overlap, profile, service, shim, signal,
+    tailor,
 };
 
 const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab bench batch -- xz -6 -k -c a.tar  any program, next to requests
   elfen lab bench check               what each kind of check adds to a call
+  elfen lab bench fdo --compile '...' -- b.lua  a program, compiled by its profile
   elfen lab bench hedge               how a hedging proxy hides pauses
   elfen lab bench nap                 how long a lane takes to sleep and to wake
   sudo elfen lab bench overlap        how long a batch runs next to requests
@@ -51,6 +53,7 @@ pub(super) struct BenchArgs {
 enum Benchmark {
     Batch(batch::BenchBatchArgs),
     Check(check::BenchCheckArgs),
+    Fdo(fdo::BenchFdoArgs),
     Guard(guard::BenchGuardArgs),
     Hedge(hedge::BenchHedgeArgs),
     Nap(nap::BenchNapArgs),
@@ -78,6 +81,7 @@ pub(crate) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<ExitCode, Fai
     let (name, report) = match &args.benchmark {
         Benchmark::Batch(args) => ("batch", batch::run(args, progress)),
         Benchmark::Check(args) => ("check", check::run(args, progress)),
+        Benchmark::Fdo(args) => ("fdo", fdo::run(args, progress)),
         Benchmark::Guard(args) => ("guard", guard::run(args, progress)),
         Benchmark::Hedge(args) => ("hedge", hedge::run(args, progress)),
         Benchmark::Nap(args) => ("nap", nap::run(args, progress)),

@@ -35,6 +35,7 @@ pub enum Group {
     Fences,
     Shim,
     Tailor,
+    Profile,
     Conflicts,
 }
 

@@ -249,8 +249,9 @@ fn verdict_line(verdict: &Verdict, shown: &[&Check]) -> String {
     }
     let only: String = only.iter().map(|only| format!(", {only}")).collect();
     let warns = |check: &&&Check| {
-        // A warning about an observer (Shim, Tailor) does not affect batches.
-        check.finding.status == Status::Warn && !matches!(check.group, Group::Shim | Group::Tailor)
+        // A warning about an observer (Shim, Tailor, profiler) does not affect batches.
+        let observes = matches!(check.group, Group::Shim | Group::Tailor | Group::Profile);
+        check.finding.status == Status::Warn && !observes
     };
     let warnings = shown.iter().filter(warns).count();
     match warnings {

@@ -29,6 +29,8 @@ fn main() {
         ("KEPT_BYTES", layout::KEPT_BYTES),
         ("KEPT_MAX", layout::KEPT_MAX),
         ("STACKS", layout::STACKS),
+        ("STACK_START", layout::STACK_START),
+        ("STACK_LIMIT", layout::STACK_LIMIT),
         ("STACK_BELOW", layout::STACK_BELOW),
         ("STACK_COPY", layout::STACK_COPY),
         ("STACK_COPY_BYTES", layout::STACK_COPY_BYTES),

@@ -15,7 +15,7 @@ use crate::symbols::{FunctionId, ProfileSymbols};
 pub(crate) const UNKNOWN: &str = "[unknown callers]";
 
 /// More frames of a stack than any viewer shows.
-const FRAMES_MAX: usize = 4096;
+const FRAMES_MAX: usize = 512;
 
 /// A frame of a stack: a function, and where in it the next frame was called, or which block ran.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -2,7 +2,7 @@
  * The code that bursts need inside a program: a signal handler that moves a thread into the code
  * cache, and one that moves a fault back. The host copies this section into the program. So it
  * refers to nothing outside of it; it allocates nothing, takes no lock, and makes system calls only
- * for the thread's id, the handlers of faults, and a copy of the stack.
+ * for the thread's id and the handlers of faults.
  *
  * The numbers AT_* are those of elfen-stream/layout.rs; build.rs passes them.
  */
@@ -20,7 +20,6 @@ enum {
 	SYS_GETTID = 186,
 	SYS_TGKILL = 234,
 	SYS_RT_TGSIGQUEUEINFO = 297,
-	SYS_PROCESS_VM_READV = 310,
 	SA_SIGINFO_ = 4,
 	SA_RESTORER_ = 0x04000000,
 	SA_ONSTACK_ = 0x08000000,
@@ -30,7 +29,6 @@ enum {
 	DIRECTION_FLAG = 1 << 10,
 	POLL_IN_ = 1,
 	CODE_SEGMENT = 0x33,
-	PAGE = 4096,
 };
 
 /* siginfo, and ucontext with its registers */
@@ -83,10 +81,16 @@ struct header {
 extern word elfen_inside_header __attribute__((visibility("hidden")));
 INSIDE void elfen_inside_on_fault(int, char *, char *);
 extern void elfen_inside_restore(void) __attribute__((visibility("hidden")));
+/* Returns how many words are left. */
+extern word elfen_inside_copy(word to, word from, word words) __attribute__((visibility("hidden")));
+extern const char elfen_inside_copying[] __attribute__((visibility("hidden")));
+extern const char elfen_inside_copied[] __attribute__((visibility("hidden")));
 
 __asm__(".pushsection elfen_inside,\"ax\",@progbits\n"
 	".globl elfen_inside_header, elfen_inside_restore, elfen_inside_on_change\n"
 	".hidden elfen_inside_header, elfen_inside_restore, elfen_inside_on_change\n"
+	".globl elfen_inside_copy, elfen_inside_copying, elfen_inside_copied\n"
+	".hidden elfen_inside_copy, elfen_inside_copying, elfen_inside_copied\n"
 	".balign 16\n"
 	"elfen_inside_header: .quad 0\n"
 	"elfen_inside_restore: mov $15, %eax\n"
@@ -94,6 +98,10 @@ __asm__(".pushsection elfen_inside,\"ax\",@progbits\n"
 	/* Stands in for a function of the dynamic loader that does nothing. */
 	"elfen_inside_on_change: mov elfen_inside_header(%rip), %rax\n"
 	"	lock incq 9*8(%rax)\n"
+	"	ret\n"
+	"elfen_inside_copy: mov %rdx, %rcx\n"
+	"elfen_inside_copying: rep movsq\n"
+	"elfen_inside_copied: mov %rcx, %rax\n"
 	"	ret\n"
 	".popsection\n");
 
@@ -107,22 +115,6 @@ static inline __attribute__((always_inline)) long call(long number, long a, long
 	__asm__ volatile("syscall"
 			 : "=a"(result)
 			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
-			 : "rcx", "r11", "memory");
-	return result;
-}
-
-static inline __attribute__((always_inline)) long call_with_six(long number, long a, long b,
-								long c, long d, long e,
-								long f)
-{
-	long result;
-	register long r10 __asm__("r10") = d;
-	register long r8 __asm__("r8") = e;
-	register long r9 __asm__("r9") = f;
-
-	__asm__ volatile("syscall"
-			 : "=a"(result)
-			 : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
 			 : "rcx", "r11", "memory");
 	return result;
 }
@@ -219,36 +211,24 @@ static inline __attribute__((always_inline)) int copy_frame(word context, word f
 }
 
 /*
- * Copies registers and stack, from which the host finds the callers. The stack may end anywhere,
- * and a fault would kill, so the kernel copies it, page by page.
+ * Copies registers and stack, from which the host finds the callers. The host names the thread's
+ * stack. Should a part of it be gone, the fault ends the copy.
  */
 static inline __attribute__((always_inline)) void copy_stack(word context, word frame)
 {
-	struct {
-		word at, bytes;
-	} to, from[AT_STACK_COPY_BYTES / PAGE + 1];
 	word area = context + AT_STACKS + WORD(context, AT_KEPT) * AT_STACK_BYTES;
 	/* In a function's last instructions, its caller's registers are below the stack. */
-	word at = WORD(frame, UC_RSP) - AT_STACK_BELOW, left = AT_STACK_COPY_BYTES, pieces = 0;
-	long copied;
+	word from = WORD(frame, UC_RSP) - AT_STACK_BELOW;
+	word end = WORD(context, AT_STACK_LIMIT), words = 0;
 
 	copy(area + 8, frame + UC_REGISTERS, REGISTERS);
-	to.at = area + AT_STACK_COPY;
-	to.bytes = left;
-	while (left && pieces < sizeof(from) / sizeof(from[0])) {
-		word bytes = PAGE - at % PAGE;
-
-		if (bytes > left)
-			bytes = left;
-		from[pieces].at = at;
-		from[pieces].bytes = bytes;
-		pieces++;
-		at += bytes;
-		left -= bytes;
+	if (from >= WORD(context, AT_STACK_START) && from < end) {
+		words = (end - from) / 8;
+		if (words > AT_STACK_COPY_BYTES / 8)
+			words = AT_STACK_COPY_BYTES / 8;
+		words -= elfen_inside_copy(area + AT_STACK_COPY, from, words);
 	}
-	copied = call_with_six(SYS_PROCESS_VM_READV, call(SYS_GETPID, 0, 0, 0, 0), (long)&to, 1,
-			       (long)from, (long)pieces, 0);
-	WORD(area, 0) = copied > 0 ? (word)copied : 0;
+	WORD(area, 0) = 8 * words;
 }
 
 /* Takes the words of a burst, and keeps the burst that is in them. Returns whether that worked. */
@@ -396,6 +376,10 @@ INSIDE void elfen_inside_on_fault(int signal, char *info, char *frame)
 	int cluster = cluster_of(header, WORD(frame, UC_RIP));
 	long process, thread;
 
+	if (!is_sent && WORD(frame, UC_RIP) == (word)elfen_inside_copying) {
+		WORD(frame, UC_RIP) = (word)elfen_inside_copied;
+		return;
+	}
 	if (cluster < 8 && is_sent) {
 		/* Not a fault, but another process's signal: it waits for the end of the burst. */
 		WORD(frame, UC_MASK) |= 1ul << (signal - 1);

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::process::{ProgramId, name_of, stat, status_field, threads_of};
+use elfen_instrument::process::{ProgramId, is_filtered, name_of, stat, status_field, threads_of};
 use elfen_instrument::remote::take_end;
 use elfen_machine::pidfd::PidFd;
 use elfen_machine::process::children;
@@ -40,6 +40,8 @@ const FOREIGN_FROM: u64 = 50;
 const SILENT_NS: u64 = 100_000_000;
 /// The part of the usual interval while most code is new.
 const INTERVAL_NEW: f64 = 0.2;
+/// A thread that runs on more stacks in turn, as coroutines do, has no callers there.
+const STACKS_MAX: u32 = 8;
 /// What it may cost to look at new code sooner, besides the usual cost.
 const NEW_NS: f64 = 3e6;
 /// Most code is new if more of the last bursts could not go their way.
@@ -114,6 +116,8 @@ struct Thread {
     ran_ns: u64,
     /// Its signals are blocked, so its clock does not run.
     is_blocked: bool,
+    /// How often it was looked up where its stack is.
+    stacks_found: u32,
 }
 
 /// A process of the program.
@@ -410,7 +414,7 @@ impl Recorder {
             };
             target.set_up_slot(slot, thread);
             let ran_ns = ran_ns(process, thread);
-            let one = Thread { slot, clock, ran_ns, is_blocked: false };
+            let one = Thread { slot, clock, ran_ns, is_blocked: false, stacks_found: 0 };
             arm(target, &one, self.order.events, mean, &mut self.random);
             let _gone = one.clock.start();
             threads.insert(thread, one);
@@ -439,6 +443,14 @@ impl Recorder {
                     continue;
                 }
                 let bursts = read_bursts(target, one.slot, self.order.events);
+                if self.order.what.stacks
+                    && one.stacks_found < STACKS_MAX
+                    && let Some(last) = bursts.iter().rfind(|burst| !burst.is_missed)
+                    && last.stack.bytes.is_empty()
+                {
+                    one.stacks_found += 1;
+                    target.name_stack(one.slot, last.stack.pointer());
+                }
                 arm(target, one, self.order.events, interval, &mut self.random);
                 for burst in bursts {
                     read += 1;
@@ -637,11 +649,6 @@ fn ran_ns(process: u32, thread: u32) -> u64 {
     let path = format!("/proc/{process}/task/{thread}/schedstat");
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
-}
-
-/// Whether the first thread of a process filters its system calls.
-fn is_filtered(process: u32) -> bool {
-    status_field(process, "Seccomp").is_some_and(|mode| mode != "0")
 }
 
 /// Whether a thread blocks the signal of its clock.

@@ -199,11 +199,23 @@ impl Target {
         let ids = status_field(thread, "NSpid").unwrap_or_default();
         let own = ids.split_whitespace().next_back().and_then(|id| id.parse().ok());
         self.set_word(slot, layout::THREAD, own.unwrap_or(0));
+        self.set_word(slot, layout::STACK_LIMIT, 0);
         let at = |word| self.word_at(slot, word);
         self.set_word(slot, layout::FRAME_AT, at(layout::FRAME));
         self.set_word(slot, layout::STACK_AT, at(layout::STACK_END));
         let returns = self.cache.unexpected_return().unwrap_or(0);
         self.region.fill(at(layout::RETURNS), returns, layout::RETURNS_ENTRIES.unsigned_abs());
+    }
+
+    /// Names the stack that a pointer is on, for copies.
+    pub(super) fn name_stack(&self, slot: u32, pointer: u64) {
+        let mapped = self.objects.mappings();
+        let stack = mapped.iter().find(|one| one.range.contains(&pointer) && one.writable);
+        let range = stack.map_or(0..0, |one| one.range.clone());
+        // The end last: with it, the range is used.
+        self.set_word(slot, layout::STACK_LIMIT, 0);
+        self.set_word(slot, layout::STACK_START, range.start);
+        self.set_word(slot, layout::STACK_LIMIT, range.end);
     }
 
     /// Whether an address of the program may have code, but is not translated yet.

@@ -199,7 +199,7 @@ fn by_bursts(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
     let mut recorded =
         bursts::record(&order, signals::set_program).map_err(|error| burst_failed(&error, args))?;
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
-        let left = "the program ran too shortly for a burst; see `--by everything`";
+        let left = "no process ran one program long enough for a burst; see `--by everything`";
         recorded.profile.left.push(left.to_owned());
     } else if !args.quiet {
         let Profile { bursts, ran_ns, cost_ns, .. } = recorded.profile;

@@ -13,7 +13,7 @@ use crate::profile::{
     Caller, FIRST_CALLER, NO_CALLER, Profile, StackCount, StackEnd, UNKNOWN_CALLER,
 };
 
-/// More stacks than a program has, unless it recurses without end.
+/// Programs that recurse in several ways have more.
 const CALLERS_MAX: usize = 1 << 20;
 /// A return leaves fewer frames than this at once.
 const LEFT_MAX: usize = 1000;
@@ -42,6 +42,8 @@ pub(crate) struct Stacks {
     seen_at: FxHashMap<(u32, BlockId), u32>,
     /// For each block its last caller, and where in the list that is.
     last: Vec<(u32, u32)>,
+    /// Calls that were one more than fit.
+    pub(crate) left: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +118,8 @@ impl Stacks {
         }
         let number = u32::try_from(self.nodes.len()).ok();
         let Some(number) = number.filter(|_| self.nodes.len() < CALLERS_MAX) else {
-            return caller;
+            self.left += 1;
+            return UNKNOWN_CALLER;
         };
         let number = FIRST_CALLER + number;
         self.nodes.push(Node { caller, call });

@@ -60,7 +60,7 @@ pub(crate) struct Paths {
     /// In the current burst: times and instructions, by the number of the path's last block.
     seen: Vec<(u64, u64)>,
     touched: Vec<u32>,
-    /// Paths that were one too many.
+    /// Paths that were one more than fit.
     pub(crate) left: u64,
 }
 

@@ -11,9 +11,9 @@ use rustc_hash::FxHashMap;
 use super::callers::Stacks;
 use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
-use super::unwind::{CallSite, StackCopy, Unwinder};
+use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
 use super::walk::{Burst, Lost, Step, Ways};
-use crate::profile::{BlockCount, Edge, EdgeCount, Profile, UNKNOWN_CALLER, What};
+use crate::profile::{BlockCount, Edge, EdgeCount, Profile, What};
 
 /// How often a step was seen, and in how many bursts.
 #[derive(Clone, Copy, Default, Debug)]
@@ -79,16 +79,11 @@ impl Seen {
 }
 
 /// Where a thread is: under which callers, and on which path.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct OnWay {
-    pub(crate) caller: u32,
+    /// `None` if stacks are not recorded, or this one could not be copied.
+    pub(crate) caller: Option<u32>,
     pub(crate) path: OnPath,
-}
-
-impl Default for OnWay {
-    fn default() -> Self {
-        Self { caller: UNKNOWN_CALLER, path: OnPath::default() }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -157,12 +152,17 @@ impl Tally {
     /// Where a thread is that comes from elsewhere, by its stack.
     pub(crate) fn begin(&mut self, objects: &mut Objects, stack: &StackCopy) -> OnWay {
         let mut on = OnWay::default();
-        if self.what.stacks {
-            self.calls.clear();
-            let depth = self.unwinder.callers(objects, stack, &mut self.calls);
-            on.caller = self.stacks.number(&self.calls, depth);
+        if self.what.stacks && !stack.bytes.is_empty() {
+            on.caller = Some(self.callers(objects, stack).0);
         }
         on
+    }
+
+    /// The callers of a stack, and whether all of them were found.
+    pub(crate) fn callers(&mut self, objects: &mut Objects, stack: &StackCopy) -> (u32, Depth) {
+        self.calls.clear();
+        let depth = self.unwinder.callers(objects, stack, &mut self.calls);
+        (self.stacks.number(&self.calls, depth), depth)
     }
 
     /// Goes the way of a burst.
@@ -170,8 +170,8 @@ impl Tally {
         let Self { what, seen, stacks, paths, .. } = self;
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
-            if what.stacks {
-                stacks.step(step, block, to, &mut on.caller);
+            if let Some(caller) = &mut on.caller {
+                stacks.step(step, block, to, caller);
             }
             if what.paths {
                 paths.step(step, block, &mut on.path);
@@ -229,6 +229,13 @@ impl Tally {
             let last = from.start + from.offsets.last().map_or(0, |&offset| offset.into());
             if let (Some(from), Some(to)) = (places.of(from, last), places.target(from, to)) {
                 profile.add_edge(Edge { from, to, kind }, EdgeCount { count, bursts });
+            }
+        }
+        for (left, what) in [(self.stacks.left, "calls"), (self.paths.left, "paths")] {
+            if left > 0 {
+                profile
+                    .left
+                    .push(format!("{left} {what}, because there are too many different ones"));
             }
         }
         profile.bursts += self.bursts;

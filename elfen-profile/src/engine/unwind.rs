@@ -1,7 +1,8 @@
 //! Callers of an interrupted thread, from a copy of its registers and stack and from the unwind
 //! tables of its files (`.eh_frame`).
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use elfen_stream::layout;
@@ -41,6 +42,12 @@ pub(crate) struct StackCopy {
     pub(crate) registers: Vec<u64>,
     /// From the red zone below the stack pointer on.
     pub(crate) bytes: Vec<u8>,
+}
+
+impl StackCopy {
+    pub(crate) fn pointer(&self) -> u64 {
+        self.registers.get(INSTRUCTION_IN_FRAME - 1).copied().unwrap_or(0)
+    }
 }
 
 /// A call that has not returned: where it returns to, and the image of that address.
@@ -248,7 +255,7 @@ impl UnwindTables {
         }
         // As the process sees it, which may be in a container.
         let path = PathBuf::from(format!("/proc/{process}/root{}", image.path));
-        let file = File::open(&path).or_else(|_| File::open(Path::new(&image.path))).ok()?;
+        let file = open_regular(&path).or_else(|| open_regular(Path::new(&image.path)))?;
         Self::of(&ReadCache::new(file))
     }
 
@@ -323,6 +330,13 @@ impl UnwindTables {
 
 fn general(register: Register) -> Option<usize> {
     Some(usize::from(register.0)).filter(|&number| number < REGISTERS)
+}
+
+/// Opens a file that a program names, which may be anything by now.
+fn open_regular(path: &Path) -> Option<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    file.metadata().ok().filter(Metadata::is_file)?;
+    Some(file)
 }
 
 /// Reads an expression that begins with the sum of a register and a number. Returns them and the

@@ -11,7 +11,10 @@ impl Profile {
             trace.tally.add_to(self, &space.cache, &space.objects);
             self.instructions += space.steps;
             if trace.tally.lost > 0 {
-                self.left.push(format!("{} parts whose way was not found", trace.tally.lost));
+                self.left.push(format!(
+                    "blocks between {} stops, because the code there has changed",
+                    trace.tally.lost
+                ));
             }
             return;
         }

@@ -65,7 +65,8 @@ pub(super) struct Space {
     /// Contexts that no thread has.
     free: Vec<u32>,
     pub(super) threads: u32,
-    /// All code in the cache lies in these ranges.
+    /// All code in the cache lies in these ranges: that of the first images.
+    covered: usize,
     code: [Range<u64>; 2],
     /// Instructions that threads executed outside the cache, and those in memory of no file.
     pub(super) steps: u64,
@@ -117,6 +118,7 @@ impl Space {
             contexts,
             free: (0..CONTEXTS_MAX).rev().collect(),
             threads: 0,
+            covered: 0,
             code: [0..0, 0..0],
             steps: 0,
             generated: 0,
@@ -186,7 +188,6 @@ impl Space {
         if let Some(code) = self.cache.entry(at) {
             return Ok(code);
         }
-        let images = self.objects.images().len();
         let mut found = self.cache.translate(at, &mut self.objects, &mut self.region);
         if found == Err(Stop::OutOfReach) {
             let mapped = self.objects.mappings();
@@ -199,8 +200,10 @@ impl Space {
             self.add_cluster(thread, place).map_err(|_| Stop::Full)?;
             found = self.cache.translate(at, &mut self.objects, &mut self.region);
         }
-        if self.objects.images().len() > images {
-            self.cover_code(images);
+        let images = self.objects.images().len();
+        if images > self.covered {
+            self.cover_code(self.covered);
+            self.covered = images;
         }
         found
     }

@@ -6,17 +6,19 @@ use elfen_stream::{Cache, layout};
 
 use crate::engine::objects::Objects;
 use crate::engine::tally::{OnWay, Tally};
-use crate::engine::unwind::StackCopy;
+use crate::engine::unwind::{Depth, StackCopy};
 use crate::engine::walk::Burst;
-use crate::profile::What;
+use crate::profile::{NO_CALLER, UNKNOWN_CALLER, What};
 
 /// Events of a thread until it stops.
 pub(super) const EVENTS: u64 = layout::EVENTS_MAX.unsigned_abs() as u64 - 1;
 /// A thread that goes on no further behind the place that it left at has only executed the
 /// instruction there.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
-/// Bytes of a stack that are read, at most and if there are fewer.
-const STACK_BYTES: [usize; 3] = [1 << 18, 1 << 13, 1 << 10];
+/// Bytes of a stack that are read: for most, and for deep ones.
+const STACK_BYTES: [usize; 2] = [1 << 13, 1 << 18];
+/// How much less is tried if there are fewer.
+const STACK_STEP: usize = 1 << 10;
 
 /// Where a thread has entered the cache, or has left it.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +46,12 @@ impl Trace {
         Self::new(self.what)
     }
 
+    /// A program begins: its first thread has no callers.
+    pub(super) fn begin(&mut self, context: u32, at: u64) {
+        let on = OnWay { caller: self.what.stacks.then_some(NO_CALLER), ..OnWay::default() };
+        self.passages.insert(context, Passage { at, is_inside: false, on });
+    }
+
     /// A thread enters the cache.
     pub(super) fn enter(
         &mut self,
@@ -54,12 +62,34 @@ impl Trace {
         let at = registers.rip;
         let left = self.passages.get(&context);
         let goes_on = |left: &&Passage| (left.at..=left.at + INSTRUCTION_BYTES_MAX).contains(&at);
-        let on = match left.filter(goes_on) {
-            Some(left) => left.on,
+        let on = match left.filter(goes_on).map(|left| left.on) {
+            // Its jumps, as longjmp(3) and exceptions, do not tell which functions they leave.
+            Some(on) if on.caller.is_some_and(|caller| caller != NO_CALLER) => {
+                let found = self.callers(registers, objects);
+                OnWay { caller: found.or(on.caller), ..on }
+            }
+            Some(on) => on,
             // A handler of a signal, or a new thread.
-            None => self.tally.begin(objects, &stack(registers, objects)),
+            None if self.what.stacks => {
+                let caller = self.callers(registers, objects).unwrap_or(UNKNOWN_CALLER);
+                OnWay { caller: Some(caller), ..OnWay::default() }
+            }
+            None => OnWay::default(),
         };
         self.passages.insert(context, Passage { at, is_inside: true, on });
+    }
+
+    /// The callers of a stopped thread, if all of them are found.
+    fn callers(
+        &mut self,
+        registers: &libc::user_regs_struct,
+        objects: &mut Objects,
+    ) -> Option<u32> {
+        STACK_BYTES.iter().find_map(|&bytes| {
+            let copy = stack(registers, objects, bytes)?;
+            let (caller, depth) = self.tally.callers(objects, &copy);
+            (depth == Depth::Whole).then_some(caller)
+        })
     }
 
     /// A thread has left the cache at an address of the program, after some events.
@@ -87,15 +117,26 @@ impl Trace {
     }
 }
 
-fn stack(registers: &libc::user_regs_struct, objects: &Objects) -> StackCopy {
+/// Registers and a part of a stack; less if it ends before.
+fn stack(
+    registers: &libc::user_regs_struct,
+    objects: &Objects,
+    mut bytes: usize,
+) -> Option<StackCopy> {
     let one = registers;
     let from = one.rsp.saturating_sub(layout::STACK_BELOW.unsigned_abs().into());
-    let read = |bytes: &usize| objects.memory().read_vec(from, *bytes).ok();
-    StackCopy {
+    let read = loop {
+        match objects.memory().read_vec(from, bytes) {
+            Ok(read) => break read,
+            Err(_) if bytes > STACK_STEP => bytes -= STACK_STEP,
+            Err(_) => return None,
+        }
+    };
+    Some(StackCopy {
         registers: vec![
             one.r8, one.r9, one.r10, one.r11, one.r12, one.r13, one.r14, one.r15, one.rdi, one.rsi,
             one.rbp, one.rbx, one.rdx, one.rax, one.rcx, one.rsp, one.rip,
         ],
-        bytes: STACK_BYTES.iter().find_map(read).unwrap_or_default(),
-    }
+        bytes: read,
+    })
 }

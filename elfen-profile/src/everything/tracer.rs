@@ -184,6 +184,12 @@ impl Tracer {
             Ok(space) => {
                 self.spaces.push(Some(space));
                 self.join(thread, self.spaces.len() - 1)?;
+                let at = thread.registers()?.rip;
+                if let Some((space, known)) = self.space_of(thread)
+                    && let Some(trace) = &mut space.trace
+                {
+                    trace.begin(known.context, at);
+                }
                 self.enter(thread, true)
             }
             Err(error) => {
@@ -515,7 +521,8 @@ impl Tracer {
             }
             Trap::HostCall { at, block } => {
                 space.note_left(known.context, block, at);
-                space.steps += 1;
+                // With events, the call belongs to its block.
+                space.steps += u64::from(space.trace.is_none());
                 registers.rip = at;
                 let call = registers.rax.cast_signed();
                 // Without MAP_FIXED, the kernel takes an address that is free.

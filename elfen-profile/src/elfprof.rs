@@ -25,6 +25,9 @@ const MAGIC: &[u8; 8] = b"ELFPROF1";
 const CRC_BYTES: usize = 4;
 /// More than a profile of the largest program takes.
 const COLUMNS_MAX: usize = 1 << 30;
+/// Columns take up less than this more, and this many times the bytes that they are compressed to.
+const COLUMNS_MORE: usize = 1 << 24;
+const COLUMNS_TIMES: usize = 64;
 const COMPRESSION: u8 = 6;
 const BLOCK_COLUMNS: usize = 6;
 const EDGE_COLUMNS: usize = 7;
@@ -143,8 +146,9 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
     let length = usize::try_from(u32::from_le_bytes(*length)).map_err(|_| ReadError::Damaged)?;
     let (header, columns) = rest.split_at_checked(length).ok_or(ReadError::Damaged)?;
     let header: Header = serde_json::from_slice(header).map_err(ReadError::Header)?;
-    let columns =
-        decompress_to_vec_zlib_with_limit(columns, COLUMNS_MAX).map_err(|_| ReadError::Damaged)?;
+    let most = columns.len().saturating_mul(COLUMNS_TIMES).saturating_add(COLUMNS_MORE);
+    let columns = decompress_to_vec_zlib_with_limit(columns, most.min(COLUMNS_MAX))
+        .map_err(|_| ReadError::Damaged)?;
     let mut columns = Columns(&columns);
     let found = (|| {
         let blocks = columns.rows(header.blocks)?;

@@ -128,7 +128,11 @@ impl ProfileReport {
             *calls = calls.saturating_add(sum.count);
         }
         let all = total(instructions.values());
-        let (totals, all_of_stacks) = Stacks::new(profile, symbols).totals();
+        let has_functions = matches!(sort, SortKey::Function | SortKey::Total);
+        let (totals, all_of_stacks) = match has_functions {
+            true => Stacks::new(profile, symbols).totals(),
+            false => Default::default(),
+        };
         if sort == SortKey::Total {
             for function in totals.keys() {
                 instructions.entry(function.clone()).or_default();

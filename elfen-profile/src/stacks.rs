@@ -126,8 +126,8 @@ impl<'a> Stacks<'a> {
         let row = lines.row_at(table.address_of(frame.at.offset)?)?;
         let mut inner = lines.frames(row).into_iter().rev();
         let shown = |name: &str, source: Option<&SourceFile>, line| ShownFrame {
-            name: demangled(name),
-            source: source.map(|source| source.path.clone()),
+            name: in_one_line(&demangled(name)),
+            source: source.map(|source| in_one_line(&source.path)),
             line,
         };
         let mut all = vec![shown(inner.next()?.function, lines.source(row), row.line)];
@@ -137,13 +137,18 @@ impl<'a> Stacks<'a> {
 
     /// The name of a function; with its file, if it has no symbol.
     pub(crate) fn name(&self, function: &FunctionId) -> String {
-        let name = self.symbols.name(function);
+        let name = in_one_line(&self.symbols.name(function));
         if name.starts_with("0x") || name.starts_with('[') {
             format!("{}:{name}", self.symbols.file_name(function.file))
         } else {
             name
         }
     }
+}
+
+/// A name of a file that may be hostile, in formats that are read by lines.
+pub(crate) fn in_one_line(name: &str) -> String {
+    name.replace(char::is_control, " ")
 }
 
 #[cfg(test)]

@@ -452,7 +452,7 @@ impl Recorder {
                     target.name_stack(one.slot, last.stack.pointer());
                 }
                 arm(target, one, self.order.events, interval, &mut self.random);
-                for burst in bursts {
+                for mut burst in bursts {
                     read += 1;
                     let at = if burst.is_missed { burst.began_at } else { burst.left_at };
                     let is_new = target.is_new(at);
@@ -470,7 +470,13 @@ impl Recorder {
                     self.cost_ns += cost;
                     self.burst_ns += NEWEST * (cost - self.burst_ns);
                     self.bursts += 1;
+                    if !target.has_no_changes() {
+                        // The stack may lead to libraries that are gone.
+                        burst.stack = StackCopy::default();
+                    }
+                    let images = target.objects.images().len();
                     tally.add_burst(&target.cache, &mut target.objects, &burst, self.order.events);
+                    target.check_new_images(images);
                 }
             }
             // What follows is done once for each block.

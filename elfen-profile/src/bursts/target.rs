@@ -230,13 +230,10 @@ impl Target {
 
     /// Translates the code at an address of the program, if there is some.
     pub(super) fn translate(&mut self, at: u64) {
-        let is_known = |target: &Self| {
-            target.header.changes(&target.region) == target.header.changes_known(&target.region)
-        };
         // Without points, a fault could not be moved back.
         let has_room = |used: &u64| (used + POINTS_ROOM) * POINT_BYTES <= CLUSTER_POINTS_BYTES;
         let is_full = !self.points_used.iter().all(has_room);
-        if !self.is_new(at) || is_full || !is_known(self) {
+        if !self.is_new(at) || is_full || !self.has_no_changes() {
             return;
         }
         let images = self.objects.images().len();
@@ -247,14 +244,25 @@ impl Target {
             Err(Stop::Native | Stop::Full) | Ok(_) => {}
         }
         self.note_points();
-        // A library may have been replaced while its code was read.
-        if !is_known(self) {
-            let new = self.objects.images().iter().skip(images);
-            let new: Vec<Range<u64>> = new.map(|image| image.range.clone()).collect();
-            for range in new {
-                self.objects.retire(&range);
-                self.cache.retire(&range, &mut self.region);
-            }
+        self.check_new_images(images);
+    }
+
+    /// Whether the host knows of all changes of the program's libraries.
+    pub(super) fn has_no_changes(&self) -> bool {
+        self.header.changes(&self.region) == self.header.changes_known(&self.region)
+    }
+
+    /// Forgets the images from a number on, if a library may have been replaced while its code was
+    /// read.
+    pub(super) fn check_new_images(&mut self, from: usize) {
+        if self.has_no_changes() {
+            return;
+        }
+        let new = self.objects.images().iter().skip(from);
+        let new: Vec<Range<u64>> = new.map(|image| image.range.clone()).collect();
+        for range in new {
+            self.objects.retire(&range);
+            self.cache.retire(&range, &mut self.region);
         }
     }
 

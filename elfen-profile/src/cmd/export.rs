@@ -17,6 +17,9 @@ use crate::stacks::Sources;
 use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
+The formats for viewers need a profile with stacks: one by bursts, or one of `elfen profile record \
+--by everything --what stacks`.
+
 For bolt, the program must be linked with -Wl,--emit-relocs. For llvm, it must be compiled by \
 clang with -O2 -gline-tables-only -fdebug-info-for-profiling.
 

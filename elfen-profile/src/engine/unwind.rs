@@ -157,6 +157,10 @@ impl Unwinder {
                 Some(Rule::First) => return Depth::Whole,
                 Some(rule) => {
                     is_call = *rule != Rule::Signal;
+                    if !is_call && let Some(last) = calls.last_mut() {
+                        // The kernel's return address is the first of the code that ends a handler.
+                        last.returns_to = at + 2;
+                    }
                     if thread.go_to_caller(rule, copy).is_none() {
                         return Depth::Cut;
                     }

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use elfen_stream::counts::EdgeKind;
 
 use crate::profile::{Place, Profile};
-use crate::stacks::{Sources, Stacks};
+use crate::stacks::{Sources, Stacks, in_one_line};
 use crate::symbols::{FunctionId, ProfileSymbols};
 
 /// No instruction is longer.
@@ -53,7 +53,7 @@ pub(crate) fn costs(profile: &Profile, symbols: &ProfileSymbols, sources: &Sourc
     }
     let executed = Executed::of(profile, symbols);
     let mut text = String::from("# callgrind format\nversion: 1\ncreator: elfen\n");
-    let program = profile.program.join(" ").replace('\n', " ");
+    let program = in_one_line(&profile.program.join(" "));
     let _written = writeln!(text, "cmd: {program}\npositions: instr line\nevents: Ir");
     let address = |place: Place| {
         let table = symbols.table(place.file);
@@ -61,7 +61,7 @@ pub(crate) fn costs(profile: &Profile, symbols: &ProfileSymbols, sources: &Sourc
     };
     let path = |file: u32| {
         let file = usize::try_from(file).ok().and_then(|file| profile.files.get(file));
-        file.map_or("?", |file| &*file.path)
+        in_one_line(file.map_or("?", |file| &*file.path))
     };
     let line = |place: Place| sources.line(place.file, address(place)).unwrap_or((NO_SOURCE, 0));
     let first_line = |function: &FunctionId| {

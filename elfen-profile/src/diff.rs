@@ -11,10 +11,10 @@ use serde::Serialize;
 use crate::compare::common_files;
 use crate::profile::{Place, Profile, Source};
 use crate::report::ProfileSums;
-use crate::sums::{Sum, grouped, share, total, without_columns};
+use crate::sums::{Sum, grouped, relative_error, share, total, without_columns};
 use crate::symbols::{FunctionId, NO_SYMBOL, ProfileSymbols};
 
-/// A change counts if it is larger than so many of its errors.
+/// A change counts if it is larger than this many of its errors.
 const ERRORS: f64 = 2.0;
 
 /// What is compared.
@@ -75,7 +75,7 @@ enum Changed {
 type Name = (String, String);
 
 impl Diff {
-    /// The `top` largest changes, of all or of those that are larger than twice their errors.
+    /// The `top` largest changes, of all changes or of those larger than twice their errors.
     pub(crate) fn of(
         before: Side<'_>,
         after: Side<'_>,
@@ -211,7 +211,7 @@ impl Changed {
         }
     }
 
-    /// Names, and files of those that are shared.
+    /// Names, and files of shared names.
     fn cells(&self, shared: &BTreeSet<&str>) -> Vec<String> {
         let cell = |(name, file): (&str, &str)| {
             if shared.contains(name) { format!("{name} ({file})") } else { name.to_owned() }
@@ -220,7 +220,7 @@ impl Changed {
     }
 }
 
-/// Names that occur in several files, and those that say nothing without a file.
+/// Names that occur in several files, and names that say nothing without a file.
 fn shared_names<'a>(all: impl Iterator<Item = &'a Changed>) -> BTreeSet<&'a str> {
     let mut files: HashMap<&str, &str> = HashMap::new();
     let mut shared = BTreeSet::new();
@@ -264,11 +264,6 @@ fn function_name(symbols: &ProfileSymbols, id: &FunctionId, same: &BTreeSet<u32>
 
 fn place_name(symbols: &ProfileSymbols, place: Place) -> Name {
     (symbols.place(place), symbols.file_name(place.file).to_owned())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "an error has few digits")]
-fn relative_error(bursts: u64) -> f64 {
-    1.0 / (bursts.max(1) as f64).sqrt()
 }
 
 /// A row for each member of at least one side.

@@ -43,10 +43,15 @@ pub(crate) fn how(by: Source, bursts: u64) -> String {
     }
 }
 
-/// The relative error of a count that was seen in this number of bursts, in percent.
-#[expect(clippy::cast_precision_loss, reason = "it has few digits")]
+/// The relative error of a count that was seen in this number of bursts.
+#[expect(clippy::cast_precision_loss, reason = "an error has few digits")]
+pub(crate) fn relative_error(bursts: u64) -> f64 {
+    1.0 / (bursts.max(1) as f64).sqrt()
+}
+
+/// The same in percent.
 pub(crate) fn error(bursts: u64) -> String {
-    format!("{:.0}", 100.0 / (bursts.max(1) as f64).sqrt())
+    format!("{:.0}", 100.0 * relative_error(bursts))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share has few digits")]

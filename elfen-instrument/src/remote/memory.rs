@@ -67,6 +67,14 @@ impl Memory {
         Ok(found)
     }
 
+    /// The same, but fewer bytes if the memory ends before.
+    pub fn read_up_to(&self, at: u64, bytes: usize) -> io::Result<Vec<u8>> {
+        let mut found = vec![0; bytes];
+        let length = self.0.read_at(&mut found, at)?;
+        found.truncate(length);
+        Ok(found)
+    }
+
     /// Writes `bytes`, even to memory that the process itself may not write. Pages of its text
     /// become private copies.
     pub fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {

@@ -66,7 +66,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Decodes the block at an address. `None` if there is no code; a block without instructions
+    /// Decodes the block at an address. `None` without code; a block without instructions
     /// if the first one cannot be moved.
     pub fn decode(source: &mut impl Source, start: u64) -> Option<Self> {
         let (object, bytes) = source.code(start)?;

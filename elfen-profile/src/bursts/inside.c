@@ -221,6 +221,8 @@ static inline __attribute__((always_inline)) void copy_stack(word context, word 
 	word from = WORD(frame, UC_RSP) - AT_STACK_BELOW;
 	word end = WORD(context, AT_STACK_LIMIT), words = 0;
 
+	if (!end)
+		return;
 	copy(area + 8, frame + UC_REGISTERS, REGISTERS);
 	if (from >= WORD(context, AT_STACK_START) && from < end) {
 		words = (end - from) / 8;

@@ -412,7 +412,7 @@ impl Recorder {
                 self.free.push(opened.0);
                 continue;
             };
-            target.set_up_slot(slot, thread);
+            target.set_up_slot(slot, thread, self.order.what.stacks);
             let ran_ns = ran_ns(process, thread);
             let one = Thread { slot, clock, ran_ns, is_blocked: false, stacks_found: 0 };
             arm(target, &one, self.order.events, mean, &mut self.random);
@@ -442,7 +442,7 @@ impl Recorder {
                 if state != DONE || !target.region.replace_word(at, DONE, IDLE) {
                     continue;
                 }
-                let bursts = read_bursts(target, one.slot, self.order.events);
+                let bursts = read_bursts(target, one.slot, &self.order);
                 if self.order.what.stacks
                     && one.stacks_found < STACKS_MAX
                     && let Some(last) = bursts.iter().rfind(|burst| !burst.is_missed)
@@ -589,11 +589,13 @@ fn arm(target: &Target, one: &Thread, events: u32, mean_ns: f64, random: &mut im
 }
 
 /// Reads the bursts of a thread, whose words may hold anything.
-fn read_bursts(target: &Target, slot: u32, given: u32) -> Vec<Burst> {
+fn read_bursts(target: &Target, slot: u32, order: &Order) -> Vec<Burst> {
+    let given = order.events;
     let kept = target.word(slot, layout::KEPT).min(layout::KEPT_MAX.unsigned_abs().into());
     let length = u64::from(layout::KEPT_BYTES.unsigned_abs());
     let stack_bytes = u64::from(layout::STACK_BYTES.unsigned_abs());
-    let stack_at = |number| target.word_at(slot, layout::STACKS) + number * stack_bytes;
+    let stacks_at = order.what.stacks.then(|| target.word_at(slot, layout::STACKS));
+    let stack_at = |number| Some(stacks_at? + number * stack_bytes);
     let last_stack = stack_at(kept);
     let kept = (0..kept).map(|number| {
         let at = target.word_at(slot, layout::KEPT_AT) + number * length;
@@ -615,7 +617,7 @@ fn burst(
     target: &Target,
     at: u64,
     events_at: impl Fn(u64) -> u64,
-    stack_at: u64,
+    stack_at: Option<u64>,
     given: u32,
 ) -> Burst {
     let words = target.region.words(at, 6);
@@ -625,7 +627,7 @@ fn burst(
     let mut events = target.region.words(events_at(left), count);
     events.reverse();
     let (is_missed, ticks) = (code == 0, ended.saturating_sub(began));
-    let stack = if is_missed { StackCopy::default() } else { stack(target, stack_at) };
+    let stack = stack_at.filter(|_| !is_missed).map(|at| stack(target, at)).unwrap_or_default();
     Burst { began_at, is_missed, left_at, events, ticks, stack, ..Burst::default() }
 }
 

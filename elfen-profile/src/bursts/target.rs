@@ -47,6 +47,8 @@ const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x40, 0x44, 0x80,
 const PADDING_NOP: u8 = 0x90;
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 const TRIES: u32 = 5;
+/// The end of a stack whose place is not known yet.
+const STACK_UNKNOWN: u64 = 1;
 
 /// Why no bursts run in a process.
 #[derive(Debug, thiserror::Error)]
@@ -194,12 +196,13 @@ impl Target {
     }
 
     /// Prepares the words of a slot for a thread.
-    pub(super) fn set_up_slot(&self, slot: u32, thread: u32) {
+    pub(super) fn set_up_slot(&self, slot: u32, thread: u32, has_stacks: bool) {
         // Its last id is that in the innermost namespace.
         let ids = status_field(thread, "NSpid").unwrap_or_default();
         let own = ids.split_whitespace().next_back().and_then(|id| id.parse().ok());
         self.set_word(slot, layout::THREAD, own.unwrap_or(0));
-        self.set_word(slot, layout::STACK_LIMIT, 0);
+        let limit = if has_stacks { STACK_UNKNOWN } else { 0 };
+        self.set_word(slot, layout::STACK_LIMIT, limit);
         let at = |word| self.word_at(slot, word);
         self.set_word(slot, layout::FRAME_AT, at(layout::FRAME));
         self.set_word(slot, layout::STACK_AT, at(layout::STACK_END));
@@ -213,9 +216,9 @@ impl Target {
         let stack = mapped.iter().find(|one| one.range.contains(&pointer) && one.writable);
         let range = stack.map_or(0..0, |one| one.range.clone());
         // The end last: with it, the range is used.
-        self.set_word(slot, layout::STACK_LIMIT, 0);
+        self.set_word(slot, layout::STACK_LIMIT, STACK_UNKNOWN);
         self.set_word(slot, layout::STACK_START, range.start);
-        self.set_word(slot, layout::STACK_LIMIT, range.end);
+        self.set_word(slot, layout::STACK_LIMIT, range.end.max(STACK_UNKNOWN));
     }
 
     /// Whether an address of the program may have code, but is not translated yet.

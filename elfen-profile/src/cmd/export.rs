@@ -52,7 +52,7 @@ enum ExportFormat {
 }
 
 impl ExportFormat {
-    /// Whether it shows who calls what.
+    /// Whether it shows the callers of functions.
     fn has_stacks(self) -> bool {
         !matches!(self, Self::Bolt | Self::Llvm)
     }

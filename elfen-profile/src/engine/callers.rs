@@ -24,11 +24,11 @@ struct Node {
     call: CallSite,
 }
 
-/// How many times a block ran under some callers, and in how many bursts.
+/// How often something was seen, and in how many bursts.
 #[derive(Clone, Copy, Default, Debug)]
-struct Times {
-    count: u64,
-    bursts: u64,
+pub(super) struct Times {
+    pub(super) count: u64,
+    pub(super) bursts: u64,
 }
 
 #[derive(Debug, Default)]

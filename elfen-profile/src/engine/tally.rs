@@ -8,19 +8,12 @@ use elfen_stream::counts::EdgeKind;
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Translated};
 use rustc_hash::FxHashMap;
 
-use super::callers::Stacks;
+use super::callers::{Stacks, Times};
 use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
 use super::walk::{Burst, Lost, Step, Ways};
 use crate::profile::{BlockCount, Edge, EdgeCount, Profile, What};
-
-/// How often a step was seen, and in how many bursts.
-#[derive(Clone, Copy, Default, Debug)]
-struct Times {
-    count: u64,
-    bursts: u64,
-}
 
 /// How often each step was gone in one burst. Most steps have a number.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use elfen_instrument::remote::Memory;
 use elfen_stream::layout;
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry, LittleEndian,
@@ -45,6 +46,17 @@ pub(crate) struct StackCopy {
 }
 
 impl StackCopy {
+    /// Copies registers and up to `bytes` of the stack of a stopped thread.
+    pub(crate) fn of(one: &libc::user_regs_struct, memory: &Memory, bytes: usize) -> Option<Self> {
+        let from = one.rsp.saturating_sub(layout::STACK_BELOW.unsigned_abs().into());
+        // In the order of `IN_FRAME`.
+        let registers = vec![
+            one.r8, one.r9, one.r10, one.r11, one.r12, one.r13, one.r14, one.r15, one.rdi, one.rsi,
+            one.rbp, one.rbx, one.rdx, one.rax, one.rcx, one.rsp, one.rip,
+        ];
+        Some(Self { registers, bytes: memory.read_up_to(from, bytes).ok()? })
+    }
+
     pub(crate) fn pointer(&self) -> u64 {
         self.registers.get(INSTRUCTION_IN_FRAME - 1).copied().unwrap_or(0)
     }
@@ -61,7 +73,7 @@ pub(crate) struct CallSite {
 /// How the caller of one address is found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Rule {
-    /// There is no caller: a thread begins here.
+    /// A thread begins here.
     First,
     /// A handler of a signal returns here.
     Signal,

@@ -17,8 +17,6 @@ pub(super) const EVENTS: u64 = layout::EVENTS_MAX.unsigned_abs() as u64 - 1;
 const INSTRUCTION_BYTES_MAX: u64 = 15;
 /// Bytes of a stack that are read: for most, and for deep ones.
 const STACK_BYTES: [usize; 2] = [1 << 13, 1 << 18];
-/// How much less is tried if there are fewer.
-const STACK_STEP: usize = 1 << 10;
 
 /// Where a thread has entered the cache, or has left it.
 #[derive(Clone, Copy, Debug)]
@@ -85,11 +83,17 @@ impl Trace {
         registers: &libc::user_regs_struct,
         objects: &mut Objects,
     ) -> Option<u32> {
-        STACK_BYTES.iter().find_map(|&bytes| {
-            let copy = stack(registers, objects, bytes)?;
+        for bytes in STACK_BYTES {
+            let copy = StackCopy::of(registers, objects.memory(), bytes)?;
             let (caller, depth) = self.tally.callers(objects, &copy);
-            (depth == Depth::Whole).then_some(caller)
-        })
+            if depth == Depth::Whole {
+                return Some(caller);
+            }
+            if copy.bytes.len() < bytes {
+                break;
+            }
+        }
+        None
     }
 
     /// A thread has left the cache at an address of the program, after some events.
@@ -115,28 +119,4 @@ impl Trace {
             self.tally.lost += 1;
         }
     }
-}
-
-/// Registers and a part of a stack; less if it ends before.
-fn stack(
-    registers: &libc::user_regs_struct,
-    objects: &Objects,
-    mut bytes: usize,
-) -> Option<StackCopy> {
-    let one = registers;
-    let from = one.rsp.saturating_sub(layout::STACK_BELOW.unsigned_abs().into());
-    let read = loop {
-        match objects.memory().read_vec(from, bytes) {
-            Ok(read) => break read,
-            Err(_) if bytes > STACK_STEP => bytes -= STACK_STEP,
-            Err(_) => return None,
-        }
-    };
-    Some(StackCopy {
-        registers: vec![
-            one.r8, one.r9, one.r10, one.r11, one.r12, one.r13, one.r14, one.r15, one.rdi, one.rsi,
-            one.rbp, one.rbx, one.rdx, one.rax, one.rcx, one.rsp, one.rip,
-        ],
-        bytes: read,
-    })
 }

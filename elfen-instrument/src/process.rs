@@ -19,6 +19,8 @@ pub struct Stat {
     pub parent: u32,
     /// It runs none of its program any more: it exits, or has a signal that it cannot catch.
     pub dying: bool,
+    /// Page faults that needed no input.
+    pub faults: u64,
     pub user_ticks: u64,
     pub system_ticks: u64,
     /// CPU time of the children that it has waited for, and of their own such children.
@@ -54,6 +56,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
         state: fields.first()?.chars().next()?,
         parent: u32::try_from(number(1)?).ok()?,
         dying: number(6)? & PF_EXITING != 0 || number(28)? & KILL_PENDING != 0,
+        faults: number(7)?,
         user_ticks: number(11)?,
         system_ticks: number(12)?,
         waited_for_ticks: number(13)?.checked_add(number(14)?)?,
@@ -153,7 +156,7 @@ pub fn numbers_in(folder: &str) -> Vec<u32> {
 }
 
 /// The text of a file in which names may hold bytes that are not UTF-8.
-pub(crate) fn read_text(path: &str) -> io::Result<String> {
+pub fn read_text(path: &str) -> io::Result<String> {
     let bytes = fs::read(path)?;
     // Copies the bytes only if some are not UTF-8.
     let lossy =
@@ -177,6 +180,7 @@ mod tests {
             state: 'S',
             parent: 4,
             dying: false,
+            faults: 10,
             user_ticks: 14,
             system_ticks: 15,
             waited_for_ticks: 16 + 17,

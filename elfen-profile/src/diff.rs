@@ -83,7 +83,7 @@ impl Diff {
         top: usize,
         all: bool,
     ) -> Self {
-        let estimated = [before, after].map(|(profile, _)| profile.by == Source::Bursts);
+        let estimated = [before, after].map(|(profile, _)| profile.by != Source::Everything);
         let same = same_files(before.0, after.0);
         let sides = [(before, &same[0]), (after, &same[1])];
         let pair = |(from, from_file): Name, (to, to_file): Name| Changed::Pair {

@@ -60,6 +60,8 @@ struct Header {
     instructions: u64,
     programs: u64,
     left: Vec<String>,
+    #[serde(default)]
+    calls: [u64; 5],
     blocks: usize,
     edges: usize,
     #[serde(default)]
@@ -96,6 +98,7 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         instructions: profile.instructions,
         programs: profile.programs,
         left: profile.left.clone(),
+        calls: profile.calls,
         blocks: profile.blocks.len(),
         edges: profile.edges.len(),
         callers: profile.callers.len(),
@@ -191,6 +194,7 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
+        calls: header.calls,
     })
 }
 

@@ -23,6 +23,8 @@ pub enum Source {
     Everything,
     /// Estimated from bursts.
     Bursts,
+    /// Estimated from forked copies, of which each was counted.
+    Shadows,
 }
 
 /// What is recorded besides blocks and edges.
@@ -149,6 +151,8 @@ pub struct Profile {
     pub programs: u64,
     /// What was not counted, and why.
     pub left: Vec<String>,
+    /// System calls of shadows, by [`crate::shadows::KINDS`].
+    pub calls: [u64; 5],
 }
 
 impl Profile {

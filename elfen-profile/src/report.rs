@@ -1,13 +1,14 @@
 //! What a profile shows: functions and calls, by how much of the program they are.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use elfen_stream::counts::EdgeKind;
 use serde::Serialize;
 
 use crate::paths::{self, PathRow};
 use crate::profile::{EdgeCount, Profile, Source};
+use crate::shadows::KINDS;
 use crate::source_lines::LineRow;
 use crate::stacks::Stacks;
 use crate::sums::{Sum, error, grouped, how, share, total, without_columns};
@@ -42,6 +43,9 @@ pub(crate) struct ProfileReport {
     programs: u64,
     /// What was not counted, and why.
     left: Vec<String>,
+    /// System calls of shadows by their kinds. Absent without shadows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system_calls: Option<BTreeMap<&'static str, u64>>,
     functions: Vec<FunctionRow>,
     calls: Vec<CallRow>,
     /// Only if they are asked for, because the debug information of large files takes long to read.
@@ -181,6 +185,8 @@ impl ProfileReport {
             instructions: profile.instructions,
             programs: profile.programs,
             left: profile.left.clone(),
+            system_calls: (profile.by == Source::Shadows)
+                .then(|| KINDS.into_iter().zip(profile.calls).collect()),
             functions,
             calls,
             lines: None,
@@ -203,6 +209,9 @@ impl ProfileReport {
         );
         for left in &self.left {
             text += &format!("not counted: {left}\n");
+        }
+        if let Some(calls) = &self.system_calls {
+            text += &system_calls(calls);
         }
         text.push('\n');
         let is_exact = self.by == Source::Everything;
@@ -230,6 +239,19 @@ impl ProfileReport {
         left.extend((has_functions && !has_total).then_some(2));
         text += &without_columns(head, rows, &left);
         text
+    }
+}
+
+/// The kinds of system calls, in percent.
+fn system_calls(calls: &BTreeMap<&'static str, u64>) -> String {
+    let all = calls.values().fold(0, |all: u64, &count| all.saturating_add(count));
+    let parts: Vec<String> = KINDS
+        .into_iter()
+        .map(|kind| format!("{:.0} % {kind}", share(calls.get(kind).copied().unwrap_or(0), all)))
+        .collect();
+    match all {
+        0 => String::new(),
+        all => format!("{} system calls in shadows: {}\n", grouped(all), parts.join(", ")),
     }
 }
 

@@ -40,6 +40,7 @@ pub(crate) fn how(by: Source, bursts: u64) -> String {
     match by {
         Source::Everything => "all counted".to_owned(),
         Source::Bursts => format!("seen in {} bursts", grouped(bursts)),
+        Source::Shadows => format!("seen in {} shadows", grouped(bursts)),
     }
 }
 

@@ -35,6 +35,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// A thread that does not stop within this time is left alone. It may sleep without a wake-up, as
 /// in vfork(2) or on a disk that does not answer, or it may get no CPU.
 const STOPS_WITHIN: Duration = Duration::from_millis(50);
+/// A thread that runs stops within this time, mostly.
+const STOPS_SOON: Duration = Duration::from_micros(200);
 /// Values of `op`, the first byte of `struct ptrace_syscall_info`.
 pub(super) const AT_ENTRY: u8 = 1;
 pub(super) const AT_EXIT: u8 = 2;
@@ -46,6 +48,19 @@ const RSEQ_WORDS: usize = 3;
 const STOPS_MAX: u32 = 8;
 /// PTRACE_INTERRUPT puts this into `si_code`, above SIGTRAP.
 const EVENT_STOP: i32 = 128;
+
+/// Internal to the kernel: restart the call unless a signal handler runs.
+const ERESTARTNOHAND: i64 = 514;
+/// Calls that return EINTR after a stop although no signal was handled.
+const NOT_RESTARTED: [libc::c_long; 7] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_io_getevents,
+];
 
 thread_local! {
     /// Threads that the calling thread interrupted and that did not stop within [`STOPS_WITHIN`].
@@ -90,22 +105,12 @@ impl Seized {
     pub fn attach(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
         let syscall = find_syscall(process, memory).ok_or(TouchError::NoVdso)?;
         let thread = thread.cast_signed();
-        release_late_threads();
-        if LATE.with_borrow(|late| late.contains(&thread)) {
-            return Err(TouchError::Busy);
-        }
-        ptrace(libc::PTRACE_SEIZE, thread, 0, 0).map_err(TouchError::Refused)?;
-        match stop(thread) {
-            Ok((registers, signals)) => Ok(Self { thread, syscall, registers, signals }),
-            Err(NotTaken::Stopped(signal)) => {
-                detach(thread, signal);
-                Err(TouchError::Busy)
-            }
-            Err(NotTaken::Late) => {
-                LATE.with_borrow_mut(|late| late.push(thread));
-                Err(TouchError::Busy)
-            }
-        }
+        attach(thread, stop).map(|(registers, signals)| Self {
+            thread,
+            syscall,
+            registers,
+            signals,
+        })
     }
 
     /// Makes a system call in the thread's name.
@@ -174,23 +179,24 @@ impl Drop for Seized {
 }
 
 /// Why a thread cannot make a call.
-enum NotTaken {
+pub(super) enum NotTaken {
     /// It must be detached with this signal; 0 for none.
     Stopped(usize),
     /// It did not stop in time.
     Late,
 }
 
-/// Stops a thread that is attached already, and blocks its signals.
-fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), NotTaken> {
+/// Stops a thread that is attached already, in its own code.
+pub(super) fn stop_in_code(thread: libc::pid_t) -> Result<libc::user_regs_struct, NotTaken> {
     const NO_SIGNAL: NotTaken = NotTaken::Stopped(0);
     ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(|_| NO_SIGNAL)?;
-    let deadline = Instant::now() + STOPS_WITHIN;
+    let began = Instant::now();
     let registers = loop {
         match registers_if_stopped(thread) {
             Ok(registers) => break registers,
             Err(NotStopped::Ended) => return Err(NO_SIGNAL),
-            Err(NotStopped::Runs) if Instant::now() > deadline => return Err(NotTaken::Late),
+            Err(NotStopped::Runs) if began.elapsed() < STOPS_SOON => std::thread::yield_now(),
+            Err(NotStopped::Runs) if began.elapsed() > STOPS_WITHIN => return Err(NotTaken::Late),
             Err(NotStopped::Runs) => std::thread::sleep(POLL_INTERVAL),
         }
     };
@@ -199,13 +205,46 @@ fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), NotTaken> 
         // A stop of the whole process has no signal to deliver.
         other => return Err(NotTaken::Stopped(other.unwrap_or(0))),
     }
-    let in_call = registers.orig_rax.cast_signed() >= 0;
-    let signals = signal_mask(thread).ok().filter(|_| !in_call).ok_or(NO_SIGNAL)?;
+    if registers.orig_rax.cast_signed() >= 0 {
+        restart_call(thread);
+        return Err(NO_SIGNAL);
+    }
+    Ok(registers)
+}
+
+/// Stops a thread that is attached already, and blocks its signals.
+fn stop(thread: libc::pid_t) -> Result<(libc::user_regs_struct, u64), NotTaken> {
+    const NO_SIGNAL: NotTaken = NotTaken::Stopped(0);
+    let registers = stop_in_code(thread)?;
+    let signals = signal_mask(thread).map_err(|_| NO_SIGNAL)?;
     // From here on the thread may hold our registers, so it is killed if this process is.
     let options = (libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD).unsigned_abs();
     ptrace(libc::PTRACE_SETOPTIONS, thread, 0, options as usize).map_err(|_| NO_SIGNAL)?;
     set_signal_mask(thread, u64::MAX).map_err(|_| NO_SIGNAL)?;
     Ok((registers, signals))
+}
+
+/// Attaches to a thread and stops it with `stop`.
+pub(super) fn attach<T>(
+    thread: libc::pid_t,
+    stop: impl FnOnce(libc::pid_t) -> Result<T, NotTaken>,
+) -> Result<T, TouchError> {
+    release_late_threads();
+    if LATE.with_borrow(|late| late.contains(&thread)) {
+        return Err(TouchError::Busy);
+    }
+    ptrace(libc::PTRACE_SEIZE, thread, 0, 0).map_err(TouchError::Refused)?;
+    match stop(thread) {
+        Ok(stopped) => Ok(stopped),
+        Err(NotTaken::Stopped(signal)) => {
+            detach(thread, signal);
+            Err(TouchError::Busy)
+        }
+        Err(NotTaken::Late) => {
+            LATE.with_borrow_mut(|late| late.push(thread));
+            Err(TouchError::Busy)
+        }
+    }
 }
 
 /// The signal that a stopped thread is about to receive. 0 if our PTRACE_INTERRUPT stopped it,
@@ -230,7 +269,7 @@ pub(super) fn stopped_at(thread: libc::pid_t) -> io::Result<u8> {
 
 /// Detaches from a stopped thread and delivers `signal` if it is not 0. A thread that was killed
 /// ends.
-fn detach(thread: libc::pid_t, signal: usize) {
+pub(super) fn detach(thread: libc::pid_t, signal: usize) {
     if ptrace(libc::PTRACE_DETACH, thread, 0, signal).is_err() {
         wait(thread);
     }
@@ -276,6 +315,17 @@ fn reap(thread: libc::pid_t, parent: libc::pid_t) {
     if u32::try_from(parent) != Ok(std::process::id()) {
         // SAFETY: a null status pointer is allowed.
         unsafe { libc::waitpid(thread, ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
+    }
+}
+
+/// Makes the kernel restart a call of [`NOT_RESTARTED`], unless a signal handler runs.
+pub(super) fn restart_call(thread: libc::pid_t) {
+    let Ok(mut registers) = registers_of(thread) else { return };
+    let (call, result) = (registers.orig_rax.cast_signed(), registers.rax.cast_signed());
+    if NOT_RESTARTED.contains(&call) && result == -i64::from(libc::EINTR) {
+        registers.rax = (-ERESTARTNOHAND).cast_unsigned();
+        // This fails for a thread that was killed, which needs no registers.
+        let _gone = set_registers(thread, &registers);
     }
 }
 

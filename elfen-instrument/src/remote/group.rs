@@ -17,10 +17,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::calls::{
-    AT_ENTRY, AT_EXIT, TouchError, find_syscall, ptrace, registers_of, set_registers,
+    AT_ENTRY, AT_EXIT, TouchError, find_syscall, ptrace, registers_of, restart_call, set_registers,
     set_signal_mask, signal_mask, signal_of_stop, stopped_at,
 };
 use super::memory::Memory;
+use super::tracee::Tracee;
 
 /// What happened to a traced thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,20 +61,10 @@ pub struct Group {
 }
 
 const WAIT: Duration = Duration::from_millis(200);
+/// How often all threads are stopped until one of them can make system calls.
+const TRIES: u32 = 5;
 const EVENT_STOP: i32 = 128;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
-/// Internal to the kernel: restart the call unless a signal handler runs.
-const ERESTARTNOHAND: i64 = 514;
-/// Calls that return EINTR after a stop although no signal was handled.
-const NOT_RESTARTED: [libc::c_long; 7] = [
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_io_getevents,
-];
 
 impl Group {
     /// Attaches to all threads of a process, and to threads that it creates later.
@@ -121,6 +112,25 @@ impl Group {
         if self.threads.is_empty() { Err(TouchError::Busy) } else { Ok(()) }
     }
 
+    /// Stops all threads. Returns one that can make system calls.
+    pub fn stop_all(&mut self, mut made: impl FnMut(&mut Self, i32)) -> Result<i32, TouchError> {
+        for _ in 0..TRIES {
+            self.stop(&mut made)?;
+            if let Some(thread) = self.callable_thread() {
+                return Ok(thread);
+            }
+            self.go_on();
+        }
+        Err(TouchError::Busy)
+    }
+
+    /// Adopts a new thread, and lets a new process go on without us.
+    pub fn keep_threads(&mut self, made: i32) {
+        if !self.adopt(made) {
+            self.release_child(made);
+        }
+    }
+
     fn running(&self) -> Option<libc::pid_t> {
         self.threads.iter().find(|(_, state)| **state == State::Runs).map(|(thread, _)| *thread)
     }
@@ -149,6 +159,11 @@ impl Group {
             let _gone =
                 ptrace(libc::PTRACE_DETACH, thread, 0, usize::try_from(signal).unwrap_or(0));
         }
+    }
+
+    /// Address of a `syscall` instruction in the process.
+    pub fn syscall(&self) -> u64 {
+        self.syscall
     }
 
     pub fn is_empty(&self) -> bool {
@@ -252,6 +267,25 @@ impl Group {
     pub fn release_child(&mut self, thread: i32) {
         if self.threads.remove(&thread).is_some() {
             let _gone = ptrace(libc::PTRACE_DETACH, thread, 0, 0);
+        }
+    }
+
+    /// The process that a system call of [`Group::calls`] has created. It stays stopped, and is not
+    /// part of this group. It is killed if its tracer ends.
+    pub fn take_created(&mut self) -> Option<Tracee> {
+        let deadline = Instant::now() + WAIT;
+        loop {
+            let held = self.threads.iter().find(|(_, state)| **state == State::Held);
+            if let Some((&created, _)) = held {
+                self.threads.remove(&created);
+                return Some(Tracee(created)).filter(|created| created.set_options().is_ok());
+            }
+            if self.next_event().is_none() {
+                if Instant::now() > deadline {
+                    return None;
+                }
+                std::thread::yield_now();
+            }
         }
     }
 
@@ -371,17 +405,6 @@ fn message(thread: libc::pid_t) -> Option<i32> {
 
 fn is_ours(thread: libc::pid_t) -> bool {
     signal_of_stop(thread) == Some(0)
-}
-
-/// Makes the kernel restart a call of [`NOT_RESTARTED`], unless a signal handler runs.
-pub(super) fn restart_call(thread: libc::pid_t) {
-    let Ok(mut registers) = registers_of(thread) else { return };
-    let (call, result) = (registers.orig_rax.cast_signed(), registers.rax.cast_signed());
-    if NOT_RESTARTED.contains(&call) && result == -i64::from(libc::EINTR) {
-        registers.rax = (-ERESTARTNOHAND).cast_unsigned();
-        // This fails for a thread that was killed, which needs no registers.
-        let _gone = set_registers(thread, &registers);
-    }
 }
 
 #[cfg(test)]

@@ -6,9 +6,11 @@
 mod calls;
 mod group;
 mod memory;
+mod paused;
 mod tracee;
 
 pub use calls::{Seized, TouchError, find_syscall, release_late_threads};
 pub use group::{Event, Group, take_end};
 pub use memory::{Mapping, Memory, mappings};
+pub use paused::Paused;
 pub use tracee::{Change, Resume, Tracee};

@@ -3,9 +3,11 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::time::{Duration, Instant};
 
-use super::calls::{ptrace, registers_of, set_registers, set_signal_mask, signal_mask};
-use super::group::restart_call;
+use super::calls::{
+    ptrace, registers_of, restart_call, set_registers, set_signal_mask, signal_mask,
+};
 
 /// A traced thread. All methods but [`Tracee::seize`] and [`Tracee::interrupt`] need it stopped;
 /// otherwise they fail with ESRCH.
@@ -38,17 +40,43 @@ pub enum Change {
 }
 
 const EVENT_STOP: i32 = 128;
+const OPTIONS: i32 = libc::PTRACE_O_TRACEFORK
+    | libc::PTRACE_O_TRACEVFORK
+    | libc::PTRACE_O_TRACECLONE
+    | libc::PTRACE_O_TRACEEXEC
+    | libc::PTRACE_O_EXITKILL;
+/// Another thread of this process may receive the signal of a change.
+const SLICE_NS: libc::c_long = 1_000_000;
+const NT_X86_XSTATE: usize = 0x202;
+/// More than the registers of any processor, with 8 KB of matrices.
+const VECTORS_BYTES_MAX: usize = 1 << 14;
 
 impl Tracee {
     /// Attaches to a thread that runs. It is killed if its tracer ends.
     pub fn seize(self) -> io::Result<()> {
-        let options = libc::PTRACE_O_TRACEFORK
-            | libc::PTRACE_O_TRACEVFORK
-            | libc::PTRACE_O_TRACECLONE
-            | libc::PTRACE_O_TRACEEXEC
-            | libc::PTRACE_O_EXITKILL;
-        let options = usize::try_from(options).map_err(|_| io::ErrorKind::InvalidInput)?;
-        ptrace(libc::PTRACE_SEIZE, self.0, 0, options)
+        ptrace(libc::PTRACE_SEIZE, self.0, 0, OPTIONS.unsigned_abs() as usize)
+    }
+
+    /// Sets the options of [`Tracee::seize`] for a thread that is traced already.
+    pub fn set_options(self) -> io::Result<()> {
+        ptrace(libc::PTRACE_SETOPTIONS, self.0, 0, OPTIONS.unsigned_abs() as usize)
+    }
+
+    /// The floating-point and vector registers, as the processor saves them.
+    pub fn vectors(self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; VECTORS_BYTES_MAX];
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let at = ptr::from_mut(&mut part).expose_provenance();
+        ptrace(libc::PTRACE_GETREGSET, self.0, NT_X86_XSTATE, at)?;
+        bytes.truncate(part.iov_len);
+        Ok(bytes)
+    }
+
+    pub fn set_vectors(self, bytes: &[u8]) -> io::Result<()> {
+        let base = bytes.as_ptr().cast_mut().cast();
+        let part = libc::iovec { iov_base: base, iov_len: bytes.len() };
+        let at = ptr::from_ref(&part).expose_provenance();
+        ptrace(libc::PTRACE_SETREGSET, self.0, NT_X86_XSTATE, at)
     }
 
     pub fn registers(self) -> io::Result<libc::user_regs_struct> {
@@ -127,16 +155,45 @@ impl Tracee {
         Self::wait_for(self.0).map(|(_, change)| change)
     }
 
+    /// Waits for the next change of this thread, at most for `time`.
+    pub fn wait_within(self, time: Duration) -> io::Result<Option<Change>> {
+        // Each change of a traced thread sends this signal. Blocked, it waits for its receiver.
+        let signals = signal_of_changes();
+        let mut before = MaybeUninit::zeroed();
+        // SAFETY: both are local variables.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signals, before.as_mut_ptr()) };
+        let deadline = Instant::now() + time;
+        let change = loop {
+            match Self::change_of(self.0, libc::WNOHANG) {
+                Ok(None) if Instant::now() > deadline => break Ok(None),
+                Ok(None) => {
+                    let slice = libc::timespec { tv_sec: 0, tv_nsec: SLICE_NS };
+                    // SAFETY: both arguments are local variables; no information is asked for.
+                    unsafe { libc::sigtimedwait(&signals, ptr::null_mut(), &slice) };
+                }
+                Ok(Some((_, change))) => break Ok(Some(change)),
+                Err(error) => break Err(error),
+            }
+        };
+        // SAFETY: the kernel has written `before`.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
+        change
+    }
+
     fn wait_for(thread: libc::pid_t) -> io::Result<(Self, Change)> {
+        Self::change_of(thread, 0)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn change_of(thread: libc::pid_t, options: i32) -> io::Result<Option<(Self, Change)>> {
         let mut status = 0;
         // Not those of other threads of this process, which may trace programs too.
-        let options = libc::__WALL | libc::__WNOTHREAD;
+        let options = options | libc::__WALL | libc::__WNOTHREAD;
         // SAFETY: `status` is a local variable.
-        let found = unsafe { libc::waitpid(thread, &mut status, options) };
-        if found == -1 {
-            return Err(io::Error::last_os_error());
+        match unsafe { libc::waitpid(thread, &mut status, options) } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => Ok(None),
+            found => Ok(Some((Self(found), Self(found).change(status)))),
         }
-        Ok((Self(found), Self(found).change(status)))
     }
 
     fn change(self, status: i32) -> Change {
@@ -157,4 +214,14 @@ impl Tracee {
             _ => Change::Stopped,
         }
     }
+}
+
+fn signal_of_changes() -> libc::sigset_t {
+    let mut signals = MaybeUninit::zeroed();
+    // SAFETY: the set is a local variable, which this call initialises.
+    unsafe { libc::sigemptyset(signals.as_mut_ptr()) };
+    // SAFETY: the set is initialised.
+    unsafe { libc::sigaddset(signals.as_mut_ptr(), libc::SIGCHLD) };
+    // SAFETY: as above.
+    unsafe { signals.assume_init() }
 }

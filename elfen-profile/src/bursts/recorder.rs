@@ -3,15 +3,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::process::{ProgramId, is_filtered, name_of, stat, status_field, threads_of};
-use elfen_instrument::remote::take_end;
+use elfen_instrument::process::{ProgramId, is_filtered, name_of, status_field, threads_of};
 use elfen_machine::pidfd::PidFd;
-use elfen_machine::process::children;
 use elfen_stream::layout;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -23,6 +20,7 @@ use crate::engine::tally::Tally;
 use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
 use crate::profile::{Profile, Source, What};
+use crate::program::{self, ended, own_ns, start, ticks, user_ticks};
 use crate::signals;
 
 /// How often finished bursts are read; more often while most code is new.
@@ -188,11 +186,6 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
     })
 }
 
-fn start(words: &[OsString]) -> io::Result<Child> {
-    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    Command::new(program).args(arguments).spawn()
-}
-
 struct Recorder {
     order: Order,
     root: u32,
@@ -256,7 +249,7 @@ impl Recorder {
         let mut looked = None;
         loop {
             if let Some(child) = child.as_deref_mut()
-                && let Some(ended) = ended(child)?
+                && let Some(ended) = ended(child).map_err(BurstError::Wait)?
             {
                 running(0);
                 return Ok(Some(ended));
@@ -266,7 +259,7 @@ impl Recorder {
                 let Some(child) = child else { return Ok(None) };
                 self.finish();
                 loop {
-                    if let Some(ended) = ended(child)? {
+                    if let Some(ended) = ended(child).map_err(BurstError::Wait)? {
                         running(0);
                         return Ok(Some(ended));
                     }
@@ -295,12 +288,7 @@ impl Recorder {
 
     /// Looks for processes and threads that are new, or have ended.
     fn look(&mut self) -> Result<(), BurstError> {
-        let mut found = vec![self.root];
-        let mut at = 0;
-        while let Some(&process) = found.get(at) {
-            found.extend(children(process));
-            at += 1;
-        }
+        let found = program::family(self.root);
         for &process in &found {
             self.processes.entry(process).or_insert(Process::Waits);
         }
@@ -640,18 +628,6 @@ fn stack(target: &Target, at: u64) -> StackCopy {
     StackCopy { registers: registers.to_vec(), bytes }
 }
 
-/// How a child has ended; `None` if it has not.
-fn ended(child: &mut Child) -> Result<Option<ExitStatus>, BurstError> {
-    match child.try_wait() {
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
-            // It ended while its threads were stopped.
-            let status = take_end(child.id()).map(ExitStatus::from_raw);
-            status.map(Some).ok_or(BurstError::Wait(error))
-        }
-        other => other.map_err(BurstError::Wait),
-    }
-}
-
 /// The time that a thread has run.
 fn ran_ns(process: u32, thread: u32) -> u64 {
     let path = format!("/proc/{process}/task/{thread}/schedstat");
@@ -669,22 +645,4 @@ fn blocks_signal(thread: u32) -> bool {
 fn own_thread() -> u32 {
     // SAFETY: takes nothing.
     unsafe { libc::gettid() }.unsigned_abs()
-}
-
-/// The user time of a process, in ticks.
-fn user_ticks(process: u32) -> Option<u64> {
-    stat(process).map(|stat| stat.user_ticks)
-}
-
-/// The CPU time of this process.
-fn own_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a local variable.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut now) };
-    (now.tv_sec * 1_000_000_000 + now.tv_nsec).cast_unsigned()
-}
-
-fn ticks() -> u64 {
-    // SAFETY: each processor for this architecture has the instruction.
-    unsafe { core::arch::x86_64::_rdtsc() }
 }

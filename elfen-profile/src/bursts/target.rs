@@ -95,7 +95,8 @@ impl Target {
         check(process)?;
         let plan = Plan::of(process)?;
         let mut group = Group::seize(process)?;
-        let made = stop(&mut group)
+        let made = group
+            .stop_all(Group::keep_threads)
             .map_err(Refusal::from)
             .and_then(|thread| Self::prepare(process, plan, &group, thread));
         group.release();
@@ -333,7 +334,7 @@ impl Target {
     /// Stops all threads at places outside of our code.
     fn stop_outside(&self, group: &mut Group) -> Result<i32, TouchError> {
         for _ in 0..TRIES {
-            let thread = stop(group)?;
+            let thread = group.stop_all(Group::keep_threads)?;
             let is_inside = |at: &u64| self.mapped.iter().any(|range| range.contains(at));
             if !group.instructions().iter().any(is_inside) {
                 return Ok(thread);
@@ -416,22 +417,6 @@ fn check(process: u32) -> Result<(), Refusal> {
         return Err(Refusal::Unfit("the kernel does not enable FSGSBASE; Linux 5.9 does"));
     }
     Ok(())
-}
-
-/// Stops all threads. Returns one that can make system calls.
-fn stop(group: &mut Group) -> Result<i32, TouchError> {
-    for _ in 0..TRIES {
-        group.stop(|group, made| {
-            if !group.adopt(made) {
-                group.release_child(made);
-            }
-        })?;
-        if let Some(thread) = group.callable_thread() {
-            return Ok(thread);
-        }
-        group.go_on();
-    }
-    Err(TouchError::Busy)
 }
 
 /// Where the shared memory goes.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 use elfen_console::duration;
@@ -17,6 +17,7 @@ use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
 use crate::profile::{Profile, What};
 use crate::report::{ProfileReport, SortKey};
+use crate::shadows::{self, ShadowError};
 use crate::signals;
 use crate::symbols::{ProfileSymbols, note_build_ids};
 
@@ -25,6 +26,11 @@ By bursts, a thread goes through a code cache for some thousand edges, at random
 time. The program runs as ever between them, and is stopped once, when it is prepared. Counts are \
 what the bursts have seen; ± is the relative error. A process of which no bursts are \
 possible is named, with the reason.
+
+By shadows, copies of the program are forked at random times. They run in the code cache, on an \
+idle CPU, and change nothing: their output is dropped, and shared memory is read-only. A shadow is \
+much longer than a burst, and costs the program only its fork. It ends where the program would \
+wait for input.
 
 By everything, the program runs in the code cache from start to end, under ptrace, and so do its \
 threads and children. Counts are exact, and the program takes about three times as long; a \
@@ -42,6 +48,7 @@ Examples:
   elfen profile record -o run.elfprof -- lua5.4 script.lua
   elfen profile record -p \"$(pgrep -o redis-server)\" -d 30s
   elfen profile record --what stacks,paths -o run.elfprof -- ./program
+  elfen profile record --by shadows --what paths -o run.elfprof -- ./program
   elfen profile record --by everything -o exact.elfprof -- ./program";
 
 /// Rows that are printed if no file is named.
@@ -54,6 +61,8 @@ enum Mechanism {
     Everything,
     /// Estimate the counts from random parts of the run, at about one per cent
     Bursts,
+    /// Estimate the counts from long parts of the run, in forked copies on another CPU
+    Shadows,
 }
 
 /// What a profile can hold.
@@ -75,11 +84,11 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "MECHANISM", default_value = "bursts")]
     by: Mechanism,
 
-    /// What to record besides edges, as in `stacks,paths` [default: stacks by bursts, else none]
+    /// What to record besides edges, as in `stacks,paths` [default: stacks; none by everything]
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     what: Option<Vec<Kind>>,
 
-    /// The part of the program's CPU time that bursts may cost
+    /// The part of the program's time that bursts or shadows may cost
     #[arg(long, value_name = "PERCENT", value_parser = parse_cost, default_value = "1%")]
     cost: f64,
 
@@ -87,6 +96,22 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 2000,
           value_parser = clap::value_parser!(u32).range(1..=EVENTS_MAX))]
     edges: u32,
+
+    /// Shadows: the CPUs that they may use, on average
+    #[arg(long, value_name = "CPUS", default_value_t = 0.25, value_parser = parse_load)]
+    load: f64,
+
+    /// Shadows: the instructions of one shadow
+    #[arg(long, value_name = "COUNT", default_value = "10M", value_parser = parse_count)]
+    sample: u64,
+
+    /// Shadows: the longest time that the program may be stopped for one
+    #[arg(long, value_name = "TIME", default_value = "2ms", value_parser = duration::parse)]
+    max_stall: Duration,
+
+    /// Shadows: the CPU that they run on [default: any that is idle]
+    #[arg(long, value_name = "CPU")]
+    cpu: Option<u32>,
 
     /// Write the profile to a file [default: print the hottest functions]
     #[arg(short, long, value_name = "FILE")]
@@ -116,7 +141,7 @@ impl RecordArgs {
             Some(kinds) => {
                 What { stacks: kinds.contains(&Kind::Stacks), paths: kinds.contains(&Kind::Paths) }
             }
-            None => What { stacks: self.by == Mechanism::Bursts, paths: false },
+            None => What { stacks: self.by != Mechanism::Everything, paths: false },
         }
     }
 }
@@ -134,6 +159,32 @@ fn parse_cost(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Parses a number of CPUs, such as `0.25`.
+fn parse_load(text: &str) -> Result<f64, String> {
+    let load: f64 = text.parse().map_err(|_| "it is not a number, as in 0.25".to_owned())?;
+    if (0.01..=2.0).contains(&load) {
+        Ok(load)
+    } else {
+        Err("it must be from 0.01 to 2".to_owned())
+    }
+}
+
+/// Parses a count, such as `10M`.
+fn parse_count(text: &str) -> Result<u64, String> {
+    let (digits, times) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 1_000),
+        Some(b'M') => (&text[..text.len() - 1], 1_000_000),
+        _ => (text, 1),
+    };
+    let count = digits.parse().ok().and_then(|count: u64| count.checked_mul(times));
+    let count = count.ok_or_else(|| "it is not a count, as in 500K or 10M".to_owned())?;
+    let range = SAMPLE_MIN..=SAMPLE_MAX;
+    if range.contains(&count) { Ok(count) } else { Err("it must be from 10K to 1000M".to_owned()) }
+}
+
+const SAMPLE_MIN: u64 = 10_000;
+const SAMPLE_MAX: u64 = 1_000_000_000;
+
 pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     if args.by == Mechanism::Everything && (args.pid.is_some() || args.duration.is_some()) {
         let why = "--by everything counts a program from its start to its end";
@@ -150,6 +201,9 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
             Mechanism::Bursts => {
                 "profile by bursts: edges are counted at random times, in a code cache"
             }
+            Mechanism::Shadows => {
+                "profile by shadows: copies of the program run in a code cache, at random times"
+            }
         });
     }
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
@@ -165,6 +219,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
             (recorded.profile, status)
         }
         Mechanism::Bursts => by_bursts(args)?,
+        Mechanism::Shadows => by_shadows(args)?,
     };
     profile.program = args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(process) = args.pid {
@@ -211,11 +266,66 @@ fn by_bursts(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
             percent(recorded.own, recorded.elapsed),
         ));
     }
-    let status = recorded.ended.map_or(0, |ended| {
-        let code = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
-        code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
-    });
-    Ok((recorded.profile, status))
+    Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
+}
+
+fn status_of(ended: ExitStatus) -> u8 {
+    let code = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// Returns the profile, and the exit status of the program.
+fn by_shadows(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
+    let order = shadows::Order {
+        program: args.program.clone(),
+        process: args.pid,
+        cost: args.cost,
+        load: args.load,
+        sample: args.sample,
+        stall_max: args.max_stall,
+        cpu: args.cpu,
+        what: args.what(),
+        duration: args.duration,
+    };
+    let mut recorded = shadows::record(&order, signals::set_program)
+        .map_err(|error| shadow_failed(&error, args))?;
+    if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
+        let left = "no process ran one program long enough for a shadow; see `--by everything`";
+        recorded.profile.left.push(left.to_owned());
+    } else if !args.quiet {
+        let Profile { bursts, ran_ns, cost_ns, instructions, .. } = recorded.profile;
+        let elapsed =
+            duration::show(u64::try_from(recorded.elapsed.as_nanos()).unwrap_or(u64::MAX));
+        to_stderr(&format!(
+            "profile: {bursts} shadows with {instructions} instructions in {elapsed}; cost {:.2} % \
+             by estimate, and {:.2} % of a CPU; longest stop {}",
+            percent(Duration::from_nanos(cost_ns), Duration::from_nanos(ran_ns)),
+            percent(recorded.own, recorded.elapsed),
+            duration::show(u64::try_from(recorded.stall.as_nanos()).unwrap_or(u64::MAX)),
+        ));
+        let mut ends: Vec<_> = recorded.ends.iter().collect();
+        ends.sort_by_key(|&(why, count)| (u64::MAX - count, why));
+        let ends: Vec<String> = ends.iter().map(|(why, count)| format!("{count} {why}")).collect();
+        to_stderr(&format!("profile: ends of shadows: {}", ends.join(", ")));
+    }
+    Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
+}
+
+fn shadow_failed(error: &ShadowError, args: &RecordArgs) -> Failure {
+    match error {
+        ShadowError::Program(error) => not_started(error, args),
+        ShadowError::Gone => {
+            let fix = "name a running process; `pgrep NAME` finds one";
+            Failure::new(Status::Failed, process(args), error, fix)
+        }
+        ShadowError::Refused(_) => {
+            let fix = "run as root, or start the program by `elfen profile record -- PROGRAM`";
+            Failure::new(Status::Unsupported, process(args), error, fix)
+        }
+        ShadowError::Wait(_) => {
+            Failure::new(Status::Failed, "waiting for the program", error, "try again")
+        }
+    }
 }
 
 fn percent(part: Duration, whole: Duration) -> f64 {

@@ -45,6 +45,12 @@ impl Objects {
         Self { process, memory, images: self.images.clone() }
     }
 
+    /// Goes on with another process, which has the same code or newer one.
+    pub(crate) fn move_to(&mut self, process: u32, memory: Memory) {
+        self.process = process;
+        self.memory = memory;
+    }
+
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }

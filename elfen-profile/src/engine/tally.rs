@@ -82,8 +82,8 @@ pub(crate) struct OnWay {
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     what: What,
-    /// Everything is counted, so that no number has an error.
-    is_exact: bool,
+    /// What belongs together comes in several pieces: all of a program, or a shadow.
+    has_pieces: bool,
     steps: FxHashMap<Step, Times>,
     ways: Ways,
     stacks: Stacks,
@@ -97,6 +97,8 @@ pub(crate) struct Tally {
     pub(crate) bursts: u64,
     /// Bursts that nothing could be made of.
     pub(crate) lost: u64,
+    /// Instructions of all ways, with the whole block for a part of it.
+    pub(crate) instructions: u64,
 }
 
 impl Tally {
@@ -104,9 +106,15 @@ impl Tally {
         Self { what, ..Self::default() }
     }
 
-    /// For a whole program instead of bursts.
-    pub(crate) fn exact(what: What) -> Self {
-        Self { what, is_exact: true, ..Self::default() }
+    /// For a whole program, or for shadows, instead of bursts.
+    pub(crate) fn of_pieces(what: What) -> Self {
+        Self { what, has_pieces: true, ..Self::default() }
+    }
+
+    /// All pieces of a shadow have been added.
+    pub(crate) fn end_shadow(&mut self) {
+        self.end(true, 1);
+        self.bursts += 1;
     }
 
     /// Notes that no code is translated at an address.
@@ -160,9 +168,12 @@ impl Tally {
 
     /// Goes the way of a burst.
     pub(crate) fn add(&mut self, cache: &Cache, burst: &Burst, on: &mut OnWay) -> Result<(), Lost> {
-        let Self { what, seen, stacks, paths, .. } = self;
+        let Self { what, seen, stacks, paths, instructions, .. } = self;
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
+            if let Step::Block(_) | Step::Part(..) = step {
+                *instructions += u64::from(block.instructions);
+            }
             if let Some(caller) = &mut on.caller {
                 stacks.step(step, block, to, caller);
             }
@@ -173,8 +184,8 @@ impl Tally {
         if walked.is_err() {
             *on = OnWay::default();
         }
-        // What was found of an exact way has run, so it can wait for the end.
-        if !self.is_exact {
+        // What was found of a piece has run, so it can wait for the end.
+        if !self.has_pieces {
             self.end(walked.is_ok(), 1);
         }
         walked

@@ -19,10 +19,10 @@
 //! No page is writable and executable, and no code of ours runs outside the cache.
 
 mod collect;
-mod space;
+pub(crate) mod space;
 mod start;
-mod thread;
-mod trace;
+pub(crate) mod thread;
+pub(crate) mod trace;
 mod tracer;
 
 pub use start::StartError;

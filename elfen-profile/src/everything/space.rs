@@ -40,7 +40,7 @@ const HOST_CALLS: [libc::c_long; 10] = [
     libc::SYS_clone3,
 ];
 /// System calls that change mappings in a range.
-pub(super) const RANGE_CALLS: [libc::c_long; 5] = [
+pub(crate) const RANGE_CALLS: [libc::c_long; 5] = [
     libc::SYS_mmap,
     libc::SYS_mprotect,
     libc::SYS_munmap,
@@ -49,33 +49,40 @@ pub(super) const RANGE_CALLS: [libc::c_long; 5] = [
 ];
 
 #[derive(Debug)]
-pub(super) struct Space {
-    pub(super) region: Region,
-    pub(super) cache: Cache,
-    pub(super) objects: Objects,
-    pub(super) observed: Observed,
+pub(crate) struct Space {
+    pub(crate) region: Region,
+    pub(crate) cache: Cache,
+    pub(crate) objects: Objects,
+    pub(crate) observed: Observed,
     /// The parts of counters that are in `observed` already.
     settled: HashMap<i32, u64>,
     /// Events of threads, if they are recorded instead of counters.
-    pub(super) trace: Option<Trace>,
+    pub(crate) trace: Option<Trace>,
     syscall: u64,
     clusters: u64,
     table: u64,
     contexts: u64,
     /// Contexts that no thread has.
     free: Vec<u32>,
-    pub(super) threads: u32,
+    pub(crate) threads: u32,
     /// All code in the cache lies in these ranges: that of the first images.
     covered: usize,
     code: [Range<u64>; 2],
     /// Instructions that threads executed outside the cache, and those in memory of no file.
-    pub(super) steps: u64,
-    pub(super) generated: u64,
+    pub(crate) steps: u64,
+    pub(crate) generated: u64,
 }
 
 impl Space {
     /// Maps the shared memory into a program that has just begun.
-    pub(super) fn set_up(thread: Tracee, process: u32, what: What) -> io::Result<Self> {
+    pub(crate) fn begin(thread: Tracee, process: u32, what: What) -> io::Result<Self> {
+        let trace = (what != What::default()).then(|| Trace::new(what));
+        let space = Self::set_up(thread, process, trace.is_some())?;
+        Ok(Self { trace, ..space })
+    }
+
+    /// Maps the shared memory into a process, for counters or for events.
+    pub(crate) fn set_up(thread: Tracee, process: u32, has_events: bool) -> io::Result<Self> {
         let memory = Memory::open(process)?;
         let syscall = find_syscall(process, &memory).ok_or(io::ErrorKind::Unsupported)?;
         let mut region = Region::new()?;
@@ -101,17 +108,16 @@ impl Space {
         })?;
         region.add_part(table, Cache::TABLE_BYTES, 0);
         region.add_part(contexts, CONTEXTS_BYTES, CONTEXTS_AT);
-        let trace = (what != What::default()).then(|| Trace::new(what));
         let mut space = Self {
             region,
-            cache: match trace {
-                Some(_) => Cache::with_events(table, NEIGHBOURHOOD),
-                None => Cache::new(table, NEIGHBOURHOOD),
+            cache: match has_events {
+                true => Cache::with_events(table, NEIGHBOURHOOD),
+                false => Cache::new(table, NEIGHBOURHOOD),
             },
             objects,
             observed: Observed::default(),
             settled: HashMap::new(),
-            trace,
+            trace: None,
             syscall,
             clusters: 0,
             table,
@@ -128,27 +134,11 @@ impl Space {
     }
 
     /// A copy for a process that `thread` of this space has just forked.
-    pub(super) fn fork(&self, thread: Tracee, process: u32) -> io::Result<Self> {
+    pub(crate) fn fork(&self, thread: Tracee, process: u32) -> io::Result<Self> {
         let mut region = self.region.copy(&self.cache.used())?;
         self.cache.write_table(&mut region);
-        let memory = Memory::open(process)?;
-        let objects = self.objects.copy(process, memory);
-        borrow_thread(thread, |borrowed| {
-            let fd = open(borrowed, self.syscall, objects.memory(), &region)?;
-            for (range, offset) in region.parts() {
-                let read = libc::PROT_READ.unsigned_abs();
-                let rights = match range.start {
-                    at if at == self.table => read,
-                    at if at == self.contexts => read | libc::PROT_WRITE.unsigned_abs(),
-                    _ => read | libc::PROT_EXEC.unsigned_abs(),
-                };
-                let bytes = range.end - range.start;
-                let flags = (libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs();
-                let arguments = [range.start, bytes, rights.into(), flags.into(), fd, *offset];
-                borrowed.call(self.syscall, libc::SYS_mmap, arguments)?;
-            }
-            close(borrowed, self.syscall, fd)
-        })?;
+        let objects = self.objects.copy(process, Memory::open(process)?);
+        self.map_again(thread, objects.memory(), &region, libc::MAP_FIXED)?;
         Ok(Self {
             region,
             cache: self.cache.clone(),
@@ -163,6 +153,50 @@ impl Space {
             generated: 0,
             ..*self
         })
+    }
+
+    /// Moves to a process that `thread` of the same program has just begun: its memory is a copy of
+    /// that of a process that has never had our mappings.
+    pub(crate) fn move_to(&mut self, thread: Tracee, process: u32) -> io::Result<()> {
+        let memory = Memory::open(process)?;
+        self.map_again(thread, &memory, &self.region, libc::MAP_FIXED_NOREPLACE)?;
+        self.objects.move_to(process, memory);
+        Ok(())
+    }
+
+    /// Maps a region into a process, where this space has it.
+    fn map_again(
+        &self,
+        thread: Tracee,
+        memory: &Memory,
+        region: &Region,
+        fixed: i32,
+    ) -> io::Result<()> {
+        borrow_thread(thread, |borrowed| {
+            let fd = open(borrowed, self.syscall, memory, region)?;
+            for (range, offset) in region.parts() {
+                let read = libc::PROT_READ.unsigned_abs();
+                let rights = match range.start {
+                    at if at == self.table => read,
+                    at if at == self.contexts => read | libc::PROT_WRITE.unsigned_abs(),
+                    _ => read | libc::PROT_EXEC.unsigned_abs(),
+                };
+                let bytes = range.end - range.start;
+                let flags = (libc::MAP_SHARED | fixed).unsigned_abs();
+                let arguments = [range.start, bytes, rights.into(), flags.into(), fd, *offset];
+                borrowed.call(self.syscall, libc::SYS_mmap, arguments)?;
+            }
+            close(borrowed, self.syscall, fd)
+        })
+    }
+
+    /// Adds memory for code near an address.
+    pub(crate) fn add_cluster_near(&mut self, thread: Tracee, at: u64) -> io::Result<()> {
+        let mapped = self.objects.mappings();
+        let near = mapped.iter().find(|one| one.range.contains(&at));
+        let near = near.ok_or(io::ErrorKind::NotFound)?.range.start;
+        let place = free_near(&mapped, near, CLUSTER_BYTES);
+        self.add_cluster(thread, place.ok_or(io::ErrorKind::StorageFull)?)
     }
 
     fn add_cluster(&mut self, thread: Tracee, at: u64) -> io::Result<()> {
@@ -184,7 +218,7 @@ impl Space {
     }
 
     /// The address in the cache of the block at `at`, which is translated if it was not yet.
-    pub(super) fn code(&mut self, thread: Tracee, at: u64) -> Result<u64, Stop> {
+    pub(crate) fn code(&mut self, thread: Tracee, at: u64) -> Result<u64, Stop> {
         if let Some(code) = self.cache.entry(at) {
             return Ok(code);
         }
@@ -196,16 +230,29 @@ impl Space {
             if !is_code {
                 return Err(Stop::NoCode);
             }
-            let place = free_near(&mapped, near.range.start, CLUSTER_BYTES).ok_or(Stop::Full)?;
-            self.add_cluster(thread, place).map_err(|_| Stop::Full)?;
+            self.add_cluster_near(thread, at).map_err(|_| Stop::Full)?;
             found = self.cache.translate(at, &mut self.objects, &mut self.region);
         }
+        self.cover_new_code();
+        found
+    }
+
+    /// The same, without more memory for code.
+    pub(crate) fn code_within(&mut self, at: u64) -> Result<u64, Stop> {
+        if let Some(code) = self.cache.entry(at) {
+            return Ok(code);
+        }
+        let found = self.cache.translate(at, &mut self.objects, &mut self.region);
+        self.cover_new_code();
+        found
+    }
+
+    fn cover_new_code(&mut self) {
         let images = self.objects.images().len();
         if images > self.covered {
             self.cover_code(self.covered);
             self.covered = images;
         }
-        found
     }
 
     /// Extends the ranges of code by new images.
@@ -231,22 +278,27 @@ impl Space {
         }
     }
 
+    /// Address of a `syscall` instruction in the program.
+    pub(crate) fn syscall(&self) -> u64 {
+        self.syscall
+    }
+
     /// Where the program has a word of a context.
-    pub(super) fn word_at(&self, context: u32, word: i32) -> u64 {
+    pub(crate) fn word_at(&self, context: u32, word: i32) -> u64 {
         self.base(context).wrapping_add_signed(word.into())
     }
 
-    pub(super) fn word(&self, context: u32, word: i32) -> u64 {
+    pub(crate) fn word(&self, context: u32, word: i32) -> u64 {
         self.region.word(self.word_at(context, word))
     }
 
     /// The base of `%gs` of a thread with this context.
-    pub(super) fn base(&self, context: u32) -> u64 {
+    pub(crate) fn base(&self, context: u32) -> u64 {
         self.contexts + u64::from(context) * layout::BYTES
     }
 
     /// Words for one more thread. `None` if there are too many threads.
-    pub(super) fn take_context(&mut self) -> Option<u32> {
+    pub(crate) fn take_context(&mut self) -> Option<u32> {
         let context = self.free.pop()?;
         self.threads += 1;
         self.region.set_word(self.word_at(context, layout::LOG_AT), log_start());
@@ -268,9 +320,9 @@ impl Space {
     }
 
     /// The words of a thread that has ended. Its counters keep their values.
-    pub(super) fn give_context_back(&mut self, context: u32) {
+    pub(crate) fn give_context_back(&mut self, context: u32) {
         if self.trace.is_some() {
-            let events = self.take_events(context);
+            let events = self.take_events(context, trace::EVENTS);
             if let Some(trace) = &mut self.trace {
                 trace.kill(context, events, &self.cache);
             }
@@ -281,7 +333,7 @@ impl Space {
     }
 
     /// Counts what the log of a context holds, and empties it.
-    pub(super) fn drain_log(&mut self, context: u32) {
+    pub(crate) fn drain_log(&mut self, context: u32) {
         let end = self.word(context, layout::LOG_AT);
         let entries =
             end.saturating_sub(log_start()) / u64::from(layout::LOG_ENTRY_BYTES.unsigned_abs());
@@ -301,20 +353,32 @@ impl Space {
         }
     }
 
-    /// The events of a thread since it entered the cache.
-    fn take_events(&self, context: u32) -> Vec<u64> {
-        let left = self.word(context, layout::EVENTS_LEFT).min(trace::EVENTS);
+    /// The events of a thread since it entered the cache, of which there could be `given`.
+    pub(crate) fn take_events(&self, context: u32, given: u64) -> Vec<u64> {
+        let left = self.word(context, layout::EVENTS_LEFT).min(given);
         let first = self.word_at(context, layout::EVENTS) + 8 * (left + 1);
-        let count = usize::try_from(trace::EVENTS - left).unwrap_or(0);
+        let count = usize::try_from(given - left).unwrap_or(0);
         let mut events = self.region.words(first, count);
         events.reverse();
-        self.region.set_word(self.word_at(context, layout::EVENTS_LEFT), trace::EVENTS);
+        self.give_events(context, given);
         events
+    }
+
+    /// Sets how many events a thread may have.
+    pub(crate) fn give_events(&self, context: u32, given: u64) {
+        let given = given.min(trace::EVENTS);
+        self.region.set_word(self.word_at(context, layout::EVENTS_LEFT), given);
+    }
+
+    /// Makes each system call of a thread stop at a trap.
+    pub(crate) fn stop_at_calls(&self, context: u32) {
+        let words = layout::CALLS.unsigned_abs() / 64;
+        self.region.fill(self.word_at(context, layout::HOST_CALLS), u64::MAX, words);
     }
 
     /// Notes that a thread enters the cache. `counts` says whether no edge of the cache has led
     /// there.
-    pub(super) fn note_entry(
+    pub(crate) fn note_entry(
         &mut self,
         context: u32,
         registers: &libc::user_regs_struct,
@@ -328,7 +392,7 @@ impl Space {
     }
 
     /// Notes that a thread has left the cache, inside a block or at its end.
-    pub(super) fn note_left(&mut self, context: u32, block: BlockId, at: u64) {
+    pub(crate) fn note_left(&mut self, context: u32, block: BlockId, at: u64) {
         if self.trace.is_some() {
             self.note_left_at(context, at);
         } else {
@@ -337,7 +401,7 @@ impl Space {
     }
 
     /// Notes that a thread has left the cache by a computed branch.
-    pub(super) fn note_computed(&mut self, context: u32, site: u64, target: u64) {
+    pub(crate) fn note_computed(&mut self, context: u32, site: u64, target: u64) {
         if self.trace.is_some() {
             self.note_left_at(context, target);
         } else {
@@ -346,9 +410,9 @@ impl Space {
     }
 
     /// Notes that a thread has left the cache by an edge, which was counted.
-    pub(super) fn note_left_at(&mut self, context: u32, at: u64) {
+    pub(crate) fn note_left_at(&mut self, context: u32, at: u64) {
         if self.trace.is_some() {
-            let events = self.take_events(context);
+            let events = self.take_events(context, trace::EVENTS);
             if let Some(trace) = &mut self.trace {
                 trace.leave(context, at, events, &self.cache);
             }
@@ -366,7 +430,7 @@ impl Space {
     }
 
     /// Removes code whose mapping has changed.
-    pub(super) fn retire(&mut self, range: &Range<u64>) {
+    pub(crate) fn retire(&mut self, range: &Range<u64>) {
         let gone = self.objects.retire(range);
         if gone.is_empty() {
             return;
@@ -406,7 +470,7 @@ impl Space {
     }
 
     /// All counts, once no thread runs in this space.
-    pub(super) fn counts(&mut self) -> Counts {
+    pub(crate) fn counts(&mut self) -> Counts {
         self.drain_logs();
         let mut sums = vec![0; self.cache.counters().len()];
         for context in self.used_contexts() {

@@ -7,7 +7,7 @@ use elfen_instrument::remote::{Change, Resume, Tracee};
 
 /// Runs `make` with the thread's signals blocked, and restores its registers afterwards. The thread
 /// must not be inside a system call.
-pub(super) fn borrow_thread<T>(
+pub(crate) fn borrow_thread<T>(
     thread: Tracee,
     make: impl FnOnce(&Borrowed) -> io::Result<T>,
 ) -> io::Result<T> {
@@ -21,7 +21,7 @@ pub(super) fn borrow_thread<T>(
 }
 
 #[derive(Debug)]
-pub(super) struct Borrowed {
+pub(crate) struct Borrowed {
     thread: Tracee,
     registers: libc::user_regs_struct,
 }
@@ -31,12 +31,12 @@ const STOPS_MAX: u32 = 16;
 
 impl Borrowed {
     /// The thread's stack pointer.
-    pub(super) fn stack(&self) -> u64 {
+    pub(crate) fn stack(&self) -> u64 {
         self.registers.rsp
     }
 
     /// Makes a system call by the `syscall` instruction at an address.
-    pub(super) fn call(
+    pub(crate) fn call(
         &self,
         syscall: u64,
         number: libc::c_long,
@@ -71,12 +71,12 @@ thread_local! {
 }
 
 /// A thread that ended while it was stepped, and how.
-pub(super) fn take_ended() -> Option<(Tracee, Change)> {
+pub(crate) fn take_ended() -> Option<(Tracee, Change)> {
     ENDED.with_borrow_mut(Vec::pop)
 }
 
 /// Steps a thread by one instruction, and waits for it.
-pub(super) fn step(thread: Tracee) -> io::Result<()> {
+pub(crate) fn step(thread: Tracee) -> io::Result<()> {
     thread.resume(Resume::Step, 0)?;
     match thread.wait()? {
         end @ (Change::Exited(_) | Change::Killed(_)) => {

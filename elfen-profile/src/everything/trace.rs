@@ -11,7 +11,7 @@ use crate::engine::walk::Burst;
 use crate::profile::{NO_CALLER, UNKNOWN_CALLER, What};
 
 /// Events of a thread until it stops.
-pub(super) const EVENTS: u64 = layout::EVENTS_MAX.unsigned_abs() as u64 - 1;
+pub(crate) const EVENTS: u64 = layout::EVENTS_MAX.unsigned_abs() as u64 - 1;
 /// A thread that goes on no further behind the place that it left at has only executed the
 /// instruction there.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
@@ -27,31 +27,31 @@ struct Passage {
 }
 
 #[derive(Debug)]
-pub(super) struct Trace {
+pub(crate) struct Trace {
     what: What,
-    pub(super) tally: Tally,
+    pub(crate) tally: Tally,
     /// By the contexts of the threads.
     passages: HashMap<u32, Passage>,
 }
 
 impl Trace {
-    pub(super) fn new(what: What) -> Self {
-        Self { what, tally: Tally::exact(what), passages: HashMap::new() }
+    pub(crate) fn new(what: What) -> Self {
+        Self { what, tally: Tally::of_pieces(what), passages: HashMap::new() }
     }
 
     /// For a process that was forked.
-    pub(super) fn for_child(&self) -> Self {
+    pub(crate) fn for_child(&self) -> Self {
         Self::new(self.what)
     }
 
     /// A program begins: its first thread has no callers.
-    pub(super) fn begin(&mut self, context: u32, at: u64) {
+    pub(crate) fn begin(&mut self, context: u32, at: u64) {
         let on = OnWay { caller: self.what.stacks.then_some(NO_CALLER), ..OnWay::default() };
         self.passages.insert(context, Passage { at, is_inside: false, on });
     }
 
     /// A thread enters the cache.
-    pub(super) fn enter(
+    pub(crate) fn enter(
         &mut self,
         context: u32,
         registers: &libc::user_regs_struct,
@@ -97,12 +97,12 @@ impl Trace {
     }
 
     /// A thread has left the cache at an address of the program, after some events.
-    pub(super) fn leave(&mut self, context: u32, at: u64, events: Vec<u64>, cache: &Cache) {
+    pub(crate) fn leave(&mut self, context: u32, at: u64, events: Vec<u64>, cache: &Cache) {
         self.end(context, events, cache, |burst| burst.left_at = at);
     }
 
     /// A thread was killed inside the cache.
-    pub(super) fn kill(&mut self, context: u32, events: Vec<u64>, cache: &Cache) {
+    pub(crate) fn kill(&mut self, context: u32, events: Vec<u64>, cache: &Cache) {
         self.end(context, events, cache, |burst| burst.is_cut = true);
         self.passages.remove(&context);
     }

@@ -180,7 +180,7 @@ impl Tracer {
             self.profile.note_left(process, "it is a 32-bit program");
             return self.detach(thread, 0);
         }
-        match Space::set_up(thread, process.unsigned_abs(), self.what) {
+        match Space::begin(thread, process.unsigned_abs(), self.what) {
             Ok(space) => {
                 self.spaces.push(Some(space));
                 self.join(thread, self.spaces.len() - 1)?;

@@ -75,7 +75,7 @@ impl SharedPages {
     /// Maps a memory file over the pages of a traced process.
     pub(super) fn share(&mut self, group: &mut Group) -> Result<(), ReachError> {
         let failed = |error: TouchError| ReachError::Failed(error.to_string());
-        let thread = stop(group, |group, made| _ = group.adopt(made)).map_err(failed)?;
+        let thread = group.stop_all(|group, made| _ = group.adopt(made)).map_err(failed)?;
         let (stacks, all) = (group.stacks(), mappings(group.process)?);
         let mut addresses = self.pages.iter().map(|page| page.address);
         if let Some(page) = addresses.find(|page| of_thread(*page, &stacks, &all)) {
@@ -234,24 +234,12 @@ fn map(
     Ok(file)
 }
 
-/// Stops all threads. Returns one that can make system calls.
-fn stop(group: &mut Group, mut made: impl FnMut(&mut Group, i32)) -> Result<i32, TouchError> {
-    for _ in 0..TRIES {
-        group.stop(&mut made)?;
-        if let Some(thread) = group.callable_thread() {
-            return Ok(thread);
-        }
-        group.go_on();
-    }
-    Err(TouchError::Busy)
-}
-
-/// Stops all threads like [`stop`], but keeps trying while a thread waits for its vfork child.
-/// Pages that stay shared are worse than a delay.
+/// Stops all threads like [`Group::stop_all`], but keeps trying while a thread waits for its vfork
+/// child. Pages that stay shared are worse than a delay.
 fn stop_persistently(group: &mut Group, mut made: impl FnMut(i32)) -> Result<i32, TouchError> {
     let mut tries = 0..TRIES;
     loop {
-        match stop(group, |_, child| made(child)) {
+        match group.stop_all(|_, child| made(child)) {
             Err(TouchError::Busy) if !group.is_empty() && tries.next().is_some() => group.go_on(),
             done => return done,
         }

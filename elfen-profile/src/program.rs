@@ -1,0 +1,53 @@
+//! The program that is watched: how it starts and ends, and its processes.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+
+use elfen_instrument::process::stat;
+use elfen_instrument::remote::take_end;
+use elfen_machine::process::{children, cpu_time_ns};
+
+pub(crate) fn start(words: &[OsString]) -> io::Result<Child> {
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    Command::new(program).args(arguments).spawn()
+}
+
+/// How a child has ended; `None` if it has not.
+pub(crate) fn ended(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    match child.try_wait() {
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+            // It ended while its threads were stopped.
+            take_end(child.id()).map(ExitStatus::from_raw).map(Some).ok_or(error)
+        }
+        other => other,
+    }
+}
+
+/// A process and its descendants.
+pub(crate) fn family(root: u32) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut at = 0;
+    while let Some(&process) = found.get(at) {
+        found.extend(children(process));
+        at += 1;
+    }
+    found
+}
+
+/// The user time of a process, in ticks.
+pub(crate) fn user_ticks(process: u32) -> Option<u64> {
+    stat(process).map(|stat| stat.user_ticks)
+}
+
+/// The time stamp counter.
+pub(crate) fn ticks() -> u64 {
+    // SAFETY: each processor for this architecture has the instruction.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// The CPU time of this process.
+pub(crate) fn own_ns() -> u64 {
+    cpu_time_ns(std::process::id()).unwrap_or(0)
+}

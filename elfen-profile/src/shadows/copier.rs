@@ -1,0 +1,175 @@
+//! The copier in a program: a process that shares its memory and makes copies of it.
+//!
+//! It stays stopped, and executes nothing but system calls of ours. Copies are its children, so the
+//! program cannot wait for them by mistake. It has no descriptors: a copy with those of the program
+//! would keep its pipes and locks open.
+
+use std::io;
+
+use elfen_instrument::process::{is_filtered, status_field};
+use elfen_instrument::remote::{Change, Group, Resume, TouchError, Tracee};
+
+use crate::everything::thread::{borrow_thread, step};
+
+/// Why no shadows run of a process.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error("{0}")]
+    Touch(#[from] TouchError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Unfit(&'static str),
+}
+
+#[derive(Debug)]
+pub(super) struct Copier {
+    process: u32,
+    thread: Tracee,
+    /// Its id as the program sees it, if the program is its parent.
+    own_id: Option<u64>,
+    syscall: u64,
+}
+
+impl Copier {
+    /// Creates a copier in a process, whose threads are stopped meanwhile. `is_child` says whether
+    /// the process is a child of this one; otherwise it will have to wait for the copier.
+    pub(super) fn create(process: u32, is_child: bool) -> Result<Self, Refusal> {
+        check(process)?;
+        let mut group = Group::seize(process)?;
+        let created = Self::create_in(&mut group, process, is_child);
+        group.release();
+        created
+    }
+
+    fn create_in(group: &mut Group, process: u32, is_child: bool) -> Result<Self, Refusal> {
+        let thread = group.stop_all(Group::keep_threads)?;
+        // No signal is sent when it ends, and a plain wait(2) does not find it.
+        let parent = if is_child { libc::CLONE_PARENT } else { 0 };
+        let flags = u64::from((libc::CLONE_VM | libc::CLONE_FILES | parent).unsigned_abs());
+        let own_id = group
+            .calls(thread, |call| call("clone", libc::SYS_clone, [flags, 0, 0, 0, 0, 0]))??;
+        let created = group.take_created();
+        let thread = created.ok_or(Refusal::Unfit("a process created in it did not stop"))?;
+        let own_id = (!is_child).then_some(own_id);
+        let copier = Self { process, thread, own_id, syscall: group.syscall() };
+        // Neither its descriptors nor its terminal are those of the program any more.
+        let ready = copier.call(
+            libc::SYS_close_range,
+            [0, u64::from(u32::MAX), u64::from(libc::CLOSE_RANGE_UNSHARE)],
+        );
+        match ready.and_then(|_| copier.call(libc::SYS_setsid, [0; 3])) {
+            Ok(_) => Ok(copier),
+            Err(error) => {
+                copier.kill();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Makes a system call in the name of the copier.
+    fn call(&self, number: libc::c_long, [first, second, third]: [u64; 3]) -> io::Result<u64> {
+        let arguments = [first, second, third, 0, 0, 0];
+        borrow_thread(self.thread, |borrowed| borrowed.call(self.syscall, number, arguments))
+    }
+
+    /// Makes a copy of the program's memory, for a thread with these registers. Calls `made` once
+    /// the program may change its memory again.
+    pub(super) fn copy(
+        &self,
+        registers: &libc::user_regs_struct,
+        made: impl FnOnce(),
+    ) -> io::Result<Tracee> {
+        let (rip, rax, orig_rax) = (self.syscall, libc::SYS_clone.cast_unsigned(), u64::MAX);
+        let own = libc::user_regs_struct { rip, rax, orig_rax, ..*registers };
+        let own = libc::user_regs_struct { rdi: 0, rsi: 0, rdx: 0, r10: 0, r8: 0, ..own };
+        self.thread.set_registers(&own)?;
+        self.thread.set_signal_mask(u64::MAX)?;
+        self.thread.resume(Resume::Step, 0)?;
+        let created = match self.thread.wait()? {
+            Change::Created(created) => Tracee(created),
+            Change::Exited(_) | Change::Killed(_) => return Err(io::ErrorKind::NotFound.into()),
+            _ => {
+                // The call has failed; its result tells why.
+                made();
+                let result = self.thread.registers()?.rax.cast_signed();
+                let error = i32::try_from(-result).unwrap_or(libc::EAGAIN);
+                return Err(io::Error::from_raw_os_error(error));
+            }
+        };
+        made();
+        // The end of the call; then the first stop of the copy.
+        step(self.thread)?;
+        match created.wait()? {
+            Change::Exited(_) | Change::Killed(_) => Err(io::ErrorKind::NotFound.into()),
+            _ => Ok(created),
+        }
+    }
+
+    /// Kills a copy and waits for it.
+    pub(super) fn end(&self, copy: Tracee) {
+        kill(copy);
+        // Its parent, the copier, has to wait for it too. Fails only if the copier is gone.
+        let any = i64::from(-1_i32).cast_unsigned();
+        let options = u64::from((libc::__WALL | libc::WNOHANG).unsigned_abs());
+        let arguments = [any, 0, options];
+        let _gone = self.call(libc::SYS_wait4, arguments);
+    }
+
+    fn kill(&self) {
+        kill(self.thread);
+    }
+
+    /// Takes the copier out of a process.
+    pub(super) fn remove(self) -> Result<(), Refusal> {
+        self.kill();
+        let Some(own_id) = self.own_id else { return Ok(()) };
+        if status_field(self.process, "Pid").is_none() {
+            return Ok(());
+        }
+        if is_filtered(self.process) {
+            const WHY: &str = "it filters its system calls since then, so a dead process of ours \
+                               stays with it until it ends";
+            return Err(Refusal::Unfit(WHY));
+        }
+        let mut group = Group::seize(self.process)?;
+        let options = u64::from(libc::__WALL.unsigned_abs());
+        let waited =
+            group.stop_all(Group::keep_threads).map_err(Refusal::from).and_then(|thread| {
+                let arguments = [own_id, 0, options, 0, 0, 0];
+                Ok(group.calls(thread, |call| call("wait4", libc::SYS_wait4, arguments))??)
+            });
+        group.release();
+        waited.map(drop)
+    }
+}
+
+/// Kills a traced process with one thread, and waits for it as its tracer.
+fn kill(thread: Tracee) {
+    // SAFETY: takes numbers. The process was not waited for, so the id is its own.
+    unsafe { libc::kill(thread.0, libc::SIGKILL) };
+    loop {
+        match thread.wait() {
+            Ok(Change::Exited(_) | Change::Killed(_)) => break,
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => break,
+            _ => {}
+        }
+    }
+}
+
+/// Whether shadows can run of a process at all.
+fn check(process: u32) -> Result<(), Refusal> {
+    if is_filtered(process) {
+        return Err(Refusal::Unfit("it filters its system calls (seccomp)"));
+    }
+    let shadow_stack = status_field(process, "x86_Thread_features");
+    if shadow_stack.is_some_and(|text| text.contains("shstk")) {
+        return Err(Refusal::Unfit("it has a shadow stack"));
+    }
+    // SAFETY: takes a number.
+    let has_gs = unsafe { libc::getauxval(libc::AT_HWCAP2) } & 2 != 0;
+    if !has_gs {
+        return Err(Refusal::Unfit("the kernel does not enable FSGSBASE; Linux 5.9 does"));
+    }
+    Ok(())
+}

@@ -1,0 +1,609 @@
+//! Makes shadows of a program and its children at random times, and adds up what they have shown.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::process::{Child, ExitStatus};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use elfen_instrument::process::{
+    ProgramId, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
+};
+use elfen_instrument::remote::{Paused, TouchError, Tracee, mappings, release_late_threads};
+use elfen_machine::pidfd::PidFd;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::calls::{Ids, World};
+use super::copier::{Copier, Refusal};
+use super::files::Files;
+use super::shadow::{Ended, Length, Shadow};
+use crate::engine::tally::Tally;
+use crate::everything::space::Space;
+use crate::profile::{Profile, Source, What};
+use crate::program::{self, ended, own_ns, start, ticks, user_ticks};
+use crate::signals;
+
+/// How often it is looked whether the program has ended.
+const LOOK: Duration = Duration::from_millis(20);
+/// When no thread can be stopped in its own code, the next one is tried so much later, about.
+const AGAIN: Duration = Duration::from_millis(2);
+/// The shortest mean interval.
+const INTERVAL_MIN: f64 = 1e6;
+/// A shadow of any length is over by then.
+const SHADOW_MAX: Duration = Duration::from_secs(10);
+/// What the fault of a page costs that is copied because a shadow has it too.
+const FAULT_NS: f64 = 2_000.0;
+/// What stopping a program for a megabyte of its memory costs, before it was measured.
+const STALL_NS_PER_MB: f64 = 35_000.0;
+const STALL_NS: f64 = 200_000.0;
+/// Weight of the newest shadow in means.
+const NEWEST: f64 = 0.2;
+const PAGE: u64 = 4096;
+/// Room that a memory limit must leave for a shadow.
+const ROOM_BYTES: u64 = 64 << 20;
+/// A program that runs for less than this is not worth a copier.
+const TICKS_MIN: u64 = 1;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ShadowError {
+    /// The program was not found, or cannot be executed.
+    #[error("{0}")]
+    Program(io::Error),
+    #[error("no process has this id")]
+    Gone,
+    #[error("{0}")]
+    Refused(String),
+    #[error("waiting for the program: {0}")]
+    Wait(io::Error),
+}
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The program, unless a process is named.
+    pub program: Vec<OsString>,
+    pub process: Option<u32>,
+    /// The part of the program's time that its stops and page faults may cost.
+    pub cost: f64,
+    /// How many CPUs the shadows may use.
+    pub load: f64,
+    /// Instructions of one shadow.
+    pub sample: u64,
+    /// The longest stop of the program.
+    pub stall_max: Duration,
+    /// The CPU of the shadows.
+    pub cpu: Option<u32>,
+    pub what: What,
+    /// For how long; until the program ends without it.
+    pub duration: Option<Duration>,
+}
+
+/// A profile, and what it cost.
+#[derive(Debug)]
+pub struct Recorded {
+    pub profile: Profile,
+    /// How a program that was started has ended.
+    pub ended: Option<ExitStatus>,
+    pub elapsed: Duration,
+    /// CPU time of the recording and of its shadows.
+    pub own: Duration,
+    /// Why shadows ended, and how many did so.
+    pub ends: BTreeMap<String, u64>,
+    /// The longest stop of the program.
+    pub stall: Duration,
+}
+
+/// A process that shadows are made of.
+#[derive(Debug)]
+struct Prepared {
+    program: ProgramId,
+    copier: Copier,
+    /// The code cache, and the words in it for the shadow.
+    space: Option<(Space, u32)>,
+    tally: Tally,
+    /// Descriptors of regular files that shadows have used.
+    used: BTreeSet<i32>,
+    /// Code near these addresses has no room in the cache yet.
+    rooms: Vec<u64>,
+    user: [u64; 2],
+    /// Page faults when the last shadow was made.
+    faults: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Process {
+    /// It has not run for long.
+    Waits,
+    Prepared(Box<Prepared>),
+    /// No shadows are possible while it runs this program.
+    Refused(Option<ProgramId>),
+}
+
+/// What came of an attempt to make a shadow.
+#[derive(Clone, Copy, Debug)]
+enum Sampled {
+    Shadow,
+    /// A thread was stopped for this time, but was not in its own code.
+    Stopped(Duration),
+    Nothing,
+}
+
+struct Recorder {
+    order: Order,
+    root: u32,
+    root_fd: Option<PidFd>,
+    is_child: bool,
+    processes: HashMap<u32, Process>,
+    random: Xoshiro256PlusPlus,
+    profile: Profile,
+    notes: HashSet<String>,
+    ends: BTreeMap<String, u64>,
+    /// Means: how long a shadow stops the program, what its page faults cost, and how long it runs.
+    stall_ns: f64,
+    faults_ns: f64,
+    took_ns: f64,
+    /// The least that was measured: other programs only make a stop longer.
+    stall_ns_per_mb: f64,
+    stall_max: Duration,
+    sums_ns: f64,
+    ran_ticks: u64,
+    shadow_ticks: u64,
+    began: Instant,
+}
+
+/// Starts the program, or takes the process, and records until it ends or the time is over.
+pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, ShadowError> {
+    let own = own_ns();
+    let mut child = None;
+    let root = match order.process {
+        Some(process) if threads_of(process).is_empty() => return Err(ShadowError::Gone),
+        Some(process) => process,
+        None => {
+            let started = start(&order.program).map_err(ShadowError::Program)?;
+            running(started.id().cast_signed());
+            child.insert(started).id()
+        }
+    };
+    let mut recorder = Recorder::new(order, root);
+    let outcome = recorder.run(child.as_mut(), &running);
+    recorder.finish();
+    let ended = outcome?;
+    let tick_ns = 1_000_000_000 / ticks_per_second();
+    recorder.profile.ran_ns = recorder.ran_ticks * tick_ns;
+    let cost = Duration::from_secs_f64(recorder.sums_ns / 1e9);
+    recorder.profile.cost_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
+    let own = own_ns() - own + recorder.shadow_ticks * tick_ns;
+    Ok(Recorded {
+        profile: recorder.profile,
+        ended,
+        elapsed: recorder.began.elapsed(),
+        own: Duration::from_nanos(own),
+        ends: recorder.ends,
+        stall: recorder.stall_max,
+    })
+}
+
+impl Recorder {
+    fn new(order: &Order, root: u32) -> Self {
+        Self {
+            order: order.clone(),
+            root,
+            root_fd: PidFd::open(root, || true),
+            is_child: order.process.is_none(),
+            processes: HashMap::from([(root, Process::Waits)]),
+            random: Xoshiro256PlusPlus::seed_from_u64(ticks()),
+            profile: Profile { by: Source::Shadows, ..Profile::default() },
+            notes: HashSet::new(),
+            ends: BTreeMap::new(),
+            stall_ns: STALL_NS,
+            faults_ns: 0.0,
+            took_ns: 0.0,
+            stall_ns_per_mb: STALL_NS_PER_MB,
+            stall_max: Duration::ZERO,
+            sums_ns: 0.0,
+            ran_ticks: 0,
+            shadow_ticks: 0,
+            began: Instant::now(),
+        }
+    }
+
+    /// Returns how the program ended, if it was started here and has ended.
+    fn run(
+        &mut self,
+        mut child: Option<&mut Child>,
+        running: &impl Fn(i32),
+    ) -> Result<Option<ExitStatus>, ShadowError> {
+        let mut next = Instant::now();
+        loop {
+            if let Some(child) = child.as_deref_mut()
+                && let Some(ended) = ended(child).map_err(ShadowError::Wait)?
+            {
+                running(0);
+                return Ok(Some(ended));
+            }
+            let is_over = self.order.duration.is_some_and(|most| self.began.elapsed() >= most);
+            if is_over || signals::is_stopped() {
+                let Some(child) = child else { return Ok(None) };
+                self.finish();
+                loop {
+                    if let Some(ended) = ended(child).map_err(ShadowError::Wait)? {
+                        running(0);
+                        return Ok(Some(ended));
+                    }
+                    self.wait(LOOK);
+                }
+            }
+            if child.is_none() && self.root_fd.as_ref().is_none_or(PidFd::has_ended) {
+                return Ok(None);
+            }
+            release_late_threads();
+            let now = Instant::now();
+            if now >= next {
+                let mean = match self.sample()? {
+                    Sampled::Shadow => self.interval(),
+                    Sampled::Stopped(time) => AGAIN.max(time.div_f64(self.order.cost)),
+                    Sampled::Nothing => AGAIN,
+                };
+                next = now + mean.mul_f64(self.random.random_range(0.5..1.5));
+            }
+            self.wait(next.saturating_duration_since(Instant::now()).min(LOOK));
+        }
+    }
+
+    /// Waits for a time, or until the program ends.
+    fn wait(&self, time: Duration) {
+        match &self.root_fd {
+            // poll(2) takes milliseconds, and would end too early.
+            Some(root) if time >= Duration::from_millis(2) && !root.has_ended() => {
+                root.await_end_for(time - Duration::from_millis(1));
+            }
+            _ => sleep(time),
+        }
+    }
+
+    /// The mean time between two shadows.
+    fn interval(&self) -> Duration {
+        let by_cost = (self.stall_ns + self.faults_ns) / self.order.cost;
+        let by_load = self.took_ns / self.order.load;
+        Duration::from_secs_f64(by_cost.max(by_load).max(INTERVAL_MIN) / 1e9)
+    }
+
+    /// The threads that run now, of all processes of the program.
+    fn running_threads(&mut self) -> Vec<(u32, u32)> {
+        let own = std::process::id().to_string();
+        let mut found = Vec::new();
+        let family = program::family(self.root);
+        for &process in &family {
+            // Copiers are traced by us.
+            if status_field(process, "TracerPid").is_some_and(|tracer| tracer == own) {
+                continue;
+            }
+            self.processes.entry(process).or_insert(Process::Waits);
+            let runs = |thread: &u32| thread_stat(*thread).is_some_and(|stat| stat.state == 'R');
+            let threads = threads_of(process);
+            found.extend(threads.into_iter().filter(runs).map(|thread| (process, thread)));
+        }
+        let gone: Vec<u32> = self.processes.keys().copied().collect();
+        for process in gone.into_iter().filter(|process| !family.contains(process)) {
+            self.close(process);
+        }
+        found
+    }
+
+    /// Makes a shadow of a thread that runs.
+    fn sample(&mut self) -> Result<Sampled, ShadowError> {
+        let threads = self.running_threads();
+        self.look_at_programs();
+        let Some(&(process, thread)) = threads.choose(&mut self.random) else {
+            return Ok(Sampled::Nothing);
+        };
+        if let Some(Process::Waits) = self.processes.get(&process) {
+            self.prepare(process)?;
+        }
+        let Some(Process::Prepared(mut prepared)) = self.processes.remove(&process) else {
+            return Ok(Sampled::Nothing);
+        };
+        let made = self.make(process, thread, &mut prepared);
+        match made {
+            Ok(made) => {
+                self.processes.insert(process, Process::Prepared(prepared));
+                Ok(made)
+            }
+            Err(error) => {
+                self.note(process, &error);
+                self.end_process(process, *prepared);
+                self.processes.insert(process, Process::Refused(ProgramId::of(process)));
+                Ok(Sampled::Nothing)
+            }
+        }
+    }
+
+    /// Closes what was prepared for programs that do not run any more.
+    fn look_at_programs(&mut self) {
+        let known: Vec<u32> = self.processes.keys().copied().collect();
+        for process in known {
+            let now = ProgramId::of(process);
+            let is_other = match self.processes.get(&process) {
+                Some(Process::Prepared(prepared)) => now != Some(prepared.program),
+                Some(Process::Refused(program)) => now != *program,
+                _ => false,
+            };
+            if is_other {
+                self.close(process);
+                if now.is_some() {
+                    self.processes.insert(process, Process::Waits);
+                }
+            }
+        }
+    }
+
+    fn prepare(&mut self, process: u32) -> Result<(), ShadowError> {
+        let is_named = self.order.process == Some(process);
+        let Some(program) = ProgramId::of(process) else { return Ok(()) };
+        let user = user_ticks(process).unwrap_or(0);
+        if !is_named && user < TICKS_MIN {
+            return Ok(());
+        }
+        let is_child = self.is_child && process == self.root;
+        let state = match Copier::create(process, is_child) {
+            Ok(copier) => Process::Prepared(Box::new(Prepared {
+                program,
+                copier,
+                space: None,
+                tally: Tally::of_pieces(self.order.what),
+                used: BTreeSet::new(),
+                rooms: Vec::new(),
+                user: [user, user],
+                faults: None,
+            })),
+            Err(Refusal::Touch(TouchError::Busy)) => return Ok(()),
+            Err(error) if is_named => return Err(ShadowError::Refused(error.to_string())),
+            Err(error) => {
+                self.note(process, &error);
+                Process::Refused(Some(program))
+            }
+        };
+        self.processes.insert(process, state);
+        Ok(())
+    }
+
+    fn note(&mut self, process: u32, why: &Refusal) {
+        if threads_of(process).is_empty() {
+            return;
+        }
+        let name = name_of(process).unwrap_or_default();
+        if self.notes.insert(format!("{name}: {why}")) {
+            self.profile.left.push(format!("process {process} ({name}): {why}"));
+        }
+    }
+
+    /// Makes one shadow and runs it, if the thread is in its own code.
+    fn make(
+        &mut self,
+        process: u32,
+        thread: u32,
+        prepared: &mut Prepared,
+    ) -> Result<Sampled, Refusal> {
+        let Some(memory) = memory_of(process) else { return Ok(Sampled::Nothing) };
+        let stall_ns = STALL_NS + memory as f64 / f64::from(1 << 20) * self.stall_ns_per_mb;
+        if stall_ns > self.order.stall_max.as_nanos() as f64 {
+            return Err(Refusal::Unfit("its memory is too large: see --max-stall"));
+        }
+        if is_filtered(process) {
+            return Err(Refusal::Unfit("it filters its system calls since then"));
+        }
+        if !has_room(process, memory) {
+            return Err(Refusal::Unfit("its memory limit is nearly reached"));
+        }
+        let before = stat(process).map(|stat| stat.faults);
+        if let (Some(last), Some(now)) = (prepared.faults, before) {
+            // Each page can fault once because of a shadow. The program's own faults count too.
+            let faults_ns = now.saturating_sub(last).min(memory / PAGE) as f64 * FAULT_NS;
+            self.sums_ns += faults_ns;
+            self.faults_ns += (faults_ns - self.faults_ns) * NEWEST;
+        }
+        prepared.faults = before;
+        let began = Instant::now();
+        let stopped = Paused::stop(thread).ok();
+        let is_its_own = std::fs::metadata(format!("/proc/{process}/task/{thread}")).is_ok();
+        let found = stopped.filter(|_| is_its_own).and_then(|paused| {
+            let vectors = paused.tracee().vectors().ok()?;
+            Some((paused, vectors))
+        });
+        let Some((paused, vectors)) = found else {
+            let time = began.elapsed();
+            self.sums_ns += time.as_nanos() as f64;
+            return Ok(Sampled::Stopped(time));
+        };
+        let files = Files::of(process, &prepared.used);
+        let registers = paused.registers;
+        let stalled = Cell::new(Duration::ZERO);
+        let copy = prepared.copier.copy(&registers, || {
+            drop(paused);
+            stalled.set(began.elapsed());
+        })?;
+        let stall_ns = stalled.get().as_nanos() as f64;
+        self.stall_max = self.stall_max.max(stalled.get());
+        let per_mb = (stall_ns - STALL_NS).max(0.0) / (memory as f64 / f64::from(1 << 20)).max(1.0);
+        self.stall_ns_per_mb = self.stall_ns_per_mb.min(per_mb);
+        self.sums_ns += stall_ns;
+        self.stall_ns += (stall_ns - self.stall_ns) * NEWEST;
+        let outcome = self.run_copy(copy, process, thread, prepared, files, registers, vectors);
+        if let Some(stat) = stat(copy.0.unsigned_abs()) {
+            self.shadow_ticks += stat.user_ticks + stat.system_ticks;
+        }
+        prepared.copier.end(copy);
+        let took_ns = began.elapsed().as_nanos() as f64;
+        self.took_ns += (took_ns - self.took_ns) * NEWEST;
+        let ended = outcome?;
+        prepared.rooms.extend(ended.needs_room);
+        *self.ends.entry(ended.why).or_default() += 1;
+        for (sum, calls) in self.profile.calls.iter_mut().zip(ended.calls) {
+            *sum += calls;
+        }
+        prepared.user[1] = user_ticks(process).unwrap_or(prepared.user[1]);
+        Ok(Sampled::Shadow)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all of them are what a copy is made of")]
+    fn run_copy(
+        &self,
+        copy: Tracee,
+        process: u32,
+        thread: u32,
+        prepared: &mut Prepared,
+        files: Files,
+        registers: libc::user_regs_struct,
+        vectors: Vec<u8>,
+    ) -> Result<Ended, Refusal> {
+        let id = copy.0.unsigned_abs();
+        yield_to_all(id, self.order.cpu);
+        copy.set_signal_mask(u64::MAX)?;
+        copy.set_registers(&registers)?;
+        let Prepared { space, tally, used, rooms, .. } = prepared;
+        let (space, context) = match space {
+            Some((space, context)) => {
+                space.move_to(copy, id)?;
+                for gone in space.objects.gone() {
+                    space.retire(&gone);
+                    tally.note_change();
+                }
+                (space, *context)
+            }
+            None => {
+                let mut new = Space::set_up(copy, id, true)?;
+                let context = new
+                    .take_context()
+                    .ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;
+                let (space, context) = space.insert((new, context));
+                (space, *context)
+            }
+        };
+        space.stop_at_calls(context);
+        for room in rooms.drain(..) {
+            space.add_cluster_near(copy, room)?;
+        }
+        let all = mappings(id)?;
+        let ours = |at: u64| space.region.parts().iter().any(|(range, _)| range.contains(&at));
+        let is_shared = |one: &elfen_instrument::remote::Mapping| {
+            one.writable && !one.private && !ours(one.range.start)
+        };
+        let shared: Vec<_> = all.iter().filter(|one| is_shared(one)).cloned().collect();
+        let code = space.objects.images().iter().map(|image| image.range.clone()).collect();
+        let world = World {
+            id,
+            ids: ids(process, thread),
+            files,
+            shared: shared.iter().map(|one| one.range.clone()).collect(),
+            code,
+        };
+        let gs_base = registers.gs_base;
+        let mut shadow =
+            Shadow { thread: copy, space, tally, world, registers, vectors, gs_base, context };
+        shadow.lock(&shared)?;
+        let mut on = shadow.begin();
+        let length = Length { instructions: self.order.sample, until: Instant::now() + SHADOW_MAX };
+        let ended = shadow.run(length, &mut on);
+        used.extend(shadow.world.files.used());
+        tally.end_shadow();
+        Ok(ended?)
+    }
+
+    /// Adds what was seen of a process, and forgets it.
+    fn close(&mut self, process: u32) {
+        if let Some(Process::Prepared(prepared)) = self.processes.remove(&process) {
+            self.end_process(process, *prepared);
+        }
+    }
+
+    fn end_process(&mut self, process: u32, prepared: Prepared) {
+        let Prepared { copier, space, mut tally, user, .. } = prepared;
+        if let Err(error) = copier.remove() {
+            self.note(process, &error);
+        }
+        self.ran_ticks += user_ticks(process).unwrap_or(user[1]).saturating_sub(user[0]);
+        if let Some((space, _)) = space {
+            tally.add_to(&mut self.profile, &space.cache, &space.objects);
+            if tally.lost > 0 {
+                self.profile.left.push(format!("{} pieces whose way was not found", tally.lost));
+            }
+        }
+    }
+
+    /// Takes everything of ours out of all processes.
+    fn finish(&mut self) {
+        let known: Vec<u32> = self.processes.keys().copied().collect();
+        for process in known {
+            self.close(process);
+        }
+    }
+}
+
+/// Gives way to everything else, and makes the kernel kill this process first if memory is short.
+fn yield_to_all(process: u32, cpu: Option<u32>) {
+    let id = process.cast_signed();
+    // None of this is needed for a right result.
+    let _forbidden = std::fs::write(format!("/proc/{process}/oom_score_adj"), "1000");
+    let idle = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `idle` is a local variable.
+    unsafe { libc::sched_setscheduler(id, libc::SCHED_IDLE, &idle) };
+    let bytes = size_of::<libc::cpu_set_t>();
+    // SAFETY: plain bits; all of them may be 0.
+    let mut cpus: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    match cpu.and_then(|cpu| usize::try_from(cpu).ok()) {
+        // SAFETY: the set is a local variable, and the macro checks the number.
+        Some(cpu) => unsafe { libc::CPU_SET(cpu, &mut cpus) },
+        // SAFETY: the set is a local variable.
+        None => _ = unsafe { libc::sched_getaffinity(0, bytes, &mut cpus) },
+    }
+    // SAFETY: the set is a local variable.
+    unsafe { libc::sched_setaffinity(id, bytes, &cpus) };
+}
+
+/// The resident memory of a process in bytes.
+fn memory_of(process: u32) -> Option<u64> {
+    let text = status_field(process, "VmRSS")?;
+    let kilobytes: u64 = text.split_whitespace().next()?.parse().ok()?;
+    Some(kilobytes << 10)
+}
+
+/// Whether the limits of a process's cgroups leave room for a copy of some of its memory.
+fn has_room(process: u32, memory: u64) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+    let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::/")) else { return true };
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    let number = |path: &std::path::Path, name| -> Option<u64> {
+        std::fs::read_to_string(path.join(name)).ok()?.trim().parse().ok()
+    };
+    let needs = ROOM_BYTES.min(memory) + memory / 8;
+    let own = root.join(path);
+    own.ancestors().take_while(|path| path.starts_with(root)).all(|path| {
+        match (number(path, "memory.max"), number(path, "memory.current")) {
+            (Some(most), Some(now)) => most.saturating_sub(now) > needs,
+            _ => true,
+        }
+    })
+}
+
+/// The ids of a thread as its process sees them.
+fn ids(process: u32, thread: u32) -> Ids {
+    let last = |task, name| -> i64 {
+        let text = status_field(task, name).unwrap_or_default();
+        text.split_whitespace().next_back().and_then(|id| id.parse().ok()).unwrap_or(0)
+    };
+    Ids {
+        process: last(process, "NSpid"),
+        thread: last(thread, "NSpid"),
+        parent: last(process, "PPid"),
+    }
+}
+
+fn ticks_per_second() -> u64 {
+    // SAFETY: takes a number.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    u64::try_from(ticks).ok().filter(|&ticks| ticks > 0).unwrap_or(100)
+}

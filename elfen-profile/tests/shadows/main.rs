@@ -1,0 +1,171 @@
+//! Goal: a program and everything around it are with shadows as without, and shadows show what the
+//! program does. Method: a program that looks for traces of them, programs with known shares, and
+//! programs of Debian.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use elfen_instrument::symbols::FunctionTable;
+use elfen_profile::profile::{Profile, What};
+use elfen_profile::shadows::{Order, Recorded, ShadowError, record};
+
+/// Compiles a file of `tests/c`.
+fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
+    let program = folder.join(name);
+    let mut command = Command::new("cc");
+    command.args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).args(options);
+    assert!(command.status().expect("needs a C compiler").success());
+    program
+}
+
+/// As many shadows as there is time for.
+fn order(program: Vec<OsString>) -> Order {
+    Order {
+        program,
+        process: None,
+        cost: 0.5,
+        load: 2.0,
+        sample: 50_000,
+        stall_max: Duration::from_millis(100),
+        cpu: None,
+        what: What { stacks: true, paths: true },
+        duration: None,
+    }
+}
+
+/// Records a program in a shell, because it writes to our output.
+fn recorded(folder: &Path, words: &[OsString], change: impl Fn(&mut Order)) -> (String, Recorded) {
+    let output = folder.join("output");
+    let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
+    shell.push(output.clone().into());
+    shell.extend_from_slice(words);
+    let mut order = order(shell);
+    change(&mut order);
+    let recorded = record(&order, |_| {}).unwrap();
+    (fs::read_to_string(output).unwrap(), recorded)
+}
+
+/// The part of the instructions that a function executes.
+fn share(profile: &Profile, program: &Path, function: &str) -> f64 {
+    let name = program.to_str().unwrap();
+    let file = profile.files.iter().position(|file| file.path == name).unwrap();
+    let table = FunctionTable::read(program).unwrap();
+    let (mut part, mut all) = (0, 0);
+    for (start, block) in &profile.blocks {
+        let executed = block.count * u64::from(block.instructions);
+        all += executed;
+        let address = table.address_of(start.offset).filter(|_| start.file as usize == file);
+        let found = address.and_then(|address| table.at(address));
+        part += if found.is_some_and(|one| one.name == function) { executed } else { 0 };
+    }
+    part as f64 / all as f64
+}
+
+/// A program that ends when this value drops.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn read(&self, what: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{what}", self.0.id())).unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+/// Goal: children, accounts, descriptors, locks, pipes, shared memory, files and signals are as
+/// ever. Method: the program checks them itself, and prints the same.
+#[test]
+fn a_program_finds_no_trace_of_its_shadows() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "shadows.c", "shadows", &["-pthread"]);
+    let words = ["300".into(), folder.path().as_os_str().to_owned()];
+    let native = Command::new(&program).args(&words).output().unwrap();
+    let expected = String::from_utf8(native.stdout).unwrap();
+    assert!(expected.lines().all(|line| line.ends_with(": 0")), "{expected}");
+    let rounds: u32 = std::env::var("SHADOW_ROUNDS").map_or(2, |text| text.parse().unwrap());
+    let mut shadows = 0;
+    for _ in 0..rounds {
+        let words = [program.clone().into(), words[0].clone(), words[1].clone()];
+        let (found, recorded) = recorded(folder.path(), &words, |_| {});
+        assert_eq!(found, expected);
+        assert_eq!(recorded.ended.unwrap().code(), Some(42));
+        assert!(!recorded.ends.contains_key("the filter of system calls"), "{:?}", recorded.ends);
+        shadows += recorded.profile.bursts;
+    }
+    eprintln!("{shadows} shadows");
+    assert!(shadows > 50 * u64::from(rounds), "{shadows} shadows");
+}
+
+/// Goal: shares are those of the program. Method: a loop whose functions execute known numbers of
+/// instructions.
+#[test]
+fn shares_are_those_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let words = [program.clone().into(), "1500".into()];
+    let (text, recorded) = recorded(folder.path(), &words, |order| order.sample = 1_000_000);
+    let profile = recorded.profile;
+    assert!(profile.bursts > 10, "{} shadows", profile.bursts);
+    assert!(profile.instructions >= 900_000 * profile.bursts, "{}", profile.instructions);
+    let expected: Vec<f64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    // A loop runs for longer than a shadow, so each shadow sees only one of them.
+    let error = 4.0 / (profile.bursts as f64).sqrt();
+    for (function, expected) in ["first", "second", "third"].iter().zip(expected) {
+        let found = share(&profile, &program, function);
+        assert!((found - expected).abs() < error, "{function}: {found}, not {expected} ± {error}");
+    }
+}
+
+/// Goal: a running process is sampled and left as it was. Method: the signs of tracers, children
+/// and mappings before and after.
+#[test]
+#[ignore = "needs root: the process is not a descendant"]
+fn nothing_is_left_in_a_process() {
+    let mut command = Command::new("sh");
+    let running = Running::start(command.args(["-c", "while :; do :; done"]));
+    sleep(Duration::from_millis(100));
+    let id = running.0.id();
+    let look = |running: &Running| {
+        [format!("task/{id}/children"), "maps".to_owned(), "limits".to_owned()]
+            .map(|what| running.read(&what))
+    };
+    let before = look(&running);
+    let order =
+        Order { process: Some(id), duration: Some(Duration::from_secs(1)), ..order(Vec::new()) };
+    let recorded = record(&order, |_| {}).unwrap();
+    assert!(recorded.profile.bursts > 20, "{:?}", recorded.ends);
+    assert_eq!(look(&running), before);
+    assert!(running.read("status").contains("TracerPid:\t0"));
+    assert!(running.read("stat").contains(") R "), "it goes on");
+}
+
+/// Goal: processes of which no shadows are possible are named, with the reason, and go on. Method:
+/// one that is gone, one that is traced, one that filters its system calls.
+#[test]
+fn what_cannot_be_sampled_is_said() {
+    let mut gone = Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    let of = |process| Order { process: Some(process), ..order(Vec::new()) };
+    assert!(matches!(record(&of(gone.id()), |_| {}), Err(ShadowError::Gone)));
+    let missing = record(&order(vec!["/nowhere/at/all".into()]), |_| {});
+    assert!(matches!(missing, Err(ShadowError::Program(_))));
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "confined.c", "confined", &[]);
+    let words = [program.into()];
+    let (_, recorded) = recorded(folder.path(), &words, |_| {});
+    assert_eq!(recorded.ended.unwrap().code(), Some(0));
+}

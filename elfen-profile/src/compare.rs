@@ -1,6 +1,7 @@
 //! How well an estimated profile fits an exact one, by the measures of two papers.
 //!
 //! - Overlap (HPS): the sum, over all members, of the smaller of their two shares.
+//! - Of rules, the hottest members that make 90 % are compared, as in the paper.
 //! - Weight match (Shadow Profiling, after Wall): the share that the estimated profile's hottest
 //!   members have of the weight of the exact profile's hottest ones, at the same number of members.
 
@@ -10,9 +11,11 @@ use std::hash::Hash;
 use elfen_console::table;
 use serde::Serialize;
 
+use crate::overlap::{float, hot_part, overlap};
 use crate::paths::blocks_of;
 use crate::profile::{Edge, Place, Profile, ProfiledFile};
 use crate::report::{CallPair, ProfileSums};
+use crate::rule_sums;
 use crate::sums::Sum;
 use crate::symbols::{FunctionId, ProfileSymbols};
 
@@ -28,7 +31,7 @@ pub(crate) struct Comparison {
 
 #[derive(Serialize, Debug)]
 struct Row {
-    what: &'static str,
+    what: String,
     /// Members of the exact profile, and those of them that the other one has.
     members: usize,
     found: usize,
@@ -67,6 +70,15 @@ impl Comparison {
             });
             rows.push(Row::of("paths", &known, &found));
         }
+        for (rule, found) in estimated.0.rules.iter().zip(rule_sums::counts(estimated.0)) {
+            let known = rule
+                .handler
+                .and_then(|handler| rule_sums::exactly(&rule.text, handler, exact.0, exact.1));
+            let Some(known) = known else { continue };
+            let found = renamed(&found, |method: &rule_sums::Method| method.renamed(&files));
+            let what = format!("rule {}, hottest 90 %", rule.name);
+            rows.push(Row::of(&what, &hot_part(&known), &hot_part(&found)));
+        }
         Self { exact: exact.0.program.clone(), estimated: estimated.0.program.clone(), rows }
     }
 
@@ -79,19 +91,12 @@ impl Comparison {
 
 impl Row {
     fn of<K: Eq + Hash + Ord>(
-        what: &'static str,
+        what: &str,
         exact: &HashMap<K, u64>,
         estimated: &HashMap<K, u64>,
     ) -> Self {
-        let totals = [exact, estimated].map(|all| all.values().map(|&count| float(count)).sum());
-        let [total, estimated_total]: [f64; 2] = totals;
-        let share = |all: &HashMap<K, u64>, total: f64, key: &K| {
-            all.get(key).map_or(0.0, |&count| float(count) / total.max(1.0))
-        };
-        let known = |key: &K| share(exact, total, key);
-        let overlap = exact.keys().fold(0.0, |sum: f64, key| {
-            sum + known(key).min(share(estimated, estimated_total, key))
-        });
+        let total: f64 = exact.values().map(|&count| float(count)).sum();
+        let known = |key: &K| exact.get(key).map_or(0.0, |&count| float(count) / total.max(1.0));
         let hot = hottest(exact);
         #[expect(
             clippy::cast_possible_truncation,
@@ -107,10 +112,10 @@ impl Row {
         // Not `sum`, whose sum of nothing is a negative zero.
         let matched = matched.fold(0.0, |sum, key| sum + known(key));
         Self {
-            what,
+            what: what.to_owned(),
             members: exact.len(),
             found: exact.keys().filter(|key| estimated.contains_key(key)).count(),
-            overlap,
+            overlap: overlap(exact, estimated),
             weight_match: matched / weight.max(f64::MIN_POSITIVE),
         }
     }
@@ -118,7 +123,7 @@ impl Row {
     fn cells(&self) -> Vec<String> {
         let three = |number: f64| format!("{number:.3}");
         vec![
-            self.what.to_owned(),
+            self.what.clone(),
             self.members.to_string(),
             self.found.to_string(),
             three(self.overlap),
@@ -166,11 +171,6 @@ pub(crate) fn common_files(exact: &Profile, estimated: &Profile) -> HashMap<u32,
     }
     let found = (0..).zip(&estimated.files);
     found.filter_map(|(index, file)| Some((index, *known.get(file)?))).collect()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a share has few digits")]
-fn float(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::profile::{
     BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, FIRST_PATH_BLOCK, PathBlock, PathCount,
-    Place, Profile, ProfiledFile, Source, StackCount, StackEnd,
+    Place, Profile, ProfiledFile, ProfiledRule, RuleCount, RuleMember, Source, StackCount,
+    StackEnd,
 };
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
@@ -35,6 +36,7 @@ const CALLER_COLUMNS: usize = 3;
 const STACK_COLUMNS: usize = 5;
 const PATH_BLOCK_COLUMNS: usize = 3;
 const PATH_COLUMNS: usize = 4;
+const RULE_COLUMNS: usize = 7;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +74,10 @@ struct Header {
     path_blocks: usize,
     #[serde(default)]
     paths: usize,
+    #[serde(default)]
+    rules: Vec<ProfiledRule>,
+    #[serde(default)]
+    rule_counts: usize,
 }
 
 /// The kinds of edges by their numbers in a file.
@@ -105,6 +111,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         stacks: profile.stacks.len(),
         path_blocks: profile.path_blocks.len(),
         paths: profile.paths.len(),
+        rules: profile.rules.clone(),
+        rule_counts: profile.rule_counts.len(),
     };
     let header = serde_json::to_vec(&header)?;
     let mut columns = Vec::new();
@@ -121,6 +129,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let paths: Vec<[u64; PATH_COLUMNS]> = profile.paths.iter().map(path_row).collect();
     put_columns(&path_blocks, &mut columns);
     put_columns(&paths, &mut columns);
+    let rule_counts: Vec<[u64; RULE_COLUMNS]> = profile.rule_counts.iter().map(rule_row).collect();
+    put_columns(&rule_counts, &mut columns);
     let mut bytes = MAGIC.to_vec();
     let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     bytes.extend(length.to_le_bytes());
@@ -160,6 +170,7 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let stacks = columns.rows(header.stacks)?;
         let path_blocks = columns.rows(header.path_blocks)?;
         let paths = columns.rows(header.paths)?;
+        let rule_counts = columns.rows(header.rule_counts)?;
         let files = header.files.len();
         let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
         let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
@@ -175,9 +186,14 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
             .collect::<Option<_>>()?;
         let limit = FIRST_PATH_BLOCK.checked_add(u32::try_from(path_blocks.len()).ok()?)?;
         let paths = paths.iter().map(|row| path(row, limit)).collect::<Option<_>>()?;
-        Some((blocks, edges, callers, stacks, path_blocks, paths))
+        let rule_counts = rule_counts
+            .iter()
+            .map(|row| rule_count(row, header.rules.len(), files))
+            .collect::<Option<_>>()?;
+        Some((blocks, edges, callers, stacks, path_blocks, paths, rule_counts))
     })();
-    let (blocks, edges, callers, stacks, path_blocks, paths) = found.ok_or(ReadError::Damaged)?;
+    let (blocks, edges, callers, stacks, path_blocks, paths, rule_counts) =
+        found.ok_or(ReadError::Damaged)?;
     Ok(Profile {
         program: header.program,
         by: header.by,
@@ -191,6 +207,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         stacks,
         path_blocks,
         paths,
+        rules: header.rules,
+        rule_counts,
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
@@ -267,6 +285,33 @@ fn path(row: &[u64; PATH_COLUMNS], blocks: u32) -> Option<(u32, PathCount)> {
     Some((last, PathCount { count, instructions, bursts }))
 }
 
+/// A file is one more than its index, or 0 without a place.
+fn rule_row((member, one): (&RuleMember, &RuleCount)) -> [u64; RULE_COLUMNS] {
+    let place = |place: Option<Place>| match place {
+        Some(Place { file, offset }) => [u64::from(file) + 1, offset],
+        None => [0; 2],
+    };
+    let ([from_file, from], [to_file, to]) = (place(member.from), place(member.to));
+    [member.rule.into(), from_file, from, to_file, to, one.count, one.bursts]
+}
+
+fn rule_count(
+    row: &[u64; RULE_COLUMNS],
+    rules: usize,
+    files: usize,
+) -> Option<(RuleMember, RuleCount)> {
+    let &[rule, from_file, from, to_file, to, count, bursts] = row;
+    let rule = u32::try_from(rule).ok()?;
+    let optional = |file: u64, offset| match file.checked_sub(1) {
+        Some(file) => place(file, offset, files).map(Some),
+        None => Some(None),
+    };
+    let (from, to) = (optional(from_file, from)?, optional(to_file, to)?);
+    let is_known = usize::try_from(rule).is_ok_and(|rule| rule < rules);
+    (is_known && (from.is_some() || to.is_some()))
+        .then_some((RuleMember { rule, from, to }, RuleCount { count, bursts }))
+}
+
 fn place(file: u64, offset: u64, files: usize) -> Option<Place> {
     let file = u32::try_from(file).ok()?;
     (usize::try_from(file).ok()? < files).then_some(Place { file, offset })
@@ -332,6 +377,7 @@ impl Columns<'_> {
 mod tests {
     use super::*;
     use crate::profile::{NO_CALLER, NO_PATH_BLOCK, UNKNOWN_CALLER};
+    use crate::rules::Handler;
 
     fn profile() -> Profile {
         let mut profile = Profile { program: vec!["a".into()], ..Profile::default() };
@@ -353,6 +399,15 @@ mod tests {
             profile.path_blocks.push(PathBlock { before, block: place(0x4000) });
         }
         profile.paths.insert(2, PathCount { count: 5, instructions: 50, bursts: 2 });
+        for (name, handler) in [("P1", None), ("Pairs", Some(Handler::CallPair))] {
+            let text = "T.OPCLASS == proc_call && overflow_1".to_owned();
+            profile.rules.push(ProfiledRule { name: name.into(), text, handler, matched: 9 });
+        }
+        let [from, to] = [0x1010, 0x4000].map(|offset| Some(place(offset)));
+        for (from, to) in [(from, to), (from, None), (None, to)] {
+            let member = RuleMember { rule: 1, from, to };
+            profile.rule_counts.insert(member, RuleCount { count: 4, bursts: 2 });
+        }
         profile.instructions = 1 << 40;
         profile.left.push("process 1: why".into());
         profile

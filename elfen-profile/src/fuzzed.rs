@@ -1,10 +1,11 @@
-//! Entry point for the fuzzer: what is printed of a profile.
+//! Entry points for the fuzzer: what is printed of a profile, and productions.
 
 use crate::diff::{Diff, DiffKey};
 use crate::export::{callgrind, firefox, folded, pprof};
 use crate::instructions::InstructionCounts;
 use crate::profile::Profile;
 use crate::report::{ProfileReport, SortKey};
+use crate::rules::{Engine, Executed, Kind, parse};
 use crate::source_lines;
 use crate::stacks::Sources;
 use crate::symbols::ProfileSymbols;
@@ -19,6 +20,7 @@ pub fn report(profile: &Profile) {
     let (symbols, _) = ProfileSymbols::read(&profile);
     let report = ProfileReport::of(&profile, &symbols, SortKey::Path, ROWS);
     let _text = [SortKey::Function, SortKey::Call, SortKey::Path].map(|sort| report.text(sort));
+    let _rules = ProfileReport::of(&profile, &symbols, SortKey::Rule, ROWS).text(SortKey::Rule);
     let _lines = source_lines::hottest(&profile, &symbols, ROWS);
     let _counts = InstructionCounts::of(&profile, 0, None);
     let sources = Sources::read(&profile);
@@ -30,6 +32,25 @@ pub fn report(profile: &Profile) {
     for sort in [DiffKey::Function, DiffKey::Call, DiffKey::Edge] {
         let _text = Diff::of(side, side, sort, ROWS, true).text();
     }
+}
+
+/// Parses productions, and applies them to instructions, of which each byte tells one.
+pub fn rules(text: &str, instructions: &[u8]) {
+    let rules = match parse(text) {
+        Ok(rules) => rules,
+        Err(error) => {
+            let _text = (error.to_string(), error.excerpt());
+            return;
+        }
+    };
+    let mut engine = Engine::new(&rules);
+    let mut collected = 0_u64;
+    for &byte in instructions {
+        let kind = Kind::ALL[usize::from(byte) % Kind::ALL.len()];
+        let (pc, target) = (0x1000 + u64::from(byte & 0x70), 0x1000 + u64::from(byte >> 4));
+        engine.execute(Executed { kind, pc, target }, |_, _, _| collected += 1);
+    }
+    assert!(collected <= engine.matched().iter().sum());
 }
 
 #[cfg(test)]

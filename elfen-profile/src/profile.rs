@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use elfen_stream::counts::EdgeKind;
 use serde::{Deserialize, Serialize};
 
+use crate::rules::{Handler, RuleSet};
+
 /// A place in a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place {
@@ -34,6 +36,8 @@ pub struct What {
     pub stacks: bool,
     /// Which blocks run one after the other.
     pub paths: bool,
+    /// Productions that choose instructions, and collect what these do.
+    pub rules: &'static [RuleSet],
 }
 
 /// A run of instructions, and how often it ran.
@@ -112,6 +116,38 @@ pub struct PathCount {
     pub bursts: u64,
 }
 
+/// A production that was applied to each executed instruction.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ProfiledRule {
+    pub name: String,
+    /// Its pattern and condition.
+    pub text: String,
+    /// `None` if it only changes counters.
+    pub handler: Option<Handler>,
+    /// Instructions that it has matched.
+    pub matched: u64,
+}
+
+/// What the handler of a production was called for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RuleMember {
+    /// Index in [`Profile::rules`].
+    pub rule: u32,
+    /// The instruction; absent if only what it calls matters.
+    pub from: Option<Place>,
+    /// What was called, for a call.
+    pub to: Option<Place>,
+}
+
+/// How often it was called for that.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct RuleCount {
+    pub count: u64,
+    /// Bursts in which it was: of the program, or if everything was counted, of the productions. 0
+    /// for an exact count.
+    pub bursts: u64,
+}
+
 /// A file with code that ran.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct ProfiledFile {
@@ -145,6 +181,9 @@ pub struct Profile {
     pub path_blocks: Vec<PathBlock>,
     /// Paths by their last blocks, if paths were recorded.
     pub paths: BTreeMap<u32, PathCount>,
+    /// Productions, and what their handlers have collected.
+    pub rules: Vec<ProfiledRule>,
+    pub rule_counts: BTreeMap<RuleMember, RuleCount>,
     /// Instructions that ran.
     pub instructions: u64,
     /// Address spaces that were counted: processes, and programs that these executed.

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::paths::{self, PathRow};
 use crate::profile::{EdgeCount, Profile, Source};
+use crate::rule_sums::{self, RuleRow};
 use crate::shadows::KINDS;
 use crate::source_lines::LineRow;
 use crate::stacks::Stacks;
@@ -25,6 +26,8 @@ pub(crate) enum SortKey {
     Call,
     /// Paths: what runs between two backward branches, by its instructions
     Path,
+    /// What the productions of `record --rules` have collected
+    Rule,
     /// Source lines, by the instructions that were executed for them
     Line,
 }
@@ -54,6 +57,9 @@ pub(crate) struct ProfileReport {
     /// Only if they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     paths: Option<Vec<PathRow>>,
+    /// Only if they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rules: Option<Vec<RuleRow>>,
 }
 
 #[derive(Serialize, Debug)]
@@ -191,6 +197,7 @@ impl ProfileReport {
             calls,
             lines: None,
             paths: (sort == SortKey::Path).then(|| paths::hottest(profile, symbols, top)),
+            rules: (sort == SortKey::Rule).then(|| rule_sums::hottest(profile, symbols, top)),
         }
     }
 
@@ -227,13 +234,18 @@ impl ProfileReport {
                 &["share %", "± %", "instructions", "times", "blocks", "path"],
                 self.paths.iter().flatten().map(PathRow::cells).collect(),
             ),
+            SortKey::Rule => (
+                &["rule", "share %", "± %", "times", "caller", "function", "file"],
+                self.rules.iter().flatten().map(RuleRow::cells).collect(),
+            ),
             SortKey::Line => (
                 &["share %", "± %", "instructions", "line", "function"],
                 self.lines.iter().flatten().map(LineRow::cells).collect(),
             ),
         };
         let mut left = Vec::new();
-        left.extend(is_exact.then_some(1));
+        // Rules sample on their own.
+        left.extend((is_exact && sort != SortKey::Rule).then_some(1));
         let has_total = self.functions.iter().any(|one| one.total_percent.is_some());
         let has_functions = matches!(sort, SortKey::Function | SortKey::Total);
         left.extend((has_functions && !has_total).then_some(2));

@@ -75,6 +75,16 @@ impl ProfileSymbols {
         }
     }
 
+    /// The name of what begins at the start of a function, which may be inside another one.
+    pub(crate) fn start_of(&self, function: &FunctionId) -> String {
+        let start = function.start.unwrap_or(0);
+        let offset = self.table(function.file).and_then(|table| table.offset_of(start));
+        match offset.filter(|_| function.start.is_some()) {
+            Some(offset) => self.place(Place { file: function.file, offset }),
+            None => self.name(function),
+        }
+    }
+
     /// Whether a file has a function with this name.
     pub(crate) fn has_function(&self, name: &str) -> bool {
         self.tables.iter().flatten().any(|one| one.functions().iter().any(|one| one.name == name))

@@ -567,3 +567,74 @@ fn wait_for(file: &Path) {
         sleep(Duration::from_millis(10));
     }
 }
+
+/// Goal: rules are applied, reported and compared. Method: the shipped file, on a program of the
+/// base system.
+#[test]
+fn what_rules_collect_is_reported_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let [text, file, exact] =
+        ["text", "run.elfprof", "exact.elfprof"].map(|name| folder.path().join(name));
+    let lines: String = (0..20_000).map(|line| format!("{}\n", line * 7919 % 10_007)).collect();
+    fs::write(&text, lines).unwrap();
+    let [text, file, exact] = [&text, &file, &exact].map(|path| path.to_str().unwrap());
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../workloads/profile/hps.rules");
+    let by = ["record", "-q", "--by", "everything", "-o"];
+    let program = ["--", "env", "LC_ALL=C", "sort", text];
+    let words = [&by[..], &[file, "--rules", rules], &program].concat();
+    assert!(elfen(&words).status.success());
+    assert!(elfen(&[&by[..], &[exact], &program].concat()).status.success());
+    let report = elfen(&["report", file, "--sort", "rule", "--json"]).stdout;
+    let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+    let rows = report["rules"].as_array().unwrap();
+    for (rule, has_caller) in [("CallPairs", true), ("HotMethods", false)] {
+        let rows = rows.iter().filter(|row| row["rule"] == rule);
+        let rows: Vec<_> = rows.collect();
+        assert!(rows.len() > 5, "{report}");
+        assert!(rows.iter().all(|row| row["caller"].is_string() == has_caller), "{report}");
+        let counts: Vec<u64> = rows.iter().map(|row| row["count"].as_u64().unwrap()).collect();
+        assert!(counts.is_sorted_by(|a, b| a >= b) && counts[0] > 100, "{counts:?}");
+    }
+    let table = elfen(&["report", file, "--sort", "rule", "--top", "2"]).stdout;
+    let table = String::from_utf8(table).unwrap();
+    assert!(table.contains("± %") && table.matches("HotMethods").count() == 2, "{table}");
+    let compared = elfen(&["compare", exact, file, "--json"]).stdout;
+    let compared: serde_json::Value = serde_json::from_slice(&compared).unwrap();
+    for name in ["rule CallPairs, hottest 90 %", "rule HotMethods, hottest 90 %"] {
+        let row = compared["rows"].as_array().unwrap().iter().find(|row| row["what"] == name);
+        let overlap = row.expect(name)["overlap"].as_f64().unwrap();
+        assert!((0.5..1.0).contains(&overlap), "{compared}");
+    }
+    let without = elfen(&["report", exact, "--sort", "rule"]);
+    assert_eq!(without.status.code(), Some(1));
+    assert!(error(&without).contains("record it with `--rules FILE`"), "{}", error(&without));
+}
+
+/// Goal: a file of rules that is missing or wrong is refused before the program runs, with the
+/// place of the error.
+#[test]
+fn wrong_rules_are_refused_with_their_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("own.rules");
+    let refused = |text: &[u8]| {
+        fs::write(&rules, text).unwrap();
+        let file = rules.to_str().unwrap();
+        let output = elfen(&["record", "--rules", file, "--", "echo", "ran"]);
+        assert!(output.stdout.is_empty());
+        (output.status.code(), error(&output))
+    };
+    let missing = elfen(&["record", "--rules", "/nonexistent/rules", "--", "echo", "ran"]);
+    assert_eq!((missing.status.code(), missing.stdout), (Some(1), Vec::new()));
+    let (status, message) = refused(b"# mine\nP1: T.OPCLASS == call -> null, inc_1\n");
+    assert_eq!(status, Some(2));
+    assert!(message.contains("own.rules\": line 2, column 18: expected a class"), "{message}");
+    let caret = format!("{:22}^ expected a class", " ".repeat(3) + "|");
+    assert!(message.contains(&caret), "{message}");
+    let (status, message) = refused(b"S: T.OPCLASS == mem_op -> call(DataStream), null");
+    assert_eq!(status, Some(2));
+    assert!(message.contains("DataStream needs the addresses"), "{message}");
+    let (status, message) = refused(b"P1: T.OPCLASS == proc_call -> null, inc_1");
+    assert_eq!(status, Some(2));
+    assert!(message.contains("no production has a handler"), "{message}");
+    assert_eq!(refused(b"\xff\xfe").0, Some(2));
+}

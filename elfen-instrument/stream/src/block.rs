@@ -100,6 +100,14 @@ impl Block {
         self.code.last()
     }
 
+    /// Which instructions read or write memory, one bit each. Branches are left out.
+    pub(crate) fn memory_mask(&self) -> u64 {
+        let bits = self.code.iter().enumerate().map(|(number, one)| {
+            u64::from(accesses_memory(one)).checked_shl(u32::try_from(number).unwrap_or(u32::MAX))
+        });
+        bits.flatten().fold(0, |all, bit| all | bit)
+    }
+
     pub(crate) fn bytes_of(&self, instruction: &Instruction) -> Option<&[u8]> {
         let from = usize::try_from(instruction.ip().checked_sub(self.start)?).ok()?;
         self.bytes.get(from..from.checked_add(instruction.len())?)
@@ -146,6 +154,33 @@ fn uses_gs(instruction: &Instruction) -> bool {
     instruction.segment_prefix() == Register::GS
         || (0..instruction.op_count()).any(is_segment)
         || matches!(instruction.mnemonic(), Rdgsbase | Wrgsbase | Swapgs)
+}
+
+/// Whether an instruction that does not branch reads or writes memory.
+fn accesses_memory(instruction: &Instruction) -> bool {
+    let is_memory = |operand: u32| {
+        !matches!(
+            instruction.op_kind(operand),
+            OpKind::Register
+                | OpKind::NearBranch16
+                | OpKind::NearBranch32
+                | OpKind::NearBranch64
+                | OpKind::FarBranch16
+                | OpKind::FarBranch32
+                | OpKind::Immediate8
+                | OpKind::Immediate8_2nd
+                | OpKind::Immediate16
+                | OpKind::Immediate32
+                | OpKind::Immediate64
+                | OpKind::Immediate8to16
+                | OpKind::Immediate8to32
+                | OpKind::Immediate8to64
+                | OpKind::Immediate32to64
+        )
+    };
+    instruction.flow_control() == FlowControl::Next
+        && !matches!(instruction.mnemonic(), Mnemonic::Lea | Mnemonic::Nop)
+        && (instruction.is_stack_instruction() || (0..instruction.op_count()).any(is_memory))
 }
 
 /// The flags that `inc` changes.
@@ -210,6 +245,16 @@ mod tests {
         let long: &'static [u8] = Box::leak(vec![0x90; 100].into());
         let block = decode(long);
         assert_eq!((block.instructions(), block.exit), (INSTRUCTIONS_MAX, Exit::Falls));
+    }
+
+    #[test]
+    fn accesses_to_memory_are_found() {
+        // mov (%rdi),%eax; lea (%rdi),%rax; push %rax; nopl (%rax); rep stosb; add $1,%eax; ret
+        let code: &[u8] = &[
+            0x8b, 0x07, 0x48, 0x8d, 0x07, 0x50, 0x0f, 0x1f, 0x00, 0xf3, 0xaa, 0x83, 0xc0, 1, 0xc3,
+        ];
+        let block = decode(Box::leak(code.into()));
+        assert_eq!((block.instructions(), block.memory_mask()), (7, 0b001_0101));
     }
 
     #[test]

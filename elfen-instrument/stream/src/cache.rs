@@ -104,6 +104,8 @@ pub struct Translated {
     pub instructions: u32,
     /// Addresses of its instructions, as distances from its start.
     pub offsets: Vec<u16>,
+    /// Which of them read or write memory, one bit each.
+    pub memory_mask: u64,
     /// Its code is gone from the program.
     pub is_retired: bool,
     /// Its direct branch has a counter.
@@ -517,6 +519,7 @@ impl Cache {
             exit: block.exit,
             instructions: u32::try_from(block.instructions()).ok()?,
             offsets: offsets.collect(),
+            memory_mask: block.memory_mask(),
             is_retired: false,
             is_counted: counter.number.is_some(),
             changes_flags: counter.number.is_some() && counter.flags_are_dead,

@@ -6,6 +6,7 @@ mod export;
 mod input;
 mod record;
 mod report;
+mod rules_file;
 
 use std::io::Write;
 use std::process::ExitCode;

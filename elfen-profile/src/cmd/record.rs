@@ -12,11 +12,13 @@ use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output;
 
+use super::rules_file;
 use crate::bursts::{self, BurstError};
 use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
 use crate::profile::{Profile, What};
 use crate::report::{ProfileReport, SortKey};
+use crate::rules::RuleSet;
 use crate::shadows::{self, ShadowError};
 use crate::signals;
 use crate::symbols::{ProfileSymbols, note_build_ids};
@@ -38,10 +40,16 @@ hundred times with stacks or paths.
 
 A path is what runs from the target of a backward branch to the next one, also through calls.
 
+With --rules, each executed instruction goes through the productions of a file, as in HPS: \
+counters decide which instructions are profiled. A handler counts functions (HotMethod) or calls \
+(CallPair). workloads/profile/hps.rules has the productions of the paper, and \
+docs/design/rules.md the grammar.
+
 Code that the program generates itself, as Java and JavaScript do, is not counted.
 
 Exit status: that of the program; 128 + N if signal N ended it; 126 and 127 if it cannot be run or \
-was not found; 1 if the profile cannot be written; 3 if it may not be traced.
+was not found; 1 if the profile cannot be written, or the rules cannot be read; 2 for invalid \
+rules; 3 if it may not be traced.
 
 Examples:
   elfen profile record -- ./program
@@ -49,7 +57,9 @@ Examples:
   elfen profile record -p \"$(pgrep -o redis-server)\" -d 30s
   elfen profile record --what stacks,paths -o run.elfprof -- ./program
   elfen profile record --by shadows --what paths -o run.elfprof -- ./program
-  elfen profile record --by everything -o exact.elfprof -- ./program";
+  elfen profile record --by everything -o exact.elfprof -- ./program
+  elfen profile record --rules hps.rules -o run.elfprof -- ./program
+  elfen profile report run.elfprof --sort rule";
 
 /// Rows that are printed if no file is named.
 const ROWS: usize = 15;
@@ -87,6 +97,10 @@ pub(super) struct RecordArgs {
     /// What to record besides edges, as in `stacks,paths` [default: stacks; none by everything]
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     what: Option<Vec<Kind>>,
+
+    /// Productions that choose instructions, and collect functions or calls at these
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
 
     /// The part of the program's time that bursts or shadows may cost
     #[arg(long, value_name = "PERCENT", value_parser = parse_cost, default_value = "1%")]
@@ -136,12 +150,14 @@ pub(super) struct RecordArgs {
 }
 
 impl RecordArgs {
-    fn what(&self) -> What {
+    fn what(&self, rules: &'static [RuleSet]) -> What {
         match &self.what {
-            Some(kinds) => {
-                What { stacks: kinds.contains(&Kind::Stacks), paths: kinds.contains(&Kind::Paths) }
-            }
-            None => What { stacks: self.by != Mechanism::Everything, paths: false },
+            Some(kinds) => What {
+                stacks: kinds.contains(&Kind::Stacks),
+                paths: kinds.contains(&Kind::Paths),
+                rules,
+            },
+            None => What { stacks: self.by != Mechanism::Everything, paths: false, rules },
         }
     }
 }
@@ -191,6 +207,12 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         let fix = "leave --pid and --duration out, or use --by bursts";
         return Err(Failure::new(Status::Usage, "the recording", why, fix));
     }
+    let rules: &'static [RuleSet] = match &args.rules {
+        // They are used until this process ends.
+        Some(path) => std::slice::from_ref(Box::leak(Box::new(rules_file::read(path)?))),
+        None => &[],
+    };
+    let what = args.what(rules);
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;
     if !args.quiet {
@@ -210,7 +232,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     passed.map_err(|error| Failure::new(Status::Failed, "signals", error, "try again"))?;
     let (mut profile, status) = match args.by {
         Mechanism::Everything => {
-            let recorded = everything::record(&args.program, args.what(), signals::set_program)
+            let recorded = everything::record(&args.program, what, signals::set_program)
                 .map_err(|error| failed(&error, args))?;
             let status = match recorded.ended {
                 Ended::Exited(status) => u8::try_from(status).unwrap_or(1),
@@ -218,8 +240,8 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
             };
             (recorded.profile, status)
         }
-        Mechanism::Bursts => by_bursts(args)?,
-        Mechanism::Shadows => by_shadows(args)?,
+        Mechanism::Bursts => by_bursts(args, what)?,
+        Mechanism::Shadows => by_shadows(args, what)?,
     };
     profile.program = args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(process) = args.pid {
@@ -231,8 +253,9 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     }
     if args.output.is_none() && !args.quiet {
         let (symbols, _) = ProfileSymbols::read(&profile);
-        let report = ProfileReport::of(&profile, &symbols, SortKey::Function, ROWS);
-        let _closed = io::stderr().write_all(report.text(SortKey::Function).as_bytes());
+        let sort = if rules.is_empty() { SortKey::Function } else { SortKey::Rule };
+        let report = ProfileReport::of(&profile, &symbols, sort, ROWS);
+        let _closed = io::stderr().write_all(report.text(sort).as_bytes());
     } else {
         for left in &profile.left {
             output::warn(&format!("not counted: {left}"));
@@ -242,13 +265,13 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Returns the profile, and the exit status of the program.
-fn by_bursts(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
+fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
     let order = bursts::Order {
         program: args.program.clone(),
         process: args.pid,
         cost: args.cost,
         events: args.edges,
-        what: args.what(),
+        what,
         duration: args.duration,
     };
     let mut recorded =
@@ -275,7 +298,7 @@ fn status_of(ended: ExitStatus) -> u8 {
 }
 
 /// Returns the profile, and the exit status of the program.
-fn by_shadows(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
+fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
     let order = shadows::Order {
         program: args.program.clone(),
         process: args.pid,
@@ -284,7 +307,7 @@ fn by_shadows(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
         sample: args.sample,
         stall_max: args.max_stall,
         cpu: args.cpu,
-        what: args.what(),
+        what,
         duration: args.duration,
     };
     let mut recorded = shadows::record(&order, signals::set_program)

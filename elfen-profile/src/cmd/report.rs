@@ -27,6 +27,7 @@ Examples:
   elfen profile report run.elfprof
   elfen profile report run.elfprof --sort call --top 10
   elfen profile report run.elfprof --sort line
+  elfen profile report run.elfprof --sort rule --top 10
   elfen profile report run.elfprof --annotate main | less
   elfen profile report run.elfprof --json | jq '.functions[0]'";
 
@@ -62,12 +63,16 @@ pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     let missing = match args.sort {
         SortKey::Total if profile.stacks.is_empty() => Some("stacks"),
         SortKey::Path if profile.paths.is_empty() => Some("paths"),
+        SortKey::Rule if profile.rules.is_empty() => Some("rules"),
         _ => None,
     };
     if let Some(missing) = missing {
         let what = named("the profile", &args.file);
         let why = format!("it has no {missing}");
-        let fix = format!("record it with `--what {missing}`");
+        let fix = match args.sort {
+            SortKey::Rule => "record it with `--rules FILE`".to_owned(),
+            _ => format!("record it with `--what {missing}`"),
+        };
         return Err(Failure::new(Status::Failed, what, why, &fix));
     }
     let (symbols, changed) = ProfileSymbols::read(&profile);

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::callers::{Stacks, Times};
 use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
+use super::rule_tally::RuleTally;
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
 use super::walk::{Burst, Lost, Step, Ways};
 use crate::profile::{BlockCount, Edge, EdgeCount, Profile, What};
@@ -89,6 +90,7 @@ pub(crate) struct Tally {
     stacks: Stacks,
     unwinder: Unwinder,
     paths: Paths,
+    rules: RuleTally,
     calls: Vec<CallSite>,
     /// Addresses where bursts could not begin or go on.
     unknown: Vec<u64>,
@@ -103,12 +105,12 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new(what: What) -> Self {
-        Self { what, ..Self::default() }
+        Self { what, rules: RuleTally::new(what.rules), ..Self::default() }
     }
 
     /// For a whole program, or for shadows, instead of bursts.
     pub(crate) fn of_pieces(what: What) -> Self {
-        Self { what, has_pieces: true, ..Self::default() }
+        Self { has_pieces: true, ..Self::new(what) }
     }
 
     /// All pieces of a shadow have been added.
@@ -168,7 +170,7 @@ impl Tally {
 
     /// Goes the way of a burst.
     pub(crate) fn add(&mut self, cache: &Cache, burst: &Burst, on: &mut OnWay) -> Result<(), Lost> {
-        let Self { what, seen, stacks, paths, instructions, .. } = self;
+        let Self { what, seen, stacks, paths, rules, instructions, .. } = self;
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
             if let Step::Block(_) | Step::Part(..) = step {
@@ -180,6 +182,7 @@ impl Tally {
             if what.paths {
                 paths.step(step, block, &mut on.path);
             }
+            rules.step(cache, step, block, to);
         });
         if walked.is_err() {
             *on = OnWay::default();
@@ -195,6 +198,7 @@ impl Tally {
     fn end(&mut self, is_found: bool, bursts: u64) {
         self.stacks.end(is_found, bursts);
         self.paths.end(is_found, bursts);
+        self.rules.end(is_found, bursts);
         let steps = &mut self.steps;
         self.seen.take(|step, times| {
             if is_found {
@@ -213,6 +217,7 @@ impl Tally {
         let block = |id: BlockId| blocks.get(usize::try_from(id).ok()?);
         self.stacks.add_to(profile, &places, blocks);
         self.paths.add_to(profile, &places, blocks);
+        self.rules.add_to(profile, &places, blocks);
         for (&step, &Times { count, bursts }) in &self.steps {
             let part = match step {
                 Step::Block(id) => block(id).map(|one| (one, one.start)),

@@ -33,7 +33,7 @@ fn order(program: Vec<OsString>) -> Order {
         sample: 50_000,
         stall_max: Duration::from_millis(100),
         cpu: None,
-        what: What { stacks: true, paths: true },
+        what: What { stacks: true, paths: true, rules: &[] },
         duration: None,
     }
 }

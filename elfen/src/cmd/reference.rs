@@ -35,7 +35,8 @@ const BY_COMMAND: [(&str, &str); 24] = [
     (
         "elfen profile record",
         "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \
-         not found; 1 if the profile cannot be written; 3 if it may not be traced",
+         not found; 1 if the profile cannot be written, or the rules cannot be read; 2 for invalid \
+         rules; 3 if it may not be traced",
     ),
     (
         "elfen profile report",
@@ -138,7 +139,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 27] = [
+const JSON: [(&str, &str); 28] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -151,7 +152,7 @@ const JSON: [(&str, &str); 27] = [
     (
         "elfen profile report",
         "program by bursts ran_ns cost_ns instructions programs left functions calls \
-         [lines]",
+         [lines] [rules]",
     ),
     (
         "elfen profile report --annotate",
@@ -180,6 +181,7 @@ const JSON: [(&str, &str); 27] = [
     ("elfen lab check --what-if", "rows holds"),
     ("elfen lab demo", "lanes smt capacity_rps verdict why_no_verdict rows remarks html"),
     ("elfen lab experiment", "results setup rows remarks"),
+    ("elfen lab hps", "seed handler_instructions programs sampling overheads published left_out"),
     ("elfen lab ladder", "plan policy rungs charged rows fold_p999 not_recorded iterations"),
     (
         "elfen lab plan",

@@ -303,6 +303,13 @@ fn by_shadows(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
             percent(recorded.own, recorded.elapsed),
             duration::show(u64::try_from(recorded.stall.as_nanos()).unwrap_or(u64::MAX)),
         ));
+        let ended = |why| recorded.ends.get(why).copied().unwrap_or(0);
+        if ended(shadows::INPUT) * 2 > bursts {
+            to_stderr(
+                "profile: most shadows ended where the program waits for input; `--by bursts` sees \
+                 all of such a program",
+            );
+        }
         let mut ends: Vec<_> = recorded.ends.iter().collect();
         ends.sort_by_key(|&(why, count)| (u64::MAX - count, why));
         let ends: Vec<String> = ends.iter().map(|(why, count)| format!("{count} {why}")).collect();

@@ -105,6 +105,8 @@ struct Prepared {
     /// The code cache, and the words in it for the shadow.
     space: Option<(Space, u32)>,
     tally: Tally,
+    /// What an earlier cache has shown is in the profile already.
+    has_moved: bool,
     /// Descriptors of regular files that shadows have used.
     used: BTreeSet<i32>,
     /// Code near these addresses has no room in the cache yet.
@@ -355,6 +357,7 @@ impl Recorder {
                 copier,
                 space: None,
                 tally: Tally::of_pieces(self.order.what),
+                has_moved: false,
                 used: BTreeSet::new(),
                 rooms: Vec::new(),
                 user: [user, user],
@@ -390,8 +393,9 @@ impl Recorder {
     ) -> Result<Sampled, Refusal> {
         let Some(memory) = memory_of(process) else { return Ok(Sampled::Nothing) };
         let stall_ns = STALL_NS + memory as f64 / f64::from(1 << 20) * self.stall_ns_per_mb;
-        if stall_ns > self.order.stall_max.as_nanos() as f64 {
-            return Err(Refusal::Unfit("its memory is too large: see --max-stall"));
+        let (stall, most) = (Duration::from_secs_f64(stall_ns / 1e9), self.order.stall_max);
+        if stall > most {
+            return Err(Refusal::Stall { megabytes: memory >> 20, stall, most });
         }
         if is_filtered(process) {
             return Err(Refusal::Unfit("it filters its system calls since then"));
@@ -439,7 +443,14 @@ impl Recorder {
         prepared.copier.end(copy);
         let took_ns = began.elapsed().as_nanos() as f64;
         self.took_ns += (took_ns - self.took_ns) * NEWEST;
-        let ended = outcome?;
+        let ended = match outcome {
+            Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // The program has mapped something where its copies have the cache.
+                self.add_space(prepared);
+                return Ok(Sampled::Shadow);
+            }
+            outcome => outcome?,
+        };
         prepared.rooms.extend(ended.needs_room);
         *self.ends.entry(ended.why).or_default() += 1;
         for (sum, calls) in self.profile.calls.iter_mut().zip(ended.calls) {
@@ -520,18 +531,24 @@ impl Recorder {
         }
     }
 
-    fn end_process(&mut self, process: u32, prepared: Prepared) {
-        let Prepared { copier, space, mut tally, user, .. } = prepared;
+    /// Adds what the shadows with one cache have shown.
+    fn add_space(&mut self, prepared: &mut Prepared) {
+        let Some((space, _)) = prepared.space.take() else { return };
+        let mut tally = std::mem::replace(&mut prepared.tally, Tally::of_pieces(self.order.what));
+        tally.add_to(&mut self.profile, &space.cache, &space.objects);
+        if tally.lost > 0 {
+            self.profile.left.push(format!("{} pieces whose way was not found", tally.lost));
+        }
+        self.profile.programs -= u64::from(std::mem::replace(&mut prepared.has_moved, true));
+    }
+
+    fn end_process(&mut self, process: u32, mut prepared: Prepared) {
+        self.add_space(&mut prepared);
+        let Prepared { copier, user, .. } = prepared;
         if let Err(error) = copier.remove() {
             self.note(process, &error);
         }
         self.ran_ticks += user_ticks(process).unwrap_or(user[1]).saturating_sub(user[0]);
-        if let Some((space, _)) = space {
-            tally.add_to(&mut self.profile, &space.cache, &space.objects);
-            if tally.lost > 0 {
-                self.profile.left.push(format!("{} pieces whose way was not found", tally.lost));
-            }
-        }
     }
 
     /// Takes everything of ours out of all processes.

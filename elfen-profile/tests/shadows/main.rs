@@ -179,7 +179,7 @@ const PACKAGED: [&str; 10] = [
     "zstd -q -c -T2 -9 TEXT",
     "busybox md5sum TEXT TEXT TEXT TEXT",
     "perl -e my|%h;$h{$_%99}.=chr(65+$_%26)for(1..999999);print|join(',',%h{1,5,7})",
-    "/usr/bin/python3 -c import|json,re;print(len(re.findall('1',json.dumps(list(range(399999))))))",
+    "/usr/bin/python3 -c import|json,re;print(len(re.findall('1',json.dumps(list(range(9**6))))))",
     "gcc -O2 -S -o - -x c SOURCE",
     "sqlite3 :memory: create|table|t(a);with|c(x)as(select|1|union|all|select|x+1|from|c|limit|\
      299999)insert|into|t|select|x*x|from|c;select|sum(a),max(a)|from|t;",

@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use elfen_instrument::process::{
-    ProgramId, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
+    ProgramId, Stat, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
 };
 use elfen_instrument::remote::{Paused, TouchError, Tracee, mappings, release_late_threads};
 use elfen_machine::pidfd::PidFd;
@@ -24,7 +24,7 @@ use super::shadow::{Ended, Length, Shadow};
 use crate::engine::tally::Tally;
 use crate::everything::space::Space;
 use crate::profile::{Profile, Source, What};
-use crate::program::{self, ended, own_ns, start, ticks, user_ticks};
+use crate::program::{self, ended, own_ns, start, ticks};
 use crate::signals;
 
 /// How often it is looked whether the program has ended.
@@ -111,9 +111,11 @@ struct Prepared {
     used: BTreeSet<i32>,
     /// Code near these addresses has no room in the cache yet.
     rooms: Vec<u64>,
+    /// User time and page faults: when the process was found, and at last.
     user: [u64; 2],
+    faults: [u64; 2],
     /// Page faults when the last shadow was made.
-    faults: Option<u64>,
+    faults_then: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -346,11 +348,13 @@ impl Recorder {
     fn prepare(&mut self, process: u32) -> Result<(), ShadowError> {
         let is_named = self.order.process == Some(process);
         let Some(program) = ProgramId::of(process) else { return Ok(()) };
-        let user = user_ticks(process).unwrap_or(0);
+        let Some(Stat { user_ticks: user, faults, .. }) = stat(process) else { return Ok(()) };
         if !is_named && user < TICKS_MIN {
             return Ok(());
         }
         let is_child = self.is_child && process == self.root;
+        // All but a named process have begun while it was watched.
+        let (user, faults) = if is_named { (user, faults) } else { (0, 0) };
         let state = match Copier::create(process, is_child) {
             Ok(copier) => Process::Prepared(Box::new(Prepared {
                 program,
@@ -361,7 +365,8 @@ impl Recorder {
                 used: BTreeSet::new(),
                 rooms: Vec::new(),
                 user: [user, user],
-                faults: None,
+                faults: [faults, faults],
+                faults_then: None,
             })),
             Err(Refusal::Touch(TouchError::Busy)) => return Ok(()),
             Err(error) if is_named => return Err(ShadowError::Refused(error.to_string())),
@@ -404,13 +409,13 @@ impl Recorder {
             return Err(Refusal::Unfit("its memory limit is nearly reached"));
         }
         let before = stat(process).map(|stat| stat.faults);
-        if let (Some(last), Some(now)) = (prepared.faults, before) {
+        if let (Some(last), Some(now)) = (prepared.faults_then, before) {
             // Each page can fault once because of a shadow. The program's own faults count too.
             let faults_ns = now.saturating_sub(last).min(memory / PAGE) as f64 * FAULT_NS;
             self.sums_ns += faults_ns;
             self.faults_ns += (faults_ns - self.faults_ns) * NEWEST;
         }
-        prepared.faults = before;
+        prepared.faults_then = before;
         let began = Instant::now();
         let stopped = Paused::stop(thread).ok();
         let is_its_own = std::fs::metadata(format!("/proc/{process}/task/{thread}")).is_ok();
@@ -456,7 +461,9 @@ impl Recorder {
         for (sum, calls) in self.profile.calls.iter_mut().zip(ended.calls) {
             *sum += calls;
         }
-        prepared.user[1] = user_ticks(process).unwrap_or(prepared.user[1]);
+        if let Some(stat) = stat(process) {
+            (prepared.user[1], prepared.faults[1]) = (stat.user_ticks, stat.faults);
+        }
         Ok(Sampled::Shadow)
     }
 
@@ -544,11 +551,17 @@ impl Recorder {
 
     fn end_process(&mut self, process: u32, mut prepared: Prepared) {
         self.add_space(&mut prepared);
-        let Prepared { copier, user, .. } = prepared;
+        let Prepared { copier, user, faults, .. } = prepared;
         if let Err(error) = copier.remove() {
             self.note(process, &error);
         }
-        self.ran_ticks += user_ticks(process).unwrap_or(user[1]).saturating_sub(user[0]);
+        let now = stat(process);
+        let [user_now, faults_now] = match now {
+            Some(Stat { user_ticks, faults, .. }) => [user_ticks, faults],
+            None => [user[1], faults[1]],
+        };
+        self.ran_ticks += user_now.saturating_sub(user[0]);
+        self.profile.faults += faults_now.saturating_sub(faults[0]);
     }
 
     /// Takes everything of ours out of all processes.

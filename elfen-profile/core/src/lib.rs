@@ -18,11 +18,17 @@
 
 mod cache;
 pub mod elftrace;
+pub mod estimate;
 pub mod instruction;
 pub mod machine;
+pub mod pair_metric;
 pub mod pipeline;
 pub mod predictor;
+pub mod sample;
+pub mod skid;
 pub mod synthetic;
 pub mod trace;
+pub mod truth;
+pub mod window;
 
 pub use cache::{Caches, Lookup};

@@ -212,3 +212,58 @@ fn push_loop(builder: &mut TraceBuilder, start: u64, body: &[Instruction]) -> Bl
     code.push(operation(Class::Branch(Branch::Conditional), &[15], &[]));
     builder.block(start, &code, Some(start))
 }
+
+/// The program of Figure 2: a loop of one load that hits, and `nops` instructions that do nothing.
+/// Without the seed, each iteration would fetch its load in the same place of a cycle.
+pub fn load_and_nops(nops: u32, iterations: u32, seed: u64) -> Trace {
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut builder = TraceBuilder::new("a load and nops");
+    let nop = Instruction::new(Class::Other);
+    let mut start = 0x40_0000;
+    // The same loop at different places of a block that is fetched at once.
+    let copies: Vec<BlockNumber> = (0..4)
+        .map(|copy| {
+            let mut body = vec![nop; copy];
+            body.push(load(&[1], &[2]));
+            body.extend(vec![nop; nops as usize - copy]);
+            let number = push_loop(&mut builder, start, &body);
+            start += 0x1000;
+            number
+        })
+        .collect();
+    for _ in 0..iterations {
+        builder.run(copies[random.random_range(0..copies.len())], &[0x10_0000]);
+    }
+    builder.finish().unwrap_or_default()
+}
+
+/// The three loops of Figure 7, which differ in how much else runs meanwhile: a chain of loads, each
+/// with the address of the next one; arithmetic in some chains; and loads that little waits for.
+/// They run `iterations` times, ten times and a hundred times as often.
+pub fn three_loops(iterations: u32, seed: u64) -> Trace {
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut builder = TraceBuilder::new("three loops");
+    let add = |from: u8, to: u8| operation(Class::Integer, &[from], &[to]);
+    let multiply = |register: u8| operation(Class::Multiply, &[register], &[register]);
+    let chain = vec![load(&[1], &[1]), load(&[1], &[1]), add(1, 1)];
+    let arithmetic = vec![multiply(1), add(1, 2), multiply(3), add(3, 4), add(5, 5), add(6, 6)];
+    let mut streams = vec![load(&[2], &[10]), load(&[3], &[11]), add(10, 12), add(11, 13)];
+    streams.extend((0..11).map(|number| add(4 + number % 4, 4 + number % 4)));
+    let chain = push_loop(&mut builder, 0x40_0000, &chain);
+    let arithmetic = push_loop(&mut builder, 0x41_0000, &arithmetic);
+    let streams = push_loop(&mut builder, 0x42_0000, &streams);
+    // A list and two arrays that the second cache holds, and the first does not.
+    const LINES: u64 = 8192;
+    for _ in 0..iterations {
+        let mut node = || 0x100_0000 + random.random_range(0..LINES) * 64;
+        builder.run(chain, &[node(), node()]);
+    }
+    for _ in 0..u64::from(iterations) * 10 {
+        builder.run(arithmetic, &[]);
+    }
+    for iteration in 0..u64::from(iterations) * 100 {
+        let next = 0x100_0000 + iteration % (LINES / 2) * 64;
+        builder.run(streams, &[next, next + LINES / 2 * 64]);
+    }
+    builder.finish().unwrap_or_default()
+}

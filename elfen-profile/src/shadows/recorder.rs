@@ -22,7 +22,7 @@ use super::copier::{Copier, Refusal};
 use super::files::Files;
 use super::shadow::{Ended, Length, Shadow};
 use crate::engine::tally::Tally;
-use crate::everything::space::Space;
+use crate::everything::space::{Notes, Space};
 use crate::profile::{Profile, Source, What};
 use crate::program::{self, ended, own_ns, start, ticks};
 use crate::signals;
@@ -493,7 +493,7 @@ impl Recorder {
                 (space, *context)
             }
             None => {
-                let mut new = Space::set_up(copy, id, true)?;
+                let mut new = Space::set_up(copy, id, Notes::Events)?;
                 let context = new
                     .take_context()
                     .ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;

@@ -2,6 +2,7 @@
 //! C programs with known counts, programs that look at themselves, and programs of Debian.
 
 mod programs;
+mod traces;
 
 use std::ffi::OsString;
 use std::fs;

@@ -64,6 +64,8 @@ struct Header {
     left: Vec<String>,
     #[serde(default)]
     calls: [u64; 5],
+    #[serde(default)]
+    faults: u64,
     blocks: usize,
     edges: usize,
     #[serde(default)]
@@ -105,6 +107,7 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         programs: profile.programs,
         left: profile.left.clone(),
         calls: profile.calls,
+        faults: profile.faults,
         blocks: profile.blocks.len(),
         edges: profile.edges.len(),
         callers: profile.callers.len(),
@@ -213,6 +216,7 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         programs: header.programs,
         left: header.left,
         calls: header.calls,
+        faults: header.faults,
     })
 }
 

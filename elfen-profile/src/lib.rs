@@ -9,6 +9,7 @@
 
 mod annotate;
 pub mod bursts;
+mod classes;
 pub mod cmd;
 mod compare;
 mod diff;

@@ -192,6 +192,8 @@ pub struct Profile {
     pub left: Vec<String>,
     /// System calls of shadows, by [`crate::shadows::KINDS`].
     pub calls: [u64; 5],
+    /// Page faults of the program while shadows were made of it.
+    pub faults: u64,
 }
 
 impl Profile {

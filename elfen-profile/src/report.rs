@@ -49,6 +49,9 @@ pub(crate) struct ProfileReport {
     /// System calls of shadows by their kinds. Absent without shadows.
     #[serde(skip_serializing_if = "Option::is_none")]
     system_calls: Option<BTreeMap<&'static str, u64>>,
+    /// Page faults of the program while it was sampled by shadows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page_faults: Option<u64>,
     functions: Vec<FunctionRow>,
     calls: Vec<CallRow>,
     /// Only if they are asked for, because the debug information of large files takes long to read.
@@ -193,6 +196,7 @@ impl ProfileReport {
             left: profile.left.clone(),
             system_calls: (profile.by == Source::Shadows)
                 .then(|| KINDS.into_iter().zip(profile.calls).collect()),
+            page_faults: (profile.by == Source::Shadows).then_some(profile.faults),
             functions,
             calls,
             lines: None,

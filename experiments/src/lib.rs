@@ -6,6 +6,7 @@
 //! - [`expected`] predicts live runs with the model.
 //! - [`report`] draws figures of simulations and of live runs.
 //! - [`faults`] tests the explanations of `elfen tailor` with known faults.
+//! - `profile` repeats the experiments of papers on profiles.
 //! - `bench` measures the cost of Elfen's own parts.
 //! - [`cmd`] parses the arguments of all commands and prints their results.
 
@@ -16,6 +17,8 @@ pub mod expected;
 pub mod faults;
 #[deny(unsafe_code)]
 pub mod live;
+#[deny(unsafe_code)]
+mod profile;
 #[deny(unsafe_code)]
 pub mod record;
 #[deny(unsafe_code)]

@@ -1,11 +1,14 @@
 //! Basic blocks of the program's code.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
+    OpKind, Register,
 };
 
 use elfen_rewrite::{ARITHMETIC_FLAGS, flags_read, flags_written};
 use iced_x86::RflagsBits;
+
+use crate::addresses::Accesses;
 
 /// Longer blocks are split.
 pub const INSTRUCTIONS_MAX: usize = 64;
@@ -93,6 +96,17 @@ impl Block {
 
     pub fn instructions(&self) -> usize {
         self.code.len()
+    }
+
+    /// The memory that each instruction uses.
+    pub fn accesses(&self) -> Vec<Accesses> {
+        let mut factory = InstructionInfoFactory::new();
+        self.code.iter().map(|one| Accesses::of(&mut factory, one)).collect()
+    }
+
+    /// The instructions, with their addresses in the program.
+    pub fn code(&self) -> &[Instruction] {
+        &self.code
     }
 
     /// The instruction that ends the block; only a block that falls may have none.

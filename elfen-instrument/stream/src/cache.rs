@@ -66,6 +66,8 @@ pub enum Trap {
     LogFull,
     /// The events are full. `%rcx`, which has been saved, holds the address to go on at.
     EventsFull,
+    /// There is no room for the addresses of a block. The thread can go on behind the trap.
+    AddressesFull,
     /// A system call that the host must know of, at this address of the program.
     HostCall { at: u64, block: BlockId },
 }
@@ -129,6 +131,8 @@ enum Mode {
 pub struct Cache {
     neighbourhood: usize,
     mode: Mode,
+    /// Threads append the addresses of memory operands.
+    addresses: bool,
     clusters: Vec<Area>,
     table: Table,
     blocks: Vec<Translated>,
@@ -169,6 +173,7 @@ impl Cache {
         Self {
             neighbourhood,
             mode: Mode::Counters,
+            addresses: false,
             clusters: Vec::new(),
             table: Table::new(table),
             blocks: Vec::new(),
@@ -197,6 +202,11 @@ impl Cache {
     /// full.
     pub fn with_events(table: u64, neighbourhood: usize) -> Self {
         Self { mode: Mode::Events, ..Self::new(table, neighbourhood) }
+    }
+
+    /// The same, and its threads append the addresses of the memory that their instructions use.
+    pub fn with_addresses(table: u64, neighbourhood: usize) -> Self {
+        Self { addresses: true, ..Self::with_events(table, neighbourhood) }
     }
 
     pub const TABLE_BYTES: u64 = TABLE_BYTES;
@@ -344,7 +354,7 @@ impl Cache {
         let area = self.clusters.get(number).ok_or(Stop::OutOfReach)?;
         let noting = area.routine.as_ref().ok_or(Stop::OutOfReach)?.noting;
         let (hot, cold) = (Code::at(area.hot_at), Code::at(area.cold_at));
-        let emission = Emission { hot, cold, noting };
+        let emission = Emission { hot, cold, noting, addresses: self.addresses };
         let mut run = Run::new(number, emission, start, self.neighbourhood);
         while let Some(at) = run.open.pop() {
             self.translate_along(at, &mut run, source);
@@ -508,6 +518,9 @@ impl Cache {
         }
         if let (Some(trap), Some(last)) = (emitted.host_call, block.last()) {
             self.traps.insert(trap, Trap::HostCall { at: last.ip(), block: id });
+        }
+        if let Some(trap) = emitted.addresses_full {
+            self.traps.insert(trap, Trap::AddressesFull);
         }
         run.links.extend(emitted.links);
         let offsets =

@@ -6,6 +6,7 @@ use iced_x86::{
 
 use elfen_rewrite::Code;
 
+use crate::addresses::{Accesses, push_room_check};
 use crate::assembly::{
     Gs, INT3, Leaving, Noting, Word, push_leave, push_link, push_restore_flags, push_save_flags,
 };
@@ -23,6 +24,8 @@ pub(crate) struct Emission {
     /// The rest: counters of branches that are taken, exits, constants.
     pub(crate) cold: Code,
     pub(crate) noting: Noting,
+    /// Also appends the addresses of memory operands.
+    pub(crate) addresses: bool,
 }
 
 /// A point of the hot code at which the registers are those of the program.
@@ -56,6 +59,8 @@ pub(crate) struct Emitted {
     pub(crate) site: Option<u64>,
     /// The trap in front of a system call that needs the host.
     pub(crate) host_call: Option<u64>,
+    /// The trap for addresses that do not fit.
+    pub(crate) addresses_full: Option<u64>,
 }
 
 /// Counters of the edges of a block; `None` where the count follows from others.
@@ -92,15 +97,42 @@ impl Emission {
                 (body, Some(last))
             }
         };
+        let accesses = if self.addresses { block.accesses() } else { Vec::new() };
+        if accesses.iter().any(|one| !one.known.is_empty()) {
+            self.push_point(&mut emitted, block, start, block.start, PointKind::Plain)?;
+            emitted.addresses_full = Some(push_room_check(&mut self.hot)?);
+        }
+        let mut accesses = accesses.iter();
         for instruction in body {
             self.push_point(&mut emitted, block, start, instruction.ip(), PointKind::Plain)?;
+            self.push_addresses(&mut emitted, block, start, instruction, accesses.next())?;
             self.push_copy(block, instruction)?;
         }
         if let Some(last) = last {
             self.push_point(&mut emitted, block, start, last.ip(), PointKind::Plain)?;
+            self.push_addresses(&mut emitted, block, start, last, accesses.next())?;
             self.push_exit(&mut emitted, block, start, last, counters)?;
         }
         Some(emitted)
+    }
+
+    /// Appends the addresses that an instruction uses. It may fault after that, so the registers
+    /// are those of the program there, too.
+    fn push_addresses(
+        &mut self,
+        emitted: &mut Emitted,
+        block: &Block,
+        start: u64,
+        instruction: &Instruction,
+        accesses: Option<&Accesses>,
+    ) -> Option<()> {
+        let Some(accesses) = accesses.filter(|accesses| !accesses.known.is_empty()) else {
+            return Some(());
+        };
+        for access in &accesses.known {
+            access.push_note(&mut self.hot)?;
+        }
+        self.push_point(emitted, block, start, instruction.ip(), PointKind::Plain)
     }
 
     fn push_point(

@@ -16,6 +16,8 @@ pub const TARGET: i32 = 0x28;
 pub const JUMP: i32 = 0x30;
 /// The next free entry of the log, as a distance from the base.
 pub const LOG_AT: i32 = 0x38;
+/// How many addresses of memory operands can still be appended.
+pub const ADDRESSES_LEFT: i32 = 0x40;
 
 /// System calls that need the host, and calls that need it if they change mapped code: one bit per
 /// number.
@@ -70,6 +72,10 @@ pub const VECTORS_BYTES: i32 = LOG_END - LOG;
 /// counter, or an address that a computed branch went to.
 pub const EVENTS: i32 = COUNTERS;
 pub const EVENTS_MAX: i32 = 8192;
+/// Addresses of memory operands, from their end backwards, if a cache appends them. It has no
+/// bursts, which use this memory otherwise.
+pub const ADDRESSES: i32 = EVENTS + EVENTS_MAX * 8;
+pub const ADDRESSES_MAX: i32 = 0xffff;
 /// Earlier bursts: their words, and their events in the order of addresses.
 pub const KEPT_AT: i32 = EVENTS + EVENTS_MAX * 8;
 pub const KEPT_BYTES: i32 = 64 + EVENTS_MAX * 8;
@@ -102,4 +108,6 @@ pub const BYTES: u64 = (COUNTERS + COUNTERS_MAX * COUNTER_BYTES) as u64;
 
 const _: () =
     assert!(STACKS + (KEPT_MAX + 1) * STACK_BYTES <= COUNTERS + COUNTERS_MAX * COUNTER_BYTES);
+const _: () =
+    assert!(ADDRESSES + 8 * (ADDRESSES_MAX + 1) <= COUNTERS + COUNTERS_MAX * COUNTER_BYTES);
 const _: () = assert!(LOG_END <= RETURNS && BYTES.is_multiple_of(4096));

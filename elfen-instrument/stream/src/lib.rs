@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod assembly;
 mod block;
 mod cache;
@@ -34,5 +35,6 @@ mod leave;
 mod lookup;
 mod site;
 
+pub use addresses::{ACCESSES_MAX, Access, Accesses};
 pub use block::{Block, Exit, INSTRUCTIONS_MAX, Indirect, Source};
 pub use cache::{BlockId, Cache, Cluster, CodeMemory, Counted, Original, Stop, Translated, Trap};

@@ -7,6 +7,7 @@ mod input;
 mod record;
 mod report;
 mod rules_file;
+mod trace;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -36,6 +37,7 @@ enum Command {
     Export(export::ExportArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
+    Trace(trace::TraceArgs),
 }
 
 pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -45,5 +47,6 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Command::Export(args) => export::run(args, out),
         Command::Record(args) => record::run(args),
         Command::Report(args) => report::run(args, out),
+        Command::Trace(args) => trace::run(args),
     }
 }

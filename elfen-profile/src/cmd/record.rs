@@ -67,6 +67,8 @@ const ROWS: usize = 15;
 /// How a profile comes about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Mechanism {
+    /// Bursts where they are possible, else shadows
+    Auto,
     /// Count each edge of each block, exactly; about three times as slow
     Everything,
     /// Estimate the counts from random parts of the run, at about one per cent
@@ -91,7 +93,7 @@ enum Kind {
 #[command(after_help = AFTER)]
 pub(super) struct RecordArgs {
     /// How to count
-    #[arg(long, value_name = "MECHANISM", default_value = "bursts")]
+    #[arg(long, value_name = "MECHANISM", default_value = "auto")]
     by: Mechanism,
 
     /// What to record besides edges, as in `stacks,paths` [default: stacks; none by everything]
@@ -215,23 +217,11 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     let what = args.what(rules);
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;
-    if !args.quiet {
-        to_stderr(match args.by {
-            Mechanism::Everything => {
-                "profile by everything: each edge is counted, in a code cache, under ptrace"
-            }
-            Mechanism::Bursts => {
-                "profile by bursts: edges are counted at random times, in a code cache"
-            }
-            Mechanism::Shadows => {
-                "profile by shadows: copies of the program run in a code cache, at random times"
-            }
-        });
-    }
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
     passed.map_err(|error| Failure::new(Status::Failed, "signals", error, "try again"))?;
     let (mut profile, status) = match args.by {
         Mechanism::Everything => {
+            say(args, "everything", "each edge is counted, in a code cache, under ptrace");
             let recorded = everything::record(&args.program, what, signals::set_program)
                 .map_err(|error| failed(&error, args))?;
             let status = match recorded.ended {
@@ -240,8 +230,25 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
             };
             (recorded.profile, status)
         }
-        Mechanism::Bursts => by_bursts(args, what)?,
-        Mechanism::Shadows => by_shadows(args, what)?,
+        Mechanism::Bursts => {
+            say(args, "bursts", BURSTS);
+            by_bursts(args, what).map_err(|error| burst_failed(&error, args))?
+        }
+        Mechanism::Shadows => {
+            say(args, "shadows", SHADOWS);
+            by_shadows(args, what)?
+        }
+        Mechanism::Auto => {
+            say(args, "bursts", BURSTS);
+            match by_bursts(args, what) {
+                // Both come before anything has run.
+                Err(error @ (BurstError::Forbidden | BurstError::Refused(_))) => {
+                    say(args, "shadows", &format!("bursts are not possible: {error}"));
+                    by_shadows(args, what)?
+                }
+                recorded => recorded.map_err(|error| burst_failed(&error, args))?,
+            }
+        }
     };
     profile.program = args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(process) = args.pid {
@@ -264,8 +271,18 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(status))
 }
 
+const BURSTS: &str = "edges are counted at random times, in a code cache";
+const SHADOWS: &str = "copies of the program run in a code cache, at random times";
+
+/// Prints the mechanism and its reason.
+fn say(args: &RecordArgs, by: &str, why: &str) {
+    if !args.quiet {
+        to_stderr(&format!("profile by {by}: {why}"));
+    }
+}
+
 /// Returns the profile, and the exit status of the program.
-fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
+fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError> {
     let order = bursts::Order {
         program: args.program.clone(),
         process: args.pid,
@@ -274,8 +291,7 @@ fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
         what,
         duration: args.duration,
     };
-    let mut recorded =
-        bursts::record(&order, signals::set_program).map_err(|error| burst_failed(&error, args))?;
+    let mut recorded = bursts::record(&order, signals::set_program)?;
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
         let left = "no process ran one program long enough for a burst; see `--by everything`";
         recorded.profile.left.push(left.to_owned());
@@ -326,6 +342,13 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
             percent(recorded.own, recorded.elapsed),
             duration::show(u64::try_from(recorded.stall.as_nanos()).unwrap_or(u64::MAX)),
         ));
+        let ended = |why| recorded.ends.get(why).copied().unwrap_or(0);
+        if ended(shadows::INPUT) * 2 > bursts {
+            to_stderr(
+                "profile: most shadows ended where the program waits for input; `--by bursts` sees \
+                 all of such a program",
+            );
+        }
         let mut ends: Vec<_> = recorded.ends.iter().collect();
         ends.sort_by_key(|&(why, count)| (u64::MAX - count, why));
         let ends: Vec<String> = ends.iter().map(|(why, count)| format!("{count} {why}")).collect();

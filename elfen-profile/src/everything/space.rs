@@ -8,8 +8,9 @@ use elfen_instrument::remote::{Memory, Tracee, find_syscall};
 use elfen_stream::counts::{ComputedBranch, Counts, Observed, derive};
 use elfen_stream::{BlockId, Cache, Counted, Stop, layout};
 
+use super::recorder::TraceLimits;
 use super::thread::{Borrowed, borrow_thread};
-use super::trace::{self, Trace};
+use super::trace::{self, Code, Noted, Trace};
 use crate::engine::near::{MARGIN, free_near};
 use crate::engine::objects::{Image, Objects};
 use crate::engine::region::{
@@ -48,6 +49,15 @@ pub(crate) const RANGE_CALLS: [libc::c_long; 5] = [
     libc::SYS_pkey_mprotect,
 ];
 
+/// What the threads of an address space note.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Notes {
+    Counters,
+    Events,
+    /// Events, and the addresses of the memory that instructions use.
+    Addresses,
+}
+
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(crate) region: Region,
@@ -58,6 +68,8 @@ pub(crate) struct Space {
     settled: HashMap<i32, u64>,
     /// Events of threads, if they are recorded instead of counters.
     pub(crate) trace: Option<Trace>,
+    /// Addresses that threads have appended, and that were taken when there was no room for more.
+    addresses: HashMap<u32, Vec<u64>>,
     syscall: u64,
     clusters: u64,
     table: u64,
@@ -75,14 +87,25 @@ pub(crate) struct Space {
 
 impl Space {
     /// Maps the shared memory into a program that has just begun.
-    pub(crate) fn begin(thread: Tracee, process: u32, what: What) -> io::Result<Self> {
-        let trace = (what != What::default()).then(|| Trace::new(what));
-        let space = Self::set_up(thread, process, trace.is_some())?;
-        Ok(Self { trace, ..space })
+    pub(crate) fn begin(
+        thread: Tracee,
+        process: u32,
+        what: What,
+        limits: Option<TraceLimits>,
+    ) -> io::Result<Self> {
+        let counts_events = what != What::default();
+        let recording = limits.map(Trace::recording);
+        let notes = match (limits, counts_events) {
+            (Some(_), _) => Notes::Addresses,
+            (None, true) => Notes::Events,
+            (None, false) => Notes::Counters,
+        };
+        let trace = recording.or_else(|| counts_events.then(|| Trace::new(what)));
+        Ok(Self { trace, ..Self::set_up(thread, process, notes)? })
     }
 
-    /// Maps the shared memory into a process, for counters or for events.
-    pub(crate) fn set_up(thread: Tracee, process: u32, has_events: bool) -> io::Result<Self> {
+    /// Maps the shared memory into a process.
+    pub(crate) fn set_up(thread: Tracee, process: u32, notes: Notes) -> io::Result<Self> {
         let memory = Memory::open(process)?;
         let syscall = find_syscall(process, &memory).ok_or(io::ErrorKind::Unsupported)?;
         let mut region = Region::new()?;
@@ -110,14 +133,16 @@ impl Space {
         region.add_part(contexts, CONTEXTS_BYTES, CONTEXTS_AT);
         let mut space = Self {
             region,
-            cache: match has_events {
-                true => Cache::with_events(table, NEIGHBOURHOOD),
-                false => Cache::new(table, NEIGHBOURHOOD),
+            cache: match notes {
+                Notes::Addresses => Cache::with_addresses(table, NEIGHBOURHOOD),
+                Notes::Events => Cache::with_events(table, NEIGHBOURHOOD),
+                Notes::Counters => Cache::new(table, NEIGHBOURHOOD),
             },
             objects,
             observed: Observed::default(),
             settled: HashMap::new(),
             trace: None,
+            addresses: HashMap::new(),
             syscall,
             clusters: 0,
             table,
@@ -146,6 +171,7 @@ impl Space {
             observed: Observed::default(),
             settled: HashMap::new(),
             trace: self.trace.as_ref().map(Trace::for_child),
+            addresses: HashMap::new(),
             free: (0..CONTEXTS_MAX).rev().collect(),
             threads: 0,
             code: self.code.clone(),
@@ -303,6 +329,7 @@ impl Space {
         self.threads += 1;
         self.region.set_word(self.word_at(context, layout::LOG_AT), log_start());
         self.region.set_word(self.word_at(context, layout::EVENTS_LEFT), trace::EVENTS);
+        self.region.set_word(self.word_at(context, layout::ADDRESSES_LEFT), trace::ADDRESSES);
         for (table, calls) in
             [(layout::HOST_CALLS, &HOST_CALLS[..]), (layout::RANGE_CALLS, &RANGE_CALLS[..])]
         {
@@ -322,9 +349,10 @@ impl Space {
     /// The words of a thread that has ended. Its counters keep their values.
     pub(crate) fn give_context_back(&mut self, context: u32) {
         if self.trace.is_some() {
-            let events = self.take_events(context, trace::EVENTS);
+            let noted = self.take_noted(context);
+            let code = Code { cache: &self.cache, objects: &self.objects };
             if let Some(trace) = &mut self.trace {
-                trace.kill(context, events, &self.cache);
+                trace.kill(context, noted, code);
             }
         }
         self.drain_log(context);
@@ -376,6 +404,23 @@ impl Space {
         self.region.fill(self.word_at(context, layout::HOST_CALLS), u64::MAX, words);
     }
 
+    /// Takes the addresses that a thread has appended, so that there is room for more.
+    pub(crate) fn take_addresses(&mut self, context: u32) {
+        let left = self.word(context, layout::ADDRESSES_LEFT).min(trace::ADDRESSES);
+        let first = self.word_at(context, layout::ADDRESSES) + 8 * (left + 1);
+        let count = usize::try_from(trace::ADDRESSES - left).unwrap_or(0);
+        let addresses = self.region.words(first, count);
+        self.addresses.entry(context).or_default().extend(addresses.iter().rev());
+        self.region.set_word(self.word_at(context, layout::ADDRESSES_LEFT), trace::ADDRESSES);
+    }
+
+    /// What a thread has noted since it entered the cache.
+    fn take_noted(&mut self, context: u32) -> Noted {
+        self.take_addresses(context);
+        let addresses = self.addresses.remove(&context).unwrap_or_default();
+        Noted { events: self.take_events(context, trace::EVENTS), addresses }
+    }
+
     /// Notes that a thread enters the cache. `counts` says whether no edge of the cache has led
     /// there.
     pub(crate) fn note_entry(
@@ -412,9 +457,10 @@ impl Space {
     /// Notes that a thread has left the cache by an edge, which was counted.
     pub(crate) fn note_left_at(&mut self, context: u32, at: u64) {
         if self.trace.is_some() {
-            let events = self.take_events(context, trace::EVENTS);
+            let noted = self.take_noted(context);
+            let code = Code { cache: &self.cache, objects: &self.objects };
             if let Some(trace) = &mut self.trace {
-                trace.leave(context, at, events, &self.cache);
+                trace.leave(context, at, noted, code);
             }
         }
     }

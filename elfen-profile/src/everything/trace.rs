@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use elfen_stream::{Cache, layout};
 
+use super::recorder::{Recorder, TraceLimits};
 use crate::engine::objects::Objects;
 use crate::engine::tally::{OnWay, Tally};
 use crate::engine::unwind::{Depth, StackCopy};
@@ -12,6 +13,8 @@ use crate::profile::{NO_CALLER, UNKNOWN_CALLER, What};
 
 /// Events of a thread until it stops.
 pub(crate) const EVENTS: u64 = layout::EVENTS_MAX.unsigned_abs() as u64 - 1;
+/// Addresses that there is room for, until a thread stops.
+pub(crate) const ADDRESSES: u64 = layout::ADDRESSES_MAX.unsigned_abs() as u64;
 /// A thread that goes on no further behind the place that it left at has only executed the
 /// instruction there.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
@@ -24,6 +27,8 @@ struct Passage {
     at: u64,
     is_inside: bool,
     on: OnWay,
+    /// The base of `%fs`.
+    thread_pointer: u64,
 }
 
 #[derive(Debug)]
@@ -32,11 +37,29 @@ pub(crate) struct Trace {
     pub(crate) tally: Tally,
     /// By the contexts of the threads.
     passages: HashMap<u32, Passage>,
+    /// Records what one thread executes, instead of counting.
+    recorder: Option<Recorder>,
+    recorded: Option<u32>,
 }
 
 impl Trace {
     pub(crate) fn new(what: What) -> Self {
-        Self { what, tally: Tally::of_pieces(what), passages: HashMap::new() }
+        let (recorder, recorded) = (None, None);
+        let passages = HashMap::new();
+        Self { what, tally: Tally::of_pieces(what), passages, recorder, recorded }
+    }
+
+    /// Records what the first thread executes.
+    pub(crate) fn recording(limits: TraceLimits) -> Self {
+        Self { recorder: Some(Recorder::new(limits)), ..Self::new(What::default()) }
+    }
+
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.recorder.as_ref().is_some_and(Recorder::is_complete)
+    }
+
+    pub(super) fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
     }
 
     /// For a process that was forked.
@@ -47,7 +70,8 @@ impl Trace {
     /// A program begins: its first thread has no callers.
     pub(crate) fn begin(&mut self, context: u32, at: u64) {
         let on = OnWay { caller: self.what.stacks.then_some(NO_CALLER), ..OnWay::default() };
-        self.passages.insert(context, Passage { at, is_inside: false, on });
+        self.passages.insert(context, Passage { at, is_inside: false, on, thread_pointer: 0 });
+        self.recorded = Some(context);
     }
 
     /// A thread enters the cache.
@@ -74,7 +98,8 @@ impl Trace {
             }
             None => OnWay::default(),
         };
-        self.passages.insert(context, Passage { at, is_inside: true, on });
+        let thread_pointer = registers.fs_base;
+        self.passages.insert(context, Passage { at, is_inside: true, on, thread_pointer });
     }
 
     /// The callers of a stopped thread, if all of them are found.
@@ -97,26 +122,46 @@ impl Trace {
     }
 
     /// A thread has left the cache at an address of the program, after some events.
-    pub(crate) fn leave(&mut self, context: u32, at: u64, events: Vec<u64>, cache: &Cache) {
-        self.end(context, events, cache, |burst| burst.left_at = at);
+    pub(crate) fn leave(&mut self, context: u32, at: u64, noted: Noted, code: Code<'_>) {
+        self.end(context, noted, code, |burst| burst.left_at = at);
     }
 
     /// A thread was killed inside the cache.
-    pub(crate) fn kill(&mut self, context: u32, events: Vec<u64>, cache: &Cache) {
-        self.end(context, events, cache, |burst| burst.is_cut = true);
+    pub(crate) fn kill(&mut self, context: u32, noted: Noted, code: Code<'_>) {
+        self.end(context, noted, code, |burst| burst.is_cut = true);
         self.passages.remove(&context);
     }
 
-    fn end(&mut self, context: u32, events: Vec<u64>, cache: &Cache, end: impl FnOnce(&mut Burst)) {
+    fn end(&mut self, context: u32, noted: Noted, code: Code<'_>, end: impl FnOnce(&mut Burst)) {
         let Some(passage) = self.passages.get_mut(&context).filter(|one| one.is_inside) else {
             return;
         };
+        let Noted { events, addresses } = noted;
         let mut burst = Burst { began_at: passage.at, events, ..Burst::default() };
         end(&mut burst);
         passage.at = burst.left_at;
         passage.is_inside = false;
-        if self.tally.add(cache, &burst, &mut passage.on).is_err() {
+        let Code { cache, objects } = code;
+        if let Some(recorder) = &mut self.recorder {
+            if self.recorded == Some(context) {
+                recorder.add(cache, objects, &burst, &addresses, passage.thread_pointer);
+            }
+        } else if self.tally.add(cache, &burst, &mut passage.on).is_err() {
             self.tally.lost += 1;
         }
     }
+}
+
+/// What a thread has noted in the cache, in its order.
+#[derive(Debug, Default)]
+pub(crate) struct Noted {
+    pub(crate) events: Vec<u64>,
+    pub(crate) addresses: Vec<u64>,
+}
+
+/// The code that it was in.
+#[derive(Clone, Copy)]
+pub(crate) struct Code<'a> {
+    pub(crate) cache: &'a Cache,
+    pub(crate) objects: &'a Objects,
 }

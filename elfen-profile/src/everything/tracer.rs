@@ -3,11 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 
+use elfen_core_model::trace::Trace;
 use elfen_instrument::process::status_field;
 use elfen_instrument::remote::{Change, Memory, Resume, Tracee};
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Stop, Translated, Trap, layout};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 
+use super::recorder::TraceLimits;
 use super::space::{RANGE_CALLS, Space};
 use super::start::{StartError, start};
 use super::thread::{step, take_ended};
@@ -47,6 +51,16 @@ pub struct Recorded {
     pub ended: Ended,
 }
 
+/// A trace of some of a program's instructions, and how the program ended.
+#[derive(Debug)]
+pub struct RecordedTrace {
+    pub trace: Trace,
+    pub ended: Ended,
+    /// Stretches that are missing in the trace, and processes that were left, with reasons.
+    pub lost: u64,
+    pub left: Vec<String>,
+}
+
 /// Runs a program to its end, and counts everything that it does. Calls `running` with the id of
 /// its process, and with 0 before that process can be gone.
 pub fn record(
@@ -54,11 +68,36 @@ pub fn record(
     what: What,
     running: impl Fn(i32),
 ) -> Result<Recorded, TraceError> {
-    let child = start(words)?;
+    let tracer = Tracer { what, ..Tracer::default() };
+    let (tracer, ended) = run(words, tracer, running)?;
+    Ok(Recorded { profile: tracer.profile, ended })
+}
+
+/// Runs a program to its end, and records the instructions of its first thread. It goes on without
+/// us as soon as enough are recorded. `running` is called as by [`record`].
+pub fn record_trace(
+    words: &[OsString],
+    limits: TraceLimits,
+    running: impl Fn(i32),
+) -> Result<RecordedTrace, TraceError> {
+    let program = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let tracer = Tracer { limits: Some(limits), program, ..Tracer::default() };
+    let (tracer, ended) = run(words, tracer, running)?;
+    let (trace, lost) = tracer.recorded.unwrap_or_default();
+    Ok(RecordedTrace { trace, ended, lost, left: tracer.profile.left })
+}
+
+fn run(
+    words: &[OsString],
+    mut tracer: Tracer,
+    running: impl Fn(i32),
+) -> Result<(Tracer, Ended), TraceError> {
+    let mut child = start(words)?;
     let root = Tracee(child.id().cast_signed());
     running(root.0);
-    let mut tracer = Tracer { root: Some(root), what, ..Tracer::default() };
+    tracer.root = Some(root);
     tracer.threads.insert(root, Thread::new(root.0));
+    let mut is_told = false;
     loop {
         let (thread, change) = match take_ended() {
             Some(found) => found,
@@ -76,13 +115,28 @@ pub fn record(
             Err(error) => tracer.give_up(thread, &error),
             Ok(()) => {}
         }
-        if tracer.ended.is_some() && !tracer.releases {
+        if tracer.ended.is_some() && !is_told {
             running(0);
+            is_told = true;
+        }
+        if (tracer.ended.is_some() || tracer.is_recorded()) && !tracer.releases {
             tracer.release_all();
         }
     }
-    let ended = tracer.ended.ok_or_else(|| TraceError::Wait(io::ErrorKind::NotFound.into()))?;
-    Ok(Recorded { profile: tracer.profile, ended })
+    let ended = match tracer.ended {
+        Some(ended) => ended,
+        // It has gone on without us.
+        None => {
+            let id = nix::unistd::Pid::from_raw(root.0);
+            let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+            while waitid(Id::Pid(id), flags) == Err(nix::errno::Errno::EINTR) {}
+            running(0);
+            let status = child.wait().map_err(TraceError::Wait)?;
+            let signal = || Ended::Killed(status.signal().unwrap_or(0));
+            status.code().map_or_else(signal, Ended::Exited)
+        }
+    };
+    Ok((tracer, ended))
 }
 
 #[derive(Debug)]
@@ -130,6 +184,11 @@ struct Tracer {
     /// The program has ended; what it has left behind goes on without us.
     releases: bool,
     profile: Profile,
+    /// Record instructions instead of counting.
+    limits: Option<TraceLimits>,
+    program: Vec<String>,
+    /// The trace of the last program that the first process has executed, and what it lacks.
+    recorded: Option<(Trace, u64)>,
 }
 
 impl Tracer {
@@ -151,6 +210,14 @@ impl Tracer {
             Change::Signal(libc::SIGTRAP) => self.trapped(thread),
             Change::Signal(signal) => self.signalled(thread, signal),
         }
+    }
+
+    /// Whether enough instructions are recorded.
+    fn is_recorded(&self) -> bool {
+        let root = self.root.and_then(|root| self.threads.get(&root));
+        let space = root.and_then(|root| self.spaces.get(root.space?)?.as_ref());
+        let trace = space.and_then(|space| space.trace.as_ref());
+        trace.is_some_and(|trace| trace.is_recorded())
     }
 
     fn space_of(&mut self, thread: Tracee) -> Option<(&mut Space, &mut Thread)> {
@@ -180,13 +247,16 @@ impl Tracer {
             self.profile.note_left(process, "it is a 32-bit program");
             return self.detach(thread, 0);
         }
-        match Space::begin(thread, process.unsigned_abs(), self.what) {
+        match Space::begin(thread, process.unsigned_abs(), self.what, self.limits) {
             Ok(space) => {
                 self.spaces.push(Some(space));
                 self.join(thread, self.spaces.len() - 1)?;
                 let at = thread.registers()?.rip;
+                let is_root = self.root == Some(thread);
+                let records = self.limits.is_some();
                 if let Some((space, known)) = self.space_of(thread)
                     && let Some(trace) = &mut space.trace
+                    && (is_root || !records)
                 {
                     trace.begin(known.context, at);
                 }
@@ -310,6 +380,12 @@ impl Tracer {
         let Some(slot) = self.spaces.get_mut(index) else { return };
         let Some(space) = slot else { return };
         space.give_context_back(known.context);
+        let recorder = space.trace.as_mut().filter(|_| self.root == Some(thread));
+        if let Some(recorder) = recorder.and_then(|trace| trace.take_recorder()) {
+            let lost = recorder.lost;
+            let trace = recorder.finish(&space.cache, &space.objects, self.program.clone());
+            self.recorded = Some((trace, lost));
+        }
         if space.threads == 0 {
             self.profile.add_space(space);
             *slot = None;
@@ -494,6 +570,10 @@ impl Tracer {
                 space.drain_log(known.context);
                 thread.resume(Resume::Run, 0)
             }
+            Trap::AddressesFull => {
+                space.take_addresses(known.context);
+                thread.resume(Resume::Run, 0)
+            }
             Trap::Enter { target } => {
                 space.note_left_at(known.context, target);
                 registers.rip = target;
@@ -662,6 +742,11 @@ impl Tracer {
                 }
                 Some(Trap::LogFull) => {
                     space.drain_log(known.context);
+                    registers.rip += 1;
+                    thread.set_registers(&registers)?;
+                }
+                Some(Trap::AddressesFull) => {
+                    space.take_addresses(known.context);
                     registers.rip += 1;
                     thread.set_registers(&registers)?;
                 }

@@ -10,7 +10,7 @@ use super::filter::EXECUTED;
 
 /// Kinds of system calls, as the paper on Shadow Profiling counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CallKind {
+pub(super) enum CallKind {
     /// Executed, or answered with what the program would get.
     Benign,
     /// Answered as if it were done.
@@ -63,10 +63,12 @@ pub(super) struct World {
     pub(super) code: Vec<Range<u64>>,
 }
 
-const PATHS_MAX: u64 = 1024;
+/// Parts of a vector, and descriptors to wait for.
+const PARTS_MAX: u64 = 1024;
 const ENOTTY: i64 = 25;
 const EMPTY_PATH: u64 = libc::AT_EMPTY_PATH.unsigned_abs() as u64;
-const INPUT: &str = "it waits for input";
+/// Why the shadows of services mostly end.
+pub const INPUT: &str = "it waits for input";
 const FILES: &str = "it opens or changes files";
 const TASKS: &str = "it creates a thread, a process or a program";
 const THREADS: &str = "it waits for another thread";
@@ -352,14 +354,14 @@ fn control(fd: i32, what: u64, argument: u64, world: &World) -> (CallKind, Answe
 fn poll_nothing(at: u64, count: u64, world: &World) -> (CallKind, Answer) {
     const POLL_BYTES: u64 = 8;
     const READY_AT: u64 = 6;
-    let all = (0..count.min(PATHS_MAX)).map(|number| at + number * POLL_BYTES + READY_AT);
+    let all = (0..count.min(PARTS_MAX)).map(|number| at + number * POLL_BYTES + READY_AT);
     let mut stored = all.map(|at| store(world.id, at, &[0, 0]));
-    if count > PATHS_MAX || !stored.all(|stored| stored) { end(WRONG) } else { OTHER_DONE }
+    if count > PARTS_MAX || !stored.all(|stored| stored) { end(WRONG) } else { OTHER_DONE }
 }
 
 /// The parts of a vector of `struct iovec`.
 fn parts(at: u64, count: u64, memory: &Memory) -> Option<Vec<(u64, u64)>> {
-    let count = usize::try_from(count).ok().filter(|&count| count <= 1024)?;
+    let count = usize::try_from(count).ok().filter(|_| count <= PARTS_MAX)?;
     let bytes = memory.read_vec(at, count * 16).ok()?;
     let word = |bytes: &[u8]| bytes.try_into().ok().map(u64::from_ne_bytes);
     bytes.chunks_exact(16).map(|one| Some((word(&one[..8])?, word(&one[8..])?))).collect()
@@ -390,4 +392,140 @@ fn store(process: u32, at: u64, bytes: &[u8]) -> bool {
     // SAFETY: the local part is `bytes`, which is only read. The kernel checks the remote part.
     let done = unsafe { libc::process_vm_writev(process.cast_signed(), &from, 1, &to, 1, 0) };
     usize::try_from(done) == Ok(bytes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    fn world() -> World {
+        let id = std::process::id();
+        World {
+            id,
+            ids: Ids { process: 7, thread: 8, parent: 1 },
+            files: Files::of(id, &BTreeSet::new()),
+            shared: std::iter::once(0x7000_0000..0x7000_2000).collect(),
+            code: std::iter::once(0x5000_0000..0x5001_0000).collect(),
+        }
+    }
+
+    fn asked(world: &mut World, number: i64, arguments: [u64; 6]) -> (CallKind, Answer) {
+        let memory = Memory::open(std::process::id()).unwrap();
+        answer(Call { number, arguments }, world, &memory)
+    }
+
+    fn address<T: ?Sized>(of: &T) -> u64 {
+        std::ptr::from_ref(of).expose_provenance() as u64
+    }
+
+    #[test]
+    fn memory_that_others_see_and_code_stay_as_they_are() {
+        let mut world = world();
+        let rights = u64::from((libc::PROT_READ | libc::PROT_WRITE).unsigned_abs());
+        let own = u64::from((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unsigned_abs());
+        let fixed = own | u64::from(libc::MAP_FIXED.unsigned_abs());
+        let code = u64::from(libc::PROT_EXEC.unsigned_abs());
+        let advice = u64::from(libc::MADV_REMOVE.unsigned_abs());
+        let anywhere = u64::MAX;
+        let forbidden: [(i64, [u64; 6]); 9] = [
+            (libc::SYS_mprotect, [0x7000_1000, 4096, rights, 0, 0, 0]),
+            (libc::SYS_mprotect, [0x6fff_f001, 1, rights, 0, 0, 0]),
+            (libc::SYS_mprotect, [0x1000, 4096, code, 0, 0, 0]),
+            (libc::SYS_munmap, [0x5000_f000, 1, 0, 0, 0, 0]),
+            (libc::SYS_mremap, [0x7000_0000, 4096, 8192, 1, 0, 0]),
+            (libc::SYS_mmap, [0x7000_0000, 4096, rights, fixed, anywhere, 0]),
+            (libc::SYS_mmap, [0, 4096, rights, 1, 3, 0]),
+            (libc::SYS_madvise, [0x7000_0000, 4096, advice, 0, 0, 0]),
+            (libc::SYS_shmat, [1, 0, 0, 0, 0, 0]),
+        ];
+        for (number, arguments) in forbidden {
+            let (kind, answer) = asked(&mut world, number, arguments);
+            assert_eq!((kind, answer), end(MEMORY), "{number} {arguments:x?}");
+        }
+        let allowed: [(i64, [u64; 6]); 4] = [
+            (libc::SYS_mprotect, [0x1000, 4096, rights, 0, 0, 0]),
+            (libc::SYS_munmap, [0x7000_2000, 4096, 0, 0, 0, 0]),
+            (libc::SYS_mmap, [0, 4096, rights, own, anywhere, 0]),
+            (libc::SYS_brk, [0; 6]),
+        ];
+        for (number, arguments) in allowed {
+            let (kind, answer) = asked(&mut world, number, arguments);
+            assert_eq!((kind, answer), EXECUTE, "{number} {arguments:x?}");
+            assert!(EXECUTED.contains(&number));
+        }
+    }
+
+    /// Goal: whatever is executed passes the filter, and everything else ends the shadow or is
+    /// answered. Method: all numbers.
+    #[test]
+    fn only_calls_of_the_list_are_executed() {
+        let mut world = world();
+        for number in -1..1024 {
+            let (_, answer) = asked(&mut world, number, [u64::MAX; 6]);
+            assert!(answer != Answer::Execute || EXECUTED.contains(&number), "{number}");
+        }
+        for number in [libc::SYS_kill, libc::SYS_ptrace, libc::SYS_socket, libc::SYS_io_uring_enter]
+        {
+            let (kind, _) = asked(&mut world, number, [0; 6]);
+            assert_eq!(kind, CallKind::Ends, "{number}");
+        }
+    }
+
+    #[test]
+    fn files_are_read_and_nothing_is_written() {
+        let mut world = world();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let fd = file.as_raw_fd().unsigned_abs().into();
+        let memory = Memory::open(world.id).unwrap();
+        // Written by the kernel, behind the compiler's back.
+        let buffer = std::hint::black_box(Box::new([0_u8; 16]));
+        let found = asked(&mut world, libc::SYS_pread64, [fd, address(&*buffer), 4, 3, 0, 0]);
+        assert_eq!(found, (CallKind::Input, Answer::Result(4)));
+        assert_eq!(memory.read_vec(address(&*buffer), 4).unwrap(), b"3456");
+        let text = *b"abc";
+        let found = asked(&mut world, libc::SYS_pwrite64, [fd, address(&text), 3, 0, 0, 0]);
+        assert_eq!(found, (CallKind::Output, Answer::Result(3)));
+        assert_eq!(file.metadata().unwrap().len(), 10);
+        let end = u64::from(libc::SEEK_END.unsigned_abs());
+        let found = asked(&mut world, libc::SYS_lseek, [fd, 0, end, 0, 0, 0]);
+        assert_eq!(found, (CallKind::Input, Answer::Result(10)));
+        // A pipe is written to as if it took everything, and not read from.
+        let (reader, writer) = std::io::pipe().unwrap();
+        let [reader, writer] =
+            [reader.as_raw_fd(), writer.as_raw_fd()].map(|fd| u64::from(fd.unsigned_abs()));
+        let parts = [address(&text), 3, address(&text), 2];
+        let found = asked(&mut world, libc::SYS_writev, [writer, address(&parts), 2, 0, 0, 0]);
+        assert_eq!(found, (CallKind::Output, Answer::Result(5)));
+        let found = asked(&mut world, libc::SYS_read, [reader, address(&*buffer), 1, 0, 0, 0]);
+        assert_eq!(found, super::end(INPUT));
+        // Closed descriptors are those of the shadow only.
+        asked(&mut world, libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
+        let found = asked(&mut world, libc::SYS_read, [fd, address(&*buffer), 1, 0, 0, 0]);
+        assert_eq!(found, super::end(INPUT));
+        let _open: &File = &file;
+    }
+
+    #[test]
+    fn wrong_pointers_end_a_shadow() {
+        let mut world = world();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let fd = file.as_raw_fd().unsigned_abs().into();
+        for (number, arguments) in [
+            (libc::SYS_pread64, [fd, 16, 4, 3, 0, 0]),
+            (libc::SYS_pwrite64, [fd, 16, 4, 3, 0, 0]),
+            (libc::SYS_writev, [fd, 16, 2, 0, 0, 0]),
+            (libc::SYS_writev, [fd, 16, u64::MAX, 0, 0, 0]),
+            (libc::SYS_fstat, [fd, 16, 0, 0, 0, 0]),
+            (libc::SYS_poll, [16, 3, 0, 0, 0, 0]),
+        ] {
+            let (kind, _) = asked(&mut world, number, arguments);
+            assert_eq!(kind, CallKind::Ends, "{number}");
+        }
+    }
 }

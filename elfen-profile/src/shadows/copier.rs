@@ -5,6 +5,7 @@
 //! would keep its pipes and locks open.
 
 use std::io;
+use std::time::Duration;
 
 use elfen_instrument::process::{is_filtered, status_field};
 use elfen_instrument::remote::{Change, Group, Resume, TouchError, Tracee};
@@ -20,8 +21,12 @@ pub(super) enum Refusal {
     Io(#[from] io::Error),
     #[error("{0}")]
     Unfit(&'static str),
+    #[error("copying its {megabytes} MB would stop it for {} ms, and --max-stall is {} ms",
+            stall.as_millis(), most.as_millis())]
+    Stall { megabytes: u64, stall: Duration, most: Duration },
 }
 
+/// The process that makes the copies of one program.
 #[derive(Debug)]
 pub(super) struct Copier {
     process: u32,

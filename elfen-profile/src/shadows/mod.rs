@@ -18,5 +18,5 @@ mod filter;
 mod recorder;
 mod shadow;
 
-pub use calls::{CallKind, KINDS};
+pub use calls::{INPUT, KINDS};
 pub use recorder::{Order, Recorded, ShadowError, record};

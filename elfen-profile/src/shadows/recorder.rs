@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use elfen_instrument::process::{
-    ProgramId, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
+    ProgramId, Stat, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
 };
 use elfen_instrument::remote::{Paused, TouchError, Tracee, mappings, release_late_threads};
 use elfen_machine::pidfd::PidFd;
@@ -22,9 +22,9 @@ use super::copier::{Copier, Refusal};
 use super::files::Files;
 use super::shadow::{Ended, Length, Shadow};
 use crate::engine::tally::Tally;
-use crate::everything::space::Space;
+use crate::everything::space::{Notes, Space};
 use crate::profile::{Profile, Source, What};
-use crate::program::{self, ended, own_ns, start, ticks, user_ticks};
+use crate::program::{self, ended, own_ns, start, ticks};
 use crate::signals;
 
 /// How often it is looked whether the program has ended.
@@ -105,13 +105,17 @@ struct Prepared {
     /// The code cache, and the words in it for the shadow.
     space: Option<(Space, u32)>,
     tally: Tally,
+    /// What an earlier cache has shown is in the profile already.
+    has_moved: bool,
     /// Descriptors of regular files that shadows have used.
     used: BTreeSet<i32>,
     /// Code near these addresses has no room in the cache yet.
     rooms: Vec<u64>,
+    /// User time and page faults: when the process was found, and at last.
     user: [u64; 2],
+    faults: [u64; 2],
     /// Page faults when the last shadow was made.
-    faults: Option<u64>,
+    faults_then: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -344,21 +348,25 @@ impl Recorder {
     fn prepare(&mut self, process: u32) -> Result<(), ShadowError> {
         let is_named = self.order.process == Some(process);
         let Some(program) = ProgramId::of(process) else { return Ok(()) };
-        let user = user_ticks(process).unwrap_or(0);
+        let Some(Stat { user_ticks: user, faults, .. }) = stat(process) else { return Ok(()) };
         if !is_named && user < TICKS_MIN {
             return Ok(());
         }
         let is_child = self.is_child && process == self.root;
+        // All but a named process have begun while it was watched.
+        let (user, faults) = if is_named { (user, faults) } else { (0, 0) };
         let state = match Copier::create(process, is_child) {
             Ok(copier) => Process::Prepared(Box::new(Prepared {
                 program,
                 copier,
                 space: None,
                 tally: Tally::of_pieces(self.order.what),
+                has_moved: false,
                 used: BTreeSet::new(),
                 rooms: Vec::new(),
                 user: [user, user],
-                faults: None,
+                faults: [faults, faults],
+                faults_then: None,
             })),
             Err(Refusal::Touch(TouchError::Busy)) => return Ok(()),
             Err(error) if is_named => return Err(ShadowError::Refused(error.to_string())),
@@ -390,8 +398,9 @@ impl Recorder {
     ) -> Result<Sampled, Refusal> {
         let Some(memory) = memory_of(process) else { return Ok(Sampled::Nothing) };
         let stall_ns = STALL_NS + memory as f64 / f64::from(1 << 20) * self.stall_ns_per_mb;
-        if stall_ns > self.order.stall_max.as_nanos() as f64 {
-            return Err(Refusal::Unfit("its memory is too large: see --max-stall"));
+        let (stall, most) = (Duration::from_secs_f64(stall_ns / 1e9), self.order.stall_max);
+        if stall > most {
+            return Err(Refusal::Stall { megabytes: memory >> 20, stall, most });
         }
         if is_filtered(process) {
             return Err(Refusal::Unfit("it filters its system calls since then"));
@@ -400,13 +409,13 @@ impl Recorder {
             return Err(Refusal::Unfit("its memory limit is nearly reached"));
         }
         let before = stat(process).map(|stat| stat.faults);
-        if let (Some(last), Some(now)) = (prepared.faults, before) {
+        if let (Some(last), Some(now)) = (prepared.faults_then, before) {
             // Each page can fault once because of a shadow. The program's own faults count too.
             let faults_ns = now.saturating_sub(last).min(memory / PAGE) as f64 * FAULT_NS;
             self.sums_ns += faults_ns;
             self.faults_ns += (faults_ns - self.faults_ns) * NEWEST;
         }
-        prepared.faults = before;
+        prepared.faults_then = before;
         let began = Instant::now();
         let stopped = Paused::stop(thread).ok();
         let is_its_own = std::fs::metadata(format!("/proc/{process}/task/{thread}")).is_ok();
@@ -439,13 +448,22 @@ impl Recorder {
         prepared.copier.end(copy);
         let took_ns = began.elapsed().as_nanos() as f64;
         self.took_ns += (took_ns - self.took_ns) * NEWEST;
-        let ended = outcome?;
+        let ended = match outcome {
+            Err(Refusal::Io(error)) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // The program has mapped something where its copies have the cache.
+                self.add_space(prepared);
+                return Ok(Sampled::Shadow);
+            }
+            outcome => outcome?,
+        };
         prepared.rooms.extend(ended.needs_room);
         *self.ends.entry(ended.why).or_default() += 1;
         for (sum, calls) in self.profile.calls.iter_mut().zip(ended.calls) {
             *sum += calls;
         }
-        prepared.user[1] = user_ticks(process).unwrap_or(prepared.user[1]);
+        if let Some(stat) = stat(process) {
+            (prepared.user[1], prepared.faults[1]) = (stat.user_ticks, stat.faults);
+        }
         Ok(Sampled::Shadow)
     }
 
@@ -475,7 +493,7 @@ impl Recorder {
                 (space, *context)
             }
             None => {
-                let mut new = Space::set_up(copy, id, true)?;
+                let mut new = Space::set_up(copy, id, Notes::Events)?;
                 let context = new
                     .take_context()
                     .ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;
@@ -520,18 +538,30 @@ impl Recorder {
         }
     }
 
-    fn end_process(&mut self, process: u32, prepared: Prepared) {
-        let Prepared { copier, space, mut tally, user, .. } = prepared;
+    /// Adds what the shadows with one cache have shown.
+    fn add_space(&mut self, prepared: &mut Prepared) {
+        let Some((space, _)) = prepared.space.take() else { return };
+        let mut tally = std::mem::replace(&mut prepared.tally, Tally::of_pieces(self.order.what));
+        tally.add_to(&mut self.profile, &space.cache, &space.objects);
+        if tally.lost > 0 {
+            self.profile.left.push(format!("{} pieces whose way was not found", tally.lost));
+        }
+        self.profile.programs -= u64::from(std::mem::replace(&mut prepared.has_moved, true));
+    }
+
+    fn end_process(&mut self, process: u32, mut prepared: Prepared) {
+        self.add_space(&mut prepared);
+        let Prepared { copier, user, faults, .. } = prepared;
         if let Err(error) = copier.remove() {
             self.note(process, &error);
         }
-        self.ran_ticks += user_ticks(process).unwrap_or(user[1]).saturating_sub(user[0]);
-        if let Some((space, _)) = space {
-            tally.add_to(&mut self.profile, &space.cache, &space.objects);
-            if tally.lost > 0 {
-                self.profile.left.push(format!("{} pieces whose way was not found", tally.lost));
-            }
-        }
+        let now = stat(process);
+        let [user_now, faults_now] = match now {
+            Some(Stat { user_ticks, faults, .. }) => [user_ticks, faults],
+            None => [user[1], faults[1]],
+        };
+        self.ran_ticks += user_now.saturating_sub(user[0]);
+        self.profile.faults += faults_now.saturating_sub(faults[0]);
     }
 
     /// Takes everything of ours out of all processes.

@@ -136,7 +136,9 @@ impl Shadow<'_> {
                             site
                         }
                         Trap::HostCall { at, .. } => at,
-                        Trap::LogFull => return Err(io::ErrorKind::InvalidData.into()),
+                        Trap::LogFull | Trap::AddressesFull => {
+                            return Err(io::ErrorKind::InvalidData.into());
+                        }
                     };
                     self.add(at, given, on);
                     registers.rip = at;

@@ -3,6 +3,7 @@
 
 mod programs;
 mod rules;
+mod traces;
 
 use std::ffi::OsString;
 use std::fs;

@@ -93,7 +93,7 @@ pub(crate) fn run(
 }
 
 /// The JSON object that a command of `elfen profile` prints.
-pub(super) fn printed(elfen: &Path, words: &[&OsStr]) -> Result<serde_json::Value, BenchError> {
+pub(crate) fn printed(elfen: &Path, words: &[&OsStr]) -> Result<serde_json::Value, BenchError> {
     let fix = "see what `elfen profile` says about it";
     let mut command = Command::new(elfen);
     let printed = command.arg("profile").args(words).arg("--json").output();

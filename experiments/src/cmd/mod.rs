@@ -18,6 +18,7 @@ mod model_file;
 mod own_args;
 mod plan;
 mod report;
+mod shadow;
 mod simulate;
 mod thesis;
 
@@ -54,6 +55,7 @@ enum Command {
     Report(report::LabReportArgs),
     #[command(hide = true)]
     Serve(check::ServeArgs),
+    Shadow(shadow::ShadowArgs),
     Simulate(Box<simulate::SimulateArgs>),
     Thesis(thesis::ThesisArgs),
 }
@@ -73,6 +75,7 @@ impl Cli {
             Command::Plan(args) => plan::run(&args, out),
             Command::Report(args) => report::run(&args, out),
             Command::Serve(args) => check::serve(&args),
+            Command::Shadow(args) => shadow::run(&args, out),
             Command::Simulate(args) => simulate::run(&args, out),
             Command::Thesis(args) => thesis::run(&args, out),
         }

@@ -277,6 +277,11 @@ impl Puppet {
         check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.child, 0, data) }, "SETREGS");
     }
 
+    /// The stack pointer before each run.
+    pub(super) fn stack_pointer(&self) -> u64 {
+        self.stack
+    }
+
     /// The thread pointer of the child.
     pub(super) fn thread_pointer(&self) -> u64 {
         self.registers().fs_base

@@ -1,7 +1,8 @@
 //! Goal: a block in the cache has the same effect as the original. Method: blocks that begin at
 //! random instructions of real programs. A traced child steps through each of them twice, from the
 //! same random registers: first through the original, then through its copy. Registers, flags,
-//! memory, faults and the next address must be equal.
+//! memory, faults and the next address must be equal. A copy with addresses must also have appended
+//! those that the original's registers say.
 
 #[path = "../../../rewrite/tests/single_step/draw.rs"]
 mod draw;
@@ -14,10 +15,15 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use iced_x86::{Decoder, DecoderOptions};
+use iced_x86::{
+    Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
+    Register,
+};
 
 use draw::{Draw, mapped, named};
-use elfen_stream::{Block, Cache, Cluster, CodeMemory, Exit, Indirect, Source, Trap, layout};
+use elfen_stream::{
+    Accesses, Block, Cache, Cluster, CodeMemory, Exit, Indirect, Source, Trap, layout,
+};
 use object::Object;
 use puppet::{Outcome, Puppet};
 
@@ -29,6 +35,11 @@ fn instructions() -> usize {
 
 /// More steps than a block of 64 instructions takes, with the search of the table.
 const STEPS: usize = 500;
+/// Addresses take up to eighteen steps for each instruction.
+const STEPS_WITH_ADDRESSES: usize = 19 * STEPS;
+
+/// Room for addresses: enough for a block that comes round until its steps are used up.
+const FREE_ADDRESSES: i32 = 2000;
 
 /// Runs of a block that show whether it always behaves alike.
 const REPETITIONS: usize = 10;
@@ -90,10 +101,89 @@ impl Parts {
         self.word(puppet, layout::RETURNS) != 0
     }
 
+    /// The addresses that a run has appended, in their order.
+    fn addresses(&self, puppet: &Puppet) -> Vec<u64> {
+        let left = self.word(puppet, layout::ADDRESSES_LEFT);
+        let free = u64::try_from(FREE_ADDRESSES).unwrap();
+        let from = i32::try_from(left + 1).unwrap();
+        let of = |number: i32| self.word(puppet, layout::ADDRESSES + 8 * number);
+        assert!(left <= free);
+        (from..=FREE_ADDRESSES).rev().map(of).collect()
+    }
+
     fn word(&self, puppet: &Puppet, at: i32) -> u64 {
         let bytes = puppet.code(self.words + u64::try_from(at).unwrap(), 8);
         u64::from_le_bytes(bytes.try_into().unwrap())
     }
+}
+
+/// The kinds of copies that are tested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Copies {
+    Counted,
+    WithAddresses,
+}
+
+/// Whether an instruction is one whose addresses are appended.
+fn are_known(instruction: &Instruction) -> bool {
+    !Accesses::of(&mut InstructionInfoFactory::new(), instruction).has_others
+}
+
+/// The addresses that an instruction uses, by the operands that the decoder lists and by what it
+/// does to the stack.
+fn addresses(instruction: &Instruction, registers: &[u64; 16], thread_pointer: u64) -> Vec<u64> {
+    let value = |register: Register, _: usize, _: usize| match register {
+        Register::FS => Some(thread_pointer),
+        _ if register.is_segment_register() => Some(0),
+        _ => Some(registers[register.full_register().number()]),
+    };
+    let accesses = InstructionInfoFactory::new().info(instruction).used_memory().to_vec();
+    let is_used = accesses.iter().any(|one| one.access() != OpAccess::NoMemAccess);
+    let is_memory = |&operand: &u32| {
+        use OpKind::{Memory, MemoryESRDI, MemorySegRDI, MemorySegRSI};
+        matches!(instruction.op_kind(operand), Memory | MemoryESRDI | MemorySegRSI | MemorySegRDI)
+    };
+    let operands = (0..instruction.op_count()).filter(is_memory).filter(|_| is_used);
+    let mut found: Vec<u64> =
+        operands.filter_map(|operand| instruction.virtual_address(operand, 0, value)).collect();
+    let stack = registers[Register::RSP.number()];
+    match (instruction.mnemonic(), instruction.stack_pointer_increment()) {
+        (Mnemonic::Leave, _) => found.push(registers[Register::RBP.number()]),
+        (_, below @ ..=-1) if instruction.is_stack_instruction() => {
+            found.push(stack.wrapping_add_signed(below.into()));
+        }
+        (_, 1..) if instruction.is_stack_instruction() => found.push(stack),
+        _ => {}
+    }
+    found.sort_unstable();
+    found
+}
+
+/// The addresses of all instructions that run, and of the one that faults, in the original.
+fn expected_addresses(
+    puppet: &mut Puppet,
+    code: &[Instruction],
+    mut registers: [u64; 16],
+    mut is_inside: impl FnMut(u64) -> bool,
+) -> Vec<Vec<u64>> {
+    registers[Register::RSP.number()] = puppet.stack_pointer();
+    let mut expected = Vec::new();
+    let mut at = code.first().map_or(0, Instruction::ip);
+    let mut was_at = 0;
+    for _ in 0..STEPS {
+        let Some(one) = code.iter().find(|one| one.ip() == at) else { break };
+        // Each repetition is a step. The copy notes the first one.
+        if !(was_at == at && one.is_string_instruction()) {
+            expected.push(addresses(one, &registers, puppet.thread_pointer()));
+        }
+        was_at = at;
+        let (outcome, _) = puppet.run_while(|_| false, 1, &[]);
+        if outcome.fault.is_some() || !is_inside(outcome.rip) {
+            break;
+        }
+        (registers, at) = (outcome.registers, outcome.rip);
+    }
+    expected
 }
 
 /// Runs one block and its copy, and compares the outcomes. Returns how many instructions it had;
@@ -104,6 +194,7 @@ fn compare(
     start: u64,
     draw: &mut Draw,
     is_known: bool,
+    copies: Copies,
 ) -> Option<usize> {
     let parts = Parts::of(puppet);
     let mut code = Code(object, parts.landing.clone());
@@ -111,6 +202,10 @@ fn compare(
     let range = block.start..block.end;
     // A system call with random registers would do harm.
     if block.instructions() == 0 || block.exit == Exit::Syscall {
+        return None;
+    }
+    let has_addresses = copies == Copies::WithAddresses;
+    if has_addresses && !block.code().iter().all(are_known) {
         return None;
     }
     let bytes = puppet.code(start, usize::try_from(block.end - start).ok()?);
@@ -142,7 +237,25 @@ fn compare(
         return None;
     }
 
-    let mut cache = Cache::new(parts.table, 1);
+    let expected = if has_addresses {
+        puppet.prepare(&registers, flags, start);
+        puppet.fill_stack(returns);
+        let mut was_last = start == last.ip();
+        let inside = |rip: u64| {
+            let ends = was_last && (rip != last.ip() || block.exit != Exit::Falls);
+            was_last = rip == last.ip();
+            range.contains(&rip) && !ends
+        };
+        let expected = expected_addresses(puppet, block.code(), registers, inside);
+        puppet.write_all(&named, &contents);
+        expected
+    } else {
+        Vec::new()
+    };
+    let mut cache = match copies {
+        Copies::Counted => Cache::new(parts.table, 1),
+        Copies::WithAddresses => Cache::with_addresses(parts.table, 1),
+    };
     let mut memory = &mut *puppet;
     cache.add_cluster(parts.cluster(), parts.table, &mut memory)?;
     if !parts.has_returns(memory) {
@@ -150,7 +263,15 @@ fn compare(
         let entries = usize::try_from(layout::RETURNS_ENTRIES).ok()?;
         memory.write(parts.returns(), &returns.repeat(entries));
     }
-    let entry = cache.translate(start, &mut code, &mut memory).ok()?;
+    let entry = cache.translate(start, &mut code, &mut memory);
+    // Addresses are no reason to leave a block out.
+    let mut is_elsewhere = || {
+        let mut other = Cache::new(parts.table, 1);
+        other.add_cluster(parts.cluster(), parts.table, &mut memory);
+        other.translate(start, &mut code, &mut memory).is_ok()
+    };
+    assert!(entry.is_ok() || !is_elsewhere(), "{block:x?}");
+    let entry = entry.ok()?;
     let target = before.rip;
     if is_known && matches!(block.exit, Exit::Indirect(_)) && before.fault.is_none() {
         know_target(&mut cache, &mut code, target, &mut memory)?;
@@ -159,10 +280,17 @@ fn compare(
     let known = cache.entry(target);
     let log_at = parts.words + u64::try_from(layout::LOG_AT).unwrap();
     puppet.write(log_at, &i64::from(layout::LOG).to_le_bytes());
+    for (word, value) in
+        [(layout::EVENTS_LEFT, layout::EVENTS_MAX - 1), (layout::ADDRESSES_LEFT, FREE_ADDRESSES)]
+    {
+        let at = parts.words + u64::try_from(word).unwrap();
+        puppet.write(at, &i64::from(value).to_le_bytes());
+    }
     puppet.prepare(&registers, flags, entry);
     puppet.fill_stack(returns);
     let inside = |rip: u64| cache.holds(rip) && !is_trap(rip) && rip != entry && Some(rip) != known;
-    let (mut after, is_over) = puppet.run_while(inside, STEPS, &named);
+    let steps = if has_addresses { STEPS_WITH_ADDRESSES } else { STEPS };
+    let (mut after, is_over) = puppet.run_while(inside, steps, &named);
     puppet.write_all(&named, &contents);
     assert!(is_over, "{block:x?}");
     // The next cache begins with an empty table, and expects no returns.
@@ -172,6 +300,29 @@ fn compare(
 
     if let Some(entry) = cache.table_entry(target) {
         puppet.write(entry, &[0; 16]);
+    }
+    if has_addresses {
+        let noted = parts.addresses(puppet);
+        let counts = expected.iter().map(Vec::len);
+        let mut rest = &noted[..];
+        let mut found = Vec::new();
+        for count in counts {
+            let Some((one, others)) = rest.split_at_checked(count) else { break };
+            let mut one = one.to_vec();
+            one.sort_unstable();
+            found.push(one);
+            rest = others;
+        }
+        // The base of a thread-local address is for the host to add.
+        let pointer = puppet.thread_pointer();
+        let is_equal = |(one, noted): (&Vec<u64>, &Vec<u64>)| {
+            one == noted || one.iter().map(|at| at.wrapping_sub(pointer)).eq(noted.iter().copied())
+        };
+        let equal = expected.iter().zip(&found).all(is_equal);
+        let is_same = equal && rest.is_empty() && found.len() == expected.len();
+        let is_stable = (0..REPETITIONS).all(|_| run_original(puppet).0 == before);
+        let what = || format!("{expected:x?} {noted:x?} {block:x?} {registers:x?}");
+        assert!(is_same || !is_stable, "{}", what());
     }
     put_back(&cache, &parts, puppet, &mut after);
     let compared = match cache.blocks()[0].changes_flags {
@@ -233,7 +384,7 @@ fn put_back(cache: &Cache, parts: &Parts, puppet: &Puppet, outcome: &mut Outcome
     };
 }
 
-fn test_object(path: &Path, seed: u64) {
+fn test_object(path: &Path, seed: u64, copies: Copies) {
     let object = Object::read(path).unwrap_or_else(|| panic!("{}", path.display()));
     let mut puppet = Puppet::start(&object);
     let mut draw = Draw(seed);
@@ -252,7 +403,7 @@ fn test_object(path: &Path, seed: u64) {
         }
         let start = starts[draw.below(starts.len())];
         let is_known = draw.next() & 1 == 0;
-        match compare(&mut puppet, &object, start, &mut draw, is_known) {
+        match compare(&mut puppet, &object, start, &mut draw, is_known, copies) {
             Some(instructions) => {
                 tested += instructions;
                 blocks += 1;
@@ -270,12 +421,22 @@ fn test_object(path: &Path, seed: u64) {
 
 #[test]
 fn blocks_of_the_c_library() {
-    test_object(&mapped("libc.so"), 0x5eed_0001);
+    test_object(&mapped("libc.so"), 0x5eed_0001, Copies::Counted);
 }
 
 #[test]
 fn blocks_of_a_rust_program() {
-    test_object(&std::env::current_exe().unwrap(), 0x5eed_0002);
+    test_object(&std::env::current_exe().unwrap(), 0x5eed_0002, Copies::Counted);
+}
+
+#[test]
+fn addresses_of_the_c_library() {
+    test_object(&mapped("libc.so"), 0x5eed_0004, Copies::WithAddresses);
+}
+
+#[test]
+fn addresses_of_a_rust_program() {
+    test_object(&std::env::current_exe().unwrap(), 0x5eed_0005, Copies::WithAddresses);
 }
 
 #[test]
@@ -284,5 +445,5 @@ fn blocks_of_the_c_compiler() {
     let output = Command::new("cc").arg("-print-prog-name=cc1").output().unwrap();
     let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
     assert!(path.is_absolute(), "needs GCC: cc has no cc1");
-    test_object(&path, 0x5eed_0003);
+    test_object(&path, 0x5eed_0003, Copies::Counted);
 }

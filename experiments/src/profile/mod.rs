@@ -1,0 +1,4 @@
+//! The experiments of three papers on profiles, repeated with `elfen profile`.
+
+pub(crate) mod programs;
+pub(crate) mod shadow;

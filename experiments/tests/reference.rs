@@ -25,12 +25,13 @@ fn the_page_is_current() {
 fn json_has_the_listed_fields() {
     const MODEL: [&str; 6] = ["--rps", "100", "--demand", "exp:5ms", "--requests", "1000"];
     let results = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/report_files/results.jsonl");
-    let cases: [(&str, &[&str], bool); 5] = [
+    let cases: [(&str, &[&str], bool); 6] = [
         ("elfen lab simulate", &["simulate"], true),
         ("elfen lab simulate --scenario", &["simulate", "--scenario", "none,borrow-idle"], true),
         ("elfen lab plan", &["plan", "--slo", "p99=50ms"], true),
         ("elfen lab thesis", &["thesis", "--requests", "1000"], false),
         ("elfen lab report", &["report", results], false),
+        ("elfen lab hps", &["hps", "--program", "sort"], false),
     ];
     for (command, words, needs_model) in cases {
         let model = if needs_model { &MODEL[..] } else { &[] };

@@ -1,7 +1,7 @@
 //! Applies productions to executed instructions.
 //!
 //! All productions look at one instruction at a time, with the counters as they were in front of
-//! it. Of those that match, the handlers are called first, in the order of the file. Then the
+//! it. The handlers of matching productions are called first, in the order of the file. Then the
 //! counters change, in the same order. So the event that overflows a counter is still seen without
 //! that overflow, and no event is counted by two counters.
 //!

@@ -70,7 +70,7 @@ pub struct Register {
 }
 
 impl RuleSet {
-    /// Changes a register. `None` if there is no such register.
+    /// Changes a register. `None` if the file has none of this name.
     pub fn with_register(mut self, name: &str, register: Register) -> Option<Self> {
         let found = self.registers.iter_mut().find(|(known, _)| known == name)?;
         found.1 = register;

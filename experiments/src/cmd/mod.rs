@@ -8,6 +8,7 @@ mod check;
 mod demo;
 mod experiment;
 mod experiment_args;
+mod hps;
 mod inject;
 mod ladder;
 mod live_args;
@@ -49,6 +50,7 @@ enum Command {
     Experiment(Box<experiment_args::ExperimentArgs>),
     #[command(hide = true)]
     Generate(generate::GenerateArgs),
+    Hps(hps::HpsArgs),
     Inject(inject::InjectArgs),
     Ladder(ladder::LadderArgs),
     Plan(Box<plan::PlanArgs>),
@@ -70,6 +72,7 @@ impl Cli {
             Command::Demo(args) => demo::run(&args, out),
             Command::Experiment(args) => experiment::run(&args, out),
             Command::Generate(args) => generate::run(&args, &Self::command(), pages, out),
+            Command::Hps(args) => hps::run(&args, out),
             Command::Inject(args) => inject::run(&args, out),
             Command::Ladder(args) => ladder::run(&args, out),
             Command::Plan(args) => plan::run(&args, out),

@@ -18,6 +18,7 @@ mod engine;
 pub mod everything;
 mod export;
 pub mod fuzzed;
+pub mod hot_streams;
 mod instructions;
 mod lines;
 pub mod overlap;

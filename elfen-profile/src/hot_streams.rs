@@ -239,8 +239,8 @@ impl Grammar {
         })
     }
 
-    /// The rules that exist, each before those that it uses.
-    fn from_the_whole(&self) -> Vec<usize> {
+    /// The rules that exist. Each one comes before the rules in its body.
+    fn topological_order(&self) -> Vec<usize> {
         let mut open = self.uses.clone();
         let (mut order, mut ready) = (Vec::new(), vec![0]);
         while let Some(rule) = ready.pop() {
@@ -298,7 +298,7 @@ pub struct HotStream {
 impl Grammar {
     /// The hot streams, with the most references first.
     pub fn hot_streams(&self, limits: HeatLimits) -> Vec<HotStream> {
-        let order = self.from_the_whole();
+        let order = self.topological_order();
         let mut lengths = vec![0_u64; self.guards.len()];
         for &rule in order.iter().rev() {
             let parts = self.body(rule).map(|value| match value {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::profile::{
     BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, FIRST_PATH_BLOCK, PathBlock, PathCount,
-    Place, Profile, ProfiledFile, Source, StackCount, StackEnd,
+    Place, Profile, ProfiledFile, Source, StackCount, StackEnd, ValueCount,
 };
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
@@ -35,6 +35,8 @@ const CALLER_COLUMNS: usize = 3;
 const STACK_COLUMNS: usize = 5;
 const PATH_BLOCK_COLUMNS: usize = 3;
 const PATH_COLUMNS: usize = 4;
+const VALUE_COLUMNS: usize = 6;
+const TOP_COLUMNS: usize = 2;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +76,11 @@ struct Header {
     path_blocks: usize,
     #[serde(default)]
     paths: usize,
+    #[serde(default)]
+    values: usize,
+    /// Of all instructions in `values` together.
+    #[serde(default)]
+    top_values: usize,
 }
 
 /// The kinds of edges by their numbers in a file.
@@ -108,6 +115,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         stacks: profile.stacks.len(),
         path_blocks: profile.path_blocks.len(),
         paths: profile.paths.len(),
+        values: profile.values.len(),
+        top_values: profile.values.values().map(|one| one.top.len()).sum(),
     };
     let header = serde_json::to_vec(&header)?;
     let mut columns = Vec::new();
@@ -124,6 +133,11 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let paths: Vec<[u64; PATH_COLUMNS]> = profile.paths.iter().map(path_row).collect();
     put_columns(&path_blocks, &mut columns);
     put_columns(&paths, &mut columns);
+    let values: Vec<[u64; VALUE_COLUMNS]> = profile.values.iter().map(value_row).collect();
+    let tops = profile.values.values().flat_map(|one| &one.top);
+    let tops: Vec<[u64; TOP_COLUMNS]> = tops.map(|&(value, count)| [value, count]).collect();
+    put_columns(&values, &mut columns);
+    put_columns(&tops, &mut columns);
     let mut bytes = MAGIC.to_vec();
     let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     bytes.extend(length.to_le_bytes());
@@ -163,6 +177,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let stacks = columns.rows(header.stacks)?;
         let path_blocks = columns.rows(header.path_blocks)?;
         let paths = columns.rows(header.paths)?;
+        let values: Vec<[u64; VALUE_COLUMNS]> = columns.rows(header.values)?;
+        let tops: Vec<[u64; TOP_COLUMNS]> = columns.rows(header.top_values)?;
         let files = header.files.len();
         let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
         let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
@@ -178,9 +194,13 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
             .collect::<Option<_>>()?;
         let limit = FIRST_PATH_BLOCK.checked_add(u32::try_from(path_blocks.len()).ok()?)?;
         let paths = paths.iter().map(|row| path(row, limit)).collect::<Option<_>>()?;
-        Some((blocks, edges, callers, stacks, path_blocks, paths))
+        let mut tops = &tops[..];
+        let values = values.iter().map(|row| value(row, &mut tops, files));
+        let values = values.collect::<Option<_>>().filter(|_| tops.is_empty())?;
+        Some((blocks, edges, callers, stacks, path_blocks, paths, values))
     })();
-    let (blocks, edges, callers, stacks, path_blocks, paths) = found.ok_or(ReadError::Damaged)?;
+    let (blocks, edges, callers, stacks, path_blocks, paths, values) =
+        found.ok_or(ReadError::Damaged)?;
     Ok(Profile {
         program: header.program,
         by: header.by,
@@ -194,12 +214,32 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         stacks,
         path_blocks,
         paths,
+        values,
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
         calls: header.calls,
         faults: header.faults,
     })
+}
+
+fn value_row((place, one): (&Place, &ValueCount)) -> [u64; VALUE_COLUMNS] {
+    let ValueCount { bytes, count, bursts, ref top } = *one;
+    [place.file.into(), place.offset, bytes.into(), count, bursts, top.len() as u64]
+}
+
+/// Takes the values of an instruction from the front of `tops`.
+fn value(
+    row: &[u64; VALUE_COLUMNS],
+    tops: &mut &[[u64; TOP_COLUMNS]],
+    files: usize,
+) -> Option<(Place, ValueCount)> {
+    let &[file, offset, bytes, count, bursts, length] = row;
+    let (own, rest) = tops.split_at_checked(usize::try_from(length).ok()?)?;
+    *tops = rest;
+    let top = own.iter().map(|&[value, count]| (value, count)).collect();
+    let bytes = u8::try_from(bytes).ok()?;
+    Some((place(file, offset, files)?, ValueCount { bytes, count, bursts, top }))
 }
 
 fn block_row((start, one): (&Place, &BlockCount)) -> [u64; BLOCK_COLUMNS] {

@@ -31,3 +31,4 @@ mod source_lines;
 mod stacks;
 mod sums;
 mod symbols;
+mod values;

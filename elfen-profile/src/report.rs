@@ -13,6 +13,7 @@ use crate::source_lines::LineRow;
 use crate::stacks::Stacks;
 use crate::sums::{Sum, error, grouped, how, share, total, without_columns};
 use crate::symbols::{FunctionId, ProfileSymbols};
+use crate::values::{self, ValueRow};
 
 /// What the report is sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -27,6 +28,8 @@ pub(crate) enum SortKey {
     Path,
     /// Source lines, by the instructions that were executed for them
     Line,
+    /// Instructions, by how often their result was the same
+    Value,
 }
 
 #[derive(Serialize, Debug)]
@@ -57,6 +60,9 @@ pub(crate) struct ProfileReport {
     /// Only if they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     paths: Option<Vec<PathRow>>,
+    /// Only if they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<Vec<ValueRow>>,
 }
 
 #[derive(Serialize, Debug)]
@@ -195,6 +201,7 @@ impl ProfileReport {
             calls,
             lines: None,
             paths: (sort == SortKey::Path).then(|| paths::hottest(profile, symbols, top)),
+            values: (sort == SortKey::Value).then(|| values::hottest(profile, symbols, top)),
         }
     }
 
@@ -231,6 +238,9 @@ impl ProfileReport {
                 &["share %", "± %", "instructions", "times", "blocks", "path"],
                 self.paths.iter().flatten().map(PathRow::cells).collect(),
             ),
+            SortKey::Value => {
+                (&ValueRow::HEADING, self.values.iter().flatten().map(ValueRow::cells).collect())
+            }
             SortKey::Line => (
                 &["share %", "± %", "instructions", "line", "function"],
                 self.lines.iter().flatten().map(LineRow::cells).collect(),

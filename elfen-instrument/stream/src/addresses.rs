@@ -129,19 +129,24 @@ impl Access {
 
     /// Appends the address to those of the thread.
     pub(crate) fn push_note(&self, code: &mut Code) -> Option<()> {
-        code.store(SAVED_RCX, Word::Rcx);
-        code.store(SAVED_RDX, Word::Rdx);
-        self.push_load(code)?;
-        code.load(Word::Rcx, ADDRESSES_LEFT);
-        // mov %rdx,%gs:ADDRESSES(,%rcx,8); lea -1(%rcx),%rcx
-        code.push(&[0x65, 0x48, 0x89, 0x14, 0xcd]);
-        code.push(&ADDRESSES.to_le_bytes());
-        code.push(&[0x48, 0x8d, 0x49, 0xff]);
-        code.store(ADDRESSES_LEFT, Word::Rcx);
-        code.load(Word::Rcx, SAVED_RCX);
-        code.load(Word::Rdx, SAVED_RDX);
-        Some(())
+        push_note(code, |code| self.push_load(code))
     }
+}
+
+/// Appends what `load` puts into `%rdx`.
+pub(crate) fn push_note(code: &mut Code, load: impl FnOnce(&mut Code) -> Option<()>) -> Option<()> {
+    code.store(SAVED_RCX, Word::Rcx);
+    code.store(SAVED_RDX, Word::Rdx);
+    load(code)?;
+    code.load(Word::Rcx, ADDRESSES_LEFT);
+    // mov %rdx,%gs:ADDRESSES(,%rcx,8); lea -1(%rcx),%rcx
+    code.push(&[0x65, 0x48, 0x89, 0x14, 0xcd]);
+    code.push(&ADDRESSES.to_le_bytes());
+    code.push(&[0x48, 0x8d, 0x49, 0xff]);
+    code.store(ADDRESSES_LEFT, Word::Rcx);
+    code.load(Word::Rcx, SAVED_RCX);
+    code.load(Word::Rdx, SAVED_RDX);
+    Some(())
 }
 
 /// Traps if there is no room for the addresses of a block. Returns the address of the trap.

@@ -76,6 +76,8 @@ enum Kind {
     Stacks,
     /// Which blocks run between two backward branches
     Paths,
+    /// What instructions leave in registers; not by bursts
+    Values,
 }
 
 /// Run a program, or watch one that runs, and count which of its code runs
@@ -140,10 +142,12 @@ pub(super) struct RecordArgs {
 impl RecordArgs {
     fn what(&self) -> What {
         match &self.what {
-            Some(kinds) => {
-                What { stacks: kinds.contains(&Kind::Stacks), paths: kinds.contains(&Kind::Paths) }
-            }
-            None => What { stacks: self.by != Mechanism::Everything, paths: false },
+            Some(kinds) => What {
+                stacks: kinds.contains(&Kind::Stacks),
+                paths: kinds.contains(&Kind::Paths),
+                values: kinds.contains(&Kind::Values),
+            },
+            None => What { stacks: self.by != Mechanism::Everything, ..What::default() },
         }
     }
 }
@@ -193,6 +197,11 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         let fix = "leave --pid and --duration out, or use --by bursts";
         return Err(Failure::new(Status::Usage, "the recording", why, fix));
     }
+    if args.by == Mechanism::Bursts && args.what().values {
+        let why = "bursts are too short for values";
+        let fix = "use --by shadows, or --by everything";
+        return Err(Failure::new(Status::Usage, "the recording", why, fix));
+    }
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
@@ -214,6 +223,10 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         }
         Mechanism::Shadows => {
             say(args, "shadows", SHADOWS);
+            by_shadows(args)?
+        }
+        Mechanism::Auto if args.what().values => {
+            say(args, "shadows", "bursts are too short for values");
             by_shadows(args)?
         }
         Mechanism::Auto => {

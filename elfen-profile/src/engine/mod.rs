@@ -8,4 +8,5 @@ pub(crate) mod paths;
 pub(crate) mod region;
 pub(crate) mod tally;
 pub(crate) mod unwind;
+pub(crate) mod values;
 pub(crate) mod walk;

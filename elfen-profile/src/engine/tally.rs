@@ -12,6 +12,7 @@ use super::callers::{Stacks, Times};
 use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
+use super::values::Values;
 use super::walk::{Burst, Lost, Step, Ways};
 use crate::profile::{BlockCount, Edge, EdgeCount, Profile, What};
 
@@ -89,6 +90,7 @@ pub(crate) struct Tally {
     stacks: Stacks,
     unwinder: Unwinder,
     paths: Paths,
+    values: Values,
     calls: Vec<CallSite>,
     /// Addresses where bursts could not begin or go on.
     unknown: Vec<u64>,
@@ -168,7 +170,8 @@ impl Tally {
 
     /// Goes the way of a burst.
     pub(crate) fn add(&mut self, cache: &Cache, burst: &Burst, on: &mut OnWay) -> Result<(), Lost> {
-        let Self { what, seen, stacks, paths, instructions, .. } = self;
+        let Self { what, seen, stacks, paths, values, instructions, .. } = self;
+        let mut results = &burst.results[..];
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
             if let Step::Block(_) | Step::Part(..) = step {
@@ -179,6 +182,12 @@ impl Tally {
             }
             if what.paths {
                 paths.step(step, block, &mut on.path);
+            }
+            if what.values
+                && let Step::Block(id) = step
+                && let Some(translated) = cache.block(id)
+            {
+                values.step(id, &translated.results, &mut results);
             }
         });
         if walked.is_err() {
@@ -195,6 +204,7 @@ impl Tally {
     fn end(&mut self, is_found: bool, bursts: u64) {
         self.stacks.end(is_found, bursts);
         self.paths.end(is_found, bursts);
+        self.values.end(bursts);
         let steps = &mut self.steps;
         self.seen.take(|step, times| {
             if is_found {
@@ -213,6 +223,7 @@ impl Tally {
         let block = |id: BlockId| blocks.get(usize::try_from(id).ok()?);
         self.stacks.add_to(profile, &places, blocks);
         self.paths.add_to(profile, &places, blocks);
+        self.values.add_to(profile, &places, blocks);
         for (&step, &Times { count, bursts }) in &self.steps {
             let part = match step {
                 Step::Block(id) => block(id).map(|one| (one, one.start)),

@@ -54,8 +54,8 @@ fn assert_same(folder: &Path, words: &[OsString]) -> [Recorded; 2] {
     })
 }
 
-const EDGES: What = What { stacks: false, paths: false };
-const ALL: What = What { stacks: true, paths: true };
+const EDGES: What = What { stacks: false, paths: false, values: false };
+const ALL: What = What { stacks: true, paths: true, values: false };
 
 /// Looks up counts by the names of functions.
 struct Counts<'a> {

@@ -104,6 +104,10 @@ fn is_zeroing(decoded: &Decoded) -> bool {
 }
 
 fn class_of(decoded: &Decoded, accesses: &Accesses) -> Class {
+    // The decoder takes it for a call.
+    if decoded.code() == Code::Syscall {
+        return Class::SystemCall;
+    }
     if let Some(branch) = branch_of(decoded) {
         return Class::Branch(branch);
     }
@@ -111,7 +115,6 @@ fn class_of(decoded: &Decoded, accesses: &Accesses) -> Class {
         Cpuid, Div, Endbr64, Idiv, Imul, Lfence, Mfence, Mul, Mulx, Nop, Pause, Serialize, Sfence,
     };
     match decoded.mnemonic() {
-        _ if decoded.code() == Code::Syscall => return Class::SystemCall,
         Nop | Endbr64 | Pause => return Class::Other,
         Mul | Imul | Mulx => return Class::Multiply,
         Div | Idiv => return Class::Divide,
@@ -187,7 +190,6 @@ fn branch_of(decoded: &Decoded) -> Option<Branch> {
         FlowControl::Call => Branch::Call,
         FlowControl::Return => Branch::Return,
         FlowControl::IndirectBranch => Branch::ComputedJump,
-        // A system call is one by this name, too.
         FlowControl::IndirectCall => Branch::ComputedCall,
         _ => return None,
     })
@@ -268,7 +270,7 @@ mod tests {
             (vec![0, 1], vec![0, 16])
         );
         // xor %eax,%eax has no sources; mov %cl,%al keeps the rest of the register.
-        assert_eq!(registers(classified(&[0x31, 0xc0]).sources), []);
+        assert!(registers(classified(&[0x31, 0xc0]).sources).is_empty());
         let part = classified(&[0x88, 0xc8]);
         assert_eq!((registers(part.sources), registers(part.destinations)), (vec![0, 1], vec![0]));
         // mov %ecx,%eax writes all of it.
@@ -276,7 +278,7 @@ mod tests {
         // pop %rbx: the stack pointer does not wait for memory. pop %rsp does.
         let pop = classified(&[0x5b]);
         assert_eq!((registers(pop.early), registers(pop.destinations)), (vec![4], vec![3, 4]));
-        assert_eq!(registers(classified(&[0x5c]).early), []);
+        assert!(registers(classified(&[0x5c]).early).is_empty());
         // je reads flags; addsd %xmm1,%xmm0; a load by index.
         assert_eq!(registers(classified(&[0x74, 0]).sources), [16]);
         let float = classified(&[0xf2, 0x0f, 0x58, 0xc1]);

@@ -1,6 +1,7 @@
 //! What `elfen profile core` prints of a trace on a modelled core.
 
 use elfen_console::table;
+use elfen_core_model::branch_paths::{PathAccuracy, PathGraph};
 use elfen_core_model::estimate::{EXPECTED_MIN, Fit, SiteEstimate, estimate, fit, relative_error};
 use elfen_core_model::machine::Machine;
 use elfen_core_model::pair_metric::PairMetric;
@@ -233,7 +234,8 @@ impl CoreReport {
         {
             if let Some(share) = envelope.share() {
                 text += &format!(
-                    "{what}: {} of {} estimates are within one standard deviation (68 % expected)\n",
+                    "{what}: {} of {} estimates are within one standard deviation (68 % is \
+                     expected)\n",
                     percent(Some(share)),
                     envelope.points,
                 );
@@ -401,6 +403,53 @@ impl BesideReport {
         format!(
             "experiment: two threads on the core {}, which is not tuned to any machine\n\n{}",
             self.machine,
+            table::lines(&head, &rows)
+        )
+    }
+}
+
+/// How often the path to an instruction is found (Figure 6).
+#[derive(Serialize, Debug)]
+pub(crate) struct PathsReport {
+    program: Vec<String>,
+    samples: u32,
+    seed: u64,
+    rows: Vec<PathAccuracy>,
+}
+
+const PATH_LENGTHS: [usize; 6] = [1, 3, 5, 7, 9, 11];
+const PATH_SAMPLES: u32 = 500;
+/// How far apart the instructions of a pair are in the paper.
+const PATH_WINDOW: u64 = 50;
+
+impl PathsReport {
+    pub(crate) fn of(trace: &Trace, seed: u64) -> Self {
+        let graph = PathGraph::new(trace);
+        let rows = graph.accuracy(&PATH_LENGTHS, PATH_SAMPLES, PATH_WINDOW, seed);
+        Self { program: trace.program.clone(), samples: PATH_SAMPLES, seed, rows }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let row = |one: &PathAccuracy| {
+            let shares = one.within_functions.iter().chain(&one.through_calls);
+            let cells = shares.map(|&share| percent(Some(share)));
+            [one.length.to_string()].into_iter().chain(cells).collect()
+        };
+        let rows: Vec<Vec<String>> = self.rows.iter().map(row).collect();
+        let head = [
+            "branches",
+            "counts",
+            "history",
+            "with pairs",
+            "calls: counts",
+            "history",
+            "with pairs",
+        ];
+        format!(
+            "{}: paths found, of {} samples (seed {}); within functions, and through calls\n\n{}",
+            self.program.join(" "),
+            self.samples,
+            self.seed,
             table::lines(&head, &rows)
         )
     }

@@ -14,14 +14,13 @@ use iced_x86::{
 use elfen_rewrite::Code;
 
 use crate::assembly::{Gs, INT3, Word};
-use crate::block::INSTRUCTIONS_MAX;
 use crate::layout::{ADDRESSES, ADDRESSES_LEFT, ADDRESSES_MAX, SAVED_RCX, SAVED_RDX};
 
 /// How many addresses of an instruction are appended at most.
 pub const ACCESSES_MAX: usize = 2;
 /// Below this many free places, a thread traps.
-const ROOM: usize = 256;
-const _: () = assert!(INSTRUCTIONS_MAX * ACCESSES_MAX < ROOM && ADDRESSES_MAX <= 0xffff);
+pub(crate) const ROOM: usize = 256;
+const _: () = assert!(ADDRESSES_MAX <= 0xffff);
 
 /// Memory that an instruction uses, at one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

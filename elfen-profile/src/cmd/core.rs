@@ -13,7 +13,7 @@ use elfen_core_model::pair_metric::{NAMED, PairMetric};
 use elfen_core_model::sample::{Counting, Sampling};
 use elfen_core_model::trace::Trace;
 
-use crate::core_report::{BesideReport, CoreOrder, CoreReport, TraceNames};
+use crate::core_report::{BesideReport, CoreOrder, CoreReport, PathsReport, TraceNames};
 use crate::pipeline_picture::{Picture, PictureError};
 
 const AFTER: &str = "\
@@ -25,8 +25,7 @@ while this one was in progress. The columns map to retire are mean cycles of the
 the paper's Table 1. ± is the relative error of the executions.
 
 The machine is a model that is not tuned to any processor. A file describes another one: TOML or \
-JSON, with `like = \"wide\"` and the fields that differ. `--machine wide --json` prints none of \
-them; docs/design/core-model.md lists all.
+JSON, with `like = \"wide\"` and the fields that differ. docs/design/core-model.md lists them.
 
 A metric is an expression of a pair of samples, a and b. It is summed over all b around an a. Names:
   useful        b issues while a is in progress, and retires
@@ -87,6 +86,10 @@ pub(super) struct CoreArgs {
     #[arg(long, value_name = "PLACE", conflicts_with = "beside")]
     pipeline: Option<String>,
 
+    /// Print how many paths to samples the branch history tells, with and without pairs
+    #[arg(long, conflicts_with_all = ["pipeline", "beside"])]
+    paths: bool,
+
     /// Run another trace on the same core, as its second thread: an experiment
     #[arg(long, value_name = "FILE")]
     beside: Option<PathBuf>,
@@ -103,6 +106,11 @@ pub(super) fn run(args: &CoreArgs, out: &mut dyn Write) -> Result<ExitCode, Fail
     if let Some(other) = &args.beside {
         let other = read(other)?;
         let report = BesideReport::of([&trace, &other], &machine);
+        output::print(out, args.json, &report, || report.text())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.paths {
+        let report = PathsReport::of(&trace, args.seed);
         output::print(out, args.json, &report, || report.text())?;
         return Ok(ExitCode::SUCCESS);
     }

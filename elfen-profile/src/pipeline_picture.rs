@@ -15,7 +15,7 @@ const LABEL_COLUMNS: usize = 30;
 /// Executions of the chosen instruction that are drawn.
 const ITERATIONS: u64 = 2;
 
-/// Why there is no picture.
+/// Why nothing can be drawn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum PictureError {
     /// No instruction that ran is at this address or in this function.

@@ -143,7 +143,7 @@ impl Access {
     }
 }
 
-/// Traps if there is no room for the addresses of a block. Returns the address of the trap.
+/// Traps unless there is room for the addresses of a block. Returns the address of the trap.
 pub(crate) fn push_room_check(code: &mut Code) -> Option<u64> {
     code.store(SAVED_RCX, Word::Rcx);
     // movzbl %gs:ADDRESSES_LEFT+1,%ecx: zero if fewer than 256 places are left.

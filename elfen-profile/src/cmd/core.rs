@@ -17,12 +17,12 @@ use crate::core_report::{BesideReport, CoreOrder, CoreReport, PathsReport, Trace
 use crate::pipeline_picture::{Picture, PictureError};
 
 const AFTER: &str = "\
-Samples are those that ProfileMe's hardware would take (MICRO 1997). The model also counts \
+The samples are what ProfileMe's hardware would take (MICRO 1997). The model also counts \
 everything, so the report says how well the estimates fit.
 
-The table is ordered by wasted slots: those that no other instruction used that later retired, \
-while this one was in progress. The columns map to retire are mean cycles of the six latencies of \
-the paper's Table 1. ± is the relative error of the executions.
+The table is ordered by wasted slots: issue slots that no other instruction used and later \
+retired, while this one was in progress. The columns from map to load are the mean latencies of \
+the paper's Table 1, in cycles. ± is the relative error of the executions.
 
 The machine is a model that is not tuned to any processor. A file describes another one: TOML or \
 JSON, with `like = \"wide\"` and the fields that differ. docs/design/core-model.md lists them.

@@ -17,11 +17,13 @@ The program runs in the code cache, under ptrace, until enough instructions are 
 fifty times as slowly. Then it goes on without Elfen. Its output and exit status are its own.
 
 Recorded are the instructions of the program's first thread, with the addresses of memory that \
-they use. If the program executes another one, the recording begins again there. Not recorded are:
+they use. If the program executes another one, the recording begins again there. A repeated string \
+instruction has the addresses of its first repetition.
+
+Not recorded:
   - instructions of the kernel;
   - code that belongs to no file, and instructions that cannot be moved;
   - addresses of gathers, of `bt` with a register, and of 32-bit operands.
-A repeated string instruction has the addresses of its first repetition.
 
 Exit status: that of the program; 128 + N if signal N ended it; 126 and 127 if it cannot be run or \
 was not found; 1 if nothing was recorded, or the trace cannot be written; 3 if it may not be traced.

@@ -80,9 +80,10 @@ impl ValueRow {
     }
 }
 
-/// How far the invariance of instructions differs between two profiles, as Shadow Profiling measures
-/// it (Diff-Top): the mean over the instructions that both have, weighted by the exact counts. The
-/// values themselves may differ: addresses do, from run to run. Returns how many both have, too.
+/// How far the invariance of instructions differs between two profiles, as Shadow Profiling
+/// measures it (Diff-Top): the mean over the instructions that both have, weighted by the exact
+/// counts. The values themselves may differ: addresses do, from run to run. Returns how many both
+/// have, too.
 pub(crate) fn difference(
     exact: &Profile,
     estimated: &Profile,
@@ -119,8 +120,8 @@ mod tests {
         profile
     }
 
-    /// Goal: the difference is that of the parts of the top values, weighted. Method: one instruction
-    /// with the same part, one with another, and one that only one profile has.
+    /// Goal: the difference is that of the parts of the top values, weighted. Method: one
+    /// instruction with the same part, one with another, and one that only one profile has.
     #[test]
     fn differences_are_weighted_by_exact_counts() {
         let exact = profile(&[(0, 300, 5, 150), (8, 100, 6, 100), (16, 900, 1, 1)]);

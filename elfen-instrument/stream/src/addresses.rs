@@ -14,14 +14,13 @@ use iced_x86::{
 use elfen_rewrite::Code;
 
 use crate::assembly::{Gs, INT3, Word};
-use crate::block::INSTRUCTIONS_MAX;
 use crate::layout::{ADDRESSES, ADDRESSES_LEFT, ADDRESSES_MAX, SAVED_RCX, SAVED_RDX};
 
 /// How many addresses of an instruction are appended at most.
 pub const ACCESSES_MAX: usize = 2;
 /// Below this many free places, a thread traps.
-const ROOM: usize = 256;
-const _: () = assert!(INSTRUCTIONS_MAX * ACCESSES_MAX < ROOM && ADDRESSES_MAX <= 0xffff);
+pub(crate) const ROOM: usize = 256;
+const _: () = assert!(ADDRESSES_MAX <= 0xffff);
 
 /// Memory that an instruction uses, at one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,7 +148,7 @@ pub(crate) fn push_note(code: &mut Code, load: impl FnOnce(&mut Code) -> Option<
     Some(())
 }
 
-/// Traps if there is no room for the addresses of a block. Returns the address of the trap.
+/// Traps unless there is room for the addresses of a block. Returns the address of the trap.
 pub(crate) fn push_room_check(code: &mut Code) -> Option<u64> {
     code.store(SAVED_RCX, Word::Rcx);
     // movzbl %gs:ADDRESSES_LEFT+1,%ecx: zero if fewer than 256 places are left.

@@ -6,16 +6,19 @@ use iced_x86::{
 
 use elfen_rewrite::Code;
 
-use crate::addresses::{Accesses, push_room_check};
+use crate::addresses::{ACCESSES_MAX, Accesses, ROOM, push_room_check};
 use crate::assembly::{
     Gs, INT3, Leaving, Noting, Word, push_leave, push_link, push_restore_flags, push_save_flags,
 };
-use crate::block::{Block, Exit, Indirect};
+use crate::block::{Block, Exit, INSTRUCTIONS_MAX, Indirect};
 use crate::layout::{
     CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, RETURNS, SAVED_RAX, SAVED_RCX, SAVED_RDX,
 };
 use crate::lookup::UnexpectedReturn;
 use crate::results::Outcome;
+
+/// There is room for the addresses of any block.
+const _: () = assert!(INSTRUCTIONS_MAX * ACCESSES_MAX < ROOM);
 
 /// The two parts of the cache that code is appended to, and what was noted on the way.
 #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! Results of instructions: what they leave in their destination register, and code that appends it.
+//! Results of instructions: what they leave in their destination registers, and code that appends
+//! them.
 //!
 //! Behind each instruction with a result, a copy with results appends the whole register to the
 //! words of the thread, as addresses are appended. An instruction has one result at most: that of

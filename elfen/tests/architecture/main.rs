@@ -42,6 +42,7 @@ const LAYERS: [(&str, &str); 5] = [
     (
         "experiments",
         "cmd
+        profile
         bench faults report expected
         live
         record",

@@ -1,5 +1,5 @@
-//! `elfen lab shadow`: repeats the experiments of Shadow Profiling, and prints the published figures
-//! beside ours.
+//! `elfen lab shadow`: repeats the experiments of Shadow Profiling, and prints the published
+//! figures beside ours.
 
 use std::fmt::Write as _;
 use std::io::Write;

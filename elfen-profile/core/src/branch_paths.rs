@@ -1,6 +1,6 @@
 //! Which path led to an instruction, from the directions of the branches before it (section 5.3).
 //!
-//! The control flow is searched backwards from a sample. Three schemes are compared, as in
+//! The control flow that ran is searched backwards from a sample. Three schemes are compared, as in
 //! Figure 6: the most frequent edge at each merge; all paths that fit the branch history; and those
 //! of them that hold the other instruction of a pair. Only a path that is the single one, and the
 //! true one, is a success.
@@ -16,7 +16,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::instruction::Branch;
 use crate::sample::to_float;
-use crate::trace::{Block, BlockNumber, Trace, falls};
+use crate::trace::{Block, BlockNumber, Trace};
 
 /// Steps of one search, after which it has failed.
 const STEPS_MAX: u32 = 5_000;
@@ -142,18 +142,7 @@ impl PathGraph {
         for pair in trace.runs.windows(2) {
             *counts.entry((pair[0], pair[1])).or_default() += 1;
         }
-        // Edges that the code has, but that did not run.
-        let starts = trace.by_start();
         let ends: Vec<u64> = trace.blocks.iter().map(|block| trace.end(block)).collect();
-        for (number, block) in (0..).zip(&trace.blocks) {
-            let goes_on = trace.code(block).last().is_some_and(|last| falls(last.class));
-            let end = ends.get(number as usize).filter(|_| goes_on);
-            for to in [block.target.as_ref(), end].into_iter().flatten() {
-                if let Some(&to) = starts.get(to) {
-                    counts.entry((number, to)).or_default();
-                }
-            }
-        }
         let before = vec![Vec::new(); trace.blocks.len()];
         let mut graph = Self { trace, before, ends };
         for (&(from, to), &count) in &counts {

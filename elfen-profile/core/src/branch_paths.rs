@@ -1,6 +1,6 @@
 //! Which path led to an instruction, from the directions of the branches before it (section 5.3).
 //!
-//! The control flow is searched backwards from a sample. Three schemes are compared, as in
+//! The control flow that ran is searched backwards from a sample. Three schemes are compared, as in
 //! Figure 6: the most frequent edge at each merge; all paths that fit the branch history; and those
 //! of them that hold the other instruction of a pair. Only a path that is the single one, and the
 //! true one, is a success.
@@ -9,14 +9,14 @@
 //! Within a function, a path ends where the function begins. Through calls, it goes on in the
 //! callers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::instruction::Branch;
 use crate::sample::to_float;
-use crate::trace::{BlockNumber, Trace, falls};
+use crate::trace::{Block, BlockNumber, Trace};
 
 /// Steps of one search, after which it has failed.
 const STEPS_MAX: u32 = 5_000;
@@ -42,11 +42,44 @@ struct Edge {
 
 /// The control flow of a trace, backwards.
 #[derive(Debug)]
-pub struct PathGraph<'a> {
-    trace: &'a Trace,
+pub struct PathGraph {
+    trace: Trace,
     /// Edges that lead to each block, the most frequent one first.
     before: Vec<Vec<Edge>>,
     ends: Vec<u64>,
+}
+
+/// The same way through blocks that do not overlap: a recorded block may begin inside of another
+/// one, and both would count as different paths.
+fn split(trace: &Trace) -> Trace {
+    let starts: HashSet<u64> = trace.blocks.iter().map(|block| block.start).collect();
+    let mut found = Trace { instructions: trace.instructions.clone(), ..Trace::default() };
+    let mut numbers: HashMap<(u64, u64), BlockNumber> = HashMap::new();
+    let mut parts: Vec<Vec<BlockNumber>> = Vec::with_capacity(trace.blocks.len());
+    for block in &trace.blocks {
+        let mut own = Vec::new();
+        let (mut start, mut first) = (block.start, block.instructions.start);
+        let mut at = block.start;
+        for (number, one) in block.instructions.clone().zip(trace.code(block)) {
+            at += u64::from(one.length);
+            let is_last = number + 1 == block.instructions.end;
+            if !is_last && !starts.contains(&at) {
+                continue;
+            }
+            let known = *numbers.entry((start, at)).or_insert_with(|| {
+                let target = block.target.filter(|_| is_last);
+                let instructions = first..number + 1;
+                found.blocks.push(Block { start, place: None, instructions, target });
+                BlockNumber::try_from(found.blocks.len() - 1).unwrap_or(BlockNumber::MAX)
+            });
+            own.push(known);
+            (start, first) = (at, number + 1);
+        }
+        parts.push(own);
+    }
+    let parts = trace.runs.iter().filter_map(|&run| parts.get(run as usize));
+    found.runs = parts.flatten().copied().collect();
+    found
 }
 
 /// How a path is chosen.
@@ -102,25 +135,16 @@ pub struct PathAccuracy {
     pub through_calls: [f64; 3],
 }
 
-impl<'a> PathGraph<'a> {
-    pub fn new(trace: &'a Trace) -> Self {
+impl PathGraph {
+    pub fn new(trace: &Trace) -> Self {
+        let trace = split(trace);
         let mut counts: HashMap<(BlockNumber, BlockNumber), u64> = HashMap::new();
         for pair in trace.runs.windows(2) {
             *counts.entry((pair[0], pair[1])).or_default() += 1;
         }
-        // Edges that the code has, but that did not run.
-        let starts = trace.by_start();
         let ends: Vec<u64> = trace.blocks.iter().map(|block| trace.end(block)).collect();
-        for (number, block) in (0..).zip(&trace.blocks) {
-            let goes_on = trace.code(block).last().is_some_and(|last| falls(last.class));
-            let end = ends.get(number as usize).filter(|_| goes_on);
-            for to in [block.target.as_ref(), end].into_iter().flatten() {
-                if let Some(&to) = starts.get(to) {
-                    counts.entry((number, to)).or_default();
-                }
-            }
-        }
-        let mut graph = Self { trace, before: vec![Vec::new(); trace.blocks.len()], ends };
+        let before = vec![Vec::new(); trace.blocks.len()];
+        let mut graph = Self { trace, before, ends };
         for (&(from, to), &count) in &counts {
             let edge = graph.edge(from, to, count);
             if let (Some(edge), Some(before)) = (edge, graph.before.get_mut(to as usize)) {
@@ -398,6 +422,22 @@ mod tests {
             }
         }
         builder.finish().unwrap()
+    }
+
+    /// Goal: a block that begins inside of another one is a part of it.
+    #[test]
+    fn overlapping_blocks_are_split() {
+        let mut builder = TraceBuilder::new("overlap");
+        let code = [Instruction::new(Class::Other); 3];
+        let whole = builder.block(0x1000, &code, None);
+        let end = builder.block(0x1004, &code[1..], None);
+        builder.run(whole, &[]);
+        builder.run(end, &[]);
+        let found = split(&builder.finish().unwrap());
+        let blocks: Vec<(u64, u64)> =
+            found.blocks.iter().map(|block| (block.start, found.end(block))).collect();
+        assert_eq!(blocks, [(0x1000, 0x1004), (0x1004, 0x100c)]);
+        assert_eq!(found.runs, [0, 1, 1]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::report::{CallPair, ProfileSums};
 use crate::rule_sums;
 use crate::sums::Sum;
 use crate::symbols::{FunctionId, ProfileSymbols};
+use crate::values;
 
 /// The hottest members, by number, that the weight match looks at.
 const HOTTEST: f64 = 0.05;
@@ -27,6 +28,18 @@ pub(crate) struct Comparison {
     exact: Vec<String>,
     estimated: Vec<String>,
     rows: Vec<Row>,
+    /// Of results of instructions, if both have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<Values>,
+}
+
+#[derive(Serialize, Debug)]
+struct Values {
+    /// Instructions of the exact profile, and those of them that the other one has.
+    members: usize,
+    found: usize,
+    /// The mean difference in how often the most frequent result came (Diff-Top).
+    difference: f64,
 }
 
 #[derive(Serialize, Debug)]
@@ -79,13 +92,27 @@ impl Comparison {
             let what = format!("rule {}, hottest 90 %", rule.name);
             rows.push(Row::of(&what, &hot_part(&known), &hot_part(&found)));
         }
-        Self { exact: exact.0.program.clone(), estimated: estimated.0.program.clone(), rows }
+        let have_values = !exact.0.values.is_empty() && !estimated.0.values.is_empty();
+        let values = have_values.then(|| {
+            let (found, difference) = values::difference(exact.0, estimated.0, &files);
+            Values { members: exact.0.values.len(), found, difference }
+        });
+        let (exact, estimated) = (exact.0.program.clone(), estimated.0.program.clone());
+        Self { exact, estimated, rows, values }
     }
 
     pub(crate) fn text(&self) -> String {
         let rows: Vec<Vec<String>> = self.rows.iter().map(Row::cells).collect();
         let head = ["", "members", "found", "overlap", "weight match"];
-        table::lines(&head, &rows)
+        let mut text = table::lines(&head, &rows);
+        if let Some(Values { members, found, difference }) = &self.values {
+            text += &format!(
+                "\nResults of {found} of {members} instructions: the most frequent one differs by \
+                 {:.2} % (Diff-Top)\n",
+                100.0 * difference
+            );
+        }
+        text
     }
 }
 

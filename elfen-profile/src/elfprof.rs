@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::profile::{
     BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, FIRST_PATH_BLOCK, PathBlock, PathCount,
     Place, Profile, ProfiledFile, ProfiledRule, RuleCount, RuleMember, Source, StackCount,
-    StackEnd,
+    StackEnd, ValueCount,
 };
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
@@ -37,6 +37,8 @@ const STACK_COLUMNS: usize = 5;
 const PATH_BLOCK_COLUMNS: usize = 3;
 const PATH_COLUMNS: usize = 4;
 const RULE_COLUMNS: usize = 7;
+const VALUE_COLUMNS: usize = 6;
+const TOP_COLUMNS: usize = 2;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +82,11 @@ struct Header {
     rules: Vec<ProfiledRule>,
     #[serde(default)]
     rule_counts: usize,
+    #[serde(default)]
+    values: usize,
+    /// Of all instructions in `values` together.
+    #[serde(default)]
+    top_values: usize,
 }
 
 /// The kinds of edges by their numbers in a file.
@@ -116,6 +123,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         paths: profile.paths.len(),
         rules: profile.rules.clone(),
         rule_counts: profile.rule_counts.len(),
+        values: profile.values.len(),
+        top_values: profile.values.values().map(|one| one.top.len()).sum(),
     };
     let header = serde_json::to_vec(&header)?;
     let mut columns = Vec::new();
@@ -134,6 +143,11 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     put_columns(&paths, &mut columns);
     let rule_counts: Vec<[u64; RULE_COLUMNS]> = profile.rule_counts.iter().map(rule_row).collect();
     put_columns(&rule_counts, &mut columns);
+    let values: Vec<[u64; VALUE_COLUMNS]> = profile.values.iter().map(value_row).collect();
+    let tops = profile.values.values().flat_map(|one| &one.top);
+    let tops: Vec<[u64; TOP_COLUMNS]> = tops.map(|&(value, count)| [value, count]).collect();
+    put_columns(&values, &mut columns);
+    put_columns(&tops, &mut columns);
     let mut bytes = MAGIC.to_vec();
     let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     bytes.extend(length.to_le_bytes());
@@ -174,6 +188,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let path_blocks = columns.rows(header.path_blocks)?;
         let paths = columns.rows(header.paths)?;
         let rule_counts = columns.rows(header.rule_counts)?;
+        let values: Vec<[u64; VALUE_COLUMNS]> = columns.rows(header.values)?;
+        let tops: Vec<[u64; TOP_COLUMNS]> = columns.rows(header.top_values)?;
         let files = header.files.len();
         let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
         let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
@@ -193,9 +209,12 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
             .iter()
             .map(|row| rule_count(row, header.rules.len(), files))
             .collect::<Option<_>>()?;
-        Some((blocks, edges, callers, stacks, path_blocks, paths, rule_counts))
+        let mut tops = &tops[..];
+        let values = values.iter().map(|row| value(row, &mut tops, files));
+        let values = values.collect::<Option<_>>().filter(|_| tops.is_empty())?;
+        Some((blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values))
     })();
-    let (blocks, edges, callers, stacks, path_blocks, paths, rule_counts) =
+    let (blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values) =
         found.ok_or(ReadError::Damaged)?;
     Ok(Profile {
         program: header.program,
@@ -212,12 +231,32 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         paths,
         rules: header.rules,
         rule_counts,
+        values,
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
         calls: header.calls,
         faults: header.faults,
     })
+}
+
+fn value_row((place, one): (&Place, &ValueCount)) -> [u64; VALUE_COLUMNS] {
+    let ValueCount { bytes, count, bursts, ref top } = *one;
+    [place.file.into(), place.offset, bytes.into(), count, bursts, top.len() as u64]
+}
+
+/// Takes the values of an instruction from the front of `tops`.
+fn value(
+    row: &[u64; VALUE_COLUMNS],
+    tops: &mut &[[u64; TOP_COLUMNS]],
+    files: usize,
+) -> Option<(Place, ValueCount)> {
+    let &[file, offset, bytes, count, bursts, length] = row;
+    let (own, rest) = tops.split_at_checked(usize::try_from(length).ok()?)?;
+    *tops = rest;
+    let top = own.iter().map(|&[value, count]| (value, count)).collect();
+    let bytes = u8::try_from(bytes).ok()?;
+    Some((place(file, offset, files)?, ValueCount { bytes, count, bursts, top }))
 }
 
 fn block_row((start, one): (&Place, &BlockCount)) -> [u64; BLOCK_COLUMNS] {

@@ -38,6 +38,8 @@ pub struct What {
     pub paths: bool,
     /// Productions that choose instructions, and collect what these do.
     pub rules: &'static [RuleSet],
+    /// What instructions leave in their destination registers.
+    pub values: bool,
 }
 
 /// A run of instructions, and how often it ran.
@@ -148,6 +150,19 @@ pub struct RuleCount {
     pub bursts: u64,
 }
 
+/// What an instruction has left in its destination register.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct ValueCount {
+    /// The width of the register.
+    pub bytes: u8,
+    /// Times that it ran.
+    pub count: u64,
+    /// As in [`BlockCount`].
+    pub bursts: u64,
+    /// The most frequent values, and how often they were seen; the most frequent one first.
+    pub top: Vec<(u64, u64)>,
+}
+
 /// A file with code that ran.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct ProfiledFile {
@@ -184,6 +199,8 @@ pub struct Profile {
     /// Productions, and what their handlers have collected.
     pub rules: Vec<ProfiledRule>,
     pub rule_counts: BTreeMap<RuleMember, RuleCount>,
+    /// Results of instructions, if these were recorded.
+    pub values: BTreeMap<Place, ValueCount>,
     /// Instructions that ran.
     pub instructions: u64,
     /// Address spaces that were counted: processes, and programs that these executed.
@@ -238,6 +255,21 @@ impl Profile {
         let known = self.blocks.entry(start).or_default();
         let count = known.count.saturating_add(block.count);
         *known = BlockCount { count, bursts: known.bursts + block.bursts, ..block };
+    }
+
+    /// Adds the values of an instruction. Its block may be part of several others.
+    pub(crate) fn add_values(&mut self, place: Place, values: ValueCount) {
+        let known = self.values.entry(place).or_default();
+        known.bytes = values.bytes;
+        known.count = known.count.saturating_add(values.count);
+        known.bursts = known.bursts.max(values.bursts);
+        for (value, count) in values.top {
+            match known.top.iter_mut().find(|(other, _)| *other == value) {
+                Some((_, sum)) => *sum = sum.saturating_add(count),
+                None => known.top.push((value, count)),
+            }
+        }
+        known.top.sort_by(|a, b| (b.1, a.0).cmp(&(a.1, b.0)));
     }
 
     pub(crate) fn add_edge(&mut self, edge: Edge, EdgeCount { count, bursts }: EdgeCount) {

@@ -14,6 +14,7 @@ use crate::source_lines::LineRow;
 use crate::stacks::Stacks;
 use crate::sums::{Sum, error, grouped, how, share, total, without_columns};
 use crate::symbols::{FunctionId, ProfileSymbols};
+use crate::values::{self, ValueRow};
 
 /// What the report is sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -30,6 +31,8 @@ pub(crate) enum SortKey {
     Rule,
     /// Source lines, by the instructions that were executed for them
     Line,
+    /// Instructions, by how often their result was the same
+    Value,
 }
 
 #[derive(Serialize, Debug)]
@@ -63,6 +66,8 @@ pub(crate) struct ProfileReport {
     /// Only if they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     rules: Option<Vec<RuleRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<Vec<ValueRow>>,
 }
 
 #[derive(Serialize, Debug)]
@@ -202,6 +207,7 @@ impl ProfileReport {
             lines: None,
             paths: (sort == SortKey::Path).then(|| paths::hottest(profile, symbols, top)),
             rules: (sort == SortKey::Rule).then(|| rule_sums::hottest(profile, symbols, top)),
+            values: (sort == SortKey::Value).then(|| values::hottest(profile, symbols, top)),
         }
     }
 
@@ -242,6 +248,9 @@ impl ProfileReport {
                 &["rule", "share %", "± %", "times", "caller", "function", "file"],
                 self.rules.iter().flatten().map(RuleRow::cells).collect(),
             ),
+            SortKey::Value => {
+                (&ValueRow::HEADING, self.values.iter().flatten().map(ValueRow::cells).collect())
+            }
             SortKey::Line => (
                 &["share %", "± %", "instructions", "line", "function"],
                 self.lines.iter().flatten().map(LineRow::cells).collect(),

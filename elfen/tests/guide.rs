@@ -101,6 +101,7 @@ pages! {
         "needs root, two idle CPUs and a C compiler";
     the_guide_to_profiling_works: "docs/guides/profiling.md",
         "needs root, two idle CPUs and a C compiler";
+    the_guide_to_pipelines_works: "docs/guides/pipeline.md", "needs a C compiler and ptrace";
     the_guide_to_hedging_works: "docs/guides/hedge.md", "needs root and two idle CPUs";
 }
 

@@ -638,3 +638,81 @@ fn wrong_rules_are_refused_with_their_place() {
     assert!(message.contains("no production has a handler"), "{message}");
     assert_eq!(refused(b"\xff\xfe").0, Some(2));
 }
+
+/// Goal: a traced program behaves as ever, and its trace runs on the model.
+#[test]
+fn a_trace_is_recorded_and_run_on_a_core() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("walk");
+    let source = "#include <stdio.h>\n\
+        long table[1 << 16];\n\
+        __attribute__((noipa)) long walk(long at) {\n\
+            long sum = 0;\n\
+            for (long i = 0; i < 40000; i++) { sum += table[at & 0xffff]; at = at * 5 + 7; }\n\
+            return sum;\n\
+        }\n\
+        int main(void) { printf(\"%ld\\n\", walk(1)); return 5; }\n";
+    compile(source, &program, &["-O1"]);
+    let file = folder.path().join("run.elftrace");
+    let [file, program] = [&file, &program].map(|path| path.to_str().unwrap());
+    let traced = elfen(&["trace", "--instructions", "10M", "-o", file, "--", program]);
+    assert_eq!((traced.status.code(), &traced.stdout[..]), (Some(5), &b"0\n"[..]));
+    assert!(error(&traced).contains("instructions in"), "{}", error(&traced));
+    for machine in ["21264", "wide"] {
+        let report = elfen(&["core", file, "--machine", machine, "--every", "50", "--json"]);
+        let json: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+        let rows = json["rows"].as_array().unwrap();
+        let load = rows.iter().find(|row| {
+            row["name"].as_str().unwrap().starts_with("walk")
+                && row["class"] == "integer"
+                && !row["dcache_miss_rate"].is_null()
+        });
+        let load = load.or_else(|| rows.iter().find(|row| row["class"] == "load")).unwrap();
+        let executions = load["executions_truly"].as_u64().unwrap();
+        assert!((40_000..41_000).contains(&executions), "{load}");
+        // The table is twice as large as the larger cache.
+        assert!(load["dcache_miss_rate"].as_f64().unwrap() > 0.05, "{load}");
+        let estimated = load["executions"].as_f64().unwrap() / 40_000.0;
+        assert!((0.85..1.15).contains(&estimated), "{load}");
+    }
+    let text = elfen(&["core", file, "--pipeline", "walk"]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.starts_with("walk+") && text.contains("F") && text.contains("R\n"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let text = elfen(&["core", file, "--beside", file]).stdout;
+    assert!(String::from_utf8(text).unwrap().starts_with("experiment: "));
+    let metric = elfen(&["core", file, "--metric", "ipc", "--top", "3"]).stdout;
+    assert!(String::from_utf8(metric).unwrap().contains("metric"));
+}
+
+#[test]
+fn what_a_core_cannot_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.elftrace");
+    let file = file.to_str().unwrap();
+    let words = ["trace", "-q", "--instructions", "20k", "-o", file, "--", "true"];
+    assert!(elfen(&words).status.success());
+    let machine = folder.path().join("core.toml");
+    fs::write(&machine, "like = \"wide\"\n[map]\nreorder = 0\n").unwrap();
+    let machine = machine.to_str().unwrap();
+    let cut = folder.path().join("cut.elftrace");
+    fs::write(&cut, &fs::read(file).unwrap()[..100]).unwrap();
+    let cut = cut.to_str().unwrap();
+    for (words, status, why) in [
+        (&["core", file, "--machine", "p4"][..], 1, "name 21264, 21164, wide, or a file"),
+        (&["core", file, "--machine", machine], 1, "`map.reorder` is 0"),
+        (&["core", file, "--metric", "a.x"], 2, "column 1"),
+        (&["core", file, "--pipeline", "nothing"], 1, "no instruction that ran is there"),
+        (&["core", cut], 1, "it is cut short or damaged"),
+        (&["core", machine], 1, "it is not a trace of Elfen"),
+        (&["core", "/nonexistent"], 1, "No such file"),
+        (&["trace", "-o", "/nonexistent/a", "--", "true"], 1, "/nonexistent/a"),
+        (&["trace", "-o", cut, "--skip", "1G", "--", "true"], 1, "use a smaller --skip"),
+        (&["trace", "-o", cut, "--", "/nonexistent"], 127, "/nonexistent"),
+        (&["trace", "-o", cut, "--", "/etc/passwd"], 126, "name an executable file"),
+    ] {
+        let output = elfen(words);
+        assert_eq!(output.status.code(), Some(status), "{words:?} {}", error(&output));
+        assert!(error(&output).contains(why), "{words:?} {}", error(&output));
+    }
+}

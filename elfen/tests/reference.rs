@@ -73,6 +73,20 @@ fn json_has_the_listed_fields() {
     let function = report["functions"][0]["function"].as_str().unwrap();
     let output = run(&["profile", "report", file, "--annotate", function, "--json"]);
     assert_fields("elfen profile report --annotate", &output.stdout);
+    let file = folder.path().join("run.elftrace");
+    let file = file.to_str().unwrap();
+    let words = ["profile", "trace", "-q", "--instructions", "20k", "-o", file, "--", "true"];
+    assert!(run(&words).status.success());
+    let output = run(&["profile", "core", file, "--json"]);
+    assert_fields("elfen profile core", &output.stdout);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let address = format!("{:#x}", report["rows"][0]["address"].as_u64().unwrap());
+    let output = run(&["profile", "core", file, "--pipeline", &address, "--json"]);
+    assert_fields("elfen profile core --pipeline", &output.stdout);
+    let output = run(&["profile", "core", file, "--paths", "--json"]);
+    assert_fields("elfen profile core --paths", &output.stdout);
+    let output = run(&["profile", "core", file, "--beside", file, "--json"]);
+    assert_fields("elfen profile core --beside", &output.stdout);
 }
 
 /// Goal: exit statuses are those of exit-status.md. Method: a failure of each kind.

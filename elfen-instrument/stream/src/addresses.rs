@@ -14,14 +14,13 @@ use iced_x86::{
 use elfen_rewrite::Code;
 
 use crate::assembly::{Gs, INT3, Word};
-use crate::block::INSTRUCTIONS_MAX;
 use crate::layout::{ADDRESSES, ADDRESSES_LEFT, ADDRESSES_MAX, SAVED_RCX, SAVED_RDX};
 
 /// How many addresses of an instruction are appended at most.
 pub const ACCESSES_MAX: usize = 2;
 /// Below this many free places, a thread traps.
-const ROOM: usize = 256;
-const _: () = assert!(INSTRUCTIONS_MAX * ACCESSES_MAX < ROOM && ADDRESSES_MAX <= 0xffff);
+pub(crate) const ROOM: usize = 256;
+const _: () = assert!(ADDRESSES_MAX <= 0xffff);
 
 /// Memory that an instruction uses, at one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,22 +128,27 @@ impl Access {
 
     /// Appends the address to those of the thread.
     pub(crate) fn push_note(&self, code: &mut Code) -> Option<()> {
-        code.store(SAVED_RCX, Word::Rcx);
-        code.store(SAVED_RDX, Word::Rdx);
-        self.push_load(code)?;
-        code.load(Word::Rcx, ADDRESSES_LEFT);
-        // mov %rdx,%gs:ADDRESSES(,%rcx,8); lea -1(%rcx),%rcx
-        code.push(&[0x65, 0x48, 0x89, 0x14, 0xcd]);
-        code.push(&ADDRESSES.to_le_bytes());
-        code.push(&[0x48, 0x8d, 0x49, 0xff]);
-        code.store(ADDRESSES_LEFT, Word::Rcx);
-        code.load(Word::Rcx, SAVED_RCX);
-        code.load(Word::Rdx, SAVED_RDX);
-        Some(())
+        push_note(code, |code| self.push_load(code))
     }
 }
 
-/// Traps if there is no room for the addresses of a block. Returns the address of the trap.
+/// Appends what `load` puts into `%rdx`.
+pub(crate) fn push_note(code: &mut Code, load: impl FnOnce(&mut Code) -> Option<()>) -> Option<()> {
+    code.store(SAVED_RCX, Word::Rcx);
+    code.store(SAVED_RDX, Word::Rdx);
+    load(code)?;
+    code.load(Word::Rcx, ADDRESSES_LEFT);
+    // mov %rdx,%gs:ADDRESSES(,%rcx,8); lea -1(%rcx),%rcx
+    code.push(&[0x65, 0x48, 0x89, 0x14, 0xcd]);
+    code.push(&ADDRESSES.to_le_bytes());
+    code.push(&[0x48, 0x8d, 0x49, 0xff]);
+    code.store(ADDRESSES_LEFT, Word::Rcx);
+    code.load(Word::Rcx, SAVED_RCX);
+    code.load(Word::Rdx, SAVED_RDX);
+    Some(())
+}
+
+/// Traps unless there is room for the addresses of a block. Returns the address of the trap.
 pub(crate) fn push_room_check(code: &mut Code) -> Option<u64> {
     code.store(SAVED_RCX, Word::Rcx);
     // movzbl %gs:ADDRESSES_LEFT+1,%ecx: zero if fewer than 256 places are left.

@@ -9,6 +9,7 @@ use elfen_rewrite::{ARITHMETIC_FLAGS, flags_read, flags_written};
 use iced_x86::RflagsBits;
 
 use crate::addresses::Accesses;
+use crate::results::Outcome;
 
 /// Longer blocks are split.
 pub const INSTRUCTIONS_MAX: usize = 64;
@@ -102,6 +103,16 @@ impl Block {
     pub fn accesses(&self) -> Vec<Accesses> {
         let mut factory = InstructionInfoFactory::new();
         self.code.iter().map(|one| Accesses::of(&mut factory, one)).collect()
+    }
+
+    /// The results of its instructions, but for that of a branch or a system call at its end.
+    pub fn results(&self) -> Vec<Outcome> {
+        let mut factory = InstructionInfoFactory::new();
+        let body = match self.exit {
+            Exit::Falls | Exit::Native => &self.code[..],
+            _ => self.code.split_last().map_or(&[][..], |(_, body)| body),
+        };
+        body.iter().filter_map(|one| Outcome::of(&mut factory, one, self.start)).collect()
     }
 
     /// The instructions, with their addresses in the program.

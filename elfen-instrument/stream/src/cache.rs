@@ -7,10 +7,11 @@ use elfen_rewrite::Code;
 
 use crate::assembly::{Gs, INT3, Leaving, Noting, Word, push_leave, push_link};
 use crate::block::{BY_CMP, BY_INC, Block, Exit, Indirect, Source, flags_are_dead};
-use crate::emit::{Counter, Counters, Emission, Emitted, Point, PointKind, Returns};
+use crate::emit::{Counter, Counters, Emission, Emitted, Operands, Point, PointKind, Returns};
 use crate::layout::{COUNTERS_MAX, SAVED_RCX};
 use crate::leave::push_leave_routine;
 use crate::lookup::{MULTIPLIER, NO_SITE, Routine, TABLE_BYTES, TABLE_SHIFT, Table, push_routine};
+use crate::results::Outcome;
 use crate::site::{
     Bits, CHAIN_MAX, CHAINS, ChainTable, Site, SiteTarget, TARGETS_MAX, push_chain, push_choice,
     push_search, push_target,
@@ -66,7 +67,8 @@ pub enum Trap {
     LogFull,
     /// The events are full. `%rcx`, which has been saved, holds the address to go on at.
     EventsFull,
-    /// There is no room for the addresses of a block. The thread can go on behind the trap.
+    /// There is no room for the addresses or results of a block. The thread can go on behind the
+    /// trap.
     AddressesFull,
     /// A system call that the host must know of, at this address of the program.
     HostCall { at: u64, block: BlockId },
@@ -108,6 +110,8 @@ pub struct Translated {
     pub offsets: Vec<u16>,
     /// Which of them read or write memory, one bit each.
     pub memory_mask: u64,
+    /// The results that are appended, in their order; none without such a cache.
+    pub results: Vec<Outcome>,
     /// Its code is gone from the program.
     pub is_retired: bool,
     /// Its direct branch has a counter.
@@ -131,8 +135,8 @@ enum Mode {
 pub struct Cache {
     neighbourhood: usize,
     mode: Mode,
-    /// Threads append the addresses of memory operands.
-    addresses: bool,
+    /// What threads append for each instruction.
+    operands: Operands,
     clusters: Vec<Area>,
     table: Table,
     blocks: Vec<Translated>,
@@ -173,7 +177,7 @@ impl Cache {
         Self {
             neighbourhood,
             mode: Mode::Counters,
-            addresses: false,
+            operands: Operands::Nothing,
             clusters: Vec::new(),
             table: Table::new(table),
             blocks: Vec::new(),
@@ -206,7 +210,12 @@ impl Cache {
 
     /// The same, and its threads append the addresses of the memory that their instructions use.
     pub fn with_addresses(table: u64, neighbourhood: usize) -> Self {
-        Self { addresses: true, ..Self::with_events(table, neighbourhood) }
+        Self { operands: Operands::Addresses, ..Self::with_events(table, neighbourhood) }
+    }
+
+    /// The same, but its threads append the results of their instructions.
+    pub fn with_results(table: u64, neighbourhood: usize) -> Self {
+        Self { operands: Operands::Results, ..Self::with_events(table, neighbourhood) }
     }
 
     pub const TABLE_BYTES: u64 = TABLE_BYTES;
@@ -254,6 +263,11 @@ impl Cache {
     /// The blocks, by their ids.
     pub fn blocks(&self) -> &[Translated] {
         &self.blocks
+    }
+
+    /// A block by its id.
+    pub fn block(&self, id: BlockId) -> Option<&Translated> {
+        self.blocks.get(usize::try_from(id).ok()?)
     }
 
     /// What each counter counts.
@@ -354,7 +368,7 @@ impl Cache {
         let area = self.clusters.get(number).ok_or(Stop::OutOfReach)?;
         let noting = area.routine.as_ref().ok_or(Stop::OutOfReach)?.noting;
         let (hot, cold) = (Code::at(area.hot_at), Code::at(area.cold_at));
-        let emission = Emission { hot, cold, noting, addresses: self.addresses };
+        let emission = Emission { hot, cold, noting, operands: self.operands };
         let mut run = Run::new(number, emission, start, self.neighbourhood);
         while let Some(at) = run.open.pop() {
             self.translate_along(at, &mut run, source);
@@ -533,6 +547,10 @@ impl Cache {
             instructions: u32::try_from(block.instructions()).ok()?,
             offsets: offsets.collect(),
             memory_mask: block.memory_mask(),
+            results: match self.operands {
+                Operands::Results => block.results(),
+                _ => Vec::new(),
+            },
             is_retired: false,
             is_counted: counter.number.is_some(),
             changes_flags: counter.number.is_some() && counter.flags_are_dead,

@@ -6,15 +6,19 @@ use iced_x86::{
 
 use elfen_rewrite::Code;
 
-use crate::addresses::{Accesses, push_room_check};
+use crate::addresses::{ACCESSES_MAX, Accesses, ROOM, push_room_check};
 use crate::assembly::{
     Gs, INT3, Leaving, Noting, Word, push_leave, push_link, push_restore_flags, push_save_flags,
 };
-use crate::block::{Block, Exit, Indirect};
+use crate::block::{Block, Exit, INSTRUCTIONS_MAX, Indirect};
 use crate::layout::{
     CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, RETURNS, SAVED_RAX, SAVED_RCX, SAVED_RDX,
 };
 use crate::lookup::UnexpectedReturn;
+use crate::results::Outcome;
+
+/// There is room for the addresses of any block.
+const _: () = assert!(INSTRUCTIONS_MAX * ACCESSES_MAX < ROOM);
 
 /// The two parts of the cache that code is appended to, and what was noted on the way.
 #[derive(Debug)]
@@ -24,8 +28,17 @@ pub(crate) struct Emission {
     /// The rest: counters of branches that are taken, exits, constants.
     pub(crate) cold: Code,
     pub(crate) noting: Noting,
-    /// Also appends the addresses of memory operands.
-    pub(crate) addresses: bool,
+    /// What is appended besides.
+    pub(crate) operands: Operands,
+}
+
+/// What a copy appends for each instruction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Operands {
+    Nothing,
+    /// The addresses of its memory operands.
+    Addresses,
+    Results,
 }
 
 /// A point of the hot code at which the registers are those of the program.
@@ -97,16 +110,29 @@ impl Emission {
                 (body, Some(last))
             }
         };
-        let accesses = if self.addresses { block.accesses() } else { Vec::new() };
-        if accesses.iter().any(|one| !one.known.is_empty()) {
+        let accesses = match self.operands {
+            Operands::Addresses => block.accesses(),
+            _ => Vec::new(),
+        };
+        let results = match self.operands {
+            Operands::Results => block.results(),
+            _ => Vec::new(),
+        };
+        if !results.is_empty() || accesses.iter().any(|one| !one.known.is_empty()) {
             self.push_point(&mut emitted, block, start, block.start, PointKind::Plain)?;
             emitted.addresses_full = Some(push_room_check(&mut self.hot)?);
         }
         let mut accesses = accesses.iter();
+        let mut results = results.iter().peekable();
         for instruction in body {
             self.push_point(&mut emitted, block, start, instruction.ip(), PointKind::Plain)?;
             self.push_addresses(&mut emitted, block, start, instruction, accesses.next())?;
             self.push_copy(block, instruction)?;
+            let is_its_own =
+                |one: &&Outcome| block.start + u64::from(one.offset) == instruction.ip();
+            if let Some(result) = results.next_if(is_its_own) {
+                result.push_note(&mut self.hot)?;
+            }
         }
         if let Some(last) = last {
             self.push_point(&mut emitted, block, start, last.ip(), PointKind::Plain)?;

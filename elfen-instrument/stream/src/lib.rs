@@ -33,8 +33,10 @@ mod emit;
 pub mod layout;
 mod leave;
 mod lookup;
+mod results;
 mod site;
 
 pub use addresses::{ACCESSES_MAX, Access, Accesses};
 pub use block::{Block, Exit, INSTRUCTIONS_MAX, Indirect, Source};
 pub use cache::{BlockId, Cache, Cluster, CodeMemory, Counted, Original, Stop, Translated, Trap};
+pub use results::Outcome;

@@ -81,7 +81,7 @@ pub struct Lookup {
     pub translation: u32,
     pub is_cache_miss: bool,
     pub is_tlb_miss: bool,
-    /// What [`Caches::mark`] was told of the line, 0 for none.
+    /// The number that [`Caches::mark`] keeps with the line; 0 for none.
     pub mark: u64,
 }
 

@@ -39,7 +39,7 @@ pub struct SiteEstimate {
     /// The six latencies of Table 1.
     pub latencies: [Mean; 6],
     pub in_progress: Mean,
-    /// Rates: samples with the event, of those that know.
+    /// Rates: samples with the event, of all that have the field.
     pub dcache_misses: Mean,
     pub dtlb_misses: Mean,
     pub icache_misses: Mean,
@@ -150,7 +150,7 @@ pub const EXPECTED_MIN: f64 = 10.0;
 
 impl Envelope {
     /// Adds an estimate from `samples` of an actual count. Points are chosen by the samples that
-    /// are expected: chosen by those that were found, they would be too high.
+    /// are expected. Chosen by the samples found, they would be too high.
     pub fn add(&mut self, actual: u64, samples: u64, every: u64) {
         let expected = to_float(actual) / to_float(every);
         if expected < EXPECTED_MIN {

@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod branch_paths;
 mod cache;
 pub mod elftrace;
 pub mod estimate;

@@ -2,7 +2,7 @@
 //!
 //! A file is TOML or JSON. It names a built-in core in `like`, and gives the fields that differ:
 //!
-//! ```toml
+//! ```text
 //! like = "wide"
 //! [map]
 //! reorder = 256

@@ -333,7 +333,7 @@ impl Parser<'_> {
         let mut parser = Parser { text, at: 0, depth };
         let value = parser.sum()?;
         let condition = if parser.takes_word("if") { Some(parser.sum()?) } else { None };
-        parser.skip();
+        parser.pass_spaces();
         if parser.at < text.len() {
             return Err(parser.error("an operator was expected"));
         }
@@ -349,13 +349,13 @@ impl Parser<'_> {
         self.text.get(self.at..).unwrap_or("")
     }
 
-    fn skip(&mut self) {
+    fn pass_spaces(&mut self) {
         let rest = self.rest();
         self.at += rest.len() - rest.trim_start().len();
     }
 
     fn takes(&mut self, sign: &str) -> bool {
-        self.skip();
+        self.pass_spaces();
         let is_next = self.rest().starts_with(sign);
         if is_next {
             self.at += sign.len();
@@ -364,7 +364,7 @@ impl Parser<'_> {
     }
 
     fn word(&mut self) -> &str {
-        self.skip();
+        self.pass_spaces();
         let rest = self.rest();
         let is_inside = |one: char| one.is_ascii_alphanumeric() || one == '_' || one == '.';
         let length = rest.find(|one| !is_inside(one)).unwrap_or(rest.len());

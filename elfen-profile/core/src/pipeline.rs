@@ -30,7 +30,7 @@ use std::collections::HashMap;
 use crate::cache::{Caches, Lookup};
 use crate::instruction::{ACCESSES_MAX, Branch, Class, Instruction, REGISTERS};
 use crate::machine::Machine;
-use crate::predictor::{History, Predictor};
+use crate::predictor::{History, Predictor, ReturnStack};
 use crate::trace::{BlockNumber, Trace, falls};
 
 /// The time of a stage that an instruction does not reach.
@@ -437,6 +437,8 @@ struct FetchedAt {
 #[derive(Debug)]
 struct Thread<'a> {
     number: usize,
+    /// Bits that make its addresses differ from those of the other thread.
+    space: u64,
     code: Code<'a>,
     /// The next block that runs, and its addresses.
     run: usize,
@@ -457,6 +459,7 @@ struct Thread<'a> {
     load_queue: Ring,
     store_queue: Ring,
     stores: Stores,
+    returns: ReturnStack,
     now: Speculative,
     retire_cycle: u64,
     retired_in_cycle: u32,
@@ -471,6 +474,7 @@ impl<'a> Thread<'a> {
         let (queue, reorder) = (share(machine.fetch.queue), share(map.reorder));
         Self {
             number,
+            space: (number as u64) << 56,
             code: Code::new(trace, machine),
             run: 0,
             address: 0,
@@ -489,6 +493,7 @@ impl<'a> Thread<'a> {
             load_queue: Ring::new(share(map.load_queue), reorder),
             store_queue: Ring::new(share(map.store_queue), reorder),
             stores: Stores::new(share(map.store_queue)),
+            returns: ReturnStack::new(machine.predictor.return_stack),
             now: Speculative::default(),
             retire_cycle: 0,
             retired_in_cycle: 0,
@@ -566,7 +571,7 @@ impl<'a> Thread<'a> {
         place: Place,
         next: Option<u64>,
     ) -> Option<Wrong> {
-        let pc = fetched.pc;
+        let pc = fetched.pc ^ self.space;
         let predictor = &mut core.predictor;
         let mut wrong = None;
         let mut goes_taken = true;
@@ -589,11 +594,11 @@ impl<'a> Thread<'a> {
             Branch::Jump => fetched.events.taken = true,
             Branch::Call => {
                 fetched.events.taken = true;
-                predictor.call(place.end);
+                self.returns.call(place.end);
             }
             Branch::Return => {
                 fetched.events.taken = true;
-                let predicted = predictor.take_return();
+                let predicted = self.returns.take();
                 if next.is_some_and(|next| next != predicted) {
                     wrong = Some(self.wrong_target(Some(predicted), AbortReason::Return));
                 }
@@ -609,7 +614,7 @@ impl<'a> Thread<'a> {
                     }
                 }
                 if branch == Branch::ComputedCall {
-                    predictor.call(place.end);
+                    self.returns.call(place.end);
                 }
             }
         }
@@ -679,7 +684,7 @@ impl<'a> Thread<'a> {
         let line = pc >> core.machine.l1i.line_bytes.trailing_zeros();
         if line != self.line {
             self.line = line;
-            lookup = core.caches.fetch(pc);
+            lookup = core.caches.fetch(pc ^ self.space);
             if lookup.latency > 0 {
                 self.start_cycle(self.fetch_cycle.saturating_add(lookup.latency.into()));
                 self.wait_for_turn(core.threads);
@@ -728,7 +733,7 @@ impl<'a> Thread<'a> {
             sources &= sources - 1;
         }
         for (lookup, &address) in lookups.iter_mut().zip(addresses.unwrap_or(&[])) {
-            *lookup = core.caches.access(address);
+            *lookup = core.caches.access(address ^ self.space);
             data.latency = data.latency.max(lookup.latency);
             data.translation = data.translation.max(lookup.translation);
             data.is_cache_miss |= lookup.is_cache_miss;
@@ -764,7 +769,7 @@ impl<'a> Thread<'a> {
         };
         for (lookup, &address) in lookups.iter().zip(addresses.unwrap_or(&[])) {
             if lookup.is_cache_miss {
-                core.caches.mark(address, issue.saturating_add(lookup.latency.into()));
+                core.caches.mark(address ^ self.space, issue.saturating_add(lookup.latency.into()));
             }
         }
         self.now.last_issue = issue;
@@ -927,7 +932,7 @@ impl<'a> Thread<'a> {
                 self.totals.aborted += 1;
                 match needs.class {
                     Class::Branch(Branch::Conditional) => {
-                        let taken = core.predictor.direction(pc, history);
+                        let taken = core.predictor.direction(pc ^ self.space, history);
                         fetched.events.taken = taken;
                         history = history.with(taken);
                         if taken {
@@ -970,4 +975,26 @@ pub fn run(trace: &Trace, machine: &Machine, mut visit: impl FnMut(&Fetched)) ->
         thread.run_block(&mut core, &mut |_, fetched| visit(fetched));
     }
     thread.totals
+}
+
+/// Runs two traces on one core until one of them ends: an experiment. They fetch in turn, share
+/// caches, predictor, issue slots and units, and have half of each queue.
+pub fn run_beside(
+    traces: [&Trace; 2],
+    machine: &Machine,
+    mut visit: impl FnMut(usize, &Fetched),
+) -> [Totals; 2] {
+    let mut core = Shared::new(machine, 2);
+    let mut number = 0;
+    let mut threads = traces.map(|trace| {
+        number += 1;
+        Thread::new(number - 1, trace, machine, 2)
+    });
+    while !threads.iter().any(Thread::is_done) {
+        let [one, other] = &mut threads;
+        // The one that is behind: the other has no say in the cycles before it.
+        let next = if one.fetch_cycle <= other.fetch_cycle { one } else { other };
+        next.run_block(&mut core, &mut visit);
+    }
+    threads.map(|thread| thread.totals)
 }

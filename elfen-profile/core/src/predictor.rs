@@ -1,5 +1,5 @@
-//! Predictions of branches: gshare and bimodal counters with a chooser, a stack of returns, and a
-//! table of targets of computed branches.
+//! Predictions of branches: gshare and bimodal counters with a chooser, a table of targets of
+//! computed branches, and a stack of returns.
 
 use crate::machine::PredictorSize;
 
@@ -54,6 +54,11 @@ pub struct Predictor {
     target_history_bits: u32,
     /// Branch and target.
     targets: Vec<(u64, u64)>,
+}
+
+/// Where calls return to.
+#[derive(Clone, Debug)]
+pub struct ReturnStack {
     returns: Vec<u64>,
     depth: usize,
 }
@@ -67,8 +72,6 @@ impl Predictor {
             history_bits: size.history_bits,
             target_history_bits: size.target_history_bits,
             targets: vec![(u64::MAX, 0); 1 << size.target_bits.min(24)],
-            returns: vec![0; size.return_stack.max(1) as usize],
-            depth: 0,
         }
     }
 
@@ -119,6 +122,12 @@ impl Predictor {
             *entry = (pc, target);
         }
     }
+}
+
+impl ReturnStack {
+    pub fn new(entries: u32) -> Self {
+        Self { returns: vec![0; entries.max(1) as usize], depth: 0 }
+    }
 
     /// Notes where a call returns to. The oldest of too many is forgotten.
     pub fn call(&mut self, returns_to: u64) {
@@ -129,7 +138,7 @@ impl Predictor {
     }
 
     /// Where the next return goes to.
-    pub fn take_return(&mut self) -> u64 {
+    pub fn take(&mut self) -> u64 {
         let found = self.returns.get(self.depth).copied().unwrap_or(0);
         self.depth = self.depth.checked_sub(1).unwrap_or(self.returns.len() - 1);
         found
@@ -161,11 +170,11 @@ mod tests {
 
     #[test]
     fn returns_are_predicted_in_their_order() {
-        let mut predictor = predictor();
+        let mut returns = ReturnStack::new(32);
         for at in 1..=40 {
-            predictor.call(at);
+            returns.call(at);
         }
-        let found: Vec<u64> = (0..33).map(|_| predictor.take_return()).collect();
+        let found: Vec<u64> = (0..33).map(|_| returns.take()).collect();
         // 32 fit; behind them is the last one again.
         assert_eq!(found[..32], (9..=40).rev().collect::<Vec<u64>>());
         assert_eq!(found[32], 40);

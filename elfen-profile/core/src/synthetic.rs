@@ -237,9 +237,9 @@ pub fn load_and_nops(nops: u32, iterations: u32, seed: u64) -> Trace {
     builder.finish().unwrap_or_default()
 }
 
-/// The three loops of Figure 7, which differ in how much else runs meanwhile: a chain of loads, each
-/// with the address of the next one; arithmetic in some chains; and loads that little waits for.
-/// They run `iterations` times, ten times and a hundred times as often.
+/// The three loops of Figure 7, which differ in how much else runs then: a chain of loads,
+/// each with the address of the next one; arithmetic in some chains; and loads that little waits
+/// for. They run `iterations` times, ten times and a hundred times as often.
 pub fn three_loops(iterations: u32, seed: u64) -> Trace {
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut builder = TraceBuilder::new("three loops");

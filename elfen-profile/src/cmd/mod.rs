@@ -1,6 +1,7 @@
 //! `elfen profile` and its subcommands: arguments, messages and output.
 
 mod compare;
+mod core;
 mod diff;
 mod export;
 mod input;
@@ -20,7 +21,9 @@ Examples:
   elfen profile record -o run.elfprof -- lua5.4 script.lua
   elfen profile report run.elfprof --sort call --top 10
   elfen profile diff before.elfprof after.elfprof
-  elfen profile export run.elfprof --to bolt > run.fdata";
+  elfen profile export run.elfprof --to bolt > run.fdata
+  elfen profile trace -o run.elftrace -- ./program
+  elfen profile core run.elftrace          where a modelled core waits";
 
 /// Count which code of a program runs, and how often
 #[derive(clap::Args, Debug)]
@@ -33,6 +36,7 @@ pub struct ProfileArgs {
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     Compare(compare::CompareArgs),
+    Core(core::CoreArgs),
     Diff(diff::DiffArgs),
     Export(export::ExportArgs),
     Record(record::RecordArgs),
@@ -43,6 +47,7 @@ enum Command {
 pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Compare(args) => compare::run(args, out),
+        Command::Core(args) => core::run(args, out),
         Command::Diff(args) => diff::run(args, out),
         Command::Export(args) => export::run(args, out),
         Command::Record(args) => record::run(args),

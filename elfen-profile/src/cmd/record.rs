@@ -86,6 +86,8 @@ enum Kind {
     Stacks,
     /// Which blocks run between two backward branches
     Paths,
+    /// What instructions leave in registers; not by bursts
+    Values,
 }
 
 /// Run a program, or watch one that runs, and count which of its code runs
@@ -157,9 +159,10 @@ impl RecordArgs {
             Some(kinds) => What {
                 stacks: kinds.contains(&Kind::Stacks),
                 paths: kinds.contains(&Kind::Paths),
+                values: kinds.contains(&Kind::Values),
                 rules,
             },
-            None => What { stacks: self.by != Mechanism::Everything, paths: false, rules },
+            None => What { stacks: self.by != Mechanism::Everything, rules, ..What::default() },
         }
     }
 }
@@ -215,6 +218,11 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         None => &[],
     };
     let what = args.what(rules);
+    if args.by == Mechanism::Bursts && what.values {
+        let why = "bursts are too short for values";
+        let fix = "use --by shadows, or --by everything";
+        return Err(Failure::new(Status::Usage, "the recording", why, fix));
+    }
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
@@ -236,6 +244,10 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         }
         Mechanism::Shadows => {
             say(args, "shadows", SHADOWS);
+            by_shadows(args, what)?
+        }
+        Mechanism::Auto if what.values => {
+            say(args, "shadows", "bursts are too short for values");
             by_shadows(args, what)?
         }
         Mechanism::Auto => {

@@ -16,12 +16,14 @@ const AFTER: &str = "\
 The program runs in the code cache, under ptrace, until enough instructions are recorded: about \
 fifty times as slowly. Then it goes on without Elfen. Its output and exit status are its own.
 
-Recorded are the instructions of the program's first thread, with the addresses of memory that they \
-use. If the program executes another one, the recording begins again there. Not recorded are:
+Recorded are the instructions of the program's first thread, with the addresses of memory that \
+they use. If the program executes another one, the recording begins again there. A repeated \
+string instruction has the addresses of its first repetition.
+
+Not recorded:
   - instructions of the kernel;
   - code that belongs to no file, and instructions that cannot be moved;
-  - addresses of gathers, of operands with 32-bit addresses, and of `bt` with a register.
-A repeated string instruction has the addresses of its first repetition.
+  - addresses of gathers, of `bt` with a register, and of 32-bit operands.
 
 Exit status: that of the program; 128 + N if signal N ended it; 126 and 127 if it cannot be run or \
 was not found; 1 if nothing was recorded, or the trace cannot be written; 3 if it may not be traced.

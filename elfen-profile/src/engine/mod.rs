@@ -9,4 +9,5 @@ pub(crate) mod region;
 pub(crate) mod rule_tally;
 pub(crate) mod tally;
 pub(crate) mod unwind;
+pub(crate) mod values;
 pub(crate) mod walk;

@@ -13,6 +13,7 @@ use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
 use super::rule_tally::RuleTally;
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
+use super::values::Values;
 use super::walk::{Burst, Lost, Step, Ways};
 use crate::profile::{BlockCount, Edge, EdgeCount, Profile, What};
 
@@ -91,6 +92,7 @@ pub(crate) struct Tally {
     unwinder: Unwinder,
     paths: Paths,
     rules: RuleTally,
+    values: Values,
     calls: Vec<CallSite>,
     /// Addresses where bursts could not begin or go on.
     unknown: Vec<u64>,
@@ -170,7 +172,8 @@ impl Tally {
 
     /// Goes the way of a burst.
     pub(crate) fn add(&mut self, cache: &Cache, burst: &Burst, on: &mut OnWay) -> Result<(), Lost> {
-        let Self { what, seen, stacks, paths, rules, instructions, .. } = self;
+        let Self { what, seen, stacks, paths, values, rules, instructions, .. } = self;
+        let mut results = &burst.results[..];
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
             if let Step::Block(_) | Step::Part(..) = step {
@@ -183,6 +186,12 @@ impl Tally {
                 paths.step(step, block, &mut on.path);
             }
             rules.step(cache, step, block, to);
+            if what.values
+                && let Step::Block(id) = step
+                && let Some(translated) = cache.block(id)
+            {
+                values.step(id, &translated.results, &mut results);
+            }
         });
         if walked.is_err() {
             *on = OnWay::default();
@@ -199,6 +208,7 @@ impl Tally {
         self.stacks.end(is_found, bursts);
         self.paths.end(is_found, bursts);
         self.rules.end(is_found, bursts);
+        self.values.end(bursts);
         let steps = &mut self.steps;
         self.seen.take(|step, times| {
             if is_found {
@@ -218,6 +228,7 @@ impl Tally {
         self.stacks.add_to(profile, &places, blocks);
         self.paths.add_to(profile, &places, blocks);
         self.rules.add_to(profile, &places, blocks);
+        self.values.add_to(profile, &places, blocks);
         for (&step, &Times { count, bursts }) in &self.steps {
             let part = match step {
                 Step::Block(id) => block(id).map(|one| (one, one.start)),

@@ -19,6 +19,8 @@ pub(crate) struct Burst {
     pub(crate) is_cut: bool,
     /// In their order: the complement of the number of a counter, or an address.
     pub(crate) events: Vec<u64>,
+    /// The results of the instructions, if they were noted.
+    pub(crate) results: Vec<u64>,
     /// From beginning to end, by the time stamp counter.
     pub(crate) ticks: u64,
     pub(crate) stack: StackCopy,

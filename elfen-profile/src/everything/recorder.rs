@@ -188,7 +188,7 @@ impl Recorder {
         Some(())
     }
 
-    /// The number of a part in the list of those that are known.
+    /// The number of a part in the list of known parts.
     fn part(&mut self, block: &Translated, objects: &Objects, part: Part) -> Option<usize> {
         if let Some(&number) = self.numbers.get(&part) {
             return Some(number);

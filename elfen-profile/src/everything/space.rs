@@ -56,6 +56,8 @@ pub(crate) enum Notes {
     Events,
     /// Events, and the addresses of the memory that instructions use.
     Addresses,
+    /// Events, and the results of instructions.
+    Results,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,7 @@ impl Space {
         let recording = limits.map(Trace::recording);
         let notes = match (limits, counts_events) {
             (Some(_), _) => Notes::Addresses,
+            (None, true) if what.values => Notes::Results,
             (None, true) => Notes::Events,
             (None, false) => Notes::Counters,
         };
@@ -135,6 +138,7 @@ impl Space {
             region,
             cache: match notes {
                 Notes::Addresses => Cache::with_addresses(table, NEIGHBOURHOOD),
+                Notes::Results => Cache::with_results(table, NEIGHBOURHOOD),
                 Notes::Events => Cache::with_events(table, NEIGHBOURHOOD),
                 Notes::Counters => Cache::new(table, NEIGHBOURHOOD),
             },
@@ -349,7 +353,7 @@ impl Space {
     /// The words of a thread that has ended. Its counters keep their values.
     pub(crate) fn give_context_back(&mut self, context: u32) {
         if self.trace.is_some() {
-            let noted = self.take_noted(context);
+            let noted = self.take_noted(context, trace::EVENTS);
             let code = Code { cache: &self.cache, objects: &self.objects };
             if let Some(trace) = &mut self.trace {
                 trace.kill(context, noted, code);
@@ -382,7 +386,7 @@ impl Space {
     }
 
     /// The events of a thread since it entered the cache, of which there could be `given`.
-    pub(crate) fn take_events(&self, context: u32, given: u64) -> Vec<u64> {
+    fn take_events(&self, context: u32, given: u64) -> Vec<u64> {
         let left = self.word(context, layout::EVENTS_LEFT).min(given);
         let first = self.word_at(context, layout::EVENTS) + 8 * (left + 1);
         let count = usize::try_from(given - left).unwrap_or(0);
@@ -414,11 +418,11 @@ impl Space {
         self.region.set_word(self.word_at(context, layout::ADDRESSES_LEFT), trace::ADDRESSES);
     }
 
-    /// What a thread has noted since it entered the cache.
-    fn take_noted(&mut self, context: u32) -> Noted {
+    /// What a thread has noted since it entered the cache, with `given` events at most.
+    pub(crate) fn take_noted(&mut self, context: u32, given: u64) -> Noted {
         self.take_addresses(context);
         let addresses = self.addresses.remove(&context).unwrap_or_default();
-        Noted { events: self.take_events(context, trace::EVENTS), addresses }
+        Noted { events: self.take_events(context, given), addresses }
     }
 
     /// Notes that a thread enters the cache. `counts` says whether no edge of the cache has led
@@ -457,7 +461,7 @@ impl Space {
     /// Notes that a thread has left the cache by an edge, which was counted.
     pub(crate) fn note_left_at(&mut self, context: u32, at: u64) {
         if self.trace.is_some() {
-            let noted = self.take_noted(context);
+            let noted = self.take_noted(context, trace::EVENTS);
             let code = Code { cache: &self.cache, objects: &self.objects };
             if let Some(trace) = &mut self.trace {
                 trace.leave(context, at, noted, code);

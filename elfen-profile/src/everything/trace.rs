@@ -137,7 +137,8 @@ impl Trace {
             return;
         };
         let Noted { events, addresses } = noted;
-        let mut burst = Burst { began_at: passage.at, events, ..Burst::default() };
+        let results = if self.what.values { addresses.clone() } else { Vec::new() };
+        let mut burst = Burst { began_at: passage.at, events, results, ..Burst::default() };
         end(&mut burst);
         passage.at = burst.left_at;
         passage.is_inside = false;

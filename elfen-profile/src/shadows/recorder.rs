@@ -483,6 +483,7 @@ impl Recorder {
         copy.set_signal_mask(u64::MAX)?;
         copy.set_registers(&registers)?;
         let Prepared { space, tally, used, rooms, .. } = prepared;
+        let notes = if self.order.what.values { Notes::Results } else { Notes::Events };
         let (space, context) = match space {
             Some((space, context)) => {
                 space.move_to(copy, id)?;
@@ -493,7 +494,7 @@ impl Recorder {
                 (space, *context)
             }
             None => {
-                let mut new = Space::set_up(copy, id, Notes::Events)?;
+                let mut new = Space::set_up(copy, id, notes)?;
                 let context = new
                     .take_context()
                     .ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;

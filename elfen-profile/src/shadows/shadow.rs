@@ -13,7 +13,7 @@ use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
 use crate::everything::space::Space;
 use crate::everything::thread::{Borrowed, borrow_thread, step};
-use crate::everything::trace::EVENTS;
+use crate::everything::trace::{EVENTS, Noted};
 
 /// A shadow that gets no CPU for so long ends.
 const NO_CPU: Duration = Duration::from_secs(2);
@@ -177,8 +177,9 @@ impl Shadow<'_> {
 
     /// Adds the way since the last stop to the tally.
     fn add(&mut self, left_at: u64, given: u64, on: &mut OnWay) {
-        let events = self.space.take_events(self.context, given);
-        let burst = Burst { began_at: self.registers.rip, left_at, events, ..Burst::default() };
+        let Noted { events, addresses: results } = self.space.take_noted(self.context, given);
+        let began_at = self.registers.rip;
+        let burst = Burst { began_at, left_at, events, results, ..Burst::default() };
         if self.tally.add(&self.space.cache, &burst, on).is_err() {
             self.tally.lost += 1;
         }
@@ -198,6 +199,11 @@ impl Shadow<'_> {
             Some(Change::Signal(libc::SIGTRAP)) => {
                 *registers = self.thread.registers()?;
                 match self.space.cache.trap(registers.rip.wrapping_sub(1)) {
+                    Some(Trap::AddressesFull) => {
+                        self.space.take_addresses(self.context);
+                        self.thread.resume(Resume::Run, 0)?;
+                        return self.wait(registers);
+                    }
                     Some(trap) => return Ok(Ok(trap)),
                     None => "a trap of the program".to_owned(),
                 }

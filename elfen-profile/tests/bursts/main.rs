@@ -23,7 +23,7 @@ fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf
     program
 }
 
-const ALL: What = What { stacks: true, paths: true, rules: &[] };
+const ALL: What = What { stacks: true, paths: true, values: false, rules: &[] };
 
 fn order(program: Vec<OsString>) -> Order {
     Order { program, process: None, cost: 0.5, events: 500, what: ALL, duration: None }

@@ -55,8 +55,8 @@ fn assert_same(folder: &Path, words: &[OsString]) -> [Recorded; 2] {
     })
 }
 
-const EDGES: What = What { stacks: false, paths: false, rules: &[] };
-const ALL: What = What { stacks: true, paths: true, rules: &[] };
+const EDGES: What = What { stacks: false, paths: false, values: false, rules: &[] };
+const ALL: What = What { stacks: true, paths: true, values: false, rules: &[] };
 
 /// Looks up counts by the names of functions.
 struct Counts<'a> {

@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use elfen_instrument::symbols::FunctionTable;
+use elfen_profile::everything;
 use elfen_profile::profile::{Profile, What};
 use elfen_profile::shadows::{Order, Recorded, ShadowError, record};
 
@@ -33,7 +34,7 @@ fn order(program: Vec<OsString>) -> Order {
         sample: 50_000,
         stall_max: Duration::from_millis(100),
         cpu: None,
-        what: What { stacks: true, paths: true, rules: &[] },
+        what: What { stacks: true, paths: true, values: false, rules: &[] },
         duration: None,
     }
 }
@@ -128,6 +129,40 @@ fn shares_are_those_of_the_program() {
         let found = share(&profile, &program, function);
         assert!((found - expected).abs() < error, "{function}: {found}, not {expected} ± {error}");
     }
+}
+
+/// The values of the instruction of a function with the most different ones, and its executions.
+fn values(profile: &Profile, program: &Path, function: &str) -> (u64, Vec<(u64, u64)>) {
+    let name = program.to_str().unwrap();
+    let file = profile.files.iter().position(|file| file.path == name).unwrap();
+    let table = FunctionTable::read(program).unwrap();
+    let own = profile.values.iter().filter(|(place, _)| {
+        let address = table.address_of(place.offset).filter(|_| place.file as usize == file);
+        address.and_then(|address| table.at(address)).is_some_and(|one| one.name == function)
+    });
+    // The index has as many values as the load has; only the load has a 9.
+    let load = own.map(|(_, one)| one).find(|one| one.top.iter().any(|&(value, _)| value == 9));
+    let load = load.expect("a load");
+    (load.count, load.top.clone())
+}
+
+/// Goal: results of instructions are what they are, exactly and by shadows. Method: loads from a
+/// table with known values.
+#[test]
+fn results_of_instructions_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "values.c", "values", &[]);
+    let what = What { stacks: false, paths: false, values: true, rules: &[] };
+    let words = |rounds: &str| [program.clone().into(), rounds.into()];
+    let exact = everything::record(&words("40000"), what, |_| {}).unwrap();
+    let (count, top) = values(&exact.profile, &program, "load");
+    assert_eq!((count, top), (40_000, vec![(9, 30_000), (5, 10_000)]));
+    let (_, recorded) = recorded(folder.path(), &words("300000000"), |order| order.what = what);
+    let (count, top) = values(&recorded.profile, &program, "load");
+    let [(9, often), (5, rare)] = top[..] else { panic!("{top:?}") };
+    assert_eq!(often + rare, count);
+    assert!((often as f64 / count as f64 - 0.75).abs() < 0.001, "{often} of {count}");
+    assert!(recorded.profile.bursts > 0);
 }
 
 /// Goal: a running process is sampled and left as it was. Method: the signs of tracers, children

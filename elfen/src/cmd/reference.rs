@@ -15,7 +15,7 @@ const COMMANDS: &str = "\
 [commands-hedge.md](commands-hedge.md).";
 
 /// The exit statuses of each command, besides 2 for invalid arguments.
-const BY_COMMAND: [(&str, &str); 24] = [
+const BY_COMMAND: [(&str, &str); 26] = [
     ("elfen demo", "as `elfen lab`"),
     ("elfen doctor", "0 if borrow-idle can run here, 3 if not; 1 if the program does not exist"),
     ("elfen lab", "that of `elfen-lab`; 127 if it is not installed, 126 if it cannot be started"),
@@ -30,6 +30,11 @@ const BY_COMMAND: [(&str, &str); 24] = [
     ),
     ("elfen pause", "0 once every fence is frozen; 1 if a process is not frozen after 5 s"),
     ("elfen profile compare", "0; 1 for an unusable profile, or one that is not exact"),
+    (
+        "elfen profile core",
+        "0; 1 for an unusable trace or machine, or if `--pipeline` finds no instruction; 2 for an \
+         invalid metric",
+    ),
     ("elfen profile diff", "0; 1 for an unusable profile"),
     ("elfen profile export", "0; 1 for an unusable profile, or a file without symbols"),
     (
@@ -42,6 +47,12 @@ const BY_COMMAND: [(&str, &str); 24] = [
         "elfen profile report",
         "0; 1 for an unusable profile, for `--sort line` without lines, or if `--annotate` finds \
          no function",
+    ),
+    (
+        "elfen profile trace",
+        "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \
+         not found; 1 if nothing was recorded, or the trace cannot be written; 3 if it may not be \
+         traced",
     ),
     ("elfen resume", "0; 1 if a fence cannot be thawed"),
     (
@@ -139,7 +150,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 28] = [
+const JSON: [(&str, &str); 32] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -148,6 +159,14 @@ const JSON: [(&str, &str); 28] = [
     ),
     ("elfen lanes --slurm", "NodeName CPUs Features"),
     ("elfen profile compare", "exact estimated rows"),
+    (
+        "elfen profile core",
+        "program machine instructions skipped untraced_accesses totals ipc windows every window \
+         ways seed samples pairs empty fit metric rows left_out",
+    ),
+    ("elfen profile core --beside", "machine experimental threads"),
+    ("elfen profile core --paths", "program samples seed rows"),
+    ("elfen profile core --pipeline", "machine from cycles_per_column rows is_cut"),
     ("elfen profile diff", "before after sort rows left_out"),
     (
         "elfen profile report",

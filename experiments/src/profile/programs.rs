@@ -185,14 +185,19 @@ fn c_source() -> String {
     for number in 1..250 {
         let called = random.random_range(0..number);
         let (odd, shift) = (2 * random.random_range(1..5000_u32) + 1, random.random_range(1..20));
-        let _written = writeln!(
-            text,
-            "unsigned f{number}(unsigned a, unsigned b)\n{{\n    unsigned table[16], sum = {odd};\n    \
-             for (unsigned i = 0; i < 16; i++)\n        table[i] = (a + i * {odd}) ^ b >> {shift};\n    \
-             for (unsigned i = 0; i < b % 64; i++) {{\n        if (table[i % 16] & {odd})\n            \
-             sum += f{called}(sum, i);\n        else\n            sum ^= table[(i + {shift}) % 16];\n    \
-             }}\n    return sum;\n}}"
-        );
+        let lines = [
+            format!("unsigned f{number}(unsigned a, unsigned b)"),
+            "{".to_owned(),
+            format!("unsigned table[16], sum = {odd};"),
+            "for (unsigned i = 0; i < 16; i++)".to_owned(),
+            format!("table[i] = (a + i * {odd}) ^ b >> {shift};"),
+            "for (unsigned i = 0; i < b % 64; i++) {".to_owned(),
+            format!("if (table[i % 16] & {odd}) sum += f{called}(sum, i);"),
+            format!("else sum ^= table[(i + {shift}) % 16];"),
+            "} return sum; }".to_owned(),
+        ];
+        text += &lines.join("\n");
+        text.push('\n');
     }
     text
 }

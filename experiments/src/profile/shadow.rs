@@ -42,6 +42,8 @@ pub(crate) struct Outcome {
     pub(crate) shadows: f64,
     /// Weight match of paths with the exact profile.
     pub(crate) accuracy: f64,
+    /// How far the invariance of results differs from the exact one (Diff-Top), in percent.
+    pub(crate) values: f64,
     /// Time divided by that without the profiler.
     pub(crate) slowdown: f64,
     /// Page faults per second, divided by those without the profiler.
@@ -131,7 +133,7 @@ impl Laboratory<'_> {
 
     fn exact(&self, program: &Program) -> Result<PathBuf, BenchError> {
         let path = self.path(program, "exact");
-        let mut words = self.record(&["--by", "everything", "--what", "paths"], &path);
+        let mut words = self.record(&["--by", "everything", "--what", "paths,values"], &path);
         words.extend(program.words(1));
         execute(&words)?;
         Ok(path)
@@ -161,7 +163,8 @@ impl Laboratory<'_> {
         let path = self.path(program, "shadows");
         let load = configuration.load.to_string();
         // Only the load limits the shadows, as in the paper.
-        let options = ["--by", "shadows", "--what", "paths", "--cost", "50%", "--load", &load];
+        let options =
+            ["--by", "shadows", "--what", "paths,values", "--cost", "50%", "--load", &load];
         let more = ["--sample", &configuration.sample, "--max-stall", "1s"];
         let mut words = self.record(&[&options[..], &more].concat(), &path);
         words.extend(program.words(self.plan.rounds));
@@ -169,8 +172,9 @@ impl Laboratory<'_> {
         let report = self.report(&path)?;
         let part = |name: &str| report[name].as_f64().unwrap_or(0.0);
         let words = ["compare".as_ref(), exact.as_os_str(), path.as_os_str()];
-        let rows = &self.printed(&words)?["rows"];
-        let paths = rows.as_array().into_iter().flatten().find(|row| row["what"] == "paths");
+        let compared = self.printed(&words)?;
+        let paths =
+            compared["rows"].as_array().into_iter().flatten().find(|row| row["what"] == "paths");
         let accuracy = paths.and_then(|row| row["weight_match"].as_f64()).unwrap_or(0.0);
         let rounds = f64::from(self.plan.rounds);
         let count = |kind: &str| report["system_calls"][kind].as_f64().unwrap_or(0.0);
@@ -178,6 +182,7 @@ impl Laboratory<'_> {
             program: program.name,
             shadows: part("bursts"),
             accuracy,
+            values: compared["values"]["difference"].as_f64().unwrap_or(1.0) * 100.0,
             slowdown: cost.ns / native.ns,
             faults: part("page_faults") / cost.ns / (native.faults / native.ns),
             coverage: part("instructions") / (executed * rounds).max(1.0) * 100.0,

@@ -2,7 +2,7 @@
 //! random instructions of real programs. A traced child steps through each of them twice, from the
 //! same random registers: first through the original, then through its copy. Registers, flags,
 //! memory, faults and the next address must be equal. A copy with addresses must also have appended
-//! those that the original's registers say.
+//! those that the original's registers say; a copy with results, those that are in its registers.
 
 #[path = "../../../rewrite/tests/single_step/draw.rs"]
 mod draw;
@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use iced_x86::{
-    Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
-    Register,
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
+    OpKind, Register,
 };
 
 use draw::{Draw, mapped, named};
@@ -122,6 +122,21 @@ impl Parts {
 enum Copies {
     Counted,
     WithAddresses,
+    WithResults,
+}
+
+/// The register that an instruction leaves its result in, but for the stack pointer.
+fn destination(instruction: &Instruction) -> Option<Register> {
+    use Mnemonic::{Div, Idiv, Imul, Mul};
+    let is_pair = instruction.op_count() == 1;
+    if matches!(instruction.mnemonic(), Mul | Imul | Div | Idiv) && is_pair {
+        return Some(Register::RAX);
+    }
+    let written = InstructionInfoFactory::new().info(instruction).op0_access();
+    let reads = matches!(written, OpAccess::None | OpAccess::Read | OpAccess::NoMemAccess);
+    let first = (instruction.op0_kind() == OpKind::Register).then(|| instruction.op0_register());
+    let whole = first.filter(|first| first.is_gpr() && !reads).map(Register::full_register);
+    whole.filter(|&register| register != Register::RSP)
 }
 
 /// Whether an instruction is one whose addresses are appended.
@@ -159,11 +174,13 @@ fn addresses(instruction: &Instruction, registers: &[u64; 16], thread_pointer: u
     found
 }
 
-/// The addresses of all instructions that run, and of the one that faults, in the original.
-fn expected_addresses(
+/// What a copy appends for the instructions that run in the original: the addresses that they use,
+/// and those of one that faults; or their results.
+fn expected_words(
     puppet: &mut Puppet,
     code: &[Instruction],
     mut registers: [u64; 16],
+    copies: Copies,
     mut is_inside: impl FnMut(u64) -> bool,
 ) -> Vec<Vec<u64>> {
     registers[Register::RSP.number()] = puppet.stack_pointer();
@@ -173,11 +190,16 @@ fn expected_addresses(
     for _ in 0..STEPS {
         let Some(one) = code.iter().find(|one| one.ip() == at) else { break };
         // Each repetition is a step. The copy notes the first one.
-        if !(was_at == at && one.is_string_instruction()) {
+        let is_repeated = was_at == at && one.is_string_instruction();
+        if copies == Copies::WithAddresses && !is_repeated {
             expected.push(addresses(one, &registers, puppet.thread_pointer()));
         }
         was_at = at;
         let (outcome, _) = puppet.run_while(|_| false, 1, &[]);
+        let result = destination(one).filter(|_| outcome.fault.is_none());
+        if copies == Copies::WithResults && one.flow_control() == FlowControl::Next {
+            expected.extend(result.map(|result| vec![outcome.registers[result.number()]]));
+        }
         if outcome.fault.is_some() || !is_inside(outcome.rip) {
             break;
         }
@@ -237,7 +259,8 @@ fn compare(
         return None;
     }
 
-    let expected = if has_addresses {
+    let has_words = copies != Copies::Counted;
+    let expected = if has_words {
         puppet.prepare(&registers, flags, start);
         puppet.fill_stack(returns);
         let mut was_last = start == last.ip();
@@ -246,7 +269,7 @@ fn compare(
             was_last = rip == last.ip();
             range.contains(&rip) && !ends
         };
-        let expected = expected_addresses(puppet, block.code(), registers, inside);
+        let expected = expected_words(puppet, block.code(), registers, copies, inside);
         puppet.write_all(&named, &contents);
         expected
     } else {
@@ -255,6 +278,7 @@ fn compare(
     let mut cache = match copies {
         Copies::Counted => Cache::new(parts.table, 1),
         Copies::WithAddresses => Cache::with_addresses(parts.table, 1),
+        Copies::WithResults => Cache::with_results(parts.table, 1),
     };
     let mut memory = &mut *puppet;
     cache.add_cluster(parts.cluster(), parts.table, &mut memory)?;
@@ -289,7 +313,7 @@ fn compare(
     puppet.prepare(&registers, flags, entry);
     puppet.fill_stack(returns);
     let inside = |rip: u64| cache.holds(rip) && !is_trap(rip) && rip != entry && Some(rip) != known;
-    let steps = if has_addresses { STEPS_WITH_ADDRESSES } else { STEPS };
+    let steps = if has_words { STEPS_WITH_ADDRESSES } else { STEPS };
     let (mut after, is_over) = puppet.run_while(inside, steps, &named);
     puppet.write_all(&named, &contents);
     assert!(is_over, "{block:x?}");
@@ -301,7 +325,7 @@ fn compare(
     if let Some(entry) = cache.table_entry(target) {
         puppet.write(entry, &[0; 16]);
     }
-    if has_addresses {
+    if has_words {
         let noted = parts.addresses(puppet);
         let counts = expected.iter().map(Vec::len);
         let mut rest = &noted[..];
@@ -437,6 +461,16 @@ fn addresses_of_the_c_library() {
 #[test]
 fn addresses_of_a_rust_program() {
     test_object(&std::env::current_exe().unwrap(), 0x5eed_0005, Copies::WithAddresses);
+}
+
+#[test]
+fn results_of_the_c_library() {
+    test_object(&mapped("libc.so"), 0x5eed_0006, Copies::WithResults);
+}
+
+#[test]
+fn results_of_a_rust_program() {
+    test_object(&std::env::current_exe().unwrap(), 0x5eed_0007, Copies::WithResults);
 }
 
 #[test]

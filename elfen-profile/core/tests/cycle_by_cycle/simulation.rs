@@ -9,7 +9,7 @@ use elfen_core_model::Caches;
 use elfen_core_model::instruction::{Branch, Class, Instruction};
 use elfen_core_model::machine::Machine;
 use elfen_core_model::pipeline::{AbortReason, NEVER};
-use elfen_core_model::predictor::{History, Predictor};
+use elfen_core_model::predictor::{History, Predictor, ReturnStack};
 use elfen_core_model::trace::Trace;
 
 /// An instruction that was fetched. Times are `None` until they are known.
@@ -42,6 +42,7 @@ pub(crate) struct Simulation<'a> {
     machine: &'a Machine,
     caches: Caches,
     predictor: Predictor,
+    returns: ReturnStack,
     starts: HashMap<u64, u32>,
     pub(crate) flights: Vec<Flight>,
     /// The eight bytes that each instruction writes.
@@ -79,6 +80,7 @@ impl<'a> Simulation<'a> {
             machine,
             caches: Caches::new(machine),
             predictor: Predictor::new(&machine.predictor),
+            returns: ReturnStack::new(machine.predictor.return_stack),
             starts: trace.by_start(),
             flights: Vec::new(),
             stored: Vec::new(),
@@ -532,9 +534,9 @@ impl<'a> Simulation<'a> {
                 }
             }
             Class::Branch(Branch::Jump) => {}
-            Class::Branch(Branch::Call) => self.predictor.call(end),
+            Class::Branch(Branch::Call) => self.returns.call(end),
             Class::Branch(Branch::Return) => {
-                let predicted = self.predictor.take_return();
+                let predicted = self.returns.take();
                 if next.is_some_and(|next| next != predicted) {
                     wrong = Some((Some(predicted), history, AbortReason::Return));
                 }
@@ -548,7 +550,7 @@ impl<'a> Simulation<'a> {
                     }
                 }
                 if code.class == Class::Branch(Branch::ComputedCall) {
-                    self.predictor.call(end);
+                    self.returns.call(end);
                 }
             }
             Class::SystemCall => {

@@ -191,3 +191,28 @@ fn an_envelope_of_poisson_counts_holds_two_thirds() {
     let share = envelope.share().unwrap();
     assert!(envelope.points > 500 && (0.60..0.75).contains(&share), "{share} {envelope:?}");
 }
+
+/// Goal: two threads on one core are slower than alone, and together faster than one.
+#[test]
+fn two_traces_share_a_core() {
+    let machine = Machine::built_in("wide").unwrap();
+    let traces = [random(3, 60, 200_000), random(4, 60, 200_000)];
+    let mut counts = [0; 2];
+    let mut cycles: [Vec<u64>; 2] = Default::default();
+    let totals = pipeline::run_beside([&traces[0], &traces[1]], &machine, |thread, fetched| {
+        counts[thread] += u64::from(fetched.abort.is_none());
+        cycles[thread].push(fetched.times.fetch);
+    });
+    let ipc = |totals: &Totals| totals.retired as f64 / totals.cycles as f64;
+    let mut together = 0.0;
+    for (thread, trace) in traces.iter().enumerate() {
+        assert_eq!(totals[thread].retired, counts[thread]);
+        let alone = pipeline::run(trace, &machine, |_| {});
+        let share = ipc(&totals[thread]) / ipc(&alone);
+        assert!((0.3..1.0).contains(&share), "{share}");
+        together += share;
+        // They fetch in turn.
+        assert!(cycles[thread].iter().all(|cycle| cycle % 2 == thread as u64));
+    }
+    assert!(together > 1.1, "{together}");
+}

@@ -12,6 +12,7 @@ pub mod bursts;
 mod classes;
 pub mod cmd;
 mod compare;
+pub mod control;
 mod core_report;
 mod diff;
 pub mod elfprof;

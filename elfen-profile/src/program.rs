@@ -51,3 +51,10 @@ pub(crate) fn ticks() -> u64 {
 pub(crate) fn own_ns() -> u64 {
     cpu_time_ns(std::process::id()).unwrap_or(0)
 }
+
+/// Ticks of the clock that user times are counted in.
+pub(crate) fn ticks_per_second() -> u64 {
+    // SAFETY: takes a number.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    u64::try_from(ticks).ok().filter(|&ticks| ticks > 0).unwrap_or(100)
+}

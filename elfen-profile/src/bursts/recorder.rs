@@ -15,12 +15,13 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::clock::Clock;
 use super::target::{Refusal, Target};
+use crate::control::{Control, Recording};
 use crate::engine::region::CONTEXTS_MAX;
 use crate::engine::tally::Tally;
 use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
 use crate::profile::{Profile, Source, What};
-use crate::program::{self, ended, own_ns, start, ticks, user_ticks};
+use crate::program::{self, ended, own_ns, start, ticks, ticks_per_second, user_ticks};
 use crate::signals;
 
 /// How often finished bursts are read; more often while most code is new.
@@ -109,6 +110,8 @@ pub struct Recorded {
 #[derive(Debug)]
 struct Thread {
     slot: u32,
+    /// The events that its next burst may have.
+    events: u32,
     clock: Clock,
     /// Its run time when it last had a burst, or was looked at.
     ran_ns: u64,
@@ -188,6 +191,9 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
 
 struct Recorder {
     order: Order,
+    control: Control,
+    /// CPU time of this process at the beginning.
+    own_ns: u64,
     root: u32,
     root_fd: Option<PidFd>,
     processes: HashMap<u32, Process>,
@@ -218,6 +224,8 @@ impl Recorder {
     fn new(order: &Order, root: u32) -> Self {
         Self {
             order: order.clone(),
+            control: Control::of(root),
+            own_ns: own_ns(),
             root,
             root_fd: PidFd::open(root, || true),
             processes: HashMap::from([(root, Process::Waits)]),
@@ -266,6 +274,10 @@ impl Recorder {
                     self.wait();
                 }
             }
+            for settings in self.control.serve(|| self.state()) {
+                self.order.cost = settings.cost.unwrap_or(self.order.cost);
+                self.order.events = settings.edges.unwrap_or(self.order.events);
+            }
             if looked.is_none_or(|looked: Instant| looked.elapsed() >= LOOK) {
                 looked = Some(Instant::now());
                 self.look()?;
@@ -276,6 +288,35 @@ impl Recorder {
             self.read_all();
             self.wait();
         }
+    }
+
+    /// What this recording says of itself.
+    fn state(&self) -> Recording {
+        let ran_ns = self.ran_ns + self.ran_now_ns();
+        let own = own_ns().saturating_sub(self.own_ns);
+        Recording {
+            process: self.root,
+            recorder: std::process::id(),
+            by: Source::Bursts,
+            bursts: self.bursts,
+            cost_percent: self.cost_ns / ran_ns.max(1.0) * 100.0,
+            own_percent: Duration::from_nanos(own).as_secs_f64()
+                / self.began.elapsed().as_secs_f64().max(1e-9)
+                * 100.0,
+            may_cost_percent: self.order.cost * 100.0,
+        }
+    }
+
+    /// User time of the processes that run, while they were watched.
+    fn ran_now_ns(&self) -> f64 {
+        let processes = self.processes.values().filter_map(|process| match process {
+            Process::Prepared(prepared) => Some(prepared.user[1] - prepared.user[0]),
+            _ => None,
+        });
+        let ticks = processes.sum::<u64>();
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let ticks = ticks as f64;
+        ticks / ticks_per_second() as f64 * 1e9
     }
 
     /// Waits until there is something to read, or the program ends.
@@ -402,8 +443,9 @@ impl Recorder {
             };
             target.set_up_slot(slot, thread, self.order.what.stacks);
             let ran_ns = ran_ns(process, thread);
-            let one = Thread { slot, clock, ran_ns, is_blocked: false, stacks_found: 0 };
-            arm(target, &one, self.order.events, mean, &mut self.random);
+            let events = self.order.events;
+            let one = Thread { slot, events, clock, ran_ns, is_blocked: false, stacks_found: 0 };
+            arm(target, &one, mean, &mut self.random);
             let _gone = one.clock.start();
             threads.insert(thread, one);
         }
@@ -430,7 +472,8 @@ impl Recorder {
                 if state != DONE || !target.region.replace_word(at, DONE, IDLE) {
                     continue;
                 }
-                let bursts = read_bursts(target, one.slot, &self.order);
+                let bursts = read_bursts(target, one, self.order.what);
+                let given = std::mem::replace(&mut one.events, self.order.events);
                 if self.order.what.stacks
                     && one.stacks_found < STACKS_MAX
                     && let Some(last) = bursts.iter().rfind(|burst| !burst.is_missed)
@@ -439,7 +482,7 @@ impl Recorder {
                     one.stacks_found += 1;
                     target.name_stack(one.slot, last.stack.pointer());
                 }
-                arm(target, one, self.order.events, interval, &mut self.random);
+                arm(target, one, interval, &mut self.random);
                 for mut burst in bursts {
                     read += 1;
                     let at = if burst.is_missed { burst.began_at } else { burst.left_at };
@@ -463,7 +506,7 @@ impl Recorder {
                         burst.stack = StackCopy::default();
                     }
                     let images = target.objects.images().len();
-                    tally.add_burst(&target.cache, &mut target.objects, &burst, self.order.events);
+                    tally.add_burst(&target.cache, &mut target.objects, &burst, given);
                     target.check_new_images(images);
                 }
             }
@@ -520,10 +563,8 @@ impl Recorder {
         let Prepared { target, threads, mut tally, user } = prepared;
         self.free.extend(threads.values().map(|one| one.slot));
         drop(threads);
-        // SAFETY: takes a number.
-        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let user_ns = (user[1] - user[0]) as f64 / per_second as f64 * 1e9;
+        let user_ns = (user[1] - user[0]) as f64 / ticks_per_second() as f64 * 1e9;
         self.ran_ns += user_ns;
         self.lost += tally.lost;
         if tally.bursts > 0 {
@@ -565,8 +606,8 @@ impl Recorder {
 }
 
 /// Lets a thread begin bursts at a random interval around the mean.
-fn arm(target: &Target, one: &Thread, events: u32, mean_ns: f64, random: &mut impl rand::Rng) {
-    target.set_word(one.slot, layout::EVENTS_GIVEN, events.into());
+fn arm(target: &Target, one: &Thread, mean_ns: f64, random: &mut impl rand::Rng) {
+    target.set_word(one.slot, layout::EVENTS_GIVEN, one.events.into());
     target.set_word(one.slot, layout::KEPT, 0);
     target.set_word(one.slot, layout::STATE, ARMED);
     let times = random.random_range(0.5..1.5);
@@ -577,12 +618,12 @@ fn arm(target: &Target, one: &Thread, events: u32, mean_ns: f64, random: &mut im
 }
 
 /// Reads the bursts of a thread, whose words may hold anything.
-fn read_bursts(target: &Target, slot: u32, order: &Order) -> Vec<Burst> {
-    let given = order.events;
+fn read_bursts(target: &Target, one: &Thread, what: What) -> Vec<Burst> {
+    let (slot, given) = (one.slot, one.events);
     let kept = target.word(slot, layout::KEPT).min(layout::KEPT_MAX.unsigned_abs().into());
     let length = u64::from(layout::KEPT_BYTES.unsigned_abs());
     let stack_bytes = u64::from(layout::STACK_BYTES.unsigned_abs());
-    let stacks_at = order.what.stacks.then(|| target.word_at(slot, layout::STACKS));
+    let stacks_at = what.stacks.then(|| target.word_at(slot, layout::STACKS));
     let stack_at = |number| Some(stacks_at? + number * stack_bytes);
     let last_stack = stack_at(kept);
     let kept = (0..kept).map(|number| {

@@ -8,6 +8,7 @@ mod input;
 mod record;
 mod report;
 mod rules_file;
+mod set;
 mod trace;
 
 use std::io::Write;
@@ -41,6 +42,7 @@ enum Command {
     Export(export::ExportArgs),
     Record(record::RecordArgs),
     Report(report::ReportArgs),
+    Set(set::SetArgs),
     Trace(trace::TraceArgs),
 }
 
@@ -52,6 +54,7 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> Result<ExitCode, Failure>
         Command::Export(args) => export::run(args, out),
         Command::Record(args) => record::run(args),
         Command::Report(args) => report::run(args, out),
+        Command::Set(args) => set::run(args, out),
         Command::Trace(args) => trace::run(args),
     }
 }

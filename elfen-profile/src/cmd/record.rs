@@ -14,6 +14,7 @@ use elfen_console::output;
 
 use super::rules_file;
 use crate::bursts::{self, BurstError};
+use crate::control::EDGES_MAX;
 use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
 use crate::profile::{Profile, What};
@@ -167,10 +168,10 @@ impl RecordArgs {
     }
 }
 
-const EVENTS_MAX: i64 = elfen_stream::layout::EVENTS_MAX as i64 - 1;
+const EVENTS_MAX: i64 = EDGES_MAX as i64;
 
 /// Parses a part, such as `1%` or `0.5%`.
-fn parse_cost(text: &str) -> Result<f64, String> {
+pub(super) fn parse_cost(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim();
     let percent: f64 = number.parse().map_err(|_| "it is not a number, as in 1%".to_owned())?;
     if (0.01..=50.0).contains(&percent) {
@@ -181,7 +182,7 @@ fn parse_cost(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a number of CPUs, such as `0.25`.
-fn parse_load(text: &str) -> Result<f64, String> {
+pub(super) fn parse_load(text: &str) -> Result<f64, String> {
     let load: f64 = text.parse().map_err(|_| "it is not a number, as in 0.25".to_owned())?;
     if (0.01..=2.0).contains(&load) {
         Ok(load)
@@ -191,7 +192,7 @@ fn parse_load(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a count, such as `10M`.
-fn parse_count(text: &str) -> Result<u64, String> {
+pub(super) fn parse_count(text: &str) -> Result<u64, String> {
     let (digits, times) = match text.as_bytes().last() {
         Some(b'K') => (&text[..text.len() - 1], 1_000),
         Some(b'M') => (&text[..text.len() - 1], 1_000_000),

@@ -21,10 +21,11 @@ use super::calls::{Ids, World};
 use super::copier::{Copier, Refusal};
 use super::files::Files;
 use super::shadow::{Ended, Length, Shadow};
+use crate::control::{Control, Recording};
 use crate::engine::tally::Tally;
 use crate::everything::space::{Notes, Space};
 use crate::profile::{Profile, Source, What};
-use crate::program::{self, ended, own_ns, start, ticks};
+use crate::program::{self, ended, own_ns, start, ticks, ticks_per_second};
 use crate::signals;
 
 /// How often it is looked whether the program has ended.
@@ -138,6 +139,9 @@ enum Sampled {
 
 struct Recorder {
     order: Order,
+    control: Control,
+    /// CPU time of this process at the beginning.
+    own_ns: u64,
     root: u32,
     root_fd: Option<PidFd>,
     is_child: bool,
@@ -195,6 +199,8 @@ impl Recorder {
     fn new(order: &Order, root: u32) -> Self {
         Self {
             order: order.clone(),
+            control: Control::of(root),
+            own_ns: own_ns(),
             root,
             root_fd: PidFd::open(root, || true),
             is_child: order.process.is_none(),
@@ -245,6 +251,12 @@ impl Recorder {
                 return Ok(None);
             }
             release_late_threads();
+            for settings in self.control.serve(|| self.state()) {
+                let Order { cost, load, sample, .. } = &mut self.order;
+                *cost = settings.cost.unwrap_or(*cost);
+                *load = settings.load.unwrap_or(*load);
+                *sample = settings.sample.unwrap_or(*sample);
+            }
             let now = Instant::now();
             if now >= next {
                 let mean = match self.sample()? {
@@ -255,6 +267,31 @@ impl Recorder {
                 next = now + mean.mul_f64(self.random.random_range(0.5..1.5));
             }
             self.wait(next.saturating_duration_since(Instant::now()).min(LOOK));
+        }
+    }
+
+    /// What this recording says of itself.
+    fn state(&self) -> Recording {
+        let tick_ns = 1e9 / ticks_per_second() as f64;
+        let running = self.processes.values().filter_map(|process| match process {
+            Process::Prepared(prepared) => Some(prepared),
+            _ => None,
+        });
+        let (mut ran, mut shadows) = (self.ran_ticks, self.profile.bursts);
+        for prepared in running {
+            ran += prepared.user[1].saturating_sub(prepared.user[0]);
+            shadows += prepared.tally.bursts;
+        }
+        let own_ns = own_ns().saturating_sub(self.own_ns) as f64;
+        let own_ns = own_ns + self.shadow_ticks as f64 * tick_ns;
+        Recording {
+            process: self.root,
+            recorder: std::process::id(),
+            by: Source::Shadows,
+            bursts: shadows,
+            cost_percent: self.sums_ns / (ran as f64 * tick_ns).max(1.0) * 100.0,
+            own_percent: own_ns / (self.began.elapsed().as_nanos() as f64).max(1.0) * 100.0,
+            may_cost_percent: self.order.cost * 100.0,
         }
     }
 
@@ -631,10 +668,4 @@ fn ids(process: u32, thread: u32) -> Ids {
         thread: last(thread, "NSpid"),
         parent: last(process, "PPid"),
     }
-}
-
-fn ticks_per_second() -> u64 {
-    // SAFETY: takes a number.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    u64::try_from(ticks).ok().filter(|&ticks| ticks > 0).unwrap_or(100)
 }

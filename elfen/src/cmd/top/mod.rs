@@ -1,4 +1,5 @@
-//! `elfen top`: shows lanes, what runs on them, what batches borrow, and tails compared with SLOs.
+//! `elfen top`: shows lanes, what runs on them, what batches borrow, tails compared with SLOs, and
+//! what recordings of profiles cost.
 //! Keys change policies and budgets.
 
 mod keys;

@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use elfen_console::duration;
 use elfen_kernel::task_map;
 use elfen_machine::process::name_of;
+use elfen_profile::control::{Recording, recordings};
+use elfen_profile::profile::Source;
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::control::{PolicyKind, Settings};
 use elfen_rt::signal::lane::{LaneSlot, LaneState};
@@ -51,6 +53,14 @@ const SERVICES: [Column; 7] = [
     ("", 4, false),
 ];
 
+const PROFILES: [Column; 6] = [
+    ("PROFILED", 9, true),
+    ("PROGRAM", 16, false),
+    ("BY", 10, false),
+    ("SEEN", 10, true),
+    ("COST %", 7, true),
+    ("OF A CPU %", 10, true),
+];
 const TAILS: [Column; 6] = [
     ("TAIL OF SERVICE", 22, false),
     ("ABOVE", 8, true),
@@ -112,6 +122,7 @@ impl Watch {
                 Section::new(&LANES, lanes.collect()),
                 Section::new(&SERVICES, services.collect()),
                 Section::new(&TAILS, tails.collect()),
+                Section::new(&PROFILES, recordings().iter().map(profile_row).collect()),
             ],
         };
         self.remember(now_ns);
@@ -284,6 +295,24 @@ fn slo_row(per_million: u32, limit_ns: u64, tail_ns: Option<u64>) -> Row {
         bar: Some(Bar { parts: vec![('#', used.min(1000))], rest: SLO_COLUMNS, after }),
         pid: None,
     }
+}
+
+/// A recording of `elfen profile record`.
+fn profile_row(recording: &Recording) -> Row {
+    let by = match recording.by {
+        Source::Bursts => "bursts",
+        Source::Shadows => "shadows",
+        Source::Everything => "everything",
+    };
+    let cells = [
+        recording.process.to_string(),
+        name_of(recording.process).unwrap_or_default(),
+        by.to_owned(),
+        recording.bursts.to_string(),
+        format!("{:.2}", recording.cost_percent),
+        format!("{:.2}", recording.own_percent),
+    ];
+    Row::new(&PROFILES, cells)
 }
 
 /// The causes of a service's tail over the last minute, while `elfen tailor watch` runs.

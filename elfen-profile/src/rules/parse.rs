@@ -346,8 +346,8 @@ impl<'a> Parser<'a, '_> {
             Token::Word("CallPair") => Handler::CallPair,
             Token::Word("HotMethod") => Handler::HotMethod,
             Token::Word("DataStream") => {
-                let why = "DataStream needs the addresses of memory accesses, which are not recorded \
-                           with rules";
+                let why = "DataStream needs the addresses of memory accesses, which are not \
+                           recorded with rules";
                 return Err(self.error(found, why));
             }
             _ => return Err(self.unexpected("CallPair or HotMethod", found)),

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
@@ -44,7 +45,9 @@ fn a_profile_is_recorded_and_reported() {
     assert_eq!((&json["by"], &json["programs"]), (&"everything".into(), &1.into()));
     let function = &json["functions"][0];
     assert!(function["instructions"].as_u64().unwrap() > 100, "{function}");
-    for (sort, fix) in [("path", "--what paths"), ("total", "--what stacks")] {
+    for (sort, fix) in
+        [("path", "--what paths"), ("total", "--what stacks"), ("value", "--what values")]
+    {
         let missing = elfen(&["report", file, "--sort", sort]);
         assert_eq!(missing.status.code(), Some(1));
         assert!(error(&missing).contains(fix), "{}", error(&missing));
@@ -97,6 +100,42 @@ fn bursts_are_recorded_and_compared() {
     let swapped = elfen(&["compare", &bursts, &exact]);
     assert_eq!(swapped.status.code(), Some(1));
     assert!(error(&swapped).contains("its counts are estimates"), "{}", error(&swapped));
+}
+
+/// Goal: shadows are recorded without privileges; meanwhile, another command asks what they cost
+/// and changes that. Method: a shell that prints its id and computes for two seconds.
+#[test]
+fn shadows_are_recorded_and_changed_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("shadows.elfprof").to_str().unwrap().to_owned();
+    let script = "echo $$; i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done; exit 4";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    command.args(["profile", "record", "--by", "shadows", "--sample", "100K", "-o", &file, "--"]);
+    let recording = command.args(["sh", "-c", script]).stdout(Stdio::piped());
+    let mut recording = recording.stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(recording.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    let process = first.trim();
+    let set = elfen(&["set", process, "--cost", "2%", "--sample", "200K", "--json"]);
+    let told: serde_json::Value = serde_json::from_slice(&set.stdout).unwrap();
+    assert_eq!((&told["by"], &told["may_cost_percent"]), (&"shadows".into(), &2.0.into()));
+    assert_eq!(told["process"].to_string(), process);
+    let top = Command::new(env!("CARGO_BIN_EXE_elfen")).args(["top", "--once"]).output().unwrap();
+    let top = String::from_utf8(top.stdout).unwrap();
+    let row = top.lines().find(|line| line.trim_start().starts_with(process));
+    assert!(row.is_none_or(|row| row.contains(" shadows ")), "{top}");
+    let wrong = elfen(&["set", process, "--cost", "90%"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let ended = recording.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(4), "{}", error(&ended));
+    assert!(error(&ended).contains(" shadows with "), "{}", error(&ended));
+    let gone = elfen(&["set", process]);
+    assert_eq!(gone.status.code(), Some(1));
+    let text = String::from_utf8(elfen(&["report", &file]).stdout).unwrap();
+    assert!(text.contains(" shadows\n"), "{text}");
+    let unfit = elfen(&["record", "--by", "bursts", "--what", "values", "--", "true"]);
+    assert_eq!(unfit.status.code(), Some(2));
+    assert!(error(&unfit).contains("--by shadows"), "{}", error(&unfit));
 }
 
 /// Functions that call each other in known ways, also by qsort(3), with a frame of variable size,

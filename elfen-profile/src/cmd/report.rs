@@ -63,6 +63,7 @@ pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     let missing = match args.sort {
         SortKey::Total if profile.stacks.is_empty() => Some("stacks"),
         SortKey::Path if profile.paths.is_empty() => Some("paths"),
+        SortKey::Value if profile.values.is_empty() => Some("values"),
         SortKey::Rule if profile.rules.is_empty() => Some("rules"),
         _ => None,
     };

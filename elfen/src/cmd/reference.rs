@@ -15,7 +15,7 @@ const COMMANDS: &str = "\
 [commands-hedge.md](commands-hedge.md).";
 
 /// The exit statuses of each command, besides 2 for invalid arguments.
-const BY_COMMAND: [(&str, &str); 26] = [
+const BY_COMMAND: [(&str, &str); 27] = [
     ("elfen demo", "as `elfen lab`"),
     ("elfen doctor", "0 if borrow-idle can run here, 3 if not; 1 if the program does not exist"),
     ("elfen lab", "that of `elfen-lab`; 127 if it is not installed, 126 if it cannot be started"),
@@ -48,6 +48,7 @@ const BY_COMMAND: [(&str, &str); 26] = [
         "0; 1 for an unusable profile, for `--sort line` without lines, or if `--annotate` finds \
          no function",
     ),
+    ("elfen profile set", "0; 1 if no recording of this user watches the process"),
     (
         "elfen profile trace",
         "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \
@@ -150,7 +151,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 32] = [
+const JSON: [(&str, &str); 34] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -158,7 +159,7 @@ const JSON: [(&str, &str); 32] = [
          cpus_offline cpus_usable cpuset isolated nohz_full",
     ),
     ("elfen lanes --slurm", "NodeName CPUs Features"),
-    ("elfen profile compare", "exact estimated rows"),
+    ("elfen profile compare", "exact estimated rows [values]"),
     (
         "elfen profile core",
         "program machine instructions skipped untraced_accesses totals ipc windows every window \
@@ -171,12 +172,13 @@ const JSON: [(&str, &str); 32] = [
     (
         "elfen profile report",
         "program by bursts ran_ns cost_ns instructions programs left functions calls \
-         [lines] [rules]",
+         [lines] [rules] [paths] [values] [system_calls] [page_faults]",
     ),
     (
         "elfen profile report --annotate",
         "program by bursts function file instructions share_percent rows",
     ),
+    ("elfen profile set", "process recorder by bursts cost_percent own_percent may_cost_percent"),
     ("elfen status", "batches elfend left hangs paused"),
     ("elfen shim", SHIM),
     ("elfen shim show", SHIM),
@@ -215,6 +217,7 @@ const JSON: [(&str, &str); 32] = [
          simulated_seconds simulated_requests_per_second parameters",
     ),
     ("elfen lab simulate --scenario", "seed scenarios parameters"),
+    ("elfen lab shadow", "configurations calls missing"),
     ("elfen lab thesis", "seed rows"),
 ];
 

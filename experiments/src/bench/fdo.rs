@@ -23,7 +23,7 @@ The compiler must be clang: by profiles of bursts it needs lines, which {flags} 
 program's output must not depend on time.
 
 Examples:
-  elfen lab bench fdo --compile 'clang -O2 {flags} *.c -lm -o {output}' -- bench.lua
+  elfen lab bench fdo --compile 'clang -O2 {flags} *.c -o {output}' -- b.lua
   elfen lab bench fdo --profdata llvm-profdata-14 \\
     --compile 'clang-14 -O2 {flags} main.c -o {output}'";
 

@@ -19,7 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo elfen lab bench batch -- xz -6 -k -c a.tar  any program, next to requests
   elfen lab bench check               what each kind of check adds to a call
-  elfen lab bench fdo --compile '...' -- b.lua  a program, compiled by its profile
+  elfen lab bench fdo --compile '...'  a program, compiled by its profile
   elfen lab bench hedge               how a hedging proxy hides pauses
   elfen lab bench nap                 how long a lane takes to sleep and to wake
   sudo elfen lab bench overlap        how long a batch runs next to requests

@@ -149,7 +149,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 31] = [
+const JSON: [(&str, &str); 33] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -204,7 +204,9 @@ const JSON: [(&str, &str); 31] = [
         "elfen lab plan",
         "slo held seed service_machines batch_load_cores highest_load policies parameters",
     ),
+    ("elfen lab profileme", "figures machine seed programs loops counters missing"),
     ("elfen lab report", "title command notes tables figures appendix"),
+    ("elfen lab shadow", "configurations calls missing"),
     (
         "elfen lab simulate",
         "policy budget_ms machines cores seed requests p50_ms p95_ms p99_ms p999_ms mean_ms \

@@ -1,4 +1,5 @@
 //! The experiments of three papers on profiles, repeated with `elfen profile`.
 
+pub(crate) mod profileme;
 pub(crate) mod programs;
 pub(crate) mod shadow;

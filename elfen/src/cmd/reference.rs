@@ -151,7 +151,7 @@ const SHIM: &str = "program process children on from [observers] began_monotonic
 
 /// The commands with `--json`, and the keys of their objects besides `schema`. A key in brackets is
 /// left out if there is nothing to print.
-const JSON: [(&str, &str); 34] = [
+const JSON: [(&str, &str); 35] = [
     ("elfen doctor", "ok missing next only checks [program]"),
     (
         "elfen lanes",
@@ -208,7 +208,9 @@ const JSON: [(&str, &str); 34] = [
         "elfen lab plan",
         "slo held seed service_machines batch_load_cores highest_load policies parameters",
     ),
+    ("elfen lab profileme", "figures machine seed programs loops counters missing"),
     ("elfen lab report", "title command notes tables figures appendix"),
+    ("elfen lab shadow", "configurations calls missing"),
     (
         "elfen lab simulate",
         "policy budget_ms machines cores seed requests p50_ms p95_ms p99_ms p999_ms mean_ms \
@@ -217,7 +219,6 @@ const JSON: [(&str, &str); 34] = [
          simulated_seconds simulated_requests_per_second parameters",
     ),
     ("elfen lab simulate --scenario", "seed scenarios parameters"),
-    ("elfen lab shadow", "configurations calls missing"),
     ("elfen lab thesis", "seed rows"),
 ];
 

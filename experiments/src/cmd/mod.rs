@@ -18,6 +18,7 @@ mod model_args;
 mod model_file;
 mod own_args;
 mod plan;
+mod profileme;
 mod report;
 mod shadow;
 mod simulate;
@@ -54,6 +55,7 @@ enum Command {
     Inject(inject::InjectArgs),
     Ladder(ladder::LadderArgs),
     Plan(Box<plan::PlanArgs>),
+    Profileme(profileme::ProfileMeArgs),
     Report(report::LabReportArgs),
     #[command(hide = true)]
     Serve(check::ServeArgs),
@@ -76,6 +78,7 @@ impl Cli {
             Command::Inject(args) => inject::run(&args, out),
             Command::Ladder(args) => ladder::run(&args, out),
             Command::Plan(args) => plan::run(&args, out),
+            Command::Profileme(args) => profileme::run(&args, out),
             Command::Report(args) => report::run(&args, out),
             Command::Serve(args) => check::serve(&args),
             Command::Shadow(args) => shadow::run(&args, out),

@@ -1,5 +1,6 @@
 //! The experiments of three papers on profiles, repeated with `elfen profile`.
 
 pub(crate) mod hps;
+pub(crate) mod profileme;
 pub(crate) mod programs;
 pub(crate) mod shadow;

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process::Command;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -62,6 +63,24 @@ impl Program {
             }
         }
         words
+    }
+
+    /// The command line for doing the work once, all of it in the first process. A trace holds
+    /// nothing of others.
+    pub(crate) fn process_words(&self) -> io::Result<Vec<OsString>> {
+        let mut words = self.words.clone();
+        if self.again == Again::Number {
+            words.push("1".into());
+        }
+        if self.name == "gcc" {
+            // The compiler proper is a process of its own.
+            let printed = Command::new("gcc").arg("-print-prog-name=cc1").output()?.stdout;
+            let compiler = String::from_utf8_lossy(&printed).trim().to_owned();
+            let input = words.pop();
+            words = [&compiler, "-quiet", "-O2", "-o", "/dev/null"].map(OsString::from).into();
+            words.extend(input);
+        }
+        Ok(words)
     }
 }
 
@@ -214,7 +233,7 @@ mod tests {
         assert!(missing.is_empty());
         let [sort] = &found[..] else { panic!("{found:?}") };
         let words = sort.words(2);
-        let output = std::process::Command::new(&words[0]).args(&words[1..]).output();
+        let output = Command::new(&words[0]).args(&words[1..]).output();
         let printed = output.unwrap().stdout;
         assert_eq!(printed.iter().filter(|&&byte| byte == b'\n').count(), 2 * 40_000);
     }

@@ -15,7 +15,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use super::memory::{Memory, mappings};
-use crate::process::stat;
+use crate::process::{stat, status_field};
 
 /// Why a process was left untouched.
 #[derive(Debug, thiserror::Error)]
@@ -310,9 +310,11 @@ fn parent_if_dead(thread: libc::pid_t) -> Option<libc::pid_t> {
 }
 
 /// Reaps a dead thread, because its parent is notified only after its tracer has reaped it. A child
-/// of this process stays for the thread of ours that waits for it.
+/// of this process stays for the thread of ours that waits for it; but it cannot be waited for
+/// before its other threads were reaped.
 fn reap(thread: libc::pid_t, parent: libc::pid_t) {
-    if u32::try_from(parent) != Ok(std::process::id()) {
+    let is_first = status_field(thread, "Tgid").is_some_and(|first| first == thread.to_string());
+    if u32::try_from(parent) != Ok(std::process::id()) || !is_first {
         // SAFETY: a null status pointer is allowed.
         unsafe { libc::waitpid(thread, ptr::null_mut(), libc::WNOHANG | libc::__WALL) };
     }

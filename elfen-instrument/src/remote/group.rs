@@ -189,8 +189,10 @@ impl Group {
     /// The next event of any thread; `None` if there is none now.
     pub fn next_event(&mut self) -> Option<Event> {
         let mut status = 0;
+        // Not those of other threads of this process, which may trace programs too.
+        let options = libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
         // SAFETY: `status` is a local variable.
-        let thread = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::__WALL) };
+        let thread = unsafe { libc::waitpid(-1, &mut status, options) };
         (thread > 0).then(|| self.record_status(thread, status))
     }
 

@@ -11,7 +11,7 @@ use crate::profile::{Profile, ValueCount};
 
 /// Values of one instruction.
 const ENTRIES: usize = 50;
-/// After so many values that were not noted, half of the entries are given up.
+/// After this many values that were not noted, half of the entries are given up.
 const FLUSH_AFTER: u32 = 1000;
 /// Values of an instruction in a profile.
 const KEPT: usize = 10;

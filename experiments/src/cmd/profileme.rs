@@ -176,7 +176,7 @@ fn new(
 
 /// Whether the share of points is 60 to 75 %. Absent if that could be chance.
 fn near_two_thirds(found: Envelope) -> Option<bool> {
-    /// The share of so many points has a standard deviation of 4.7 %.
+    /// The share of that number of points has a standard deviation of 4.7 %.
     const POINTS_MIN: u64 = 100;
     let share = found.share().filter(|_| found.points >= POINTS_MIN)?;
     Some((0.60..=0.75).contains(&share))

@@ -288,7 +288,7 @@ fn compare(
         memory.write(parts.returns(), &returns.repeat(entries));
     }
     let entry = cache.translate(start, &mut code, &mut memory);
-    // Addresses are no reason to leave a block out.
+    // A block is not left out because of its addresses.
     let mut is_elsewhere = || {
         let mut other = Cache::new(parts.table, 1);
         other.add_cluster(parts.cluster(), parts.table, &mut memory);

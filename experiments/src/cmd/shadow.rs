@@ -110,6 +110,8 @@ fn text(experiment: &Experiment) -> String {
         "shadows",
         "accuracy",
         "paper",
+        "values %",
+        "paper",
         "slowdown",
         "paper",
         "faults",

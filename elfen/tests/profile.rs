@@ -124,8 +124,10 @@ fn shadows_are_recorded_and_changed_meanwhile() {
     let top = String::from_utf8(top.stdout).unwrap();
     let row = top.lines().find(|line| line.trim_start().starts_with(process));
     assert!(row.is_none_or(|row| row.contains(" shadows ")), "{top}");
-    let wrong = elfen(&["set", process, "--cost", "90%"]);
-    assert_eq!(wrong.status.code(), Some(2));
+    for wrong in [["--cost", "90%"], ["--edges", "500"]] {
+        let wrong = elfen(&["set", process, wrong[0], wrong[1]]);
+        assert_eq!(wrong.status.code(), Some(2), "{}", error(&wrong));
+    }
     let ended = recording.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(4), "{}", error(&ended));
     assert!(error(&ended).contains(" shadows with "), "{}", error(&ended));

@@ -50,16 +50,27 @@ pub(super) struct SetArgs {
 pub(super) fn run(args: &SetArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let &SetArgs { pid, cost, edges, load, sample, json } = args;
     let settings = Settings { cost, edges, load, sample };
-    let recording = ask(pid, &settings).map_err(|error| {
+    let failed = |error| {
         let fix = match error {
             ControlError::Nothing => "name the process that `elfen profile record` has started",
             ControlError::Forbidden => "run this as that user, or as root",
             ControlError::Silent(_) => "try again",
         };
         Failure::new(Status::Failed, format!("process {pid}"), error, fix)
-    })?;
+    };
+    let is_by_shadows = ask(pid, &Settings::default()).map_err(failed)?.by == Source::Shadows;
+    let (unknown, known) = match is_by_shadows {
+        true => (edges.is_some(), "--cost, --load and --sample"),
+        false => (load.is_some() || sample.is_some(), "--cost and --edges"),
+    };
+    if unknown {
+        let by = if is_by_shadows { "shadows" } else { "bursts" };
+        let (why, fix) = (format!("it is recorded by {by}"), format!("use {known}"));
+        return Err(Failure::new(Status::Usage, format!("process {pid}"), why, &fix));
+    }
+    let recording = ask(pid, &settings).map_err(failed)?;
     output::print(out, json, &recording, || {
-        let by = if recording.by == Source::Shadows { "shadows" } else { "bursts" };
+        let by = if is_by_shadows { "shadows" } else { "bursts" };
         format!(
             "process {pid}: {} {by}, cost {:.2} % of at most {:.2} %, and {:.2} % of a CPU\n",
             recording.bursts,

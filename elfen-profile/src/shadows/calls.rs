@@ -8,7 +8,7 @@ use elfen_instrument::remote::Memory;
 use super::files::{Files, Whence};
 use super::filter::EXECUTED;
 
-/// Kinds of system calls, as the paper on Shadow Profiling counts them.
+/// Kinds of system calls, as the paper on Shadow Profiling counts them, in the order of [`KINDS`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CallKind {
     /// Executed, or answered with what the program would get.
@@ -57,7 +57,7 @@ pub(super) struct World {
     pub(super) id: u32,
     pub(super) ids: Ids,
     pub(super) files: Files,
-    /// Memory that others see, which is read-only in the shadow.
+    /// Memory that others see. It is read-only in the shadow, and stays so.
     pub(super) shared: Vec<Range<u64>>,
     /// Code that the cache has copied.
     pub(super) code: Vec<Range<u64>>,

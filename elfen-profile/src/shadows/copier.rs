@@ -138,7 +138,8 @@ impl Copier {
             return Err(Refusal::Unfit(WHY));
         }
         let mut group = Group::seize(self.process)?;
-        let options = u64::from(libc::__WALL.unsigned_abs());
+        // It has ended already: the program must not wait for anything else.
+        let options = u64::from((libc::__WALL | libc::WNOHANG).unsigned_abs());
         let waited =
             group.stop_all(Group::keep_threads).map_err(Refusal::from).and_then(|thread| {
                 let arguments = [own_id, 0, options, 0, 0, 0];
@@ -149,9 +150,20 @@ impl Copier {
     }
 }
 
-/// Kills a traced process with one thread, and waits for it as its tracer.
+/// Whether the calling thread traces a process.
+pub(super) fn is_traced_here(process: u32) -> bool {
+    // SAFETY: takes nothing.
+    let own = unsafe { libc::gettid() }.to_string();
+    status_field(process, "TracerPid").is_some_and(|tracer| tracer == own)
+}
+
+/// Kills a process with one thread that is still traced, and waits for it as its tracer.
 fn kill(thread: Tracee) {
-    // SAFETY: takes numbers. The process was not waited for, so the id is its own.
+    // If it was killed, and waited for, its id may be that of another process.
+    if !is_traced_here(thread.0.unsigned_abs()) {
+        return;
+    }
+    // SAFETY: takes numbers. Only its tracer can wait for the process, so the id is its own.
     unsafe { libc::kill(thread.0, libc::SIGKILL) };
     loop {
         match thread.wait() {

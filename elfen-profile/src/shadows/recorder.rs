@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 use elfen_instrument::process::{
     ProgramId, Stat, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
 };
-use elfen_instrument::remote::{Paused, TouchError, Tracee, mappings, release_late_threads};
+use elfen_instrument::remote::{
+    Mapping, Paused, TouchError, Tracee, mappings, release_late_threads,
+};
 use elfen_machine::pidfd::PidFd;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::calls::{Ids, World};
-use super::copier::{Copier, Refusal};
+use super::copier::{Copier, Refusal, is_traced_here};
 use super::files::Files;
 use super::shadow::{Ended, Length, Shadow};
 use crate::control::{Control, Recording};
@@ -315,12 +317,11 @@ impl Recorder {
 
     /// The threads that run now, of all processes of the program.
     fn running_threads(&mut self) -> Vec<(u32, u32)> {
-        let own = std::process::id().to_string();
         let mut found = Vec::new();
         let family = program::family(self.root);
         for &process in &family {
             // Copiers are traced by us.
-            if status_field(process, "TracerPid").is_some_and(|tracer| tracer == own) {
+            if is_traced_here(process) {
                 continue;
             }
             self.processes.entry(process).or_insert(Process::Waits);
@@ -491,6 +492,11 @@ impl Recorder {
                 self.add_space(prepared);
                 return Ok(Sampled::Shadow);
             }
+            // It was killed between two stops, as for lack of memory.
+            Err(Refusal::Io(error)) if error.raw_os_error() == Some(libc::ESRCH) => {
+                *self.ends.entry("it was killed".to_owned()).or_default() += 1;
+                return Ok(Sampled::Shadow);
+            }
             outcome => outcome?,
         };
         prepared.rooms.extend(ended.needs_room);
@@ -543,12 +549,8 @@ impl Recorder {
         for room in rooms.drain(..) {
             space.add_cluster_near(copy, room)?;
         }
-        let all = mappings(id)?;
-        let ours = |at: u64| space.region.parts().iter().any(|(range, _)| range.contains(&at));
-        let is_shared = |one: &elfen_instrument::remote::Mapping| {
-            one.writable && !one.private && !ours(one.range.start)
-        };
-        let shared: Vec<_> = all.iter().filter(|one| is_shared(one)).cloned().collect();
+        // What is read-only now must not become writable either.
+        let shared: Vec<Mapping> = mappings(id)?.into_iter().filter(|one| !one.private).collect();
         let code = space.objects.images().iter().map(|image| image.range.clone()).collect();
         let world = World {
             id,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use elfen_instrument::remote::{Change, Mapping, Resume, Tracee};
 use elfen_stream::{Stop, Trap, layout};
 
-use super::calls::{Answer, Call, CallKind, World, answer};
+use super::calls::{Answer, Call, World, answer};
 use super::filter;
 use crate::engine::tally::{OnWay, Tally};
 use crate::engine::unwind::StackCopy;
@@ -64,7 +64,9 @@ impl Shadow<'_> {
         borrow_thread(self.thread, |borrowed| {
             let syscall = self.space.syscall();
             let read = u64::from(libc::PROT_READ.unsigned_abs());
-            for one in shared {
+            let parts = self.space.region.parts();
+            let is_ours = |one: &&Mapping| parts.iter().any(|(range, _)| *range == one.range);
+            for one in shared.iter().filter(|one| one.writable && !is_ours(one)) {
                 let length = one.range.end - one.range.start;
                 let arguments = [one.range.start, length, read, 0, 0, 0];
                 borrowed.call(syscall, libc::SYS_mprotect, arguments)?;
@@ -244,13 +246,7 @@ impl Shadow<'_> {
             ],
         };
         let (kind, answer) = answer(call, &mut self.world, self.space.objects.memory());
-        calls[match kind {
-            CallKind::Benign => 0,
-            CallKind::Output => 1,
-            CallKind::Input => 2,
-            CallKind::Other => 3,
-            CallKind::Ends => 4,
-        }] += 1;
+        calls[kind as usize] += 1;
         match answer {
             Answer::End(why) => return Ok(Some(why)),
             Answer::Result(value) => {

@@ -32,7 +32,7 @@ static uint64_t until;
 static int is_over(void) { return now_us() >= until; }
 static void for_ms(unsigned ms) { until = now_us() + ms * 1000ull; }
 
-static uint64_t __attribute__((noinline)) mix(uint64_t value, unsigned times)
+static uint64_t __attribute__((noipa)) mix(uint64_t value, unsigned times)
 {
 	for (unsigned i = 0; i < times; i++)
 		value = (value ^ value >> 29) * 0xbf58476d1ce4e5b9ull + i;
@@ -107,6 +107,22 @@ static int shared_memory(void)
 			wrong += ++*shared != ++own;
 			mix(4, 20);
 		}
+	}
+	munmap((void *)shared, 4096);
+	return wrong;
+}
+
+// The same, but mostly the memory is read-only: a shadow finds it so, and makes it writable too.
+static int guarded_memory(void)
+{
+	volatile uint64_t *shared = mmap(NULL, 4096, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	uint64_t own = 0;
+	int wrong = 0;
+	while (!is_over()) {
+		mix(7, 5000);
+		mprotect((void *)shared, 4096, PROT_READ | PROT_WRITE);
+		wrong += ++*shared != ++own;
+		mprotect((void *)shared, 4096, PROT_READ);
 	}
 	munmap((void *)shared, 4096);
 	return wrong;
@@ -226,6 +242,8 @@ int main(int count, char **words)
 	printf("own children: %d\n", own_children());
 	for_ms(ms);
 	printf("shared memory: %d\n", shared_memory());
+	for_ms(ms);
+	printf("guarded memory: %d\n", guarded_memory());
 	for_ms(ms);
 	printf("files: %d\n", files(folder));
 	for_ms(ms);

@@ -48,7 +48,10 @@ const BY_COMMAND: [(&str, &str); 27] = [
         "0; 1 for an unusable profile, for `--sort line` without lines, or if `--annotate` finds \
          no function",
     ),
-    ("elfen profile set", "0; 1 if no recording of this user watches the process"),
+    (
+        "elfen profile set",
+        "0; 1 if no recording of this user watches the process; 2 for a setting that it lacks",
+    ),
     (
         "elfen profile trace",
         "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \

@@ -2,7 +2,7 @@
 //! random instructions of real programs. A traced child steps through each of them twice, from the
 //! same random registers: first through the original, then through its copy. Registers, flags,
 //! memory, faults and the next address must be equal. A copy with addresses must also have appended
-//! those that the original's registers say; a copy with results, those that are in its registers.
+//! what the original's registers say; a copy with results, what is in its registers.
 
 #[path = "../../../rewrite/tests/single_step/draw.rs"]
 mod draw;

@@ -93,7 +93,7 @@ pub(crate) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<ExitCode, Fai
         Benchmark::Tailor(args) => ("tailor", tailor::run(args, progress)),
     };
     drop(meter);
-    let report = report.map_err(|error| failure(name, error))?;
+    let report = report.map_err(|error| failure(&format!("elfen lab bench {name}"), error))?;
     let print =
         |out: &mut dyn Write| output::print(out, args.json, &report.json(name), || report.text());
     match &args.output {
@@ -109,11 +109,11 @@ pub(crate) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<ExitCode, Fai
     })
 }
 
-fn failure(benchmark: &str, error: BenchError) -> Failure {
-    let what = format!("elfen lab bench {benchmark}");
+/// Why a command measured nothing.
+pub(super) fn failure(what: &str, error: BenchError) -> Failure {
     match error {
         BenchError::Known(failure) => failure,
-        BenchError::Live(error) => live_args::failure(&what, &error),
+        BenchError::Live(error) => live_args::failure(what, &error),
         BenchError::Other { status, why, fix } => Failure::new(status, what, why, fix),
     }
 }

@@ -10,6 +10,7 @@ mod experiment;
 mod experiment_args;
 mod hps;
 mod inject;
+mod laboratory;
 mod ladder;
 mod live_args;
 mod live_rows;

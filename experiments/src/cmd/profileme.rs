@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status};
 use elfen_console::output::print;
-use elfen_console::programs::find_program;
 use elfen_console::table;
 use elfen_core_model::branch_paths::PathAccuracy;
 use elfen_core_model::elftrace::EXECUTED_MAX;
@@ -16,9 +15,9 @@ use elfen_core_model::machine::Machine;
 use elfen_core_model::window::WindowedIpc;
 use serde::Serialize;
 
+use super::bench::failure;
+use super::laboratory::Laboratory;
 use super::meter::Meter;
-use crate::bench::BenchError;
-use crate::live::scratch::Scratch;
 use crate::profile::profileme::{
     self, CounterOutcome, Experiment, HISTORY_OF_PROGRAMS, IN_ORDER, INTERRUPT_DELAYS, Plan,
     ProgramOutcome, SkidSummary,
@@ -111,36 +110,22 @@ struct Printed<'a> {
 }
 
 pub(super) fn run(args: &ProfileMeArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let what = "elfen lab profileme";
-    let failed = |why: &dyn std::fmt::Display, fix: &str| {
-        Failure::new(Status::Failed, what, why.to_string(), fix.to_owned())
-    };
-    let machine = Machine::built_in(&args.machine)
-        .ok_or_else(|| failed(&"no such core", "name one that --help lists"))?;
-    let elfen =
-        find_program("elfen").map_err(|error| failed(&error, "install the package elfen"))?;
-    let scratch = Scratch::new(1).map_err(|error| failed(&error, "set TMPDIR"))?;
-    let folder = scratch.path("");
-    let (found, missing) = programs::prepare(&folder, &args.program)
-        .map_err(|error| failed(&error, "free space in TMPDIR"))?;
-    if found.is_empty() {
-        let why = "none of the programs is installed";
-        let fix = format!("install one of them: {}", missing.join(", "));
-        return Err(Failure::new(Status::Unsupported, what, why, fix));
-    }
+    let command = "elfen lab profileme";
+    let machine = Machine::built_in(&args.machine).ok_or_else(|| {
+        let fix = "name one that --help lists";
+        Failure::new(Status::Usage, command, "no such core", fix)
+    })?;
+    let Laboratory { elfen, folder, programs, missing, .. } =
+        &Laboratory::of(command, &args.program)?;
     let mut every = args.every.clone();
     every.sort_unstable();
     every.dedup();
     let plan = Plan { instructions: args.instructions, every, machine, seed: args.seed };
     let meter = Meter::new();
-    let done = profileme::run((&elfen, &folder), &found, &plan, &mut |what| meter.show(what));
+    let done = profileme::run((elfen, folder), programs, &plan, &mut |what| meter.show(what));
     drop(meter);
-    let experiment = done.map_err(|error| match error {
-        BenchError::Known(failure) => failure,
-        BenchError::Live(error) => failed(&error, "try again"),
-        BenchError::Other { status, why, fix } => Failure::new(status, what, why, fix),
-    })?;
-    let experiment = Experiment { missing, ..experiment };
+    let experiment = done.map_err(|error| failure(command, error))?;
+    let experiment = Experiment { missing: missing.clone(), ..experiment };
     let printed = Printed { figures: figures(&experiment, &plan), experiment: &experiment };
     print(out, args.json, &printed, || text(&printed, &plan))?;
     Ok(ExitCode::SUCCESS)

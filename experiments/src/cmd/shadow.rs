@@ -5,14 +5,13 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use elfen_console::failure::{Failure, Status};
+use elfen_console::failure::Failure;
 use elfen_console::output::print;
-use elfen_console::programs::find_program;
 use elfen_console::table;
 
+use super::bench::failure;
+use super::laboratory::Laboratory;
 use super::meter::Meter;
-use crate::bench::BenchError;
-use crate::live::scratch::Scratch;
 use crate::profile::programs;
 use crate::profile::shadow::{self, Configuration, Experiment, KINDS, Outcome, Plan, mean};
 
@@ -65,31 +64,15 @@ fn load(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn run(args: &ShadowArgs, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let what = "elfen lab shadow";
-    let failed = |why: &dyn std::fmt::Display, fix: &str| {
-        Failure::new(Status::Failed, what, why.to_string(), fix.to_owned())
-    };
-    let elfen =
-        find_program("elfen").map_err(|error| failed(&error, "install the package elfen"))?;
-    let scratch = Scratch::new(1).map_err(|error| failed(&error, "set TMPDIR"))?;
-    let folder = scratch.path("");
-    let (found, missing) = programs::prepare(&folder, &args.program)
-        .map_err(|error| failed(&error, "free space in TMPDIR"))?;
-    if found.is_empty() {
-        let why = "none of the programs is installed";
-        let fix = format!("install one of them: {}", missing.join(", "));
-        return Err(Failure::new(Status::Unsupported, what, why, fix));
-    }
+    let command = "elfen lab shadow";
+    let Laboratory { elfen, folder, programs, missing, .. } =
+        &Laboratory::of(command, &args.program)?;
     let plan = Plan { samples: args.sample.clone(), loads: args.load.clone(), rounds: args.rounds };
     let meter = Meter::new();
-    let done = shadow::run((&elfen, &folder), &found, &plan, &mut |what| meter.show(what));
+    let done = shadow::run((elfen, folder), programs, &plan, &mut |what| meter.show(what));
     drop(meter);
-    let experiment = done.map_err(|error| match error {
-        BenchError::Known(failure) => failure,
-        BenchError::Live(error) => failed(&error, "try again"),
-        BenchError::Other { status, why, fix } => Failure::new(status, what, why, fix),
-    })?;
-    let experiment = Experiment { missing, ..experiment };
+    let experiment = done.map_err(|error| failure(command, error))?;
+    let experiment = Experiment { missing: missing.clone(), ..experiment };
     print(out, args.json, &experiment, || text(&experiment))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -222,7 +222,7 @@ mod tests {
         for wrong in [
             Settings { cost: Some(0.9), ..Settings::default() },
             Settings { edges: Some(EDGES_MAX + 1), ..Settings::default() },
-            Settings { load: Some(f64::NAN), ..Settings::default() },
+            Settings { load: Some(3.0), ..Settings::default() },
             Settings { sample: Some(1), ..Settings::default() },
         ] {
             let (told, got) = asked(wrong);

@@ -2,27 +2,14 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command};
 
 use elfen_instrument::process::stat;
-use elfen_instrument::remote::take_end;
 use elfen_machine::process::{children, cpu_time_ns};
 
 pub(crate) fn start(words: &[OsString]) -> io::Result<Child> {
     let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     Command::new(program).args(arguments).spawn()
-}
-
-/// How a child has ended; `None` if it has not.
-pub(crate) fn ended(child: &mut Child) -> io::Result<Option<ExitStatus>> {
-    match child.try_wait() {
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
-            // It ended while its threads were stopped.
-            take_end(child.id()).map(ExitStatus::from_raw).map(Some).ok_or(error)
-        }
-        other => other,
-    }
 }
 
 /// A process and its descendants.

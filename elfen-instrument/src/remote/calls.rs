@@ -382,6 +382,7 @@ pub fn find_syscall(process: u32, memory: &Memory) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::remote::ended;
     use std::process::{Child, Command};
 
     fn start_loop() -> Child {
@@ -420,7 +421,7 @@ mod tests {
         let arena = mapped.iter().find(|mapping| mapping.range.contains(&address)).unwrap();
         assert!(arena.executable && !arena.writable && arena.file.is_none());
         assert_eq!(memory.read_vec(address, 5).unwrap(), b"elfen");
-        assert_eq!(child.try_wait().unwrap(), None, "it goes on");
+        assert_eq!(ended(&mut child).unwrap(), None, "it goes on");
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -478,7 +479,7 @@ mod tests {
         assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
         let status = loop {
             release_late_threads();
-            match parent.try_wait().unwrap() {
+            match ended(&mut parent).unwrap() {
                 Some(status) => break status,
                 None => std::thread::sleep(POLL_INTERVAL),
             }
@@ -506,7 +507,7 @@ mod tests {
         let memory = Memory::open(sleeper.id()).unwrap();
         let taken = Seized::attach(sleeper.id(), sleeper.id(), &memory);
         assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
-        assert_eq!(sleeper.try_wait().unwrap(), None);
+        assert_eq!(ended(&mut sleeper).unwrap(), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
     }

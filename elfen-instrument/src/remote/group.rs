@@ -14,6 +14,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use super::calls::{
@@ -379,9 +382,32 @@ fn note_end(thread: libc::pid_t, status: i32) {
 
 /// The status of a process, as waitpid(2) returns it, if it ended while the calling thread had
 /// seized it. Its parent cannot wait for it any more if that is the tracer.
-pub fn take_end(process: u32) -> Option<i32> {
+fn take_end(process: u32) -> Option<i32> {
     let (thread, status) = END.get()?;
     (thread == libc::pid_t::try_from(process).ok()?).then_some(status)
+}
+
+/// How a child has ended; `None` if it has not. [`Child::try_wait`] would take a stop of a child
+/// that the calling thread traces for its end.
+pub fn ended(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the kernel writes a siginfo_t.
+    let waited = unsafe { libc::waitid(libc::P_PID, child.id(), info.as_mut_ptr(), options) };
+    // SAFETY: the value was zeroed, and the kernel may have written it.
+    let info = unsafe { info.assume_init() };
+    if waited == 0
+        && !matches!(info.si_code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED)
+    {
+        return Ok(None);
+    }
+    match child.try_wait() {
+        // It ended while its threads were stopped.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+            take_end(child.id()).map(ExitStatus::from_raw).map(Some).ok_or(error)
+        }
+        other => other,
+    }
 }
 
 fn seize(thread: libc::pid_t) -> io::Result<()> {

@@ -10,7 +10,7 @@ mod paused;
 mod tracee;
 
 pub use calls::{Seized, TouchError, find_syscall, release_late_threads};
-pub use group::{Event, Group, take_end};
+pub use group::{Event, Group, ended};
 pub use memory::{Mapping, Memory, mappings};
 pub use paused::Paused;
 pub use tracee::{Change, Resume, Tracee};

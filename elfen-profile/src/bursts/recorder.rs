@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use elfen_instrument::process::{ProgramId, is_filtered, name_of, status_field, threads_of};
+use elfen_instrument::remote::ended;
 use elfen_machine::pidfd::PidFd;
 use elfen_stream::layout;
 use rand::{RngExt, SeedableRng};
@@ -21,7 +22,7 @@ use crate::engine::tally::Tally;
 use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
 use crate::profile::{Profile, Source, What};
-use crate::program::{self, ended, own_ns, start, ticks, ticks_per_second, user_ticks};
+use crate::program::{self, own_ns, start, ticks, ticks_per_second, user_ticks};
 use crate::signals;
 
 /// How often finished bursts are read; more often while most code is new.

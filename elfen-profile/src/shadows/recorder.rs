@@ -12,7 +12,7 @@ use elfen_instrument::process::{
     ProgramId, Stat, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
 };
 use elfen_instrument::remote::{
-    Mapping, Paused, TouchError, Tracee, mappings, release_late_threads,
+    Mapping, Paused, TouchError, Tracee, ended, mappings, release_late_threads,
 };
 use elfen_machine::pidfd::PidFd;
 use rand::seq::IndexedRandom;
@@ -27,7 +27,7 @@ use crate::control::{Control, Recording};
 use crate::engine::tally::Tally;
 use crate::everything::space::{Notes, Space};
 use crate::profile::{Profile, Source, What};
-use crate::program::{self, ended, own_ns, start, ticks, ticks_per_second};
+use crate::program::{self, own_ns, start, ticks, ticks_per_second};
 use crate::signals;
 
 /// How often it is looked whether the program has ended.

@@ -10,6 +10,8 @@ pub struct Segment {
     pub key: i32,
     pub id: i32,
     pub bytes: usize,
+    /// The user id of its creator, which nobody can change.
+    pub creator: u32,
 }
 
 pub fn segments() -> io::Result<Vec<Segment>> {
@@ -21,7 +23,8 @@ fn parse(line: &str) -> Option<Segment> {
     let mut fields = line.split_whitespace();
     let key = fields.next()?.parse().ok()?;
     let id = fields.next()?.parse().ok()?;
-    Some(Segment { key, id, bytes: fields.nth(1)?.parse().ok()? })
+    let bytes = fields.nth(1)?.parse().ok()?;
+    Some(Segment { key, id, bytes, creator: fields.nth(5)?.parse().ok()? })
 }
 
 /// The name of a page as text, without the padding.
@@ -48,9 +51,12 @@ mod tests {
 
     #[test]
     fn a_line_of_the_list_is_parsed() {
-        let heading = "       key      shmid perms                  size  cpid  lpid nattch";
+        let heading =
+            "       key      shmid perms       size  cpid  lpid nattch   uid   gid  cuid  cgid";
         assert_eq!(parse(heading), None);
-        let line = " -516947884          3   640                  5376  4242  4243      2";
-        assert_eq!(parse(line), Some(Segment { key: -516_947_884, id: 3, bytes: 5376 }));
+        let line =
+            " -516947884          3   640       5376  4242  4243      2     7     7  1000  1000";
+        let expected = Segment { key: -516_947_884, id: 3, bytes: 5376, creator: 1000 };
+        assert_eq!(parse(line), Some(expected));
     }
 }

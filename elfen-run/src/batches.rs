@@ -112,6 +112,11 @@ impl Batch {
         self.lanes.slots().map(|slot| slot.request_cpu.load(Relaxed)).collect()
     }
 
+    /// All batch lanes.
+    pub fn batch_lanes(&self) -> BTreeSet<u64> {
+        self.lanes.slots().map(|slot| slot.batch_cpu.load(Relaxed)).collect()
+    }
+
     fn of_segment(segment: i32) -> Option<Self> {
         let control: Page<ControlSlot> =
             Page::open(Memory::attach_id(segment, Access::Read).ok()?).ok()?;
@@ -147,8 +152,20 @@ pub fn lent_page_name(service: &str) -> String {
 
 /// All batches of `elfen run` that this user may see, by process id.
 pub fn runs() -> io::Result<Vec<Batch>> {
+    runs_by(|_| true)
+}
+
+/// The batches of `elfen run` that this user or root has started.
+pub fn trusted_runs() -> io::Result<Vec<Batch>> {
+    let own = nix::unistd::geteuid().as_raw();
+    runs_by(|creator| creator == 0 || creator == own)
+}
+
+fn runs_by(is_wanted: impl Fn(u32) -> bool) -> io::Result<Vec<Batch>> {
     let bytes = Page::<ControlSlot>::bytes(super::channels::CONTROL_SLOTS);
-    let controls = segments()?.into_iter().filter(|segment| segment.bytes == bytes);
+    let controls = segments()?
+        .into_iter()
+        .filter(|segment| segment.bytes == bytes && is_wanted(segment.creator));
     let mut found: Vec<Batch> =
         controls.filter_map(|segment| Batch::of_segment(segment.id)).collect();
     found.sort_by_key(|batch| batch.pid);

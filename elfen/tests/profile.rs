@@ -140,6 +140,41 @@ fn shadows_are_recorded_and_changed_meanwhile() {
     assert!(error(&unfit).contains("--by shadows"), "{}", error(&unfit));
 }
 
+/// Goal: shadows run on the lanes that `elfen run` has lent to a batch. Method: what the
+/// recording says with and without a batch.
+#[test]
+#[ignore = "needs two CPUs, and root: the process is not a descendant"]
+fn shadows_run_on_lent_lanes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.elfprof");
+    let script = "while :; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.02; done";
+    let mut service =
+        Command::new("taskset").args(["-c", "0", "sh", "-c", script]).spawn().unwrap();
+    let process = service.id().to_string();
+    let record = || {
+        let options = ["--by", "shadows", "--sample", "100K", "--cost", "50%", "--load", "1"];
+        let mut words = vec!["record", "-d", "2s", "-p", &process, "-o", file.to_str().unwrap()];
+        words.extend(options);
+        let recorded = elfen(&words);
+        assert!(recorded.status.success(), "{}", error(&recorded));
+        error(&recorded)
+    };
+    let alone = record();
+    let mut batch = Command::new(env!("CARGO_BIN_EXE_elfen"))
+        .args(["run", "--lanes", "0:1", "--", "sh", "-c", "while :; do :; done"])
+        .spawn()
+        .unwrap();
+    sleep(Duration::from_secs(1));
+    let next = record();
+    let ends = Command::new("kill").arg(batch.id().to_string()).status().unwrap();
+    assert!(ends.success());
+    batch.wait().unwrap();
+    service.kill().unwrap();
+    service.wait().unwrap();
+    assert!(!alone.contains("lanes"), "{alone}");
+    assert!(next.contains("shadows ran on lanes that `elfen run` has lent"), "{next}");
+}
+
 /// Functions that call each other in known ways, also by qsort(3), with a frame of variable size,
 /// and from a handler of a signal.
 const STACKS: &str = r#"

@@ -18,7 +18,7 @@ use super::clock::Clock;
 use super::target::{Refusal, Target};
 use crate::control::{Control, Recording};
 use crate::engine::region::CONTEXTS_MAX;
-use crate::engine::tally::Tally;
+use crate::engine::tally::{Tally, are_known};
 use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
 use crate::profile::{Profile, Source, What};
@@ -93,6 +93,8 @@ pub struct Order {
     pub what: What,
     /// For how long; until the program ends without it.
     pub duration: Option<Duration>,
+    /// Until each path, or block, of more than 1 % is known with this relative error.
+    pub until: Option<f64>,
 }
 
 /// A profile, and what it cost.
@@ -106,6 +108,8 @@ pub struct Recorded {
     pub own: Duration,
     /// Bursts whose way was not found.
     pub lost: u64,
+    /// Whether it has ended because everything is known well enough.
+    pub is_known: bool,
 }
 
 #[derive(Debug)]
@@ -186,6 +190,7 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
         ended,
         elapsed: recorder.began.elapsed(),
         lost: recorder.lost,
+        is_known: recorder.is_known,
         own: Duration::from_nanos(own_ns() - own),
     })
 }
@@ -208,6 +213,7 @@ struct Recorder {
     bursts: u64,
     missed: u64,
     lost: u64,
+    is_known: bool,
     /// Bursts that began in code of no file.
     foreign: u64,
     /// Threads whose signals were blocked.
@@ -239,6 +245,7 @@ impl Recorder {
             bursts: 0,
             missed: 0,
             lost: 0,
+            is_known: false,
             foreign: 0,
             blocked: 0,
             began: Instant::now(),
@@ -264,7 +271,7 @@ impl Recorder {
                 return Ok(Some(ended));
             }
             let is_over = self.order.duration.is_some_and(|most| self.began.elapsed() >= most);
-            if is_over || signals::is_stopped() {
+            if is_over || self.is_known || signals::is_stopped() {
                 let Some(child) = child else { return Ok(None) };
                 self.finish();
                 loop {
@@ -282,6 +289,7 @@ impl Recorder {
             if looked.is_none_or(|looked: Instant| looked.elapsed() >= LOOK) {
                 looked = Some(Instant::now());
                 self.look()?;
+                self.is_known = self.order.until.is_some_and(|error| self.is_known_to(error));
                 if child.is_none() && self.processes.is_empty() {
                     return Ok(None);
                 }
@@ -289,6 +297,15 @@ impl Recorder {
             self.read_all();
             self.wait();
         }
+    }
+
+    /// Whether the error of everything that counts is as small as this.
+    fn is_known_to(&self, error: f64) -> bool {
+        let prepared = self.processes.values().filter_map(|process| match process {
+            Process::Prepared(prepared) => Some(&prepared.tally),
+            _ => None,
+        });
+        are_known(prepared, error)
     }
 
     /// What this recording says of itself.
@@ -375,7 +392,8 @@ impl Recorder {
         match Target::attach(process) {
             Ok(target) => {
                 let user = user_ticks(process).unwrap_or(0);
-                let (threads, tally) = (BTreeMap::new(), Tally::new(self.order.what));
+                let tally = Tally::new(self.order.what, self.order.until.is_some());
+                let threads = BTreeMap::new();
                 let user = [user, user];
                 Ok(Process::Prepared(Box::new(Prepared { target, threads, tally, user })))
             }

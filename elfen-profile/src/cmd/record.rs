@@ -59,6 +59,7 @@ Examples:
   elfen profile record --what stacks,paths -o run.elfprof -- ./program
   elfen profile record --by shadows --what paths -o run.elfprof -- ./program
   elfen profile record --by everything -o exact.elfprof -- ./program
+  elfen profile record --until 5% -o run.elfprof -p \"$(pgrep -o nginx)\"
   elfen profile record --rules hps.rules -o run.elfprof -- ./program
   elfen profile report run.elfprof --sort rule";
 
@@ -128,7 +129,7 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "TIME", default_value = "2ms", value_parser = duration::parse)]
     max_stall: Duration,
 
-    /// Shadows: the CPU that they run on [default: any that is idle]
+    /// Shadows: the CPU that they run on [default: the lanes of `elfen run`, else any]
     #[arg(long, value_name = "CPU")]
     cpu: Option<u32>,
 
@@ -139,6 +140,11 @@ pub(super) struct RecordArgs {
     /// Stop after this time [default: when the program ends]
     #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     duration: Option<Duration>,
+
+    /// Stop when the share of each block of 1 % or more is known to this error; of each path, if
+    /// paths are recorded
+    #[arg(long, value_name = "PERCENT", value_parser = parse_cost)]
+    until: Option<f64>,
 
     /// Print only what the program prints, and failures
     #[arg(short, long)]
@@ -208,9 +214,10 @@ const SAMPLE_MIN: u64 = 10_000;
 const SAMPLE_MAX: u64 = 1_000_000_000;
 
 pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
-    if args.by == Mechanism::Everything && (args.pid.is_some() || args.duration.is_some()) {
+    let ends_early = args.pid.is_some() || args.duration.is_some() || args.until.is_some();
+    if args.by == Mechanism::Everything && ends_early {
         let why = "--by everything counts a program from its start to its end";
-        let fix = "leave --pid and --duration out, or use --by bursts";
+        let fix = "leave --pid, --duration and --until out, or use --by bursts";
         return Err(Failure::new(Status::Usage, "the recording", why, fix));
     }
     let rules: &'static [RuleSet] = match &args.rules {
@@ -303,6 +310,7 @@ fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError>
         events: args.edges,
         what,
         duration: args.duration,
+        until: args.until,
     };
     let mut recorded = bursts::record(&order, signals::set_program)?;
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
@@ -317,8 +325,17 @@ fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError>
             percent(Duration::from_nanos(cost_ns), Duration::from_nanos(ran_ns)),
             percent(recorded.own, recorded.elapsed),
         ));
+        say_known(recorded.is_known, args);
     }
     Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
+}
+
+fn say_known(is_known: bool, args: &RecordArgs) {
+    if let Some(until) = args.until.filter(|_| is_known) {
+        let part = if args.what(&[]).paths { "path" } else { "block" };
+        let error = until * 100.0;
+        to_stderr(&format!("profile: each {part} of 1 % or more is known to {error} % or better"));
+    }
 }
 
 fn status_of(ended: ExitStatus) -> u8 {
@@ -338,9 +355,13 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
         cpu: args.cpu,
         what,
         duration: args.duration,
+        until: args.until,
     };
     let mut recorded = shadows::record(&order, signals::set_program)
         .map_err(|error| shadow_failed(&error, args))?;
+    for warning in &recorded.warnings {
+        output::warn(warning);
+    }
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
         let left = "no process ran one program long enough for a shadow; see `--by everything`";
         recorded.profile.left.push(left.to_owned());
@@ -355,6 +376,13 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
             percent(recorded.own, recorded.elapsed),
             duration::show(u64::try_from(recorded.stall.as_nanos()).unwrap_or(u64::MAX)),
         ));
+        if recorded.on_lent > 0 {
+            to_stderr(&format!(
+                "profile: {} shadows ran on lanes that `elfen run` has lent to a batch",
+                recorded.on_lent
+            ));
+        }
+        say_known(recorded.is_known, args);
         let ended = |why| recorded.ends.get(why).copied().unwrap_or(0);
         if ended(shadows::INPUT) * 2 > bursts {
             to_stderr(

@@ -7,6 +7,7 @@ pub(crate) mod objects;
 pub(crate) mod paths;
 pub(crate) mod region;
 pub(crate) mod rule_tally;
+pub(crate) mod shares;
 pub(crate) mod tally;
 pub(crate) mod unwind;
 pub(crate) mod values;

@@ -150,6 +150,14 @@ impl Paths {
         Some(number)
     }
 
+    /// The instructions on each path since the last end.
+    pub(crate) fn seen(&self) -> impl Iterator<Item = (u32, u64)> + Clone {
+        self.touched.iter().filter_map(|&path| {
+            let (_, instructions) = self.seen.get(usize::try_from(path).ok()?)?;
+            Some((path, *instructions))
+        })
+    }
+
     /// Ends some bursts. What they have seen is only kept if their way was found.
     pub(crate) fn end(&mut self, is_found: bool, bursts: u64) {
         for path in self.touched.drain(..) {

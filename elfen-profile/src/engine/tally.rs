@@ -12,6 +12,7 @@ use super::callers::{Stacks, Times};
 use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
 use super::rule_tally::RuleTally;
+use super::shares::Shares;
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
 use super::values::Values;
 use super::walk::{Burst, Lost, Step, Ways};
@@ -51,6 +52,14 @@ impl Seen {
             self.touched.push(number);
         }
         self.numbered[number] += 1;
+    }
+
+    /// How often blocks ran.
+    fn blocks(&self) -> impl Iterator<Item = (BlockId, u64)> + Clone {
+        self.touched.iter().filter_map(|&number| {
+            let id = BlockId::try_from(number / NUMBERED).ok();
+            id.filter(|_| number % NUMBERED == 0).map(|id| (id, self.numbered[number]))
+        })
     }
 
     /// All steps, which are forgotten.
@@ -93,6 +102,8 @@ pub(crate) struct Tally {
     paths: Paths,
     rules: RuleTally,
     values: Values,
+    /// Of paths, or of blocks without paths, if their error is wanted.
+    shares: Option<Shares>,
     calls: Vec<CallSite>,
     /// Addresses where bursts could not begin or go on.
     unknown: Vec<u64>,
@@ -106,19 +117,36 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn new(what: What) -> Self {
-        Self { what, rules: RuleTally::new(what.rules), ..Self::default() }
+    /// `has_errors` says whether the errors of shares are wanted.
+    pub(crate) fn new(what: What, has_errors: bool) -> Self {
+        let shares = has_errors.then(Shares::default);
+        Self { what, shares, rules: RuleTally::new(what.rules), ..Self::default() }
     }
 
     /// For a whole program, or for shadows, instead of bursts.
-    pub(crate) fn of_pieces(what: What) -> Self {
-        Self { has_pieces: true, ..Self::new(what) }
+    pub(crate) fn of_pieces(what: What, has_errors: bool) -> Self {
+        Self { has_pieces: true, ..Self::new(what, has_errors) }
     }
 
     /// All pieces of a shadow have been added.
-    pub(crate) fn end_shadow(&mut self) {
+    pub(crate) fn end_shadow(&mut self, cache: &Cache) {
+        self.add_shares(cache);
         self.end(true, 1);
         self.bursts += 1;
+    }
+
+    /// Adds what the last burst or shadow has seen.
+    fn add_shares(&mut self, cache: &Cache) {
+        let Some(shares) = &mut self.shares else { return };
+        if self.what.paths {
+            shares.add(self.paths.seen());
+            return;
+        }
+        let blocks = cache.blocks();
+        shares.add(self.seen.blocks().filter_map(|(id, times)| {
+            let block = blocks.get(usize::try_from(id).ok()?)?;
+            Some((id, times * u64::from(block.instructions)))
+        }));
     }
 
     /// Notes that no code is translated at an address.
@@ -198,6 +226,9 @@ impl Tally {
         }
         // What was found of a piece has run, so it can wait for the end.
         if !self.has_pieces {
+            if walked.is_ok() {
+                self.add_shares(cache);
+            }
             self.end(walked.is_ok(), 1);
         }
         walked
@@ -261,6 +292,13 @@ impl Tally {
         profile.bursts += self.bursts;
         profile.programs += 1;
     }
+}
+
+/// Whether the share of each path, or of each block without paths, is known with this relative
+/// error in all processes.
+pub(crate) fn are_known<'a>(tallies: impl Iterator<Item = &'a Tally>, error: f64) -> bool {
+    let mut errors = tallies.map(|tally| tally.shares.as_ref().and_then(Shares::error)).peekable();
+    errors.peek().is_some() && errors.all(|one| one.is_some_and(|one| one <= error))
 }
 
 fn edge_of<'a>(

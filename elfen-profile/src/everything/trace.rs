@@ -46,7 +46,7 @@ impl Trace {
     pub(crate) fn new(what: What) -> Self {
         let (recorder, recorded) = (None, None);
         let passages = HashMap::new();
-        Self { what, tally: Tally::of_pieces(what), passages, recorder, recorded }
+        Self { what, tally: Tally::of_pieces(what, false), passages, recorder, recorded }
     }
 
     /// Records what the first thread executes.

@@ -15,6 +15,7 @@ mod calls;
 mod copier;
 mod files;
 mod filter;
+mod lent;
 mod recorder;
 mod shadow;
 

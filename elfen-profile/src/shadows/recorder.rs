@@ -14,6 +14,7 @@ use elfen_instrument::process::{
 use elfen_instrument::remote::{
     Mapping, Paused, TouchError, Tracee, ended, mappings, release_late_threads,
 };
+use elfen_machine::affinity;
 use elfen_machine::pidfd::PidFd;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -22,9 +23,10 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::calls::{Ids, World};
 use super::copier::{Copier, Refusal, is_traced_here};
 use super::files::Files;
+use super::lent::Lent;
 use super::shadow::{Ended, Length, Shadow};
 use crate::control::{Control, Recording};
-use crate::engine::tally::Tally;
+use crate::engine::tally::{Tally, are_known};
 use crate::everything::space::{Notes, Space};
 use crate::profile::{Profile, Source, What};
 use crate::program::{self, own_ns, start, ticks, ticks_per_second};
@@ -78,11 +80,13 @@ pub struct Order {
     pub sample: u64,
     /// The longest stop of the program.
     pub stall_max: Duration,
-    /// The CPU of the shadows.
+    /// The CPU of the shadows. Without it, the lanes that `elfen run` has lent to a batch.
     pub cpu: Option<u32>,
     pub what: What,
     /// For how long; until the program ends without it.
     pub duration: Option<Duration>,
+    /// Until each path, or block, of more than 1 % is known with this relative error.
+    pub until: Option<f64>,
 }
 
 /// A profile, and what it cost.
@@ -98,6 +102,11 @@ pub struct Recorded {
     pub ends: BTreeMap<String, u64>,
     /// The longest stop of the program.
     pub stall: Duration,
+    /// How many shadows ran on lanes of `elfen run`.
+    pub on_lent: u64,
+    /// Whether it has ended because everything is known well enough.
+    pub is_known: bool,
+    pub warnings: Vec<String>,
 }
 
 /// A process that shadows are made of.
@@ -159,6 +168,9 @@ struct Recorder {
     /// The least that was measured: other programs only make a stop longer.
     stall_ns_per_mb: f64,
     stall_max: Duration,
+    on_lent: u64,
+    is_known: bool,
+    warnings: Vec<String>,
     sums_ns: f64,
     ran_ticks: u64,
     shadow_ticks: u64,
@@ -194,6 +206,9 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, ShadowEr
         own: Duration::from_nanos(own),
         ends: recorder.ends,
         stall: recorder.stall_max,
+        on_lent: recorder.on_lent,
+        is_known: recorder.is_known,
+        warnings: recorder.warnings,
     })
 }
 
@@ -216,6 +231,9 @@ impl Recorder {
             took_ns: 0.0,
             stall_ns_per_mb: STALL_NS_PER_MB,
             stall_max: Duration::ZERO,
+            on_lent: 0,
+            is_known: false,
+            warnings: Vec::new(),
             sums_ns: 0.0,
             ran_ticks: 0,
             shadow_ticks: 0,
@@ -238,7 +256,7 @@ impl Recorder {
                 return Ok(Some(ended));
             }
             let is_over = self.order.duration.is_some_and(|most| self.began.elapsed() >= most);
-            if is_over || signals::is_stopped() {
+            if is_over || self.is_known || signals::is_stopped() {
                 let Some(child) = child else { return Ok(None) };
                 self.finish();
                 loop {
@@ -262,7 +280,11 @@ impl Recorder {
             let now = Instant::now();
             if now >= next {
                 let mean = match self.sample()? {
-                    Sampled::Shadow => self.interval(),
+                    Sampled::Shadow => {
+                        let until = self.order.until;
+                        self.is_known = until.is_some_and(|error| self.is_known_to(error));
+                        self.interval()
+                    }
                     Sampled::Stopped(time) => AGAIN.max(time.div_f64(self.order.cost)),
                     Sampled::Nothing => AGAIN,
                 };
@@ -270,6 +292,15 @@ impl Recorder {
             }
             self.wait(next.saturating_duration_since(Instant::now()).min(LOOK));
         }
+    }
+
+    /// Whether the error of everything that counts is as small as this.
+    fn is_known_to(&self, error: f64) -> bool {
+        let prepared = self.processes.values().filter_map(|process| match process {
+            Process::Prepared(prepared) => Some(&prepared.tally),
+            _ => None,
+        });
+        are_known(prepared, error)
     }
 
     /// What this recording says of itself.
@@ -383,6 +414,10 @@ impl Recorder {
         }
     }
 
+    fn new_tally(&self) -> Tally {
+        Tally::of_pieces(self.order.what, self.order.until.is_some())
+    }
+
     fn prepare(&mut self, process: u32) -> Result<(), ShadowError> {
         let is_named = self.order.process == Some(process);
         let Some(program) = ProgramId::of(process) else { return Ok(()) };
@@ -398,7 +433,7 @@ impl Recorder {
                 program,
                 copier,
                 space: None,
-                tally: Tally::of_pieces(self.order.what),
+                tally: self.new_tally(),
                 has_moved: false,
                 used: BTreeSet::new(),
                 rooms: Vec::new(),
@@ -512,7 +547,7 @@ impl Recorder {
 
     #[expect(clippy::too_many_arguments, reason = "all of them are what a copy is made of")]
     fn run_copy(
-        &self,
+        &mut self,
         copy: Tracee,
         process: u32,
         thread: u32,
@@ -522,7 +557,8 @@ impl Recorder {
         vectors: Vec<u8>,
     ) -> Result<Ended, Refusal> {
         let id = copy.0.unsigned_abs();
-        yield_to_all(id, self.order.cpu);
+        yield_to_all(id);
+        self.place(id);
         copy.set_signal_mask(u64::MAX)?;
         copy.set_registers(&registers)?;
         let Prepared { space, tally, used, rooms, .. } = prepared;
@@ -564,11 +600,35 @@ impl Recorder {
             Shadow { thread: copy, space, tally, world, registers, vectors, gs_base, context };
         shadow.lock(&shared)?;
         let mut on = shadow.begin();
-        let length = Length { instructions: self.order.sample, until: Instant::now() + SHADOW_MAX };
+        let mut until = Instant::now() + SHADOW_MAX;
+        if let Some(duration) = self.order.duration {
+            until = until.min(self.began + duration);
+        }
+        let length = Length { instructions: self.order.sample, until };
         let ended = shadow.run(length, &mut on);
         used.extend(shadow.world.files.used());
-        tally.end_shadow();
+        tally.end_shadow(&space.cache);
         Ok(ended?)
+    }
+
+    /// Moves a shadow to its CPUs.
+    fn place(&mut self, shadow: u32) {
+        let lent = if self.order.cpu.is_none() { Lent::find() } else { None };
+        let cpus = match (&lent, self.order.cpu) {
+            (Some(lent), _) => Ok(lent.lanes.clone()),
+            (None, Some(cpu)) => Ok([cpu].into_iter().collect()),
+            (None, None) => affinity::allowed(),
+        };
+        if let Some(lent) = lent {
+            self.on_lent += 1;
+            if let Err(why) = lent.take(shadow)
+                && self.notes.insert(why.clone())
+            {
+                self.warnings.push(why);
+            }
+        }
+        // The right result does not need it.
+        let _gone = cpus.and_then(|cpus| affinity::set(shadow, &cpus));
     }
 
     /// Adds what was seen of a process, and forgets it.
@@ -581,7 +641,8 @@ impl Recorder {
     /// Adds what the shadows with one cache have shown.
     fn add_space(&mut self, prepared: &mut Prepared) {
         let Some((space, _)) = prepared.space.take() else { return };
-        let mut tally = std::mem::replace(&mut prepared.tally, Tally::of_pieces(self.order.what));
+        let new = self.new_tally();
+        let mut tally = std::mem::replace(&mut prepared.tally, new);
         tally.add_to(&mut self.profile, &space.cache, &space.objects);
         if tally.lost > 0 {
             self.profile.left.push(format!("{} pieces whose way was not found", tally.lost));
@@ -614,24 +675,13 @@ impl Recorder {
 }
 
 /// Gives way to everything else, and makes the kernel kill this process first if memory is short.
-fn yield_to_all(process: u32, cpu: Option<u32>) {
+fn yield_to_all(process: u32) {
     let id = process.cast_signed();
     // None of this is needed for a right result.
     let _forbidden = std::fs::write(format!("/proc/{process}/oom_score_adj"), "1000");
     let idle = libc::sched_param { sched_priority: 0 };
     // SAFETY: `idle` is a local variable.
     unsafe { libc::sched_setscheduler(id, libc::SCHED_IDLE, &idle) };
-    let bytes = size_of::<libc::cpu_set_t>();
-    // SAFETY: plain bits; all of them may be 0.
-    let mut cpus: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    match cpu.and_then(|cpu| usize::try_from(cpu).ok()) {
-        // SAFETY: the set is a local variable, and the macro checks the number.
-        Some(cpu) => unsafe { libc::CPU_SET(cpu, &mut cpus) },
-        // SAFETY: the set is a local variable.
-        None => _ = unsafe { libc::sched_getaffinity(0, bytes, &mut cpus) },
-    }
-    // SAFETY: the set is a local variable.
-    unsafe { libc::sched_setaffinity(id, bytes, &cpus) };
 }
 
 /// The resident memory of a process in bytes.

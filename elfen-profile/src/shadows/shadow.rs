@@ -14,9 +14,12 @@ use crate::engine::walk::Burst;
 use crate::everything::space::Space;
 use crate::everything::thread::{Borrowed, borrow_thread, step};
 use crate::everything::trace::{EVENTS, Noted};
+use crate::signals;
 
 /// A shadow that gets no CPU for so long ends.
 const NO_CPU: Duration = Duration::from_secs(2);
+/// How often it is looked whether the recording is to end.
+const LOOK: Duration = Duration::from_millis(50);
 /// Bytes of the stack that callers are looked for in.
 const STACK_BYTES: usize = 1 << 18;
 /// Why a shadow ends when its time is over.
@@ -162,7 +165,7 @@ impl Shadow<'_> {
                 COMPLETE.clone_into(&mut ended.why);
                 return Ok(ended);
             }
-            if Instant::now() > length.until {
+            if Instant::now() > length.until || signals::is_stopped() {
                 "there was no time for it".clone_into(&mut ended.why);
                 return Ok(ended);
             }
@@ -194,9 +197,21 @@ impl Shadow<'_> {
         }
     }
 
+    /// Waits for a stop; `None` if it comes too late, or the recording is to end.
+    fn wait_while_wanted(&self) -> io::Result<Option<Change>> {
+        let began = Instant::now();
+        while began.elapsed() < NO_CPU && !signals::is_stopped() {
+            let change = self.thread.wait_within(LOOK)?;
+            if change.is_some() {
+                return Ok(change);
+            }
+        }
+        Ok(None)
+    }
+
     /// Waits until the shadow stops at a trap of the cache; otherwise tells why it cannot go on.
     fn wait(&mut self, registers: &mut libc::user_regs_struct) -> io::Result<Result<Trap, String>> {
-        let why = match self.thread.wait_within(NO_CPU)? {
+        let why = match self.wait_while_wanted()? {
             None => "it got no CPU".to_owned(),
             Some(Change::Signal(libc::SIGTRAP)) => {
                 *registers = self.thread.registers()?;

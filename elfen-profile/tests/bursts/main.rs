@@ -26,7 +26,7 @@ fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf
 const ALL: What = What { stacks: true, paths: true, values: false, rules: &[] };
 
 fn order(program: Vec<OsString>) -> Order {
-    Order { program, process: None, cost: 0.5, events: 500, what: ALL, duration: None }
+    Order { program, process: None, cost: 0.5, events: 500, what: ALL, duration: None, until: None }
 }
 
 /// Records a program in a shell, because it writes to our output.

@@ -148,44 +148,69 @@ static int files(const char *folder)
 	return wrong;
 }
 
-// The median time until the end of a pipe is seen, in microseconds.
 static int compare(const void *a, const void *b)
 {
 	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 	return x < y ? -1 : x > y;
 }
 
-static uint64_t pipes(void)
+static void must(int is_done)
 {
-	static uint64_t took[100000];
+	if (!is_done)
+		exit(3);
+}
+
+// Reads until a byte or the end, and tells when.
+static void tell(int from, int to, ssize_t expected)
+{
+	char byte;
+	must(read(from, &byte, 1) == expected);
+	uint64_t seen = now_us();
+	must(write(to, &seen, sizeof seen) == sizeof seen);
+}
+
+static uint64_t told_after(uint64_t then, int from)
+{
+	uint64_t seen = 0;
+	must(read(from, &seen, sizeof seen) == sizeof seen);
+	return seen > then ? seen - then : 0;
+}
+
+// The median time until another process sees a byte in a pipe, and until it sees the pipe's end, in
+// microseconds. A busy machine delays both.
+static void pipes(uint64_t medians[2])
+{
+	static uint64_t took[2][100000];
 	size_t count = 0;
 	while (!is_over() && count < 100000) {
 		int out[2], back[2];
-		if (pipe(out) || pipe(back))
-			exit(3);
+		must(pipe(out) == 0 && pipe(back) == 0);
 		pid_t child = fork();
 		if (!child) {
-			char byte;
 			close(out[1]);
 			close(back[0]);
-			if (read(out[0], &byte, 1) != 0)
-				_exit(1);
-			uint64_t seen = now_us();
-			_exit(write(back[1], &seen, sizeof seen) != sizeof seen);
+			tell(out[0], back[1], 1);
+			tell(out[0], back[1], 0);
+			_exit(0);
 		}
 		close(out[0]);
 		close(back[1]);
-		mix(5, 50000);
-		uint64_t closed = now_us(), seen = 0;
+		mix(5, 25000);
+		uint64_t then = now_us();
+		must(write(out[1], "x", 1) == 1);
+		took[0][count] = told_after(then, back[0]);
+		mix(5, 25000);
+		then = now_us();
 		close(out[1]);
-		if (read(back[0], &seen, sizeof seen) != sizeof seen)
-			exit(4);
+		took[1][count] = told_after(then, back[0]);
 		close(back[0]);
 		waitpid(child, NULL, 0);
-		took[count++] = seen > closed ? seen - closed : 0;
+		count++;
 	}
-	qsort(took, count, sizeof *took, compare);
-	return took[count / 2];
+	for (int i = 0; i < 2; i++) {
+		qsort(took[i], count, sizeof took[i][0], compare);
+		medians[i] = took[i][count / 2];
+	}
 }
 
 static int locks(const char *folder)
@@ -251,9 +276,11 @@ int main(int count, char **words)
 	for_ms(ms);
 	printf("locks: %d\n", locks(folder));
 	for_ms(ms);
-	uint64_t median = pipes();
-	printf("pipes: %d\n", median > 1000);
-	fprintf(stderr, "end of a pipe: %llu us\n", (unsigned long long)median);
+	uint64_t medians[2];
+	pipes(medians);
+	printf("pipes: %d\n", medians[1] > medians[0] + 1000);
+	fprintf(stderr, "a byte in a pipe: %llu us, its end: %llu us\n",
+		(unsigned long long)medians[0], (unsigned long long)medians[1]);
 	printf("signals: %d\n", ticks < (int)ms);
 	printf("descriptors: %d\n", entries_of("/proc/self/fd") - descriptors);
 	printf("mappings: %d\n", has_name("/proc/self/maps", "elfen-profile"));

@@ -76,6 +76,11 @@ impl Causes {
         self.parts_within(one, (one.arrived_ns, one.ended_ns), &mut self.usual.work_ns(one))
     }
 
+    /// Whether a request took longer than others because of its work.
+    pub(crate) fn is_long(&self, parts: &Parts) -> bool {
+        parts.iter().any(|(cause, _)| *cause == self.long)
+    }
+
     /// How much of consecutive spans each cause took. Usual work is subtracted from the first
     /// spans.
     pub(crate) fn parts_in_spans(

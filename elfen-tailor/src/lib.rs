@@ -19,6 +19,7 @@
 //! | `queues` | the queue in which each request waited, and whether the service is a queue at all |
 //! | `service_slots` | the times at which a server served each request of its queue |
 //! | [`replay`] | predicts latencies of the same requests without a cause |
+//! | [`long_code`] | the functions behind work beyond the usual |
 //! | [`rank`] | the causes of the tail, the largest first |
 //! | [`report`] | the results as text and as JSON |
 //! | [`draw`] | the results as pictures |
@@ -30,6 +31,7 @@
 //! | [`service`] | finds the processes behind a port |
 //! | [`marks`] | reads what a service reports about its requests itself |
 //! | [`recorder`] | collects the events of a service |
+//! | `code_names` | finds the names of the service's functions |
 //! | [`duty`] | records only a part of the time |
 //! | [`jvm`] | collects what a JVM reports about itself |
 //! | [`last_minute`] | sums up the tail of the last minute, for `elfen top` |
@@ -42,11 +44,13 @@ pub mod account;
 pub mod calls;
 mod causes;
 pub mod cmd;
+mod code_names;
 pub mod draw;
 pub mod duty;
 pub mod jvm;
 mod kernel_functions;
 pub mod last_minute;
+pub mod long_code;
 mod marked;
 pub mod marks;
 pub mod neighbours;

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::causes::{Causes, add, is_removable, sorted};
+use crate::long_code::LongCode;
 use crate::neighbours::{self, NeighbourRow};
 use crate::queues::{OwnTime, Queues};
 use crate::replay::{Parts, Replay, quantile};
@@ -86,6 +87,8 @@ pub struct Ranking {
     pub replay_aside: OffSlot,
     /// What ran on the other lanes of the service's cores, the longest time first.
     pub beside: Vec<NeighbourRow>,
+    /// The functions behind `long`, if a clock has sampled the service.
+    pub long_code: Option<LongCode>,
     /// Sorted latencies without the named causes; `None` if the replay is not valid.
     pub without: Option<Vec<u64>>,
 }
@@ -164,7 +167,19 @@ pub fn rank(
     });
     let charges = charges.collect();
     let beside = neighbours::rows(explained, &causes.costs, &slow, &middle_requests(explained));
-    Ok(Ranking { threshold_ns, charges, slow, rows, replay_error, replay_aside, beside, without })
+    let long = slow.iter().copied().filter(|&at| causes.is_long(&by_cause[at])).collect();
+    let long_code = LongCode::of(explained, trace, &long);
+    Ok(Ranking {
+        threshold_ns,
+        charges,
+        slow,
+        rows,
+        replay_error,
+        replay_aside,
+        beside,
+        long_code,
+        without,
+    })
 }
 
 /// Causes that are removed together.

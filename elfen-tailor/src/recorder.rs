@@ -14,6 +14,7 @@ use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Event, EventKind, Words};
 use elfen_run::batches::{self, Batch};
 
+use crate::code_names::CodeNames;
 use crate::duty::{DutyChange, DutyCycle};
 use crate::jvm::Jvms;
 use crate::kernel_functions::FunctionNames;
@@ -43,6 +44,7 @@ pub struct Recorder {
     service: Service,
     jvms: Jvms,
     functions: FunctionNames,
+    code: CodeNames,
     /// Names that were not passed to the sink yet.
     names: Vec<ThreadName>,
     /// Threads seen since the last refresh, and threads seen before it.
@@ -89,6 +91,7 @@ impl Recorder {
             service,
             jvms: Jvms::none(),
             functions: FunctionNames::default(),
+            code: CodeNames::default(),
             names: Vec::new(),
             seen: BTreeSet::new(),
             seen_before: BTreeSet::new(),
@@ -188,6 +191,11 @@ impl Recorder {
         Ok(())
     }
 
+    /// Writes the names of functions that are still looked up.
+    pub fn write_last_names(&mut self, sink: &mut impl Sink) -> io::Result<()> {
+        add_all(sink, Note::Code, self.code.take_last())
+    }
+
     /// Writes the last pause as a gap, if the recording ends during a pause.
     pub fn write_last_pause(&mut self, sink: &mut impl Sink) -> io::Result<()> {
         match self.duty_cycle.and_then(|cycle| cycle.paused_ns()) {
@@ -229,6 +237,7 @@ impl Recorder {
                     self.seen.insert(event.thread);
                 }
                 EventKind::Blocked { frames, .. } => self.functions.note(frames),
+                EventKind::Sample { process, address, .. } => self.code.note(process, address),
                 EventKind::Exit { name } if self.is_known(event.thread) => {
                     self.seen.remove(&event.thread);
                     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
@@ -271,6 +280,8 @@ impl Recorder {
         }
         self.seen_before = std::mem::take(&mut self.seen);
         add_all(sink, Note::Functions, self.functions.take_new())?;
+        self.code.ask();
+        add_all(sink, Note::Code, self.code.take_new())?;
         if !self.service.cores.is_empty() {
             add_all(sink, Note::Batches, batches())?;
         }

@@ -9,6 +9,7 @@ use elfen_console::table;
 use serde::Serialize;
 
 use crate::account::Account;
+use crate::long_code::LongCode;
 use crate::neighbours::{self, NeighbourRow};
 use crate::rank::{
     NoSuchCause, OffSlot, RankedCause, Ranking, ReplayError, SlowThreshold, middle_requests, rank,
@@ -55,6 +56,9 @@ pub struct TailorReport {
     /// What ran on the other lanes of the service's cores, if the cores are known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<NeighbourRow>,
+    /// The functions behind `long`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub long_code: Option<LongCode>,
     /// Mean page faults of a request, with `full` detail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults: Option<Faults>,
@@ -222,6 +226,7 @@ pub fn report(
         stages: stage_rows(explained, &ranking.slow),
         faults: (trace.head.detail == FULL).then(|| faults(explained, &ranking.slow)),
         slowest: slowest(explained, trace, &ranking, count),
+        long_code: ranking.long_code,
         beside: ranking.beside,
         causes: ranking.rows.into_iter().map(row).collect(),
     })
@@ -400,6 +405,9 @@ impl TailorReport {
         if !self.beside.is_empty() {
             write!(out, "\n{}", neighbours::table(&self.beside))?;
         }
+        if let Some(text) = self.long_code() {
+            writeln!(out, "\n{}", wrap(&text, COLUMNS).join("\n"))?;
+        }
         if let Some(Faults { tail, middle }) = self.faults.filter(|faults| faults.tail >= 1.0) {
             writeln!(
                 out,
@@ -433,6 +441,7 @@ impl TailorReport {
         if self.first().is_some() {
             all.extend(self.recording());
             all.extend((!self.replay_valid).then(|| self.why_no_replay()));
+            all.extend(self.long_code());
             all.extend(self.without.as_ref().map(Without::text));
             all.extend((self.slow_requests < FEW).then(|| self.few()));
         }
@@ -501,6 +510,14 @@ impl TailorReport {
             share(own),
             other.unwrap_or_default()
         ))
+    }
+
+    /// The functions behind `long`, if it matters.
+    fn long_code(&self) -> Option<String> {
+        const LEAST: f64 = 0.05;
+        let long = self.causes.iter().find(|cause| cause.row.cause == LONG)?;
+        let code = self.long_code.as_ref().filter(|_| long.row.share >= LEAST)?;
+        Some(code.text())
     }
 
     fn why_no_replay(&self) -> String {

@@ -78,6 +78,14 @@ pub struct KernelFunction {
     pub name: String,
 }
 
+/// A function of a process, and an address within it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CodeName {
+    pub process: u32,
+    pub address: u64,
+    pub name: String,
+}
+
 /// How long an entry of a batch thread is valid after its time. The recorder looks the threads up
 /// more often than that.
 const BATCH_LOOKUP_NS: u64 = 2_000_000_000;
@@ -106,6 +114,8 @@ pub struct Trace {
     pub gaps: Vec<Gap>,
     /// Kernel functions in which threads slept, by the lower halves of addresses within them.
     pub functions: BTreeMap<u32, String>,
+    /// Functions of the service, by process and by addresses within them.
+    pub code: BTreeMap<(u32, u64), String>,
     /// The marks of each request lane, in the order of time: what the service reports of its
     /// requests.
     pub marks: BTreeMap<u32, Vec<Mark>>,
@@ -135,6 +145,7 @@ pub enum Note {
     Processes(Vec<u32>),
     Batches(Vec<BatchThread>),
     Functions(Vec<KernelFunction>),
+    Code(Vec<CodeName>),
     Gap(Gap),
     End(u64),
 }
@@ -258,6 +269,10 @@ impl Trace {
             }
             Note::Functions(found) => {
                 self.functions.extend(found.into_iter().map(|of| (of.address, of.name)));
+            }
+            Note::Code(found) => {
+                let of = |of: CodeName| ((of.process, of.address), of.name);
+                self.code.extend(found.into_iter().map(of));
             }
             Note::Gap(gap) => self.gaps.push(gap),
             Note::End(ended_ns) => self.ended_ns = Some(ended_ns),
@@ -417,6 +432,7 @@ mod tests {
                 address: 0x8123_4567,
                 name: "filemap_fault".to_owned(),
             }]),
+            Note::Code(vec![CodeName { process: 2, address: 0x1234, name: "sum".to_owned() }]),
             Note::Gap(Gap { cpu: None, count: 3, from_ns: 8, to_ns: 9 }),
             Note::Names(vec![ThreadName { thread: 3, at_ns: 9, name: "three".to_owned() }]),
             Note::Processes(vec![2]),

@@ -404,6 +404,30 @@ int elfen_ev_faulted(void *context)
 	return 0;
 }
 
+/* The code segment of what was interrupted, in the registers that a perf event has. */
+#define CONTEXT_CS 136
+#define USER_MODE 3
+
+/*
+ * A clock of the CPU: where the running thread is in its own code. In the kernel, that is where it
+ * has entered the kernel.
+ */
+SECTION("perf_event")
+int elfen_ev_sampled(void *context)
+{
+	struct elfen_event_config *config = config_of();
+	struct task_struct *task = get_current_task();
+	elfen_u64 segment = *(elfen_u64 *)(context + CONTEXT_CS);
+	struct pt_regs *registers;
+
+	if (!config || !is_watched(config, task->tgid))
+		return 0;
+	registers = task_pt_regs(task);
+	note(config, SAMPLE, (segment & USER_MODE) == USER_MODE ? 0 : SAMPLE_KERNEL, task->pid,
+	     ktime_get_ns(), registers->ip, (elfen_u32)task->tgid);
+	return 0;
+}
+
 /* A probe's cookie: its number, the register that points to a name, and whether there is one. */
 #define COOKIE_NUMBER 0xff
 #define COOKIE_REGISTER(cookie) ((cookie) >> 8 & 0xff)

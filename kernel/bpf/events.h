@@ -95,6 +95,7 @@ struct {
 #define COMPACTION 13
 #define FAULT 14
 #define BLOCKED 15
+#define SAMPLE 16
 
 /* A stack begins with the frames of the switch itself. The eight after them are recorded. */
 #define FRAMES 8
@@ -103,6 +104,7 @@ struct {
 #define SWITCH_PREEMPTED 1
 #define SWITCH_IOWAIT 2
 #define RECEIVED_PEEK 1
+#define SAMPLE_KERNEL 1
 
 #define NO_CALL 0xffff
 
@@ -128,6 +130,7 @@ struct task_struct {
 
 struct pt_regs {
 	unsigned long orig_ax;
+	unsigned long ip;
 } __attribute__((preserve_access_index));
 
 struct in6_addr {

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{Ordering::*, fence};
 
+use aya::programs::perf_event::{PerfEventLink, SoftwareEvent};
 use elfen_rt::clock::monotonic_ns;
 use elfen_rt::signal::event::{Runtime, Words, lap, lap_of};
 
@@ -32,7 +33,7 @@ const CPU_STATE_WORDS: usize = 8;
 /// Which kinds of events are recorded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Detail {
-    /// Switches, wake-ups, and the service's sockets.
+    /// Switches, wake-ups, the service's sockets, and samples of its code.
     Sched,
     /// Also interrupts, page faults, and waits for the kernel's own locks and memory, as far as the
     /// kernel has tracepoints for them.
@@ -88,8 +89,36 @@ pub fn tracepoints() -> impl Iterator<Item = (&'static str, Needs)> {
     PROGRAMS.into_iter().map(|program| (program.1, program.needs()))
 }
 
-/// The program that runs after each page fault, and the name of its event for lists of tracepoints.
-const FAULTED: (&str, &str) = ("elfen_ev_faulted", "page-faults (a software event)");
+/// A program that runs after every `every` software events, and the name of these for lists of
+/// tracepoints.
+#[derive(Debug)]
+struct Software {
+    program: &'static str,
+    events: &'static [SoftwareEvent],
+    every: u64,
+    lacking: &'static str,
+    detail: Detail,
+}
+
+/// About 251 times a second, so not in step with the kernel's own clock.
+const SAMPLE_NS: u64 = 3_984_063;
+
+static SOFTWARE: [Software; 2] = [
+    Software {
+        program: "elfen_ev_faulted",
+        events: &[SoftwareEvent::PageFaultsMin, SoftwareEvent::PageFaultsMaj],
+        every: 1,
+        lacking: "page-faults (a software event)",
+        detail: Detail::Full,
+    },
+    Software {
+        program: "elfen_ev_sampled",
+        events: &[SoftwareEvent::CpuClock],
+        every: SAMPLE_NS,
+        lacking: "cpu-clock (a software event)",
+        detail: Detail::Sched,
+    },
+];
 const RUNTIME: &str = "elfen_ev_runtime";
 
 /// A probe point in a file of a language's runtime.
@@ -176,6 +205,10 @@ pub struct Events {
     links: Vec<OwnedFd>,
     /// How many of the programs are attached to tracepoints.
     traced: usize,
+    /// Attached to software events.
+    software: Vec<&'static Software>,
+    /// Empty while paused.
+    software_links: Vec<PerfEventLink>,
     missed: u64,
     missed_at_ns: u64,
 }
@@ -191,15 +224,27 @@ impl Events {
             program.3 <= detail && (program.needs() != Needs::Sockets || watched.port != 0)
         };
         all.attach_to(PROGRAMS.into_iter().filter(is_requested))?;
-        if detail == Detail::Full {
-            let (name, lacking) = FAULTED;
-            match all.object.faults(name) {
-                Ok(program) => all.programs.push(program),
-                Err(Error::Refused(_)) => all.lacks.push(lacking),
-                Err(other) => return Err(other),
+        for one in SOFTWARE.iter().filter(|one| one.detail <= detail) {
+            match all.add_software(one) {
+                Err(Error::Refused(_)) => all.lacks.push(one.lacking),
+                added => added?,
             }
         }
         Ok(all)
+    }
+
+    fn add_software(&mut self, one: &'static Software) -> Result<(), Error> {
+        let program = self.object.software(one.program)?;
+        self.attach_software(one)?;
+        self.programs.push(program);
+        self.software.push(one);
+        Ok(())
+    }
+
+    fn attach_software(&mut self, one: &Software) -> Result<(), Error> {
+        let links = self.object.attach_software(one.program, one.events, one.every)?;
+        self.software_links.extend(links);
+        Ok(())
     }
 
     fn load(events: u32, watched: &Watched) -> Result<Self, Error> {
@@ -229,6 +274,8 @@ impl Events {
             programs: Vec::new(),
             links: Vec::new(),
             traced: 0,
+            software: Vec::new(),
+            software_links: Vec::new(),
             missed: 0,
             missed_at_ns: now_ns,
         };
@@ -257,9 +304,10 @@ impl Events {
         Ok(())
     }
 
-    /// Detaches the programs from their tracepoints, so that they cost nothing.
+    /// Detaches the programs, so that they cost nothing.
     pub fn pause(&mut self) {
         self.links.clear();
+        self.software_links.clear();
     }
 
     /// Attaches the programs again. Begins a new epoch, because waits may have ended unseen
@@ -271,7 +319,7 @@ impl Events {
             let link = bpf_call::attach(program.as_fd()).map_err(Error::call("attaching"))?;
             self.links.push(link);
         }
-        Ok(())
+        self.software.clone().into_iter().try_for_each(|one| self.attach_software(one))
     }
 
     /// The requested tracepoints that the kernel lacks.

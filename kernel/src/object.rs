@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use aya::maps::{Map, MapData, RingBuf};
-use aya::programs::perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent};
+use aya::programs::perf_event::{
+    PerfEventConfig, PerfEventLink, PerfEventScope, SamplePolicy, SoftwareEvent,
+};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{BtfTracePoint, FExit, PerfEvent, Program, UProbe};
 use aya::{Btf, Ebpf, EbpfLoader};
@@ -71,23 +73,35 @@ impl Object {
         attached.map(drop).map_err(refused)
     }
 
-    /// Attaches a program to the page faults of each online CPU, as long as this object exists.
-    pub(crate) fn faults(&mut self, name: &str) -> Result<OwnedFd, Error> {
-        const SORTS: [SoftwareEvent; 2] =
-            [SoftwareEvent::PageFaultsMin, SoftwareEvent::PageFaultsMaj];
+    /// Loads a program of software events.
+    pub(crate) fn software(&mut self, name: &str) -> Result<OwnedFd, Error> {
         let program: &mut PerfEvent = named(&mut self.ebpf, name)?;
         program.load().map_err(refused)?;
-        let online = aya::util::online_cpus();
-        for cpu in online.map_err(|(_, error)| Error::Cpus(error))? {
-            for sort in SORTS {
-                let (every, scope) =
-                    (SamplePolicy::Period(1), PerfEventScope::AllProcessesOneCpu { cpu });
-                let attached = program.attach(PerfEventConfig::Software(sort), scope, every, false);
-                attached.map_err(refused)?;
-            }
-        }
         let program = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
         program.map_err(Error::call(DUPLICATING))
+    }
+
+    /// Attaches a loaded program to these events on each online CPU, as long as the links exist. It
+    /// runs after every `every` events.
+    pub(crate) fn attach_software(
+        &mut self,
+        name: &str,
+        events: &[SoftwareEvent],
+        every: u64,
+    ) -> Result<Vec<PerfEventLink>, Error> {
+        let program: &mut PerfEvent = named(&mut self.ebpf, name)?;
+        let online = aya::util::online_cpus();
+        let mut links = Vec::new();
+        for cpu in online.map_err(|(_, error)| Error::Cpus(error))? {
+            for &event in events {
+                let (every, scope) =
+                    (SamplePolicy::Period(every), PerfEventScope::AllProcessesOneCpu { cpu });
+                let config = PerfEventConfig::Software(event);
+                let link = program.attach(config, scope, every, false).map_err(refused)?;
+                links.push(program.take_link(link).map_err(refused)?);
+            }
+        }
+        Ok(links)
     }
 
     /// A ring buffer, which wakes threads that wait for it.

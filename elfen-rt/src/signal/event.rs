@@ -77,6 +77,12 @@ pub enum EventKind {
         second: bool,
         frames: [u32; 4],
     },
+    /// A clock found the thread there in its own code, or in the kernel, called from there.
+    Sample {
+        process: u32,
+        address: u64,
+        in_kernel: bool,
+    },
 }
 
 /// Why a thread waited for the kernel.
@@ -169,6 +175,7 @@ const RECLAIM: u64 = 12;
 const COMPACTION: u64 = 13;
 const FAULT: u64 = 14;
 const BLOCKED: u64 = 15;
+const SAMPLE: u64 = 16;
 
 const NO_CALL: u16 = 0xffff;
 
@@ -233,6 +240,7 @@ impl Event {
                 let frames = [low(a), high(a), low(b), high(b)];
                 EventKind::Blocked { second: flag, frames }
             }
+            SAMPLE => EventKind::Sample { process: low(b), address: a, in_kernel: flag },
             RUNTIME => {
                 let [number, ..] = word.to_le_bytes();
                 let step = Runtime::of(number, sixteen(a, b))?;
@@ -282,6 +290,9 @@ impl Event {
             EventKind::Fault { since_ns, address } => (FAULT, 0, since_ns, address),
             EventKind::Blocked { second, frames: [a, b, c, d] } => {
                 (BLOCKED, u64::from(second), pair(b, a), pair(d, c))
+            }
+            EventKind::Sample { process, address, in_kernel } => {
+                (SAMPLE, u64::from(in_kernel), address, u64::from(process))
             }
         };
         [self.at_ns, a, b, u64::from(self.thread) << 32 | 1 << 16 | kind << 8 | flags]
@@ -335,6 +346,7 @@ mod tests {
             EventKind::Stall { since_ns, what: Stall::Compaction },
             EventKind::Fault { since_ns, address: 0x7f00_0000_1000 },
             EventKind::Blocked { second: true, frames: [1, 2, u32::MAX, 4] },
+            EventKind::Sample { process: 8, address: 0x7f00_0000_1234, in_kernel: true },
         ];
         for kind in kinds {
             let event = Event { at_ns: 1 << 60, thread: 4_000_000_000, kind };

@@ -76,6 +76,7 @@ fn record_until_end(
         recorder.poll(writer)?;
         if signal.is_some() || left.is_some_and(|left| left.is_zero()) {
             recorder.refresh(writer)?;
+            recorder.write_last_names(writer)?;
             recorder.write_last_pause(writer)?;
             return Ok(signal);
         }

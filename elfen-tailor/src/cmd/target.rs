@@ -32,8 +32,8 @@ pub(super) struct Target {
     #[command(flatten)]
     lanes: LaneArgs,
 
-    /// `sched`: switches, wake-ups and sockets; `full`: also interrupts, page faults and kernel
-    /// waits
+    /// `sched`: switches, wake-ups, sockets, and which code runs; `full`: also interrupts, page
+    /// faults and kernel waits
     #[arg(long, value_enum, default_value = "sched")]
     detail: Level,
 

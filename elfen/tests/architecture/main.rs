@@ -35,9 +35,9 @@ const LAYERS: [(&str, &str); 5] = [
     (
         "elfen_tailor",
         "cmd
-        duty jvm kernel_functions last_minute marks recorder service signals
-        account calls causes draw marked neighbours queues rank replay report request runtime \
-        segment service_slots stalls timeline trace walk",
+        code_names duty jvm kernel_functions last_minute marks recorder service signals
+        account calls causes draw long_code marked neighbours queues rank replay report request \
+        runtime segment service_slots stalls timeline trace walk",
     ),
     (
         "experiments",

@@ -5,6 +5,7 @@
 
 mod faults;
 mod jvm;
+mod long_code;
 mod lucene;
 mod overlap;
 #[path = "../process/mod.rs"]

@@ -1,7 +1,7 @@
 //! Which path led to an instruction, from the directions of the branches before it (section 5.3).
 //!
 //! The control flow that ran is searched backwards from a sample. Three schemes are compared, as in
-//! Figure 6: the most frequent edge at each merge; all paths that fit the branch history; and those
+//! Figure 6: the most frequent block at each merge; all paths that fit the branch history; and those
 //! of them that hold the other instruction of a pair. Only a path that is the single one, and the
 //! true one, is a success.
 //!
@@ -37,6 +37,7 @@ struct Edge {
     kind: Kind,
     /// The direction, if it is a conditional branch.
     taken: Option<bool>,
+    /// How often the block that it comes from runs.
     count: u64,
 }
 
@@ -44,7 +45,7 @@ struct Edge {
 #[derive(Debug)]
 pub struct PathGraph {
     trace: Trace,
-    /// Edges that lead to each block, the most frequent one first.
+    /// Edges that lead to each block, first from the block that runs most often.
     before: Vec<Vec<Edge>>,
     ends: Vec<u64>,
 }
@@ -138,14 +139,19 @@ pub struct PathAccuracy {
 impl PathGraph {
     pub fn new(trace: &Trace) -> Self {
         let trace = split(trace);
-        let mut counts: HashMap<(BlockNumber, BlockNumber), u64> = HashMap::new();
-        for pair in trace.runs.windows(2) {
-            *counts.entry((pair[0], pair[1])).or_default() += 1;
+        let mut counts = vec![0; trace.blocks.len()];
+        for &block in &trace.runs {
+            if let Some(count) = counts.get_mut(block as usize) {
+                *count += 1;
+            }
         }
+        let edges: HashSet<(BlockNumber, BlockNumber)> =
+            trace.runs.windows(2).map(|pair| (pair[0], pair[1])).collect();
         let ends: Vec<u64> = trace.blocks.iter().map(|block| trace.end(block)).collect();
         let before = vec![Vec::new(); trace.blocks.len()];
         let mut graph = Self { trace, before, ends };
-        for (&(from, to), &count) in &counts {
+        for (from, to) in edges {
+            let count = counts.get(from as usize).copied().unwrap_or(0);
             let edge = graph.edge(from, to, count);
             if let (Some(edge), Some(before)) = (edge, graph.before.get_mut(to as usize)) {
                 before.push(edge);
@@ -216,7 +222,7 @@ impl PathGraph {
         }
     }
 
-    /// The path along the most frequent edges.
+    /// The path along the blocks that run most often.
     fn frequent_path(&self, from: BlockNumber, length: usize, through: bool) -> Vec<BlockNumber> {
         let mut path = vec![from];
         let mut at = from;

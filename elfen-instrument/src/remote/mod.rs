@@ -4,6 +4,7 @@
 //! from such a process is untrusted input: a program can map and write what it likes.
 
 mod calls;
+pub mod descriptor;
 mod group;
 mod memory;
 mod paused;

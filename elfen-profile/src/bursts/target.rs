@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use elfen_instrument::process::{ProgramId, status_field};
-use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, mappings};
+use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, descriptor, mappings};
 use elfen_instrument::symbols::address_of_symbol;
 use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
 
@@ -109,7 +109,7 @@ impl Target {
             return Err(Refusal::Unfit("it has just executed another program"));
         }
         let (mapped, contexts, table, header, points) =
-            group.calls(thread, |call| map_all(&places, &mut region, &memory, call))??;
+            group.calls(thread, |call| map_all(&places, &mut region, process, &memory, call))??;
         let header = Header { at: header };
         header.set_up(&region, contexts, table);
         let code_at = header.at + HEADER_BYTES;
@@ -453,10 +453,11 @@ type Made = (Vec<Range<u64>>, u64, u64, u64, u64);
 fn map_all(
     places: &Places,
     region: &mut Region,
+    process: u32,
     memory: &Memory,
     call: Call<'_>,
 ) -> Result<Made, TouchError> {
-    let fd = open(region, memory, call)?;
+    let fd = give(region, process, memory, call)?;
     let mut mapped = Vec::new();
     let made = map_parts(places, region, fd, &mut mapped, call);
     call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
@@ -516,20 +517,16 @@ fn map_parts(
     Ok(places_of)
 }
 
-/// Opens the region's file in the process. The path lies in a page of its own meanwhile.
-fn open(region: &Region, memory: &Memory, call: Call<'_>) -> Result<u64, TouchError> {
-    let path = format!("/proc/{}/fd/{}\0", std::process::id(), region.fd());
+/// Gives the process the region's file, and returns the descriptor there. What that needs lies in a
+/// page of its own meanwhile.
+fn give(region: &Region, process: u32, memory: &Memory, call: Call<'_>) -> Result<u64, TouchError> {
     let rights = u64::from((libc::PROT_READ | libc::PROT_WRITE).unsigned_abs());
     let flags = u64::from((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unsigned_abs());
     let at = call("mmap", libc::SYS_mmap, [0, PAGE, rights, flags, u64::MAX, 0])?;
-    let written = memory.write(at, path.as_bytes());
-    let written = written.map_err(|error| TouchError::Call { what: "its memory", error });
-    let here = i64::from(libc::AT_FDCWD).cast_unsigned();
-    let flags = u64::from((libc::O_RDWR | libc::O_CLOEXEC).unsigned_abs());
-    let opened =
-        written.and_then(|()| call("openat", libc::SYS_openat, [here, at, flags, 0, 0, 0]));
+    let fail = |what, error| TouchError::Call { what, error };
+    let given = descriptor::give(process, memory, at, region.file(), call, fail);
     call("munmap", libc::SYS_munmap, [at, PAGE, 0, 0, 0, 0])?;
-    opened
+    given
 }
 
 /// The dynamic loader of a process.

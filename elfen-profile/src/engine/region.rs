@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use elfen_stream::{Cache, Cluster, CodeMemory, layout};
@@ -59,8 +59,8 @@ impl Region {
         Ok(copy)
     }
 
-    pub(crate) fn fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Notes where the program has mapped a part of the file.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 
-use elfen_instrument::remote::{Memory, Tracee, find_syscall};
+use elfen_instrument::remote::{Memory, Tracee, descriptor, find_syscall};
 use elfen_stream::counts::{ComputedBranch, Counts, Observed, derive};
 use elfen_stream::{BlockId, Cache, Counted, Stop, layout};
 
@@ -23,7 +23,7 @@ const NEIGHBOURHOOD: usize = 60;
 /// A target that fills this many entries of a log gets code of its own.
 const PROMOTED_FROM: u32 = 4;
 /// Below a thread's stack pointer, past its red zone.
-const PATH_BELOW: u64 = 512;
+const ROOM_BELOW: u64 = 512;
 /// Where libraries are, and not the program itself.
 const HIGH: u64 = 0x7000_0000_0000;
 
@@ -122,7 +122,7 @@ impl Space {
         // Not next to the libraries to come, but out of their way.
         let contexts = at.saturating_sub(CONTEXTS_BYTES + MARGIN);
         let [table, contexts] = borrow_thread(thread, |borrowed| {
-            let fd = open(borrowed, syscall, objects.memory(), &region)?;
+            let fd = give(borrowed, syscall, process, objects.memory(), &region)?;
             let read = u64::from(libc::PROT_READ.unsigned_abs());
             let write = read | u64::from(libc::PROT_WRITE.unsigned_abs());
             let table = [contexts.saturating_sub(Cache::TABLE_BYTES), Cache::TABLE_BYTES, read];
@@ -167,7 +167,7 @@ impl Space {
         let mut region = self.region.copy(&self.cache.used())?;
         self.cache.write_table(&mut region);
         let objects = self.objects.copy(process, Memory::open(process)?);
-        self.map_again(thread, objects.memory(), &region, libc::MAP_FIXED)?;
+        self.map_again(thread, process, objects.memory(), &region, libc::MAP_FIXED)?;
         Ok(Self {
             region,
             cache: self.cache.clone(),
@@ -189,7 +189,7 @@ impl Space {
     /// that of a process that has never had our mappings.
     pub(crate) fn move_to(&mut self, thread: Tracee, process: u32) -> io::Result<()> {
         let memory = Memory::open(process)?;
-        self.map_again(thread, &memory, &self.region, libc::MAP_FIXED_NOREPLACE)?;
+        self.map_again(thread, process, &memory, &self.region, libc::MAP_FIXED_NOREPLACE)?;
         self.objects.move_to(process, memory);
         Ok(())
     }
@@ -198,12 +198,13 @@ impl Space {
     fn map_again(
         &self,
         thread: Tracee,
+        process: u32,
         memory: &Memory,
         region: &Region,
         fixed: i32,
     ) -> io::Result<()> {
         borrow_thread(thread, |borrowed| {
-            let fd = open(borrowed, self.syscall, memory, region)?;
+            let fd = give(borrowed, self.syscall, process, memory, region)?;
             for (range, offset) in region.parts() {
                 let read = libc::PROT_READ.unsigned_abs();
                 let rights = match range.start {
@@ -235,7 +236,8 @@ impl Space {
         }
         let (offset, cluster) = Region::cluster(self.clusters, at);
         borrow_thread(thread, |borrowed| {
-            let fd = open(borrowed, self.syscall, self.objects.memory(), &self.region)?;
+            let (process, memory) = (self.objects.process(), self.objects.memory());
+            let fd = give(borrowed, self.syscall, process, memory, &self.region)?;
             let rights = u64::from((libc::PROT_READ | libc::PROT_EXEC).unsigned_abs());
             let mapped = map(borrowed, self.syscall, [at, CLUSTER_BYTES, rights], fd, offset)?;
             close(borrowed, self.syscall, fd)?;
@@ -544,19 +546,22 @@ fn log_start() -> u64 {
     u64::from(layout::LOG.unsigned_abs())
 }
 
-/// Opens the region's file in the program.
-fn open(borrowed: &Borrowed, syscall: u64, memory: &Memory, region: &Region) -> io::Result<u64> {
-    let path = format!("/proc/{}/fd/{}\0", std::process::id(), region.fd());
-    let at = (borrowed.stack() - PATH_BELOW) & !0xf;
-    let before = memory.read_vec(at, path.len());
-    memory.write(at, path.as_bytes())?;
-    let here = i64::from(libc::AT_FDCWD).cast_unsigned();
-    let flags = u64::from((libc::O_RDWR | libc::O_CLOEXEC).unsigned_abs());
-    let opened = borrowed.call(syscall, libc::SYS_openat, [here, at, flags, 0, 0, 0]);
+/// Gives the process the region's file, and returns the descriptor there.
+fn give(
+    borrowed: &Borrowed,
+    syscall: u64,
+    process: u32,
+    memory: &Memory,
+    region: &Region,
+) -> io::Result<u64> {
+    let at = (borrowed.stack() - ROOM_BELOW) & !0xf;
+    let before = memory.read_vec(at, descriptor::ROOM_BYTES);
+    let call = |_, number, arguments| borrowed.call(syscall, number, arguments);
+    let given = descriptor::give(process, memory, at, region.file(), call, |_, error| error);
     if let Ok(before) = before {
         memory.write(at, &before)?;
     }
-    opened
+    given
 }
 
 fn close(borrowed: &Borrowed, syscall: u64, fd: u64) -> io::Result<()> {

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -169,6 +169,26 @@ fn a_running_process_is_left_as_it_was() {
     }
     let status = fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap();
     assert!(status.contains("SigCgt:\t0000000000000000"), "{status}");
+}
+
+/// Goal: root records a process that has become another user, as servers do. Method: a shell, which
+/// may open nothing of ours.
+#[test]
+#[ignore = "needs root: it starts a process as another user"]
+fn a_process_of_another_user_is_sampled() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "while :; do :; done"]).uid(65534).gid(65534);
+    let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
+    sleep(Duration::from_millis(100));
+    let order = Order {
+        process: Some(running.0.id()),
+        duration: Some(Duration::from_millis(1500)),
+        ..order(Vec::new())
+    };
+    let recorded = record(&order, |_| {}).unwrap();
+    let Profile { bursts, left, .. } = &recorded.profile;
+    assert!(*bursts > 5 && left.is_empty(), "{bursts}, {left:?}");
+    assert!(!running.maps().contains("elfen-profile"));
 }
 
 /// Goal: what cannot be recorded is refused with a reason, and goes on unharmed.

@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -212,6 +213,26 @@ fn nothing_is_left_in_a_process() {
     assert_eq!(look(&running), before);
     assert!(running.read("status").contains("TracerPid:\t0"));
     assert!(running.read("stat").contains(") R "), "it goes on");
+}
+
+/// Goal: root records a process that has become another user, as servers do. Method: a shell, which
+/// may open nothing of ours.
+#[test]
+#[ignore = "needs root: it starts a process as another user"]
+fn a_process_of_another_user_is_sampled() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "while :; do :; done"]).uid(65534).gid(65534);
+    let running = Running::start(&mut command);
+    sleep(Duration::from_millis(100));
+    let order = Order {
+        process: Some(running.0.id()),
+        duration: Some(Duration::from_millis(1500)),
+        ..order(Vec::new())
+    };
+    let recorded = record(&order, |_| {}).unwrap();
+    let Profile { bursts, left, .. } = &recorded.profile;
+    assert!(*bursts > 5 && left.is_empty(), "{bursts}, {left:?}");
+    assert!(!running.read("maps").contains("elfen-profile"));
 }
 
 /// Goal: processes of which no shadows are possible are named, with the reason, and go on. Method:

@@ -302,6 +302,17 @@ fn failures_have_a_reason_and_a_status() {
         assert_eq!(output.status.code(), Some(status), "{words:?}: {}", error(&output));
         assert!(error(&output).contains(why), "{words:?}: {}", error(&output));
     }
+    let mut stopped = Command::new("sh").args(["-c", "kill -STOP $$"]).spawn().unwrap();
+    let process = stopped.id().to_string();
+    let state = || fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    while !state().contains(") T ") {
+        sleep(Duration::from_millis(5));
+    }
+    let output = elfen(&["record", "-p", &process]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error(&output).contains(&format!("kill -CONT {process}")), "{}", error(&output));
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
     let killed = elfen(&["record", "-q", "--by", "everything", "--", "sh", "-c", "kill -KILL $$"]);
     assert_eq!(killed.status.code(), Some(128 + 9));
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output;
+use elfen_instrument::process::stat;
 
 use super::rules_file;
 use crate::bursts::{self, BurstError};
@@ -230,6 +231,12 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         let why = "bursts are too short for values";
         let fix = "use --by shadows, or --by everything";
         return Err(Failure::new(Status::Usage, "the recording", why, fix));
+    }
+    if let Some(pid) = args.pid
+        && stat(pid).is_some_and(|stat| stat.state == 'T')
+    {
+        let fix = format!("let it continue: kill -CONT {pid}");
+        return Err(Failure::new(Status::Failed, process(args), "it is stopped", fix));
     }
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;

@@ -100,6 +100,22 @@ impl Hierarchies {
     }
 }
 
+/// The folders of a process's cgroup and of those around it, for any controller, the innermost
+/// first.
+pub fn folders_of(
+    process: u32,
+    controller: &'static str,
+) -> Result<(Vec<PathBuf>, Version), Error> {
+    let mounts = read(Path::new("/proc/self/mountinfo"))?;
+    let of_v2 = |point: &Path| read(&point.join("cgroup.controllers"));
+    let (point, version) = Hierarchies::mount_of(controller, &mounts, of_v2)?;
+    let controller = if version == Version::One { controller } else { "" };
+    let hierarchy = Hierarchy { point, version, controller };
+    let innermost = hierarchy.folder(&hierarchy.path_of(process)?);
+    let all = innermost.ancestors().take_while(|folder| folder.starts_with(&hierarchy.point));
+    Ok((all.map(Path::to_owned).collect(), version))
+}
+
 /// The fields of a mountinfo line that this module uses.
 struct Mounted<'a> {
     point: &'a str,

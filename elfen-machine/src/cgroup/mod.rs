@@ -14,7 +14,7 @@ mod path;
 pub use file::Error;
 pub use freezer::Freezer;
 pub use group::{Group, Rank};
-pub use hierarchies::{Hierarchies, Version};
+pub use hierarchies::{Hierarchies, Version, folders_of};
 pub use path::CgroupPath;
 
 pub(crate) use hierarchies::path_in;

@@ -16,6 +16,7 @@ mod copier;
 mod files;
 mod filter;
 mod lent;
+mod limits;
 mod recorder;
 mod shadow;
 

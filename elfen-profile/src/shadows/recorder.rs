@@ -24,6 +24,7 @@ use super::calls::{Ids, World};
 use super::copier::{Copier, Refusal, is_traced_here};
 use super::files::Files;
 use super::lent::Lent;
+use super::limits::lacks_room;
 use super::shadow::{Ended, Length, Shadow};
 use crate::control::{Control, Recording};
 use crate::engine::tally::{Tally, are_known};
@@ -48,8 +49,6 @@ const STALL_NS: f64 = 200_000.0;
 /// Weight of the newest shadow in means.
 const NEWEST: f64 = 0.2;
 const PAGE: u64 = 4096;
-/// Room that a memory limit must leave for a shadow.
-const ROOM_BYTES: u64 = 64 << 20;
 /// A program that runs for less than this is not worth a copier.
 const TICKS_MIN: u64 = 1;
 
@@ -478,8 +477,8 @@ impl Recorder {
         if is_filtered(process) {
             return Err(Refusal::Unfit("it filters its system calls since then"));
         }
-        if !has_room(process, memory) {
-            return Err(Refusal::Unfit("its memory limit is nearly reached"));
+        if let Some(why) = lacks_room(process, memory) {
+            return Err(Refusal::Unfit(why));
         }
         let before = stat(process).map(|stat| stat.faults);
         if let (Some(last), Some(now)) = (prepared.faults_then, before) {
@@ -689,24 +688,6 @@ fn memory_of(process: u32) -> Option<u64> {
     let text = status_field(process, "VmRSS")?;
     let kilobytes: u64 = text.split_whitespace().next()?.parse().ok()?;
     Some(kilobytes << 10)
-}
-
-/// Whether the limits of a process's cgroups leave room for a copy of some of its memory.
-fn has_room(process: u32, memory: u64) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
-    let Some(path) = text.lines().find_map(|line| line.strip_prefix("0::/")) else { return true };
-    let root = std::path::Path::new("/sys/fs/cgroup");
-    let number = |path: &std::path::Path, name| -> Option<u64> {
-        std::fs::read_to_string(path.join(name)).ok()?.trim().parse().ok()
-    };
-    let needs = ROOM_BYTES.min(memory) + memory / 8;
-    let own = root.join(path);
-    own.ancestors().take_while(|path| path.starts_with(root)).all(|path| {
-        match (number(path, "memory.max"), number(path, "memory.current")) {
-            (Some(most), Some(now)) => most.saturating_sub(now) > needs,
-            _ => true,
-        }
-    })
 }
 
 /// The ids of a thread as its process sees them.

@@ -400,7 +400,9 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
         let mut ends: Vec<_> = recorded.ends.iter().collect();
         ends.sort_by_key(|&(why, count)| (u64::MAX - count, why));
         let ends: Vec<String> = ends.iter().map(|(why, count)| format!("{count} {why}")).collect();
-        to_stderr(&format!("profile: ends of shadows: {}", ends.join(", ")));
+        if !ends.is_empty() {
+            to_stderr(&format!("profile: ends of shadows: {}", ends.join(", ")));
+        }
     }
     Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
 }

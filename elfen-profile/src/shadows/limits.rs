@@ -1,5 +1,5 @@
-//! Whether the limits of a program's cgroups leave room for a shadow. Without it the kernel would
-//! kill the program, or refuse it its next thread.
+//! Whether the limits of a program's cgroups leave room for a shadow. Otherwise the kernel would kill
+//! the program, or it could start no thread.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,7 @@ const MEMORY_V2: Files = Files {
 };
 const TASKS: Files = Files { most: "pids.max", now: "pids.current", spare: None };
 
-/// Why there is no room for a shadow of a process with so many bytes of resident memory, if there
-/// is none.
+/// What limit leaves no room for a shadow of a process; `memory` is its resident memory in bytes.
 pub(super) fn lacks_room(process: u32, memory: u64) -> Option<&'static str> {
     // What is not limited has no folders.
     let folders = |controller| folders_of(process, controller).ok();
@@ -45,7 +44,7 @@ pub(super) fn lacks_room(process: u32, memory: u64) -> Option<&'static str> {
     (!have_room(&all, &TASKS, ROOM_TASKS)).then_some("its limit of processes is nearly reached")
 }
 
-/// Whether all cgroups have room for `needs` more.
+/// Whether all cgroups leave room for `needs`.
 fn have_room(folders: &[PathBuf], files: &Files, needs: u64) -> bool {
     folders.iter().all(|folder| {
         // A root has no files, and `max` is no number.

@@ -25,7 +25,7 @@ const LAYERS: [(&str, &str); 5] = [
         "elfen_machine",
         "doctor lane_args
         lanes placement
-        fence topology
+        fence samplers topology
         source systemd
         affinity cgroup hsperf pair pidfd segment
         mapped process

@@ -13,6 +13,7 @@ use elfen_core_model::window::{WindowedIpc, Windows};
 use serde::Serialize;
 
 use crate::profile::{Place, Profile, ProfiledFile};
+use crate::sample_table::{EventRates, LATENCY_HEADS, MeanLatencies, TABLE_1, percent};
 use crate::symbols::ProfileSymbols;
 
 /// Names of the places of a trace.
@@ -100,25 +101,12 @@ struct Row {
     relative_error: Option<f64>,
     executions_truly: u64,
     aborted: u64,
-    latencies: RowLatencies,
+    latencies: MeanLatencies,
     wasted: f64,
     wasted_truly: i64,
-    icache_miss_rate: Option<f64>,
-    dcache_miss_rate: Option<f64>,
-    dtlb_miss_rate: Option<f64>,
-    mispredict_rate: Option<f64>,
+    #[serde(flatten)]
+    rates: EventRates,
     metric: Option<f64>,
-}
-
-/// Means of the latencies of Table 1.
-#[derive(Serialize, Debug)]
-struct RowLatencies {
-    fetch_to_map: Option<f64>,
-    map_to_ready: Option<f64>,
-    ready_to_issue: Option<f64>,
-    issue_to_retire_ready: Option<f64>,
-    retire_ready_to_retire: Option<f64>,
-    load_issue_to_completion: Option<f64>,
 }
 
 impl CoreReport {
@@ -256,46 +244,28 @@ impl CoreReport {
     }
 
     fn table(&self) -> String {
-        let mut head = vec![
-            "instruction",
-            "class",
-            "executions",
-            "±",
-            "map",
-            "ready",
-            "issue",
-            "done",
-            "retire",
-            "load",
-            "wasted",
-            "D-miss",
-            "mispr.",
-        ];
+        let mut head = vec!["instruction", "class", "executions", "±"];
+        head.extend(&LATENCY_HEADS[..TABLE_1]);
+        head.extend(["wasted", "D-miss", "mispr."]);
         if self.metric.is_some() {
             head.push("metric");
         }
-        let cycles =
-            |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.1}"));
         let rows: Vec<Vec<String>> = self
             .rows
             .iter()
             .map(|row| {
-                let latencies = &row.latencies;
                 let mut cells = vec![
                     row.name.clone(),
                     row.class.to_owned(),
                     format!("{:.0}", row.executions),
                     percent(row.relative_error),
-                    cycles(latencies.fetch_to_map),
-                    cycles(latencies.map_to_ready),
-                    cycles(latencies.ready_to_issue),
-                    cycles(latencies.issue_to_retire_ready),
-                    cycles(latencies.retire_ready_to_retire),
-                    cycles(latencies.load_issue_to_completion),
-                    format!("{:.0}", row.wasted),
-                    percent(row.dcache_miss_rate),
-                    percent(row.mispredict_rate),
                 ];
+                cells.extend(row.latencies.cells().into_iter().take(TABLE_1));
+                cells.extend([
+                    format!("{:.0}", row.wasted),
+                    percent(row.rates.dcache_miss_rate),
+                    percent(row.rates.mispredict_rate),
+                ]);
                 if self.metric.is_some() {
                     cells.push(row.metric.map_or(String::new(), |value| format!("{value:.3}")));
                 }
@@ -316,8 +286,6 @@ impl Row {
         sampling: &Sampling,
         issue_width: u32,
     ) -> Option<Self> {
-        let [to_map, to_ready, to_issue, to_retire_ready, to_retire, load] =
-            estimate.latencies.map(|mean| mean.value());
         let error = relative_error(estimate.retired);
         Some(Self {
             address: site.pc,
@@ -328,20 +296,10 @@ impl Row {
             relative_error: error,
             executions_truly: truth.retired,
             aborted: estimate.aborted.iter().sum(),
-            latencies: RowLatencies {
-                fetch_to_map: to_map,
-                map_to_ready: to_ready,
-                ready_to_issue: to_issue,
-                issue_to_retire_ready: to_retire_ready,
-                retire_ready_to_retire: to_retire,
-                load_issue_to_completion: load,
-            },
+            latencies: MeanLatencies::of(estimate),
             wasted: estimate.wasted(sampling, issue_width),
             wasted_truly: truth.wasted(issue_width),
-            icache_miss_rate: estimate.icache_misses.value(),
-            dcache_miss_rate: estimate.dcache_misses.value(),
-            dtlb_miss_rate: estimate.dtlb_misses.value(),
-            mispredict_rate: estimate.mispredicted.value(),
+            rates: EventRates::of(estimate),
             metric: None,
         })
     }
@@ -461,10 +419,6 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 
 fn per_thousand(part: u64, whole: u64) -> f64 {
     ratio(part, whole).unwrap_or(0.0) * 1000.0
-}
-
-fn percent(share: Option<f64>) -> String {
-    share.map_or(String::new(), |share| format!("{:.1} %", share * 100.0))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a trace are below 2^53")]

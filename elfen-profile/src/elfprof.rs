@@ -11,6 +11,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use elfen_core_model::estimate::{LATENCIES, Mean, RATES, SiteEstimate};
 use elfen_stream::counts::EdgeKind;
 use miniz_oxide::deflate::compress_to_vec_zlib;
 use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
@@ -18,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::profile::{
     BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, FIRST_PATH_BLOCK, PathBlock, PathCount,
-    Place, Profile, ProfiledFile, ProfiledRule, RuleCount, RuleMember, Source, StackCount,
-    StackEnd, ValueCount,
+    Place, Profile, ProfiledFile, ProfiledRule, RuleCount, RuleMember, SampledEvent, SampledPlace,
+    Source, StackCount, StackEnd, ValueCount,
 };
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
@@ -39,6 +40,10 @@ const PATH_COLUMNS: usize = 4;
 const RULE_COLUMNS: usize = 7;
 const VALUE_COLUMNS: usize = 6;
 const TOP_COLUMNS: usize = 2;
+/// The place and the event; samples and outcomes; two for each mean.
+const SAMPLE_COLUMNS: usize = 3 + OUTCOMES + 2 * MEANS;
+const OUTCOMES: usize = 6;
+const MEANS: usize = LATENCIES + 1 + RATES;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +92,10 @@ struct Header {
     /// Of all instructions in `values` together.
     #[serde(default)]
     top_values: usize,
+    #[serde(default)]
+    sampled_events: Vec<SampledEvent>,
+    #[serde(default)]
+    samples: usize,
 }
 
 /// The kinds of edges by their numbers in a file.
@@ -125,6 +134,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         rule_counts: profile.rule_counts.len(),
         values: profile.values.len(),
         top_values: profile.values.values().map(|one| one.top.len()).sum(),
+        sampled_events: profile.sampled_events.clone(),
+        samples: profile.samples.len(),
     };
     let header = serde_json::to_vec(&header)?;
     let mut columns = Vec::new();
@@ -148,6 +159,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let tops: Vec<[u64; TOP_COLUMNS]> = tops.map(|&(value, count)| [value, count]).collect();
     put_columns(&values, &mut columns);
     put_columns(&tops, &mut columns);
+    let samples: Vec<[u64; SAMPLE_COLUMNS]> = profile.samples.iter().map(sample_row).collect();
+    put_columns(&samples, &mut columns);
     let mut bytes = MAGIC.to_vec();
     let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     bytes.extend(length.to_le_bytes());
@@ -190,6 +203,7 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let rule_counts = columns.rows(header.rule_counts)?;
         let values: Vec<[u64; VALUE_COLUMNS]> = columns.rows(header.values)?;
         let tops: Vec<[u64; TOP_COLUMNS]> = columns.rows(header.top_values)?;
+        let samples = columns.rows(header.samples)?;
         let files = header.files.len();
         let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
         let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
@@ -212,9 +226,12 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let mut tops = &tops[..];
         let values = values.iter().map(|row| value(row, &mut tops, files));
         let values = values.collect::<Option<_>>().filter(|_| tops.is_empty())?;
-        Some((blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values))
+        let events = header.sampled_events.len();
+        let samples =
+            samples.iter().map(|row| sample(row, events, files)).collect::<Option<_>>()?;
+        Some((blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values, samples))
     })();
-    let (blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values) =
+    let (blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values, samples) =
         found.ok_or(ReadError::Damaged)?;
     Ok(Profile {
         program: header.program,
@@ -232,6 +249,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         rules: header.rules,
         rule_counts,
         values,
+        sampled_events: header.sampled_events,
+        samples,
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
@@ -257,6 +276,48 @@ fn value(
     let top = own.iter().map(|&[value, count]| (value, count)).collect();
     let bytes = u8::try_from(bytes).ok()?;
     Some((place(file, offset, files)?, ValueCount { bytes, count, bursts, top }))
+}
+
+fn sample_row((at, one): (&SampledPlace, &SiteEstimate)) -> [u64; SAMPLE_COLUMNS] {
+    let [direction, back, other] = one.aborted;
+    let place = [at.place.file.into(), at.place.offset, at.event.into()];
+    let outcomes = [one.samples, one.retired, one.fetched, direction, back, other];
+    let means = one.latencies.iter().chain([&one.in_progress]).copied().chain(one.rates());
+    let mut row = [0; SAMPLE_COLUMNS];
+    let fields = place.into_iter().chain(outcomes);
+    for (cell, field) in
+        row.iter_mut().zip(fields.chain(means.flat_map(|mean| [mean.sum, mean.count])))
+    {
+        *cell = field;
+    }
+    row
+}
+
+fn sample(
+    row: &[u64; SAMPLE_COLUMNS],
+    events: usize,
+    files: usize,
+) -> Option<(SampledPlace, SiteEstimate)> {
+    let (&[file, offset, event], row) = row.split_first_chunk()?;
+    let (&[samples, retired, fetched, direction, back, other], means) = row.split_first_chunk()?;
+    let mut one = SiteEstimate {
+        samples,
+        retired,
+        fetched,
+        aborted: [direction, back, other],
+        ..SiteEstimate::default()
+    };
+    let mut means = means.chunks_exact(2).map(|pair| Mean { sum: pair[0], count: pair[1] });
+    for mean in &mut one.latencies {
+        *mean = means.next()?;
+    }
+    one.in_progress = means.next()?;
+    for mean in one.rates_mut() {
+        *mean = means.next()?;
+    }
+    let event = u32::try_from(event).ok()?;
+    let is_known = usize::try_from(event).is_ok_and(|event| event < events);
+    is_known.then_some((SampledPlace { place: place(file, offset, files)?, event }, one))
 }
 
 fn block_row((start, one): (&Place, &BlockCount)) -> [u64; BLOCK_COLUMNS] {
@@ -451,6 +512,24 @@ mod tests {
             let member = RuleMember { rule: 1, from, to };
             profile.rule_counts.insert(member, RuleCount { count: 4, bursts: 2 });
         }
+        profile.sampled_events =
+            vec![SampledEvent { device: "ibs_op".into(), samples: 7, ..SampledEvent::default() }];
+        let mut number = 0;
+        let mut next = || {
+            number += 1;
+            number
+        };
+        let mut one = SiteEstimate {
+            samples: next(),
+            aborted: [next(), next(), next()],
+            ..SiteEstimate::default()
+        };
+        (one.retired, one.fetched) = (next(), next());
+        let mut fill = |mean: &mut Mean| *mean = Mean { sum: next(), count: next() };
+        one.latencies.iter_mut().for_each(&mut fill);
+        fill(&mut one.in_progress);
+        one.rates_mut().into_iter().for_each(fill);
+        profile.samples.insert(SampledPlace { place: place(0x1004), event: 0 }, one);
         profile.instructions = 1 << 40;
         profile.left.push("process 1: why".into());
         profile
@@ -467,6 +546,22 @@ mod tests {
         assert_eq!(parse(&written(&profile())).unwrap(), profile());
         let empty = Profile::default();
         assert_eq!(parse(&written(&empty)).unwrap(), empty);
+    }
+
+    /// Goal: files of versions without samples are still read. Method: a header without their
+    /// fields.
+    #[test]
+    fn files_without_samples_are_read() {
+        let old = Profile { sampled_events: vec![], samples: [].into(), ..profile() };
+        let bytes = written(&old);
+        let text = br#","sampled_events":[],"samples":0"#;
+        let at = bytes.windows(text.len()).position(|part| part == text).unwrap();
+        let mut bytes = [&bytes[..at], &bytes[at + text.len()..bytes.len() - CRC_BYTES]].concat();
+        let length = u32::from_le_bytes(*bytes[MAGIC.len()..].first_chunk().unwrap());
+        let length = length - u32::try_from(text.len()).unwrap();
+        bytes[MAGIC.len()..MAGIC.len() + 4].copy_from_slice(&length.to_le_bytes());
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        assert_eq!(parse(&bytes).unwrap(), old);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::diff::{Diff, DiffKey};
 use crate::export::{callgrind, firefox, folded, pprof};
 use crate::instructions::InstructionCounts;
+use crate::precise;
 use crate::profile::Profile;
 use crate::report::{ProfileReport, SortKey};
 use crate::rules::{Engine, Executed, Kind, parse};
@@ -20,6 +21,8 @@ pub fn report(profile: &Profile) {
     let (symbols, _) = ProfileSymbols::read(&profile);
     let report = ProfileReport::of(&profile, &symbols, SortKey::Path, ROWS);
     let _text = [SortKey::Function, SortKey::Call, SortKey::Path].map(|sort| report.text(sort));
+    let _instructions = ProfileReport::of(&profile, &symbols, SortKey::Instruction, ROWS)
+        .text(SortKey::Instruction);
     let _rules = ProfileReport::of(&profile, &symbols, SortKey::Rule, ROWS).text(SortKey::Rule);
     let _lines = source_lines::hottest(&profile, &symbols, ROWS);
     let _counts = InstructionCounts::of(&profile, 0, None);
@@ -32,6 +35,11 @@ pub fn report(profile: &Profile) {
     for sort in [DiffKey::Function, DiffKey::Call, DiffKey::Edge] {
         let _text = Diff::of(side, side, sort, ROWS, true).text();
     }
+}
+
+/// Decodes records of perf_event_open(2), and samples of each processor.
+pub fn samples(bytes: &[u8], position: u64) {
+    precise::decode_any(bytes, position);
 }
 
 /// Parses productions, and applies them to instructions, of which each byte tells one.

@@ -4,6 +4,8 @@
 //! counts all of it exactly. It slows the program down several times. It is the yardstick for
 //! sampled profiles.
 //!
+//! [`precise`] reads samples of single instructions from processors that take them.
+//!
 //! A [`profile::Profile`] holds counts by file and offset, so that profiles of several processes
 //! can be added. [`cmd`] has the commands.
 
@@ -26,11 +28,14 @@ mod lines;
 pub mod overlap;
 mod paths;
 mod pipeline_picture;
+pub mod precise;
+mod precise_report;
 pub mod profile;
 mod program;
 mod report;
 pub mod rule_sums;
 pub mod rules;
+mod sample_table;
 mod samples;
 pub mod shadows;
 mod signals;

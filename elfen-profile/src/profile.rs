@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use elfen_core_model::estimate::SiteEstimate;
 use elfen_stream::counts::EdgeKind;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,8 @@ pub enum Source {
     Bursts,
     /// Estimated from forked copies, of which each was counted.
     Shadows,
+    /// Instructions that the processor has sampled.
+    Samples,
 }
 
 /// What is recorded besides blocks and edges.
@@ -163,6 +166,74 @@ pub struct ValueCount {
     pub top: Vec<(u64, u64)>,
 }
 
+/// What an event of the processor counts between two samples.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SampleUnit {
+    #[default]
+    Instructions,
+    /// Parts of instructions, as the processor executes them.
+    Operations,
+    Fetches,
+    Loads,
+    Cycles,
+}
+
+impl SampleUnit {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Instructions => "instructions",
+            Self::Operations => "operations",
+            Self::Fetches => "fetches",
+            Self::Loads => "loads",
+            Self::Cycles => "cycles",
+        }
+    }
+
+    /// Whether samples are taken of executions, each with the same chance.
+    pub(crate) const fn counts_executions(self) -> bool {
+        matches!(self, Self::Instructions | Self::Operations)
+    }
+}
+
+/// An event whose samples a profile holds.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct SampledEvent {
+    /// The device of the kernel, as in `ibs_op`.
+    pub device: String,
+    /// What the processor's maker calls it: IBS, PEBS or SPE.
+    pub source: String,
+    pub unit: SampleUnit,
+    /// The mean interval between two samples that was asked for.
+    pub interval: u64,
+    /// Samples, also those of other code than files.
+    pub samples: u64,
+    /// What the event itself has counted; 0 if it does not count.
+    pub counted: u64,
+    /// Samples that were lost, at least.
+    pub lost: u64,
+}
+
+impl SampledEvent {
+    /// The mean interval that was. New intervals begin when a sample is read, not where it was
+    /// taken, and samples may be lost.
+    #[expect(clippy::cast_precision_loss, reason = "a mean has few digits")]
+    pub(crate) fn mean_interval(&self) -> f64 {
+        match (self.counted, self.samples) {
+            (0, _) | (_, 0) => self.interval as f64,
+            (counted, samples) => counted as f64 / samples as f64,
+        }
+    }
+}
+
+/// An instruction, and the event that has sampled it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SampledPlace {
+    pub place: Place,
+    /// Index in [`Profile::sampled_events`].
+    pub event: u32,
+}
+
 /// A file with code that ran.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct ProfiledFile {
@@ -201,7 +272,10 @@ pub struct Profile {
     pub rule_counts: BTreeMap<RuleMember, RuleCount>,
     /// Results of instructions, if these were recorded.
     pub values: BTreeMap<Place, ValueCount>,
-    /// Instructions that ran.
+    /// Events of the processor, and what their samples say of each instruction.
+    pub sampled_events: Vec<SampledEvent>,
+    pub samples: BTreeMap<SampledPlace, SiteEstimate>,
+    /// Instructions that ran; 0 if they were sampled.
     pub instructions: u64,
     /// Address spaces that were counted: processes, and programs that these executed.
     pub programs: u64,

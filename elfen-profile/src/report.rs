@@ -7,6 +7,7 @@ use elfen_stream::counts::EdgeKind;
 use serde::Serialize;
 
 use crate::paths::{self, PathRow};
+use crate::precise_report::SamplesReport;
 use crate::profile::{EdgeCount, Profile, Source};
 use crate::rule_sums::{self, RuleRow};
 use crate::shadows::KINDS;
@@ -33,6 +34,8 @@ pub(crate) enum SortKey {
     Line,
     /// Instructions, by how often their result was the same
     Value,
+    /// Instructions, by samples of the processor
+    Instruction,
 }
 
 #[derive(Serialize, Debug)]
@@ -68,6 +71,9 @@ pub(crate) struct ProfileReport {
     rules: Option<Vec<RuleRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     values: Option<Vec<ValueRow>>,
+    /// What the processor has sampled. Absent in other profiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samples: Option<SamplesReport>,
 }
 
 #[derive(Serialize, Debug)]
@@ -208,6 +214,8 @@ impl ProfileReport {
             paths: (sort == SortKey::Path).then(|| paths::hottest(profile, symbols, top)),
             rules: (sort == SortKey::Rule).then(|| rule_sums::hottest(profile, symbols, top)),
             values: (sort == SortKey::Value).then(|| values::hottest(profile, symbols, top)),
+            samples: (profile.by == Source::Samples)
+                .then(|| SamplesReport::of(profile, symbols, sort == SortKey::Instruction, top)),
         }
     }
 
@@ -217,6 +225,14 @@ impl ProfileReport {
 
     pub(crate) fn text(&self, sort: SortKey) -> String {
         let plural = if self.programs == 1 { "program" } else { "programs" };
+        if let Some(samples) = &self.samples {
+            let (program, how) = (self.program.join(" "), samples.how());
+            let mut text = format!("{program}: {} {plural}, {how}\n", self.programs);
+            for left in &self.left {
+                text += &format!("not counted: {left}\n");
+            }
+            return text + "\n" + &samples.table();
+        }
         let how = how(self.by, self.bursts);
         let mut text = format!(
             "{}: {} instructions of {} {plural}, {how}\n",
@@ -255,6 +271,8 @@ impl ProfileReport {
                 &["share %", "± %", "instructions", "line", "function"],
                 self.lines.iter().flatten().map(LineRow::cells).collect(),
             ),
+            // Only a profile by samples has them, and is printed above.
+            SortKey::Instruction => (&[], Vec::new()),
         };
         let mut left = Vec::new();
         // Rules sample on their own.

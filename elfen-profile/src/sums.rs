@@ -41,6 +41,7 @@ pub(crate) fn how(by: Source, bursts: u64) -> String {
         Source::Everything => "all counted".to_owned(),
         Source::Bursts => format!("seen in {} bursts", grouped(bursts)),
         Source::Shadows => format!("seen in {} shadows", grouped(bursts)),
+        Source::Samples => format!("seen in {} samples", grouped(bursts)),
     }
 }
 

@@ -9,6 +9,8 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use elfen_profile::profile::{Place, Profile, SampleUnit, SampledEvent, SampledPlace, Source};
+
 fn elfen(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_elfen")).arg("profile").args(words).output().unwrap()
 }
@@ -770,6 +772,91 @@ fn a_trace_is_recorded_and_run_on_a_core() {
     assert!(String::from_utf8(text).unwrap().starts_with("experiment: "));
     let metric = elfen(&["core", file, "--metric", "ipc", "--top", "3"]).stdout;
     assert!(String::from_utf8(metric).unwrap().contains("metric"));
+}
+
+/// Goal: samples are refused where no device takes them, with the reason and a way out. Method: a
+/// recording on this machine; with a device, it has to succeed.
+#[test]
+fn samples_are_taken_or_refused() {
+    for words in [&["--by", "samples"][..], &["--what", "instructions"]] {
+        let output = elfen(&[&["record"], words, &["--", "sh", "-c", "exit 7"]].concat());
+        let text = error(&output);
+        if output.status.code() == Some(7) {
+            assert!(text.contains("profile by samples: "), "{text}");
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(3), "{text}");
+        assert!(text.starts_with("elfen: samples: ") && text.contains("bursts"), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+    let cases: [(&[&str], &str); 3] = [
+        (&["--by", "bursts", "--what", "instructions"], "use --by samples"),
+        (&["--by", "samples", "--what", "stacks"], "single instructions only"),
+        (&["--by", "samples", "--every", "1"], "10K"),
+    ];
+    for (words, why) in cases {
+        let output = elfen(&[&["record"], words, &["--", "true"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(error(&output).contains(why), "{}", error(&output));
+    }
+}
+
+/// Goal: a profile by samples is reported by function and by instruction, and other commands
+/// refuse it. Method: a file with samples at a function of this test.
+#[test]
+fn samples_are_reported() {
+    let program = std::env::current_exe().unwrap();
+    let table = elfen_instrument::symbols::FunctionTable::read(&program).unwrap();
+    let main = table.functions().iter().find(|one| one.name == "main").unwrap();
+    let mut profile = Profile { by: Source::Samples, programs: 1, ..Profile::default() };
+    profile.program = vec!["test".to_owned()];
+    let file = profile.file(program.to_str().unwrap());
+    let build_id = table.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
+    profile.files[0].build_id = build_id;
+    profile.sampled_events = vec![SampledEvent {
+        device: "ibs_op".to_owned(),
+        source: "IBS".to_owned(),
+        unit: SampleUnit::Operations,
+        interval: 500_000,
+        samples: 20,
+        counted: 12_000_000,
+        lost: 0,
+    }];
+    let start = table.offset_of(main.address).unwrap();
+    for (inside, samples) in [(0, 4), (2, 16)] {
+        let place = Place { file, offset: start + inside };
+        let sums = profile.samples.entry(SampledPlace { place, event: 0 }).or_default();
+        (sums.samples, sums.retired) = (samples, samples);
+        (sums.mispredicted.sum, sums.mispredicted.count) = (1, samples);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.elfprof");
+    elfen_profile::elfprof::write(&profile, &mut fs::File::create(&path).unwrap()).unwrap();
+    let file = path.to_str().unwrap();
+    let functions = text(&["report", file]);
+    let first = "test: 1 program, 20 samples by IBS (ibs_op), one in 600000 operations\n";
+    assert!(functions.starts_with(first), "{functions}");
+    assert!(functions.contains("caution: not tried on such hardware yet"), "{functions}");
+    assert!(functions.contains("main") && !functions.contains("main+"), "{functions}");
+    let instructions = text(&["report", file, "--sort", "instruction"]);
+    let rows: Vec<&str> = instructions.lines().skip(4).collect();
+    assert!(rows[0].starts_with("80.00") && rows[0].contains("main+0x2"), "{instructions}");
+    assert!(rows[0].contains("6.2 %") && rows[1].contains("25.0 %"), "{instructions}");
+    let report = json(&["report", file, "--sort", "instruction"]);
+    assert_eq!(report["by"], "samples");
+    let row = &report["samples"]["instructions"][0];
+    assert_eq!((&row["samples"], &row["executions"]), (&16.into(), &9.6e6.into()));
+    assert_eq!((&row["relative_error"], &row["aborted_share"]), (&0.25.into(), &().into()));
+    for words in [
+        &["report", file, "--sort", "call"][..],
+        &["report", file, "--annotate", "main"],
+        &["export", file, "--to", "llvm"],
+        &["diff", file, file],
+    ] {
+        let output = elfen(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(error(&output).contains("samples of single instructions"), "{}", error(&output));
+    }
 }
 
 #[test]

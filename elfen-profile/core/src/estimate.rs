@@ -1,7 +1,7 @@
 //! Estimates from samples, and how well they fit the truth.
 
 use crate::pipeline::AbortReason;
-use crate::sample::{InstructionSample, Outcome, SamplePair, Sampling, to_float};
+use crate::sample::{InstructionSample, Outcome, SampleLatencies, SamplePair, Sampling, to_float};
 use crate::truth::{SiteTruth, Sites};
 
 /// The relative error of a count of `samples` times the interval.
@@ -24,20 +24,51 @@ impl Mean {
         }
     }
 
+    fn merge(&mut self, other: Self) {
+        self.sum = self.sum.saturating_add(other.sum);
+        self.count = self.count.saturating_add(other.count);
+    }
+
     pub fn value(&self) -> Option<f64> {
         (self.count > 0).then(|| to_float(self.sum) / to_float(self.count))
     }
 }
 
+/// Latencies that are summed up: the six of Table 1, and further ones that processors measure.
+pub const LATENCIES: usize = 12;
+
+/// Events whose rates are summed up.
+pub const RATES: usize = 7;
+
+/// The latencies of a sample in the order of [`SiteEstimate::latencies`].
+pub fn latencies_of(of: &SampleLatencies) -> [Option<u32>; LATENCIES] {
+    [
+        of.fetch_to_map,
+        of.map_to_ready,
+        of.ready_to_issue,
+        of.issue_to_retire_ready,
+        of.retire_ready_to_retire,
+        of.load_issue_to_completion,
+        of.fetch,
+        of.map_to_issue,
+        of.map_to_retire,
+        of.dcache_refill,
+        of.translation,
+        of.between_retirements,
+    ]
+}
+
 /// The samples of one site.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SiteEstimate {
     pub samples: u64,
     pub retired: u64,
-    /// Aborted after a wrong direction, return or target.
+    /// Its fetch was completed, and nothing else is known.
+    pub fetched: u64,
+    /// Aborted after a wrong direction or return, and for another reason or an unknown one.
     pub aborted: [u64; 3],
-    /// The six latencies of Table 1.
-    pub latencies: [Mean; 6],
+    /// In the order of [`latencies_of`].
+    pub latencies: [Mean; LATENCIES],
     pub in_progress: Mean,
     /// Rates: samples with the event, of all that have the field.
     pub dcache_misses: Mean,
@@ -55,40 +86,89 @@ pub struct SiteEstimate {
 }
 
 impl SiteEstimate {
-    fn add(&mut self, sample: &InstructionSample) {
+    pub fn add(&mut self, sample: &InstructionSample) {
         let one = |event: Option<bool>| event.map(u64::from);
         self.samples += 1;
         match sample.outcome {
             Some(Outcome::Retired) => self.retired += 1,
+            Some(Outcome::Fetched) => self.fetched += 1,
             Some(Outcome::Aborted(Some(AbortReason::Direction))) => self.aborted[0] += 1,
             Some(Outcome::Aborted(Some(AbortReason::Return))) => self.aborted[1] += 1,
             Some(Outcome::Aborted(_)) => self.aborted[2] += 1,
             None => {}
         }
         let latencies = &sample.latencies;
-        for (mean, latency) in self.latencies.iter_mut().zip([
-            latencies.fetch_to_map,
-            latencies.map_to_ready,
-            latencies.ready_to_issue,
-            latencies.issue_to_retire_ready,
-            latencies.retire_ready_to_retire,
-            latencies.load_issue_to_completion,
-        ]) {
+        for (mean, latency) in self.latencies.iter_mut().zip(latencies_of(latencies)) {
             mean.add(latency.map(u64::from));
         }
         self.in_progress.add(latencies.in_progress());
         let events = &sample.events;
-        for (mean, event) in [
-            (&mut self.dcache_misses, events.dcache_miss),
-            (&mut self.dtlb_misses, events.dtlb_miss),
-            (&mut self.icache_misses, events.icache_miss),
-            (&mut self.itlb_misses, events.itlb_miss),
-            (&mut self.taken, events.taken),
-            (&mut self.mispredicted, events.mispredicted),
-            (&mut self.conflicts, events.conflict),
-        ] {
+        for (mean, event) in self.rates_mut().into_iter().zip([
+            events.dcache_miss,
+            events.dtlb_miss,
+            events.icache_miss,
+            events.itlb_miss,
+            events.taken,
+            events.mispredicted,
+            events.conflict,
+        ]) {
             mean.add(one(event));
         }
+    }
+
+    /// Adds the samples of another site. Those of a hostile file may be too many to add.
+    pub fn merge(&mut self, other: &Self) {
+        self.samples = self.samples.saturating_add(other.samples);
+        self.retired = self.retired.saturating_add(other.retired);
+        self.fetched = self.fetched.saturating_add(other.fetched);
+        for (sum, &one) in self.aborted.iter_mut().zip(&other.aborted) {
+            *sum = sum.saturating_add(one);
+        }
+        for (mean, &one) in self.latencies.iter_mut().zip(&other.latencies) {
+            mean.merge(one);
+        }
+        self.in_progress.merge(other.in_progress);
+        for (mean, one) in self.rates_mut().into_iter().zip(other.rates()) {
+            mean.merge(one);
+        }
+        self.in_pairs = self.in_pairs.saturating_add(other.in_pairs);
+        self.pair_progress = self.pair_progress.saturating_add(other.pair_progress);
+        for (sum, &one) in self.useful.iter_mut().zip(&other.useful) {
+            *sum = sum.saturating_add(one);
+        }
+    }
+
+    /// Samples with each event, of all that have the field.
+    pub fn rates(&self) -> [Mean; RATES] {
+        [
+            self.dcache_misses,
+            self.dtlb_misses,
+            self.icache_misses,
+            self.itlb_misses,
+            self.taken,
+            self.mispredicted,
+            self.conflicts,
+        ]
+    }
+
+    /// The same, in the same order.
+    pub fn rates_mut(&mut self) -> [&mut Mean; RATES] {
+        [
+            &mut self.dcache_misses,
+            &mut self.dtlb_misses,
+            &mut self.icache_misses,
+            &mut self.itlb_misses,
+            &mut self.taken,
+            &mut self.mispredicted,
+            &mut self.conflicts,
+        ]
+    }
+
+    /// The part of the samples with a known outcome that aborted.
+    pub fn aborted_share(&self) -> Option<f64> {
+        let aborted = self.aborted.iter().fold(0, |sum: u64, &one| sum.saturating_add(one));
+        let known = aborted.saturating_add(self.retired).saturating_add(self.fetched);
+        Mean { sum: aborted, count: known }.value()
     }
 
     /// Estimated issue slots that were wasted while this instruction was in progress: L C S / 2

@@ -188,7 +188,7 @@ impl View<'_> {
             Field::Retire => cycle(retire),
             Field::End => cycle(latencies.in_progress()),
             Field::Retired => is(sample.outcome? == Outcome::Retired),
-            Field::Aborted => is(sample.outcome? != Outcome::Retired),
+            Field::Aborted => is(matches!(sample.outcome?, Outcome::Aborted(_))),
             Field::IcacheMiss => is(events.icache_miss?),
             Field::ItlbMiss => is(events.itlb_miss?),
             Field::DcacheMiss => is(events.dcache_miss?),

@@ -31,6 +31,8 @@ pub struct InstructionSample {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Retired,
+    /// Its fetch was completed. Whether it retired is not known.
+    Fetched,
     Aborted(Option<AbortReason>),
 }
 
@@ -49,7 +51,8 @@ pub struct SampleEvents {
     pub trap: Option<bool>,
 }
 
-/// The latencies of the paper's Table 1, in cycles. Absent if the stage was not reached.
+/// The latencies of the paper's Table 1, and further ones that processors measure, in cycles.
+/// Absent if the stage was not reached.
 #[derive(Clone, PartialEq, Eq, Default, Debug, serde::Serialize)]
 pub struct SampleLatencies {
     pub fetch_to_map: Option<u32>,
@@ -61,6 +64,16 @@ pub struct SampleLatencies {
     pub load_issue_to_completion: Option<u32>,
     /// From fetch until it was aborted.
     pub fetch_to_abort: Option<u32>,
+    /// From the beginning of a fetch until its bytes are there.
+    pub fetch: Option<u32>,
+    pub map_to_issue: Option<u32>,
+    pub map_to_retire: Option<u32>,
+    /// Of a load, from its miss until the data cache has the line.
+    pub dcache_refill: Option<u32>,
+    /// Of its address, or of a fetch's.
+    pub translation: Option<u32>,
+    /// From the last retirement before its own.
+    pub between_retirements: Option<u32>,
 }
 
 impl SampleLatencies {
@@ -311,6 +324,7 @@ pub fn sample(fetched: &Fetched, kind: Kind) -> InstructionSample {
             load_issue_to_completion: of(kind.reads_memory, between(issue, completion).is_some())
                 .and_then(|_| between(issue, completion)),
             fetch_to_abort: fetched.abort.and_then(|(_, at)| between(fetch, at)),
+            ..SampleLatencies::default()
         },
     }
 }

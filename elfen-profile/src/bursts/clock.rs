@@ -11,7 +11,7 @@ use super::inside::FIRST_FD;
 /// From linux/perf_event.h.
 const IOC_ENABLE: libc::Ioctl = 0x2400;
 const IOC_DISABLE: libc::Ioctl = 0x2401;
-const IOC_PERIOD: libc::Ioctl = 0x4008_2404;
+pub(crate) const IOC_PERIOD: libc::Ioctl = 0x4008_2404;
 
 /// An event of perf_event_open(2) that counts the CPU time of a thread. It fires only while the
 /// thread executes its own code, so no system call of the thread is interrupted.

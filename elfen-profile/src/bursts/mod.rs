@@ -17,4 +17,5 @@ mod inside;
 mod recorder;
 mod target;
 
+pub(crate) use clock::IOC_PERIOD;
 pub use recorder::{BurstError, Order, Recorded, record};

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output;
 
-use super::input::read;
+use super::input::{check_blocks, read};
 use crate::compare::Comparison;
 use crate::profile::Source;
 use crate::symbols::ProfileSymbols;
@@ -44,6 +44,7 @@ pub(super) fn run(args: &CompareArgs, out: &mut dyn Write) -> Result<ExitCode, F
         let what = named("the profile", &args.exact);
         return Err(Failure::new(Status::Failed, what, "its counts are estimates", fix));
     }
+    check_blocks(&estimated, &args.estimated)?;
     let [(known, _), (found, _)] = [&exact, &estimated].map(ProfileSymbols::read);
     let comparison = Comparison::of((&exact, &known), (&estimated, &found));
     output::print(out, args.json, &comparison, || comparison.text())?;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output;
 
-use super::input::read;
+use super::input::{check_blocks, read};
 use crate::export::{bolt, callgrind, firefox, folded, pprof};
 use crate::lines::Lines;
 use crate::profile::Profile;
@@ -79,6 +79,7 @@ pub(super) fn run(args: &ExportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
         Failure::new(Status::Failed, named("the profile", &args.file), why, fix)
     };
     let profile = read(&args.file)?;
+    check_blocks(&profile, &args.file)?;
     if profile.files.is_empty() {
         return Err(failed(&"nothing was counted", "record a program that runs longer"));
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use elfen_console::failure::{Failure, Status, named};
 
 use crate::elfprof;
-use crate::profile::Profile;
+use crate::profile::{Profile, Source};
 
 pub(super) fn read(path: &Path) -> Result<Profile, Failure> {
     elfprof::read(path).map_err(|error| {
@@ -16,6 +16,7 @@ pub(super) fn read(path: &Path) -> Result<Profile, Failure> {
 
 /// Refuses a profile without counts.
 pub(super) fn check_counted(profile: &Profile, path: &Path) -> Result<(), Failure> {
+    check_blocks(profile, path)?;
     if profile.blocks.is_empty() {
         let fix = "record a program that runs longer, or use `--by everything`";
         return Err(Failure::new(
@@ -26,4 +27,15 @@ pub(super) fn check_counted(profile: &Profile, path: &Path) -> Result<(), Failur
         ));
     }
     Ok(())
+}
+
+/// Refuses a profile of single instructions, which has no counts of blocks.
+pub(super) fn check_blocks(profile: &Profile, path: &Path) -> Result<(), Failure> {
+    if profile.by != Source::Samples {
+        return Ok(());
+    }
+    let what = named("the profile", path);
+    let why = "it has samples of single instructions, and no counts of blocks";
+    let fix = "record it with `--by bursts`; `elfen profile report` prints samples";
+    Err(Failure::new(Status::Failed, what, why, fix))
 }

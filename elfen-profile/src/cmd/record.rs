@@ -12,12 +12,14 @@ use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
 use elfen_console::output;
 use elfen_instrument::process::stat;
+use elfen_machine::source::Source as Machine;
 
 use super::rules_file;
 use crate::bursts::{self, BurstError};
 use crate::control::EDGES_MAX;
 use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
+use crate::precise::{self, PreciseError, Sampling};
 use crate::profile::{Profile, What};
 use crate::report::{ProfileReport, SortKey};
 use crate::rules::RuleSet;
@@ -40,6 +42,11 @@ By everything, the program runs in the code cache from start to end, under ptrac
 threads and children. Counts are exact, and the program takes about three times as long; a \
 hundred times with stacks or paths.
 
+By samples, the processor follows single instructions: IBS of AMD, PEBS of Intel, or SPE of Arm. \
+It reports their latencies, and whether they miss caches or are predicted wrongly. Intervals are \
+random. Nothing of the program changes. Virtual machines rarely show these devices: `elfen doctor` \
+names those of a machine.
+
 A path is what runs from the target of a backward branch to the next one, also through calls.
 
 With --rules, each executed instruction goes through the productions of a file, as in HPS: \
@@ -51,7 +58,7 @@ Code that the program generates itself, as Java and JavaScript do, is not counte
 
 Exit status: that of the program; 128 + N if signal N ended it; 126 and 127 if it cannot be run or \
 was not found; 1 if the profile cannot be written, or the rules cannot be read; 2 for invalid \
-rules; 3 if it may not be traced.
+rules; 3 if it may not be traced, or the machine has no samples.
 
 Examples:
   elfen profile record -- ./program
@@ -59,6 +66,7 @@ Examples:
   elfen profile record -p \"$(pgrep -o redis-server)\" -d 30s
   elfen profile record --what stacks,paths -o run.elfprof -- ./program
   elfen profile record --by shadows --what paths -o run.elfprof -- ./program
+  elfen profile record --by samples --every 1M -o run.elfprof -- ./program
   elfen profile record --by everything -o exact.elfprof -- ./program
   elfen profile record --until 5% -o run.elfprof -p \"$(pgrep -o nginx)\"
   elfen profile record --rules hps.rules -o run.elfprof -- ./program
@@ -70,7 +78,7 @@ const ROWS: usize = 15;
 /// How a profile comes about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Mechanism {
-    /// Bursts where they are possible, else shadows
+    /// Bursts where they are possible, else shadows; samples for `--what instructions`
     Auto,
     /// Count each edge of each block, exactly; about three times as slow
     Everything,
@@ -78,6 +86,8 @@ enum Mechanism {
     Bursts,
     /// Estimate the counts from long parts of the run, in forked copies on another CPU
     Shadows,
+    /// Let the processor sample single instructions, with their latencies and misses
+    Samples,
 }
 
 /// What a profile can hold.
@@ -91,6 +101,8 @@ enum Kind {
     Paths,
     /// What instructions leave in registers; not by bursts
     Values,
+    /// Latencies and misses of single instructions; only by samples
+    Instructions,
 }
 
 /// Run a program, or watch one that runs, and count which of its code runs
@@ -134,6 +146,10 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "CPU")]
     cpu: Option<u32>,
 
+    /// Samples: the mean number of instructions or operations between two
+    #[arg(long, value_name = "COUNT", default_value = "500K", value_parser = parse_count)]
+    every: u64,
+
     /// Write the profile to a file [default: print the hottest functions]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -172,6 +188,10 @@ impl RecordArgs {
             },
             None => What { stacks: self.by != Mechanism::Everything, rules, ..What::default() },
         }
+    }
+
+    fn has_instructions(&self) -> bool {
+        self.what.as_ref().is_some_and(|kinds| kinds.contains(&Kind::Instructions))
     }
 }
 
@@ -238,6 +258,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         let fix = format!("let it continue: kill -CONT {pid}");
         return Err(Failure::new(Status::Failed, process(args), "it is stopped", fix));
     }
+    check_samples(args)?;
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
@@ -261,6 +282,8 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
             say(args, "shadows", SHADOWS);
             by_shadows(args, what)?
         }
+        Mechanism::Samples => by_samples(args)?,
+        Mechanism::Auto if args.has_instructions() => by_samples(args)?,
         Mechanism::Auto if what.values => {
             say(args, "shadows", "bursts are too short for values");
             by_shadows(args, what)?
@@ -287,7 +310,11 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     }
     if args.output.is_none() && !args.quiet {
         let (symbols, _) = ProfileSymbols::read(&profile);
-        let sort = if rules.is_empty() { SortKey::Function } else { SortKey::Rule };
+        let sort = match rules.is_empty() {
+            _ if args.has_instructions() => SortKey::Instruction,
+            true => SortKey::Function,
+            false => SortKey::Rule,
+        };
         let report = ProfileReport::of(&profile, &symbols, sort, ROWS);
         let _closed = io::stderr().write_all(report.text(sort).as_bytes());
     } else {
@@ -296,6 +323,79 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         }
     }
     Ok(ExitCode::from(status))
+}
+
+/// Samples are of instructions, and nothing else is.
+fn check_samples(args: &RecordArgs) -> Result<(), Failure> {
+    let by_samples =
+        args.by == Mechanism::Samples || args.by == Mechanism::Auto && args.has_instructions();
+    let is_other = |kind: &Kind| *kind != Kind::Instructions;
+    let has_others = args.what.as_ref().is_some_and(|kinds| kinds.iter().any(is_other));
+    let (why, fix) = if by_samples && (has_others || args.rules.is_some()) {
+        ("samples show single instructions only", "leave out --rules, and other kinds of --what")
+    } else if !by_samples && args.has_instructions() {
+        ("only samples show single instructions", "use --by samples")
+    } else {
+        return Ok(());
+    };
+    Err(Failure::new(Status::Usage, "the recording", why, fix))
+}
+
+/// Returns the profile, and the exit status of the program.
+fn by_samples(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
+    let order = precise::Order {
+        program: args.program.clone(),
+        process: args.pid,
+        duration: args.duration,
+    };
+    let sampling = Sampling::of(&Machine::live(), args.every)
+        .map_err(|error| sampling_failed(&error, args))?;
+    say(args, "samples", &sampling.how());
+    let mut recorded = sampling
+        .record(&order, signals::set_program)
+        .map_err(|error| sampling_failed(&error, args))?;
+    let samples: u64 = recorded.profile.sampled_events.iter().map(|one| one.samples).sum();
+    if samples == 0 {
+        recorded.profile.left.push("no thread ran long enough for a sample".to_owned());
+    } else if !args.quiet {
+        to_stderr(&format!(
+            "profile: {samples} samples in {} of CPU time; {:.2} % of a CPU to read them",
+            duration::show(recorded.profile.ran_ns),
+            percent(recorded.own, recorded.elapsed),
+        ));
+    }
+    Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
+}
+
+fn sampling_failed(error: &PreciseError, args: &RecordArgs) -> Failure {
+    let none_needed = "use --by bursts, which needs none";
+    match error {
+        PreciseError::Program(error) => not_started(error, args),
+        PreciseError::NoSource(_) => {
+            Failure::new(Status::Unsupported, "samples", error, none_needed)
+        }
+        PreciseError::Refused { .. } => {
+            let fix = format!("use a newer kernel (IBS of a process needs 6.2), or {none_needed}");
+            Failure::new(Status::Unsupported, "samples", error, fix)
+        }
+        PreciseError::Forbidden => {
+            let fix = "run as root, or set the sysctl kernel.perf_event_paranoid to 2 (1 for IBS); \
+                       a container needs --cap-add=PERFMON; `--by bursts` needs less";
+            Failure::new(Status::Unsupported, "samples", error, fix)
+        }
+        PreciseError::Closed(_) => {
+            let fix = "run as root, or as the user of the process";
+            Failure::new(Status::Unsupported, process(args), error, fix)
+        }
+        PreciseError::Gone => {
+            let fix = "name a running process; `pgrep NAME` finds one";
+            Failure::new(Status::Failed, process(args), error, fix)
+        }
+        PreciseError::Machine(_) => Failure::new(Status::Failed, "samples", error, "mount /sys"),
+        PreciseError::Wait(_) => {
+            Failure::new(Status::Failed, "waiting for the program", error, "try again")
+        }
+    }
 }
 
 const BURSTS: &str = "edges are counted at random times, in a code cache";

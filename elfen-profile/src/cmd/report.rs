@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use elfen_console::failure::{Failure, Status, named};
 use elfen_console::output;
 
-use super::input::{check_counted, read};
+use super::input::{check_blocks, check_counted, read};
 use crate::annotate::{self, AnnotateError, Annotation};
-use crate::profile::Profile;
+use crate::profile::{Profile, Source};
 use crate::report::{ProfileReport, ProfileSums, SortKey};
 use crate::source_lines;
 use crate::symbols::ProfileSymbols;
@@ -20,6 +20,18 @@ where a backward branch leads, and ends with the next one; it goes on through ca
 
 Lines need the debug information of compilers (-g), in the program or in its debug package.
 
+A profile by samples has functions and instructions. Executions are estimated, and ± is their \
+relative error. An instruction of two operations counts twice if the processor samples operations. \
+I-miss, ITLB, D-miss, DTLB and mispr. are the parts of the samples with a miss or a wrong \
+prediction, of all that know it. `aborted` is the part that did not retire, or was not fetched.
+
+Mean latencies of samples, in cycles:
+  done, retire          from issue to completion, and on to retirement
+  load                  of a load, from its issue to its completion
+  to issue, to retire   since the processor has chosen it
+  fetch, refill, TLB    of its fetch, of a miss, and of a translation
+  apart                 since the last retirement before it
+
 --annotate takes the name of a function, or a part that only one name has. An instruction without \
 a count did not run.
 
@@ -28,6 +40,7 @@ Examples:
   elfen profile report run.elfprof --sort call --top 10
   elfen profile report run.elfprof --sort line
   elfen profile report run.elfprof --sort rule --top 10
+  elfen profile report run.elfprof --sort instruction
   elfen profile report run.elfprof --annotate main | less
   elfen profile report run.elfprof --json | jq '.functions[0]'";
 
@@ -60,7 +73,12 @@ pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     if args.annotate.is_some() || args.sort == SortKey::Line {
         check_counted(&profile, &args.file)?;
     }
+    let is_of_samples = matches!(args.sort, SortKey::Function | SortKey::Instruction);
+    if args.annotate.is_some() || !is_of_samples {
+        check_blocks(&profile, &args.file)?;
+    }
     let missing = match args.sort {
+        SortKey::Instruction if profile.by != Source::Samples => Some("instructions"),
         SortKey::Total if profile.stacks.is_empty() => Some("stacks"),
         SortKey::Path if profile.paths.is_empty() => Some("paths"),
         SortKey::Value if profile.values.is_empty() => Some("values"),
@@ -69,7 +87,10 @@ pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
     };
     if let Some(missing) = missing {
         let what = named("the profile", &args.file);
-        let why = format!("it has no {missing}");
+        let why = match args.sort {
+            SortKey::Instruction => "it has no samples of instructions".to_owned(),
+            _ => format!("it has no {missing}"),
+        };
         let fix = match args.sort {
             SortKey::Rule => "record it with `--rules FILE`".to_owned(),
             _ => format!("record it with `--what {missing}`"),

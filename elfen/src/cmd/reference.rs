@@ -41,7 +41,7 @@ const BY_COMMAND: [(&str, &str); 27] = [
         "elfen profile record",
         "that of the program; 128 + N if signal N ended it; 126 if it cannot be run, 127 if it is \
          not found; 1 if the profile cannot be written, or the rules cannot be read; 2 for invalid \
-         rules; 3 if it may not be traced",
+         rules; 3 if it may not be traced, or the machine has no samples",
     ),
     (
         "elfen profile report",
@@ -175,7 +175,7 @@ const JSON: [(&str, &str); 35] = [
     (
         "elfen profile report",
         "program by bursts ran_ns cost_ns instructions programs left functions calls \
-         [lines] [rules] [paths] [values] [system_calls] [page_faults]",
+         [lines] [rules] [paths] [values] [system_calls] [page_faults] [samples]",
     ),
     (
         "elfen profile report --annotate",

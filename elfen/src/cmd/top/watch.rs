@@ -302,6 +302,7 @@ fn profile_row(recording: &Recording) -> Row {
     let by = match recording.by {
         Source::Bursts => "bursts",
         Source::Shadows => "shadows",
+        Source::Samples => "samples",
         Source::Everything => "everything",
     };
     let cells = [

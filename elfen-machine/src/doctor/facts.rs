@@ -14,6 +14,7 @@ use crate::cpulist::CpuSet;
 use crate::fence::rank::LEAST_WEIGHT;
 use crate::lanes::{limits, remedy};
 use crate::pair::Pair;
+use crate::samplers::{self, EventConfig, Sampler, SamplerKind};
 use crate::source::{Source, SourceError};
 
 #[derive(Debug, Default)]
@@ -34,7 +35,7 @@ const FILES: [(&str, &str); 8] = [
 type Derive = fn(&Machine<'_>) -> Result<String, SourceError>;
 
 /// Facts that are derived from files.
-const DERIVED: [(&str, Derive); 14] = [
+const DERIVED: [(&str, Derive); 15] = [
     ("kernel", kernel),
     ("lockdown", lockdown),
     ("user-namespace", user_namespace),
@@ -49,6 +50,7 @@ const DERIVED: [(&str, Derive); 14] = [
     ("governor", governor),
     ("polls-only", polls_only),
     ("haltpoll", haltpoll),
+    ("samplers", |machine| samplers(machine.source)),
 ];
 
 impl Facts {
@@ -332,6 +334,19 @@ fn home(machine: &Machine<'_>) -> Result<String, SourceError> {
         (_, Some(weight)) => format!("weighs: {weight}"),
         (_, None) => "unknown".to_owned(),
     })
+}
+
+/// The devices that sample instructions. Without `swfilt`, IBS samples the kernel, too.
+fn samplers(source: &Source) -> Result<String, SourceError> {
+    let found = samplers::read(source)?;
+    let Some(first) = found.first() else {
+        return Ok(format!("none: {}", samplers::why_none(source)?));
+    };
+    let names: Vec<&str> = found.iter().map(|one| one.name).collect();
+    let has_term = |one: &Sampler| one.set("swfilt", 1, &mut EventConfig::default()).is_some();
+    let is_filtered = first.kind != SamplerKind::IbsOp || has_term(first);
+    let word = if is_filtered { "some" } else { "unfiltered" };
+    Ok(format!("{word}: {} ({})", first.kind.name(), names.join(", ")))
 }
 
 fn clock(machine: &Machine<'_>) -> Result<String, SourceError> {

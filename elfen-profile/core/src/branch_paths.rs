@@ -1,9 +1,9 @@
 //! Which path led to an instruction, from the directions of the branches before it (section 5.3).
 //!
 //! The control flow that ran is searched backwards from a sample. Three schemes are compared, as in
-//! Figure 6: the most frequent block at each merge; all paths that fit the branch history; and those
-//! of them that hold the other instruction of a pair. Only a path that is the single one, and the
-//! true one, is a success.
+//! Figure 6: the most frequent block at each merge; all paths that fit the branch history; and
+//! those of them that hold the other instruction of a pair. Only a path that is the single one, and
+//! the true one, is a success.
 //!
 //! At a call that has returned, the search goes on in the callee, and leaves it by the same call.
 //! Within a function, a path ends where the function begins. Through calls, it goes on in the

@@ -174,7 +174,10 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
     }
     if recorder.blocked > 0 {
         let threads = if recorder.blocked == 1 { "thread" } else { "threads" };
-        let note = format!("{} {threads} that blocked all signals", recorder.blocked);
+        let note = format!(
+            "{} {threads} that blocked all signals; --by shadows sees these",
+            recorder.blocked
+        );
         recorder.profile.left.push(note);
     }
     if recorder.lost > 0 {

@@ -332,7 +332,10 @@ fn check_samples(args: &RecordArgs) -> Result<(), Failure> {
     let is_other = |kind: &Kind| *kind != Kind::Instructions;
     let has_others = args.what.as_ref().is_some_and(|kinds| kinds.iter().any(is_other));
     let (why, fix) = if by_samples && (has_others || args.rules.is_some() || args.until.is_some()) {
-        ("samples show single instructions only", "leave out --rules, --until, and other kinds of --what")
+        (
+            "samples show single instructions only",
+            "leave out --rules, --until, and other kinds of --what",
+        )
     } else if !by_samples && args.has_instructions() {
         ("only samples show single instructions", "use --by samples")
     } else {

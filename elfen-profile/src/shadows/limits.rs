@@ -1,5 +1,5 @@
-//! Whether the limits of a program's cgroups leave room for a shadow. Otherwise the kernel would kill
-//! the program, or it could start no thread.
+//! Whether the limits of a program's cgroups leave room for a shadow. Otherwise the kernel would
+//! kill the program, or it could start no thread.
 
 use std::fs;
 use std::path::{Path, PathBuf};

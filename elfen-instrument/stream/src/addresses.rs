@@ -37,6 +37,15 @@ pub struct Access {
     displacement: i64,
 }
 
+/// An address that a block appends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NotedAddress {
+    /// Where the instruction is, as a distance from the start of its block.
+    pub offset: u16,
+    /// The base of `%fs` is to be added to the address.
+    pub is_thread_local: bool,
+}
+
 /// All memory that an instruction uses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Accesses {

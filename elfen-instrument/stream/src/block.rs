@@ -8,7 +8,7 @@ use iced_x86::{
 use elfen_rewrite::{ARITHMETIC_FLAGS, flags_read, flags_written};
 use iced_x86::RflagsBits;
 
-use crate::addresses::Accesses;
+use crate::addresses::{Accesses, NotedAddress};
 use crate::results::Outcome;
 
 /// Longer blocks are split.
@@ -103,6 +103,18 @@ impl Block {
     pub fn accesses(&self) -> Vec<Accesses> {
         let mut factory = InstructionInfoFactory::new();
         self.code.iter().map(|one| Accesses::of(&mut factory, one)).collect()
+    }
+
+    /// The addresses that its copy appends, in their order.
+    pub fn noted_addresses(&self) -> Vec<NotedAddress> {
+        let noted = self.code.iter().zip(self.accesses()).flat_map(|(one, accesses)| {
+            let offset = u16::try_from(one.ip() - self.start).ok();
+            let known = accesses.known.into_iter();
+            known.filter_map(move |access| {
+                Some(NotedAddress { offset: offset?, is_thread_local: access.is_thread_local })
+            })
+        });
+        noted.collect()
     }
 
     /// The results of its instructions, but for that of a branch or a system call at its end.

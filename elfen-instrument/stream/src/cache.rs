@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use elfen_rewrite::Code;
 
+use crate::addresses::NotedAddress;
 use crate::assembly::{Gs, INT3, Leaving, Noting, Word, push_leave, push_link};
 use crate::block::{BY_CMP, BY_INC, Block, Exit, Indirect, Source, flags_are_dead};
 use crate::emit::{Counter, Counters, Emission, Emitted, Operands, Point, PointKind, Returns};
@@ -110,6 +111,8 @@ pub struct Translated {
     pub offsets: Vec<u16>,
     /// Which of them read or write memory, one bit each.
     pub memory_mask: u64,
+    /// The addresses that are appended, in their order; none without such a cache.
+    pub addresses: Vec<NotedAddress>,
     /// The results that are appended, in their order; none without such a cache.
     pub results: Vec<Outcome>,
     /// Its code is gone from the program.
@@ -547,6 +550,10 @@ impl Cache {
             instructions: u32::try_from(block.instructions()).ok()?,
             offsets: offsets.collect(),
             memory_mask: block.memory_mask(),
+            addresses: match self.operands {
+                Operands::Addresses => block.noted_addresses(),
+                _ => Vec::new(),
+            },
             results: match self.operands {
                 Operands::Results => block.results(),
                 _ => Vec::new(),

@@ -36,7 +36,7 @@ mod lookup;
 mod results;
 mod site;
 
-pub use addresses::{ACCESSES_MAX, Access, Accesses};
+pub use addresses::{ACCESSES_MAX, Access, Accesses, NotedAddress};
 pub use block::{Block, Exit, INSTRUCTIONS_MAX, Indirect, Source};
 pub use cache::{BlockId, Cache, Cluster, CodeMemory, Counted, Original, Stop, Translated, Trap};
 pub use results::Outcome;

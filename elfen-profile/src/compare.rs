@@ -1,7 +1,7 @@
 //! How well an estimated profile fits an exact one, by the measures of two papers.
 //!
 //! - Overlap (HPS): the sum, over all members, of the smaller of their two shares.
-//! - Of rules, the hottest members that make 90 % are compared, as in the paper.
+//! - Of rules and data streams, the hottest members that make 90 % are compared, as in the paper.
 //! - Weight match (Shadow Profiling, after Wall): the share that the estimated profile's hottest
 //!   members have of the weight of the exact profile's hottest ones, at the same number of members.
 
@@ -16,6 +16,8 @@ use crate::paths::blocks_of;
 use crate::profile::{Edge, Place, Profile, ProfiledFile};
 use crate::report::{CallPair, ProfileSums};
 use crate::rule_sums;
+use crate::rules::Handler;
+use crate::streams;
 use crate::sums::Sum;
 use crate::symbols::{FunctionId, ProfileSymbols};
 use crate::values;
@@ -91,6 +93,22 @@ impl Comparison {
             let found = renamed(&found, |method: &rule_sums::Method| method.renamed(&files));
             let what = format!("rule {}, hottest 90 %", rule.name);
             rows.push(Row::of(&what, &hot_part(&known), &hot_part(&found)));
+        }
+        let heats = |rule| {
+            let found = streams::renamed_heats(estimated.0, rule, &files, exact.0);
+            (hot_part(&streams::heats(exact.0, None)), hot_part(&found))
+        };
+        let has_streams = exact.0.streams.keys().any(|one| one.rule.is_none());
+        if has_streams && estimated.0.references > 0 {
+            let (known, found) = heats(None);
+            rows.push(Row::of("data streams, hottest 90 %", &known, &found));
+        }
+        for (number, rule) in (0..).zip(&estimated.0.rules) {
+            if has_streams && rule.handler == Some(Handler::DataStream) {
+                let (known, found) = heats(Some(number));
+                let what = format!("rule {}, hottest 90 %", rule.name);
+                rows.push(Row::of(&what, &known, &found));
+            }
         }
         let have_values = !exact.0.values.is_empty() && !estimated.0.values.is_empty();
         let values = have_values.then(|| {

@@ -18,9 +18,10 @@ use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 use serde::{Deserialize, Serialize};
 
 use crate::profile::{
-    BlockCount, Caller, Edge, EdgeCount, FIRST_CALLER, FIRST_PATH_BLOCK, PathBlock, PathCount,
-    Place, Profile, ProfiledFile, ProfiledRule, RuleCount, RuleMember, SampledEvent, SampledPlace,
-    Source, StackCount, StackEnd, ValueCount,
+    BlockCount, Caller, DataReference, DataStream, Edge, EdgeCount, FIRST_CALLER, FIRST_PATH_BLOCK,
+    PathBlock, PathCount, Place, Profile, ProfiledFile, ProfiledRule, RuleCount, RuleMember,
+    STREAM_REFERENCES_MAX, SampledEvent, SampledPlace, Source, StackCount, StackEnd, StreamCount,
+    ValueCount,
 };
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
@@ -44,6 +45,8 @@ const TOP_COLUMNS: usize = 2;
 const SAMPLE_COLUMNS: usize = 3 + OUTCOMES + 2 * MEANS;
 const OUTCOMES: usize = 6;
 const MEANS: usize = LATENCIES + 1 + RATES;
+const STREAM_COLUMNS: usize = 5;
+const REFERENCE_COLUMNS: usize = 4;
 
 /// Why a file is not a profile.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +99,14 @@ struct Header {
     sampled_events: Vec<SampledEvent>,
     #[serde(default)]
     samples: usize,
+    regions: Vec<String>,
+    #[serde(default)]
+    references: u64,
+    #[serde(default)]
+    streams: usize,
+    /// Of all `streams` together.
+    #[serde(default)]
+    stream_references: usize,
 }
 
 /// The kinds of edges by their numbers in a file.
@@ -136,6 +147,10 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
         top_values: profile.values.values().map(|one| one.top.len()).sum(),
         sampled_events: profile.sampled_events.clone(),
         samples: profile.samples.len(),
+        regions: profile.regions.clone(),
+        references: profile.references,
+        streams: profile.streams.len(),
+        stream_references: profile.streams.keys().map(|one| one.references.len()).sum(),
     };
     let header = serde_json::to_vec(&header)?;
     let mut columns = Vec::new();
@@ -161,6 +176,11 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     put_columns(&tops, &mut columns);
     let samples: Vec<[u64; SAMPLE_COLUMNS]> = profile.samples.iter().map(sample_row).collect();
     put_columns(&samples, &mut columns);
+    let streams: Vec<[u64; STREAM_COLUMNS]> = profile.streams.iter().map(stream_row).collect();
+    let references = profile.streams.keys().flat_map(|one| &one.references).map(reference_row);
+    let references: Vec<[u64; REFERENCE_COLUMNS]> = references.collect();
+    put_columns(&streams, &mut columns);
+    put_columns(&references, &mut columns);
     let mut bytes = MAGIC.to_vec();
     let length = u32::try_from(header.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     bytes.extend(length.to_le_bytes());
@@ -204,6 +224,8 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let values: Vec<[u64; VALUE_COLUMNS]> = columns.rows(header.values)?;
         let tops: Vec<[u64; TOP_COLUMNS]> = columns.rows(header.top_values)?;
         let samples = columns.rows(header.samples)?;
+        let streams: Vec<[u64; STREAM_COLUMNS]> = columns.rows(header.streams)?;
+        let references: Vec<[u64; REFERENCE_COLUMNS]> = columns.rows(header.stream_references)?;
         let files = header.files.len();
         let blocks = blocks.iter().map(|row| block(row, files)).collect::<Option<_>>()?;
         let edges = edges.iter().map(|row| edge(row, files)).collect::<Option<_>>()?;
@@ -229,10 +251,16 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         let events = header.sampled_events.len();
         let samples =
             samples.iter().map(|row| sample(row, events, files)).collect::<Option<_>>()?;
-        Some((blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values, samples))
+        let mut references = &references[..];
+        let limits = [header.rules.len(), files, header.regions.len()];
+        let streams = streams.iter().map(|row| stream_of_data(row, &mut references, limits));
+        let streams = streams.collect::<Option<_>>().filter(|_| references.is_empty())?;
+        let noted = (values, samples, streams);
+        Some((blocks, edges, callers, stacks, path_blocks, paths, rule_counts, noted))
     })();
-    let (blocks, edges, callers, stacks, path_blocks, paths, rule_counts, values, samples) =
+    let (blocks, edges, callers, stacks, path_blocks, paths, rule_counts, noted) =
         found.ok_or(ReadError::Damaged)?;
+    let (values, samples, streams) = noted;
     Ok(Profile {
         program: header.program,
         by: header.by,
@@ -251,6 +279,9 @@ pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {
         values,
         sampled_events: header.sampled_events,
         samples,
+        regions: header.regions,
+        streams,
+        references: header.references,
         instructions: header.instructions,
         programs: header.programs,
         left: header.left,
@@ -318,6 +349,43 @@ fn sample(
     let event = u32::try_from(event).ok()?;
     let is_known = usize::try_from(event).is_ok_and(|event| event < events);
     is_known.then_some((SampledPlace { place: place(file, offset, files)?, event }, one))
+}
+
+/// A rule is one more than its index, or 0 for the streams of the whole program.
+fn stream_row((stream, one): (&DataStream, &StreamCount)) -> [u64; STREAM_COLUMNS] {
+    let rule = stream.rule.map_or(0, |rule| u64::from(rule) + 1);
+    [rule, stream.references.len() as u64, one.times, one.bursts, one.first.into()]
+}
+
+fn reference_row(one: &DataReference) -> [u64; REFERENCE_COLUMNS] {
+    let DataReference { at, region, distance } = *one;
+    [at.file.into(), at.offset, region.into(), distance.cast_unsigned()]
+}
+
+/// Takes the references of a stream from the front of `all`. The limits are those of rules, files
+/// and regions.
+fn stream_of_data(
+    row: &[u64; STREAM_COLUMNS],
+    all: &mut &[[u64; REFERENCE_COLUMNS]],
+    [rules, files, regions]: [usize; 3],
+) -> Option<(DataStream, StreamCount)> {
+    let &[rule, length, times, bursts, first] = row;
+    let rule = match rule.checked_sub(1) {
+        Some(rule) => Some(u32::try_from(rule).ok().filter(|&rule| (rule as usize) < rules)?),
+        None => None,
+    };
+    let length = usize::try_from(length).ok()?;
+    let (own, rest) = all.split_at_checked(length)?;
+    *all = rest;
+    let reference = |&[file, offset, region, distance]: &[u64; REFERENCE_COLUMNS]| {
+        let region = u32::try_from(region).ok().filter(|&one| (one as usize) < regions)?;
+        let at = place(file, offset, files)?;
+        Some(DataReference { at, region, distance: distance.cast_signed() })
+    };
+    let references = own.iter().map(reference).collect::<Option<_>>()?;
+    let first = u32::try_from(first).ok()?;
+    ((1..=STREAM_REFERENCES_MAX).contains(&length) && (first as usize) < length)
+        .then_some((DataStream { rule, references }, StreamCount { times, bursts, first }))
 }
 
 fn block_row((start, one): (&Place, &BlockCount)) -> [u64; BLOCK_COLUMNS] {
@@ -505,7 +573,13 @@ mod tests {
         profile.paths.insert(2, PathCount { count: 5, instructions: 50, bursts: 2 });
         for (name, handler) in [("P1", None), ("Pairs", Some(Handler::CallPair))] {
             let text = "T.OPCLASS == proc_call && overflow_1".to_owned();
-            profile.rules.push(ProfiledRule { name: name.into(), text, handler, matched: 9 });
+            profile.rules.push(ProfiledRule {
+                name: name.into(),
+                text,
+                handler,
+                matched: 9,
+                references: 6,
+            });
         }
         let [from, to] = [0x1010, 0x4000].map(|offset| Some(place(offset)));
         for (from, to) in [(from, to), (from, None), (None, to)] {
@@ -530,6 +604,14 @@ mod tests {
         fill(&mut one.in_progress);
         one.rates_mut().into_iter().for_each(fill);
         profile.samples.insert(SampledPlace { place: place(0x1004), event: 0 }, one);
+        profile.references = 70;
+        let heap = profile.region("[heap]");
+        for (rule, distance, length) in [(None, -8, 3), (None, i64::MIN, 1), (Some(1), 0, 2)] {
+            let one = DataReference { at: place(0x1010), region: heap, distance };
+            let references = vec![one; length];
+            let count = StreamCount { times: 7, bursts: 2, first: 0 };
+            profile.streams.insert(DataStream { rule, references }, count);
+        }
         profile.instructions = 1 << 40;
         profile.left.push("process 1: why".into());
         profile
@@ -600,5 +682,48 @@ mod tests {
         hostile[at + 9] = b'9';
         hostile.extend(crc32fast::hash(&hostile).to_le_bytes());
         assert!(matches!(parse(&hostile), Err(ReadError::Damaged)));
+    }
+
+    /// Goal: streams are checked. Method: profiles with one that is out of bounds.
+    #[test]
+    fn streams_out_of_bounds_are_refused() {
+        let at = Place { file: 0, offset: 1 };
+        let one = DataReference { at, region: 0, distance: 2 };
+        let refused = |rule, references: Vec<DataReference>, first| {
+            let mut profile = profile();
+            let stream = DataStream { rule, references };
+            profile.streams.insert(stream, StreamCount { times: 1, bursts: 1, first });
+            parse(&written(&profile)).is_err()
+        };
+        assert!(!refused(Some(1), vec![one; STREAM_REFERENCES_MAX], 99));
+        assert!(refused(Some(2), vec![one], 0));
+        assert!(refused(None, Vec::new(), 0));
+        assert!(refused(None, vec![one; STREAM_REFERENCES_MAX + 1], 0));
+        assert!(refused(None, vec![one, one], 2));
+        assert!(refused(None, vec![DataReference { region: 1, ..one }], 0));
+        let at = Place { file: 1, ..at };
+        assert!(refused(None, vec![DataReference { at, ..one }], 0));
+    }
+
+    /// Goal: a file of a version without streams is read.
+    #[test]
+    fn files_without_streams_are_read() {
+        let mut old = profile();
+        old.streams.clear();
+        old.regions.clear();
+        old.references = 0;
+        let bytes = written(&old);
+        let length = u32::from_le_bytes(bytes[8..12].try_into().unwrap()) as usize;
+        let header = String::from_utf8(bytes[12..12 + length].to_vec()).unwrap();
+        let added =
+            [",\"regions\":[]", ",\"references\":0", ",\"streams\":0", ",\"stream_references\":0"];
+        let header = added.iter().fold(header, |text, one| text.replacen(one, "", 1));
+        assert!(!header.contains("streams"));
+        let mut without = MAGIC.to_vec();
+        without.extend(u32::try_from(header.len()).unwrap().to_le_bytes());
+        without.extend(header.as_bytes());
+        without.extend(&bytes[12 + length..bytes.len() - CRC_BYTES]);
+        without.extend(crc32fast::hash(&without).to_le_bytes());
+        assert_eq!(parse(&without).unwrap(), old);
     }
 }

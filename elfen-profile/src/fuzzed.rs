@@ -24,6 +24,8 @@ pub fn report(profile: &Profile) {
     let _instructions = ProfileReport::of(&profile, &symbols, SortKey::Instruction, ROWS)
         .text(SortKey::Instruction);
     let _rules = ProfileReport::of(&profile, &symbols, SortKey::Rule, ROWS).text(SortKey::Rule);
+    let streams = ProfileReport::of(&profile, &symbols, SortKey::Stream, ROWS);
+    let _streams = streams.text(SortKey::Stream);
     let _lines = source_lines::hottest(&profile, &symbols, ROWS);
     let _counts = InstructionCounts::of(&profile, 0, None);
     let sources = Sources::read(&profile);

@@ -41,6 +41,7 @@ pub mod shadows;
 mod signals;
 mod source_lines;
 mod stacks;
+pub mod streams;
 mod sums;
 mod symbols;
 mod values;

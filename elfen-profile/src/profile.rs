@@ -43,6 +43,17 @@ pub struct What {
     pub rules: &'static [RuleSet],
     /// What instructions leave in their destination registers.
     pub values: bool,
+    /// Sequences of memory accesses that repeat.
+    pub streams: bool,
+    /// References after which such a sequence is cut; 0 for no limit.
+    pub stream_burst: u64,
+}
+
+impl What {
+    /// Whether the addresses of memory accesses are needed.
+    pub fn needs_addresses(&self) -> bool {
+        self.streams || self.rules.iter().any(RuleSet::needs_addresses)
+    }
 }
 
 /// A run of instructions, and how often it ran.
@@ -131,6 +142,9 @@ pub struct ProfiledRule {
     pub handler: Option<Handler>,
     /// Instructions that it has matched.
     pub matched: u64,
+    /// Memory accesses that streams were looked for in.
+    #[serde(default)]
+    pub references: u64,
 }
 
 /// What the handler of a production was called for.
@@ -234,6 +248,37 @@ pub struct SampledPlace {
     pub event: u32,
 }
 
+/// An instruction, and the memory that it has used.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DataReference {
+    pub at: Place,
+    /// Index in [`Profile::regions`].
+    pub region: u32,
+    /// Distance from what addresses in that region are counted from.
+    pub distance: i64,
+}
+
+/// A sequence of references that repeats. Of all its rotations, the first one in order.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DataStream {
+    /// Index in [`Profile::rules`] of the rule that has collected it.
+    pub rule: Option<u32>,
+    pub references: Vec<DataReference>,
+}
+
+/// How often a stream occurred.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct StreamCount {
+    pub times: u64,
+    /// As in [`RuleCount`].
+    pub bursts: u64,
+    /// The reference that it began with when it was found.
+    pub first: u32,
+}
+
+/// More references than a stream has.
+pub const STREAM_REFERENCES_MAX: usize = 100;
+
 /// A file with code that ran.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct ProfiledFile {
@@ -275,6 +320,11 @@ pub struct Profile {
     /// Events of the processor, and what their samples say of each instruction.
     pub sampled_events: Vec<SampledEvent>,
     pub samples: BTreeMap<SampledPlace, SiteEstimate>,
+    /// Names of the regions of memory that streams refer to.
+    pub regions: Vec<String>,
+    /// Hot data streams, if these were recorded, and all references that they were looked for in.
+    pub streams: BTreeMap<DataStream, StreamCount>,
+    pub references: u64,
     /// Instructions that ran; 0 if they were sampled.
     pub instructions: u64,
     /// Address spaces that were counted: processes, and programs that these executed.
@@ -294,6 +344,15 @@ impl Profile {
             let file = ProfiledFile { path: path.to_owned(), build_id: String::new() };
             self.files.push(file);
             self.files.len() - 1
+        });
+        u32::try_from(found).unwrap_or(u32::MAX)
+    }
+
+    /// The index of a region of memory, which may be new.
+    pub(crate) fn region(&mut self, name: &str) -> u32 {
+        let found = self.regions.iter().position(|region| region == name).unwrap_or_else(|| {
+            self.regions.push(name.to_owned());
+            self.regions.len() - 1
         });
         u32::try_from(found).unwrap_or(u32::MAX)
     }
@@ -350,5 +409,12 @@ impl Profile {
         let known = self.edges.entry(edge).or_default();
         known.count = known.count.saturating_add(count);
         known.bursts += bursts;
+    }
+
+    pub(crate) fn add_stream(&mut self, stream: DataStream, count: StreamCount) {
+        let known =
+            self.streams.entry(stream).or_insert(StreamCount { times: 0, bursts: 0, ..count });
+        known.times = known.times.saturating_add(count.times);
+        known.bursts = known.bursts.saturating_add(count.bursts);
     }
 }

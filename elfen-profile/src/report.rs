@@ -13,6 +13,7 @@ use crate::rule_sums::{self, RuleRow};
 use crate::shadows::KINDS;
 use crate::source_lines::LineRow;
 use crate::stacks::Stacks;
+use crate::streams::{self, StreamReport};
 use crate::sums::{Sum, error, grouped, how, share, total, without_columns};
 use crate::symbols::{FunctionId, ProfileSymbols};
 use crate::values::{self, ValueRow};
@@ -36,6 +37,8 @@ pub(crate) enum SortKey {
     Value,
     /// Instructions, by samples of the processor
     Instruction,
+    /// Hot data streams: sequences of memory accesses that repeat
+    Stream,
 }
 
 #[derive(Serialize, Debug)]
@@ -74,6 +77,8 @@ pub(crate) struct ProfileReport {
     /// What the processor has sampled. Absent in other profiles.
     #[serde(skip_serializing_if = "Option::is_none")]
     samples: Option<SamplesReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    streams: Option<StreamReport>,
 }
 
 #[derive(Serialize, Debug)]
@@ -216,6 +221,7 @@ impl ProfileReport {
             values: (sort == SortKey::Value).then(|| values::hottest(profile, symbols, top)),
             samples: (profile.by == Source::Samples)
                 .then(|| SamplesReport::of(profile, symbols, sort == SortKey::Instruction, top)),
+            streams: (sort == SortKey::Stream).then(|| streams::report(profile, symbols, top)),
         }
     }
 
@@ -246,6 +252,9 @@ impl ProfileReport {
         if let Some(calls) = &self.system_calls {
             text += &system_calls(calls);
         }
+        if let Some(streams) = &self.streams {
+            text += &streams.summary();
+        }
         text.push('\n');
         let is_exact = self.by == Source::Everything;
         let (head, rows): (&[&str], Vec<Vec<String>>) = match sort {
@@ -266,6 +275,10 @@ impl ProfileReport {
             ),
             SortKey::Value => {
                 (&ValueRow::HEADING, self.values.iter().flatten().map(ValueRow::cells).collect())
+            }
+            SortKey::Stream => {
+                let rows = self.streams.as_ref().map(StreamReport::cells);
+                (&StreamReport::HEADING, rows.unwrap_or_default())
             }
             SortKey::Line => (
                 &["share %", "± %", "instructions", "line", "function"],

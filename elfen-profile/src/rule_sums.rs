@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::profile::{Edge, Place, Profile};
 use crate::rules::{Handler, Kind, parse_pattern};
+use crate::streams;
 use crate::sums::{Sum, error, grouped, share, total};
 use crate::symbols::{FunctionId, ProfileSymbols};
 
@@ -94,6 +95,8 @@ pub(crate) fn exactly(
                 Method { caller: None, function: called(symbols, edge.to) }
             }
             Handler::HotMethod => Method { caller: None, function: symbols.function_of(edge.from) },
+            // Edges do not tell which memory was used.
+            Handler::DataStream => return None,
         };
         let known = counts.entry(method).or_default();
         *known = known.saturating_add(count.count);
@@ -120,11 +123,12 @@ pub(crate) struct RuleRow {
     /// The calling function of a call pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     caller: Option<String>,
+    /// Of a data stream: the reference that it begins with.
     function: String,
     file: String,
-    /// Times that the handler was called for it.
+    /// Times that the handler was called for it; of a data stream, its references.
     count: u64,
-    /// Of all calls of the handler, in percent.
+    /// Of all calls of the handler, or of all references, in percent.
     share_percent: f64,
     /// Bursts in which it was; 0 for an exact count.
     bursts: u64,
@@ -133,7 +137,17 @@ pub(crate) struct RuleRow {
 /// The `top` largest sums of each rule.
 pub(crate) fn hottest(profile: &Profile, symbols: &ProfileSymbols, top: usize) -> Vec<RuleRow> {
     let mut rows = Vec::new();
-    for (rule, sums) in profile.rules.iter().zip(sums(profile, symbols)) {
+    for (number, (rule, sums)) in (0..).zip(profile.rules.iter().zip(sums(profile, symbols))) {
+        let streams = streams::of_rule(profile, symbols, number, top).into_iter();
+        rows.extend(streams.map(|(function, first, heat, bursts)| RuleRow {
+            rule: rule.name.clone(),
+            caller: None,
+            function,
+            file: symbols.file_name(first.file).to_owned(),
+            count: heat,
+            share_percent: share(heat, rule.references),
+            bursts,
+        }));
         let all = total(sums.values());
         let mut sorted: Vec<(Method, Sum)> = sums.into_iter().collect();
         sorted.sort_by_key(|(method, sum)| (Reverse(sum.count), method.clone()));

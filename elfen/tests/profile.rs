@@ -48,11 +48,12 @@ fn a_profile_is_recorded_and_reported() {
     let function = &json["functions"][0];
     assert!(function["instructions"].as_u64().unwrap() > 100, "{function}");
     for (sort, fix) in
-        [("path", "--what paths"), ("total", "--what stacks"), ("value", "--what values")]
+        [("path", "paths"), ("total", "stacks"), ("value", "values"), ("stream", "streams")]
     {
         let missing = elfen(&["report", file, "--sort", sort]);
         assert_eq!(missing.status.code(), Some(1));
-        assert!(error(&missing).contains(fix), "{}", error(&missing));
+        let fix = format!("--what {fix}");
+        assert!(error(&missing).contains(&fix), "{}", error(&missing));
     }
     let calls = elfen(&["report", file, "--sort", "call"]).stdout;
     assert!(String::from_utf8(calls).unwrap().contains("to\n"));
@@ -699,6 +700,63 @@ fn what_rules_collect_is_reported_and_compared() {
     assert!(error(&without).contains("record it with `--rules FILE`"), "{}", error(&without));
 }
 
+/// Goal: data streams are recorded, reported with their lines, compared, and refused where they
+/// cannot be recorded. Method: a program that walks a list, by everything, in bursts of it, and by
+/// the shipped rules.
+#[test]
+fn data_streams_are_reported_and_compared() {
+    const SOURCE: &str = include_str!("../../elfen-profile/tests/c/chase.c");
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let [program, exact, cut, rules] = ["chase", "exact", "cut", "rules"].map(path);
+    compile(SOURCE, Path::new(&program), &["-O2", "-g", "-w"]);
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../workloads/profile/hps.rules");
+    let program = ["--", &program, "2000", "40"];
+    let streams = ["--what", "streams"];
+    let by = |by, file, more: &[&str]| {
+        elfen(&[&["record", "-q", "--by", by, "-o", file], more, &program].concat())
+    };
+    let burst = [&streams[..], &["--burst", "20"]].concat();
+    for (file, more) in [(&exact, &streams[..]), (&cut, &burst), (&rules, &["--rules", shipped])] {
+        let recorded = by("everything", file, more);
+        assert!(recorded.status.success(), "{}", error(&recorded));
+    }
+    let report = json(&["report", &exact, "--sort", "stream"]);
+    let hottest = &report["streams"]["hottest"][0];
+    let of = |row: &serde_json::Value, key: &str| row[key].as_u64().unwrap();
+    assert!((80..90).contains(&of(hottest, "length")), "{hottest}");
+    assert_eq!(of(hottest, "heat"), of(hottest, "length") * of(hottest, "count"));
+    let walks = hottest["references"].as_array().unwrap().iter().filter(|one| {
+        let has = |key: &str, part: &str| one[key].as_str().unwrap().contains(part);
+        has("instruction", "walk") && has("path", "chase.c") && has("data", "[heap]+0x")
+    });
+    assert_eq!(walks.count(), 80, "{hottest}");
+    let table = text(&["report", &exact, "--sort", "stream", "--top", "1"]);
+    assert!(table.contains("(chase.c:") && !table.contains("± %"), "{table}");
+    assert!(text(&["report", &rules, "--sort", "rule"]).contains("\nDataStreams "));
+    let short = json(&["report", &cut, "--sort", "stream"]);
+    assert!(of(&short["streams"]["hottest"][0], "length") <= 20, "{short}");
+    let overlap = |file: &str, name: &str| {
+        let compared = json(&["compare", &exact, file]);
+        let row = compared["rows"].as_array().unwrap().iter().find(|row| row["what"] == name);
+        row.expect(name)["overlap"].as_f64().unwrap()
+    };
+    assert!(overlap(&exact, "data streams, hottest 90 %") > 0.999);
+    // No stream of the short bursts is the walk.
+    assert!(overlap(&cut, "data streams, hottest 90 %") < 0.1);
+    assert!((0.0..1.0).contains(&overlap(&rules, "rule DataStreams, hottest 90 %")));
+
+    for (refused, why) in [
+        (by("bursts", &cut, &streams), "bursts do not note the addresses that streams need"),
+        (by("bursts", &cut, &["--rules", shipped]), "use --by shadows, or --by everything"),
+        (by("shadows", &cut, &["--what", "streams,values"]), "record the values by themselves"),
+        (by("shadows", &cut, &["--burst", "20"]), "add `--what streams`"),
+    ] {
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(error(&refused).contains(why), "{}", error(&refused));
+    }
+}
+
 /// Goal: a file of rules that is missing or wrong is refused before the program runs, with the
 /// place of the error.
 #[test]
@@ -719,9 +777,9 @@ fn wrong_rules_are_refused_with_their_place() {
     assert!(message.contains("own.rules\": line 2, column 18: expected a class"), "{message}");
     let caret = format!("{:22}^ expected a class", " ".repeat(3) + "|");
     assert!(message.contains(&caret), "{message}");
-    let (status, message) = refused(b"S: T.OPCLASS == mem_op -> call(DataStream), null");
+    let (status, message) = refused(b"S: T.OPCLASS != branch -> call(DataStream), null");
     assert_eq!(status, Some(2));
-    assert!(message.contains("DataStream needs the addresses"), "{message}");
+    assert!(message.contains("DataStream is for memory accesses only"), "{message}");
     let (status, message) = refused(b"P1: T.OPCLASS == proc_call -> null, inc_1");
     assert_eq!(status, Some(2));
     assert!(message.contains("no production has a handler"), "{message}");

@@ -14,7 +14,8 @@ use crate::symbols::ProfileSymbols;
 
 const AFTER: &str = "\
 Overlap is the sum of the smaller shares (HPS). Weight match is the weight of the hottest 5 % \
-that both profiles name (Shadow Profiling). 1 is the best.
+that both profiles name (Shadow Profiling). 1 is the best. Data streams are compared if both \
+profiles have them; two are the same if all of their instructions and addresses are.
 
 Examples:
   elfen profile record --by everything -o exact.elfprof -- ./program

@@ -49,10 +49,13 @@ names those of a machine.
 
 A path is what runs from the target of a backward branch to the next one, also through calls.
 
+A hot data stream is a sequence of memory accesses that repeats: the same instructions with the \
+same addresses.
+
 With --rules, each executed instruction goes through the productions of a file, as in HPS: \
 counters decide which instructions are profiled. A handler counts functions (HotMethod) or calls \
-(CallPair). workloads/profile/hps.rules has the productions of the paper, and \
-docs/design/rules.md the grammar.
+(CallPair), or finds streams (DataStream; not by bursts). workloads/profile/hps.rules has the \
+productions of the paper, and docs/design/rules.md the grammar.
 
 Code that the program generates itself, as Java and JavaScript do, is not counted.
 
@@ -67,6 +70,7 @@ Examples:
   elfen profile record --what stacks,paths -o run.elfprof -- ./program
   elfen profile record --by shadows --what paths -o run.elfprof -- ./program
   elfen profile record --by samples --every 1M -o run.elfprof -- ./program
+  elfen profile record --by shadows --what streams -o run.elfprof -- ./program
   elfen profile record --by everything -o exact.elfprof -- ./program
   elfen profile record --until 5% -o run.elfprof -p \"$(pgrep -o nginx)\"
   elfen profile record --rules hps.rules -o run.elfprof -- ./program
@@ -103,6 +107,8 @@ enum Kind {
     Values,
     /// Latencies and misses of single instructions; only by samples
     Instructions,
+    /// Sequences of memory accesses that repeat (hot data streams); not by bursts, nor with values
+    Streams,
 }
 
 /// Run a program, or watch one that runs, and count which of its code runs
@@ -117,9 +123,13 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     what: Option<Vec<Kind>>,
 
-    /// Productions that choose instructions, and collect functions or calls at these
+    /// Productions that choose instructions, and collect functions, calls or streams at these
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
+
+    /// Streams: cut each sequence after this many accesses [default: where a shadow ends]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(2..))]
+    burst: Option<u64>,
 
     /// The part of the program's time that bursts or shadows may cost
     #[arg(long, value_name = "PERCENT", value_parser = parse_cost, default_value = "1%")]
@@ -184,6 +194,8 @@ impl RecordArgs {
                 stacks: kinds.contains(&Kind::Stacks),
                 paths: kinds.contains(&Kind::Paths),
                 values: kinds.contains(&Kind::Values),
+                streams: kinds.contains(&Kind::Streams),
+                stream_burst: self.burst.unwrap_or(0),
                 rules,
             },
             None => What { stacks: self.by != Mechanism::Everything, rules, ..What::default() },
@@ -259,6 +271,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         return Err(Failure::new(Status::Failed, process(args), "it is stopped", fix));
     }
     check_samples(args)?;
+    check_addresses(args, what)?;
     // A file that cannot be written is found before the program runs.
     let file = args.output.as_deref().map(create).transpose()?;
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
@@ -284,8 +297,12 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         }
         Mechanism::Samples => by_samples(args)?,
         Mechanism::Auto if args.has_instructions() => by_samples(args)?,
-        Mechanism::Auto if what.values => {
-            say(args, "shadows", "bursts are too short for values");
+        Mechanism::Auto if what.values || what.needs_addresses() => {
+            let why = match what.values {
+                true => "bursts are too short for values",
+                false => "bursts do not note the addresses that streams need",
+            };
+            say(args, "shadows", why);
             by_shadows(args, what)?
         }
         Mechanism::Auto => {
@@ -399,6 +416,26 @@ fn sampling_failed(error: &PreciseError, args: &RecordArgs) -> Failure {
             Failure::new(Status::Failed, "waiting for the program", error, "try again")
         }
     }
+}
+
+/// What needs the addresses of memory accesses cannot go with everything.
+fn check_addresses(args: &RecordArgs, what: What) -> Result<(), Failure> {
+    let refused = |why, fix| Err(Failure::new(Status::Usage, "the recording", why, fix));
+    if args.burst.is_some() && !what.streams {
+        return refused("--burst is for streams only", "add `--what streams`");
+    }
+    if !what.needs_addresses() {
+        return Ok(());
+    }
+    if what.values {
+        let why = "streams need the addresses of accesses, and values take the same memory";
+        return refused(why, "record the values by themselves");
+    }
+    if args.by == Mechanism::Bursts {
+        let fix = "use --by shadows, or --by everything";
+        return refused("bursts do not note the addresses that streams need", fix);
+    }
+    Ok(())
 }
 
 const BURSTS: &str = "edges are counted at random times, in a code cache";

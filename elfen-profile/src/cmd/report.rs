@@ -18,6 +18,9 @@ const AFTER: &str = "\
 Totals need a profile with stacks, and paths one with paths (`record --what`). A path begins \
 where a backward branch leads, and ends with the next one; it goes on through calls and returns.
 
+A data stream is a sequence of memory accesses that repeats, with 2 to 100 of them. Its share is \
+that of all accesses. An address is a distance in its region of memory.
+
 Lines need the debug information of compilers (-g), in the program or in its debug package.
 
 A profile by samples has functions and instructions. Executions are estimated, and ± is their \
@@ -41,6 +44,7 @@ Examples:
   elfen profile report run.elfprof --sort line
   elfen profile report run.elfprof --sort rule --top 10
   elfen profile report run.elfprof --sort instruction
+  elfen profile report run.elfprof --sort stream --top 5
   elfen profile report run.elfprof --annotate main | less
   elfen profile report run.elfprof --json | jq '.functions[0]'";
 
@@ -82,6 +86,7 @@ pub(super) fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<ExitCode, Fa
         SortKey::Total if profile.stacks.is_empty() => Some("stacks"),
         SortKey::Path if profile.paths.is_empty() => Some("paths"),
         SortKey::Value if profile.values.is_empty() => Some("values"),
+        SortKey::Stream if profile.references == 0 => Some("streams"),
         SortKey::Rule if profile.rules.is_empty() => Some("rules"),
         _ => None,
     };

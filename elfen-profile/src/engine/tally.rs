@@ -13,6 +13,7 @@ use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
 use super::rule_tally::RuleTally;
 use super::shares::Shares;
+use super::streams::{Finder, References};
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
 use super::values::Values;
 use super::walk::{Burst, Lost, Step, Ways};
@@ -104,6 +105,10 @@ pub(crate) struct Tally {
     values: Values,
     /// Of paths, or of blocks without paths, if their error is wanted.
     shares: Option<Shares>,
+    references: References,
+    streams: Finder,
+    /// The thread whose references were added last.
+    thread: Option<u32>,
     calls: Vec<CallSite>,
     /// Addresses where bursts could not begin or go on.
     unknown: Vec<u64>,
@@ -126,6 +131,17 @@ impl Tally {
     /// For a whole program, or for shadows, instead of bursts.
     pub(crate) fn of_pieces(what: What, has_errors: bool) -> Self {
         Self { has_pieces: true, ..Self::new(what, has_errors) }
+    }
+
+    /// For a program that is counted as a whole.
+    pub(crate) fn of_everything(what: What) -> Self {
+        let mut tally = Self::of_pieces(what);
+        tally.rules.count_episodes();
+        tally
+    }
+
+    pub(crate) fn needs_addresses(&self) -> bool {
+        self.what.needs_addresses()
     }
 
     /// All pieces of a shadow have been added.
@@ -200,8 +216,14 @@ impl Tally {
 
     /// Goes the way of a burst.
     pub(crate) fn add(&mut self, cache: &Cache, burst: &Burst, on: &mut OnWay) -> Result<(), Lost> {
+        if self.what.needs_addresses() {
+            self.begin_references(burst);
+        }
         let Self { what, seen, stacks, paths, values, rules, instructions, .. } = self;
+        let Self { references, streams, .. } = self;
         let mut results = &burst.results[..];
+        let mut addresses = &burst.addresses[..];
+        let needs_addresses = what.needs_addresses();
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
             if let Step::Block(_) | Step::Part(..) = step {
@@ -213,7 +235,21 @@ impl Tally {
             if what.paths {
                 paths.step(step, block, &mut on.path);
             }
-            rules.step(cache, step, block, to);
+            match step {
+                Step::Block(id) if needs_addresses && let Some(one) = cache.block(id) => {
+                    let (used, regions) = references.take(id, one, &mut addresses);
+                    if what.streams {
+                        for one in used {
+                            streams.add(one, regions);
+                            if what.stream_burst > 0 {
+                                streams.cut_at(what.stream_burst);
+                            }
+                        }
+                    }
+                    rules.step(cache, step, block, to, used, regions);
+                }
+                _ => rules.step(cache, step, block, to, &[], &mut references.regions),
+            }
             if what.values
                 && let Step::Block(id) = step
                 && let Some(translated) = cache.block(id)
@@ -223,6 +259,7 @@ impl Tally {
         });
         if walked.is_err() {
             *on = OnWay::default();
+            self.thread = None;
         }
         // What was found of a piece has run, so it can wait for the end.
         if !self.has_pieces {
@@ -234,12 +271,24 @@ impl Tally {
         walked
     }
 
+    /// References of another thread do not go on from those before.
+    fn begin_references(&mut self, burst: &Burst) {
+        self.references.regions.begin(burst.process);
+        if self.thread.replace(burst.thread) != Some(burst.thread) {
+            self.streams.cut();
+            self.rules.cut_streams();
+        }
+    }
+
     /// Adds what was seen since the last call to the sums, if its way was found.
     fn end(&mut self, is_found: bool, bursts: u64) {
         self.stacks.end(is_found, bursts);
         self.paths.end(is_found, bursts);
         self.rules.end(is_found, bursts);
         self.values.end(bursts);
+        if self.what.streams && bursts > 0 {
+            self.streams.end_unit();
+        }
         let steps = &mut self.steps;
         self.seen.take(|step, times| {
             if is_found {
@@ -258,8 +307,12 @@ impl Tally {
         let block = |id: BlockId| blocks.get(usize::try_from(id).ok()?);
         self.stacks.add_to(profile, &places, blocks);
         self.paths.add_to(profile, &places, blocks);
-        self.rules.add_to(profile, &places, blocks);
+        self.rules.add_to(profile, &places, blocks, &self.references);
         self.values.add_to(profile, &places, blocks);
+        if self.what.streams {
+            profile.references = profile.references.saturating_add(self.streams.references());
+            self.streams.add_to(None, profile, &places, &self.references);
+        }
         for (&step, &Times { count, bursts }) in &self.steps {
             let part = match step {
                 Step::Block(id) => block(id).map(|one| (one, one.start)),

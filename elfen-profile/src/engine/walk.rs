@@ -21,6 +21,11 @@ pub(crate) struct Burst {
     pub(crate) events: Vec<u64>,
     /// The results of the instructions, if they were noted.
     pub(crate) results: Vec<u64>,
+    /// The addresses that they have used, if these were noted, and the process that has them.
+    pub(crate) addresses: Vec<u64>,
+    pub(crate) process: u32,
+    /// Distinguishes the threads of a process.
+    pub(crate) thread: u32,
     /// From beginning to end, by the time stamp counter.
     pub(crate) ticks: u64,
     pub(crate) stack: StackCopy,

@@ -60,6 +60,17 @@ pub(crate) enum Notes {
     Results,
 }
 
+impl Notes {
+    /// Events, and what a profile needs besides them.
+    pub(crate) fn events_of(what: What) -> Self {
+        match what {
+            _ if what.needs_addresses() => Self::Addresses,
+            _ if what.values => Self::Results,
+            _ => Self::Events,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(crate) region: Region,
@@ -99,8 +110,7 @@ impl Space {
         let recording = limits.map(Trace::recording);
         let notes = match (limits, counts_events) {
             (Some(_), _) => Notes::Addresses,
-            (None, true) if what.values => Notes::Results,
-            (None, true) => Notes::Events,
+            (None, true) => Notes::events_of(what),
             (None, false) => Notes::Counters,
         };
         let trace = recording.or_else(|| counts_events.then(|| Trace::new(what)));

@@ -46,7 +46,7 @@ impl Trace {
     pub(crate) fn new(what: What) -> Self {
         let (recorder, recorded) = (None, None);
         let passages = HashMap::new();
-        Self { what, tally: Tally::of_pieces(what, false), passages, recorder, recorded }
+        Self { what, tally: Tally::of_everything(what), passages, recorder, recorded }
     }
 
     /// Records what the first thread executes.
@@ -137,17 +137,25 @@ impl Trace {
             return;
         };
         let Noted { events, addresses } = noted;
-        let results = if self.what.values { addresses.clone() } else { Vec::new() };
-        let mut burst = Burst { began_at: passage.at, events, results, ..Burst::default() };
+        let Code { cache, objects } = code;
+        let process = objects.process();
+        let mut burst =
+            Burst { began_at: passage.at, events, process, thread: context, ..Burst::default() };
         end(&mut burst);
         passage.at = burst.left_at;
         passage.is_inside = false;
-        let Code { cache, objects } = code;
         if let Some(recorder) = &mut self.recorder {
             if self.recorded == Some(context) {
                 recorder.add(cache, objects, &burst, &addresses, passage.thread_pointer);
             }
-        } else if self.tally.add(cache, &burst, &mut passage.on).is_err() {
+            return;
+        }
+        if self.what.needs_addresses() {
+            burst.addresses = addresses;
+        } else {
+            burst.results = addresses;
+        }
+        if self.tally.add(cache, &burst, &mut passage.on).is_err() {
             self.tally.lost += 1;
         }
     }

@@ -345,13 +345,16 @@ impl<'a> Parser<'a, '_> {
         let handler = match found.token {
             Token::Word("CallPair") => Handler::CallPair,
             Token::Word("HotMethod") => Handler::HotMethod,
-            Token::Word("DataStream") => {
-                let why = "DataStream needs the addresses of memory accesses, which are not \
-                           recorded with rules";
-                return Err(self.error(found, why));
-            }
-            _ => return Err(self.unexpected("CallPair or HotMethod", found)),
+            Token::Word("DataStream") => Handler::DataStream,
+            _ => return Err(self.unexpected("CallPair, HotMethod or DataStream", found)),
         };
+        let is_memory = |kind: &&Kind| **kind == Kind::Memory;
+        let mut others = Kind::ALL.iter().filter(|kind| !is_memory(kind));
+        if handler == Handler::DataStream && others.any(|&kind| matches.kinds().contains(kind)) {
+            let why = "DataStream is for memory accesses only: its pattern must require T.OPCLASS \
+                       == mem_op";
+            return Err(self.error(found, why));
+        }
         let others = Kind::ALL.iter().filter(|&&kind| !CALLS.contains(kind));
         if handler == Handler::CallPair
             && others.into_iter().any(|&kind| matches.kinds().contains(kind))
@@ -542,9 +545,10 @@ mod tests {
     fn the_shipped_file_has_the_productions_of_the_paper() {
         let rules = parse(FILE).unwrap();
         let names: Vec<&str> = rules.productions.iter().map(|one| one.name.as_str()).collect();
-        assert_eq!(names, ["P1", "P2", "P3", "P4", "P5", "P6", "CallPairs", "HotMethods"]);
+        assert_eq!(names[..6], ["P1", "P2", "P3", "P4", "P5", "P6"]);
+        assert_eq!(names[6..], ["CallPairs", "HotMethods", "DataStreams"]);
         let handlers: Vec<_> = rules.productions.iter().filter_map(|one| one.handler).collect();
-        assert_eq!(handlers, [Handler::CallPair, Handler::HotMethod]);
+        assert_eq!(handlers, [Handler::CallPair, Handler::HotMethod, Handler::DataStream]);
         let p6 = &rules.productions[5];
         assert_eq!(p6.text, "T.OPCLASS == branch && T.PC > T.Target && overflow_1 && overflow_2");
         assert_eq!(
@@ -607,11 +611,11 @@ mod tests {
             ("P1: zero_1 -> null, null@, inc_2", "expected the end of the production"),
             ("P1: zero_1 -> null, set_1(@x)", "no register `x`: define it above"),
             ("P1: zero_1 -> null, set_1(@4294967296)", "4294967296 does not fit into 32 bits"),
-            ("P1: zero_1 -> call(@Method), null", "expected CallPair or HotMethod"),
+            ("P1: zero_1 -> call(@Method), null", "expected CallPair, HotMethod or D"),
             ("P1: zero_1 -> call(@CallPair), null", "CallPair is for calls only"),
             (
-                "P1: T.OPCLASS == mem_op -> call(@DataStream), null",
-                "DataStream needs the addresses",
+                "P1: T.OPCLASS != branch -> call(@DataStream), null",
+                "DataStream is for memory accesses only",
             ),
             ("P1: @T.OPCLASS == branch && T.OPCLASS == return -> null, null", "no instruction can"),
             ("a = 1\n@a = 2", "the register `a` is there twice"),

@@ -44,6 +44,8 @@ pub enum Handler {
     CallPair,
     /// The called function for a call, and for all else the function of the instruction.
     HotMethod,
+    /// The memory that the instruction has used: sequences of these that repeat.
+    DataStream,
 }
 
 /// What is done to a counter.
@@ -75,6 +77,11 @@ impl RuleSet {
         let found = self.registers.iter_mut().find(|(known, _)| known == name)?;
         found.1 = register;
         Some(self)
+    }
+
+    /// Whether a handler needs the addresses of memory accesses.
+    pub fn needs_addresses(&self) -> bool {
+        self.productions.iter().any(|one| one.handler == Some(Handler::DataStream))
     }
 
     pub fn with_seed(self, seed: u64) -> Self {

@@ -561,7 +561,7 @@ impl Recorder {
         copy.set_signal_mask(u64::MAX)?;
         copy.set_registers(&registers)?;
         let Prepared { space, tally, used, rooms, .. } = prepared;
-        let notes = if self.order.what.values { Notes::Results } else { Notes::Events };
+        let notes = Notes::events_of(self.order.what);
         let (space, context) = match space {
             Some((space, context)) => {
                 space.move_to(copy, id)?;

@@ -182,9 +182,13 @@ impl Shadow<'_> {
 
     /// Adds the way since the last stop to the tally.
     fn add(&mut self, left_at: u64, given: u64, on: &mut OnWay) {
-        let Noted { events, addresses: results } = self.space.take_noted(self.context, given);
-        let began_at = self.registers.rip;
-        let burst = Burst { began_at, left_at, events, results, ..Burst::default() };
+        let Noted { events, addresses } = self.space.take_noted(self.context, given);
+        let (began_at, process) = (self.registers.rip, self.world.id);
+        let mut burst = Burst { began_at, left_at, events, process, ..Burst::default() };
+        match self.tally.needs_addresses() {
+            true => burst.addresses = addresses,
+            false => burst.results = addresses,
+        }
         if self.tally.add(&self.space.cache, &burst, on).is_err() {
             self.tally.lost += 1;
         }

@@ -23,7 +23,8 @@ fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf
     program
 }
 
-const ALL: What = What { stacks: true, paths: true, values: false, rules: &[] };
+const ALL: What =
+    What { stacks: true, paths: true, values: false, streams: false, stream_burst: 0, rules: &[] };
 
 fn order(program: Vec<OsString>) -> Order {
     Order { program, process: None, cost: 0.5, events: 500, what: ALL, duration: None, until: None }

@@ -3,6 +3,7 @@
 
 mod programs;
 mod rules;
+mod streams;
 mod traces;
 
 use std::ffi::OsString;
@@ -55,8 +56,16 @@ fn assert_same(folder: &Path, words: &[OsString]) -> [Recorded; 2] {
     })
 }
 
-const EDGES: What = What { stacks: false, paths: false, values: false, rules: &[] };
-const ALL: What = What { stacks: true, paths: true, values: false, rules: &[] };
+const EDGES: What = What {
+    stacks: false,
+    paths: false,
+    values: false,
+    streams: false,
+    stream_burst: 0,
+    rules: &[],
+};
+const ALL: What =
+    What { stacks: true, paths: true, values: false, streams: false, stream_burst: 0, rules: &[] };
 
 /// Looks up counts by the names of functions.
 struct Counts<'a> {

@@ -2,6 +2,7 @@
 //! program does. Method: a program that looks for traces of them, programs with known shares, and
 //! programs of Debian.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::everything;
-use elfen_profile::profile::{Profile, What};
+use elfen_profile::profile::{DataStream, Profile, StreamCount, What};
 use elfen_profile::shadows::{Order, Recorded, ShadowError, record};
 
 /// Compiles a file of `tests/c`.
@@ -35,7 +36,14 @@ fn order(program: Vec<OsString>) -> Order {
         sample: 50_000,
         stall_max: Duration::from_millis(100),
         cpu: None,
-        what: What { stacks: true, paths: true, values: false, rules: &[] },
+        what: What {
+            stacks: true,
+            paths: true,
+            values: false,
+            streams: false,
+            stream_burst: 0,
+            rules: &[],
+        },
         duration: None,
         until: None,
     }
@@ -179,7 +187,14 @@ fn values(profile: &Profile, program: &Path, function: &str) -> (u64, Vec<(u64, 
 fn results_of_instructions_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "values.c", "values", &[]);
-    let what = What { stacks: false, paths: false, values: true, rules: &[] };
+    let what = What {
+        stacks: false,
+        paths: false,
+        values: true,
+        streams: false,
+        stream_burst: 0,
+        rules: &[],
+    };
     let words = |rounds: &str| [program.clone().into(), rounds.into()];
     let exact = everything::record(&words("40000"), what, |_| {}).unwrap();
     let (count, top) = values(&exact.profile, &program, "load");
@@ -190,6 +205,59 @@ fn results_of_instructions_are_counted() {
     assert_eq!(often + rare, count);
     assert!((often as f64 / count as f64 - 0.75).abs() < 0.001, "{often} of {count}");
     assert!(recorded.profile.bursts > 0);
+}
+
+/// File and offset of an instruction, and the region and the distance of what it has used.
+type NamedReference = (String, u64, String, i64);
+
+/// The hottest stream of a program with its instructions and data by name, and its part of all
+/// references.
+fn hottest_stream(profile: &Profile) -> (BTreeSet<NamedReference>, f64, StreamCount) {
+    let heat = |one: &DataStream, count: &StreamCount| one.references.len() as u64 * count.times;
+    let (stream, &count) =
+        profile.streams.iter().max_by_key(|(one, count)| heat(one, count)).expect("a stream");
+    let named = stream.references.iter().map(|one| {
+        let file = profile.files[one.at.file as usize].path.clone();
+        (file, one.at.offset, profile.regions[one.region as usize].clone(), one.distance)
+    });
+    (named.collect(), heat(stream, &count) as f64 / profile.references as f64, count)
+}
+
+/// Goal: shadows find the same stream as everything does, in another process with other addresses,
+/// and bursts cut from shadows find no longer ones than they are. Method: a program that walks a
+/// list in a fixed order.
+#[test]
+fn streams_are_those_of_the_whole_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "chase.c", "chase", &[]);
+    let what = What {
+        stacks: false,
+        paths: false,
+        values: false,
+        streams: true,
+        stream_burst: 0,
+        rules: &[],
+    };
+    let words = |rounds: &str| [program.clone().into(), rounds.into(), "40".into()];
+    let exact = everything::record(&words("20000"), what, |_| {}).unwrap();
+    let (known, known_share, _) = hottest_stream(&exact.profile);
+    let (_, found) = recorded(folder.path(), &words("20000000"), |order| {
+        order.what = what;
+        order.sample = 1_000_000;
+    });
+    let (stream, share, count) = hottest_stream(&found.profile);
+    assert_eq!(stream, known);
+    // A shadow of a million instructions has some 3,000 rounds. It begins and ends inside of one,
+    // and the grammar needs some rounds until it has a rule for the walk.
+    assert!((share - known_share).abs() < 0.02, "{share}, not {known_share}");
+    let shadows = found.profile.bursts;
+    // The shell that starts the program may be in a shadow, too.
+    assert!(count.bursts <= shadows && count.bursts * 10 >= shadows * 9, "{count:?}, {shadows}");
+
+    let what = What { stream_burst: 10, ..what };
+    let (_, found) = recorded(folder.path(), &words("20000000"), |order| order.what = what);
+    let longest = found.profile.streams.keys().map(|one| one.references.len()).max();
+    assert!((5..=10).contains(&longest.unwrap()), "{longest:?}");
 }
 
 /// Goal: a running process is sampled and left as it was. Method: the signs of tracers, children

@@ -175,7 +175,7 @@ const JSON: [(&str, &str); 35] = [
     (
         "elfen profile report",
         "program by bursts ran_ns cost_ns instructions programs left functions calls \
-         [lines] [rules] [paths] [values] [system_calls] [page_faults] [samples]",
+         [lines] [rules] [paths] [values] [streams] [system_calls] [page_faults] [samples]",
     ),
     (
         "elfen profile report --annotate",

@@ -14,14 +14,16 @@ use crate::live::scratch::Scratch;
 use crate::profile::hps::cost::Executed;
 use crate::profile::hps::programs::{PROGRAMS, StudyProgram, write_text};
 use crate::profile::hps::published::{PublishedRow, rows};
-use crate::profile::hps::study::{BURSTS, Compared, PERIODS, Sampled, Studied, StudyError, mean};
-use crate::profile::hps::study::{rule_sets, study};
+use crate::profile::hps::study::{
+    BURSTS, Compared, PERIODS, Sampled, SampledStreams, Studied, StudyError, mean, rule_sets, study,
+};
 
 const EXAMPLES: &str = "\
 Accuracy is that of the paper: of the members that make 90 % of each profile, the sum of the \
 smaller of both shares. `drawn` is the accuracy of as many independent samples. The overhead is by \
 the paper's model: one cycle for each replaced instruction, and the instructions of the handler; \
-each other instruction takes one cycle too.
+each other instruction takes one cycle too. Data streams are sequences of 2 to 100 memory accesses \
+that repeat. `missing` is the part of the exact profile in streams that the sampled one lacks.
 
 Examples:
   elfen lab hps                          all programs; takes some minutes
@@ -76,6 +78,8 @@ struct ProgramRow {
     executed: Executed,
     hot_pairs: usize,
     hot_methods: usize,
+    hot_streams: usize,
+    covered_percent: f64,
     left: Vec<String>,
 }
 
@@ -87,6 +91,7 @@ struct SamplingRow {
     random: bool,
     pairs: Sampled,
     methods: Sampled,
+    streams: SampledStreams,
 }
 
 #[derive(Serialize)]
@@ -147,6 +152,8 @@ fn of(args: &HpsArgs, names: &[&'static str], all: &[Studied], left_out: Vec<Str
         executed: one.executed,
         hot_pairs: one.hot_pairs,
         hot_methods: one.hot_methods,
+        hot_streams: one.hot_streams,
+        covered_percent: one.covered_percent,
         left: one.left.clone(),
     });
     let sampling = named().flat_map(|(program, one)| {
@@ -157,6 +164,7 @@ fn of(args: &HpsArgs, names: &[&'static str], all: &[Studied], left_out: Vec<Str
             random: one.setting.is_random,
             pairs: one.pairs,
             methods: one.methods,
+            streams: one.streams,
         })
     });
     let overheads = named().map(|(program, one)| OverheadRow {
@@ -177,7 +185,14 @@ fn of(args: &HpsArgs, names: &[&'static str], all: &[Studied], left_out: Vec<Str
 }
 
 fn text(result: &Hps) -> String {
-    let mut text = programs(result) + "\n" + &sampling(result) + "\n" + &overheads(result) + "\n";
+    let mut text = programs(result)
+        + "\n"
+        + &sampling(result)
+        + "\n"
+        + &streams(result)
+        + "\n"
+        + &overheads(result)
+        + "\n";
     for row in &result.published {
         let ours = row.ours.as_deref().unwrap_or("not measured");
         text += &format!("{}: published {}, here {ours}\n", row.what, row.published);
@@ -207,6 +222,8 @@ fn programs(result: &Hps) -> String {
                 per_thousand(accesses, one),
                 one.hot_pairs.to_string(),
                 one.hot_methods.to_string(),
+                one.hot_streams.to_string(),
+                format!("{:.1}", one.covered_percent),
             ]
         })
         .collect();
@@ -218,6 +235,8 @@ fn programs(result: &Hps) -> String {
         "accesses/1000",
         "hot pairs",
         "hot methods",
+        "hot streams",
+        "accesses in streams, %",
     ];
     table::lines(&head, &rows)
 }
@@ -258,6 +277,42 @@ fn sampling(result: &Hps) -> String {
         "methods, % ↑",
         "random, % ↑",
         "drawn, % ↑",
+        "overhead, % ↓",
+    ];
+    table::lines(&head, &rows)
+}
+
+/// Means over the programs, of data streams.
+fn streams(result: &Hps) -> String {
+    let mut rows = Vec::new();
+    for burst in BURSTS {
+        for period in PERIODS {
+            let of = |random: bool, of: fn(&SampledStreams) -> f64| {
+                let rows = result
+                    .sampling
+                    .iter()
+                    .filter(|row| (row.burst, row.period, row.random) == (burst, period, random));
+                mean(rows.map(|row| of(&row.streams)))
+            };
+            let per_burst = of(false, SampledStreams::per_burst);
+            rows.push(vec![
+                burst.to_string(),
+                format!("1/{period}"),
+                format!("{:.1}", of(false, |one| one.accuracy_percent)),
+                format!("{:.1}", of(true, |one| one.accuracy_percent)),
+                format!("{:.1}", of(false, |one| one.missing_percent)),
+                format!("{per_burst:.1}"),
+                format!("{:.3}", of(false, |one| one.overhead_percent)),
+            ]);
+        }
+    }
+    let head = [
+        "burst",
+        "frequency",
+        "streams, % ↑",
+        "random, % ↑",
+        "missing, % ↓",
+        "accesses/burst",
         "overhead, % ↓",
     ];
     table::lines(&head, &rows)

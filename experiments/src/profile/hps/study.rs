@@ -6,10 +6,11 @@ use std::path::Path;
 
 use elfen_console::duration::number;
 use elfen_profile::everything::{self, Ended, TraceError};
-use elfen_profile::overlap::accuracy;
-use elfen_profile::profile::{Profile, What};
+use elfen_profile::overlap::{accuracy, hot_part};
+use elfen_profile::profile::{DataReference, Profile, What};
 use elfen_profile::rule_sums::{Method, counts};
 use elfen_profile::rules::{Register, RuleSet, parse};
+use elfen_profile::streams;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
@@ -17,11 +18,11 @@ use serde::Serialize;
 use super::cost::{Executed, Overhead, Profiled};
 
 const FRAMEWORK: &str = include_str!("../../../../workloads/profile/hps.rules");
-/// Everything that the framework samples, and accesses to memory.
+/// Everything that the framework samples.
 const EXACT: &str = "\
 Pairs: T.OPCLASS == proc_call -> call(CallPair), null
 Methods: T.OPCLASS == proc_call || T.OPCLASS == branch && T.PC > T.Target -> call(HotMethod), null
-Accesses: T.OPCLASS == mem_op -> null, null
+Streams: T.OPCLASS == mem_op -> call(DataStream), null
 ";
 const EXACT_PRODUCTIONS: usize = 3;
 
@@ -77,15 +78,36 @@ pub(crate) struct Sampled {
     pub(crate) overhead_percent: f64,
 }
 
+/// How well data streams were sampled.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub(crate) struct SampledStreams {
+    /// Memory accesses in bursts, and the bursts.
+    pub(crate) samples: u64,
+    pub(crate) bursts: u64,
+    pub(crate) accuracy_percent: f64,
+    /// The part of the exact profile in streams that are not in the sampled one.
+    pub(crate) missing_percent: f64,
+    pub(crate) overhead_percent: f64,
+}
+
+impl SampledStreams {
+    /// The accesses of a burst, on average.
+    pub(crate) fn per_burst(&self) -> f64 {
+        number(self.samples) / number(self.bursts.max(1))
+    }
+}
+
 /// One setting on one program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Judged {
     pub(crate) setting: Setting,
     pub(crate) pairs: Sampled,
     pub(crate) methods: Sampled,
+    pub(crate) streams: SampledStreams,
 }
 
-/// The overheads of one kind of profile, at a burst of 1 and a frequency of 1/100.
+/// The overheads of one kind of profile, at a frequency of 1/100 and the paper's burst: 1, or 100
+/// for streams.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub(crate) struct Compared {
     pub(crate) hps: Overhead,
@@ -99,10 +121,13 @@ pub(crate) struct Studied {
     /// Different call pairs and methods that make 90 % of all.
     pub(crate) hot_pairs: usize,
     pub(crate) hot_methods: usize,
+    /// The same of data streams, and the part of all accesses that streams make up.
+    pub(crate) hot_streams: usize,
+    pub(crate) covered_percent: f64,
     pub(crate) judged: Vec<Judged>,
     pub(crate) pairs: Compared,
     pub(crate) methods: Compared,
-    /// Of all accesses to memory: no addresses are recorded, but they are counted.
+    /// The same of data streams.
     pub(crate) streams: Compared,
     /// What the profile has left out.
     pub(crate) left: Vec<String>,
@@ -176,30 +201,60 @@ fn judge(profile: &Profile, sets: &[RuleSet], handler: u64, seed: u64) -> Option
             overhead_percent: executed.by_hps(samples, handler).all(),
         })
     };
+    // The number of the exact production of streams.
+    let exact = streams::heats(profile, Some(2));
+    let hot_streams = hot_part(&exact);
     let productions = sets.get(1)?.productions.len();
     let mut judged = Vec::new();
     for (number, setting) in Setting::all().into_iter().enumerate() {
-        // The profiles are the last two productions of the framework.
+        // The profiles are the last three productions of the framework.
         let end = EXACT_PRODUCTIONS + (number + 1) * productions;
-        let (pairs, methods) = (sampled(pairs, end - 2)?, sampled(methods, end - 1)?);
-        judged.push(Judged { setting, pairs, methods });
+        let (pairs, methods) = (sampled(pairs, end - 3)?, sampled(methods, end - 2)?);
+        let samples = matched(end - 1)?;
+        // Each burst ends with P5 or P6.
+        let ends = [end - productions + 4, end - productions + 5].map(matched);
+        let found = streams::heats(profile, Some(u32::try_from(end - 1).ok()?));
+        let streams = SampledStreams {
+            samples,
+            bursts: ends[0]? + ends[1]?,
+            accuracy_percent: 100.0 * accuracy(&exact, &found),
+            missing_percent: missing(&hot_streams, &hot_part(&found)),
+            overhead_percent: executed.by_hps(samples, handler).all(),
+        };
+        judged.push(Judged { setting, pairs, methods, streams });
     }
-    let often = judged.iter().find(|one| (one.setting.burst, one.setting.period) == (1, 100))?;
+    let at = |burst: u32| {
+        judged.iter().find(|one| (one.setting.burst, one.setting.period) == (burst, 100))
+    };
+    let (often, streams_often) = (at(1)?, at(100)?);
     let compared = |profiled: Profiled, collected: u64| Compared {
         hps: executed.by_hps(collected, handler),
         dise: executed.by_dise(profiled, collected, handler),
         two_copies: executed.by_two_copies(collected, handler),
     };
+    let references = profile.rules.get(2)?.references;
     Some(Studied {
         executed,
-        hot_pairs: elfen_profile::overlap::hot_part(pairs).len(),
-        hot_methods: elfen_profile::overlap::hot_part(methods).len(),
+        hot_pairs: hot_part(pairs).len(),
+        hot_methods: hot_part(methods).len(),
+        hot_streams: hot_streams.len(),
+        covered_percent: 100.0 * number(exact.values().sum()) / number(references.max(1)),
         pairs: compared(Profiled::Events(executed.calls), often.pairs.samples),
         methods: compared(Profiled::Events(executed.events), often.methods.samples),
-        streams: compared(Profiled::Others(executed.accesses), executed.accesses / 100),
+        streams: compared(Profiled::Others(executed.accesses), streams_often.streams.samples),
         judged,
         left: profile.left.clone(),
     })
+}
+
+/// The part of an exact profile that another one lacks, in percent.
+fn missing(
+    exact: &HashMap<Vec<DataReference>, u64>,
+    found: &HashMap<Vec<DataReference>, u64>,
+) -> f64 {
+    let lacks = exact.iter().filter(|(stream, _)| !found.contains_key(*stream));
+    let part: u64 = lacks.map(|(_, &heat)| heat).sum();
+    100.0 * number(part) / number(exact.values().sum::<u64>().max(1))
 }
 
 /// Draws samples from an exact profile, each independent of the others.

@@ -201,8 +201,8 @@ pub fn heats(profile: &Profile, rule: Option<u32>) -> HashMap<Vec<DataReference>
     own.map(|(stream, count)| (stream.references.clone(), heat(stream, count))).collect()
 }
 
-/// The heat of each stream, with the files and regions of another profile. A stream of a file that
-/// the other one does not have stays under no name.
+/// The heat of each stream, with the files and regions of another profile. Streams in files that
+/// the other profile lacks are added up as an empty sequence.
 pub(crate) fn renamed_heats(
     profile: &Profile,
     rule: Option<u32>,

@@ -45,7 +45,7 @@ struct Site {
 pub(crate) struct References {
     sites: Vec<Site>,
     numbers: FxHashMap<Site, u32>,
-    /// For each block the sites of its addresses; `None` for a branch, which is no memory
+    /// For each block the sites of its addresses; `None` for a branch, which is not a memory
     /// operation.
     by_block: Vec<Option<Vec<Option<u32>>>>,
     used: Vec<Used>,
@@ -267,4 +267,53 @@ fn rotated<T: Copy + Ord>(sequence: &[T]) -> (u32, Box<[T]>) {
     let rotated: Vec<T> = sequence[from..].iter().chain(&sequence[..from]).copied().collect();
     let first = (sequence.len() - from) % sequence.len().max(1);
     (u32::try_from(first).unwrap_or(0), rotated.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(finder: &mut Finder, regions: &mut Regions, site: u32, address: u64) {
+        finder.add(&Used { offset: 0, site, address, is_thread_local: true }, regions);
+    }
+
+    /// Goal: memory is bounded, and a stream of several grammars is one, in one unit. Method: a
+    /// stream, and references that never come again.
+    #[test]
+    fn grammars_are_replaced_when_they_are_full() {
+        let (mut finder, mut regions) = (Finder::default(), Regions::default());
+        let rounds = SYMBOLS_MAX as u64 * 3 / 4;
+        let (mut ended, mut before) = (0, 0);
+        for round in 0..rounds {
+            (0..4).for_each(|site| add(&mut finder, &mut regions, site, 8));
+            add(&mut finder, &mut regions, 9, 100 + round);
+            ended += u64::from(finder.keys.len() < before);
+            before = finder.keys.len();
+            assert!(finder.keys.len() <= SYMBOLS_MAX && finder.grammar.size() < SYMBOLS_MAX);
+        }
+        assert_eq!(ended, 1);
+        finder.end_unit();
+        finder.harvest();
+        assert_eq!(finder.references(), 5 * rounds);
+        let [(keys, one)] = &finder.found.iter().collect::<Vec<_>>()[..] else {
+            panic!("{:?}", finder.found.len());
+        };
+        assert_eq!(keys.iter().map(|key| key.site).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        // Each grammar may miss the rounds at its ends.
+        assert!((rounds - 4..=rounds).contains(&one.times), "{} of {rounds}", one.times);
+        assert_eq!((one.units, finder.units), (1, 1));
+    }
+
+    #[test]
+    fn the_hottest_streams_stay_in_a_full_table() {
+        let mut finder = Finder::default();
+        for site in 0..=u32::try_from(FOUND_MAX).unwrap() {
+            let keys = vec![Key { site, data: Located::default() }; 2];
+            finder.found.insert(keys.into(), Found { times: site.into(), ..Found::default() });
+        }
+        finder.harvest();
+        assert!(finder.found.len() <= FOUND_MAX / 2 && finder.found.len() > FOUND_MAX / 3);
+        let least = finder.found.values().map(|one| one.times).min().unwrap();
+        assert!(least >= FOUND_MAX as u64 / 2, "{least}");
+    }
 }

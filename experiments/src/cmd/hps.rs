@@ -26,7 +26,7 @@ each other instruction takes one cycle too. Data streams are sequences of 2 to 1
 that repeat. `missing` is the part of the exact profile in streams that the sampled one lacks.
 
 Examples:
-  elfen lab hps                          all programs; takes some minutes
+  elfen lab hps                          all programs; takes some 15 minutes
   elfen lab hps --program lua,gzip       two of them
   elfen lab hps --json > hps.json";
 

@@ -99,6 +99,7 @@ struct Header {
     sampled_events: Vec<SampledEvent>,
     #[serde(default)]
     samples: usize,
+    #[serde(default)]
     regions: Vec<String>,
     #[serde(default)]
     references: u64,

@@ -135,7 +135,7 @@ impl Tally {
 
     /// For a program that is counted as a whole.
     pub(crate) fn of_everything(what: What) -> Self {
-        let mut tally = Self::of_pieces(what);
+        let mut tally = Self::of_pieces(what, false);
         tally.rules.count_episodes();
         tally
     }

@@ -133,7 +133,7 @@ impl Arena {
     ) -> Result<Self, Missed> {
         let sizes = pages.sizes();
         let bytes = sizes.iter().sum();
-        let seized = Seized::attach(process, thread, memory)?;
+        let seized = Seized::attach(process, thread)?;
         // The thread is stopped from here on. It cannot install a filter before it makes our calls.
         if Status::is_filtered(thread) {
             return Err(Missed::Process(FILTERED.to_owned()));

@@ -102,15 +102,14 @@ pub struct Seized {
 
 impl Seized {
     /// Attaches to a thread of `process` and stops it.
-    pub fn attach(process: u32, thread: u32, memory: &Memory) -> Result<Self, TouchError> {
-        let syscall = find_syscall(process, memory).ok_or(TouchError::NoVdso)?;
+    pub fn attach(process: u32, thread: u32) -> Result<Self, TouchError> {
         let thread = thread.cast_signed();
-        attach(thread, stop).map(|(registers, signals)| Self {
-            thread,
-            syscall,
-            registers,
-            signals,
-        })
+        let (registers, signals) = attach(thread, stop)?;
+        let mut seized = Self { thread, syscall: 0, registers, signals };
+        // Before it stopped, the process may have executed another program.
+        let memory = Memory::open(process).map_err(TouchError::Refused)?;
+        seized.syscall = find_syscall(process, &memory).ok_or(TouchError::NoVdso)?;
+        Ok(seized)
     }
 
     /// Makes a system call in the thread's name.
@@ -405,7 +404,7 @@ mod tests {
         let memory = Memory::open(child.id()).unwrap();
         let mut address = Err(TouchError::Busy);
         for _ in 0..1000 {
-            address = Seized::attach(child.id(), child.id(), &memory).and_then(|seized| {
+            address = Seized::attach(child.id(), child.id()).and_then(|seized| {
                 let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
                 let rights = (libc::PROT_READ | libc::PROT_EXEC) as u64;
                 let none = u64::MAX;
@@ -439,8 +438,7 @@ mod tests {
         io::BufRead::read_line(&mut output, &mut line).unwrap();
         let child: u32 = line.trim().parse().unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        let memory = Memory::open(child).unwrap();
-        let seized = (0..1000).find_map(|_| match Seized::attach(child, child, &memory) {
+        let seized = (0..1000).find_map(|_| match Seized::attach(child, child) {
             Err(TouchError::Busy) => None,
             other => Some(other),
         });
@@ -470,10 +468,9 @@ mod tests {
         let mut parent =
             Command::new(&program).stdout(std::process::Stdio::piped()).spawn().unwrap();
         io::Read::read_exact(&mut parent.stdout.take().unwrap(), &mut [0]).unwrap();
-        let memory = Memory::open(parent.id()).unwrap();
         let began = Instant::now();
         for _ in 0..2 {
-            let taken = Seized::attach(parent.id(), parent.id(), &memory);
+            let taken = Seized::attach(parent.id(), parent.id());
             assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
         }
         assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
@@ -490,8 +487,7 @@ mod tests {
     #[test]
     fn a_failed_call_returns_its_error_and_a_sleeping_thread_is_left_alone() {
         let mut child = start_loop();
-        let memory = Memory::open(child.id()).unwrap();
-        let result = Seized::attach(child.id(), child.id(), &memory)
+        let result = Seized::attach(child.id(), child.id())
             .map(|seized| seized.call("close", libc::SYS_close, [999, 0, 0, 0, 0, 0]));
         match result {
             Ok(Err(TouchError::Call { what: "close", error })) => {
@@ -504,8 +500,7 @@ mod tests {
         child.wait().unwrap();
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        let memory = Memory::open(sleeper.id()).unwrap();
-        let taken = Seized::attach(sleeper.id(), sleeper.id(), &memory);
+        let taken = Seized::attach(sleeper.id(), sleeper.id());
         assert!(matches!(taken, Err(TouchError::Busy | TouchError::Refused(_))), "{taken:?}");
         assert_eq!(ended(&mut sleeper).unwrap(), None);
         sleeper.kill().unwrap();

@@ -60,6 +60,8 @@ pub struct Group {
     pub process: u32,
     pub memory: Memory,
     syscall: u64,
+    /// It has executed another program since memory and `syscall` were looked up.
+    is_stale: bool,
     threads: BTreeMap<libc::pid_t, State>,
 }
 
@@ -73,8 +75,9 @@ impl Group {
     /// Attaches to all threads of a process, and to threads that it creates later.
     pub fn seize(process: u32) -> Result<Self, TouchError> {
         let memory = Memory::open(process).map_err(TouchError::Refused)?;
-        let syscall = find_syscall(process, &memory).ok_or(TouchError::NoVdso)?;
-        let mut group = Self { process, memory, syscall, threads: BTreeMap::new() };
+        // Until it is traced, it can execute another program unseen.
+        let mut group =
+            Self { process, memory, syscall: 0, is_stale: true, threads: BTreeMap::new() };
         loop {
             let mut is_new = false;
             for thread in threads(process).map_err(TouchError::Refused)? {
@@ -112,7 +115,15 @@ impl Group {
                 None => std::thread::yield_now(),
             }
         }
-        if self.threads.is_empty() { Err(TouchError::Busy) } else { Ok(()) }
+        if self.threads.is_empty() {
+            return Err(TouchError::Busy);
+        }
+        if self.is_stale {
+            self.memory = Memory::open(self.process).map_err(TouchError::Refused)?;
+            self.syscall = find_syscall(self.process, &self.memory).ok_or(TouchError::NoVdso)?;
+            self.is_stale = false;
+        }
+        Ok(())
     }
 
     /// Stops all threads. Returns one that can make system calls.
@@ -164,7 +175,7 @@ impl Group {
         }
     }
 
-    /// Address of a `syscall` instruction in the process.
+    /// Address of a `syscall` instruction in the process, once it was stopped.
     pub fn syscall(&self) -> u64 {
         self.syscall
     }
@@ -228,6 +239,7 @@ impl Group {
             libc::PTRACE_EVENT_EXEC => {
                 // execve(2) ended the other threads, and the remaining one has the id of the first.
                 self.threads.clear();
+                self.is_stale = true;
                 self.threads.insert(thread, State::InCall);
                 (State::InCall, Event::Exec)
             }
@@ -342,8 +354,13 @@ impl Group {
         for end in [AT_ENTRY, AT_EXIT] {
             loop {
                 ptrace(libc::PTRACE_SYSCALL, thread, 0, 0)?;
-                if wait_stopped(thread)? == SYSCALL_STOP && stopped_at(thread)? == end {
-                    break;
+                match wait_stopped(thread)? {
+                    SYSCALL_STOP if stopped_at(thread)? == end => break,
+                    // The instruction is not there, and never will be.
+                    libc::SIGSEGV | libc::SIGBUS | libc::SIGILL => {
+                        return Err(io::Error::from_raw_os_error(libc::EFAULT));
+                    }
+                    _ => {}
                 }
             }
         }

@@ -143,6 +143,22 @@ fn libraries_at_the_same_address_are_not_confused() {
     assert!(recorded.profile.bursts > 5, "{} bursts", recorded.profile.bursts);
 }
 
+/// Goal: a program that executes another one at any moment goes on. Method: one that executes itself
+/// about a thousand times a second.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn a_program_that_executes_itself_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "executes.c", "executes", &[]);
+    let words = ["2000", "1"];
+    let native = Command::new(&program).args(words).output().unwrap();
+    assert_eq!(native.status.code(), Some(7));
+    let expected = String::from_utf8(native.stdout).unwrap();
+    let words = [program.into(), words[0].into(), words[1].into()];
+    let (found, recorded) = recorded(folder.path(), &words);
+    assert_eq!((found, recorded.ended.unwrap().code()), (expected, Some(7)));
+}
+
 /// Goal: nothing is left in a process after its recording, and it can be recorded again.
 #[test]
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]

@@ -260,6 +260,21 @@ fn streams_are_those_of_the_whole_program() {
     assert!((5..=10).contains(&longest.unwrap()), "{longest:?}");
 }
 
+/// Goal: a program that executes another one at any moment goes on. Method: one that executes itself
+/// about a thousand times a second.
+#[test]
+fn a_program_that_executes_itself_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "executes.c", "executes", &[]);
+    let words = ["2000", "1"];
+    let native = Command::new(&program).args(words).output().unwrap();
+    assert_eq!(native.status.code(), Some(7));
+    let expected = String::from_utf8(native.stdout).unwrap();
+    let words = [program.into(), words[0].into(), words[1].into()];
+    let (found, recorded) = recorded(folder.path(), &words, |_| {});
+    assert_eq!((found, recorded.ended.unwrap().code()), (expected, Some(7)));
+}
+
 /// Goal: a running process is sampled and left as it was. Method: the signs of tracers, children
 /// and mappings before and after.
 #[test]

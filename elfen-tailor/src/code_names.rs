@@ -16,12 +16,12 @@ use crate::trace::CodeName;
 const ADDRESSES_MAX: usize = 1 << 16;
 /// How long the names that are looked up at the end are waited for.
 const LAST_WITHIN: Duration = Duration::from_secs(10);
-/// Code that belongs to no file.
+/// Code outside of files.
 const GENERATED: &str = "[generated code]";
 
 #[derive(Debug, Default)]
 pub(crate) struct CodeNames {
-    /// By process and address: all, and those that nobody was asked for.
+    /// By process and address: all, and the ones that were not looked up yet.
     seen: BTreeSet<(u32, u64)>,
     new: BTreeSet<(u32, u64)>,
     /// `None` until the first name is needed.

@@ -292,7 +292,7 @@ pub(crate) mod tests {
         assert_eq!(parse(&bytes, 0), (expected, 0));
     }
 
-    /// Goal: bytes that are no records end the parsing. Method: records with a size of less than
+    /// Goal: wrong bytes end the parsing. Method: records with a size of less than
     /// their header, or of more than there is.
     #[test]
     fn bytes_that_are_no_records_are_reported() {

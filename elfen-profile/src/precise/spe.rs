@@ -45,7 +45,7 @@ enum Packet {
     Other,
 }
 
-/// Why bytes are no packet.
+/// Why bytes cannot be read as a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NoPacket {
     Cut,

@@ -47,7 +47,7 @@ pub(super) fn lacks_room(process: u32, memory: u64) -> Option<&'static str> {
 /// Whether all cgroups leave room for `needs`.
 fn have_room(folders: &[PathBuf], files: &Files, needs: u64) -> bool {
     folders.iter().all(|folder| {
-        // A root has no files, and `max` is no number.
+        // A root lacks the files, and `max` means without a limit.
         let (Some(most), Some(now)) = (number(folder, files.most), number(folder, files.now))
         else {
             return true;

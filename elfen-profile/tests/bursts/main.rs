@@ -143,8 +143,8 @@ fn libraries_at_the_same_address_are_not_confused() {
     assert!(recorded.profile.bursts > 5, "{} bursts", recorded.profile.bursts);
 }
 
-/// Goal: a program that executes another one at any moment goes on. Method: one that executes itself
-/// about a thousand times a second.
+/// Goal: a program that executes another one at any moment goes on. Method: one that executes
+/// itself about a thousand times a second.
 #[test]
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn a_program_that_executes_itself_goes_on() {

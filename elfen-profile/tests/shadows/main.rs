@@ -260,8 +260,8 @@ fn streams_are_those_of_the_whole_program() {
     assert!((5..=10).contains(&longest.unwrap()), "{longest:?}");
 }
 
-/// Goal: a program that executes another one at any moment goes on. Method: one that executes itself
-/// about a thousand times a second.
+/// Goal: a program that executes another one at any moment goes on. Method: one that executes
+/// itself about a thousand times a second.
 #[test]
 fn a_program_that_executes_itself_goes_on() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ pub struct Segment {
     pub key: i32,
     pub id: i32,
     pub bytes: usize,
-    /// The user id of its creator, which nobody can change.
+    /// The user id of its creator. Unlike that of the owner, it stays.
     pub creator: u32,
 }
 

@@ -42,7 +42,7 @@ pub struct CodeRow {
     pub in_kernel: f64,
 }
 
-/// Samples by function: all, and those in the kernel.
+/// Samples by function: all of them, and how many are in the kernel.
 type Samples<'a> = BTreeMap<&'a str, (u64, u64)>;
 
 impl LongCode {
@@ -202,7 +202,7 @@ mod tests {
                 faults: 0,
                 neighbour_spans: Vec::new(),
             });
-            // Between requests, the thread works for nobody.
+            // Between requests, the thread works too.
             at_ns += 10;
             let kind = EventKind::Sample { process: 1, address: 2, in_kernel: false };
             trace.events[0].push(Event { at_ns, thread: 7, kind });

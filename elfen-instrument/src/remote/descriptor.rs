@@ -19,7 +19,6 @@ const BYTE: u64 = 96;
 const CONTROL: u64 = 112;
 /// A header and one descriptor, with what aligns it.
 const CONTROL_BYTES: usize = 24;
-const DESCRIPTOR: u64 = CONTROL + size_of::<libc::cmsghdr>() as u64;
 
 /// Gives `process` the descriptor, and returns its number there. `call` makes system calls in its
 /// name, and `room` is an address with [`ROOM_BYTES`] that it does not use meanwhile.
@@ -48,7 +47,13 @@ pub fn give<E>(
         let flags = u64::from(libc::MSG_CMSG_CLOEXEC.unsigned_abs());
         memory.write(room + MESSAGE, &message(room)).map_err(|error| fail("its memory", error))?;
         call("recvmsg", libc::SYS_recvmsg, [its, room + MESSAGE, flags, 0, 0, 0])?;
-        number(room + DESCRIPTOR).map_err(|error| fail("its memory", error))
+        let got = memory.read_vec(room + CONTROL, CONTROL_BYTES);
+        let got = got.map_err(|error| fail("its memory", error))?;
+        // If it may have no more descriptors, the byte comes without one.
+        match got.strip_prefix(&control_header()).and_then(|rest| rest.first_chunk()) {
+            Some(number) => Ok(u32::from_ne_bytes(*number).into()),
+            None => Err(fail("recvmsg", io::Error::from_raw_os_error(libc::EMFILE))),
+        }
     });
     for end in [ours, its] {
         call("close", libc::SYS_close, [end, 0, 0, 0, 0, 0])?;
@@ -106,11 +111,13 @@ fn control_header() -> [u8; 16] {
     bytes
 }
 
-/// `struct msghdr` and `struct iovec` in the memory of the receiver.
+/// `struct msghdr` and `struct iovec` in the memory of the receiver, and what is behind them.
 fn message(room: u64) -> Vec<u8> {
     let message = [0, 0, room + PART, 1, room + CONTROL, CONTROL_BYTES as u64, 0];
     let mut words = message.to_vec();
     words.resize(usize::try_from((PART - MESSAGE) / 8).unwrap_or(0), 0);
     words.extend([room + BYTE, 1]);
+    // No header of a message, unless the kernel writes one.
+    words.resize((ROOM_BYTES - usize::try_from(MESSAGE).unwrap_or(0)) / 8, 0);
     words.into_iter().flat_map(u64::to_ne_bytes).collect()
 }

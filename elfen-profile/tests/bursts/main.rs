@@ -188,6 +188,34 @@ fn a_running_process_is_left_as_it_was() {
     assert!(status.contains("SigCgt:\t0000000000000000"), "{status}");
 }
 
+/// Goal: a program that may have no more descriptors keeps its own. Method: a limit that leaves room
+/// for two, where the recording needs three.
+#[test]
+#[ignore = "needs root: the process is not a descendant"]
+fn a_program_without_room_for_descriptors_keeps_its_own() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 5; while :; do :; done"]);
+    let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
+    sleep(Duration::from_millis(100));
+    let opened = || {
+        let entries = fs::read_dir(format!("/proc/{}/fd", running.0.id())).unwrap();
+        let mut found: Vec<_> = entries
+            .map(|entry| entry.unwrap().path())
+            .map(|path| (path.clone(), fs::read_link(path).unwrap()))
+            .collect();
+        found.sort();
+        found
+    };
+    let before = opened();
+    let order = Order { process: Some(running.0.id()), ..order(Vec::new()) };
+    match record(&order, |_| {}) {
+        Err(BurstError::Refused(why)) => assert!(why.contains("Too many open files"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(opened(), before);
+    assert!(!running.maps().contains("elfen-profile"));
+}
+
 /// Goal: root records a process that has become another user, as servers do. Method: a shell, which
 /// may open nothing of ours.
 #[test]

@@ -517,6 +517,7 @@ impl Recorder {
         if let Some(stat) = stat(copy.0.unsigned_abs()) {
             self.shadow_ticks += stat.user_ticks + stat.system_ticks;
         }
+        take_back(copy.0.unsigned_abs());
         prepared.copier.end(copy);
         let took_ns = began.elapsed().as_nanos() as f64;
         self.took_ns += (took_ns - self.took_ns) * NEWEST;
@@ -556,8 +557,7 @@ impl Recorder {
         vectors: Vec<u8>,
     ) -> Result<Ended, Refusal> {
         let id = copy.0.unsigned_abs();
-        yield_to_all(id);
-        self.place(id);
+        take_back(id);
         copy.set_signal_mask(u64::MAX)?;
         copy.set_registers(&registers)?;
         let Prepared { space, tally, used, rooms, .. } = prepared;
@@ -598,6 +598,8 @@ impl Recorder {
         let mut shadow =
             Shadow { thread: copy, space, tally, world, registers, vectors, gs_base, context };
         shadow.lock(&shared)?;
+        yield_to_all(id);
+        self.place(id);
         let mut on = shadow.begin();
         let mut until = Instant::now() + SHADOW_MAX;
         if let Some(duration) = self.order.duration {
@@ -671,6 +673,13 @@ impl Recorder {
             self.close(process);
         }
     }
+}
+
+/// Moves a shadow off lent lanes. Its beginning and its end are waited for without a limit, and on a
+/// lane it may get no time.
+fn take_back(process: u32) {
+    // This fails only if it was killed.
+    let _gone = affinity::allowed().and_then(|cpus| affinity::set(process, &cpus));
 }
 
 /// Gives way to everything else, and makes the kernel kill this process first if memory is short.

@@ -12,7 +12,7 @@ use crate::engine::tally::{OnWay, Tally};
 use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
 use crate::everything::space::Space;
-use crate::everything::thread::{Borrowed, borrow_thread, step};
+use crate::everything::thread::{Borrowed, borrow_thread};
 use crate::everything::trace::{EVENTS, Noted};
 use crate::signals;
 
@@ -279,7 +279,14 @@ impl Shadow<'_> {
                 registers.gs_base = self.gs_base;
                 registers.orig_rax = u64::MAX;
                 self.thread.set_registers(registers)?;
-                step(self.thread)?;
+                self.thread.resume(Resume::Step, 0)?;
+                match self.wait_while_wanted()? {
+                    Some(Change::Exited(_) | Change::Killed(_)) => {
+                        return Ok(Some("it was killed".to_owned()));
+                    }
+                    Some(_) => {}
+                    None => return Ok(Some("it got no CPU".to_owned())),
+                }
                 *registers = self.thread.registers()?;
                 self.gs_base = registers.gs_base;
                 registers.eflags &= !(1 << 8);

@@ -675,8 +675,8 @@ impl Recorder {
     }
 }
 
-/// Moves a shadow off lent lanes. Its beginning and its end are waited for without a limit, and on a
-/// lane it may get no time.
+/// Moves a shadow off lent lanes. Its beginning and its end are waited for without a limit, and on
+/// a lane it may get no time.
 fn take_back(process: u32) {
     // This fails only if it was killed.
     let _gone = affinity::allowed().and_then(|cpus| affinity::set(process, &cpus));

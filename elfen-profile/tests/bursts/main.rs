@@ -188,8 +188,8 @@ fn a_running_process_is_left_as_it_was() {
     assert!(status.contains("SigCgt:\t0000000000000000"), "{status}");
 }
 
-/// Goal: a program that may have no more descriptors keeps its own. Method: a limit that leaves room
-/// for two, where the recording needs three.
+/// Goal: a program that may have no more descriptors keeps its own. Method: a limit that leaves
+/// room for two, where the recording needs three.
 #[test]
 #[ignore = "needs root: the process is not a descendant"]
 fn a_program_without_room_for_descriptors_keeps_its_own() {

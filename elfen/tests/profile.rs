@@ -1,15 +1,18 @@
 //! Goal: `elfen profile` says what a program did, passes the program's status on, and refuses what
 //! it cannot read. Method: the commands, with programs of the base system.
 
-use std::collections::HashMap;
+mod process;
+
+use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use elfen_profile::profile::{Place, Profile, SampleUnit, SampledEvent, SampledPlace, Source};
+use process::KilledOnDrop;
 
 fn elfen(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_elfen")).arg("profile").args(words).output().unwrap()
@@ -144,38 +147,60 @@ fn shadows_are_recorded_and_changed_meanwhile() {
 }
 
 /// Goal: shadows run on the lanes that `elfen run` has lent to a batch. Method: what the
-/// recording says with and without a batch.
+/// recording says, and the CPUs of the shadows, with and without a batch.
 #[test]
 #[ignore = "needs two CPUs, and root: the process is not a descendant"]
 fn shadows_run_on_lent_lanes() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.elfprof");
     let script = "while :; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.02; done";
-    let mut service =
-        Command::new("taskset").args(["-c", "0", "sh", "-c", script]).spawn().unwrap();
+    let mut service = Command::new("taskset");
+    service.args(["-c", "0", "sh", "-c", script]);
+    let service = KilledOnDrop(service.spawn().unwrap());
     let process = service.id().to_string();
     let record = || {
         let options = ["--by", "shadows", "--sample", "100K", "--cost", "50%", "--load", "1"];
-        let mut words = vec!["record", "-d", "2s", "-p", &process, "-o", file.to_str().unwrap()];
-        words.extend(options);
-        let recorded = elfen(&words);
-        assert!(recorded.status.success(), "{}", error(&recorded));
-        error(&recorded)
+        let words = ["record", "-d", "2s", "-p", &process, "-o", file.to_str().unwrap()];
+        let mut recorder = Command::new(env!("CARGO_BIN_EXE_elfen"));
+        recorder.arg("profile").args(words).args(options).stderr(Stdio::piped());
+        let mut recorder = KilledOnDrop(recorder.spawn().unwrap());
+        let mut cpus = HashSet::new();
+        while recorder.try_wait().unwrap().is_none() {
+            cpus.extend(cpus_of_processes_traced_by(recorder.id()));
+        }
+        let mut said = String::new();
+        recorder.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(recorder.wait().unwrap().success(), "{said}");
+        (said, cpus)
     };
-    let alone = record();
-    let mut batch = Command::new(env!("CARGO_BIN_EXE_elfen"))
-        .args(["run", "--lanes", "0:1", "--", "sh", "-c", "while :; do :; done"])
-        .spawn()
-        .unwrap();
+    let (alone, alone_on) = record();
+    let mut batch = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    batch.args(["run", "--lanes", "0:1", "--", "sh", "-c", "while :; do :; done"]);
+    let mut batch = KilledOnDrop(batch.spawn().unwrap());
     sleep(Duration::from_secs(1));
-    let next = record();
+    let (next, next_on) = record();
     let ends = Command::new("kill").arg(batch.id().to_string()).status().unwrap();
     assert!(ends.success());
     batch.wait().unwrap();
-    service.kill().unwrap();
-    service.wait().unwrap();
     assert!(!alone.contains("lanes"), "{alone}");
     assert!(next.contains("shadows ran on lanes that `elfen run` has lent"), "{next}");
+    assert!(!alone_on.contains("1") && next_on.contains("1"), "{alone_on:?}, {next_on:?}");
+}
+
+/// The CPUs that each process may use which this one traces.
+fn cpus_of_processes_traced_by(tracer: u32) -> Vec<String> {
+    let is_traced = format!("TracerPid:\t{tracer}\n");
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        if status.contains(&is_traced)
+            && let Some(line) =
+                status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        {
+            found.push(line.trim().to_owned());
+        }
+    }
+    found
 }
 
 /// Functions that call each other in known ways, also by qsort(3), with a frame of variable size,

@@ -772,8 +772,6 @@ fn data_streams_are_reported_and_compared() {
     assert!((0.0..1.0).contains(&overlap(&rules, "rule DataStreams, hottest 90 %")));
 
     for (refused, why) in [
-        (by("bursts", &cut, &streams), "bursts do not note the addresses that streams need"),
-        (by("bursts", &cut, &["--rules", shipped]), "use --by shadows, or --by everything"),
         (by("shadows", &cut, &["--what", "streams,values"]), "record the values by themselves"),
         (by("shadows", &cut, &["--burst", "20"]), "add `--what streams`"),
     ] {

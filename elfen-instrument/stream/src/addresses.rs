@@ -2,9 +2,9 @@
 //!
 //! In front of each instruction that uses memory, a copy with addresses calculates them with `lea`,
 //! and appends them to the thread's addresses. Registers, flags and the stack stay as they are.
-//! Addresses are appended downwards. At the start of each block with addresses, a check of one
-//! byte finds out whether there is room for those of a whole block: if not, the thread traps, and
-//! goes on behind the trap once the host has emptied them.
+//! Addresses are appended downwards. At the start of each block with addresses, a check finds out
+//! whether there is room for those of a whole block. If not, a burst ends there. Other threads
+//! trap, and go on behind the trap once the host has emptied them.
 
 use iced_x86::{
     Code as Opcode, CodeSize, Encoder, Instruction, InstructionInfoFactory, MemoryOperand,
@@ -13,14 +13,12 @@ use iced_x86::{
 
 use elfen_rewrite::Code;
 
-use crate::assembly::{Gs, INT3, Word};
-use crate::layout::{ADDRESSES, ADDRESSES_LEFT, ADDRESSES_MAX, SAVED_RCX, SAVED_RDX};
+use crate::assembly::{Gs, INT3, LEAVE_BYTES, Leaving, Noting, Word, push_leave};
+use crate::layout::{ADDRESSES, ADDRESSES_LEFT, ADDRESSES_ROOM, SAVED_RCX, SAVED_RDX};
 
 /// How many addresses of an instruction are appended at most.
 pub const ACCESSES_MAX: usize = 2;
-/// Below this many free places, a thread traps.
-pub(crate) const ROOM: usize = 256;
-const _: () = assert!(ADDRESSES_MAX <= 0xffff);
+const _: () = assert!(ADDRESSES_ROOM == 0x100, "the check is for the bits above");
 
 /// Memory that an instruction uses, at one address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,16 +155,24 @@ pub(crate) fn push_note(code: &mut Code, load: impl FnOnce(&mut Code) -> Option<
     Some(())
 }
 
-/// Traps unless there is room for the addresses of a block. Returns the address of the trap.
-pub(crate) fn push_room_check(code: &mut Code) -> Option<u64> {
+/// Checks whether there is room for the addresses of a block that begins at `start`. Returns the
+/// address of the trap, if `noting` does not end a burst instead.
+pub(crate) fn push_room_check(code: &mut Code, noting: Noting, start: u64) -> Option<Option<u64>> {
     code.store(SAVED_RCX, Word::Rcx);
-    // movzbl %gs:ADDRESSES_LEFT+1,%ecx: zero if fewer than 256 places are left.
-    code.push(&[0x65, 0x0f, 0xb6, 0x0c, 0x25]);
+    // mov %gs:ADDRESSES_LEFT+1,%ecx: zero if fewer than 256 places are left.
+    code.push(&[0x65, 0x8b, 0x0c, 0x25]);
     code.push(&(ADDRESSES_LEFT + 1).to_le_bytes());
-    // jrcxz full; jmp over; full: int3; over:
-    code.push(&[0xe3, 2, 0xeb, 1]);
-    let trap = code.end()?;
-    code.push(&[INT3]);
+    // jrcxz full; jmp over; full: ...; over:
+    let trap = if let Noting::Events { leave, by: Leaving::Frame } = noting {
+        code.push(&[0xe3, 2, 0xeb, LEAVE_BYTES]);
+        push_leave(code, start, leave)?;
+        None
+    } else {
+        code.push(&[0xe3, 2, 0xeb, 1]);
+        let trap = code.end()?;
+        code.push(&[INT3]);
+        Some(trap)
+    };
     code.load(Word::Rcx, SAVED_RCX);
     Some(trap)
 }

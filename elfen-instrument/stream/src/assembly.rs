@@ -143,7 +143,7 @@ impl Noting {
 
 /// Bytes of a move from or to a word, and of [`push_leave`].
 const GS_BYTES: u8 = 9;
-const LEAVE_BYTES: u8 = 10 + 5;
+pub(crate) const LEAVE_BYTES: u8 = 10 + 5;
 
 /// Leaves a burst at an address of the program; `%rcx` has been saved.
 pub(crate) fn push_leave(code: &mut Code, to: u64, leave: u64) -> Option<()> {

@@ -205,13 +205,18 @@ impl Cache {
         Self { mode: Mode::Bursts, ..Self::new(table, neighbourhood) }
     }
 
+    /// The same, and its threads append the addresses of the memory that their instructions use.
+    pub fn for_bursts_with_addresses(table: u64, neighbourhood: usize) -> Self {
+        Self { operands: Operands::Addresses, ..Self::for_bursts(table, neighbourhood) }
+    }
+
     /// A cache whose threads append each edge to their events, and stop at a trap when these are
     /// full.
     pub fn with_events(table: u64, neighbourhood: usize) -> Self {
         Self { mode: Mode::Events, ..Self::new(table, neighbourhood) }
     }
 
-    /// The same, and its threads append the addresses of the memory that their instructions use.
+    /// The same, and its threads append addresses, as above.
     pub fn with_addresses(table: u64, neighbourhood: usize) -> Self {
         Self { operands: Operands::Addresses, ..Self::with_events(table, neighbourhood) }
     }

@@ -6,19 +6,20 @@ use iced_x86::{
 
 use elfen_rewrite::Code;
 
-use crate::addresses::{ACCESSES_MAX, Accesses, ROOM, push_room_check};
+use crate::addresses::{ACCESSES_MAX, Accesses, push_room_check};
 use crate::assembly::{
     Gs, INT3, Leaving, Noting, Word, push_leave, push_link, push_restore_flags, push_save_flags,
 };
 use crate::block::{Block, Exit, INSTRUCTIONS_MAX, Indirect};
 use crate::layout::{
-    CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, RETURNS, SAVED_RAX, SAVED_RCX, SAVED_RDX,
+    ADDRESSES_ROOM, CALLS, CODE_RANGES, HOST_CALLS, RANGE_CALLS, RETURNS, SAVED_RAX, SAVED_RCX,
+    SAVED_RDX,
 };
 use crate::lookup::UnexpectedReturn;
 use crate::results::Outcome;
 
 /// There is room for the addresses of any block.
-const _: () = assert!(INSTRUCTIONS_MAX * ACCESSES_MAX < ROOM);
+const _: () = assert!(INSTRUCTIONS_MAX * ACCESSES_MAX < ADDRESSES_ROOM as usize);
 
 /// The two parts of the cache that code is appended to, and what was noted on the way.
 #[derive(Debug)]
@@ -120,7 +121,7 @@ impl Emission {
         };
         if !results.is_empty() || accesses.iter().any(|one| !one.known.is_empty()) {
             self.push_point(&mut emitted, block, start, block.start, PointKind::Plain)?;
-            emitted.addresses_full = Some(push_room_check(&mut self.hot)?);
+            emitted.addresses_full = push_room_check(&mut self.hot, self.noting, block.start)?;
         }
         let mut accesses = accesses.iter();
         let mut results = results.iter().peekable();

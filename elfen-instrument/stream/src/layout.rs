@@ -38,31 +38,33 @@ pub const DONE: i32 = 3;
 pub const REFUSED: i32 = 4;
 /// How many events a burst may have.
 pub const EVENTS_GIVEN: i32 = 0x128;
-/// The six words of a burst: how many events are left,
+/// The seven words of a burst: how many events are left,
 pub const EVENTS_LEFT: i32 = 0x130;
 /// where it began, in the program and in the cache; 0 without code for it;
 pub const BEGAN_AT: i32 = 0x138;
 pub const BEGAN_CODE: i32 = 0x140;
 /// where it left the cache,
 pub const LEFT_AT: i32 = 0x148;
-/// and the time stamp counter at its beginning and end.
+/// the time stamp counter at its beginning and end,
 pub const BEGAN_TICKS: i32 = 0x150;
 pub const ENDED_TICKS: i32 = 0x158;
-pub const BURST_WORDS: i32 = 6;
+/// and [`ADDRESSES_LEFT`] at its beginning.
+pub const BEGAN_ADDRESSES: i32 = 0x160;
+pub const BURST_WORDS: i32 = 7;
 /// The parts of the processor's state that the kernel saves for a signal.
-pub const FEATURES: i32 = 0x160;
+pub const FEATURES: i32 = 0x168;
 /// The address of [`FRAME`], and the end of a small stack.
-pub const FRAME_AT: i32 = 0x168;
-pub const STACK_AT: i32 = 0x170;
+pub const FRAME_AT: i32 = 0x170;
+pub const STACK_AT: i32 = 0x178;
 pub const STACK_END: i32 = 0x200;
 /// How many earlier bursts are kept.
-pub const KEPT: i32 = 0x178;
+pub const KEPT: i32 = 0x180;
 /// The id of the thread that the words are for, as the thread sees it.
-pub const THREAD: i32 = 0x180;
+pub const THREAD: i32 = 0x188;
 /// The stack of the program's thread: its first address, and the one behind it. The latter is 0 if
 /// stacks are not copied, and 1 as long as the host does not know where the stack is.
-pub const STACK_START: i32 = 0x188;
-pub const STACK_LIMIT: i32 = 0x190;
+pub const STACK_START: i32 = 0x190;
+pub const STACK_LIMIT: i32 = 0x198;
 /// The frame by which a burst ends, as rt_sigreturn(2) expects it: a `ucontext` of Linux.
 pub const FRAME: i32 = 0x400;
 /// The vector registers of that frame.
@@ -72,10 +74,6 @@ pub const VECTORS_BYTES: i32 = LOG_END - LOG;
 /// counter, or an address that a computed branch went to.
 pub const EVENTS: i32 = COUNTERS;
 pub const EVENTS_MAX: i32 = 8192;
-/// Addresses of memory operands, from their end backwards, if a cache appends them. It has no
-/// bursts, which use this memory otherwise.
-pub const ADDRESSES: i32 = EVENTS + EVENTS_MAX * 8;
-pub const ADDRESSES_MAX: i32 = 0xffff;
 /// Earlier bursts: their words, and their events in the order of addresses.
 pub const KEPT_AT: i32 = EVENTS + EVENTS_MAX * 8;
 pub const KEPT_BYTES: i32 = 64 + EVENTS_MAX * 8;
@@ -87,6 +85,12 @@ pub const STACK_BELOW: i32 = 128;
 pub const STACK_COPY: i32 = 18 * 8;
 pub const STACK_COPY_BYTES: i32 = 8192;
 pub const STACK_BYTES: i32 = STACK_COPY + STACK_COPY_BYTES;
+/// Addresses of memory operands, from their end backwards, if a cache appends them: those of all
+/// bursts until the host reads them.
+pub const ADDRESSES: i32 = STACKS + (KEPT_MAX + 1) * STACK_BYTES;
+pub const ADDRESSES_MAX: i32 = 0x3_ffff;
+/// A block may append as many. With fewer places, a thread stops at its start.
+pub const ADDRESSES_ROOM: i32 = 256;
 
 /// Executions of computed branches that no counter counts: site and target, 8 bytes each.
 pub const LOG: i32 = 0x1000;
@@ -106,8 +110,6 @@ pub const COUNTER_BYTES: i32 = 8;
 pub const COUNTERS_MAX: i32 = 2 << 20;
 pub const BYTES: u64 = (COUNTERS + COUNTERS_MAX * COUNTER_BYTES) as u64;
 
-const _: () =
-    assert!(STACKS + (KEPT_MAX + 1) * STACK_BYTES <= COUNTERS + COUNTERS_MAX * COUNTER_BYTES);
 const _: () =
     assert!(ADDRESSES + 8 * (ADDRESSES_MAX + 1) <= COUNTERS + COUNTERS_MAX * COUNTER_BYTES);
 const _: () = assert!(LOG_END <= RETURNS && BYTES.is_multiple_of(4096));

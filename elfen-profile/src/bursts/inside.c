@@ -239,7 +239,11 @@ static inline __attribute__((always_inline)) int take_words(word context)
 	word state = WORD(context, AT_STATE), kept = WORD(context, AT_KEPT);
 	word left = WORD(context, AT_EVENTS_LEFT), given = WORD(context, AT_EVENTS_GIVEN);
 	word to = context + AT_KEPT_AT + kept * AT_KEPT_BYTES;
+	/* An edge has less than eight memory accesses in front of it, mostly. */
+	word addresses = AT_ADDRESSES_ROOM + 8 * given;
 
+	if (WORD(context, AT_ADDRESSES_LEFT) < addresses)
+		return 0;
 	if (state != AT_ARMED && (state != AT_DONE || kept >= AT_KEPT_MAX))
 		return 0;
 	if (!__atomic_compare_exchange_n((word *)(context + AT_STATE), &state, AT_RUNS, 0,
@@ -274,6 +278,7 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 	code = code_for(header, at);
 	WORD(context, AT_BEGAN_AT) = at;
 	WORD(context, AT_BEGAN_CODE) = code;
+	WORD(context, AT_BEGAN_ADDRESSES) = WORD(context, AT_ADDRESSES_LEFT);
 	WORD(context, AT_EVENTS_LEFT) = WORD(context, AT_EVENTS_GIVEN);
 	if (!code) {
 		WORD(context, AT_STATE) = AT_DONE;

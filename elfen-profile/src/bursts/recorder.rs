@@ -59,6 +59,8 @@ const READ_NS: f64 = 50_000.0;
 const NEWEST: f64 = 0.05;
 /// The same for the bursts that are read together.
 const READ_NEWEST: f64 = 0.2;
+const ADDRESSES_MAX: u64 = layout::ADDRESSES_MAX as u64;
+const BURST_WORDS: usize = layout::BURST_WORDS as usize;
 const IDLE: u64 = layout::IDLE as u64;
 const ARMED: u64 = layout::ARMED as u64;
 const RUNS: u64 = layout::RUNS as u64;
@@ -392,7 +394,7 @@ impl Recorder {
         if !is_named && user_ticks(process).unwrap_or(0) == 0 {
             return Ok(Process::Waits);
         }
-        match Target::attach(process) {
+        match Target::attach(process, self.order.what.needs_addresses()) {
             Ok(target) => {
                 let user = user_ticks(process).unwrap_or(0);
                 let tally = Tally::new(self.order.what, self.order.until.is_some());
@@ -477,7 +479,7 @@ impl Recorder {
     fn read_all(&mut self) {
         let interval = self.interval_ns();
         let ns_per_tick = self.ns_per_tick();
-        for state in self.processes.values_mut() {
+        for (&process, state) in &mut self.processes {
             let Process::Prepared(prepared) = state else { continue };
             let Prepared { target, threads, tally, .. } = &mut **prepared;
             if target.follow_changes() {
@@ -494,7 +496,7 @@ impl Recorder {
                 if state != DONE || !target.region.replace_word(at, DONE, IDLE) {
                     continue;
                 }
-                let bursts = read_bursts(target, one, self.order.what);
+                let bursts = read_bursts(target, one, self.order.what, process);
                 let given = std::mem::replace(&mut one.events, self.order.events);
                 if self.order.what.stacks
                     && one.stacks_found < STACKS_MAX
@@ -631,6 +633,7 @@ impl Recorder {
 fn arm(target: &Target, one: &Thread, mean_ns: f64, random: &mut impl rand::Rng) {
     target.set_word(one.slot, layout::EVENTS_GIVEN, one.events.into());
     target.set_word(one.slot, layout::KEPT, 0);
+    target.set_word(one.slot, layout::ADDRESSES_LEFT, ADDRESSES_MAX);
     target.set_word(one.slot, layout::STATE, ARMED);
     let times = random.random_range(0.5..1.5);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is in range")]
@@ -640,46 +643,56 @@ fn arm(target: &Target, one: &Thread, mean_ns: f64, random: &mut impl rand::Rng)
 }
 
 /// Reads the bursts of a thread, whose words may hold anything.
-fn read_bursts(target: &Target, one: &Thread, what: What) -> Vec<Burst> {
-    let (slot, given) = (one.slot, one.events);
+fn read_bursts(target: &Target, one: &Thread, what: What, process: u32) -> Vec<Burst> {
+    let slot = one.slot;
     let kept = target.word(slot, layout::KEPT).min(layout::KEPT_MAX.unsigned_abs().into());
-    let length = u64::from(layout::KEPT_BYTES.unsigned_abs());
-    let stack_bytes = u64::from(layout::STACK_BYTES.unsigned_abs());
-    let stacks_at = what.stacks.then(|| target.word_at(slot, layout::STACKS));
-    let stack_at = |number| Some(stacks_at? + number * stack_bytes);
-    let last_stack = stack_at(kept);
-    let kept = (0..kept).map(|number| {
-        let at = target.word_at(slot, layout::KEPT_AT) + number * length;
-        burst(target, at, |_| at + 64, stack_at(number), given)
-    });
-    let events = target.word_at(slot, layout::EVENTS);
-    let last = burst(
-        target,
-        target.word_at(slot, layout::EVENTS_LEFT),
-        |left| events + 8 * (left + 1),
-        last_stack,
-        given,
-    );
-    kept.chain([last]).collect()
+    let (kept_at, events) =
+        (target.word_at(slot, layout::KEPT_AT), target.word_at(slot, layout::EVENTS));
+    let mut bursts: Vec<(u64, Burst)> = (0..kept)
+        .map(|number| {
+            let at = kept_at + number * u64::from(layout::KEPT_BYTES.unsigned_abs());
+            burst(target, one, at, |_| at + 64)
+        })
+        .collect();
+    let last = target.word_at(slot, layout::EVENTS_LEFT);
+    bursts.push(burst(target, one, last, |left| events + 8 * (left + 1)));
+    // Addresses are appended downwards.
+    let mut left = target.word(slot, layout::ADDRESSES_LEFT).min(ADDRESSES_MAX);
+    for (number, (before, burst)) in (0..=kept).rev().zip(bursts.iter_mut().rev()) {
+        let count = (*before).min(ADDRESSES_MAX).saturating_sub(left);
+        if burst.is_missed {
+            continue;
+        }
+        if what.stacks {
+            let at = target.word_at(slot, layout::STACKS);
+            burst.stack =
+                stack(target, at + number * u64::from(layout::STACK_BYTES.unsigned_abs()));
+        }
+        if what.needs_addresses() {
+            let at = target.word_at(slot, layout::ADDRESSES) + 8 * (left + 1);
+            burst.addresses = target.region.words(at, usize::try_from(count).unwrap_or(0));
+            burst.addresses.reverse();
+            burst.process = process;
+        }
+        left += count;
+    }
+    bursts.into_iter().map(|(_, burst)| burst).collect()
 }
 
-/// Reads the words of one burst, and its events.
-fn burst(
-    target: &Target,
-    at: u64,
-    events_at: impl Fn(u64) -> u64,
-    stack_at: Option<u64>,
-    given: u32,
-) -> Burst {
-    let words = target.region.words(at, 6);
-    let [left, began_at, code, left_at, began, ended] = words[..] else { return Burst::default() };
-    let left = left.min(given.into());
-    let count = usize::try_from(u64::from(given) - left).unwrap_or(0);
-    let mut events = target.region.words(events_at(left), count);
+/// Reads the words of one burst, and its events. Returns also how many addresses could be appended
+/// at its beginning.
+fn burst(target: &Target, one: &Thread, at: u64, events_at: impl Fn(u64) -> u64) -> (u64, Burst) {
+    let words = target.region.words(at, BURST_WORDS);
+    let [left, began_at, code, left_at, began, ended, addresses] = words[..] else {
+        return (0, Burst::default());
+    };
+    let given = u64::from(one.events);
+    let left = left.min(given);
+    let mut events =
+        target.region.words(events_at(left), usize::try_from(given - left).unwrap_or(0));
     events.reverse();
     let (is_missed, ticks) = (code == 0, ended.saturating_sub(began));
-    let stack = stack_at.filter(|_| !is_missed).map(|at| stack(target, at)).unwrap_or_default();
-    Burst { began_at, is_missed, left_at, events, ticks, stack, ..Burst::default() }
+    (addresses, Burst { began_at, is_missed, left_at, events, ticks, ..Burst::default() })
 }
 
 fn stack(target: &Target, at: u64) -> StackCopy {

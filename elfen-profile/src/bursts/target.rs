@@ -91,19 +91,25 @@ pub(super) struct Target {
 
 impl Target {
     /// Prepares a process. All its threads are stopped meanwhile.
-    pub(super) fn attach(process: u32) -> Result<Self, Refusal> {
+    pub(super) fn attach(process: u32, needs_addresses: bool) -> Result<Self, Refusal> {
         check(process)?;
         let plan = Plan::of(process)?;
         let mut group = Group::seize(process)?;
         let made = group
             .stop_all(Group::keep_threads)
             .map_err(Refusal::from)
-            .and_then(|thread| Self::prepare(process, plan, &group, thread));
+            .and_then(|thread| Self::prepare(process, plan, &group, thread, needs_addresses));
         group.release();
         made
     }
 
-    fn prepare(process: u32, plan: Plan, group: &Group, thread: i32) -> Result<Self, Refusal> {
+    fn prepare(
+        process: u32,
+        plan: Plan,
+        group: &Group,
+        thread: i32,
+        needs_addresses: bool,
+    ) -> Result<Self, Refusal> {
         let Plan { program, memory, mut region, places, inside, loader } = plan;
         if ProgramId::of(process) != Some(program) {
             return Err(Refusal::Unfit("it has just executed another program"));
@@ -115,7 +121,10 @@ impl Target {
         let code_at = header.at + HEADER_BYTES;
         region.write(code_at, &inside.code);
         region.set_word(code_at + inside.header, header.at);
-        let mut cache = Cache::for_bursts(table, NEIGHBOURHOOD);
+        let mut cache = match needs_addresses {
+            true => Cache::for_bursts_with_addresses(table, NEIGHBOURHOOD),
+            false => Cache::for_bursts(table, NEIGHBOURHOOD),
+        };
         for cluster in &places.clusters {
             let added = cache.add_cluster(cluster.clone(), table, &mut region);
             added.ok_or(Refusal::Unfit("its code cache is full"))?;

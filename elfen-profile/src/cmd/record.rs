@@ -54,8 +54,8 @@ same addresses.
 
 With --rules, each executed instruction goes through the productions of a file, as in HPS: \
 counters decide which instructions are profiled. A handler counts functions (HotMethod) or calls \
-(CallPair), or finds streams (DataStream; not by bursts). workloads/profile/hps.rules has the \
-productions of the paper, and docs/design/rules.md the grammar.
+(CallPair), or finds streams (DataStream). workloads/profile/hps.rules has the productions of \
+the paper, and docs/design/rules.md the grammar.
 
 Code that the program generates itself, as Java and JavaScript do, is not counted.
 
@@ -107,7 +107,7 @@ enum Kind {
     Values,
     /// Latencies and misses of single instructions; only by samples
     Instructions,
-    /// Sequences of memory accesses that repeat (hot data streams); not by bursts, nor with values
+    /// Sequences of memory accesses that repeat (hot data streams); not with values
     Streams,
 }
 
@@ -300,7 +300,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         Mechanism::Auto if what.values || what.needs_addresses() => {
             let why = match what.values {
                 true => "bursts are too short for values",
-                false => "bursts do not note the addresses that streams need",
+                false => "bursts are too short for long streams",
             };
             say(args, "shadows", why);
             by_shadows(args, what)?
@@ -430,10 +430,6 @@ fn check_addresses(args: &RecordArgs, what: What) -> Result<(), Failure> {
     if what.values {
         let why = "streams need the addresses of accesses, and values take the same memory";
         return refused(why, "record the values by themselves");
-    }
-    if args.by == Mechanism::Bursts {
-        let fix = "use --by shadows, or --by everything";
-        return refused("bursts do not note the addresses that streams need", fix);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 //! bounded size: when it is full, its hot streams are added to a table, and the next one begins.
 //! The table is bounded, too.
 
-use elfen_stream::{BlockId, Translated};
+use elfen_stream::{BlockId, NotedAddress, Translated};
 use rustc_hash::FxHashMap;
 
 use super::objects::Places;
@@ -53,12 +53,13 @@ pub(crate) struct References {
 }
 
 impl References {
-    /// A block ran. Takes its addresses from the front of `words`; the last block that ran may have
-    /// fewer. Returns those of memory operations.
+    /// A block ran, from an address in it on. Takes its addresses from the front of `words`; the
+    /// last block that ran may have fewer. Returns those of memory operations.
     pub(crate) fn take(
         &mut self,
         id: BlockId,
         block: &Translated,
+        from: u64,
         words: &mut &[u64],
     ) -> (&[Used], &mut Regions) {
         self.used.clear();
@@ -69,9 +70,13 @@ impl References {
         let Self { sites, numbers, by_block, used, .. } = self;
         if let Some(known) = by_block.get_mut(number) {
             let known = known.get_or_insert_with(|| sites_of(block, sites, numbers));
+            let is_before = |one: &NotedAddress| block.start + u64::from(one.offset) < from;
+            let first = block.addresses.partition_point(is_before);
+            let known = known.get(first..).unwrap_or_default();
             let (own, rest) = words.split_at(known.len().min(words.len()));
             *words = rest;
-            for ((site, noted), &address) in known.iter().zip(&block.addresses).zip(own) {
+            let noted = block.addresses.iter().skip(first);
+            for ((site, noted), &address) in known.iter().zip(noted).zip(own) {
                 let Some(site) = *site else { continue };
                 let (offset, is_thread_local) = (noted.offset, noted.is_thread_local);
                 used.push(Used { offset, site, address, is_thread_local });

@@ -13,7 +13,7 @@ use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
 use super::rule_tally::RuleTally;
 use super::shares::Shares;
-use super::streams::{Finder, References};
+use super::streams::{Finder, References, Used};
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
 use super::values::Values;
 use super::walk::{Burst, Lost, Step, Ways};
@@ -107,6 +107,8 @@ pub(crate) struct Tally {
     shares: Option<Shares>,
     references: References,
     streams: Finder,
+    /// What a burst, or a piece, has used, until its whole way is found.
+    used_by_all: Vec<Used>,
     /// The thread whose references were added last.
     thread: Option<u32>,
     calls: Vec<CallSite>,
@@ -220,10 +222,11 @@ impl Tally {
             self.begin_references(burst);
         }
         let Self { what, seen, stacks, paths, values, rules, instructions, .. } = self;
-        let Self { references, streams, .. } = self;
+        let Self { references, streams, used_by_all, .. } = self;
         let mut results = &burst.results[..];
         let mut addresses = &burst.addresses[..];
         let needs_addresses = what.needs_addresses();
+        used_by_all.clear();
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
             if let Step::Block(_) | Step::Part(..) = step {
@@ -236,15 +239,12 @@ impl Tally {
                 paths.step(step, block, &mut on.path);
             }
             match step {
-                Step::Block(id) if needs_addresses && let Some(one) = cache.block(id) => {
-                    let (used, regions) = references.take(id, one, &mut addresses);
+                Step::Block(id) | Step::Part(id, _)
+                    if needs_addresses && let Some(one) = cache.block(id) =>
+                {
+                    let (used, regions) = references.take(id, one, to, &mut addresses);
                     if what.streams {
-                        for one in used {
-                            streams.add(one, regions);
-                            if what.stream_burst > 0 {
-                                streams.cut_at(what.stream_burst);
-                            }
-                        }
+                        used_by_all.extend_from_slice(used);
                     }
                     rules.step(cache, step, block, to, used, regions);
                 }
@@ -257,7 +257,14 @@ impl Tally {
                 values.step(id, &translated.results, &mut results);
             }
         });
-        if walked.is_err() {
+        if walked.is_ok() {
+            for one in used_by_all {
+                streams.add(one, &mut references.regions);
+                if what.stream_burst > 0 {
+                    streams.cut_at(what.stream_burst);
+                }
+            }
+        } else {
             *on = OnWay::default();
             self.thread = None;
         }
@@ -271,10 +278,11 @@ impl Tally {
         walked
     }
 
-    /// References of another thread do not go on from those before.
+    /// References of another thread do not go on from those before, nor do those of another burst.
     fn begin_references(&mut self, burst: &Burst) {
         self.references.regions.begin(burst.process);
-        if self.thread.replace(burst.thread) != Some(burst.thread) {
+        let is_another = self.thread.replace(burst.thread) != Some(burst.thread);
+        if is_another || !self.has_pieces {
             self.streams.cut();
             self.rules.cut_streams();
         }

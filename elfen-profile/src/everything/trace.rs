@@ -14,7 +14,8 @@ use crate::profile::{NO_CALLER, UNKNOWN_CALLER, What};
 /// Events of a thread until it stops.
 pub(crate) const EVENTS: u64 = layout::EVENTS_MAX.unsigned_abs() as u64 - 1;
 /// Addresses that there is room for, until a thread stops.
-pub(crate) const ADDRESSES: u64 = layout::ADDRESSES_MAX.unsigned_abs() as u64;
+pub(crate) const ADDRESSES: u64 = 0xffff;
+const _: () = assert!(ADDRESSES <= layout::ADDRESSES_MAX.unsigned_abs() as u64);
 /// A thread that goes on no further behind the place that it left at has only executed the
 /// instruction there.
 const INSTRUCTION_BYTES_MAX: u64 = 15;

@@ -30,13 +30,17 @@ fn order(program: Vec<OsString>) -> Order {
     Order { program, process: None, cost: 0.5, events: 500, what: ALL, duration: None, until: None }
 }
 
-/// Records a program in a shell, because it writes to our output.
 fn recorded(folder: &Path, words: &[OsString]) -> (String, Recorded) {
+    recorded_with(folder, words, ALL)
+}
+
+/// Records a program in a shell, because it writes to our output.
+fn recorded_with(folder: &Path, words: &[OsString], what: What) -> (String, Recorded) {
     let output = folder.join("output");
     let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
     shell.push(output.clone().into());
     shell.extend_from_slice(words);
-    let recorded = record(&order(shell), |_| {}).unwrap();
+    let recorded = record(&Order { what, ..order(shell) }, |_| {}).unwrap();
     (fs::read_to_string(output).unwrap(), recorded)
 }
 
@@ -90,8 +94,10 @@ fn a_program_notices_nothing() {
     assert!(expected.contains("outside 0, masks 0") && expected.contains("gs 0"), "{expected}");
     let rounds: u32 = std::env::var("BURST_ROUNDS").map_or(3, |text| text.parse().unwrap());
     let mut bursts = 0;
-    for _ in 0..rounds {
-        let (found, recorded) = recorded(folder.path(), &[program.clone().into(), "100".into()]);
+    for round in 0..rounds {
+        let words = [program.clone().into(), "100".into()];
+        let what = What { streams: round % 2 > 0, ..ALL };
+        let (found, recorded) = recorded_with(folder.path(), &words, what);
         assert_eq!(found, expected);
         assert_eq!(recorded.ended.unwrap().code(), native.status.code());
         assert_eq!(recorded.lost, 0);
@@ -116,6 +122,26 @@ fn shares_are_those_of_the_program() {
         let found = share(&profile, &program, function);
         assert!((found - expected).abs() < error, "{function}: {found}, not {expected} ± {error}");
     }
+    assert!(profile.bursts > 20 && recorded.lost == 0, "{} bursts", profile.bursts);
+}
+
+/// Goal: streams are found in bursts. Method: a program that walks a list of 40 nodes of two words,
+/// and uses other memory at random in between.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn the_walk_of_a_list_is_a_stream() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "chase.c", "chase", &[]);
+    let words = [program.into(), "20000000".into(), "40".into()];
+    let what = What { streams: true, ..ALL };
+    let (_, recorded) = recorded_with(folder.path(), &words, what);
+    let profile = recorded.profile;
+    let heat = |length: usize, times: u64| length as u64 * times;
+    let streams = profile.streams.iter().map(|(one, count)| (one.references.len(), count.times));
+    let (length, times) = streams.max_by_key(|&(length, times)| heat(length, times)).unwrap();
+    assert!((80..=90).contains(&length), "{length} references");
+    let share = heat(length, times) as f64 / profile.references as f64;
+    assert!(share > 0.5 && share < 0.95, "{share} of {} references", profile.references);
     assert!(profile.bursts > 20 && recorded.lost == 0, "{} bursts", profile.bursts);
 }
 

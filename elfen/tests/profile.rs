@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use elfen_instrument::process::status_field;
 use elfen_profile::profile::{Place, Profile, SampleUnit, SampledEvent, SampledPlace, Source};
 use process::KilledOnDrop;
 
@@ -188,19 +189,13 @@ fn shadows_run_on_lent_lanes() {
 }
 
 /// The CPUs that each process may use which this one traces.
-fn cpus_of_processes_traced_by(tracer: u32) -> Vec<String> {
-    let is_traced = format!("TracerPid:\t{tracer}\n");
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        if status.contains(&is_traced)
-            && let Some(line) =
-                status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
-        {
-            found.push(line.trim().to_owned());
-        }
-    }
-    found
+fn cpus_of_processes_traced_by(tracer: u32) -> impl Iterator<Item = String> {
+    let names = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name());
+    let processes = names.filter_map(|name| name.to_str()?.parse::<u32>().ok());
+    let tracer = tracer.to_string();
+    processes
+        .filter(move |process| status_field(process, "TracerPid").as_ref() == Some(&tracer))
+        .filter_map(|process| status_field(process, "Cpus_allowed_list"))
 }
 
 /// Functions that call each other in known ways, also by qsort(3), with a frame of variable size,

@@ -68,8 +68,7 @@ pub enum Trap {
     LogFull,
     /// The events are full. `%rcx`, which has been saved, holds the address to go on at.
     EventsFull,
-    /// There is no room for the addresses or results of a block. The thread can go on behind the
-    /// trap.
+    /// The addresses or results of a block do not fit. The thread can go on behind the trap.
     AddressesFull,
     /// A system call that the host must know of, at this address of the program.
     HostCall { at: u64, block: BlockId },

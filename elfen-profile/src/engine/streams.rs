@@ -71,7 +71,11 @@ impl References {
         if let Some(known) = by_block.get_mut(number) {
             let known = known.get_or_insert_with(|| sites_of(block, sites, numbers));
             let is_before = |one: &NotedAddress| block.start + u64::from(one.offset) < from;
-            let first = block.addresses.partition_point(is_before);
+            // A burst may begin inside a block.
+            let first = match from == block.start {
+                true => 0,
+                false => block.addresses.partition_point(is_before),
+            };
             let known = known.get(first..).unwrap_or_default();
             let (own, rest) = words.split_at(known.len().min(words.len()));
             *words = rest;

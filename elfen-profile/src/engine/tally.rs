@@ -13,7 +13,7 @@ use super::objects::{Objects, Places};
 use super::paths::{OnPath, Paths};
 use super::rule_tally::RuleTally;
 use super::shares::Shares;
-use super::streams::{Finder, References, Used};
+use super::streams::{Finder, References};
 use super::unwind::{CallSite, Depth, StackCopy, Unwinder};
 use super::values::Values;
 use super::walk::{Burst, Lost, Step, Ways};
@@ -107,8 +107,6 @@ pub(crate) struct Tally {
     shares: Option<Shares>,
     references: References,
     streams: Finder,
-    /// What a burst, or a piece, has used, until its whole way is found.
-    used_by_all: Vec<Used>,
     /// The thread whose references were added last.
     thread: Option<u32>,
     calls: Vec<CallSite>,
@@ -222,11 +220,10 @@ impl Tally {
             self.begin_references(burst);
         }
         let Self { what, seen, stacks, paths, values, rules, instructions, .. } = self;
-        let Self { references, streams, used_by_all, .. } = self;
+        let Self { references, streams, .. } = self;
         let mut results = &burst.results[..];
         let mut addresses = &burst.addresses[..];
         let needs_addresses = what.needs_addresses();
-        used_by_all.clear();
         let walked = self.ways.walk(cache, burst, |step, block, to| {
             seen.add(step);
             if let Step::Block(_) | Step::Part(..) = step {
@@ -244,7 +241,12 @@ impl Tally {
                 {
                     let (used, regions) = references.take(id, one, to, &mut addresses);
                     if what.streams {
-                        used_by_all.extend_from_slice(used);
+                        for one in used {
+                            streams.add(one, regions);
+                            if what.stream_burst > 0 {
+                                streams.cut_at(what.stream_burst);
+                            }
+                        }
                     }
                     rules.step(cache, step, block, to, used, regions);
                 }
@@ -257,14 +259,7 @@ impl Tally {
                 values.step(id, &translated.results, &mut results);
             }
         });
-        if walked.is_ok() {
-            for one in used_by_all {
-                streams.add(one, &mut references.regions);
-                if what.stream_burst > 0 {
-                    streams.cut_at(what.stream_burst);
-                }
-            }
-        } else {
+        if walked.is_err() {
             *on = OnWay::default();
             self.thread = None;
         }

@@ -312,6 +312,12 @@ impl Group {
         threads.find(|(_, state)| **state == State::Stopped(0)).map(|(thread, _)| *thread)
     }
 
+    /// The same, also of a process that a signal has stopped.
+    pub fn any_stopped_thread(&self) -> Option<i32> {
+        let listens = || self.threads.iter().find(|(_, state)| **state == State::Listens);
+        self.callable_thread().or_else(|| listens().map(|(thread, _)| *thread))
+    }
+
     /// Makes system calls in the name of a thread. A call can use the results of the calls before
     /// it.
     pub fn calls<T>(

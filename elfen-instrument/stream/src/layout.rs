@@ -59,8 +59,6 @@ pub const STACK_AT: i32 = 0x178;
 pub const STACK_END: i32 = 0x200;
 /// How many earlier bursts are kept.
 pub const KEPT: i32 = 0x180;
-/// The id of the thread that the words are for, as the thread sees it.
-pub const THREAD: i32 = 0x188;
 /// The stack of the program's thread: its first address, and the one behind it. The latter is 0 if
 /// stacks are not copied, and 1 as long as the host does not know where the stack is.
 pub const STACK_START: i32 = 0x190;

@@ -1,8 +1,9 @@
 /*
  * The code that bursts need inside a program: a signal handler that moves a thread into the code
- * cache, and one that moves a fault back. The host copies this section into the program. So it
- * refers to nothing outside of it; it allocates nothing, takes no lock, and makes system calls only
- * for the thread's id and the handlers of faults.
+ * cache, one that moves a fault back, and what stands in for sigaction(2). The host copies this
+ * section into the program. So it refers to nothing outside of it; it allocates nothing and takes
+ * no lock. A burst makes no system call but rt_sigreturn(2), because a program may set a filter at
+ * any time; each filter has to allow that one.
  *
  * The numbers AT_* are those of elfen-stream/layout.rs; build.rs passes them.
  */
@@ -58,9 +59,19 @@ enum {
 
 /* SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV and SIGSYS: blocked, they would kill. */
 #define NEVER_BLOCKED (1ul << 3 | 1ul << 4 | 1ul << 6 | 1ul << 7 | 1ul << 10 | 1ul << 30)
+/* The signals whose handlers are ours: SIGILL, SIGBUS, SIGFPE, SIGSEGV, and SIGURG by the clock. */
+#define TICK 23
+#define OURS (1ul << 4 | 1ul << 7 | 1ul << 8 | 1ul << 11 | 1ul << TICK)
+#define SIGNALS 32
 
 struct action {
 	word handler, flags, restorer, mask;
+};
+
+/* What a forked child gets a copy of. */
+struct own {
+	/* What the program does about the signals whose handlers are ours, by number. */
+	struct action actions[SIGNALS];
 };
 
 /* The host's twin is `Header` in inside.rs. */
@@ -74,21 +85,29 @@ struct header {
 	struct cluster {
 		word from, to, points, length;
 	} clusters[8];
-	/* What the program does about SIGILL, SIGBUS, SIGFPE and SIGSEGV, by number. */
-	struct action actions[16];
+	struct own *own;
+	/* Not 0 in the process itself, and 0 in its forked children. */
+	volatile word *is_origin;
 };
 
 extern word elfen_inside_header __attribute__((visibility("hidden")));
+INSIDE void elfen_inside_on_tick(int, char *, char *);
 INSIDE void elfen_inside_on_fault(int, char *, char *);
+INSIDE long elfen_inside_set_action(word, struct action *, struct action *, word);
 extern void elfen_inside_restore(void) __attribute__((visibility("hidden")));
 /* Returns how many words are left. */
 extern word elfen_inside_copy(word to, word from, word words) __attribute__((visibility("hidden")));
 extern const char elfen_inside_copying[] __attribute__((visibility("hidden")));
 extern const char elfen_inside_copied[] __attribute__((visibility("hidden")));
+/* The time stamp counter; 0 if the thread may not read it, as in the kernel's strict mode. */
+extern word elfen_inside_ticks(void) __attribute__((visibility("hidden")));
+extern const char elfen_inside_was_read[] __attribute__((visibility("hidden")));
 
 __asm__(".pushsection elfen_inside,\"ax\",@progbits\n"
 	".globl elfen_inside_header, elfen_inside_restore, elfen_inside_on_change\n"
 	".hidden elfen_inside_header, elfen_inside_restore, elfen_inside_on_change\n"
+	".globl elfen_inside_on_sigaction\n"
+	".hidden elfen_inside_on_sigaction\n"
 	".globl elfen_inside_copy, elfen_inside_copying, elfen_inside_copied\n"
 	".hidden elfen_inside_copy, elfen_inside_copying, elfen_inside_copied\n"
 	".balign 16\n"
@@ -99,9 +118,34 @@ __asm__(".pushsection elfen_inside,\"ax\",@progbits\n"
 	"elfen_inside_on_change: mov elfen_inside_header(%rip), %rax\n"
 	"	lock incq 9*8(%rax)\n"
 	"	ret\n"
+	/*
+	 * Stands in for the system call rt_sigaction, called from below the red zone. Changes what a
+	 * system call does.
+	 */
+	"elfen_inside_on_sigaction: push %rdi\n"
+	"	push %rsi\n"
+	"	push %rdx\n"
+	"	push %r8\n"
+	"	push %r9\n"
+	"	push %r10\n"
+	"	mov %r10, %rcx\n"
+	"	call elfen_inside_set_action\n"
+	"	pop %r10\n"
+	"	pop %r9\n"
+	"	pop %r8\n"
+	"	pop %rdx\n"
+	"	pop %rsi\n"
+	"	pop %rdi\n"
+	"	ret\n"
 	"elfen_inside_copy: mov %rdx, %rcx\n"
 	"elfen_inside_copying: rep movsq\n"
 	"elfen_inside_copied: mov %rcx, %rax\n"
+	"	ret\n"
+	".globl elfen_inside_ticks, elfen_inside_was_read\n"
+	".hidden elfen_inside_ticks, elfen_inside_was_read\n"
+	"elfen_inside_ticks: rdtsc\n"
+	"elfen_inside_was_read: shl $32, %rdx\n"
+	"	or %rdx, %rax\n"
 	"	ret\n"
 	".popsection\n");
 
@@ -124,14 +168,6 @@ static inline __attribute__((always_inline)) void copy(word to, word from, word 
 	__asm__ volatile("rep movsq" : "+D"(to), "+S"(from), "+c"(words) : : "memory");
 }
 
-static inline __attribute__((always_inline)) word ticks(void)
-{
-	word low, high;
-
-	__asm__ volatile("rdtsc" : "=a"(low), "=d"(high));
-	return high << 32 | low;
-}
-
 /* The code in the cache for an address of the program; 0 if there is none. */
 static inline __attribute__((always_inline)) word code_for(struct header *header, word at)
 {
@@ -151,30 +187,48 @@ static inline __attribute__((always_inline)) word code_for(struct header *header
 	return 0;
 }
 
-/*
- * Makes sure that faults come to us first. A program may install handlers at any time, so this is
- * looked at before each burst.
- */
-static inline __attribute__((always_inline)) void watch_fault(struct header *header, int signal)
+/* What the kernel does about a signal, so that ours comes first and `wanted` is as asked for. */
+static inline __attribute__((always_inline)) struct action ours_for(word signal,
+								    struct action *wanted)
 {
-	struct action found, ours;
+	struct action ours = *wanted;
 
-	if (call(SYS_RT_SIGACTION, signal, 0, (long)&found, 8))
-		return;
-	if (found.handler == (word)elfen_inside_on_fault)
-		return;
-	copy((word)&header->actions[signal], (word)&found, sizeof(found) / 8);
-	ours.handler = (word)elfen_inside_on_fault;
-	ours.restorer = (word)elfen_inside_restore;
-	ours.flags = SA_SIGINFO_ | SA_RESTORER_ | SA_ONSTACK_;
+	ours.handler = (word)(signal == TICK ? elfen_inside_on_tick : elfen_inside_on_fault);
+	ours.flags |= SA_SIGINFO_ | SA_RESTORER_;
+	ours.flags &= ~(word)(half)SA_RESETHAND_;
+	if (!(wanted->flags & SA_RESTORER_))
+		ours.restorer = (word)elfen_inside_restore;
 	ours.mask = ~NEVER_BLOCKED;
-	if (found.handler > 1) {
-		ours.flags = found.flags | SA_SIGINFO_ | SA_RESTORER_;
-		ours.flags &= ~(word)(half)SA_RESETHAND_;
-		if (found.flags & SA_RESTORER_)
-			ours.restorer = found.restorer;
+	return ours;
+}
+
+/*
+ * The program's rt_sigaction. Its handlers of our signals are called by ours, and it never sees
+ * ours. A child of vfork(2) uses this memory too: it resets signals, but installs no handler.
+ */
+INSIDE long elfen_inside_set_action(word signal, struct action *act, struct action *old, word size)
+{
+	struct header *header = (struct header *)*(volatile word *)&elfen_inside_header;
+	struct action *known = &header->own->actions[signal % SIGNALS], before, wanted, ours;
+	long result;
+
+	if (signal >= SIGNALS || !(OURS >> signal & 1) || size != 8)
+		return call(SYS_RT_SIGACTION, signal, (long)act, (long)old, size);
+	before = *known;
+	if (act && act->handler > 1 && *header->is_origin) {
+		wanted = *act;
+		ours = ours_for(signal, &wanted);
+		result = call(SYS_RT_SIGACTION, signal, (long)&ours, (long)old, size);
+		if (!result)
+			*known = wanted;
+	} else {
+		result = call(SYS_RT_SIGACTION, signal, (long)act, (long)old, size);
 	}
-	call(SYS_RT_SIGACTION, signal, (long)&ours, 0, 8);
+	if (!result && old
+	    && (old->handler == (word)elfen_inside_on_fault
+		|| old->handler == (word)elfen_inside_on_tick))
+		*old = before;
+	return result;
 }
 
 static inline __attribute__((always_inline)) word gs_base(void)
@@ -258,6 +312,45 @@ static inline __attribute__((always_inline)) int take_words(word context)
 	return 1;
 }
 
+/*
+ * Goes on in the program's handler, as if the kernel had called it: by a frame of our own, which
+ * sets registers and blocked signals in one step.
+ */
+static inline __attribute__((always_inline)) void deliver(struct action *action, int signal,
+							   char *info, char *frame)
+{
+	word own[UC_BYTES / 8 + 2];
+	word at = ((word)own + 15) & ~15ul;
+
+	copy(at, (word)frame, UC_BYTES / 8);
+	WORD(at, UC_RDI) = signal;
+	WORD(at, UC_RSI) = (word)info;
+	WORD(at, UC_RDX) = (word)frame;
+	WORD(at, UC_RAX) = 0;
+	/* The kernel has put the return address in front of the frame. */
+	WORD(at, UC_RSP) = (word)frame - 8;
+	WORD(at, UC_RIP) = action->handler;
+	WORD(at, UC_FLAGS) &= ~(word)(DIRECTION_FLAG | TRAP_FLAG);
+	WORD(at, UC_MASK) |= action->mask;
+	if (!(action->flags & SA_NODEFER_))
+		WORD(at, UC_MASK) |= 1ul << (signal - 1);
+	__asm__ volatile("mov %0, %%rsp; mov $15, %%eax; syscall" : : "r"(at) : "memory", "rax");
+	__builtin_unreachable();
+}
+
+/* Goes on in the program's handler, if there is one. */
+static inline __attribute__((always_inline)) void pass_on(struct action *action, int signal,
+							   char *info, char *frame)
+{
+	struct action once = *action;
+
+	if (once.handler <= 1)
+		return;
+	if (once.flags & (half)SA_RESETHAND_)
+		action->handler = 0;
+	deliver(&once, signal, info, frame);
+}
+
 /* Handles the signal of a thread's clock. */
 INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 {
@@ -265,15 +358,16 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 	word slot = HALF(info, INFO_FD) - header->first_fd;
 	word context, code, at = WORD(frame, UC_RIP);
 
-	(void)signal;
-	/* Other processes may send this signal too. */
-	if (HALF(info, INFO_CODE) != POLL_IN_ || slot >= header->contexts_max)
+	/* Others may send this signal too. */
+	if (HALF(info, INFO_CODE) != POLL_IN_ || slot >= header->contexts_max) {
+		pass_on(&header->own->actions[TICK], signal, info, frame);
 		return;
+	}
+	/* While its thread lives, no other one of the process has this slot. */
 	context = header->contexts + slot * header->context_bytes;
 	if (*(volatile word *)&header->changes != *(volatile word *)&header->changes_known)
 		return;
-	/* A late signal may carry the number of a clock that another thread has by now. */
-	if (WORD(context, AT_THREAD) != (word)call(SYS_GETTID, 0, 0, 0, 0) || !take_words(context))
+	if (!elfen_inside_ticks() || !take_words(context))
 		return;
 	code = code_for(header, at);
 	WORD(context, AT_BEGAN_AT) = at;
@@ -289,16 +383,12 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 		WORD(context, AT_STATE) = AT_REFUSED;
 		return;
 	}
-	watch_fault(header, 4);
-	watch_fault(header, 7);
-	watch_fault(header, 8);
-	watch_fault(header, 11);
 	copy_stack(context, (word)frame);
 	/* No signal is delivered inside the burst: its handler would see addresses of the cache. */
 	WORD(frame, UC_MASK) |= ~NEVER_BLOCKED;
 	WORD(frame, UC_RIP) = code;
 	set_gs_base(context);
-	WORD(context, AT_BEGAN_TICKS) = ticks();
+	WORD(context, AT_BEGAN_TICKS) = elfen_inside_ticks();
 }
 
 /* The cluster of an address; 8 if there is none. */
@@ -341,43 +431,17 @@ static inline __attribute__((always_inline)) int move_back(struct header *header
 		WORD(frame, UC_RCX) = WORD(context, AT_SAVED_RCX);
 	WORD(frame, UC_MASK) = WORD(context, AT_FRAME + UC_MASK);
 	WORD(context, AT_LEFT_AT) = WORD(first, 8);
-	WORD(context, AT_ENDED_TICKS) = ticks();
+	WORD(context, AT_ENDED_TICKS) = elfen_inside_ticks();
 	set_gs_base(0);
 	WORD(context, AT_STATE) = AT_DONE;
 	return 1;
-}
-
-/*
- * Goes on in the program's handler, as if the kernel had called it: by a frame of our own, which
- * sets registers and blocked signals in one step.
- */
-static inline __attribute__((always_inline)) void deliver(struct action *action, int signal,
-							   char *info, char *frame)
-{
-	word own[UC_BYTES / 8 + 2];
-	word at = ((word)own + 15) & ~15ul;
-
-	copy(at, (word)frame, UC_BYTES / 8);
-	WORD(at, UC_RDI) = signal;
-	WORD(at, UC_RSI) = (word)info;
-	WORD(at, UC_RDX) = (word)frame;
-	WORD(at, UC_RAX) = 0;
-	/* The kernel has put the return address in front of the frame. */
-	WORD(at, UC_RSP) = (word)frame - 8;
-	WORD(at, UC_RIP) = action->handler;
-	WORD(at, UC_FLAGS) &= ~(word)(DIRECTION_FLAG | TRAP_FLAG);
-	WORD(at, UC_MASK) |= action->mask;
-	if (!(action->flags & SA_NODEFER_))
-		WORD(at, UC_MASK) |= 1ul << (signal - 1);
-	__asm__ volatile("mov %0, %%rsp; mov $15, %%eax; syscall" : : "r"(at) : "memory", "rax");
-	__builtin_unreachable();
 }
 
 /* Handles faults. One inside a burst occurs again in the program, and comes here again. */
 INSIDE void elfen_inside_on_fault(int signal, char *info, char *frame)
 {
 	struct header *header = (struct header *)*(volatile word *)&elfen_inside_header;
-	struct action *action = &header->actions[signal & 15], none;
+	struct action *action = &header->own->actions[signal % SIGNALS], none;
 	int is_sent = (int)HALF(info, INFO_CODE) <= 0;
 	word handler = action->handler;
 	int cluster = cluster_of(header, WORD(frame, UC_RIP));
@@ -385,6 +449,11 @@ INSIDE void elfen_inside_on_fault(int signal, char *info, char *frame)
 
 	if (!is_sent && WORD(frame, UC_RIP) == (word)elfen_inside_copying) {
 		WORD(frame, UC_RIP) = (word)elfen_inside_copied;
+		return;
+	}
+	if (!is_sent && WORD(frame, UC_RIP) == (word)elfen_inside_ticks) {
+		WORD(frame, UC_RIP) = (word)elfen_inside_was_read;
+		WORD(frame, UC_RAX) = WORD(frame, UC_RDX) = 0;
 		return;
 	}
 	if (cluster < 8 && is_sent) {
@@ -399,12 +468,8 @@ INSIDE void elfen_inside_on_fault(int signal, char *info, char *frame)
 		return;
 	if (handler == 1 && is_sent)
 		return;
+	pass_on(action, signal, info, frame);
 	none.handler = none.flags = none.restorer = none.mask = 0;
-	if (handler > 1) {
-		if (action->flags & (half)SA_RESETHAND_)
-			call(SYS_RT_SIGACTION, signal, (long)&none, 0, 8);
-		deliver(action, signal, info, frame);
-	}
 	call(SYS_RT_SIGACTION, signal, (long)&none, 0, 8);
 	if (is_sent) {
 		process = call(SYS_GETPID, 0, 0, 0, 0);
@@ -417,8 +482,9 @@ INSIDE void elfen_inside_on_fault(int signal, char *info, char *frame)
 extern const char __start_elfen_inside[] __attribute__((visibility("hidden")));
 extern const char __stop_elfen_inside[] __attribute__((visibility("hidden")));
 extern const char elfen_inside_on_change[] __attribute__((visibility("hidden")));
+extern const char elfen_inside_on_sigaction[] __attribute__((visibility("hidden")));
 
-void elfen_inside_parts(word parts[7])
+void elfen_inside_parts(word parts[8])
 {
 	parts[0] = (word)__start_elfen_inside;
 	parts[1] = (word)__stop_elfen_inside;
@@ -427,4 +493,5 @@ void elfen_inside_parts(word parts[7])
 	parts[4] = (word)elfen_inside_on_fault;
 	parts[5] = (word)elfen_inside_restore;
 	parts[6] = (word)elfen_inside_on_change;
+	parts[7] = (word)elfen_inside_on_sigaction;
 }

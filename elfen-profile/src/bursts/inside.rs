@@ -17,24 +17,26 @@ pub(super) struct Inside {
     pub(super) on_fault: u64,
     pub(super) restore: u64,
     pub(super) on_change: u64,
+    pub(super) on_sigaction: u64,
 }
 
 unsafe extern "C" {
-    fn elfen_inside_parts(parts: *mut [u64; 7]);
+    fn elfen_inside_parts(parts: *mut [u64; 8]);
 }
 
 impl Inside {
     pub(super) fn new() -> Self {
-        let mut parts = [0; 7];
-        // SAFETY: the function fills seven words.
+        let mut parts = [0; 8];
+        // SAFETY: the function fills eight words.
         unsafe { elfen_inside_parts(&raw mut parts) };
         let [start, end, rest @ ..] = parts;
         let length = usize::try_from(end - start).unwrap_or(0);
         let from = std::ptr::with_exposed_provenance::<u8>(usize::try_from(start).unwrap_or(0));
         // SAFETY: the section lies between its two symbols, and is never written.
         let code = unsafe { std::slice::from_raw_parts(from, length) }.to_vec();
-        let [header, on_tick, on_fault, restore, on_change] = rest.map(|part| part - start);
-        Self { code, header, on_tick, on_fault, restore, on_change }
+        let parts = rest.map(|part| part - start);
+        let [header, on_tick, on_fault, restore, on_change, on_sigaction] = parts;
+        Self { code, header, on_tick, on_fault, restore, on_change, on_sigaction }
     }
 }
 
@@ -48,13 +50,14 @@ const CHANGES: u64 = 9;
 const CHANGES_KNOWN: u64 = 10;
 const CLUSTERS: u64 = 11;
 const CLUSTER_WORDS: u64 = 4;
-const ACTIONS: u64 = CLUSTERS + CLUSTERS_MAX * CLUSTER_WORDS;
-const ACTION_WORDS: u64 = 4;
-const ACTIONS_MAX: u64 = 16;
-/// Behind the header: room for arguments of system calls.
-pub(super) const SCRATCH: u64 = 2048;
+const OWN: u64 = CLUSTERS + CLUSTERS_MAX * CLUSTER_WORDS;
+const IS_ORIGIN: u64 = OWN + 1;
+/// Behind the words of `inside.c`: what is needed to take everything out again.
+pub(super) const RECORD: u64 = 1024;
+/// Behind that: room for arguments of system calls.
+pub(super) const SCRATCH: u64 = 3072;
 
-const _: () = assert!((ACTIONS + ACTIONS_MAX * ACTION_WORDS) * 8 <= SCRATCH);
+const _: () = assert!((IS_ORIGIN + 1) * 8 <= RECORD);
 
 impl Header {
     pub(super) fn set_up(self, region: &Region, contexts: u64, table: u64) {
@@ -109,9 +112,9 @@ impl Header {
         }
     }
 
-    /// What the program does about a signal, as it was before the first burst.
-    pub(super) fn action(self, region: &Region, signal: u64) -> [u64; 4] {
-        let first = ACTIONS + (signal % ACTIONS_MAX) * ACTION_WORDS;
-        [0, 1, 2, 3].map(|number| region.word(self.word(first + number)))
+    /// Names the memory that a forked child gets a copy of, and the word that is 0 in children.
+    pub(super) fn set_own(self, region: &Region, own: u64, is_origin: u64) {
+        region.set_word(self.word(OWN), own);
+        region.set_word(self.word(IS_ORIGIN), is_origin);
     }
 }

@@ -15,6 +15,8 @@
 mod clock;
 mod inside;
 mod recorder;
+mod removal;
+mod sites;
 mod target;
 
 pub(crate) use clock::IOC_PERIOD;

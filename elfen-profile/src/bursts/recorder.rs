@@ -7,7 +7,9 @@ use std::process::{Child, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::process::{ProgramId, is_filtered, name_of, status_field, threads_of};
+use elfen_instrument::process::{
+    ProgramId, is_filtered, name_of, numbers_in, status_field, threads_of,
+};
 use elfen_instrument::remote::ended;
 use elfen_machine::pidfd::PidFd;
 use elfen_stream::layout;
@@ -15,6 +17,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::clock::Clock;
+use super::removal::{self, Found};
 use super::target::{Refusal, Target};
 use crate::control::{Control, Recording};
 use crate::engine::region::CONTEXTS_MAX;
@@ -230,6 +233,8 @@ struct Recorder {
     /// The part of the last bursts that could not go their way.
     new: f64,
     notes: HashSet<String>,
+    /// The inodes of the memory of all processes so far.
+    regions: Vec<u64>,
 }
 
 impl Recorder {
@@ -258,6 +263,7 @@ impl Recorder {
             read_ns: READ_NS,
             new: 1.0,
             notes: HashSet::new(),
+            regions: Vec::new(),
         }
     }
 
@@ -394,8 +400,9 @@ impl Recorder {
         if !is_named && user_ticks(process).unwrap_or(0) == 0 {
             return Ok(Process::Waits);
         }
-        match Target::attach(process, self.order.what.needs_addresses()) {
+        match Target::attach(process, self.order.what.needs_addresses(), &self.regions) {
             Ok(target) => {
+                self.regions.extend(target.region.inode());
                 let user = user_ticks(process).unwrap_or(0);
                 let tally = Tally::new(self.order.what, self.order.until.is_some());
                 let threads = BTreeMap::new();
@@ -424,6 +431,7 @@ impl Recorder {
         let mean = self.interval_ns();
         let Some(Process::Prepared(prepared)) = self.processes.get_mut(&process) else { return };
         let Prepared { target, threads, user, .. } = &mut **prepared;
+        target.beat();
         if let Some(now) = user_ticks(process) {
             user[1] = now;
         }
@@ -465,7 +473,7 @@ impl Recorder {
                 self.free.push(opened.0);
                 continue;
             };
-            target.set_up_slot(slot, thread, self.order.what.stacks);
+            target.set_up_slot(slot, self.order.what.stacks);
             let ran_ns = ran_ns(process, thread);
             let events = self.order.events;
             let one = Thread { slot, events, clock, ran_ns, is_blocked: false, stacks_found: 0 };
@@ -541,8 +549,10 @@ impl Recorder {
                 self.read_ns += READ_NEWEST * (own / f64::from(read) - self.read_ns);
             }
             for thread in refused {
-                if let Some(one) = threads.remove(&thread) {
-                    self.free.push(one.slot);
+                if let Some(one) = threads.get_mut(&thread) {
+                    // Its slot stays its own: a signal may still be on its way.
+                    target.set_word(one.slot, layout::STATE, IDLE);
+                    let _gone = one.clock.stop();
                 }
             }
             for at in tally.take_unknown() {
@@ -622,6 +632,19 @@ impl Recorder {
             }
             if let Some(target) = self.close(*prepared)
                 && let Err(error) = target.detach()
+            {
+                self.note(process, &error);
+            }
+        }
+        self.clean_children();
+    }
+
+    /// Takes everything out of children that were forked meanwhile, wherever they are now.
+    fn clean_children(&mut self) {
+        for process in numbers_in("/proc") {
+            let found = Found::of(process);
+            if found.is_some_and(|found| self.regions.contains(&found.inode))
+                && let Err(error) = removal::remove(process)
             {
                 self.note(process, &error);
             }

@@ -11,7 +11,9 @@ use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, descriptor, m
 use elfen_instrument::symbols::address_of_symbol;
 use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
 
-use super::inside::{Header, Inside, SCRATCH};
+use super::inside::{Header, Inside};
+use super::removal::{self, ACTION_WORDS, FAULTS, Found, List, Patch};
+use super::sites;
 use crate::engine::near::{MARGIN, free_near};
 use crate::engine::objects::Objects;
 use crate::engine::region::{
@@ -29,11 +31,18 @@ const POINTS_ROOM: u64 = 1 << 15;
 const RCX_SAVED: u64 = 1 << 63;
 /// Where the shared memory goes for programs at low addresses: far from their heap and libraries.
 const FAR: u64 = 1 << 36;
-const SA_FLAGS: i32 = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK | SA_RESTORER;
-const SA_RESTORER: i32 = 0x0400_0000;
-/// The signals of faults, which no handler of ours blocks.
-const FAULTS: [i32; 4] = [libc::SIGILL, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+const SA_RESTORER: u64 = 0x0400_0000;
+const FAULT_FLAGS: u64 = libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | SA_RESTORER;
+const TICK_FLAGS: u64 = FAULT_FLAGS | libc::SA_RESTART as u64;
+/// What the flags of a program's handler get and lose for ours.
+const FLAGS_ADDED: u64 = libc::SA_SIGINFO as u64 | SA_RESTORER;
+const FLAGS_REMOVED: u64 = 0x8000_0000;
+/// With [`FAULTS`], what no handler of ours blocks.
 const NEVER_BLOCKED: [i32; 2] = [libc::SIGTRAP, libc::SIGSYS];
+/// What a forked child gets a copy of, and a page that is zero in children.
+const OWN_BYTES: u64 = 2 * PAGE;
+/// From asm-generic/mman-common.h: forked children get a page of zeros.
+const MADV_WIPEONFORK: u64 = 18;
 /// The function of the dynamic loader that does nothing: debuggers stop there to learn of changes.
 const CHANGE_FUNCTION: &str = "_dl_debug_state";
 /// What the loader says of its list of libraries, and where its state is in there.
@@ -44,9 +53,7 @@ const FAR_JUMP_BYTES: usize = 14;
 const RET: u8 = 0xc3;
 /// Bytes of `nop` instructions of all lengths.
 const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x40, 0x44, 0x80, 0x90];
-const PADDING_NOP: u8 = 0x90;
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-const TRIES: u32 = 5;
 /// The end of a stack whose place is not known yet.
 const STACK_UNKNOWN: u64 = 1;
 
@@ -72,26 +79,35 @@ pub(super) struct Target {
     pub(super) cache: Cache,
     pub(super) objects: Objects,
     header: Header,
-    inside: Inside,
-    /// The mappings that were made in the process.
-    mapped: Vec<Range<u64>>,
+    list: List,
     contexts: u64,
     clusters: Vec<Cluster>,
     points: u64,
     points_used: Vec<u64>,
     /// The blocks whose points the header names.
     blocks_noted: usize,
-    patched: Option<(u64, Vec<u8>)>,
     loader_state: Option<u64>,
     /// Pages that have no code of a file.
     refused: HashSet<u64>,
-    /// What the process did about the signal of the clock: ignored it, or nothing.
-    tick_action: u64,
 }
 
 impl Target {
-    /// Prepares a process. All its threads are stopped meanwhile.
-    pub(super) fn attach(process: u32, needs_addresses: bool) -> Result<Self, Refusal> {
+    /// Prepares a process. All its threads are stopped meanwhile. `recorded` are the inodes of the
+    /// regions of other processes: a forked child has what its parent had.
+    pub(super) fn attach(
+        process: u32,
+        needs_addresses: bool,
+        recorded: &[u64],
+    ) -> Result<Self, Refusal> {
+        if let Some(found) = Found::of(process) {
+            if recorded.contains(&found.inode) && !found.is_copy(process) {
+                return Err(Refusal::Unfit("it shares its memory with a process that is recorded"));
+            }
+            if !recorded.contains(&found.inode) && found.is_recorded(process) {
+                return Err(Refusal::Unfit("another recording watches it"));
+            }
+            removal::remove(process)?;
+        }
         check(process)?;
         let plan = Plan::of(process)?;
         let mut group = Group::seize(process)?;
@@ -100,6 +116,9 @@ impl Target {
             .map_err(Refusal::from)
             .and_then(|thread| Self::prepare(process, plan, &group, thread, needs_addresses));
         group.release();
+        if made.is_err() {
+            removal::remove(process)?;
+        }
         made
     }
 
@@ -110,14 +129,18 @@ impl Target {
         thread: i32,
         needs_addresses: bool,
     ) -> Result<Self, Refusal> {
-        let Plan { program, memory, mut region, places, inside, loader } = plan;
+        let Plan { program, memory, mut region, places, inside, loader, sites, caught } = plan;
         if ProgramId::of(process) != Some(program) {
             return Err(Refusal::Unfit("it has just executed another program"));
         }
-        let (mapped, contexts, table, header, points) =
+        let made =
             group.calls(thread, |call| map_all(&places, &mut region, process, &memory, call))??;
+        let Made { mapped, contexts, table, header, points, own } = made;
         let header = Header { at: header };
         header.set_up(&region, contexts, table);
+        let is_origin = own + PAGE;
+        header.set_own(&region, own, is_origin);
+        memory.write(is_origin, &1_u64.to_le_bytes())?;
         let code_at = header.at + HEADER_BYTES;
         region.write(code_at, &inside.code);
         region.set_word(code_at + inside.header, header.at);
@@ -136,55 +159,120 @@ impl Target {
             cache,
             objects: Objects::new(process, memory),
             header,
-            inside,
-            mapped,
+            list: List {
+                on_tick: code_at + inside.on_tick,
+                on_fault: code_at + inside.on_fault,
+                actions: own,
+                is_origin,
+                mapped,
+                patches: Vec::new(),
+            },
             contexts,
             points_used: vec![0; places.clusters.len()],
             clusters: places.clusters,
             points,
             blocks_noted: 0,
-            patched: None,
             loader_state: loader.as_ref().and_then(|loader| loader.state),
             refused: HashSet::new(),
-            tick_action: 0,
         };
         target.note_points();
-        if let Some(loader) = loader {
-            target.patch(&loader)?;
-        }
-        target.install(group, thread)?;
+        target.patch(group, &inside, loader.as_ref(), &sites)?;
+        target.install(group, thread, &inside, caught)?;
         Ok(target)
     }
 
-    fn code_at(&self) -> u64 {
-        self.header.at + HEADER_BYTES
-    }
-
-    /// Makes the dynamic loader count its changes.
-    fn patch(&mut self, loader: &Loader) -> io::Result<()> {
-        let mut jump = FAR_JUMP.to_vec();
-        jump.extend((self.code_at() + self.inside.on_change).to_le_bytes());
-        self.objects.memory().write(loader.function, &jump)?;
-        self.patched = Some((loader.function, loader.bytes.clone()));
+    /// Makes the dynamic loader count its changes, and the program keep its handlers with us.
+    fn patch(
+        &mut self,
+        group: &Group,
+        inside: &Inside,
+        loader: Option<&Loader>,
+        sites: &[u64],
+    ) -> Result<(), Refusal> {
+        let code = self.header.at + HEADER_BYTES;
+        if let Some(loader) = loader {
+            let mut new = FAR_JUMP.to_vec();
+            new.extend((code + inside.on_change).to_le_bytes());
+            self.list.patches.push(Patch { at: loader.function, old: loader.bytes.clone(), new });
+        }
+        let detours = sites::detours(sites, &self.clusters, code + inside.on_sigaction);
+        for detour in detours.ok_or(Refusal::Unfit("its libraries lie too far apart"))? {
+            self.region.write(detour.at, &detour.code);
+            let (old, new) = (detour.old.to_vec(), detour.new.to_vec());
+            self.list.patches.push(Patch { at: detour.site, old, new });
+        }
+        let is_in = |at: &u64| self.list.patches.iter().any(|patch| patch.holds(*at));
+        if group.instructions().iter().any(is_in) {
+            return Err(Refusal::Unfit("it was about to set a handler; try again"));
+        }
+        self.list.write(&self.region, self.header.at)?;
+        for Patch { at, old, new } in &self.list.patches {
+            if !self.objects.memory().replace(*at, old, new)? {
+                return Err(Refusal::Unfit("its code has just changed"));
+            }
+        }
         Ok(())
     }
 
-    /// Installs the handler of the clocks' signal.
-    fn install(&mut self, group: &Group, thread: i32) -> Result<(), Refusal> {
+    /// Installs the handlers of faults and of the clocks' signal.
+    fn install(
+        &mut self,
+        group: &Group,
+        thread: i32,
+        inside: &Inside,
+        caught: u64,
+    ) -> Result<(), Refusal> {
         let bit = |signal: i32| 1_u64 << (signal - 1);
-        let unblocked = FAULTS.into_iter().chain(NEVER_BLOCKED).map(bit).sum::<u64>();
-        let at = self.header.scratch();
-        let flags = u64::from(SA_FLAGS.unsigned_abs());
-        let code = self.code_at();
-        let action = [code + self.inside.on_tick, flags, code + self.inside.restore, !unblocked];
-        for (number, word) in (0..).zip(action) {
+        let blocked = !FAULTS.into_iter().chain(NEVER_BLOCKED).map(bit).sum::<u64>();
+        let restore = self.header.at + HEADER_BYTES + inside.restore;
+        let (at, found_at) = (self.header.scratch(), self.header.scratch() + 32);
+        group.calls(thread, |call| {
+            let ask = |signal: i32, act, old| {
+                let number = signal.unsigned_abs().into();
+                call("rt_sigaction", libc::SYS_rt_sigaction, [number, act, old, 8, 0, 0])
+            };
+            for signal in FAULTS.into_iter().chain([libc::SIGURG]) {
+                let is_tick = signal == libc::SIGURG;
+                let mut ours = match is_tick {
+                    true => [self.list.on_tick, TICK_FLAGS, restore, blocked],
+                    false => [self.list.on_fault, FAULT_FLAGS, restore, blocked],
+                };
+                if is_tick {
+                    // A blocked signal of an earlier recording may be pending. This drops it.
+                    self.set_words(at, &[0; ACTION_WORDS]);
+                    ask(signal, at, 0)?;
+                } else if caught & bit(signal) != 0 {
+                    ask(signal, 0, found_at)?;
+                    let [_, flags, restorer, _] = self.words(found_at);
+                    ours[1] = (flags | FLAGS_ADDED) & !FLAGS_REMOVED;
+                    if flags & SA_RESTORER != 0 {
+                        ours[2] = restorer;
+                    }
+                }
+                self.set_words(at, &ours);
+                ask(signal, at, found_at)?;
+                let found = self.words(found_at).map(u64::to_le_bytes);
+                let kept_at = self.list.actions + u64::from(signal.unsigned_abs()) * 32;
+                self.objects.memory().write(kept_at, found.as_flattened())?;
+            }
+            Ok::<_, Refusal>(())
+        })??;
+        Ok(())
+    }
+
+    fn words(&self, at: u64) -> [u64; ACTION_WORDS] {
+        [0, 1, 2, 3].map(|number| self.region.word(at + 8 * number))
+    }
+
+    fn set_words(&self, at: u64, words: &[u64; ACTION_WORDS]) {
+        for (number, &word) in (0..).zip(words) {
             self.region.set_word(at + 8 * number, word);
         }
-        let signal = u64::from(libc::SIGURG.unsigned_abs());
-        let arguments = [signal, at, at + 32, 8, 0, 0];
-        group.calls(thread, |call| call("rt_sigaction", libc::SYS_rt_sigaction, arguments))??;
-        self.tick_action = self.region.word(at + 32);
-        Ok(())
+    }
+
+    /// Notes that the recording is looking at the process.
+    pub(super) fn beat(&self) {
+        removal::beat(&self.region, self.header.at);
     }
 
     /// Whether the process still runs the program that was prepared.
@@ -206,11 +294,7 @@ impl Target {
     }
 
     /// Prepares the words of a slot for a thread.
-    pub(super) fn set_up_slot(&self, slot: u32, thread: u32, has_stacks: bool) {
-        // Its last id is that in the innermost namespace.
-        let ids = status_field(thread, "NSpid").unwrap_or_default();
-        let own = ids.split_whitespace().next_back().and_then(|id| id.parse().ok());
-        self.set_word(slot, layout::THREAD, own.unwrap_or(0));
+    pub(super) fn set_up_slot(&self, slot: u32, has_stacks: bool) {
         let limit = if has_stacks { STACK_UNKNOWN } else { 0 };
         self.set_word(slot, layout::STACK_LIMIT, limit);
         let at = |word| self.word_at(slot, word);
@@ -326,57 +410,7 @@ impl Target {
 
     /// Takes everything of ours out of the process. No slot may be armed.
     pub(super) fn detach(self) -> Result<(), Refusal> {
-        if !self.is_there() {
-            return Ok(());
-        }
-        let mut group = Group::seize(self.process)?;
-        let done = self.stop_outside(&mut group).map_err(Refusal::from).and_then(|thread| {
-            if let Some((at, bytes)) = &self.patched {
-                self.objects.memory().write(*at, bytes)?;
-            }
-            Ok(group.calls(thread, |call| self.take_out(call))??)
-        });
-        group.release();
-        done
-    }
-
-    /// Stops all threads at places outside of our code.
-    fn stop_outside(&self, group: &mut Group) -> Result<i32, TouchError> {
-        for _ in 0..TRIES {
-            let thread = group.stop_all(Group::keep_threads)?;
-            let is_inside = |at: &u64| self.mapped.iter().any(|range| range.contains(at));
-            if !group.instructions().iter().any(is_inside) {
-                return Ok(thread);
-            }
-            group.go_on();
-            std::thread::yield_now();
-        }
-        Err(TouchError::Busy)
-    }
-
-    fn take_out(&self, call: Call<'_>) -> Result<(), TouchError> {
-        let at = self.header.scratch();
-        let on_fault = self.code_at() + self.inside.on_fault;
-        let action = |signal: i32, action: [u64; 4]| {
-            for (number, word) in (0..).zip(action) {
-                self.region.set_word(at + 8 * number, word);
-            }
-            let arguments = [signal.unsigned_abs().into(), at, 0, 8, 0, 0];
-            call("rt_sigaction", libc::SYS_rt_sigaction, arguments)
-        };
-        action(libc::SIGURG, [self.tick_action, 0, 0, 0])?;
-        for signal in FAULTS {
-            let number = u64::from(signal.unsigned_abs());
-            call("rt_sigaction", libc::SYS_rt_sigaction, [number, 0, at + 32, 8, 0, 0])?;
-            if self.region.word(at + 32) == on_fault {
-                action(signal, self.header.action(&self.region, number))?;
-            }
-        }
-        for range in &self.mapped {
-            let length = range.end - range.start;
-            call("munmap", libc::SYS_munmap, [range.start, length, 0, 0, 0, 0])?;
-        }
-        Ok(())
+        if self.is_there() { removal::remove(self.process) } else { Ok(()) }
     }
 }
 
@@ -388,6 +422,9 @@ struct Plan {
     places: Places,
     inside: Inside,
     loader: Option<Loader>,
+    sites: Vec<u64>,
+    /// The signals that it has handlers for, as bits.
+    caught: u64,
 }
 
 impl Plan {
@@ -399,16 +436,22 @@ impl Plan {
         let exe = std::fs::read_link(format!("/proc/{process}/exe"))?;
         let places = Places::find(&all, &exe)?;
         let loader = Loader::find(process, &all, &memory)?;
-        let (region, inside) = (Region::new()?, Inside::new());
-        Ok(Self { program, memory, region, places, inside, loader })
+        let sites = sites::find(process, &all, &exe, &memory);
+        let (region, inside, caught) = (Region::new()?, Inside::new(), caught(process));
+        Ok(Self { program, memory, region, places, inside, loader, sites, caught })
     }
+}
+
+/// The signals that a process has handlers for, as bits.
+fn caught(process: u32) -> u64 {
+    let text = status_field(process, "SigCgt").unwrap_or_default();
+    u64::from_str_radix(&text, 16).unwrap_or(0)
 }
 
 /// Whether bursts can run in a process at all.
 fn check(process: u32) -> Result<(), Refusal> {
     let status = |process: u32, name: &str| status_field(process, name);
-    let caught = status(process, "SigCgt").and_then(|text| u64::from_str_radix(&text, 16).ok());
-    if caught.unwrap_or(0) & 1 << (libc::SIGURG - 1) != 0 {
+    if caught(process) & 1 << (libc::SIGURG - 1) != 0 {
         return Err(Refusal::Unfit("it handles SIGURG itself, as Go does"));
     }
     if elfen_instrument::process::is_filtered(process) {
@@ -456,9 +499,17 @@ impl Places {
     }
 }
 
-type Made = (Vec<Range<u64>>, u64, u64, u64, u64);
+/// The mappings that were made, and where their parts are.
+struct Made {
+    mapped: Vec<Range<u64>>,
+    contexts: u64,
+    table: u64,
+    header: u64,
+    points: u64,
+    own: u64,
+}
 
-/// Maps all parts. Returns the mappings, and where contexts, table, header and points are.
+/// Maps all parts.
 fn map_all(
     places: &Places,
     region: &mut Region,
@@ -469,6 +520,7 @@ fn map_all(
     let fd = give(region, process, memory, call)?;
     let mut mapped = Vec::new();
     let made = map_parts(places, region, fd, &mut mapped, call);
+    let made = made.and_then(|parts| Ok((parts, map_own(&mut mapped, call)?)));
     call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
     if made.is_err() {
         for range in &mapped {
@@ -476,8 +528,18 @@ fn map_all(
             call("munmap", libc::SYS_munmap, [range.start, length, 0, 0, 0, 0])?;
         }
     }
-    let [table, contexts, header, points] = made?;
-    Ok((mapped, contexts, table, header, points))
+    let ([table, contexts, header, points], own) = made?;
+    Ok(Made { mapped, contexts, table, header, points, own })
+}
+
+/// Maps the memory that forked children get a copy of, and the page that is zero in them.
+fn map_own(mapped: &mut Vec<Range<u64>>, call: Call<'_>) -> Result<u64, TouchError> {
+    let rights = u64::from((libc::PROT_READ | libc::PROT_WRITE).unsigned_abs());
+    let flags = u64::from((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unsigned_abs());
+    let at = call("mmap", libc::SYS_mmap, [0, OWN_BYTES, rights, flags, u64::MAX, 0])?;
+    mapped.push(at..at + OWN_BYTES);
+    call("madvise", libc::SYS_madvise, [at + PAGE, PAGE, MADV_WIPEONFORK, 0, 0, 0])?;
+    Ok(at)
 }
 
 /// Maps the parts of the region's file, and adds them to `mapped`. Returns where table, contexts,
@@ -554,16 +616,6 @@ fn interpreter_at(process: u32) -> Option<u64> {
     words.chunks_exact(2).find(|pair| pair[0] == libc::AT_BASE).map(|pair| pair[1])
 }
 
-/// Whether a function jumps to code of ours.
-fn is_ours(function: &[u8], all: &[Mapping]) -> bool {
-    let Some(to) = function.strip_prefix(&FAR_JUMP).and_then(|to| to.try_into().ok()) else {
-        return false;
-    };
-    let to = u64::from_le_bytes(to);
-    let name = |one: &Mapping| one.name.starts_with("/memfd:elfen-profile");
-    all.iter().any(|one| one.range.contains(&to) && name(one))
-}
-
 impl Loader {
     /// `None` if the program has none, or one that never unloads a library.
     fn find(process: u32, all: &[Mapping], memory: &Memory) -> Result<Option<Self>, Refusal> {
@@ -576,12 +628,7 @@ impl Loader {
         // As the process sees it, which may be in a container.
         let file = PathBuf::from(format!("/proc/{process}/root{}", first.name));
         let function = base + address_of_symbol(&file, CHANGE_FUNCTION).ok_or_else(unknown)?;
-        let mut bytes = memory.read_vec(function, FAR_JUMP_BYTES)?;
-        if is_ours(&bytes, all) {
-            // The process is a copy of one that was prepared, or its recording was killed.
-            bytes.fill(PADDING_NOP);
-            bytes[0] = RET;
-        }
+        let bytes = memory.read_vec(function, FAR_JUMP_BYTES)?;
         let body = bytes.strip_prefix(&ENDBR).unwrap_or(&bytes);
         let is_empty = body.split_first().is_some_and(|(&first, rest)| {
             first == RET && rest.iter().all(|byte| PADDING.contains(byte))
@@ -594,4 +641,4 @@ impl Loader {
     }
 }
 
-const _: () = assert!(SCRATCH + 64 <= HEADER_BYTES && INSIDE_AT == HEADER_AT + HEADER_BYTES);
+const _: () = assert!(INSIDE_AT == HEADER_AT + HEADER_BYTES);

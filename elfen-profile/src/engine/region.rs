@@ -1,19 +1,25 @@
 //! The memory that host and program share: code, table, and the words of threads.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use elfen_stream::{Cache, Cluster, CodeMemory, layout};
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+const NAME: &CStr = c"elfen-profile";
+/// How the mappings of a process name it.
+pub(crate) const MAPPED_NAME: &str = "/memfd:elfen-profile";
 /// Clusters of code in one program.
 pub(crate) const CLUSTERS_MAX: u64 = 8;
 const PART_BYTES: u64 = 32 << 20;
 pub(crate) const CLUSTER_BYTES: u64 = 2 * PART_BYTES;
+pub(crate) const EXTRA_BYTES: u64 = 4096;
 /// Threads that run at the same time.
 pub(crate) const CONTEXTS_MAX: u32 = 256;
 const CLUSTERS_AT: u64 = Cache::TABLE_BYTES;
@@ -40,7 +46,7 @@ pub(crate) struct Region {
 
 impl Region {
     pub(crate) fn new() -> io::Result<Self> {
-        let file = File::from(memfd_create(c"elfen-profile", MFdFlags::MFD_CLOEXEC)?);
+        let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
         file.set_len(BYTES)?;
         let length = usize::try_from(BYTES).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let host = MmapOptions::new().len(length).map_raw(&file)?;
@@ -63,6 +69,11 @@ impl Region {
         self.file.as_fd()
     }
 
+    /// The inode of the file.
+    pub(crate) fn inode(&self) -> io::Result<u64> {
+        self.file.metadata().map(|file| file.ino())
+    }
+
     /// Notes where the program has mapped a part of the file.
     pub(crate) fn add_part(&mut self, at: u64, bytes: u64, offset: u64) {
         self.parts.push((at..at + bytes, offset));
@@ -75,8 +86,13 @@ impl Region {
     /// Offset in the file of a cluster, and the cluster at an address of the program.
     pub(crate) fn cluster(number: u64, at: u64) -> (u64, Cluster) {
         let middle = at + PART_BYTES;
-        let cluster = Cluster { hot: at..middle, cold: middle..at + CLUSTER_BYTES };
+        let cluster = Cluster { hot: at..middle, cold: middle..Self::extra_at(at) };
         (CLUSTERS_AT + number * CLUSTER_BYTES, cluster)
+    }
+
+    /// Where the cluster at an address has room for code that is not of the cache.
+    pub(crate) fn extra_at(at: u64) -> u64 {
+        at + CLUSTER_BYTES - EXTRA_BYTES
     }
 
     /// The host's address of memory of the program. `None` if it is not in one part.

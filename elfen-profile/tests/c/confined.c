@@ -1,4 +1,5 @@
-/* Computes, then lets a filter kill it for all but a few system calls, and computes on. */
+/* Computes, then lets a filter kill it for all system calls but two, or becomes strict, and
+ * computes on. */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
@@ -16,20 +17,22 @@ static void compute(void)
         ;
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, NUMBER),
-        ALLOW(SYS_exit_group),
-        ALLOW(SYS_gettid),
-        ALLOW(SYS_rt_sigaction),
+        ALLOW(SYS_exit),
         ALLOW(SYS_rt_sigreturn),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
     };
     struct sock_fprog filter = {sizeof rules / sizeof rules[0], rules};
     compute();
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+    if (count > 1) {
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+    } else {
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
+    }
     compute();
-    _exit(0);
+    syscall(SYS_exit, 0);
 }

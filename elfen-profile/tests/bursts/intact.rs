@@ -1,0 +1,136 @@
+//! Goal: a program that filters its system calls, sets handlers, forks, faults or is stopped goes on
+//! as ever, and nothing is left in it. Method: programs that do little else.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// Waits until a process does what it was started for.
+fn started(program: &Path, words: &[&str]) -> Running {
+    let mut running = Running::start(program, words);
+    let mut line = String::new();
+    BufReader::new(running.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "up\n");
+    running
+}
+
+fn recorded_for(process: u32, milliseconds: u64) -> Recorded {
+    let duration = Some(Duration::from_millis(milliseconds));
+    record(&Order { process: Some(process), duration, ..order(Vec::new()) }, |_| {}).unwrap()
+}
+
+fn status(process: u32) -> String {
+    fs::read_to_string(format!("/proc/{process}/status")).unwrap()
+}
+
+fn assert_clean(process: u32) {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    assert!(!maps.contains("elfen-profile"), "{process}: {maps}");
+    let status = status(process);
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap();
+    let caught = u64::from_str_radix(caught, 16).unwrap();
+    assert_eq!(caught & 1 << (libc::SIGURG - 1), 0, "{process}");
+}
+
+/// Goal: a burst that begins right after a program has set a filter does not kill it. Method: a
+/// filter that allows only rt_sigreturn(2) and exit(2), and the strict mode of the kernel.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn a_filter_that_is_set_later_does_not_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "confined.c", "confined", &[]);
+    for round in 0..6 {
+        let mut words: Vec<OsString> = vec![program.clone().into()];
+        words.extend((round % 2 > 0).then(|| "strict".into()));
+        let recorded = record(&order(words), |_| {}).unwrap();
+        assert_eq!(recorded.ended.unwrap().code(), Some(0), "{round}: {:?}", recorded.ended);
+        assert!(recorded.profile.bursts > 5);
+        let left = &recorded.profile.left;
+        assert!(left.iter().any(|left| left.contains("filters its system calls")), "{left:?}");
+    }
+}
+
+/// Goal: a program has the handlers that it sets, and never ours. Method: it asks for its handlers,
+/// sets new ones while it is recorded, and puts the old ones back after that.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn handlers_that_are_set_later_are_those_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, options) in [("handlers", &[][..]), ("static", &["-static"])] {
+        let program = compile(folder.path(), "handlers.c", name, options);
+        let mut running = started(&program, &[]);
+        let recorded = recorded_for(running.0.id(), 1500);
+        assert!(recorded.profile.bursts > 20, "{name}: {} bursts", recorded.profile.bursts);
+        assert!(!running.maps().contains("elfen-profile"));
+        // SAFETY: takes numbers. The process is our child, which has not been waited for.
+        unsafe { libc::kill(running.0.id().cast_signed(), libc::SIGUSR1) };
+        let mut output = String::new();
+        let stdout = running.0.stdout.as_mut().unwrap();
+        std::io::Read::read_to_string(stdout, &mut output).unwrap();
+        assert_eq!(output, "strange 0, outside 0, not urgent 0\n", "{name}");
+        assert_eq!(running.0.wait().unwrap().code(), Some(3), "{name}");
+    }
+}
+
+/// Goal: children that are forked while a program is recorded are recorded, and have nothing of
+/// ours afterwards. Method: children that compute, of which one leaves the family.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn forked_children_are_recorded_and_left_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "forks.c", "forks", &[]);
+    let mut running = started(&program, &[]);
+    let process = running.0.id();
+    let recorded = recorded_for(process, 2500);
+    assert_clean(process);
+    let mut lines = BufReader::new(running.0.stdout.as_mut().unwrap()).lines();
+    let children: Vec<u32> =
+        (0..3).map(|_| lines.next().unwrap().unwrap().parse().unwrap()).collect();
+    for &child in &children {
+        assert_clean(child);
+        assert!(!status(child).contains("zombie"), "{child} ended");
+    }
+    let found = share(&recorded.profile, &program, "of_child");
+    assert!(found > 0.4, "{found} in children, {:?}", recorded.profile.left);
+    assert!(recorded.profile.left.is_empty(), "{:?}", recorded.profile.left);
+}
+
+/// Goal: nothing is left in a program that is hardly ever outside of a handler or the kernel, or
+/// that is stopped. Method: loops of faults, of mprotect(2) and of signals; SIGSTOP.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn nothing_is_left_in_a_program_that_is_hard_to_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "busy.c", "busy", &["-pthread"]);
+    for kind in ["faults", "protects", "signals", "threads", "stopped"] {
+        let mut running = started(&program, &[kind]);
+        let process = running.0.id();
+        let stops = kind == "stopped";
+        let stopper = std::thread::spawn(move || {
+            sleep(Duration::from_millis(500));
+            // SAFETY: takes numbers. The process is our child, which has not been waited for.
+            stops.then(|| unsafe { libc::kill(process.cast_signed(), libc::SIGSTOP) });
+        });
+        let recorded = recorded_for(process, 1000);
+        stopper.join().unwrap();
+        assert!(recorded.profile.left.is_empty(), "{kind}: {:?}", recorded.profile.left);
+        assert_clean(process);
+        assert_eq!(status(process).contains("T (stopped)"), stops, "{kind}");
+        // SAFETY: as above.
+        unsafe { libc::kill(process.cast_signed(), libc::SIGCONT) };
+        let (before, until) = (utime(process), Instant::now() + Duration::from_secs(10));
+        while utime(process) < before + 5 {
+            assert!(Instant::now() < until, "{kind} does not go on");
+            sleep(Duration::from_millis(20));
+        }
+        assert!(running.0.try_wait().unwrap().is_none(), "{kind} ended");
+    }
+}
+
+fn utime(process: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}

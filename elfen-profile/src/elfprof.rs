@@ -7,8 +7,8 @@
 //! A column holds one field of all blocks or edges, as LEB128 numbers. Sorted columns hold
 //! differences. A file is input: every count, index and length is checked.
 
-use std::fs;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use elfen_core_model::estimate::{LATENCIES, Mean, RATES, SiteEstimate};
@@ -26,6 +26,8 @@ use crate::profile::{
 
 const MAGIC: &[u8; 8] = b"ELFPROF1";
 const CRC_BYTES: usize = 4;
+/// A longer file is none of ours.
+const FILE_BYTES_MAX: u64 = 1 << 31;
 /// More than a profile of the largest program takes.
 const COLUMNS_MAX: usize = 1 << 30;
 /// Columns take up less than this more, and this many times the bytes that they are compressed to.
@@ -194,7 +196,17 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
 
 /// Reads a profile.
 pub fn read(path: &Path) -> Result<Profile, ReadError> {
-    parse(&fs::read(path)?)
+    let mut bytes = Vec::new();
+    let mut file = File::open(path)?.take(FILE_BYTES_MAX + 1);
+    // What is no profile may be without end.
+    file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
+    if bytes == MAGIC {
+        file.read_to_end(&mut bytes)?;
+    }
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(ReadError::Damaged);
+    }
+    parse(&bytes)
 }
 
 pub fn parse(bytes: &[u8]) -> Result<Profile, ReadError> {

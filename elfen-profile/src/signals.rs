@@ -25,6 +25,10 @@ pub(crate) fn pass_on() -> io::Result<()> {
         // SAFETY: the handler loads an atomic and makes a system call.
         unsafe { sigaction(signal, &action) }?;
     }
+    // A limit on the size of files becomes an error of the call that exceeds it.
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(Signal::SIGXFSZ, &action) }?;
     Ok(())
 }
 
@@ -43,6 +47,8 @@ pub(crate) fn is_stopped() -> bool {
 pub(crate) fn set_program(process: i32) {
     PROGRAM.store(process, Ordering::Relaxed);
 }
+
+extern "C" fn nothing(_: i32) {}
 
 extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     if STOPS.load(Ordering::Relaxed) {

@@ -102,19 +102,21 @@ impl Group {
 
     /// Stops all threads. Calls `made` for each process that they create meanwhile.
     pub fn stop(&mut self, mut made: impl FnMut(&mut Self, i32)) -> Result<(), TouchError> {
-        for &thread in self.threads.keys() {
-            // This fails for a thread that is about to stop anyway.
-            let _stops = ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
-        }
-        let deadline = Instant::now() + WAIT;
-        while let Some(thread) = self.running() {
-            match self.wait_for(thread) {
-                Some(Event::Made(child)) => made(self, child),
-                Some(_) => {}
-                None if Instant::now() > deadline => return Err(TouchError::Busy),
-                None => std::thread::yield_now(),
+        let threads: Vec<libc::pid_t> = self.threads.keys().copied().collect();
+        for thread in threads {
+            // One that has stopped already would stop once more as soon as it is resumed, and not
+            // execute a single instruction in between.
+            if self.threads.get(&thread) == Some(&State::Runs)
+                && let Some(Event::Made(child)) = self.wait_for(thread)
+            {
+                made(self, child);
+            }
+            if self.threads.get(&thread) == Some(&State::Runs) {
+                // This fails for a thread that is about to stop anyway.
+                let _stops = ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
             }
         }
+        self.await_stops(&mut made)?;
         if self.threads.is_empty() {
             return Err(TouchError::Busy);
         }
@@ -126,10 +128,41 @@ impl Group {
         Ok(())
     }
 
+    fn await_stops(&mut self, mut made: impl FnMut(&mut Self, i32)) -> Result<(), TouchError> {
+        let deadline = Instant::now() + WAIT;
+        while let Some(thread) = self.running() {
+            match self.wait_for(thread) {
+                Some(Event::Made(child)) => made(self, child),
+                Some(_) => {}
+                None if Instant::now() > deadline => return Err(TouchError::Busy),
+                None => std::thread::yield_now(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves threads that were stopped by a signal to the beginning of its handler, where they can
+    /// make system calls.
+    pub fn deliver_signals(&mut self, made: impl FnMut(&mut Self, i32)) -> Result<(), TouchError> {
+        for (&thread, state) in &mut self.threads {
+            if let State::Stopped(signal @ 1..) = *state {
+                let signal = usize::try_from(signal).unwrap_or(0);
+                // These fail for a thread that was killed.
+                let _gone = ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
+                let _gone = ptrace(libc::PTRACE_CONT, thread, 0, signal);
+                *state = State::Runs;
+            }
+        }
+        self.await_stops(made)
+    }
+
     /// Stops all threads. Returns one that can make system calls.
     pub fn stop_all(&mut self, mut made: impl FnMut(&mut Self, i32)) -> Result<i32, TouchError> {
         for _ in 0..TRIES {
             self.stop(&mut made)?;
+            if self.callable_thread().is_none() {
+                self.deliver_signals(&mut made)?;
+            }
             if let Some(thread) = self.callable_thread() {
                 return Ok(thread);
             }

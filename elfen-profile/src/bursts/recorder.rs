@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use elfen_instrument::process::{
     ProgramId, is_filtered, name_of, numbers_in, status_field, threads_of,
 };
-use elfen_instrument::remote::ended;
+use elfen_instrument::remote::{TouchError, ended};
 use elfen_machine::pidfd::PidFd;
 use elfen_stream::layout;
 use rand::{RngExt, SeedableRng};
@@ -81,6 +81,9 @@ pub enum BurstError {
     Gone,
     #[error("{0}")]
     Refused(String),
+    /// The process may not be traced.
+    #[error("{0}")]
+    Closed(String),
     #[error("waiting for the program: {0}")]
     Wait(io::Error),
 }
@@ -408,6 +411,9 @@ impl Recorder {
                 let threads = BTreeMap::new();
                 let user = [user, user];
                 Ok(Process::Prepared(Box::new(Prepared { target, threads, tally, user })))
+            }
+            Err(error @ Refusal::Touch(TouchError::Refused(_))) if is_named => {
+                Err(BurstError::Closed(error.to_string()))
             }
             Err(error) if is_named => Err(BurstError::Refused(error.to_string())),
             Err(error) => {

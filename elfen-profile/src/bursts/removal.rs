@@ -199,6 +199,9 @@ fn try_to_remove(group: &mut Group, is_put_back: &mut bool) -> Result<bool, Refu
     group.stop(Group::keep_threads)?;
     // It may execute another program by now.
     let Some(found) = Found::of(group.process) else { return Ok(true) };
+    if group.any_stopped_thread().is_none() {
+        group.deliver_signals(Group::keep_threads)?;
+    }
     let thread = group.any_stopped_thread().ok_or(TouchError::Busy)?;
     let list = &found.list;
     if !*is_put_back {

@@ -1,10 +1,9 @@
 //! `elfen profile record`: runs a program and writes its profile.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
@@ -275,7 +274,10 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     check_samples(args)?;
     check_addresses(args, what)?;
     // A file that cannot be written is found before the program runs.
-    let file = args.output.as_deref().map(create).transpose()?;
+    let unwritable = |path, error| Failure::unwritable("the profile", path, error);
+    if let Some(path) = args.output.as_deref() {
+        output::check_replaceable(path).map_err(|error| unwritable(path, error))?;
+    }
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
     passed.map_err(|error| Failure::new(Status::Failed, "signals", error, "try again"))?;
     let (mut profile, status) = match args.by {
@@ -324,8 +326,9 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         profile.program = vec![format!("process {process}")];
     }
     note_build_ids(&mut profile);
-    if let (Some(file), Some(path)) = (file, args.output.as_deref()) {
-        write(&profile, file, path)?;
+    if let Some(path) = args.output.as_deref() {
+        let written = output::replace_private(path, |file| elfprof::write(&profile, file));
+        written.map_err(|error| unwritable(path, error))?;
     }
     if args.output.is_none() && !args.quiet {
         let (symbols, _) = ProfileSymbols::read(&profile);
@@ -436,6 +439,8 @@ fn check_addresses(args: &RecordArgs, what: What) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The clock of user times has steps of 10 ms.
+const USER_TIME_LEAST: Duration = Duration::from_millis(50);
 const BURSTS: &str = "edges are counted at random times, in a code cache";
 const SHADOWS: &str = "copies of the program run in a code cache, at random times";
 
@@ -464,10 +469,10 @@ fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError>
     } else if !args.quiet {
         let Profile { bursts, ran_ns, cost_ns, .. } = recorded.profile;
         to_stderr(&format!(
-            "profile: {bursts} bursts in {} of user time; cost {:.2} % by estimate, and {:.2} % of \
-             a CPU to read them",
+            "profile: {bursts} bursts in {} of user time; cost {}, and {:.2} % of a CPU to read \
+             them",
             duration::show(ran_ns),
-            percent(Duration::from_nanos(cost_ns), Duration::from_nanos(ran_ns)),
+            cost(cost_ns, ran_ns),
             percent(recorded.own, recorded.elapsed),
         ));
         say_known(recorded.is_known, args);
@@ -515,9 +520,9 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
         let elapsed =
             duration::show(u64::try_from(recorded.elapsed.as_nanos()).unwrap_or(u64::MAX));
         to_stderr(&format!(
-            "profile: {bursts} shadows with {instructions} instructions in {elapsed}; cost {:.2} % \
-             by estimate, and {:.2} % of a CPU; longest stop {}",
-            percent(Duration::from_nanos(cost_ns), Duration::from_nanos(ran_ns)),
+            "profile: {bursts} shadows with {instructions} instructions in {elapsed}; cost {}, and \
+             {:.2} % of a CPU; longest stop {}",
+            cost(cost_ns, ran_ns),
             percent(recorded.own, recorded.elapsed),
             duration::show(u64::try_from(recorded.stall.as_nanos()).unwrap_or(u64::MAX)),
         ));
@@ -566,6 +571,15 @@ fn percent(part: Duration, whole: Duration) -> f64 {
     part.as_secs_f64() / whole.as_secs_f64().max(1e-9) * 100.0
 }
 
+/// What a recording has cost the program. Its user time may be too short for the clock of stat.
+fn cost(cost_ns: u64, ran_ns: u64) -> String {
+    let (cost, ran) = (Duration::from_nanos(cost_ns), Duration::from_nanos(ran_ns));
+    if ran < USER_TIME_LEAST {
+        return format!("{} by estimate", duration::show(cost_ns));
+    }
+    format!("{:.2} % by estimate", percent(cost, ran))
+}
+
 fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {
     match error {
         BurstError::Program(error) => not_started(error, args),
@@ -578,25 +592,18 @@ fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {
             let fix = "name a running process; `pgrep NAME` finds one";
             Failure::new(Status::Failed, process(args), error, fix)
         }
-        BurstError::Refused(_) => {
+        BurstError::Closed(_) => {
             let fix = "run as root, or start the program by `elfen profile record -- PROGRAM`";
+            Failure::new(Status::Unsupported, process(args), error, fix)
+        }
+        BurstError::Refused(_) => {
+            let fix = "use --by shadows, or --by everything with a program that you start";
             Failure::new(Status::Unsupported, process(args), error, fix)
         }
         BurstError::Wait(_) => {
             Failure::new(Status::Failed, "waiting for the program", error, "try again")
         }
     }
-}
-
-fn create(path: &Path) -> Result<File, Failure> {
-    output::create_private(path).map_err(|error| Failure::unwritable("the profile", path, error))
-}
-
-fn write(profile: &Profile, file: File, path: &Path) -> Result<(), Failure> {
-    let mut file = BufWriter::new(file);
-    elfprof::write(profile, &mut file)
-        .and_then(|()| file.flush())
-        .map_err(|error| Failure::unwritable("the profile", path, error))
 }
 
 fn failed(error: &TraceError, args: &RecordArgs) -> Failure {

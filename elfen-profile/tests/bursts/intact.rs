@@ -115,7 +115,9 @@ fn nothing_is_left_in_a_program_that_is_hard_to_stop() {
         });
         let recorded = recorded_for(process, 1000);
         stopper.join().unwrap();
-        assert!(recorded.profile.left.is_empty(), "{kind}: {:?}", recorded.profile.left);
+        // Threads in handlers of ours have their signals blocked, which is noted too.
+        let left = recorded.profile.left;
+        assert!(!left.iter().any(|left| left.starts_with("process")), "{kind}: {left:?}");
         assert_clean(process);
         assert_eq!(status(process).contains("T (stopped)"), stops, "{kind}");
         // SAFETY: as above.

@@ -22,6 +22,7 @@ fn main() {
         ("LEFT_AT", layout::LEFT_AT),
         ("BEGAN_TICKS", layout::BEGAN_TICKS),
         ("ENDED_TICKS", layout::ENDED_TICKS),
+        ("BEGAN_STACK", layout::BEGAN_STACK),
         ("BEGAN_ADDRESSES", layout::BEGAN_ADDRESSES),
         ("BURST_WORDS", layout::BURST_WORDS),
         ("ADDRESSES_LEFT", layout::ADDRESSES_LEFT),

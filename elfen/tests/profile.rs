@@ -147,41 +147,6 @@ fn shadows_are_recorded_and_changed_meanwhile() {
     assert!(error(&unfit).contains("--by shadows"), "{}", error(&unfit));
 }
 
-/// Goal: a recording that is killed harms nothing, and the next one takes out what it left; but not
-/// while it still runs. Method: a recording of a process, another one beside it, SIGKILL, and a
-/// third one.
-#[test]
-#[ignore = "needs root: the process is not a descendant"]
-fn what_a_killed_recording_left_is_taken_out() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("a.elfprof").to_str().unwrap().to_owned();
-    let loops = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-    let mut loops = KilledOnDrop(loops);
-    let process = loops.0.id().to_string();
-    let maps = || fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-    let words = ["record", "--by", "bursts", "-p", &process, "-o", &file];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    let recording = command.arg("profile").args(words).stderr(Stdio::null()).spawn().unwrap();
-    let mut recording = KilledOnDrop(recording);
-    let until = Instant::now() + Duration::from_secs(20);
-    while !maps().contains("elfen-profile") {
-        assert!(Instant::now() < until && recording.0.try_wait().unwrap().is_none());
-        sleep(Duration::from_millis(10));
-    }
-    sleep(Duration::from_millis(500));
-    let other = folder.path().join("b.elfprof");
-    let beside =
-        elfen(&["record", "--by", "bursts", "-p", &process, "-o", other.to_str().unwrap()]);
-    assert_eq!(beside.status.code(), Some(3));
-    assert!(error(&beside).contains("another recording watches it"), "{}", error(&beside));
-    drop(recording);
-    assert!(maps().contains("elfen-profile") && loops.0.try_wait().unwrap().is_none());
-    let next = elfen(&[&words[..], &["-d", "1s"]].concat());
-    assert!(next.status.success(), "{}", error(&next));
-    assert!(!error(&next).contains("warning"), "{}", error(&next));
-    assert!(!maps().contains("elfen-profile") && loops.0.try_wait().unwrap().is_none());
-}
-
 /// Goal: shadows run on the lanes that `elfen run` has lent to a batch. Method: what the
 /// recording says, and the CPUs of the shadows, with and without a batch.
 #[test]

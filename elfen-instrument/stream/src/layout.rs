@@ -38,7 +38,7 @@ pub const DONE: i32 = 3;
 pub const REFUSED: i32 = 4;
 /// How many events a burst may have.
 pub const EVENTS_GIVEN: i32 = 0x128;
-/// The seven words of a burst: how many events are left,
+/// The eight words of a burst: how many events are left,
 pub const EVENTS_LEFT: i32 = 0x130;
 /// where it began, in the program and in the cache; 0 without code for it;
 pub const BEGAN_AT: i32 = 0x138;
@@ -48,11 +48,12 @@ pub const LEFT_AT: i32 = 0x148;
 /// the time stamp counter at its beginning and end,
 pub const BEGAN_TICKS: i32 = 0x150;
 pub const ENDED_TICKS: i32 = 0x158;
-/// and [`ADDRESSES_LEFT`] at its beginning.
+/// and [`ADDRESSES_LEFT`] and the stack pointer at its beginning.
 pub const BEGAN_ADDRESSES: i32 = 0x160;
-pub const BURST_WORDS: i32 = 7;
+pub const BEGAN_STACK: i32 = 0x168;
+pub const BURST_WORDS: i32 = 8;
 /// The parts of the processor's state that the kernel saves for a signal.
-pub const FEATURES: i32 = 0x168;
+pub const FEATURES: i32 = 0x188;
 /// The address of [`FRAME`], and the end of a small stack.
 pub const FRAME_AT: i32 = 0x170;
 pub const STACK_AT: i32 = 0x178;

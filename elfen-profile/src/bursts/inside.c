@@ -119,8 +119,8 @@ __asm__(".pushsection elfen_inside,\"ax\",@progbits\n"
 	"	lock incq 9*8(%rax)\n"
 	"	ret\n"
 	/*
-	 * Stands in for the system call rt_sigaction, called from below the red zone. Changes what a
-	 * system call does.
+	 * Stands in for the system call rt_sigaction, and is called from below the red zone. It
+	 * changes only what a system call changes.
 	 */
 	"elfen_inside_on_sigaction: push %rdi\n"
 	"	push %rsi\n"
@@ -372,6 +372,7 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 	code = code_for(header, at);
 	WORD(context, AT_BEGAN_AT) = at;
 	WORD(context, AT_BEGAN_CODE) = code;
+	WORD(context, AT_BEGAN_STACK) = WORD(frame, UC_RSP);
 	WORD(context, AT_BEGAN_ADDRESSES) = WORD(context, AT_ADDRESSES_LEFT);
 	WORD(context, AT_EVENTS_LEFT) = WORD(context, AT_EVENTS_GIVEN);
 	if (!code) {

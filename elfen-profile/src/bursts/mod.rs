@@ -15,8 +15,10 @@
 mod clock;
 mod inside;
 mod recorder;
+mod refusal;
 mod removal;
 mod sites;
+mod stack;
 mod target;
 
 pub(crate) use clock::IOC_PERIOD;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
+use std::ops::Range;
 use std::process::{Child, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,15 +11,17 @@ use std::time::{Duration, Instant};
 use elfen_instrument::process::{
     ProgramId, is_filtered, name_of, numbers_in, status_field, threads_of,
 };
-use elfen_instrument::remote::{TouchError, ended};
+use elfen_instrument::remote::{TouchError, ended, release_late_threads};
 use elfen_machine::pidfd::PidFd;
 use elfen_stream::layout;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::clock::Clock;
+use super::refusal::Refusal;
 use super::removal::{self, Found};
-use super::target::{Refusal, Target};
+use super::stack;
+use super::target::Target;
 use crate::control::{Control, Recording};
 use crate::engine::region::CONTEXTS_MAX;
 use crate::engine::tally::{Tally, are_known};
@@ -41,6 +44,8 @@ const KEPT: f64 = layout::KEPT_MAX as f64 / 1.5;
 const FOREIGN_FROM: u64 = 50;
 /// A thread that has run for so long without a burst may block its signals.
 const SILENT_NS: u64 = 100_000_000;
+/// A thread that was in a system call is looked at again once it has run for so long.
+const STEADY_NS: u64 = 1_000_000;
 /// The part of the usual interval while most code is new.
 const INTERVAL_NEW: f64 = 0.2;
 /// A thread that runs on more stacks in turn, as coroutines do, has no callers there.
@@ -132,6 +137,8 @@ struct Thread {
     is_blocked: bool,
     /// How often it was looked up where its stack is.
     stacks_found: u32,
+    /// Where its stack pointer may be.
+    stack: Range<u64>,
 }
 
 /// A process of the program.
@@ -148,6 +155,10 @@ enum Process {
 struct Prepared {
     target: Target,
     threads: BTreeMap<u32, Thread>,
+    /// Threads whose stacks are not known yet, and their run time when they were looked at last.
+    waiting: HashMap<u32, u64>,
+    /// Threads without room for the frame of a signal.
+    unfit: HashSet<u32>,
     tally: Tally,
     /// User time at the beginning, and at last, in ticks of the clock of stat.
     user: [u64; 2],
@@ -185,6 +196,14 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
         let note = format!(
             "{} {threads} that blocked all signals; --by shadows sees these",
             recorder.blocked
+        );
+        recorder.profile.left.push(note);
+    }
+    if recorder.unfit > 0 {
+        let threads = if recorder.unfit == 1 { "thread" } else { "threads" };
+        let note = format!(
+            "{} {threads} on small stacks, as coroutines have; --by shadows sees these",
+            recorder.unfit
         );
         recorder.profile.left.push(note);
     }
@@ -229,6 +248,8 @@ struct Recorder {
     foreign: u64,
     /// Threads whose signals were blocked.
     blocked: u64,
+    /// Threads whose stacks have no room for a signal.
+    unfit: u64,
     began: Instant,
     began_ticks: u64,
     /// CPU time of this process for reading a burst.
@@ -261,6 +282,7 @@ impl Recorder {
             is_known: false,
             foreign: 0,
             blocked: 0,
+            unfit: 0,
             began: Instant::now(),
             began_ticks: ticks(),
             read_ns: READ_NS,
@@ -309,6 +331,7 @@ impl Recorder {
                 }
             }
             self.read_all();
+            release_late_threads();
             self.wait();
         }
     }
@@ -408,9 +431,14 @@ impl Recorder {
                 self.regions.extend(target.region.inode());
                 let user = user_ticks(process).unwrap_or(0);
                 let tally = Tally::new(self.order.what, self.order.until.is_some());
-                let threads = BTreeMap::new();
-                let user = [user, user];
-                Ok(Process::Prepared(Box::new(Prepared { target, threads, tally, user })))
+                Ok(Process::Prepared(Box::new(Prepared {
+                    target,
+                    threads: BTreeMap::new(),
+                    waiting: HashMap::new(),
+                    unfit: HashSet::new(),
+                    tally,
+                    user: [user, user],
+                })))
             }
             Err(error @ Refusal::Touch(TouchError::Refused(_))) if is_named => {
                 Err(BurstError::Closed(error.to_string()))
@@ -436,12 +464,14 @@ impl Recorder {
     fn look_for_threads(&mut self, process: u32) {
         let mean = self.interval_ns();
         let Some(Process::Prepared(prepared)) = self.processes.get_mut(&process) else { return };
-        let Prepared { target, threads, user, .. } = &mut **prepared;
+        let Prepared { target, threads, waiting, unfit, user, .. } = &mut **prepared;
         target.beat();
         if let Some(now) = user_ticks(process) {
             user[1] = now;
         }
         let now = threads_of(process);
+        waiting.retain(|thread, _| now.contains(thread));
+        unfit.retain(|thread| now.contains(thread));
         threads.retain(|thread, one| {
             let stays = now.contains(thread);
             if !stays {
@@ -466,6 +496,22 @@ impl Recorder {
                 }
                 continue;
             }
+            let ran_ns = ran_ns(process, thread);
+            let is_idle = waiting.get(&thread).is_some_and(|&then| ran_ns < then + STEADY_NS);
+            if unfit.contains(&thread) || is_idle {
+                continue;
+            }
+            waiting.insert(thread, ran_ns);
+            let stack = match stack::of_thread(process, thread) {
+                Ok(Some(stack)) => stack,
+                Ok(None) => {
+                    unfit.insert(thread);
+                    self.unfit += 1;
+                    continue;
+                }
+                // It was in a system call.
+                Err(_) => continue,
+            };
             // Another part of this process may use the descriptor of a slot.
             let opened = loop {
                 let Some(slot) = self.free.pop() else { return };
@@ -480,9 +526,15 @@ impl Recorder {
                 continue;
             };
             target.set_up_slot(slot, self.order.what.stacks);
-            let ran_ns = ran_ns(process, thread);
-            let events = self.order.events;
-            let one = Thread { slot, events, clock, ran_ns, is_blocked: false, stacks_found: 0 };
+            let one = Thread {
+                slot,
+                events: self.order.events,
+                clock,
+                ran_ns,
+                is_blocked: false,
+                stacks_found: 0,
+                stack,
+            };
             arm(target, &one, mean, &mut self.random);
             let _gone = one.clock.start();
             threads.insert(thread, one);
@@ -520,7 +572,13 @@ impl Recorder {
                     one.stacks_found += 1;
                     target.name_stack(one.slot, last.stack.pointer());
                 }
-                arm(target, one, interval, &mut self.random);
+                if bursts.iter().all(|burst| one.stack.contains(&burst.stack_at)) {
+                    arm(target, one, interval, &mut self.random);
+                } else {
+                    // As a coroutine, it is on another stack by turns, of unknown size.
+                    let _gone = one.clock.stop();
+                    self.unfit += 1;
+                }
                 for mut burst in bursts {
                     read += 1;
                     let at = if burst.is_missed { burst.began_at } else { burst.left_at };
@@ -600,7 +658,7 @@ impl Recorder {
 
     /// Adds what a process has shown to the profile, and ends its clocks.
     fn close(&mut self, prepared: Prepared) -> Option<Target> {
-        let Prepared { target, threads, mut tally, user } = prepared;
+        let Prepared { target, threads, mut tally, user, .. } = prepared;
         self.free.extend(threads.values().map(|one| one.slot));
         drop(threads);
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
@@ -712,7 +770,7 @@ fn read_bursts(target: &Target, one: &Thread, what: What, process: u32) -> Vec<B
 /// at its beginning.
 fn burst(target: &Target, one: &Thread, at: u64, events_at: impl Fn(u64) -> u64) -> (u64, Burst) {
     let words = target.region.words(at, BURST_WORDS);
-    let [left, began_at, code, left_at, began, ended, addresses] = words[..] else {
+    let [left, began_at, code, left_at, began, ended, addresses, stack_at] = words[..] else {
         return (0, Burst::default());
     };
     let given = u64::from(one.events);
@@ -721,7 +779,8 @@ fn burst(target: &Target, one: &Thread, at: u64, events_at: impl Fn(u64) -> u64)
         target.region.words(events_at(left), usize::try_from(given - left).unwrap_or(0));
     events.reverse();
     let (is_missed, ticks) = (code == 0, ended.saturating_sub(began));
-    (addresses, Burst { began_at, is_missed, left_at, events, ticks, ..Burst::default() })
+    let burst = Burst { began_at, is_missed, left_at, events, ticks, stack_at, ..Burst::default() };
+    (addresses, burst)
 }
 
 fn stack(target: &Target, at: u64) -> StackCopy {

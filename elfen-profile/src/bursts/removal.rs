@@ -10,7 +10,7 @@ use elfen_instrument::process::is_filtered;
 use elfen_instrument::remote::{Group, Memory, TouchError, mappings};
 
 use super::inside::{RECORD, SCRATCH};
-use super::target::Refusal;
+use super::refusal::Refusal;
 use crate::engine::region::{HEADER_AT, HEADER_BYTES, MAPPED_NAME, Region};
 
 /// The signals of faults, which no handler of ours blocks.

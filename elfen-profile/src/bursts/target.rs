@@ -12,6 +12,7 @@ use elfen_instrument::symbols::address_of_symbol;
 use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
 
 use super::inside::{Header, Inside};
+use super::refusal::Refusal;
 use super::removal::{self, ACTION_WORDS, FAULTS, Found, List, Patch};
 use super::sites;
 use crate::engine::near::{MARGIN, free_near};
@@ -56,17 +57,6 @@ const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x40, 0x44, 0x80,
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// The end of a stack whose place is not known yet.
 const STACK_UNKNOWN: u64 = 1;
-
-/// Why no bursts run in a process.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Refusal {
-    #[error("{0}")]
-    Touch(#[from] TouchError),
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("{0}")]
-    Unfit(&'static str),
-}
 
 type Call<'a> = &'a dyn Fn(&'static str, i64, [u64; 6]) -> Result<u64, TouchError>;
 

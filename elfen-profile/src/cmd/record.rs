@@ -593,7 +593,8 @@ fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {
             Failure::new(Status::Failed, process(args), error, fix)
         }
         BurstError::Closed(_) => {
-            let fix = "run as root, or start the program by `elfen profile record -- PROGRAM`";
+            let fix = "run as root, end its debugger, or start the program by `elfen profile \
+                       record -- PROGRAM`";
             Failure::new(Status::Unsupported, process(args), error, fix)
         }
         BurstError::Refused(_) => {

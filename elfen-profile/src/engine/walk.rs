@@ -29,6 +29,8 @@ pub(crate) struct Burst {
     /// From beginning to end, by the time stamp counter.
     pub(crate) ticks: u64,
     pub(crate) stack: StackCopy,
+    /// The stack pointer where it began.
+    pub(crate) stack_at: u64,
 }
 
 /// One piece of the way.

@@ -1,5 +1,5 @@
-//! Goal: a program that filters its system calls, sets handlers, forks, faults or is stopped goes on
-//! as ever, and nothing is left in it. Method: programs that do little else.
+//! Goal: a program that filters its system calls, sets handlers, forks, faults or is stopped goes
+//! on as ever, and nothing is left in it. Method: programs that do little else.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -95,6 +95,21 @@ fn forked_children_are_recorded_and_left_as_they_were() {
     let found = share(&recorded.profile, &program, "of_child");
     assert!(found > 0.4, "{found} in children, {:?}", recorded.profile.left);
     assert!(recorded.profile.left.is_empty(), "{:?}", recorded.profile.left);
+}
+
+/// Goal: a stack without room for a signal does not overflow. Method: a coroutine and a thread.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn small_stacks_do_not_overflow() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "stacks.c", "stacks", &["-pthread"]);
+    for kind in ["coroutine", "thread"] {
+        let (text, recorded) = recorded(folder.path(), &[program.clone().into(), kind.into()]);
+        let ended = recorded.ended.unwrap().code();
+        assert_eq!((&*text, ended), ("changed 0\n", Some(5)), "{kind}: {:?}", recorded.ended);
+        let left = recorded.profile.left;
+        assert!(left.iter().any(|left| left.contains("small stacks")), "{kind}: {left:?}");
+    }
 }
 
 /// Goal: nothing is left in a program that is hardly ever outside of a handler or the kernel, or

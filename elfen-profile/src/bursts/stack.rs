@@ -1,0 +1,34 @@
+//! The stack of a thread. The kernel writes a frame to it for each signal, so a stack of a few
+//! kilobytes, as some coroutines have, would overflow.
+
+use std::ops::Range;
+
+use elfen_instrument::remote::{Paused, TouchError, mappings};
+
+/// The largest frame has 11 KB; its handler and those of the program come on top.
+const ROOM: u64 = 32 << 10;
+/// The kernel lets the first stack grow as far as its limit allows, and keeps others away.
+const FIRST_MAX: u64 = 64 << 20;
+
+/// Where the stack pointer of a thread may be for a signal. Stops the thread for a moment.
+/// `Ok(None)` if its stack is not its own, or has no room left.
+pub(super) fn of_thread(process: u32, thread: u32) -> Result<Option<Range<u64>>, TouchError> {
+    let registers = {
+        let paused = Paused::stop(thread)?;
+        paused.registers
+    };
+    let all = mappings(process).map_err(TouchError::Refused)?;
+    let Some(stack) = all.iter().find(|one| one.range.contains(&registers.rsp)) else {
+        return Ok(None);
+    };
+    let end = stack.range.end;
+    let places = if stack.name == "[stack]" {
+        end.saturating_sub(FIRST_MAX)..end
+    } else if stack.range.contains(&registers.fs_base) {
+        // The words of a thread lie at the end of the stack that it was created with.
+        stack.range.start + ROOM..registers.fs_base
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(places).filter(|places| places.contains(&registers.rsp)))
+}

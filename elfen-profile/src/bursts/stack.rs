@@ -24,8 +24,9 @@ pub(super) fn of_thread(process: u32, thread: u32) -> Result<Option<Range<u64>>,
     let end = stack.range.end;
     let places = if stack.name == "[stack]" {
         end.saturating_sub(FIRST_MAX)..end
-    } else if stack.range.contains(&registers.fs_base) {
-        // The words of a thread lie at the end of the stack that it was created with.
+    } else if thread != process && stack.range.contains(&registers.fs_base) {
+        // The words of a thread lie at the end of the stack that it was created with. Those of the
+        // first thread do not, and may lie beside any memory.
         stack.range.start + ROOM..registers.fs_base
     } else {
         return Ok(None);

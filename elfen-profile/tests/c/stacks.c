@@ -4,11 +4,12 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 enum { SMALL = 2048, AROUND = 1 << 16, USED = 12000 };
 
-static unsigned char memory[AROUND + SMALL];
+static unsigned char *memory;
 static ucontext_t outside, inside;
 static volatile unsigned sum = 1;
 
@@ -45,6 +46,9 @@ int main(int count, char **arguments)
         pthread_create(&thread, &attributes, in_thread, NULL);
         pthread_join(thread, NULL);
     } else {
+        /* It lies beside the words of the thread. */
+        memory = mmap(NULL, AROUND + SMALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                      0);
         memset(memory, 0x5a, AROUND);
         getcontext(&inside);
         inside.uc_stack.ss_sp = memory + AROUND;

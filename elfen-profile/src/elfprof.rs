@@ -198,7 +198,7 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
 pub fn read(path: &Path) -> Result<Profile, ReadError> {
     let mut bytes = Vec::new();
     let mut file = File::open(path)?.take(FILE_BYTES_MAX + 1);
-    // What is no profile may be without end.
+    // Anything else may be without end.
     file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
     if bytes == MAGIC {
         file.read_to_end(&mut bytes)?;

@@ -55,6 +55,8 @@ const RET: u8 = 0xc3;
 /// Bytes of `nop` instructions of all lengths.
 const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x40, 0x44, 0x80, 0x90];
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+/// How often another place is sought.
+const PLANS: u32 = 5;
 /// The end of a stack whose place is not known yet.
 const STACK_UNKNOWN: u64 = 1;
 
@@ -99,6 +101,19 @@ impl Target {
             removal::remove(process)?;
         }
         check(process)?;
+        let mut tries = 0..PLANS;
+        loop {
+            tries.next();
+            match Self::try_to_attach(process, needs_addresses) {
+                // It has just mapped something where our memory should go.
+                Err(Refusal::Touch(TouchError::Call { error, .. }))
+                    if error.kind() == io::ErrorKind::AddrInUse && !tries.is_empty() => {}
+                made => return made,
+            }
+        }
+    }
+
+    fn try_to_attach(process: u32, needs_addresses: bool) -> Result<Self, Refusal> {
         let plan = Plan::of(process)?;
         let mut group = Group::seize(process)?;
         let made = group
@@ -475,9 +490,9 @@ impl Places {
         let full = Refusal::Unfit("its address space is full");
         let first = free_near(all, own.range.start, CLUSTER_BYTES).ok_or(full)?;
         let mut clusters = vec![first];
-        // The libraries lie together, below the stack; more come below them.
-        if let Some(last) = code().next_back()
-            && last.range.start.abs_diff(first) > 1 << 31
+        // The libraries lie together, below the stack or far from it.
+        let mut far = code().filter(|one| one.range.start.abs_diff(first) > 1 << 31);
+        if let Some(last) = far.next_back()
             && let Some(second) = free_near(all, last.range.start, CLUSTER_BYTES)
         {
             clusters.push(second);

@@ -30,8 +30,7 @@ const AFTER: &str = "\
 By bursts, a thread goes through a code cache for some thousand edges, at random times of its CPU \
 time. The program runs as ever between them, and is stopped once, when it is prepared. Counts are \
 what the bursts have seen; ± is the relative error. A process of which no bursts are \
-possible is named, with the reason. Bursts may harm programs with tiny stacks, or with a seccomp \
-filter that is set later: docs/safety.md lists them.
+possible is named, with the reason. docs/safety.md says which programs may notice bursts.
 
 By shadows, copies of the program are forked at random times. They run in the code cache, on an \
 idle CPU, and change nothing: their output is dropped, and shared memory is read-only. A shadow is \

@@ -30,4 +30,6 @@ pub mod symbols;
 
 pub use elfen_entries::{RETURN_SECTION, SECTION as ENTRIES_SECTION};
 pub use library::{LIBRARY, LibraryError, find_library, preload};
-pub use program::{CheckMethod, Compiler, Plan, Program, Reason, best, inspect};
+pub use program::{
+    CheckMethod, Compiler, Plan, Program, Reason, best, file_of, gains_rights, inspect,
+};

@@ -110,6 +110,17 @@ pub fn inspect(name: &OsStr) -> Result<Program, Reason> {
     inspect_file(&file, path.as_deref(), SCRIPTS_MAX)
 }
 
+/// Whether a file gives its process rights that a traced process would not get: it has a
+/// set-user-ID bit, or capabilities.
+pub fn gains_rights(file: &Path) -> bool {
+    file::gains_rights(file).is_ok_and(|rights| rights.is_some())
+}
+
+/// The file that the program `name` is, which is searched for in PATH.
+pub fn file_of(name: &OsStr) -> Option<PathBuf> {
+    file::find(name, std::env::var_os("PATH").as_deref())
+}
+
 /// The kernel follows at most this many interpreters that are scripts themselves.
 const SCRIPTS_MAX: u32 = 5;
 

@@ -338,6 +338,14 @@ fn failures_have_a_reason_and_a_status() {
     stopped.wait().unwrap();
     let killed = elfen(&["record", "-q", "--by", "everything", "--", "sh", "-c", "kill -KILL $$"]);
     assert_eq!(killed.status.code(), Some(128 + 9));
+    for wrong in
+        [["--by", "bursts", "--cpu", "0", "true"], ["--by", "shadows", "--cpu", "8191", "true"]]
+    {
+        let refused = elfen(&[&["record"][..], &wrong[..4], &["--", wrong[4]]].concat());
+        assert_eq!(refused.status.code(), Some(2), "{}", error(&refused));
+    }
+    let of_kernel = elfen(&["record", "-p", "2"]);
+    assert!(matches!(of_kernel.status.code(), Some(1 | 3)), "{}", error(&of_kernel));
     // An existing profile is replaced only by a whole one.
     let kept = folder.path().join("kept.elfprof");
     fs::write(&kept, "kept").unwrap();

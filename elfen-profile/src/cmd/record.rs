@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "COUNT", default_value = "10M", value_parser = parse_count)]
     sample: u64,
 
-    /// Shadows: the longest time that the program may be stopped for one
+    /// Shadows: none begins that would stop the program for longer, by estimate
     #[arg(long, value_name = "TIME", default_value = "2ms", value_parser = duration::parse)]
     max_stall: Duration,
 
@@ -264,12 +264,12 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         let fix = "use --by shadows, or --by everything";
         return Err(Failure::new(Status::Usage, "the recording", why, fix));
     }
-    if let Some(pid) = args.pid
-        && stat(pid).is_some_and(|stat| stat.state == 'T')
-    {
-        let fix = format!("let it continue: kill -CONT {pid}");
-        return Err(Failure::new(Status::Failed, process(args), "it is stopped", fix));
+    if let Some(pid) = args.pid {
+        check_process(pid).map_err(|(why, fix)| {
+            Failure::new(Status::Failed, process(args), why, fix.replace("PID", &pid.to_string()))
+        })?;
     }
+    check_mechanism(args)?;
     check_samples(args)?;
     check_addresses(args, what)?;
     // A file that cannot be written is found before the program runs.
@@ -344,6 +344,34 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         }
     }
     Ok(ExitCode::from(status))
+}
+
+/// Whether a process runs a program. Returns what it does else, and a remedy.
+fn check_process(pid: u32) -> Result<(), (&'static str, &'static str)> {
+    let another = "name a running process; `pgrep NAME` finds one";
+    let is_kernel = || {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
+        maps.is_ok_and(|maps| maps.is_empty())
+    };
+    match stat(pid).map(|stat| stat.state) {
+        Some('T') => Err(("it is stopped", "let it continue: kill -CONT PID")),
+        Some('Z' | 'X') => Err(("it has ended, and its parent has not waited for it", another)),
+        Some(_) if is_kernel() => Err(("it is a thread of the kernel", another)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the options are for the mechanism.
+fn check_mechanism(args: &RecordArgs) -> Result<(), Failure> {
+    let refused = |why, fix| Err(Failure::new(Status::Usage, "the recording", why, fix));
+    let Some(cpu) = args.cpu else { return Ok(()) };
+    if !matches!(args.by, Mechanism::Shadows | Mechanism::Auto) {
+        return refused("--cpu is for shadows", "leave it out, or use --by shadows");
+    }
+    if !Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}")).exists() {
+        return refused("--cpu names a CPU that this machine does not have", "see `elfen lanes`");
+    }
+    Ok(())
 }
 
 /// Samples are of instructions, and nothing else is.
@@ -463,8 +491,7 @@ fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError>
     };
     let mut recorded = bursts::record(&order, signals::set_program)?;
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
-        let left = "no process ran one program long enough for a burst; see `--by everything`";
-        recorded.profile.left.push(left.to_owned());
+        recorded.profile.left.push(too_short("a burst", args));
     } else if !args.quiet {
         let Profile { bursts, ran_ns, cost_ns, .. } = recorded.profile;
         to_stderr(&format!(
@@ -477,6 +504,13 @@ fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError>
         say_known(recorded.is_known, args);
     }
     Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
+}
+
+fn too_short(what: &str, args: &RecordArgs) -> String {
+    match args.pid {
+        Some(_) => format!("it did not run long enough for {what}; see `--duration`"),
+        None => format!("no process ran one program long enough for {what}; see `--by everything`"),
+    }
 }
 
 fn say_known(is_known: bool, args: &RecordArgs) {
@@ -512,8 +546,7 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
         output::warn(warning);
     }
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
-        let left = "no process ran one program long enough for a shadow; see `--by everything`";
-        recorded.profile.left.push(left.to_owned());
+        recorded.profile.left.push(too_short("a shadow", args));
     } else if !args.quiet {
         let Profile { bursts, ran_ns, cost_ns, instructions, .. } = recorded.profile;
         let elapsed =
@@ -609,6 +642,10 @@ fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {
 fn failed(error: &TraceError, args: &RecordArgs) -> Failure {
     match error {
         TraceError::Start(StartError::Program(error)) => not_started(error, args),
+        TraceError::Start(StartError::Rights) => {
+            let fix = "run as root, or use --by bursts";
+            Failure::new(Status::Unsupported, running(args), error, fix)
+        }
         TraceError::Start(StartError::Trace(_)) => {
             let fix = "allow ptrace, as with --cap-add=SYS_PTRACE in a container";
             Failure::new(Status::Unsupported, running(args), error, fix)

@@ -134,6 +134,7 @@ fn failed(error: &TraceError, args: &TraceArgs) -> Failure {
             io::ErrorKind::PermissionDenied => (Status::NotStarted, "name an executable file"),
             _ => (Status::NotStarted, "name a program that runs"),
         },
+        TraceError::Start(StartError::Rights) => (Status::Unsupported, "run as root"),
         TraceError::Start(StartError::Trace(_)) => {
             let fix = "allow ptrace, as with --cap-add=SYS_PTRACE in a container";
             (Status::Unsupported, fix)

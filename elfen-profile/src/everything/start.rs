@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::io::{self, Read, Write, pipe};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::thread;
 
 use elfen_instrument::remote::Tracee;
+use elfen_instrument::{file_of, gains_rights};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -16,6 +18,15 @@ pub enum StartError {
     Program(io::Error),
     #[error("tracing it: {0}")]
     Trace(io::Error),
+    #[error("it has a set-user-ID bit or capabilities, which a traced program does not get")]
+    Rights,
+}
+
+/// Whether a program would lose rights because this process traces it.
+pub(super) fn loses_rights(file: &Path) -> bool {
+    // SAFETY: takes nothing.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    !is_root && gains_rights(file)
 }
 
 /// Starts a program. Its first event is that it has executed.
@@ -23,6 +34,9 @@ pub(super) fn start(words: &[OsString]) -> Result<Child, StartError> {
     let (program, arguments) = words.split_first().ok_or_else(|| {
         StartError::Program(io::Error::new(io::ErrorKind::InvalidInput, "no program"))
     })?;
+    if file_of(program).is_some_and(|file| loses_rights(&file)) {
+        return Err(StartError::Rights);
+    }
     let (mut ready, tell) = pipe().map_err(StartError::Trace)?;
     let (wait, mut go) = pipe().map_err(StartError::Trace)?;
     let mut command = Command::new(program);

@@ -1,19 +1,21 @@
 //! The tracer: reacts to every stop of every thread of the program and its descendants.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::{CStr, OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 
 use elfen_core_model::trace::Trace;
-use elfen_instrument::process::status_field;
+use elfen_instrument::process::{plain_text, status_field};
 use elfen_instrument::remote::{Change, Memory, Resume, Tracee};
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Stop, Translated, Trap, layout};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 
 use super::recorder::TraceLimits;
 use super::space::{RANGE_CALLS, Space};
-use super::start::{StartError, start};
+use super::start::{StartError, loses_rights, start};
 use super::thread::{step, take_ended};
 use crate::profile::{Profile, What};
 
@@ -605,6 +607,12 @@ impl Tracer {
                 space.steps += u64::from(space.trace.is_none());
                 registers.rip = at;
                 let call = registers.rax.cast_signed();
+                if call == libc::SYS_execve
+                    && let Some(file) = file_of(thread, space.objects.memory(), registers.rdi)
+                    && loses_rights(&file)
+                {
+                    return self.leave_alone(thread, registers, &file);
+                }
                 // Without MAP_FIXED, the kernel takes an address that is free.
                 let is_new = call == libc::SYS_mmap && registers.r10 & MAP_FIXED == 0;
                 if RANGE_CALLS.contains(&call) && !is_new {
@@ -614,6 +622,22 @@ impl Tracer {
                 self.step_outside(thread, registers)
             }
         }
+    }
+
+    /// Detaches from a thread that executes a program which a tracer would take the rights from.
+    fn leave_alone(
+        &mut self,
+        thread: Tracee,
+        registers: libc::user_regs_struct,
+        file: &Path,
+    ) -> io::Result<()> {
+        let known = self.threads.get(&thread).ok_or_else(lost)?;
+        let (gs_base, process) = (known.gs_base, known.process);
+        thread.set_registers(&libc::user_regs_struct { gs_base, ..registers })?;
+        let name = plain_text(file.file_name().unwrap_or_default().as_bytes());
+        let why = format!("it executes {name}, which would not get its rights if it were traced");
+        self.profile.note_left(process, &why);
+        self.detach(thread, 0)
     }
 
     /// A branch to an address that no code can have faults at the branch itself.
@@ -768,6 +792,15 @@ impl Tracer {
         }
         mask.map_or(Ok(()), |mask| thread.set_signal_mask(mask))
     }
+}
+
+/// The file that a thread executes, as this process sees it.
+fn file_of(thread: Tracee, memory: &Memory, at: u64) -> Option<PathBuf> {
+    let path = memory.read_up_to(at, libc::PATH_MAX.unsigned_abs() as usize).ok()?;
+    let path = Path::new(OsStr::from_bytes(CStr::from_bytes_until_nul(&path).ok()?.to_bytes()));
+    let from = if path.is_absolute() { "root" } else { "cwd" };
+    let path = path.strip_prefix("/").unwrap_or(path);
+    Some(Path::new(&format!("/proc/{}/{from}", thread.0)).join(path))
 }
 
 /// What a signal does to a program.

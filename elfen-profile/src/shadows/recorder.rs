@@ -605,7 +605,8 @@ impl Recorder {
         if let Some(duration) = self.order.duration {
             until = until.min(self.began + duration);
         }
-        let length = Length { instructions: self.order.sample, until };
+        let program = self.root_fd.as_ref();
+        let length = Length { instructions: self.order.sample, until, program };
         let ended = shadow.run(length, &mut on);
         used.extend(shadow.world.files.used());
         tally.end_shadow(&space.cache);

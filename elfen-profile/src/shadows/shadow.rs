@@ -4,6 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use elfen_instrument::remote::{Change, Mapping, Resume, Tracee};
+use elfen_machine::pidfd::PidFd;
 use elfen_stream::{Stop, Trap, layout};
 
 use super::calls::{Answer, Call, World, answer};
@@ -36,11 +37,27 @@ pub(super) struct Ended {
     pub(super) needs_room: Option<u64>,
 }
 
+/// For how long a shadow may still run when the program has ended.
+const AFTER_PROGRAM: Duration = Duration::from_millis(300);
+
 /// How long a shadow may be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Length {
+pub(super) struct Length<'a> {
     pub(super) instructions: u64,
     pub(super) until: Instant,
+    /// The program: once it has ended, its user does not want to wait for the shadow.
+    pub(super) program: Option<&'a PidFd>,
+}
+
+impl Length<'_> {
+    fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        if self.program.is_some_and(PidFd::has_ended) {
+            self.until = self.until.min(now + AFTER_PROGRAM);
+            self.program = None;
+        }
+        now > self.until || signals::is_stopped()
+    }
 }
 
 #[derive(Debug)]
@@ -96,7 +113,7 @@ impl Shadow<'_> {
     }
 
     /// Runs the shadow until it is as long as it may be, or cannot go on.
-    pub(super) fn run(&mut self, length: Length, on: &mut OnWay) -> io::Result<Ended> {
+    pub(super) fn run(&mut self, mut length: Length<'_>, on: &mut OnWay) -> io::Result<Ended> {
         let mut ended = Ended { why: String::new(), calls: [0; 5], needs_room: None };
         let from = self.tally.instructions;
         let mut given = EVENTS;
@@ -165,7 +182,7 @@ impl Shadow<'_> {
                 COMPLETE.clone_into(&mut ended.why);
                 return Ok(ended);
             }
-            if Instant::now() > length.until || signals::is_stopped() {
+            if length.is_over() {
                 "there was no time for it".clone_into(&mut ended.why);
                 return Ok(ended);
             }

@@ -1,8 +1,11 @@
-//! Goal: `elfen profile` may be killed at any time. Method: it is, and the program goes on.
+//! Goal: `elfen profile` changes nothing of what a program does, also if it is killed or has few
+//! rights. Method: the commands, as root and as another user.
 
 mod process;
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -50,4 +53,43 @@ fn what_a_killed_recording_left_is_taken_out() {
     assert!(next.status.success(), "{}", error(&next));
     assert!(!error(&next).contains("warning"), "{}", error(&next));
     assert!(!maps().contains("elfen-profile") && loops.0.try_wait().unwrap().is_none());
+}
+
+/// Goal: a program with a set-user-ID bit has its rights although its caller is traced, and is
+/// refused if it would be traced itself. Method: another user runs one.
+#[test]
+#[ignore = "needs root: it makes a program with rights, and becomes another user"]
+fn rights_are_not_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let [command, program] = ["elfen", "who"].map(|name| folder.path().join(name));
+    fs::copy(env!("CARGO_BIN_EXE_elfen"), &command).unwrap();
+    let source = "#include <stdio.h>\n#include <unistd.h>\n\
+                  int main(void) { printf(\"%d\\n\", geteuid()); return 2; }";
+    fs::write(folder.path().join("who.c"), source).unwrap();
+    let mut compiler = Command::new("cc");
+    assert!(
+        compiler
+            .arg("-o")
+            .arg(&program)
+            .arg("who.c")
+            .current_dir(&folder)
+            .status()
+            .unwrap()
+            .success()
+    );
+    chown(&program, Some(0), Some(0)).unwrap();
+    for (file, mode) in [(folder.path(), 0o755), (&*command, 0o755), (&*program, 0o4755)] {
+        fs::set_permissions(file, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let run = |words: &[&str]| {
+        let mut other = Command::new(&command);
+        other.args(["profile", "record", "--by", "everything", "--"]).args(words);
+        other.current_dir(&folder).uid(65534).gid(65534).output().unwrap()
+    };
+    let shell = run(&["sh", "-c", "./who; exec ./who"]);
+    assert_eq!((&*shell.stdout, shell.status.code()), (&b"0\n0\n"[..], Some(2)), "{shell:?}");
+    assert!(error(&shell).contains("it executes who"), "{}", error(&shell));
+    let itself = run(&["./who"]);
+    assert_eq!(itself.status.code(), Some(3));
+    assert!(error(&itself).contains("set-user-ID"), "{}", error(&itself));
 }

@@ -39,6 +39,7 @@ fn main() {
         ("STACK_COPY", layout::STACK_COPY),
         ("STACK_COPY_BYTES", layout::STACK_COPY_BYTES),
         ("STACK_BYTES", layout::STACK_BYTES),
+        ("THREAD", layout::THREAD),
         ("FEATURES", layout::FEATURES),
         ("FRAME", layout::FRAME),
         ("VECTORS", layout::VECTORS),

@@ -60,6 +60,8 @@ pub const STACK_AT: i32 = 0x178;
 pub const STACK_END: i32 = 0x200;
 /// How many earlier bursts are kept.
 pub const KEPT: i32 = 0x180;
+/// What distinguishes the thread of the words from others: the base of its `%fs`.
+pub const THREAD: i32 = 0x1a0;
 /// The stack of the program's thread: its first address, and the one behind it. The latter is 0 if
 /// stacks are not copied, and 1 as long as the host does not know where the stack is.
 pub const STACK_START: i32 = 0x190;

@@ -231,6 +231,14 @@ INSIDE long elfen_inside_set_action(word signal, struct action *act, struct acti
 	return result;
 }
 
+static inline __attribute__((always_inline)) word fs_base(void)
+{
+	word base;
+
+	__asm__ volatile("rdfsbase %0" : "=r"(base));
+	return base;
+}
+
 static inline __attribute__((always_inline)) word gs_base(void)
 {
 	word base;
@@ -363,8 +371,10 @@ INSIDE void elfen_inside_on_tick(int signal, char *info, char *frame)
 		pass_on(&header->own->actions[TICK], signal, info, frame);
 		return;
 	}
-	/* While its thread lives, no other one of the process has this slot. */
 	context = header->contexts + slot * header->context_bytes;
+	/* The clocks of another recording have the same numbers. */
+	if (WORD(context, AT_THREAD) != fs_base())
+		return;
 	if (*(volatile word *)&header->changes != *(volatile word *)&header->changes_known)
 		return;
 	if (!elfen_inside_ticks() || !take_words(context))

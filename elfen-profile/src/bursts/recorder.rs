@@ -525,7 +525,7 @@ impl Recorder {
                 self.free.push(opened.0);
                 continue;
             };
-            target.set_up_slot(slot, self.order.what.stacks);
+            target.set_up_slot(slot, stack.fs_base, self.order.what.stacks);
             let one = Thread {
                 slot,
                 events: self.order.events,
@@ -533,7 +533,7 @@ impl Recorder {
                 ran_ns,
                 is_blocked: false,
                 stacks_found: 0,
-                stack,
+                stack: stack.places,
             };
             arm(target, &one, mean, &mut self.random);
             let _gone = one.clock.start();
@@ -707,7 +707,10 @@ impl Recorder {
     fn clean_children(&mut self) {
         for process in numbers_in("/proc") {
             let found = Found::of(process);
-            if found.is_some_and(|found| self.regions.contains(&found.inode))
+            // One that shares its memory with a process that still has it is no copy.
+            let is_copy =
+                |found: &Found| self.regions.contains(&found.inode) && found.is_copy(process);
+            if found.as_ref().is_some_and(is_copy)
                 && let Err(error) = removal::remove(process)
             {
                 self.note(process, &error);

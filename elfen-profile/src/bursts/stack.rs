@@ -10,9 +10,15 @@ const ROOM: u64 = 32 << 10;
 /// The kernel lets the first stack grow as far as its limit allows, and keeps others away.
 const FIRST_MAX: u64 = 64 << 20;
 
-/// Where the stack pointer of a thread may be for a signal. Stops the thread for a moment.
-/// `Ok(None)` if its stack is not its own, or has no room left.
-pub(super) fn of_thread(process: u32, thread: u32) -> Result<Option<Range<u64>>, TouchError> {
+/// What is known of a thread before its first signal.
+pub(super) struct Found {
+    /// Where its stack pointer may be for a signal.
+    pub(super) places: Range<u64>,
+    pub(super) fs_base: u64,
+}
+
+/// Stops a thread for a moment. `Ok(None)` if its stack is not its own, or has no room left.
+pub(super) fn of_thread(process: u32, thread: u32) -> Result<Option<Found>, TouchError> {
     let registers = {
         let paused = Paused::stop(thread)?;
         paused.registers
@@ -31,5 +37,6 @@ pub(super) fn of_thread(process: u32, thread: u32) -> Result<Option<Range<u64>>,
     } else {
         return Ok(None);
     };
-    Ok(Some(places).filter(|places| places.contains(&registers.rsp)))
+    let found = Found { places, fs_base: registers.fs_base };
+    Ok(Some(found).filter(|found| found.places.contains(&registers.rsp)))
 }

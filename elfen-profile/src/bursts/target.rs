@@ -147,6 +147,16 @@ impl Target {
         header.set_own(&region, own, is_origin);
         memory.write(is_origin, &1_u64.to_le_bytes())?;
         let code_at = header.at + HEADER_BYTES;
+        let list = List {
+            on_tick: code_at + inside.on_tick,
+            on_fault: code_at + inside.on_fault,
+            actions: own,
+            is_origin,
+            mapped,
+            patches: Vec::new(),
+        };
+        // From here on, whatever fails can be undone.
+        list.write(&region, header.at)?;
         region.write(code_at, &inside.code);
         region.set_word(code_at + inside.header, header.at);
         let mut cache = match needs_addresses {
@@ -164,14 +174,7 @@ impl Target {
             cache,
             objects: Objects::new(process, memory),
             header,
-            list: List {
-                on_tick: code_at + inside.on_tick,
-                on_fault: code_at + inside.on_fault,
-                actions: own,
-                is_origin,
-                mapped,
-                patches: Vec::new(),
-            },
+            list,
             contexts,
             points_used: vec![0; places.clusters.len()],
             clusters: places.clusters,
@@ -299,7 +302,8 @@ impl Target {
     }
 
     /// Prepares the words of a slot for a thread.
-    pub(super) fn set_up_slot(&self, slot: u32, has_stacks: bool) {
+    pub(super) fn set_up_slot(&self, slot: u32, fs_base: u64, has_stacks: bool) {
+        self.set_word(slot, layout::THREAD, fs_base);
         let limit = if has_stacks { STACK_UNKNOWN } else { 0 };
         self.set_word(slot, layout::STACK_LIMIT, limit);
         let at = |word| self.word_at(slot, word);

@@ -1,7 +1,7 @@
 //! The counts of an address space, by file and offset.
 
-use super::space::Space;
 use crate::engine::objects::Places;
+use crate::engine::space::Space;
 use crate::profile::{BlockCount, Edge, EdgeCount, Profile};
 
 impl Profile {

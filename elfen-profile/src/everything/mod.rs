@@ -19,13 +19,9 @@
 //! No page is writable and executable, and no code of ours runs outside the cache.
 
 mod collect;
-mod recorder;
-pub(crate) mod space;
 mod start;
-pub(crate) mod thread;
-pub(crate) mod trace;
 mod tracer;
 
-pub use recorder::TraceLimits;
+pub use crate::engine::trace_recorder::TraceLimits;
 pub use start::StartError;
 pub use tracer::{Ended, Recorded, RecordedTrace, TraceError, record, record_trace};

@@ -13,10 +13,10 @@ use elfen_instrument::remote::{Change, Memory, Resume, Tracee};
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Stop, Translated, Trap, layout};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 
-use super::recorder::TraceLimits;
-use super::space::{RANGE_CALLS, Space};
 use super::start::{StartError, loses_rights, start};
-use super::thread::{step, take_ended};
+use crate::engine::space::{RANGE_CALLS, Space};
+use crate::engine::thread::{step, take_ended};
+use crate::engine::trace_recorder::TraceLimits;
 use crate::profile::{Profile, What};
 
 /// More steps than the way between two instructions of the program has in the cache.

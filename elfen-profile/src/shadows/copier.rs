@@ -10,7 +10,7 @@ use std::time::Duration;
 use elfen_instrument::process::{is_filtered, status_field};
 use elfen_instrument::remote::{Change, Group, Resume, TouchError, Tracee};
 
-use crate::everything::thread::{borrow_thread, step};
+use crate::engine::thread::{borrow_thread, step};
 
 /// Why no shadows run of a process.
 #[derive(Debug, thiserror::Error)]

@@ -9,12 +9,12 @@ use elfen_stream::{Stop, Trap, layout};
 
 use super::calls::{Answer, Call, World, answer};
 use super::filter;
+use crate::engine::space::Space;
 use crate::engine::tally::{OnWay, Tally};
+use crate::engine::thread::{Borrowed, borrow_thread};
+use crate::engine::trace::{EVENTS, Noted};
 use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
-use crate::everything::space::Space;
-use crate::everything::thread::{Borrowed, borrow_thread};
-use crate::everything::trace::{EVENTS, Noted};
 use crate::signals;
 
 /// A shadow that gets no CPU for so long ends.

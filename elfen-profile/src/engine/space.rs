@@ -8,14 +8,14 @@ use elfen_instrument::remote::{Memory, Tracee, descriptor, find_syscall};
 use elfen_stream::counts::{ComputedBranch, Counts, Observed, derive};
 use elfen_stream::{BlockId, Cache, Counted, Stop, layout};
 
-use super::recorder::TraceLimits;
-use super::thread::{Borrowed, borrow_thread};
-use super::trace::{self, Code, Noted, Trace};
-use crate::engine::near::{MARGIN, free_near};
-use crate::engine::objects::{Image, Objects};
-use crate::engine::region::{
+use super::near::{MARGIN, free_near};
+use super::objects::{Image, Objects};
+use super::region::{
     CLUSTER_BYTES, CLUSTERS_MAX, CONTEXTS_AT, CONTEXTS_BYTES, CONTEXTS_MAX, Region,
 };
+use super::thread::{Borrowed, borrow_thread};
+use super::trace::{self, Code, Noted, Trace};
+use super::trace_recorder::TraceLimits;
 use crate::profile::What;
 
 /// Blocks that are translated at a time.

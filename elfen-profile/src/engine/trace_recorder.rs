@@ -13,9 +13,9 @@ use elfen_stream::{Accesses, BlockId, Cache, Exit, Translated};
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory};
 use rustc_hash::FxHashMap;
 
+use super::objects::{Image, Objects};
+use super::walk::{Burst, Step, Ways};
 use crate::classes::classify;
-use crate::engine::objects::{Image, Objects};
-use crate::engine::walk::{Burst, Step, Ways};
 
 /// Which instructions of a program are recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +56,7 @@ struct Way<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(crate) struct TraceRecorder {
     limits: TraceLimits,
     trace: Trace,
     known: Vec<Known>,
@@ -70,11 +70,11 @@ pub(super) struct Recorder {
     executed: u64,
     recorded: u64,
     /// Stretches that are missing, because code has changed or addresses did not fit.
-    pub(super) lost: u64,
+    pub(crate) lost: u64,
 }
 
-impl Recorder {
-    pub(super) fn new(limits: TraceLimits) -> Self {
+impl TraceRecorder {
+    pub(crate) fn new(limits: TraceLimits) -> Self {
         Self {
             limits,
             trace: Trace { skipped: limits.skip, ..Trace::default() },
@@ -90,13 +90,13 @@ impl Recorder {
         }
     }
 
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.recorded >= self.limits.instructions
     }
 
     /// Adds what a thread has done between entering and leaving the cache. `thread_pointer` is the
     /// base of `%fs`.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         cache: &Cache,
         objects: &Objects,
@@ -240,7 +240,7 @@ impl Recorder {
     }
 
     /// The trace, with the blocks that did not run: fetch goes there after wrong predictions.
-    pub(super) fn finish(
+    pub(crate) fn finish(
         mut self,
         cache: &Cache,
         objects: &Objects,

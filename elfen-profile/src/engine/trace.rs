@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use elfen_stream::{Cache, layout};
 
-use super::recorder::{Recorder, TraceLimits};
-use crate::engine::objects::Objects;
-use crate::engine::tally::{OnWay, Tally};
-use crate::engine::unwind::{Depth, StackCopy};
-use crate::engine::walk::Burst;
+use super::objects::Objects;
+use super::tally::{OnWay, Tally};
+use super::trace_recorder::{TraceLimits, TraceRecorder};
+use super::unwind::{Depth, StackCopy};
+use super::walk::Burst;
 use crate::profile::{NO_CALLER, UNKNOWN_CALLER, What};
 
 /// Events of a thread until it stops.
@@ -39,7 +39,7 @@ pub(crate) struct Trace {
     /// By the contexts of the threads.
     passages: HashMap<u32, Passage>,
     /// Records what one thread executes, instead of counting.
-    recorder: Option<Recorder>,
+    recorder: Option<TraceRecorder>,
     recorded: Option<u32>,
 }
 
@@ -52,14 +52,14 @@ impl Trace {
 
     /// Records what the first thread executes.
     pub(crate) fn recording(limits: TraceLimits) -> Self {
-        Self { recorder: Some(Recorder::new(limits)), ..Self::new(What::default()) }
+        Self { recorder: Some(TraceRecorder::new(limits)), ..Self::new(What::default()) }
     }
 
     pub(crate) fn is_recorded(&self) -> bool {
-        self.recorder.as_ref().is_some_and(Recorder::is_complete)
+        self.recorder.as_ref().is_some_and(TraceRecorder::is_complete)
     }
 
-    pub(super) fn take_recorder(&mut self) -> Option<Recorder> {
+    pub(crate) fn take_recorder(&mut self) -> Option<TraceRecorder> {
         self.recorder.take()
     }
 

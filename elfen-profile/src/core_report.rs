@@ -13,7 +13,7 @@ use elfen_core_model::window::{WindowedIpc, Windows};
 use serde::Serialize;
 
 use crate::profile::{Place, Profile, ProfiledFile};
-use crate::sample_table::{EventRates, LATENCY_HEADS, MeanLatencies, TABLE_1, percent};
+use crate::sample_table::{EventRates, MeanLatencies, TABLE_1, latency_heads, percent};
 use crate::symbols::ProfileSymbols;
 
 /// Names of the places of a trace.
@@ -245,7 +245,7 @@ impl CoreReport {
 
     fn table(&self) -> String {
         let mut head = vec!["instruction", "class", "executions", "±"];
-        head.extend(&LATENCY_HEADS[..TABLE_1]);
+        head.extend(&latency_heads()[..TABLE_1]);
         head.extend(["wasted", "D-miss", "mispr."]);
         if self.metric.is_some() {
             head.push("metric");

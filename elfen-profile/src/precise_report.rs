@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::precise::UNTRIED;
 use crate::profile::{Place, Profile, SampleUnit, SampledEvent};
-use crate::sample_table::{EventRates, LATENCY_HEADS, MeanLatencies, RATE_HEADS, percent};
+use crate::sample_table::{EventRates, MeanLatencies, RATE_HEADS, latency_heads, percent};
 use crate::sums::{grouped, without_columns};
 use crate::symbols::ProfileSymbols;
 
@@ -151,7 +151,7 @@ impl SamplesReport {
         let is_by_instruction = self.instructions.is_some();
         let name = if is_by_instruction { "instruction" } else { "function" };
         let mut head = vec!["share %", "± %", "executions", "samples"];
-        head.extend(LATENCY_HEADS);
+        head.extend(latency_heads());
         head.extend(RATE_HEADS);
         head.extend(["aborted", name, "file"]);
         let rows: Vec<Vec<String>> = self

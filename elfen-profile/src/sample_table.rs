@@ -2,97 +2,51 @@
 //! processors.
 
 use elfen_core_model::estimate::{LATENCIES, SiteEstimate};
-use serde::Serialize;
-
-/// Means of latencies, in cycles. Processors measure others than the paper's Table 1.
-#[derive(Serialize, Debug)]
-pub(crate) struct MeanLatencies {
-    fetch_to_map: Option<f64>,
-    map_to_ready: Option<f64>,
-    ready_to_issue: Option<f64>,
-    issue_to_retire_ready: Option<f64>,
-    retire_ready_to_retire: Option<f64>,
-    load_issue_to_completion: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fetch: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    map_to_issue: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    map_to_retire: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dcache_refill: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    translation: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    between_retirements: Option<f64>,
-}
+use serde::{Serialize, Serializer};
 
 /// Latencies of Table 1; the others behind them.
 pub(crate) const TABLE_1: usize = 6;
-pub(crate) const LATENCY_HEADS: [&str; LATENCIES] = [
-    "map",
-    "ready",
-    "issue",
-    "done",
-    "retire",
-    "load",
-    "fetch",
-    "to issue",
-    "to retire",
-    "refill",
-    "TLB",
-    "apart",
+/// The heads of columns, and the names in JSON, in the order of [`SiteEstimate::latencies`].
+const LATENCY_NAMES: [(&str, &str); LATENCIES] = [
+    ("map", "fetch_to_map"),
+    ("ready", "map_to_ready"),
+    ("issue", "ready_to_issue"),
+    ("done", "issue_to_retire_ready"),
+    ("retire", "retire_ready_to_retire"),
+    ("load", "load_issue_to_completion"),
+    ("fetch", "fetch"),
+    ("to issue", "map_to_issue"),
+    ("to retire", "map_to_retire"),
+    ("refill", "dcache_refill"),
+    ("TLB", "translation"),
+    ("apart", "between_retirements"),
 ];
+
+pub(crate) fn latency_heads() -> [&'static str; LATENCIES] {
+    LATENCY_NAMES.map(|(head, _)| head)
+}
+
+/// Means of latencies, in cycles. Processors measure others than the paper's Table 1.
+#[derive(Debug)]
+pub(crate) struct MeanLatencies([Option<f64>; LATENCIES]);
 
 impl MeanLatencies {
     pub(crate) fn of(estimate: &SiteEstimate) -> Self {
-        let [
-            fetch_to_map,
-            map_to_ready,
-            ready_to_issue,
-            issue_to_retire_ready,
-            retire_ready_to_retire,
-            load_issue_to_completion,
-            fetch,
-            map_to_issue,
-            map_to_retire,
-            dcache_refill,
-            translation,
-            between_retirements,
-        ] = estimate.latencies.map(|mean| mean.value());
-        Self {
-            fetch_to_map,
-            map_to_ready,
-            ready_to_issue,
-            issue_to_retire_ready,
-            retire_ready_to_retire,
-            load_issue_to_completion,
-            fetch,
-            map_to_issue,
-            map_to_retire,
-            dcache_refill,
-            translation,
-            between_retirements,
-        }
+        Self(estimate.latencies.map(|mean| mean.value()))
     }
 
-    /// In the order of [`LATENCY_HEADS`].
+    /// In the order of [`latency_heads`].
     pub(crate) fn cells(&self) -> [String; LATENCIES] {
-        [
-            self.fetch_to_map,
-            self.map_to_ready,
-            self.ready_to_issue,
-            self.issue_to_retire_ready,
-            self.retire_ready_to_retire,
-            self.load_issue_to_completion,
-            self.fetch,
-            self.map_to_issue,
-            self.map_to_retire,
-            self.dcache_refill,
-            self.translation,
-            self.between_retirements,
-        ]
-        .map(|cycles| cycles.map_or(String::new(), |cycles| format!("{cycles:.1}")))
+        self.0.map(|cycles| cycles.map_or(String::new(), |cycles| format!("{cycles:.1}")))
+    }
+}
+
+/// Those of Table 1 are always there.
+impl Serialize for MeanLatencies {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = LATENCY_NAMES.iter().zip(&self.0).enumerate();
+        let present = all.filter(|(number, (_, mean))| *number < TABLE_1 || mean.is_some());
+        serializer.collect_map(present.map(|(_, ((_, name), mean))| (name, mean)))
     }
 }
 

@@ -1,15 +1,23 @@
 //! Goal: a program that filters its system calls, sets handlers, forks, faults or is stopped goes
 //! on as ever, and nothing is left in it. Method: programs that do little else.
 
+use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::*;
+use elfen_profile::bursts::{Order, Recorded, record};
 
-/// Waits until a process does what it was started for.
+use super::program::{Counts, Running, compile, compile_as};
+use super::{order, recorded};
+
+/// Starts a program, and waits until it does what it was started for.
 fn started(program: &Path, words: &[&str]) -> Running {
-    let mut running = Running::start(program, words);
+    let child = Command::new(program).args(words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut running = Running(child);
     let mut line = String::new();
     BufReader::new(running.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "up\n");
@@ -40,7 +48,7 @@ fn assert_clean(process: u32) {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn a_filter_that_is_set_later_does_not_kill() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "confined.c", "confined", &[]);
+    let program = compile(folder.path(), "confined.c", &[]);
     for round in 0..6 {
         let mut words: Vec<OsString> = vec![program.clone().into()];
         words.extend((round % 2 > 0).then(|| "strict".into()));
@@ -59,16 +67,16 @@ fn a_filter_that_is_set_later_does_not_kill() {
 fn handlers_that_are_set_later_are_those_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
     for (name, options) in [("handlers", &[][..]), ("static", &["-static"])] {
-        let program = compile(folder.path(), "handlers.c", name, options);
+        let program = compile_as(folder.path(), "handlers.c", name, options);
         let mut running = started(&program, &[]);
         let recorded = recorded_for(running.0.id(), 1500);
         assert!(recorded.profile.bursts > 20, "{name}: {} bursts", recorded.profile.bursts);
-        assert!(!running.maps().contains("elfen-profile"));
+        assert!(!running.read("maps").contains("elfen-profile"));
         // SAFETY: takes numbers. The process is our child, which has not been waited for.
         unsafe { libc::kill(running.0.id().cast_signed(), libc::SIGUSR1) };
         let mut output = String::new();
         let stdout = running.0.stdout.as_mut().unwrap();
-        std::io::Read::read_to_string(stdout, &mut output).unwrap();
+        stdout.read_to_string(&mut output).unwrap();
         assert_eq!(output, "strange 0, outside 0, not urgent 0\n", "{name}");
         assert_eq!(running.0.wait().unwrap().code(), Some(3), "{name}");
     }
@@ -80,7 +88,7 @@ fn handlers_that_are_set_later_are_those_of_the_program() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn forked_children_are_recorded_and_left_as_they_were() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "forks.c", "forks", &[]);
+    let program = compile(folder.path(), "forks.c", &[]);
     let mut running = started(&program, &[]);
     let process = running.0.id();
     let recorded = recorded_for(process, 2500);
@@ -92,7 +100,7 @@ fn forked_children_are_recorded_and_left_as_they_were() {
         assert_clean(child);
         assert!(!status(child).contains("zombie"), "{child} ended");
     }
-    let found = share(&recorded.profile, &program, "of_child");
+    let found = Counts::of(&recorded.profile, &program).share("of_child");
     assert!(found > 0.4, "{found} in children, {:?}", recorded.profile.left);
     assert!(recorded.profile.left.is_empty(), "{:?}", recorded.profile.left);
 }
@@ -102,7 +110,7 @@ fn forked_children_are_recorded_and_left_as_they_were() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn small_stacks_do_not_overflow() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "stacks.c", "stacks", &["-pthread"]);
+    let program = compile(folder.path(), "stacks.c", &["-pthread"]);
     for kind in ["coroutine", "thread"] {
         let (text, recorded) = recorded(folder.path(), &[program.clone().into(), kind.into()]);
         let ended = recorded.ended.unwrap().code();
@@ -118,7 +126,7 @@ fn small_stacks_do_not_overflow() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn nothing_is_left_in_a_program_that_is_hard_to_stop() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "busy.c", "busy", &["-pthread"]);
+    let program = compile(folder.path(), "busy.c", &["-pthread"]);
     for kind in ["faults", "protects", "signals", "threads", "stopped"] {
         let mut running = started(&program, &[kind]);
         let process = running.0.id();

@@ -2,31 +2,20 @@
 //! a program that looks at itself, programs with known shares, and what can go wrong around them.
 
 mod intact;
+#[path = "../program/mod.rs"]
+mod program;
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::bursts::{BurstError, Order, Recorded, record};
 use elfen_profile::profile::{Profile, What};
-
-/// Compiles a file of `tests/c`.
-fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
-    let program = folder.join(name);
-    let mut command = Command::new("cc");
-    command.args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).args(options);
-    assert!(command.status().expect("needs a C compiler").success());
-    program
-}
-
-const ALL: What =
-    What { stacks: true, paths: true, values: false, streams: false, stream_burst: 0, rules: &[] };
+use program::{ALL, Running, assert_shares, compile, compile_as, in_shell, natively};
 
 fn order(program: Vec<OsString>) -> Order {
     Order { program, process: None, cost: 0.5, events: 500, what: ALL, duration: None, until: None }
@@ -36,52 +25,10 @@ fn recorded(folder: &Path, words: &[OsString]) -> (String, Recorded) {
     recorded_with(folder, words, ALL)
 }
 
-/// Records a program in a shell, because it writes to our output.
 fn recorded_with(folder: &Path, words: &[OsString], what: What) -> (String, Recorded) {
-    let output = folder.join("output");
-    let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
-    shell.push(output.clone().into());
-    shell.extend_from_slice(words);
+    let (output, shell) = in_shell(folder, words);
     let recorded = record(&Order { what, ..order(shell) }, |_| {}).unwrap();
     (fs::read_to_string(output).unwrap(), recorded)
-}
-
-/// The instructions of each function of a program, as parts of the sum.
-fn share(profile: &Profile, program: &Path, function: &str) -> f64 {
-    let name = program.to_str().unwrap();
-    let file = profile.files.iter().position(|file| file.path == name).unwrap();
-    let table = FunctionTable::read(program).unwrap();
-    let (mut part, mut all) = (0, 0);
-    for (start, block) in &profile.blocks {
-        let executed = block.count * u64::from(block.instructions);
-        all += executed;
-        let address = table.address_of(start.offset).filter(|_| start.file as usize == file);
-        let found = address.and_then(|address| table.at(address));
-        part += if found.is_some_and(|one| one.name == function) { executed } else { 0 };
-    }
-    part as f64 / all as f64
-}
-
-/// A program that ends when this value drops.
-struct Running(Child);
-
-impl Running {
-    fn start(program: &Path, words: &[&str]) -> Self {
-        let mut command = Command::new(program);
-        command.args(words).stdout(Stdio::piped());
-        Self(command.spawn().unwrap())
-    }
-
-    fn maps(&self) -> String {
-        fs::read_to_string(format!("/proc/{}/maps", self.0.id())).unwrap()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _gone = self.0.kill();
-        let _gone = self.0.wait();
-    }
 }
 
 /// Goal: signals, faults, threads, children, vector registers and flags are as ever. Method: the
@@ -90,7 +37,7 @@ impl Drop for Running {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn a_program_notices_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "bursts.c", "bursts", &["-pthread"]);
+    let program = compile(folder.path(), "bursts.c", &["-pthread"]);
     let native = Command::new(&program).arg("100").output().unwrap();
     let expected = String::from_utf8(native.stdout).unwrap();
     assert!(expected.contains("outside 0, masks 0") && expected.contains("gs 0"), "{expected}");
@@ -114,16 +61,10 @@ fn a_program_notices_nothing() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn shares_are_those_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let program = compile(folder.path(), "shares.c", &[]);
     let (text, recorded) = recorded(folder.path(), &[program.clone().into(), "1500".into()]);
     let profile = recorded.profile;
-    // The program prints the shares of branches; its loops all have the same instructions.
-    let expected: Vec<f64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
-    let error = 4.0 / (profile.bursts as f64).sqrt();
-    for (function, expected) in ["first", "second", "third"].iter().zip(expected) {
-        let found = share(&profile, &program, function);
-        assert!((found - expected).abs() < error, "{function}: {found}, not {expected} ± {error}");
-    }
+    assert_shares(&profile, &program, &text);
     assert!(profile.bursts > 20 && recorded.lost == 0, "{} bursts", profile.bursts);
 }
 
@@ -133,7 +74,7 @@ fn shares_are_those_of_the_program() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn the_walk_of_a_list_is_a_stream() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "chase.c", "chase", &[]);
+    let program = compile(folder.path(), "chase.c", &[]);
     let words = [program.into(), "20000000".into(), "40".into()];
     let what = What { streams: true, ..ALL };
     let (_, recorded) = recorded_with(folder.path(), &words, what);
@@ -155,9 +96,9 @@ fn libraries_at_the_same_address_are_not_confused() {
     let folder = tempfile::tempdir().unwrap();
     let libraries = ["1", "2"].map(|value| {
         let options = ["-shared", "-fPIC", &format!("-DVALUE={value}")];
-        compile(folder.path(), "library.c", &format!("lib{value}.so"), &options)
+        compile_as(folder.path(), "library.c", &format!("lib{value}.so"), &options)
     });
-    let program = compile(folder.path(), "swap.c", "swap", &[]);
+    let program = compile(folder.path(), "swap.c", &[]);
     let [first, second] = libraries.map(OsString::from);
     let words = [program.into(), "300".into(), first, second];
     let (text, recorded) = recorded(folder.path(), &words);
@@ -177,12 +118,11 @@ fn libraries_at_the_same_address_are_not_confused() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn a_program_that_executes_itself_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "executes.c", "executes", &[]);
-    let words = ["2000", "1"];
-    let native = Command::new(&program).args(words).output().unwrap();
+    let program = compile(folder.path(), "executes.c", &[]);
+    let words = [program.into(), "2000".into(), "1".into()];
+    let native = natively(&words);
     assert_eq!(native.status.code(), Some(7));
     let expected = String::from_utf8(native.stdout).unwrap();
-    let words = [program.into(), words[0].into(), words[1].into()];
     let (found, recorded) = recorded(folder.path(), &words);
     assert_eq!((found, recorded.ended.unwrap().code()), (expected, Some(7)));
 }
@@ -192,13 +132,13 @@ fn a_program_that_executes_itself_goes_on() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn a_running_process_is_left_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "shares.c", "shares", &[]);
-    let running = Running::start(&program, &["1000000"]);
+    let program = compile(folder.path(), "shares.c", &[]);
+    let running = Running::start(Command::new(&program).arg("1000000"));
     sleep(Duration::from_millis(100));
     let files = |maps: &str| -> Vec<String> {
         maps.lines().filter(|line| line.contains("r-xp")).map(str::to_owned).collect()
     };
-    let before = files(&running.maps());
+    let before = files(&running.read("maps"));
     for _ in 0..2 {
         let order = Order {
             process: Some(running.0.id()),
@@ -208,11 +148,11 @@ fn a_running_process_is_left_as_it_was() {
         let recorded = record(&order, |_| {}).unwrap();
         assert!(recorded.profile.bursts > 5, "{} bursts", recorded.profile.bursts);
         assert!(recorded.ended.is_none());
-        let maps = running.maps();
+        let maps = running.read("maps");
         assert!(!maps.contains("elfen-profile"), "{maps}");
         assert_eq!(files(&maps), before);
     }
-    let status = fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap();
+    let status = running.read("status");
     assert!(status.contains("SigCgt:\t0000000000000000"), "{status}");
 }
 
@@ -223,7 +163,7 @@ fn a_running_process_is_left_as_it_was() {
 fn a_program_without_room_for_descriptors_keeps_its_own() {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -n 5; while :; do :; done"]);
-    let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
+    let running = Running::start(&mut command);
     sleep(Duration::from_millis(100));
     let opened = || {
         let entries = fs::read_dir(format!("/proc/{}/fd", running.0.id())).unwrap();
@@ -241,17 +181,14 @@ fn a_program_without_room_for_descriptors_keeps_its_own() {
         other => panic!("{other:?}"),
     }
     assert_eq!(opened(), before);
-    assert!(!running.maps().contains("elfen-profile"));
+    assert!(!running.read("maps").contains("elfen-profile"));
 }
 
-/// Goal: root records a process that has become another user, as servers do. Method: a shell, which
-/// may open nothing of ours.
+/// Goal: root records a process that has become another user, as servers do. Method: a shell.
 #[test]
 #[ignore = "needs root: it starts a process as another user"]
 fn a_process_of_another_user_is_sampled() {
-    let mut command = Command::new("sh");
-    command.args(["-c", "while :; do :; done"]).uid(65534).gid(65534);
-    let running = Running(command.stdout(Stdio::null()).spawn().unwrap());
+    let running = Running::as_another_user();
     sleep(Duration::from_millis(100));
     let order = Order {
         process: Some(running.0.id()),
@@ -261,7 +198,7 @@ fn a_process_of_another_user_is_sampled() {
     let recorded = record(&order, |_| {}).unwrap();
     let Profile { bursts, left, .. } = &recorded.profile;
     assert!(*bursts > 5 && left.is_empty(), "{bursts}, {left:?}");
-    assert!(!running.maps().contains("elfen-profile"));
+    assert!(!running.read("maps").contains("elfen-profile"));
 }
 
 /// Goal: what cannot be recorded is refused with a reason, and goes on unharmed.
@@ -269,14 +206,14 @@ fn a_process_of_another_user_is_sampled() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn processes_that_do_not_fit_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "unfit.c", "unfit", &[]);
+    let program = compile(folder.path(), "unfit.c", &[]);
     for (kind, reason) in [
         ("urgent", "it handles SIGURG itself"),
         ("filtered", "it filters its system calls"),
         ("locked", "it locks its memory"),
         ("traced", "already traced"),
     ] {
-        let mut running = Running::start(&program, &[kind]);
+        let mut running = Running::start(Command::new(&program).arg(kind));
         sleep(Duration::from_millis(100));
         let order = Order { process: Some(running.0.id()), ..order(Vec::new()) };
         match record(&order, |_| {}) {
@@ -287,7 +224,7 @@ fn processes_that_do_not_fit_are_refused() {
         }
         assert!(running.0.try_wait().unwrap().is_none(), "{kind} ended");
     }
-    let mut running = Running::start(&program, &["filtered later"]);
+    let mut running = Running::start(Command::new(&program).arg("filtered later"));
     let order = |process| Order {
         process: Some(process),
         duration: Some(Duration::from_secs(4)),
@@ -306,7 +243,7 @@ fn processes_that_do_not_fit_are_refused() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn the_end_of_a_program_is_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let program = compile(folder.path(), "shares.c", &[]);
     let words = vec![program.into_os_string(), "1000000".into()];
     let began = Instant::now();
     let killed = record(&order(words), |process| {

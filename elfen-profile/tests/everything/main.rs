@@ -1,6 +1,8 @@
 //! Goal: a program in the code cache does what it does without, and its counts are exact. Method:
 //! C programs with known counts, programs that look at themselves, and programs of Debian.
 
+#[path = "../program/mod.rs"]
+mod program;
 mod programs;
 mod rules;
 mod streams;
@@ -8,98 +10,36 @@ mod traces;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
 
-use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::everything::{Ended, Recorded, record};
-use elfen_profile::profile::{Place, Profile, What};
+use elfen_profile::profile::What;
 use elfen_stream::counts::EdgeKind;
+use program::{ALL, Counts, EDGES, compile, in_shell, natively};
 
-/// Compiles a file of `tests/c`.
-fn compile(folder: &Path, source: &str, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
-    let program = folder.join(source.file_stem().unwrap());
-    let compiler = if source.extension().unwrap() == "cpp" { "c++" } else { "cc" };
-    let mut command = Command::new(compiler);
-    command.args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).args(options);
-    assert!(command.status().expect("needs a C compiler").success());
-    program
-}
-
-/// Runs a program in the cache in a process of its own, because it writes to our output.
+/// Runs a program in the cache.
 fn counted(folder: &Path, words: &[OsString], what: What) -> (Vec<u8>, Recorded) {
-    let output = folder.join("output");
-    let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
-    shell.push(output.clone().into());
-    shell.extend_from_slice(words);
+    let (output, shell) = in_shell(folder, words);
     let recorded = record(&shell, what, |_| {}).unwrap();
     (fs::read(output).unwrap(), recorded)
 }
 
-fn natively(words: &[OsString]) -> (Vec<u8>, Ended) {
-    let output = Command::new(&words[0]).args(&words[1..]).output().unwrap();
-    let ended = output.status.code().map_or(Ended::Killed(0), Ended::Exited);
-    (output.stdout, ended)
+fn ended(status: ExitStatus) -> Ended {
+    status.code().map_or(Ended::Killed(0), Ended::Exited)
 }
 
 /// Runs a program natively, with counters, and with events. Returns the last two.
 fn assert_same(folder: &Path, words: &[OsString]) -> [Recorded; 2] {
-    let (expected, ended) = natively(words);
+    let native = natively(words);
     [EDGES, ALL].map(|what| {
         let (found, recorded) = counted(folder, words, what);
         // Not printed: it may be long and binary.
-        assert!(found == expected, "{words:?} prints something else, {what:?}");
-        assert_eq!(recorded.ended, ended, "{words:?}, {what:?}");
+        assert!(found == native.stdout, "{words:?} prints something else, {what:?}");
+        assert_eq!(recorded.ended, ended(native.status), "{words:?}, {what:?}");
         assert_eq!(recorded.profile.left, [] as [String; 0], "{words:?}, {what:?}");
         recorded
     })
-}
-
-const EDGES: What = What {
-    stacks: false,
-    paths: false,
-    values: false,
-    streams: false,
-    stream_burst: 0,
-    rules: &[],
-};
-const ALL: What =
-    What { stacks: true, paths: true, values: false, streams: false, stream_burst: 0, rules: &[] };
-
-/// Looks up counts by the names of functions.
-struct Counts<'a> {
-    profile: &'a Profile,
-    file: u32,
-    table: FunctionTable,
-}
-
-impl<'a> Counts<'a> {
-    fn of(profile: &'a Profile, program: &Path) -> Self {
-        let name = program.to_str().unwrap();
-        let file = profile.files.iter().position(|file| file.path == name).unwrap();
-        let table = FunctionTable::read(program).unwrap();
-        Self { profile, file: u32::try_from(file).unwrap(), table }
-    }
-
-    fn is_in(&self, place: Place, function: &str) -> bool {
-        let address = self.table.address_of(place.offset).filter(|_| place.file == self.file);
-        address.and_then(|address| self.table.at(address)).is_some_and(|one| one.name == function)
-    }
-
-    fn edges(&self, from: &str, to: &str, kind: EdgeKind) -> u64 {
-        let edges = self.profile.edges.iter().filter(|(edge, _)| {
-            edge.kind == kind && self.is_in(edge.from, from) && self.is_in(edge.to, to)
-        });
-        edges.map(|(_, count)| count.count).sum()
-    }
-
-    /// How often the first block of a function ran.
-    fn begun(&self, function: &str) -> u64 {
-        let blocks = self.profile.blocks.iter();
-        let mut inside = blocks.filter(|(start, _)| self.is_in(**start, function));
-        inside.next().unwrap().1.count
-    }
 }
 
 #[test]

@@ -3,14 +3,15 @@
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use elfen_profile::everything::Ended;
 
-use super::{EDGES, assert_same, counted};
+use super::program::{EDGES, words_of};
+use super::{assert_same, counted};
 
-fn text(folder: &Path) -> OsString {
+fn text(folder: &Path) -> PathBuf {
     let mut text = String::new();
     let mut state = 1_u32;
     for line in 0..20_000 {
@@ -20,10 +21,9 @@ fn text(folder: &Path) -> OsString {
     }
     let path = folder.join("text");
     fs::write(&path, text).unwrap();
-    path.into()
+    path
 }
 
-/// Commands as a shell would split them; TEXT stands for a file.
 const COMMANDS: [&str; 6] = [
     "sort TEXT",
     "sed -e s/alpha/omega/g TEXT",
@@ -84,20 +84,10 @@ fn programs_with_runtimes_behave_as_ever() {
 }
 
 fn run(folder: &Path, commands: &[&str]) {
-    for command in commands {
-        assert_same(folder, &words(folder, command));
-    }
-}
-
-fn words(folder: &Path, command: &str) -> Vec<OsString> {
     let text = text(folder);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/signals.c");
-    let word = |word: &str| match word {
-        "TEXT" => text.clone(),
-        "SOURCE" => source.clone().into(),
-        _ => word.replace('|', " ").into(),
-    };
-    command.split(' ').map(word).collect()
+    for command in commands {
+        assert_same(folder, &words_of(command, &text));
+    }
 }
 
 /// CPU features that Valgrind does not have: the C library chooses its functions by them.
@@ -112,9 +102,10 @@ const TOLERATED: u64 = 1;
 #[ignore = "needs Valgrind"]
 fn instructions_are_those_of_callgrind() {
     let folder = tempfile::tempdir().unwrap();
+    let text = text(folder.path());
     let long = "perl -e my|$s=0;for(1..900000){$s+=$_%7}print|$s";
     for command in ["gzip -9 -c TEXT", "xz -T1 -3 -c TEXT", "sort -r -k3 TEXT TEXT TEXT", long] {
-        let words = words(folder.path(), command);
+        let words = words_of(command, &text);
         let mut callgrind = Command::new("valgrind");
         callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).args(&words);
         let printed = callgrind.env("GLIBC_TUNABLES", FEATURES).output().unwrap().stderr;

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use elfen_profile::profile::{Profile, What};
 use elfen_profile::rules::{Register, RuleSet, parse};
 
-use super::{Counts, compile, counted};
+use super::counted;
+use super::program::{Counts, compile};
 
 const HPS: &str = include_str!("../../../workloads/profile/hps.rules");
 const ALWAYS: &str = "

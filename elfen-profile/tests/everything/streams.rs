@@ -6,13 +6,13 @@ use std::path::Path;
 use elfen_profile::profile::{DataReference, DataStream, Profile, StreamCount, What};
 use elfen_profile::rules::{Register, RuleSet, parse};
 
-use super::{Counts, compile, counted};
+use super::counted;
+use super::program::{Counts, EDGES, compile};
 
 const HPS: &str = include_str!("../../../workloads/profile/hps.rules");
 const NODES: u64 = 40;
 const ROUNDS: u64 = 20_000;
-const STREAMS: What =
-    What { stacks: false, paths: false, values: false, streams: true, stream_burst: 0, rules: &[] };
+const STREAMS: What = What { streams: true, ..EDGES };
 
 fn words(program: &Path) -> [std::ffi::OsString; 3] {
     [program.into(), ROUNDS.to_string().into(), NODES.to_string().into()]

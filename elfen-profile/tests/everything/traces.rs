@@ -8,18 +8,15 @@ use elfen_core_model::instruction::{Branch, Class, Instruction};
 use elfen_core_model::machine::Machine;
 use elfen_core_model::pipeline;
 use elfen_core_model::trace::Trace;
+use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::everything::{RecordedTrace, TraceLimits, record_trace};
 
 use super::*;
 
 const ALL: TraceLimits = TraceLimits { skip: 0, instructions: 100_000_000 };
 
-/// Records a program in a process of its own, because it writes to our output.
 fn traced(folder: &Path, words: &[&str], limits: TraceLimits) -> (String, RecordedTrace) {
-    let output = folder.join("output");
-    let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
-    shell.push(output.clone().into());
-    shell.extend(words.iter().map(OsString::from));
+    let (output, shell) = in_shell(folder, words);
     let recorded = record_trace(&shell, limits, |_| {}).unwrap();
     assert_eq!(recorded.trace.check(), Ok(()));
     (fs::read_to_string(output).unwrap(), recorded)
@@ -168,13 +165,13 @@ fn programs_that_look_at_themselves_do_not_notice() {
     let folder = tempfile::tempdir().unwrap();
     for (source, options) in [("signals.c", &["-pthread"][..]), ("counts.c", &[])] {
         let program = compile(folder.path(), source, options);
-        let (expected, ended) = natively(&[program.clone().into()]);
+        let native = natively(&[program.clone().into()]);
         let path = program.to_str().unwrap();
         for instructions in [ALL.instructions, 200_000] {
             let limits = TraceLimits { skip: 0, instructions };
             let (output, recorded) = traced(folder.path(), &[path], limits);
-            assert_eq!(output.as_bytes(), expected, "{source}");
-            assert_eq!((recorded.ended, recorded.lost), (ended, 0), "{source}");
+            assert_eq!(output.as_bytes(), native.stdout, "{source}");
+            assert_eq!((recorded.ended, recorded.lost), (ended(native.status), 0), "{source}");
         }
     }
 }

@@ -2,29 +2,23 @@
 //! program does. Method: a program that looks for traces of them, programs with known shares, and
 //! programs of Debian.
 
+#[path = "../program/mod.rs"]
+mod program;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::everything;
 use elfen_profile::profile::{DataStream, Profile, StreamCount, What};
 use elfen_profile::shadows::{Order, Recorded, ShadowError, record};
-
-/// Compiles a file of `tests/c`.
-fn compile(folder: &Path, source: &str, name: &str, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source);
-    let program = folder.join(name);
-    let mut command = Command::new("cc");
-    command.args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).args(options);
-    assert!(command.status().expect("needs a C compiler").success());
-    program
-}
+use program::{
+    ALL, Counts, EDGES, Running, assert_shares, busy_shell, compile, in_shell, natively, words_of,
+};
 
 /// As many shadows as there is time for.
 fn order(program: Vec<OsString>) -> Order {
@@ -36,65 +30,18 @@ fn order(program: Vec<OsString>) -> Order {
         sample: 50_000,
         stall_max: Duration::from_millis(100),
         cpu: None,
-        what: What {
-            stacks: true,
-            paths: true,
-            values: false,
-            streams: false,
-            stream_burst: 0,
-            rules: &[],
-        },
+        what: ALL,
         duration: None,
         until: None,
     }
 }
 
-/// Records a program in a shell, because it writes to our output.
 fn recorded(folder: &Path, words: &[OsString], change: impl Fn(&mut Order)) -> (String, Recorded) {
-    let output = folder.join("output");
-    let mut shell: Vec<OsString> = ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
-    shell.push(output.clone().into());
-    shell.extend_from_slice(words);
+    let (output, shell) = in_shell(folder, words);
     let mut order = order(shell);
     change(&mut order);
     let recorded = record(&order, |_| {}).unwrap();
     (fs::read_to_string(output).unwrap(), recorded)
-}
-
-/// The part of the instructions that a function executes.
-fn share(profile: &Profile, program: &Path, function: &str) -> f64 {
-    let name = program.to_str().unwrap();
-    let file = profile.files.iter().position(|file| file.path == name).unwrap();
-    let table = FunctionTable::read(program).unwrap();
-    let (mut part, mut all) = (0, 0);
-    for (start, block) in &profile.blocks {
-        let executed = block.count * u64::from(block.instructions);
-        all += executed;
-        let address = table.address_of(start.offset).filter(|_| start.file as usize == file);
-        let found = address.and_then(|address| table.at(address));
-        part += if found.is_some_and(|one| one.name == function) { executed } else { 0 };
-    }
-    part as f64 / all as f64
-}
-
-/// A program that ends when this value drops.
-struct Running(Child);
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        Self(command.stdout(Stdio::null()).spawn().unwrap())
-    }
-
-    fn read(&self, what: &str) -> String {
-        fs::read_to_string(format!("/proc/{}/{what}", self.0.id())).unwrap()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _gone = self.0.kill();
-        let _gone = self.0.wait();
-    }
 }
 
 /// Goal: children, accounts, descriptors, locks, pipes, shared memory, files and signals are as
@@ -102,7 +49,7 @@ impl Drop for Running {
 #[test]
 fn a_program_finds_no_trace_of_its_shadows() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "shadows.c", "shadows", &["-pthread"]);
+    let program = compile(folder.path(), "shadows.c", &["-pthread"]);
     let words = ["300".into(), folder.path().as_os_str().to_owned()];
     let native = Command::new(&program).args(&words).output().unwrap();
     let expected = String::from_utf8(native.stdout).unwrap();
@@ -127,19 +74,13 @@ fn a_program_finds_no_trace_of_its_shadows() {
 #[test]
 fn shares_are_those_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let program = compile(folder.path(), "shares.c", &[]);
     let words = [program.clone().into(), "1500".into()];
     let (text, recorded) = recorded(folder.path(), &words, |order| order.sample = 1_000_000);
     let profile = recorded.profile;
     assert!(profile.bursts > 10, "{} shadows", profile.bursts);
     assert!(profile.instructions >= 900_000 * profile.bursts, "{}", profile.instructions);
-    let expected: Vec<f64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
-    // A loop runs for longer than a shadow, so each shadow sees only one of them.
-    let error = 4.0 / (profile.bursts as f64).sqrt();
-    for (function, expected) in ["first", "second", "third"].iter().zip(expected) {
-        let found = share(&profile, &program, function);
-        assert!((found - expected).abs() < error, "{function}: {found}, not {expected} ± {error}");
-    }
+    assert_shares(&profile, &program, &text);
 }
 
 /// Goal: a recording of a process ends when enough is known. Method: three loops.
@@ -147,7 +88,7 @@ fn shares_are_those_of_the_program() {
 #[ignore = "needs root: the process is not a descendant"]
 fn a_recording_ends_when_enough_is_known() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "shares.c", "shares", &[]);
+    let program = compile(folder.path(), "shares.c", &[]);
     let running = Running::start(Command::new(&program).arg("100000000"));
     sleep(Duration::from_millis(100));
     let most = Duration::from_secs(60);
@@ -168,13 +109,8 @@ fn a_recording_ends_when_enough_is_known() {
 
 /// The values of the instruction of a function with the most different ones, and its executions.
 fn values(profile: &Profile, program: &Path, function: &str) -> (u64, Vec<(u64, u64)>) {
-    let name = program.to_str().unwrap();
-    let file = profile.files.iter().position(|file| file.path == name).unwrap();
-    let table = FunctionTable::read(program).unwrap();
-    let own = profile.values.iter().filter(|(place, _)| {
-        let address = table.address_of(place.offset).filter(|_| place.file as usize == file);
-        address.and_then(|address| table.at(address)).is_some_and(|one| one.name == function)
-    });
+    let counts = Counts::of(profile, program);
+    let own = profile.values.iter().filter(|(place, _)| counts.is_in(**place, function));
     // The index has as many values as the load has; only the load has a 9.
     let load = own.map(|(_, one)| one).find(|one| one.top.iter().any(|&(value, _)| value == 9));
     let load = load.expect("a load");
@@ -186,15 +122,8 @@ fn values(profile: &Profile, program: &Path, function: &str) -> (u64, Vec<(u64, 
 #[test]
 fn results_of_instructions_are_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "values.c", "values", &[]);
-    let what = What {
-        stacks: false,
-        paths: false,
-        values: true,
-        streams: false,
-        stream_burst: 0,
-        rules: &[],
-    };
+    let program = compile(folder.path(), "values.c", &[]);
+    let what = What { values: true, ..EDGES };
     let words = |rounds: &str| [program.clone().into(), rounds.into()];
     let exact = everything::record(&words("40000"), what, |_| {}).unwrap();
     let (count, top) = values(&exact.profile, &program, "load");
@@ -229,15 +158,8 @@ fn hottest_stream(profile: &Profile) -> (BTreeSet<NamedReference>, f64, StreamCo
 #[test]
 fn streams_are_those_of_the_whole_program() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "chase.c", "chase", &[]);
-    let what = What {
-        stacks: false,
-        paths: false,
-        values: false,
-        streams: true,
-        stream_burst: 0,
-        rules: &[],
-    };
+    let program = compile(folder.path(), "chase.c", &[]);
+    let what = What { streams: true, ..EDGES };
     let words = |rounds: &str| [program.clone().into(), rounds.into(), "40".into()];
     let exact = everything::record(&words("20000"), what, |_| {}).unwrap();
     let (known, known_share, _) = hottest_stream(&exact.profile);
@@ -265,12 +187,11 @@ fn streams_are_those_of_the_whole_program() {
 #[test]
 fn a_program_that_executes_itself_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "executes.c", "executes", &[]);
-    let words = ["2000", "1"];
-    let native = Command::new(&program).args(words).output().unwrap();
+    let program = compile(folder.path(), "executes.c", &[]);
+    let words = [program.into(), "2000".into(), "1".into()];
+    let native = natively(&words);
     assert_eq!(native.status.code(), Some(7));
     let expected = String::from_utf8(native.stdout).unwrap();
-    let words = [program.into(), words[0].into(), words[1].into()];
     let (found, recorded) = recorded(folder.path(), &words, |_| {});
     assert_eq!((found, recorded.ended.unwrap().code()), (expected, Some(7)));
 }
@@ -280,8 +201,7 @@ fn a_program_that_executes_itself_goes_on() {
 #[test]
 #[ignore = "needs root: the process is not a descendant"]
 fn nothing_is_left_in_a_process() {
-    let mut command = Command::new("sh");
-    let running = Running::start(command.args(["-c", "while :; do :; done"]));
+    let running = Running::start(&mut busy_shell());
     sleep(Duration::from_millis(100));
     let id = running.0.id();
     let look = |running: &Running| {
@@ -298,14 +218,11 @@ fn nothing_is_left_in_a_process() {
     assert!(running.read("stat").contains(") R "), "it goes on");
 }
 
-/// Goal: root records a process that has become another user, as servers do. Method: a shell, which
-/// may open nothing of ours.
+/// Goal: root records a process that has become another user, as servers do. Method: a shell.
 #[test]
 #[ignore = "needs root: it starts a process as another user"]
 fn a_process_of_another_user_is_sampled() {
-    let mut command = Command::new("sh");
-    command.args(["-c", "while :; do :; done"]).uid(65534).gid(65534);
-    let running = Running::start(&mut command);
+    let running = Running::as_another_user();
     sleep(Duration::from_millis(100));
     let order = Order {
         process: Some(running.0.id()),
@@ -329,13 +246,12 @@ fn what_cannot_be_sampled_is_said() {
     let missing = record(&order(vec!["/nowhere/at/all".into()]), |_| {});
     assert!(matches!(missing, Err(ShadowError::Program(_))));
     let folder = tempfile::tempdir().unwrap();
-    let program = compile(folder.path(), "confined.c", "confined", &[]);
+    let program = compile(folder.path(), "confined.c", &[]);
     let words = [program.into()];
     let (_, recorded) = recorded(folder.path(), &words, |_| {});
     assert_eq!(recorded.ended.unwrap().code(), Some(0));
 }
 
-/// Commands as a shell would split them; TEXT stands for a file, `|` for a blank.
 const PACKAGED: [&str; 10] = [
     "sort -k3 TEXT",
     "gzip -9 -c TEXT",
@@ -362,21 +278,11 @@ fn packaged_programs_behave_as_ever() {
         format!("{word} {line} {number:x}\n")
     });
     fs::write(&text, lines.collect::<String>()).unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/signals.c");
     let mut shadows = 0;
     for command in PACKAGED {
-        let words = command.split(' ').map(|word| match word {
-            "TEXT" => text.clone().into(),
-            "SOURCE" => source.clone().into(),
-            _ => word.replace('|', " ").into(),
-        });
-        let words: Vec<OsString> = words.collect();
-        let native = Command::new(&words[0]).args(&words[1..]).output().unwrap();
-        let output = folder.path().join("output");
-        let mut shell: Vec<OsString> =
-            ["sh", "-c", "exec \"$@\" > \"$0\""].map(OsString::from).into();
-        shell.push(output.clone().into());
-        shell.extend(words);
+        let words = words_of(command, &text);
+        let native = natively(&words);
+        let (output, shell) = in_shell(folder.path(), &words);
         let recorded = record(&order(shell), |_| {}).unwrap();
         assert_eq!(recorded.ended.unwrap().code(), native.status.code(), "{command}");
         assert!(fs::read(output).unwrap() == native.stdout, "{command}: other output");

@@ -50,6 +50,8 @@ enum State {
     InCall,
     /// Its whole process is stopped by a signal.
     Listens,
+    /// The same, and it was resumed: it waits for SIGCONT, and answers no request.
+    ListensOn,
     /// Newly created, and not adopted yet.
     Held,
 }
@@ -68,6 +70,8 @@ pub struct Group {
 const WAIT: Duration = Duration::from_millis(200);
 /// How often all threads are stopped until one of them can make system calls.
 const TRIES: u32 = 5;
+/// How often [`Group::run_out`] resumes a thread.
+const RETURNS_MAX: u32 = 16;
 const EVENT_STOP: i32 = 128;
 const SYSCALL_STOP: i32 = libc::SIGTRAP | 0x80;
 
@@ -106,12 +110,12 @@ impl Group {
         for thread in threads {
             // One that has stopped already would stop once more as soon as it is resumed, and not
             // execute a single instruction in between.
-            if self.threads.get(&thread) == Some(&State::Runs)
+            if self.is_resumed(thread)
                 && let Some(Event::Made(child)) = self.wait_for(thread)
             {
                 made(self, child);
             }
-            if self.threads.get(&thread) == Some(&State::Runs) {
+            if self.is_resumed(thread) {
                 // This fails for a thread that is about to stop anyway.
                 let _stops = ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
             }
@@ -156,6 +160,38 @@ impl Group {
         self.await_stops(made)
     }
 
+    /// Lets threads of a stopped process run on in code of ours, which ends with rt_sigreturn(2).
+    /// They execute nothing of the program behind it.
+    pub fn run_out(&mut self, is_ours: impl Fn(u64) -> bool) -> Result<(), TouchError> {
+        let fail = |error| TouchError::Call { what: "leaving our code", error };
+        let mut moved = Vec::new();
+        for (&thread, state) in &mut self.threads {
+            if *state != State::Listens {
+                continue;
+            }
+            // A handler may lead to other code of ours. Each of the two has an entry and an exit.
+            let mut signal = 0;
+            for _ in 0..RETURNS_MAX {
+                if !is_ours(registers_of(thread).map_err(fail)?.rip) {
+                    break;
+                }
+                ptrace(libc::PTRACE_SYSCALL, thread, 0, signal).map_err(fail)?;
+                moved.push(thread);
+                signal = match wait_stopped_within(thread, WAIT).map_err(fail)? {
+                    SYSCALL_STOP | libc::SIGTRAP | libc::SIGSTOP => 0,
+                    other => usize::try_from(other).unwrap_or(0),
+                };
+            }
+            if moved.last() == Some(&thread) {
+                // To where the whole process stands still.
+                ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(fail)?;
+                ptrace(libc::PTRACE_CONT, thread, 0, signal).map_err(fail)?;
+                *state = State::Runs;
+            }
+        }
+        self.await_stops(Self::keep_threads)
+    }
+
     /// Stops all threads. Returns one that can make system calls.
     pub fn stop_all(&mut self, mut made: impl FnMut(&mut Self, i32)) -> Result<i32, TouchError> {
         for _ in 0..TRIES {
@@ -178,24 +214,26 @@ impl Group {
         }
     }
 
+    fn is_resumed(&self, thread: libc::pid_t) -> bool {
+        matches!(self.threads.get(&thread), Some(State::Runs | State::ListensOn))
+    }
+
     fn running(&self) -> Option<libc::pid_t> {
-        self.threads.iter().find(|(_, state)| **state == State::Runs).map(|(thread, _)| *thread)
+        self.threads.keys().copied().find(|&thread| self.is_resumed(thread))
     }
 
     /// Resumes all stopped threads.
     pub fn go_on(&mut self) {
         for (&thread, state) in &mut self.threads {
             let request = match *state {
-                State::Runs | State::Held => continue,
+                State::Runs | State::ListensOn | State::Held => continue,
                 State::Stopped(_) | State::InCall => libc::PTRACE_CONT,
                 State::Listens => libc::PTRACE_LISTEN,
             };
             let signal = if let State::Stopped(signal) = *state { signal } else { 0 };
             // This fails for a thread that was killed, which needs no resuming.
             let _gone = ptrace(request, thread, 0, usize::try_from(signal).unwrap_or(0));
-            if *state != State::Listens {
-                *state = State::Runs;
-            }
+            *state = if *state == State::Listens { State::ListensOn } else { State::Runs };
         }
     }
 
@@ -410,6 +448,19 @@ impl Group {
             result => Ok(result.cast_unsigned()),
         }
     }
+}
+
+/// The same, and interrupts a thread that does not stop in time.
+fn wait_stopped_within(thread: libc::pid_t, time: Duration) -> io::Result<i32> {
+    let deadline = Instant::now() + time;
+    while registers_of(thread).is_err() {
+        if Instant::now() > deadline {
+            ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
+            break;
+        }
+        std::thread::yield_now();
+    }
+    wait_stopped(thread)
 }
 
 /// Waits for a stop and returns its signal.

@@ -210,7 +210,11 @@ fn try_to_remove(group: &mut Group, is_put_back: &mut bool) -> Result<bool, Refu
     }
     let is_ours = |at: &u64| list.mapped.iter().any(|range| range.contains(at));
     let is_in_patch = |at: &u64| list.patches.iter().any(|patch| patch.holds(*at));
-    if group.instructions().iter().any(|at| is_ours(at) || is_in_patch(at)) {
+    let is_inside = |at: &u64| is_ours(at) || is_in_patch(at);
+    if group.instructions().iter().any(is_inside) {
+        group.run_out(|at| is_inside(&at))?;
+    }
+    if group.instructions().iter().any(is_inside) {
         return Ok(false);
     }
     group.calls(thread, |call| {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, to_stderr};
@@ -86,8 +86,10 @@ pub fn check_replaceable(path: &Path) -> io::Result<()> {
     match Beside::create(path)? {
         Some(_unused) => Ok(()),
         // Opening a pipe would wait for its reader.
-        None if path.metadata().is_ok_and(|found| found.file_type().is_fifo()) => Ok(()),
-        None => File::options().write(true).open(path).map(drop),
+        None => {
+            let options = libc::O_NONBLOCK;
+            File::options().write(true).custom_flags(options).open(path).map(drop)
+        }
     }
 }
 
@@ -123,7 +125,11 @@ impl Beside {
     fn create(path: &Path) -> io::Result<Option<Self>> {
         let (exists, target) = match path.canonicalize() {
             Ok(target) => (true, target),
-            Err(_) => (false, path.to_owned()),
+            Err(_) => match path.read_link() {
+                // A link to a file that is not there yet.
+                Ok(link) => (false, path.with_file_name(link)),
+                Err(_) => (false, path.to_owned()),
+            },
         };
         let name = target.file_name().unwrap_or_default();
         if exists && !target.is_file() {

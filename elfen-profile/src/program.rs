@@ -7,9 +7,13 @@ use std::process::{Child, Command};
 use elfen_instrument::process::stat;
 use elfen_machine::process::{children, cpu_time_ns};
 
+use crate::signals;
+
 pub(crate) fn start(words: &[OsString]) -> io::Result<Child> {
     let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    Command::new(program).args(arguments).spawn()
+    let mut command = Command::new(program);
+    signals::pass_to(command.args(arguments));
+    command.spawn()
 }
 
 /// A process and its descendants.

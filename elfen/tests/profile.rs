@@ -351,6 +351,10 @@ fn failures_have_a_reason_and_a_status() {
     fs::write(&kept, "kept").unwrap();
     let missing = elfen(&["record", "-o", kept.to_str().unwrap(), "--", "/no/such/program"]);
     assert_eq!(missing.status.code(), Some(127));
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let unread = elfen(&["record", "-o", pipe.to_str().unwrap(), "--", "true"]);
+    assert_eq!(unread.status.code(), Some(1), "{}", error(&unread));
     let limited = format!(
         "ulimit -f 0; exec {} profile record --by everything -o {} -- true",
         env!("CARGO_BIN_EXE_elfen"),

@@ -93,3 +93,26 @@ fn rights_are_not_lost() {
     assert_eq!(itself.status.code(), Some(3));
     assert!(error(&itself).contains("set-user-ID"), "{}", error(&itself));
 }
+
+/// Goal: signals that the caller ignores stay ignored, also those of children. Method: a caller
+/// that ignores some, and a program that prints which ones it ignores.
+#[test]
+fn ignored_signals_stay_ignored() {
+    for by in ["everything", "shadows"] {
+        let script = "import os, signal, sys\n\
+                      for one in signal.SIGHUP, signal.SIGCHLD:\n    \
+                      signal.signal(one, signal.SIG_IGN)\n\
+                      os.execv(sys.argv[1], sys.argv[1:])";
+        let command = env!("CARGO_BIN_EXE_elfen");
+        let words =
+            ["profile", "record", "-q", "--by", by, "--", "grep", "SigIgn", "/proc/self/status"];
+        let output =
+            Command::new("python3").args(["-c", script, command]).args(words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{by}: {}", error(&output));
+        let ignored = u64::from_str_radix(text.trim().rsplit('\t').next().unwrap(), 16).unwrap();
+        let wanted =
+            [libc::SIGHUP, libc::SIGCHLD].map(|signal| 1 << (signal - 1)).iter().sum::<u64>();
+        assert_eq!(ignored & wanted, wanted, "{by}: {text}");
+    }
+}

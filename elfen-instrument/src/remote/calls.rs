@@ -51,8 +51,22 @@ const EVENT_STOP: i32 = 128;
 
 /// Internal to the kernel: restart the call unless a signal handler runs.
 const ERESTARTNOHAND: i64 = 514;
-/// Calls that return EINTR after a stop although no signal was handled.
-const NOT_RESTARTED: [libc::c_long; 7] = [
+/// Calls that return EINTR after a stop although no signal was handled. Those of sockets do so if
+/// they have a timeout, which begins again.
+const NOT_RESTARTED: [libc::c_long; 20] = [
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,

@@ -29,12 +29,16 @@ enum {
 	TRAP_FLAG = 1 << 8,
 	DIRECTION_FLAG = 1 << 10,
 	POLL_IN_ = 1,
+	STACK_DISABLED = 2,
+	AUTODISARM = (int)0x80000000,
 	CODE_SEGMENT = 0x33,
 };
 
 /* siginfo, and ucontext with its registers */
 #define INFO_CODE 8
 #define INFO_FD 24
+#define UC_STACK 16
+#define UC_STACK_FLAGS 24
 #define UC_REGISTERS 40
 #define REGISTERS 17
 #define UC_RDI (40 + 8 * 8)
@@ -218,9 +222,11 @@ INSIDE long elfen_inside_set_action(word signal, struct action *act, struct acti
 	if (act && act->handler > 1 && *header->is_origin) {
 		wanted = *act;
 		ours = ours_for(signal, &wanted);
+		/* First, because the host may put it back before and after the system call. */
+		*known = wanted;
 		result = call(SYS_RT_SIGACTION, signal, (long)&ours, (long)old, size);
-		if (!result)
-			*known = wanted;
+		if (result)
+			*known = before;
 	} else {
 		result = call(SYS_RT_SIGACTION, signal, (long)act, (long)old, size);
 	}
@@ -340,6 +346,11 @@ static inline __attribute__((always_inline)) void deliver(struct action *action,
 	WORD(at, UC_RIP) = action->handler;
 	WORD(at, UC_FLAGS) &= ~(word)(DIRECTION_FLAG | TRAP_FLAG);
 	WORD(at, UC_MASK) |= action->mask;
+	/* While this handler runs, the kernel has taken such a stack away. */
+	if (HALF(at, UC_STACK_FLAGS) & AUTODISARM) {
+		WORD(at, UC_STACK) = WORD(at, UC_STACK + 16) = 0;
+		HALF(at, UC_STACK_FLAGS) = STACK_DISABLED;
+	}
 	if (!(action->flags & SA_NODEFER_))
 		WORD(at, UC_MASK) |= 1ul << (signal - 1);
 	__asm__ volatile("mov %0, %%rsp; mov $15, %%eax; syscall" : : "r"(at) : "memory", "rax");

@@ -8,9 +8,7 @@ use std::process::{Child, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::process::{
-    ProgramId, is_filtered, name_of, numbers_in, status_field, threads_of,
-};
+use elfen_instrument::process::{ProgramId, is_filtered, name_of, numbers_in, threads_of};
 use elfen_instrument::remote::{TouchError, ended, release_late_threads};
 use elfen_machine::pidfd::PidFd;
 use elfen_stream::layout;
@@ -42,8 +40,6 @@ const INTERVAL_NS_MAX: f64 = 1e9;
 const KEPT: f64 = layout::KEPT_MAX as f64 / 1.5;
 /// Less than one in this number of bursts in code of no file is not worth a remark.
 const FOREIGN_FROM: u64 = 50;
-/// A thread that has run for so long without a burst may block its signals.
-const SILENT_NS: u64 = 100_000_000;
 /// A thread that was in a system call is looked at again once it has run for so long.
 const STEADY_NS: u64 = 1_000_000;
 /// The part of the usual interval while most code is new.
@@ -125,16 +121,24 @@ pub struct Recorded {
     pub is_known: bool,
 }
 
+/// At how many looks a thread has blocked the signal of its clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Blocks {
+    Never,
+    Once,
+    /// Its clock does not run any more: a signal that waits would end a system call.
+    Often,
+}
+
 #[derive(Debug)]
 struct Thread {
     slot: u32,
     /// The events that its next burst may have.
     events: u32,
     clock: Clock,
-    /// Its run time when it last had a burst, or was looked at.
+    /// Its run time when it was last looked at.
     ran_ns: u64,
-    /// Its signals are blocked, so its clock does not run.
-    is_blocked: bool,
+    blocks: Blocks,
     /// How often it was looked up where its stack is.
     stacks_found: u32,
     /// Where its stack pointer may be.
@@ -157,8 +161,9 @@ struct Prepared {
     threads: BTreeMap<u32, Thread>,
     /// Threads whose stacks are not known yet, and their run time when they were looked at last.
     waiting: HashMap<u32, u64>,
-    /// Threads without room for the frame of a signal.
+    /// Threads without room for the frame of a signal, and those that block it.
     unfit: HashSet<u32>,
+    blocked: HashSet<u32>,
     tally: Tally,
     /// User time at the beginning, and at last, in ticks of the clock of stat.
     user: [u64; 2],
@@ -436,6 +441,7 @@ impl Recorder {
                     threads: BTreeMap::new(),
                     waiting: HashMap::new(),
                     unfit: HashSet::new(),
+                    blocked: HashSet::new(),
                     tally,
                     user: [user, user],
                 })))
@@ -452,7 +458,8 @@ impl Recorder {
     }
 
     fn note(&mut self, process: u32, why: &Refusal) {
-        if threads_of(process).is_empty() {
+        // One that ends has threads for a moment, and no program.
+        if ProgramId::of(process).is_none() {
             return;
         }
         let name = name_of(process).unwrap_or_default();
@@ -464,7 +471,7 @@ impl Recorder {
     fn look_for_threads(&mut self, process: u32) {
         let mean = self.interval_ns();
         let Some(Process::Prepared(prepared)) = self.processes.get_mut(&process) else { return };
-        let Prepared { target, threads, waiting, unfit, user, .. } = &mut **prepared;
+        let Prepared { target, threads, waiting, unfit, blocked, user, .. } = &mut **prepared;
         target.beat();
         if let Some(now) = user_ticks(process) {
             user[1] = now;
@@ -472,6 +479,7 @@ impl Recorder {
         let now = threads_of(process);
         waiting.retain(|thread, _| now.contains(thread));
         unfit.retain(|thread| now.contains(thread));
+        blocked.retain(|thread| now.contains(thread));
         threads.retain(|thread, one| {
             let stays = now.contains(thread);
             if !stays {
@@ -483,15 +491,18 @@ impl Recorder {
         for thread in now {
             if let Some(one) = threads.get_mut(&thread) {
                 let ran = ran_ns(process, thread);
-                if target.word(one.slot, layout::STATE) != ARMED {
-                    one.ran_ns = ran;
-                } else if ran.saturating_sub(one.ran_ns) > SILENT_NS {
-                    one.ran_ns = ran;
-                    let blocks = blocks_signal(thread);
-                    if blocks != one.is_blocked {
-                        let _gone = if blocks { one.clock.stop() } else { one.clock.start() };
-                        one.is_blocked = blocks;
-                        self.blocked += u64::from(blocks);
+                if ran != std::mem::replace(&mut one.ran_ns, ran)
+                    && one.blocks == Blocks::Never
+                    && blocks_by_itself(target, one, thread)
+                {
+                    one.blocks = Blocks::Once;
+                } else if one.blocks == Blocks::Once {
+                    // A handler of ours blocks signals too, but hardly at two looks.
+                    one.blocks = Blocks::Never;
+                    if blocks_by_itself(target, one, thread) {
+                        let _gone = one.clock.stop();
+                        one.blocks = Blocks::Often;
+                        self.blocked += 1;
                     }
                 }
                 continue;
@@ -503,6 +514,13 @@ impl Recorder {
             }
             waiting.insert(thread, ran_ns);
             let stack = match stack::of_thread(process, thread) {
+                // The signal would wait, and then end a system call.
+                Ok(Some(stack)) if stack.blocks_signal => {
+                    if blocked.insert(thread) {
+                        self.blocked += 1;
+                    }
+                    continue;
+                }
                 Ok(Some(stack)) => stack,
                 Ok(None) => {
                     unfit.insert(thread);
@@ -531,7 +549,7 @@ impl Recorder {
                 events: self.order.events,
                 clock,
                 ran_ns,
-                is_blocked: false,
+                blocks: Blocks::Never,
                 stacks_found: 0,
                 stack: stack.places,
             };
@@ -802,11 +820,10 @@ fn ran_ns(process: u32, thread: u32) -> u64 {
     text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Whether a thread blocks the signal of its clock.
-fn blocks_signal(thread: u32) -> bool {
-    let blocked = status_field(thread, "SigBlk");
-    let blocked = blocked.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
-    blocked & 1 << (libc::SIGURG - 1) != 0
+/// Whether a thread blocks the signal of its clock, and not because it is in a burst.
+fn blocks_by_itself(target: &Target, one: &Thread, thread: u32) -> bool {
+    let outside = || [ARMED, DONE].contains(&target.word(one.slot, layout::STATE));
+    outside() && stack::blocks_signal(thread) && outside()
 }
 
 fn own_thread() -> u32 {

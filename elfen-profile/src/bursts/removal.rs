@@ -217,6 +217,8 @@ fn try_to_remove(group: &mut Group, is_put_back: &mut bool) -> Result<bool, Refu
     if group.instructions().iter().any(is_inside) {
         return Ok(false);
     }
+    // A thread may have been setting a handler when they were put back.
+    put_back(group, thread, &found)?;
     group.calls(thread, |call| {
         for range in &list.mapped {
             let length = range.end.saturating_sub(range.start);

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use elfen_instrument::process::status_field;
 use elfen_instrument::remote::{Paused, TouchError, mappings};
 
 /// The largest frame has 11 KB; its handler and those of the program come on top.
@@ -15,13 +16,21 @@ pub(super) struct Found {
     /// Where its stack pointer may be for a signal.
     pub(super) places: Range<u64>,
     pub(super) fs_base: u64,
+    pub(super) blocks_signal: bool,
+}
+
+/// Whether a thread blocks the signal of its clock.
+pub(super) fn blocks_signal(thread: u32) -> bool {
+    let blocked = status_field(thread, "SigBlk");
+    let blocked = blocked.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
+    blocked & 1 << (libc::SIGURG - 1) != 0
 }
 
 /// Stops a thread for a moment. `Ok(None)` if its stack is not its own, or has no room left.
 pub(super) fn of_thread(process: u32, thread: u32) -> Result<Option<Found>, TouchError> {
-    let registers = {
+    let (registers, blocks_signal) = {
         let paused = Paused::stop(thread)?;
-        paused.registers
+        (paused.registers, blocks_signal(thread))
     };
     let all = mappings(process).map_err(TouchError::Refused)?;
     let Some(stack) = all.iter().find(|one| one.range.contains(&registers.rsp)) else {
@@ -37,6 +46,6 @@ pub(super) fn of_thread(process: u32, thread: u32) -> Result<Option<Found>, Touc
     } else {
         return Ok(None);
     };
-    let found = Found { places, fs_base: registers.fs_base };
+    let found = Found { places, fs_base: registers.fs_base, blocks_signal };
     Ok(Some(found).filter(|found| found.places.contains(&registers.rsp)))
 }

@@ -105,6 +105,7 @@ impl Target {
         loop {
             tries.next();
             match Self::try_to_attach(process, needs_addresses) {
+                Err(Refusal::Moment(_)) if !tries.is_empty() => {}
                 // It has just mapped something where our memory should go.
                 Err(Refusal::Touch(TouchError::Call { error, .. }))
                     if error.kind() == io::ErrorKind::AddrInUse && !tries.is_empty() => {}
@@ -211,7 +212,7 @@ impl Target {
         }
         let is_in = |at: &u64| self.list.patches.iter().any(|patch| patch.holds(*at));
         if group.instructions().iter().any(is_in) {
-            return Err(Refusal::Unfit("it was about to set a handler; try again"));
+            return Err(Refusal::Moment("it was about to set a handler"));
         }
         self.list.write(&self.region, self.header.at)?;
         for Patch { at, old, new } in &self.list.patches {
@@ -551,6 +552,12 @@ fn map_own(mapped: &mut Vec<Range<u64>>, call: Call<'_>) -> Result<u64, TouchErr
     Ok(at)
 }
 
+/// A core file would have all of it, with its empty pages.
+fn leave_out_of_cores(at: u64, bytes: u64, call: Call<'_>) -> Result<(), TouchError> {
+    let advice = u64::from(libc::MADV_DONTDUMP.unsigned_abs());
+    call("madvise", libc::SYS_madvise, [at, bytes, advice, 0, 0, 0]).map(drop)
+}
+
 /// Maps the parts of the region's file, and adds them to `mapped`. Returns where table, contexts,
 /// header and points are.
 fn map_parts(
@@ -576,6 +583,7 @@ fn map_parts(
     for (place, (bytes, offset, rights)) in places_of.iter_mut().zip(parts) {
         let at = call("mmap", libc::SYS_mmap, [hint, bytes, rights.into(), shared, fd, offset])?;
         mapped.push(at..at + bytes);
+        leave_out_of_cores(at, bytes, call)?;
         *place = at;
         region.add_part(at, bytes, offset);
         hint = at + bytes + PAGE;
@@ -588,6 +596,7 @@ fn map_parts(
         let arguments = [at, CLUSTER_BYTES, execute.into(), shared, fd, offset];
         let found = call("mmap", libc::SYS_mmap, arguments)?;
         mapped.push(found..found + CLUSTER_BYTES);
+        leave_out_of_cores(found, CLUSTER_BYTES, call)?;
         region.add_part(found, CLUSTER_BYTES, offset);
         if found != at {
             let error = io::ErrorKind::AddrInUse.into();

@@ -226,6 +226,7 @@ impl Space {
                 let flags = (libc::MAP_SHARED | fixed).unsigned_abs();
                 let arguments = [range.start, bytes, rights.into(), flags.into(), fd, *offset];
                 borrowed.call(self.syscall, libc::SYS_mmap, arguments)?;
+                leave_out_of_cores(borrowed, self.syscall, range.start, bytes)?;
             }
             close(borrowed, self.syscall, fd)
         })
@@ -588,5 +589,12 @@ fn map(
 ) -> io::Result<u64> {
     // A hint: without MAP_FIXED the kernel takes this address if it is free.
     let flags = u64::from(libc::MAP_SHARED.unsigned_abs());
-    borrowed.call(syscall, libc::SYS_mmap, [at, bytes, rights, flags, fd, offset])
+    let at = borrowed.call(syscall, libc::SYS_mmap, [at, bytes, rights, flags, fd, offset])?;
+    leave_out_of_cores(borrowed, syscall, at, bytes).map(|()| at)
+}
+
+/// A core file would have all of it, with its empty pages.
+fn leave_out_of_cores(borrowed: &Borrowed, syscall: u64, at: u64, bytes: u64) -> io::Result<()> {
+    let advice = u64::from(libc::MADV_DONTDUMP.unsigned_abs());
+    borrowed.call(syscall, libc::SYS_madvise, [at, bytes, advice, 0, 0, 0]).map(drop)
 }

@@ -11,6 +11,8 @@ use std::thread;
 use elfen_instrument::remote::Tracee;
 use elfen_instrument::{file_of, gains_rights};
 
+use crate::signals;
+
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The program was not found, or cannot be executed.
@@ -40,7 +42,7 @@ pub(super) fn start(words: &[OsString]) -> Result<Child, StartError> {
     let (mut ready, tell) = pipe().map_err(StartError::Trace)?;
     let (wait, mut go) = pipe().map_err(StartError::Trace)?;
     let mut command = Command::new(program);
-    command.args(arguments);
+    signals::pass_to(command.args(arguments));
     let (tell_fd, wait_fd) = (tell.as_raw_fd(), wait.as_raw_fd());
     // SAFETY: the closure makes system calls only. Both descriptors stay open until `spawn`
     // returns, and close on exec.

@@ -40,6 +40,8 @@ const INTERVAL_NS_MAX: f64 = 1e9;
 const KEPT: f64 = layout::KEPT_MAX as f64 / 1.5;
 /// Less than one in this number of bursts in code of no file is not worth a remark.
 const FOREIGN_FROM: u64 = 50;
+/// The ends of a burst block signals too, but not at so many looks in a row.
+const BLOCKED_MAX: u32 = 3;
 /// A thread that was in a system call is looked at again once it has run for so long.
 const STEADY_NS: u64 = 1_000_000;
 /// The part of the usual interval while most code is new.
@@ -121,15 +123,6 @@ pub struct Recorded {
     pub is_known: bool,
 }
 
-/// At how many looks a thread has blocked the signal of its clock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Blocks {
-    Never,
-    Once,
-    /// Its clock does not run any more: a signal that waits would end a system call.
-    Often,
-}
-
 #[derive(Debug)]
 struct Thread {
     slot: u32,
@@ -138,7 +131,8 @@ struct Thread {
     clock: Clock,
     /// Its run time when it was last looked at.
     ran_ns: u64,
-    blocks: Blocks,
+    /// At how many looks in a row it has blocked the signal of its clock.
+    blocked: u32,
     /// How often it was looked up where its stack is.
     stacks_found: u32,
     /// Where its stack pointer may be.
@@ -491,19 +485,16 @@ impl Recorder {
         for thread in now {
             if let Some(one) = threads.get_mut(&thread) {
                 let ran = ran_ns(process, thread);
-                if ran != std::mem::replace(&mut one.ran_ns, ran)
-                    && one.blocks == Blocks::Never
-                    && blocks_by_itself(target, one, thread)
-                {
-                    one.blocks = Blocks::Once;
-                } else if one.blocks == Blocks::Once {
-                    // A handler of ours blocks signals too, but hardly at two looks.
-                    one.blocks = Blocks::Never;
-                    if blocks_by_itself(target, one, thread) {
-                        let _gone = one.clock.stop();
-                        one.blocks = Blocks::Often;
-                        self.blocked += 1;
-                    }
+                let has_run = ran != std::mem::replace(&mut one.ran_ns, ran);
+                if !has_run || one.blocked == BLOCKED_MAX {
+                    continue;
+                }
+                let blocks = blocks_by_itself(target, one, thread);
+                one.blocked = if blocks { one.blocked + 1 } else { 0 };
+                if one.blocked == BLOCKED_MAX {
+                    // A signal that waits would end a system call.
+                    let _gone = one.clock.stop();
+                    self.blocked += 1;
                 }
                 continue;
             }
@@ -549,7 +540,7 @@ impl Recorder {
                 events: self.order.events,
                 clock,
                 ran_ns,
-                blocks: Blocks::Never,
+                blocked: 0,
                 stacks_found: 0,
                 stack: stack.places,
             };
@@ -823,8 +814,9 @@ fn ran_ns(process: u32, thread: u32) -> u64 {
 
 /// Whether a thread blocks the signal of its clock, and not because it is in a burst.
 fn blocks_by_itself(target: &Target, one: &Thread, thread: u32) -> bool {
-    let outside = || [ARMED, DONE].contains(&target.word(one.slot, layout::STATE));
-    outside() && stack::blocks_signal(thread) && outside()
+    let words = || [layout::STATE, layout::KEPT].map(|word| target.word(one.slot, word));
+    let before = words();
+    [ARMED, DONE].contains(&before[0]) && stack::blocks_signal(thread) && words() == before
 }
 
 fn own_thread() -> u32 {

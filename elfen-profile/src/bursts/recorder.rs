@@ -40,7 +40,7 @@ const INTERVAL_NS_MAX: f64 = 1e9;
 const KEPT: f64 = layout::KEPT_MAX as f64 / 1.5;
 /// Less than one in this number of bursts in code of no file is not worth a remark.
 const FOREIGN_FROM: u64 = 50;
-/// The ends of a burst block signals too, but not at so many looks in a row.
+/// The ends of a burst block signals too, but hardly at three looks in a row.
 const BLOCKED_MAX: u32 = 3;
 /// A thread that was in a system call is looked at again once it has run for so long.
 const STEADY_NS: u64 = 1_000_000;
@@ -155,7 +155,7 @@ struct Prepared {
     threads: BTreeMap<u32, Thread>,
     /// Threads whose stacks are not known yet, and their run time when they were looked at last.
     waiting: HashMap<u32, u64>,
-    /// Threads without room for the frame of a signal, and those that block it.
+    /// Threads without room for the frame of a signal, and threads that block it.
     unfit: HashSet<u32>,
     blocked: HashSet<u32>,
     tally: Tally,
@@ -717,7 +717,7 @@ impl Recorder {
         let all = if self.regions.is_empty() { Vec::new() } else { numbers_in("/proc") };
         for process in all {
             let found = Found::of(process);
-            // One that shares its memory with a process that still has it is no copy.
+            // Not one that shares its memory with a process that still has it.
             let is_copy =
                 |found: &Found| self.regions.contains(&found.inode) && found.is_copy(process);
             if found.as_ref().is_some_and(is_copy)

@@ -6,6 +6,8 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
 use crate::failure::{Failure, to_stderr};
 
 /// Prints a result: as one JSON object for scripts, or as text.
@@ -80,37 +82,58 @@ fn check_link(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether [`replace_private`] can write a file. Nothing of an existing file changes.
-pub fn check_replaceable(path: &Path) -> io::Result<()> {
-    check_link(path)?;
-    match Beside::create(path)? {
-        Some(_unused) => Ok(()),
-        // Opening a pipe would wait for its reader.
-        None => {
-            let options = libc::O_NONBLOCK;
-            File::options().write(true).custom_flags(options).open(path).map(drop)
+/// A file for the result of a command, which other users cannot read. An existing file keeps what
+/// it has until all is written. Links are followed as by [`create_private`].
+#[derive(Debug)]
+pub struct ResultFile {
+    path: PathBuf,
+    /// Devices, pipes, and files in a folder that this user may not change are written in place.
+    in_place: Option<File>,
+}
+
+impl ResultFile {
+    /// Finds out whether the file can be written, and changes nothing of it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        check_link(path)?;
+        let found = path.metadata();
+        let beside = match &found {
+            Ok(found) if !found.is_file() => None,
+            Ok(_) => Beside::create(path).ok(),
+            Err(_) => Some(Beside::create(path)?),
+        };
+        let in_place = if beside.is_some() { None } else { Some(open_in_place(path)?) };
+        Ok(Self { path: path.to_owned(), in_place })
+    }
+
+    /// Writes the file.
+    pub fn write(
+        self,
+        write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let all = |file: &File| {
+            let mut buffer = BufWriter::new(file);
+            write(&mut buffer)?;
+            buffer.flush()
+        };
+        if let Some(file) = self.in_place {
+            if file.metadata()?.is_file() {
+                file.set_len(0)?;
+                file.set_permissions(Permissions::from_mode(0o600))?;
+            }
+            return all(&file);
         }
+        check_link(&self.path)?;
+        let beside = Beside::create(&self.path)?;
+        all(&beside.file)?;
+        fs::rename(&beside.path, &beside.target)
     }
 }
 
-/// Writes a file that other users cannot read. An existing file is replaced once all is written, so
-/// it is not lost if that fails. Links are followed as by [`create_private`].
-pub fn replace_private(
-    path: &Path,
-    write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
-) -> io::Result<()> {
-    check_link(path)?;
-    let Some(beside) = Beside::create(path)? else {
-        let file = create_private(path)?;
-        let mut buffer = BufWriter::new(&file);
-        write(&mut buffer)?;
-        return buffer.flush();
-    };
-    let mut buffer = BufWriter::new(&beside.file);
-    write(&mut buffer)?;
-    buffer.flush()?;
-    drop(buffer);
-    fs::rename(&beside.path, &beside.target)
+/// Opens a file for writing. A pipe needs a reader by now: waiting for one could last for ever.
+fn open_in_place(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
+    Ok(file)
 }
 
 /// A new file in the folder of the one that it will replace. It is removed if it does not.
@@ -121,30 +144,18 @@ struct Beside {
 }
 
 impl Beside {
-    /// `None` if the file can only be written in place: a device, or one in a folder of others.
-    fn create(path: &Path) -> io::Result<Option<Self>> {
-        let (exists, target) = match path.canonicalize() {
-            Ok(target) => (true, target),
-            Err(_) => match path.read_link() {
-                // A link to a file that is not there yet.
-                Ok(link) => (false, path.with_file_name(link)),
-                Err(_) => (false, path.to_owned()),
-            },
-        };
-        let name = target.file_name().unwrap_or_default();
-        if exists && !target.is_file() {
-            return Ok(None);
-        }
-        let mut new = OsString::from(".");
-        new.push(name);
-        new.push(format!(".{}.new", std::process::id()));
-        let new = target.with_file_name(new);
-        let created = File::options().write(true).create_new(true).mode(0o600).open(&new);
-        match created {
-            Ok(file) => Ok(Some(Self { file, path: new, target })),
-            Err(_) if exists => Ok(None),
-            Err(error) => Err(error),
-        }
+    fn create(path: &Path) -> io::Result<Self> {
+        let target = path.canonicalize().unwrap_or_else(|_| match path.read_link() {
+            // A link to a file that is not there yet.
+            Ok(link) => path.with_file_name(link),
+            Err(_) => path.to_owned(),
+        });
+        let mut name = OsString::from(".");
+        name.push(target.file_name().unwrap_or_default());
+        name.push(format!(".{}.new", std::process::id()));
+        let path = target.with_file_name(name);
+        let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+        Ok(Self { file, path, target })
     }
 }
 
@@ -156,6 +167,9 @@ impl Drop for Beside {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     /// Goal: a file that cannot be written as a whole keeps what it has, and nothing is left beside
@@ -164,26 +178,41 @@ mod tests {
     fn a_file_is_replaced_as_a_whole() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
-        replace_private(&file, |to| to.write_all(b"first")).unwrap();
-        let failed = replace_private(&file, |to| {
+        let write = |file: &Path, text: &[u8]| {
+            ResultFile::open(file).unwrap().write(|to| to.write_all(text)).unwrap();
+        };
+        write(&file, b"first");
+        let failed = ResultFile::open(&file).unwrap().write(|to| {
             to.write_all(b"second")?;
             Err(io::ErrorKind::StorageFull.into())
         });
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
-        check_replaceable(&file).unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"first");
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        replace_private(&link, |to| to.write_all(b"third")).unwrap();
+        write(&link, b"third");
         assert!(link.is_symlink());
         assert_eq!(fs::read(&file).unwrap(), b"third");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         for wrong in [folder.path().to_owned(), folder.path().join("no/file")] {
-            assert!(check_replaceable(&wrong).is_err(), "{wrong:?}");
+            ResultFile::open(&wrong).unwrap_err();
         }
-        check_replaceable(Path::new("/dev/null")).unwrap();
-        replace_private(Path::new("/dev/null"), |to| to.write_all(b"fourth")).unwrap();
+        write(Path::new("/dev/null"), b"fourth");
+    }
+
+    /// Goal: a reader of a pipe gets all of it, and its end only then. Method: a pipe by the path
+    /// of its descriptor, as that of `>(command)`.
+    #[test]
+    fn a_pipe_is_written_once() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let opened = ResultFile::open(Path::new(&path)).unwrap();
+        drop(writer);
+        opened.write(|to| to.write_all(b"all")).unwrap();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "all");
     }
 
     /// Goal: root writes only to the given file, not to a file that another user chooses. Method: a

@@ -127,6 +127,12 @@ pub fn status_field(task: impl Display, name: &str) -> Option<String> {
     field(&text, name).map(str::to_owned)
 }
 
+/// A mask of signals in `/proc/TASK/status`; 0 if the task is gone.
+pub fn status_mask(task: impl Display, name: &str) -> u64 {
+    let text = status_field(task, name).unwrap_or_default();
+    u64::from_str_radix(&text, 16).unwrap_or(0)
+}
+
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let of_line = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
     status.lines().find_map(of_line).map(str::trim)

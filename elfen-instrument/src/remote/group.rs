@@ -164,25 +164,24 @@ impl Group {
     /// They execute nothing of the program behind it.
     pub fn run_out(&mut self, is_ours: impl Fn(u64) -> bool) -> Result<(), TouchError> {
         let fail = |error| TouchError::Call { what: "leaving our code", error };
-        let mut moved = Vec::new();
         for (&thread, state) in &mut self.threads {
             if *state != State::Listens {
                 continue;
             }
             // A handler may lead to other code of ours. Each of the two has an entry and an exit.
-            let mut signal = 0;
+            let (mut signal, mut is_moved) = (0, false);
             for _ in 0..RETURNS_MAX {
                 if !is_ours(registers_of(thread).map_err(fail)?.rip) {
                     break;
                 }
                 ptrace(libc::PTRACE_SYSCALL, thread, 0, signal).map_err(fail)?;
-                moved.push(thread);
+                is_moved = true;
                 signal = match wait_stopped_within(thread, WAIT).map_err(fail)? {
                     SYSCALL_STOP | libc::SIGTRAP | libc::SIGSTOP => 0,
                     other => usize::try_from(other).unwrap_or(0),
                 };
             }
-            if moved.last() == Some(&thread) {
+            if is_moved {
                 // To where the whole process stands still.
                 ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0).map_err(fail)?;
                 ptrace(libc::PTRACE_CONT, thread, 0, signal).map_err(fail)?;

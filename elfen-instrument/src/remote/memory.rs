@@ -67,7 +67,13 @@ impl Memory {
         Ok(found)
     }
 
-    /// The same, but fewer bytes if the memory ends before.
+    pub fn words(&self, at: u64, count: usize) -> io::Result<Vec<u64>> {
+        let bytes = self.read_vec(at, 8 * count)?;
+        let words = bytes.chunks_exact(8);
+        Ok(words.map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect())
+    }
+
+    /// The same as [`Memory::read_vec`], but fewer bytes if the memory ends before.
     pub fn read_up_to(&self, at: u64, bytes: usize) -> io::Result<Vec<u8>> {
         let mut found = vec![0; bytes];
         let length = self.0.read_at(&mut found, at)?;

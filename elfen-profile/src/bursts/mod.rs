@@ -9,7 +9,8 @@
 //!   inside.c: to the cache  ---->  blocks, events
 //! ```
 //!
-//! The program is stopped once, when it is prepared. Afterwards no tracer is attached. If the host
+//! The program is stopped once, when it is prepared, and each thread once for a look at its stack.
+//! Otherwise no tracer is attached. If the host
 //! is killed, no further signal comes.
 
 mod clock;

@@ -13,7 +13,4 @@ pub(super) enum Refusal {
     Io(#[from] io::Error),
     #[error("{0}")]
     Unfit(&'static str),
-    /// It may be possible a moment later.
-    #[error("{0}")]
-    Moment(&'static str),
 }

@@ -1,7 +1,6 @@
 //! Takes everything of ours out of a process: of one that was recorded, of its forked children, and
 //! of one whose recording was killed. The process itself keeps the list of what that is.
 
-use std::io;
 use std::ops::Range;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ pub(super) const FAULTS: [i32; 4] = [libc::SIGILL, libc::SIGBUS, libc::SIGFPE, l
 /// Words of what the kernel does about a signal.
 pub(super) const ACTION_WORDS: usize = 4;
 const ACTION_BYTES: u64 = 8 * ACTION_WORDS as u64;
-/// "elfburst", and the version of the list.
+/// Its last byte is the version of the list.
 const MAGIC: u64 = u64::from_le_bytes(*b"elfbur\0\x01");
 const RANGES_MAX: usize = 16;
 const PATCHES_MAX: usize = 20;
@@ -126,30 +125,24 @@ pub(super) struct Found {
 impl Found {
     pub(super) fn of(process: u32) -> Option<Self> {
         let all = mappings(process).ok()?;
-        let is_header = |offset| offset == HEADER_AT;
         let part = all.iter().find(|one| {
-            one.name.starts_with(MAPPED_NAME) && is_header(one.offset) && one.writable
+            one.name.starts_with(MAPPED_NAME) && one.offset == HEADER_AT && one.writable
         })?;
         let (header, (_, inode)) = (part.range.start, part.file.clone()?);
-        let memory = Memory::open(process).ok()?;
-        let list = memory.read_vec(header + RECORD, 8 * WORDS).ok()?;
-        let words: Vec<u64> = list
-            .chunks_exact(8)
-            .map(|word| word.try_into().map_or(0, u64::from_le_bytes))
-            .collect();
+        let words = Memory::open(process).ok()?.words(header + RECORD, WORDS).ok()?;
         Some(Self { inode, header, list: List::parse(&words)? })
     }
 
     /// Whether it was forked from the process that was recorded.
     pub(super) fn is_copy(&self, process: u32) -> bool {
-        let word = Memory::open(process).and_then(|memory| memory.read_vec(self.list.is_origin, 8));
-        word.is_ok_and(|word| word == [0; 8])
+        let word = Memory::open(process).and_then(|memory| memory.words(self.list.is_origin, 1));
+        word.is_ok_and(|word| word == [0])
     }
 
     /// Whether a recording is still looking at it.
     pub(super) fn is_recorded(&self, process: u32) -> bool {
         let at = self.header + RECORD + BEAT;
-        let beat = || Memory::open(process).and_then(|memory| memory.read_vec(at, 8)).ok();
+        let beat = || Memory::open(process).and_then(|memory| memory.words(at, 1)).ok();
         let (before, until) = (beat(), Instant::now() + BEAT_WITHIN);
         while Instant::now() < until {
             sleep(Duration::from_millis(20));
@@ -236,15 +229,12 @@ fn put_back(group: &Group, thread: i32, found: &Found) -> Result<(), Refusal> {
         group.memory.replace(*at, new, old)?;
     }
     let at = header + SCRATCH;
-    let word = |at: u64| -> io::Result<u64> {
-        let word = group.memory.read_vec(at, 8)?;
-        Ok(word.try_into().map_or(0, u64::from_le_bytes))
-    };
     group.calls(thread, |call| {
         for signal in FAULTS.into_iter().chain([libc::SIGURG]) {
             let number = u64::from(signal.unsigned_abs());
             call("rt_sigaction", libc::SYS_rt_sigaction, [number, 0, at, 8, 0, 0])?;
-            if [list.on_fault, list.on_tick].contains(&word(at)?) {
+            let handler = group.memory.words(at, 1)?;
+            if [[list.on_fault], [list.on_tick]].iter().any(|ours| *ours == *handler) {
                 let action = list.actions + number * ACTION_BYTES;
                 call("rt_sigaction", libc::SYS_rt_sigaction, [number, action, 0, 8, 0, 0])?;
             }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use elfen_instrument::process::status_field;
+use elfen_instrument::process::status_mask;
 use elfen_instrument::remote::{Paused, TouchError, mappings};
 
 /// The largest frame has 11 KB; its handler and those of the program come on top.
@@ -21,9 +21,7 @@ pub(super) struct Found {
 
 /// Whether a thread blocks the signal of its clock.
 pub(super) fn blocks_signal(thread: u32) -> bool {
-    let blocked = status_field(thread, "SigBlk");
-    let blocked = blocked.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
-    blocked & 1 << (libc::SIGURG - 1) != 0
+    status_mask(thread, "SigBlk") & 1 << (libc::SIGURG - 1) != 0
 }
 
 /// Stops a thread for a moment. `Ok(None)` if its stack is not its own, or has no room left.

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use elfen_instrument::process::{ProgramId, status_field};
+use elfen_instrument::process::{ProgramId, status_field, status_mask};
 use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, descriptor, mappings};
 use elfen_instrument::symbols::address_of_symbol;
 use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
@@ -55,7 +55,9 @@ const RET: u8 = 0xc3;
 /// Bytes of `nop` instructions of all lengths.
 const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x40, 0x44, 0x80, 0x90];
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-/// How often another place is sought.
+/// The signals that a process has handlers for.
+const CAUGHT: &str = "SigCgt";
+/// How often a process is looked at again that was not at rest.
 const PLANS: u32 = 5;
 /// The end of a stack whose place is not known yet.
 const STACK_UNKNOWN: u64 = 1;
@@ -105,7 +107,7 @@ impl Target {
         loop {
             tries.next();
             match Self::try_to_attach(process, needs_addresses) {
-                Err(Refusal::Moment(_)) if !tries.is_empty() => {}
+                Err(Refusal::Touch(TouchError::Busy)) if !tries.is_empty() => {}
                 // It has just mapped something where our memory should go.
                 Err(Refusal::Touch(TouchError::Call { error, .. }))
                     if error.kind() == io::ErrorKind::AddrInUse && !tries.is_empty() => {}
@@ -212,7 +214,8 @@ impl Target {
         }
         let is_in = |at: &u64| self.list.patches.iter().any(|patch| patch.holds(*at));
         if group.instructions().iter().any(is_in) {
-            return Err(Refusal::Moment("it was about to set a handler"));
+            // It is about to set a handler.
+            return Err(TouchError::Busy.into());
         }
         self.list.write(&self.region, self.header.at)?;
         for Patch { at, old, new } in &self.list.patches {
@@ -447,21 +450,16 @@ impl Plan {
         let places = Places::find(&all, &exe)?;
         let loader = Loader::find(process, &all, &memory)?;
         let sites = sites::find(process, &all, &exe, &memory);
-        let (region, inside, caught) = (Region::new()?, Inside::new(), caught(process));
+        let (region, inside, caught) =
+            (Region::new()?, Inside::new(), status_mask(process, CAUGHT));
         Ok(Self { program, memory, region, places, inside, loader, sites, caught })
     }
-}
-
-/// The signals that a process has handlers for, as bits.
-fn caught(process: u32) -> u64 {
-    let text = status_field(process, "SigCgt").unwrap_or_default();
-    u64::from_str_radix(&text, 16).unwrap_or(0)
 }
 
 /// Whether bursts can run in a process at all.
 fn check(process: u32) -> Result<(), Refusal> {
     let status = |process: u32, name: &str| status_field(process, name);
-    if caught(process) & 1 << (libc::SIGURG - 1) != 0 {
+    if status_mask(process, CAUGHT) & 1 << (libc::SIGURG - 1) != 0 {
         return Err(Refusal::Unfit("it handles SIGURG itself, as Go does"));
     }
     if elfen_instrument::process::is_filtered(process) {

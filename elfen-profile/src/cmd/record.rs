@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use elfen_console::duration;
 use elfen_console::failure::{Failure, Status, to_stderr};
-use elfen_console::output;
+use elfen_console::output::{self, ResultFile};
 use elfen_instrument::process::stat;
 use elfen_machine::source::Source as Machine;
 
@@ -28,9 +28,10 @@ use crate::symbols::{ProfileSymbols, note_build_ids};
 
 const AFTER: &str = "\
 By bursts, a thread goes through a code cache for some thousand edges, at random times of its CPU \
-time. The program runs as ever between them, and is stopped once, when it is prepared. Counts are \
-what the bursts have seen; ± is the relative error. A process of which no bursts are \
-possible is named, with the reason. docs/safety.md says which programs may notice bursts.
+time. The program runs as ever between them; it is stopped for a moment at the beginning and at \
+the end. Counts are \
+what the bursts have seen; ± is the relative error. A process that has no bursts is \
+named, with the reason. docs/safety.md says which programs may notice bursts.
 
 By shadows, copies of the program are forked at random times. They run in the code cache, on an \
 idle CPU, and change nothing: their output is dropped, and shared memory is read-only. A shadow is \
@@ -274,9 +275,8 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
     check_addresses(args, what)?;
     // A file that cannot be written is found before the program runs.
     let unwritable = |path, error| Failure::unwritable("the profile", path, error);
-    if let Some(path) = args.output.as_deref() {
-        output::check_replaceable(path).map_err(|error| unwritable(path, error))?;
-    }
+    let open = |path| ResultFile::open(path).map_err(|error| unwritable(path, error));
+    let file = args.output.as_deref().map(open).transpose()?;
     let passed = if args.pid.is_some() { signals::stop_on() } else { signals::pass_on() };
     passed.map_err(|error| Failure::new(Status::Failed, "signals", error, "try again"))?;
     let (mut profile, status) = match args.by {
@@ -325,8 +325,8 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         profile.program = vec![format!("process {process}")];
     }
     note_build_ids(&mut profile);
-    if let Some(path) = args.output.as_deref() {
-        let written = output::replace_private(path, |file| elfprof::write(&profile, file));
+    if let (Some(file), Some(path)) = (file, args.output.as_deref()) {
+        let written = file.write(|file| elfprof::write(&profile, file));
         written.map_err(|error| unwritable(path, error))?;
     }
     if args.output.is_none() && !args.quiet {

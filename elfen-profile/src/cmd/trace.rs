@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use elfen_console::failure::{Failure, Status, to_stderr};
-use elfen_console::output;
+use elfen_console::output::{self, ResultFile};
 use elfen_core_model::elftrace::{self, EXECUTED_MAX};
 
 use crate::everything::{self, Ended, StartError, TraceError, TraceLimits};
@@ -86,7 +86,7 @@ fn parse_length(text: &str) -> Result<u64, String> {
 pub(super) fn run(args: &TraceArgs) -> Result<ExitCode, Failure> {
     // A file that cannot be written is found before the program runs.
     let unwritable = |error: io::Error| Failure::unwritable("the trace", &args.output, error);
-    let file = output::create_private(&args.output).map_err(unwritable)?;
+    let file = ResultFile::open(&args.output).map_err(unwritable)?;
     if !args.quiet {
         to_stderr("trace: each instruction is recorded, in a code cache, under ptrace");
     }
@@ -114,9 +114,9 @@ pub(super) fn run(args: &TraceArgs) -> Result<ExitCode, Failure> {
         };
         return Err(Failure::new(Status::Failed, running(args), "nothing was recorded", fix));
     }
-    elftrace::write(&trace, &file).map_err(unwritable)?;
+    file.write(|file| elftrace::write(&trace, file)).map_err(unwritable)?;
     if !args.quiet {
-        let bytes = file.metadata().map_or(0, |known| known.len());
+        let bytes = args.output.metadata().map_or(0, |known| known.len());
         to_stderr(&format!(
             "trace: {executed} instructions in {} blocks, {} addresses, {} KB",
             trace.blocks.len(),

@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use elfen_core_model::trace::Trace;
-use elfen_instrument::process::{plain_text, status_field};
+use elfen_instrument::process::{plain_text, status_mask};
 use elfen_instrument::remote::{Change, Memory, Resume, Tracee};
 use elfen_stream::{BlockId, Cache, Exit, Indirect, Stop, Translated, Trap, layout};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
@@ -813,11 +813,7 @@ enum Reaction {
 }
 
 fn reaction(thread: Tracee, signal: i32) -> Reaction {
-    let has = |field: &str| {
-        let mask = status_field(thread.0, field);
-        let mask = mask.and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
-        mask & 1 << (signal - 1) != 0
-    };
+    let has = |field: &str| status_mask(thread.0, field) & 1 << (signal - 1) != 0;
     let is_quiet = matches!(
         signal,
         libc::SIGCHLD

@@ -145,7 +145,7 @@ impl<'a> Counts<'a> {
     }
 }
 
-/// Compares the shares of the functions of `shares.c` with those that it has printed: those of its
+/// Compares the shares of the functions of `shares.c` with what it has printed, the shares of its
 /// branches. Its loops all have the same instructions.
 pub(crate) fn assert_shares(profile: &Profile, program: &Path, printed: &str) {
     let counts = Counts::of(profile, program);

@@ -35,7 +35,7 @@ use super::{
     measure, metric, pin, play, row, runs, value_of,
 };
 use released::Probe;
-use sleeper::{ANSWER_NS, Shared, Way, ticks};
+use sleeper::{ANSWER_NS, Shared, WakeUp, Way, ticks};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,7 +45,10 @@ Examples:
 
 Column `seen by` names the end of the measured time to sleep. `released`: the sibling has the core \
 to itself. `switched`: the kernel has switched to another task. `entered`: the thread is about to \
-wait. Only `released` includes the time that the CPU itself takes.";
+wait. Only `released` includes the time that the CPU itself takes.
+
+Column `overtaken` counts device naps whose time to wake is unknown: another task ran on the \
+request lane before the woken thread could read since when that lane had been idle.";
 
 /// Measure how long a lane takes to fall asleep and to wake
 ///
@@ -159,6 +162,7 @@ const NAPS: &[Column] = &[
     metric("sleep_cycles", "sleep", "cycles", 0).lower(),
     label("sleep_seen_by", "seen by"),
     metric("wake_cycles", "wake", "cycles", 0).lower(),
+    super::number("overtaken", "overtaken", "", 0),
     label("why", "not measured"),
 ];
 
@@ -189,9 +193,13 @@ impl Naps {
             // The sleeping thread is new, so its first nap does not count.
             bench.round(self, seen_by)?;
             for _ in 0..NAPS_A_ROUND {
-                let Round { sleep, wake } = bench.round(self, seen_by)?;
+                let Round { sleep, wake_up } = bench.round(self, seen_by)?;
                 values.extend("sleep_cycles", sleep);
-                values.extend("wake_cycles", wake);
+                if let WakeUp::After(cycles) = wake_up {
+                    values.add("wake_cycles", cycles);
+                }
+                let overtaken = matches!(wake_up, WakeUp::Overtaken);
+                values.count("overtaken", overtaken.into());
             }
             Ok(())
         })
@@ -271,11 +279,12 @@ fn with_sleeper<T>(
     })
 }
 
-/// The cycles that one nap took. `None` if it ended for another reason, or was not detected.
+/// The times of one nap.
 #[derive(Clone, Copy, Debug)]
 struct Round {
+    /// `None` if the sleep was not detected, or the time to wake is unknown.
     sleep: Option<f64>,
-    wake: Option<f64>,
+    wake_up: WakeUp,
 }
 
 /// The measuring thread's state, and the handle of the thread that sleeps.
@@ -330,10 +339,10 @@ impl<'scope, 'env> Bench<'scope, 'env> {
         self.settle();
         let woken = self.wake();
         self.await_done()?;
-        let wake = self.shared.woken_after(self.way, woken, naps.ticks_per_ns);
+        let wake_up = self.shared.wake_up(self.way, woken, naps.ticks_per_ns);
         let sleep = slept.map(|at| number(at.saturating_sub(asked)));
         // If the nap ended for another reason, when it began to sleep does not count either.
-        Ok(Round { sleep: sleep.filter(|_| wake.is_some()), wake })
+        Ok(Round { sleep: sleep.filter(|_| matches!(wake_up, WakeUp::After(_))), wake_up })
     }
 
     /// Asks the second thread to sleep. Returns when.

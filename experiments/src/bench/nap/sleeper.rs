@@ -45,6 +45,17 @@ impl std::ops::Deref for Word {
     }
 }
 
+/// How a nap ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WakeUp {
+    /// The measuring thread ended it. The second thread ran this many cycles later.
+    After(f64),
+    /// An idle request lane ended it. Then another task ran there, so it is unknown when.
+    Overtaken,
+    /// It ended for another reason.
+    Otherwise,
+}
+
 /// What the two threads share.
 pub(super) struct Shared {
     /// The second thread, in the format of the task map.
@@ -180,18 +191,21 @@ impl Shared {
         switch.at_ns.filter(|_| at_once && switch.running == Running::Idle)
     }
 
-    /// Returns the cycles from `began`, when the wake-up started, to the second thread's first
-    /// instruction. `None` if the thread woke for another reason.
-    pub(super) fn woken_after(&self, way: &Way, began: u64, ticks_per_ns: f64) -> Option<f64> {
+    /// Returns how the last nap ended. The wake-up started at `began`.
+    pub(super) fn wake_up(&self, way: &Way, began: u64, ticks_per_ns: f64) -> WakeUp {
         if !self.woken.load(Relaxed) {
-            return None;
+            return WakeUp::Otherwise;
         }
         if !matches!(way, Way::Nap(Nap::Device(_))) {
-            return Some(number(self.woke_at.load(Relaxed).saturating_sub(began)));
+            return WakeUp::After(number(self.woke_at.load(Relaxed).saturating_sub(began)));
         }
-        let idle_at_ns = self.idle_at_ns.load(Relaxed);
-        let woke_ns = self.woke_at_ns.load(Relaxed).checked_sub(idle_at_ns)?;
-        (idle_at_ns != 0).then(|| number(woke_ns) * ticks_per_ns)
+        match self.idle_at_ns.load(Relaxed) {
+            0 => WakeUp::Overtaken,
+            idle_at_ns => {
+                let woke_ns = self.woke_at_ns.load(Relaxed).saturating_sub(idle_at_ns);
+                WakeUp::After(number(woke_ns) * ticks_per_ns)
+            }
+        }
     }
 }
 

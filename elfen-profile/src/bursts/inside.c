@@ -76,7 +76,12 @@ struct action {
 struct own {
 	/* What the program does about the signals whose handlers are ours, by number. */
 	struct action actions[SIGNALS];
+	/* Not 0 once the host takes our handlers out, and how many calls are installing one. */
+	volatile word ends, installing;
 };
+
+_Static_assert(__builtin_offsetof(struct own, ends) == 32 * 32, "ENDS in removal.rs");
+_Static_assert(__builtin_offsetof(struct own, installing) == 33 * 32 - 24, "INSTALLING");
 
 /* The host's twin is `Header` in inside.rs. */
 struct header {
@@ -206,20 +211,39 @@ static inline __attribute__((always_inline)) struct action ours_for(word signal,
 	return ours;
 }
 
+/* Returns whether a handler of ours may be installed; end_installing() follows then. */
+static inline __attribute__((always_inline)) int begin_installing(struct own *own)
+{
+	if (own->ends)
+		return 0;
+	__atomic_fetch_add(&own->installing, 1, __ATOMIC_SEQ_CST);
+	if (!own->ends)
+		return 1;
+	__atomic_fetch_sub(&own->installing, 1, __ATOMIC_SEQ_CST);
+	return 0;
+}
+
+static inline __attribute__((always_inline)) void end_installing(struct own *own)
+{
+	__atomic_fetch_sub(&own->installing, 1, __ATOMIC_SEQ_CST);
+}
+
 /*
  * The program's rt_sigaction. Its handlers of our signals are called by ours, and it never sees
- * ours. A child of vfork(2) uses this memory too: it resets signals, but installs no handler.
+ * ours, which stay in the kernel for a moment when the recording ends. A child of vfork(2) uses
+ * this memory too: it resets signals, but installs no handler.
  */
 INSIDE long elfen_inside_set_action(word signal, struct action *act, struct action *old, word size)
 {
 	struct header *header = (struct header *)*(volatile word *)&elfen_inside_header;
-	struct action *known = &header->own->actions[signal % SIGNALS], before, wanted, ours;
+	struct own *own = header->own;
+	struct action *known = &own->actions[signal % SIGNALS], before, wanted, ours;
 	long result;
 
 	if (signal >= SIGNALS || !(OURS >> signal & 1) || size != 8)
 		return call(SYS_RT_SIGACTION, signal, (long)act, (long)old, size);
 	before = *known;
-	if (act && act->handler > 1 && *header->is_origin) {
+	if (act && act->handler > 1 && *header->is_origin && begin_installing(own)) {
 		wanted = *act;
 		ours = ours_for(signal, &wanted);
 		/* First, because the host may put it back before and after the system call. */
@@ -227,6 +251,7 @@ INSIDE long elfen_inside_set_action(word signal, struct action *act, struct acti
 		result = call(SYS_RT_SIGACTION, signal, (long)&ours, (long)old, size);
 		if (result)
 			*known = before;
+		end_installing(own);
 	} else {
 		result = call(SYS_RT_SIGACTION, signal, (long)act, (long)old, size);
 	}

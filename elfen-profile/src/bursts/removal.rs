@@ -16,7 +16,11 @@ use crate::engine::region::{HEADER_AT, HEADER_BYTES, MAPPED_NAME, Region};
 pub(super) const FAULTS: [i32; 4] = [libc::SIGILL, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
 /// Words of what the kernel does about a signal.
 pub(super) const ACTION_WORDS: usize = 4;
-const ACTION_BYTES: u64 = 8 * ACTION_WORDS as u64;
+pub(super) const ACTION_BYTES: u64 = 8 * ACTION_WORDS as u64;
+/// Behind the actions of all signals: whether our handlers are taken out, and how many calls are
+/// installing one.
+const ENDS: u64 = 32 * ACTION_BYTES;
+const INSTALLING: u64 = ENDS + 8;
 /// Its last byte is the version of the list.
 const MAGIC: u64 = u64::from_le_bytes(*b"elfbur\0\x01");
 const RANGES_MAX: usize = 16;
@@ -31,6 +35,8 @@ const BEAT: u64 = 8;
 const BEAT_WITHIN: Duration = Duration::from_millis(500);
 /// For how long a process is stopped again and again, until none of its threads is in our code.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// For how long calls may install a handler. A signal's handler that jumps out of one never ends it.
+const INSTALLING_WITHIN: Duration = Duration::from_millis(200);
 
 /// Bytes of the program that were replaced.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -160,8 +166,8 @@ pub(super) fn beat(region: &Region, header: u64) {
     region.set_word(at, region.word(at).wrapping_add(1));
 }
 
-/// Takes everything out of a process, if there is something. Handlers and patches are put back
-/// first; the memory goes once no thread is in it.
+/// Takes everything out of a process, if there is something. From the start, none of our handlers
+/// is installed any more. The rest goes once no thread is in it.
 pub(super) fn remove(process: u32) -> Result<(), Refusal> {
     if Found::of(process).is_none() {
         return Ok(());
@@ -170,12 +176,11 @@ pub(super) fn remove(process: u32) -> Result<(), Refusal> {
         return Err(Refusal::Unfit("it filters its system calls"));
     }
     let mut group = Group::seize(process)?;
-    let deadline = Instant::now() + PATIENCE;
-    let (mut is_put_back, mut pause) = (false, Duration::from_millis(1));
+    let (start, mut pause) = (Instant::now(), Duration::from_millis(1));
     let done = loop {
-        match try_to_remove(&mut group, &mut is_put_back) {
+        match try_to_remove(&mut group, start.elapsed() < INSTALLING_WITHIN) {
             Ok(true) => break Ok(()),
-            Ok(false) | Err(Refusal::Touch(_)) if Instant::now() < deadline => {}
+            Ok(false) | Err(Refusal::Touch(_)) if start.elapsed() < PATIENCE => {}
             Ok(false) => break Err(Refusal::Unfit("a thread does not leave our code")),
             Err(error) => break Err(error),
         }
@@ -188,7 +193,7 @@ pub(super) fn remove(process: u32) -> Result<(), Refusal> {
 }
 
 /// Returns whether nothing is left.
-fn try_to_remove(group: &mut Group, is_put_back: &mut bool) -> Result<bool, Refusal> {
+fn try_to_remove(group: &mut Group, await_handlers: bool) -> Result<bool, Refusal> {
     group.stop(Group::keep_threads)?;
     // It may execute another program by now.
     let Some(found) = Found::of(group.process) else { return Ok(true) };
@@ -197,9 +202,15 @@ fn try_to_remove(group: &mut Group, is_put_back: &mut bool) -> Result<bool, Refu
     }
     let thread = group.any_stopped_thread().ok_or(TouchError::Busy)?;
     let list = &found.list;
-    if !*is_put_back {
-        put_back(group, thread, &found)?;
-        *is_put_back = true;
+    group.memory.write(list.actions.wrapping_add(ENDS), &1_u64.to_le_bytes())?;
+    let installing = group.memory.words(list.actions.wrapping_add(INSTALLING), 1)?;
+    if await_handlers && installing != [0] {
+        return Ok(false);
+    }
+    // From here on, no call sees a handler of ours.
+    put_handlers_back(group, thread, &found)?;
+    for Patch { at, old, new } in &list.patches {
+        group.memory.replace(*at, new, old)?;
     }
     let is_ours = |at: &u64| list.mapped.iter().any(|range| range.contains(at));
     let is_in_patch = |at: &u64| list.patches.iter().any(|patch| patch.holds(*at));
@@ -210,8 +221,8 @@ fn try_to_remove(group: &mut Group, is_put_back: &mut bool) -> Result<bool, Refu
     if group.instructions().iter().any(is_inside) {
         return Ok(false);
     }
-    // A thread may have been setting a handler when they were put back.
-    put_back(group, thread, &found)?;
+    // A call that was not awaited may have installed one.
+    put_handlers_back(group, thread, &found)?;
     group.calls(thread, |call| {
         for range in &list.mapped {
             let length = range.end.saturating_sub(range.start);
@@ -222,12 +233,9 @@ fn try_to_remove(group: &mut Group, is_put_back: &mut bool) -> Result<bool, Refu
     Ok(true)
 }
 
-/// Puts handlers and replaced bytes back.
-fn put_back(group: &Group, thread: i32, found: &Found) -> Result<(), Refusal> {
+/// Puts the program's handlers back, which ours have replaced in the kernel.
+fn put_handlers_back(group: &Group, thread: i32, found: &Found) -> Result<(), Refusal> {
     let Found { header, list, .. } = found;
-    for Patch { at, old, new } in &list.patches {
-        group.memory.replace(*at, new, old)?;
-    }
     let at = header + SCRATCH;
     group.calls(thread, |call| {
         for signal in FAULTS.into_iter().chain([libc::SIGURG]) {
@@ -235,7 +243,7 @@ fn put_back(group: &Group, thread: i32, found: &Found) -> Result<(), Refusal> {
             call("rt_sigaction", libc::SYS_rt_sigaction, [number, 0, at, 8, 0, 0])?;
             let handler = group.memory.words(at, 1)?;
             if [[list.on_fault], [list.on_tick]].iter().any(|ours| *ours == *handler) {
-                let action = list.actions + number * ACTION_BYTES;
+                let action = list.actions.wrapping_add(number * ACTION_BYTES);
                 call("rt_sigaction", libc::SYS_rt_sigaction, [number, action, 0, 8, 0, 0])?;
             }
         }

@@ -13,8 +13,12 @@ use memchr::memmem;
 
 use crate::engine::region::{EXTRA_BYTES, Region};
 
-/// `mov $13, %eax` (rt_sigaction) and `syscall`: C libraries have it once.
+/// `mov $13, %eax` (rt_sigaction) and `syscall`: C libraries have it once, and those up to glibc
+/// 2.33 once more in their library for threads.
 const CALL: [u8; 7] = [0xb8, 13, 0, 0, 0, 0x0f, 0x05];
+/// How the names of C libraries begin, and of libraries for threads.
+const LIBRARIES: [&str; 3] = ["libc.so", "libc-2", "ld-musl"];
+const THREADS: &str = "libpthread";
 /// `jmp`, before a distance of four bytes, and what fills the rest of [`CALL`].
 const JUMP: u8 = 0xe9;
 const FILL: [u8; 2] = [0x66, 0x90];
@@ -31,31 +35,45 @@ const TARGET: usize = 35;
 /// Branches into a site would come from its own function.
 const AROUND: usize = 4096;
 
-/// Addresses of the system calls in the C library and the program, of which one may have it.
-pub(super) fn find(process: u32, all: &[Mapping], exe: &Path, memory: &Memory) -> Vec<u64> {
+/// Addresses of the system calls in the C library, or in a program that contains its own. `None` if
+/// there is one that makes them in another way.
+pub(super) fn find(
+    process: u32,
+    all: &[Mapping],
+    exe: &Path,
+    memory: &Memory,
+) -> io::Result<Option<Vec<u64>>> {
     let mut sites = Vec::new();
     for one in all.iter().filter(|one| one.executable && one.private && one.file.is_some()) {
         let bytes = if Path::new(&one.name) == exe {
             // Not from its memory: what it has not touched yet would become part of it.
-            from_file(process, one)
-        } else if is_library(&one.name) {
+            from_file(process, one)?
+        } else if is_library(&one.name) || file_name(&one.name).starts_with(THREADS) {
             let length = usize::try_from(one.range.end - one.range.start).unwrap_or(0);
-            memory.read_vec(one.range.start, length)
+            memory.read_vec(one.range.start, length)?
         } else {
             continue;
         };
-        let bytes = bytes.unwrap_or_default();
         let found = memmem::find_iter(&bytes, &CALL).filter(|&at| is_only_entered(&bytes, at));
         sites.extend(found.map(|at| one.range.start + at as u64));
     }
     // What the file says may have been changed since.
     sites.retain(|&site| memory.read_vec(site, CALL.len()).is_ok_and(|bytes| bytes == CALL));
-    sites
+    let has_site = |name: &str| {
+        let is_in = |site: &u64| all.iter().any(|one| one.name == name && one.range.contains(site));
+        sites.iter().any(is_in)
+    };
+    let mut libraries = all.iter().map(|one| &*one.name).filter(|name| is_library(name));
+    let is_known = !sites.is_empty() && libraries.all(has_site);
+    Ok(is_known.then_some(sites))
 }
 
-fn is_library(name: &str) -> bool {
-    let name = name.rsplit('/').next().unwrap_or_default();
-    name.starts_with("libc.so") || name.starts_with("libc-") || name.starts_with("ld-musl")
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
+
+fn is_library(path: &str) -> bool {
+    LIBRARIES.iter().any(|prefix| file_name(path).starts_with(prefix))
 }
 
 fn from_file(process: u32, one: &Mapping) -> io::Result<Vec<u8>> {

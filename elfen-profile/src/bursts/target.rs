@@ -13,7 +13,7 @@ use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
 
 use super::inside::{Header, Inside};
 use super::refusal::Refusal;
-use super::removal::{self, ACTION_WORDS, FAULTS, Found, List, Patch};
+use super::removal::{self, ACTION_BYTES, ACTION_WORDS, FAULTS, Found, List, Patch};
 use super::sites;
 use crate::engine::near::{MARGIN, free_near};
 use crate::engine::objects::Objects;
@@ -264,7 +264,7 @@ impl Target {
                 self.set_words(at, &ours);
                 ask(signal, at, found_at)?;
                 let found = self.words(found_at).map(u64::to_le_bytes);
-                let kept_at = self.list.actions + u64::from(signal.unsigned_abs()) * 32;
+                let kept_at = self.list.actions + u64::from(signal.unsigned_abs()) * ACTION_BYTES;
                 self.objects.memory().write(kept_at, found.as_flattened())?;
             }
             Ok::<_, Refusal>(())
@@ -449,7 +449,8 @@ impl Plan {
         let exe = std::fs::read_link(format!("/proc/{process}/exe"))?;
         let places = Places::find(&all, &exe)?;
         let loader = Loader::find(process, &all, &memory)?;
-        let sites = sites::find(process, &all, &exe, &memory);
+        let sites = sites::find(process, &all, &exe, &memory)?
+            .ok_or(Refusal::Unfit("its C library sets handlers in an unknown way"))?;
         let (region, inside, caught) =
             (Region::new()?, Inside::new(), status_mask(process, CAUGHT));
         Ok(Self { program, memory, region, places, inside, loader, sites, caught })

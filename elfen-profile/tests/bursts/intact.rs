@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_profile::bursts::{Order, Recorded, record};
+use elfen_profile::bursts::{BurstError, Order, Recorded, record};
 
 use super::program::{Counts, Running, compile, compile_as};
-use super::{order, recorded};
+use super::{order, recorded, rounds};
 
 /// Starts a program, and waits until it does what it was started for.
 fn started(program: &Path, words: &[&str]) -> Running {
@@ -68,18 +68,62 @@ fn handlers_that_are_set_later_are_those_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
     for (name, options) in [("handlers", &[][..]), ("static", &["-static"])] {
         let program = compile_as(folder.path(), "handlers.c", name, options);
-        let mut running = started(&program, &[]);
+        let running = started(&program, &[]);
         let recorded = recorded_for(running.0.id(), 1500);
         assert!(recorded.profile.bursts > 20, "{name}: {} bursts", recorded.profile.bursts);
         assert!(!running.read("maps").contains("elfen-profile"));
-        // SAFETY: takes numbers. The process is our child, which has not been waited for.
-        unsafe { libc::kill(running.0.id().cast_signed(), libc::SIGUSR1) };
-        let mut output = String::new();
-        let stdout = running.0.stdout.as_mut().unwrap();
-        stdout.read_to_string(&mut output).unwrap();
-        assert_eq!(output, "strange 0, outside 0, not urgent 0\n", "{name}");
-        assert_eq!(running.0.wait().unwrap().code(), Some(3), "{name}");
+        assert_only_own_handlers(running, name);
     }
+}
+
+/// Goal: handlers that are set by a library for threads, which some C libraries have, are treated
+/// alike; a C library that sets them in an unknown way is refused. Method: a library of such a name.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn each_c_library_is_known_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let started_with = |name: &str, options: &[&str]| {
+        let shared = [&["-shared", "-fPIC"], options].concat();
+        let library = compile_as(folder.path(), "sigaction.c", name, &shared);
+        let search = format!("-Wl,-rpath,{}", folder.path().display());
+        let linked = ["-Wl,--no-as-needed", library.to_str().unwrap(), &search];
+        started(&compile_as(folder.path(), "handlers.c", "handlers", &linked), &[])
+    };
+    let running = started_with("libpthread-2.31.so", &[]);
+    let recorded = recorded_for(running.0.id(), 1500);
+    assert!(recorded.profile.bursts > 20, "{} bursts", recorded.profile.bursts);
+    assert_only_own_handlers(running, "a library for threads");
+
+    let running = started_with("libc-2.27.so", &["-DOTHER"]);
+    let named = Order { process: Some(running.0.id()), ..order(Vec::new()) };
+    let Err(BurstError::Refused(why)) = record(&named, |_| {}) else { panic!("recorded") };
+    assert_eq!(why, "its C library sets handlers in an unknown way");
+    assert_only_own_handlers(running, "an unknown C library");
+}
+
+/// Ends `handlers.c`, which prints what it saw.
+fn assert_only_own_handlers(mut running: Running, name: &str) {
+    // SAFETY: takes numbers. The process is our child, which has not been waited for.
+    unsafe { libc::kill(running.0.id().cast_signed(), libc::SIGUSR1) };
+    let mut output = String::new();
+    running.0.stdout.as_mut().unwrap().read_to_string(&mut output).unwrap();
+    assert_eq!(output, "strange 0, outside 0, not urgent 0\n", "{name}");
+    assert_eq!(running.0.wait().unwrap().code(), Some(3), "{name}");
+}
+
+/// Goal: a program never sees our handlers, not even while they are taken out. Method: recordings
+/// of one that does little else than to set and ask for its handlers.
+#[test]
+#[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
+fn handlers_that_are_set_while_a_recording_ends_are_those_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile(folder.path(), "handlers.c", &[]);
+    let running = started(&program, &["often"]);
+    for _ in 0..rounds() {
+        recorded_for(running.0.id(), 100);
+        assert!(!running.read("maps").contains("elfen-profile"));
+    }
+    assert_only_own_handlers(running, "often");
 }
 
 /// Goal: children that are forked while a program is recorded are recorded, and have nothing of

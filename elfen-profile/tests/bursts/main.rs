@@ -31,6 +31,11 @@ fn recorded_with(folder: &Path, words: &[OsString], what: What) -> (String, Reco
     (fs::read_to_string(output).unwrap(), recorded)
 }
 
+/// How often a test tries what goes wrong seldom.
+fn rounds() -> u32 {
+    std::env::var("BURST_ROUNDS").map_or(3, |text| text.parse().unwrap())
+}
+
 /// Goal: signals, faults, threads, children, vector registers and flags are as ever. Method: the
 /// program checks them itself; it prints and returns the same.
 #[test]
@@ -41,7 +46,7 @@ fn a_program_notices_nothing() {
     let native = Command::new(&program).arg("100").output().unwrap();
     let expected = String::from_utf8(native.stdout).unwrap();
     assert!(expected.contains("outside 0, masks 0") && expected.contains("gs 0"), "{expected}");
-    let rounds: u32 = std::env::var("BURST_ROUNDS").map_or(3, |text| text.parse().unwrap());
+    let rounds = rounds();
     let mut bursts = 0;
     for round in 0..rounds {
         let words = [program.clone().into(), "100".into()];

@@ -32,6 +32,7 @@ pub mod precise;
 mod precise_report;
 pub mod profile;
 mod program;
+pub mod recording;
 mod report;
 pub mod rule_sums;
 pub mod rules;

@@ -1,20 +1,7 @@
-//! The program that is watched: how it starts and ends, and its processes.
-
-use std::ffi::OsString;
-use std::io;
-use std::process::{Child, Command};
+//! What is known of the processes of a program.
 
 use elfen_instrument::process::stat;
 use elfen_machine::process::{children, cpu_time_ns};
-
-use crate::signals;
-
-pub(crate) fn start(words: &[OsString]) -> io::Result<Child> {
-    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut command = Command::new(program);
-    signals::pass_to(command.args(arguments));
-    command.spawn()
-}
 
 /// A process and its descendants.
 pub(crate) fn family(root: u32) -> Vec<u32> {

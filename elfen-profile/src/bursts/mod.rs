@@ -23,4 +23,4 @@ mod stack;
 mod target;
 
 pub(crate) use clock::IOC_PERIOD;
-pub use recorder::{BurstError, Order, Recorded, record};
+pub use recorder::{BurstError, Order, record};

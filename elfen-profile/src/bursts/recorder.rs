@@ -1,16 +1,13 @@
 //! Records bursts of a program and its children.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::OsString;
 use std::io;
 use std::ops::Range;
-use std::process::{Child, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::process::{ProgramId, is_filtered, name_of, numbers_in, threads_of};
-use elfen_instrument::remote::{TouchError, ended, release_late_threads};
-use elfen_machine::pidfd::PidFd;
+use elfen_instrument::process::{ProgramId, is_filtered, numbers_in, threads_of};
+use elfen_instrument::remote::{TouchError, release_late_threads};
 use elfen_stream::layout;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -25,9 +22,9 @@ use crate::engine::region::CONTEXTS_MAX;
 use crate::engine::tally::{Tally, are_known};
 use crate::engine::unwind::StackCopy;
 use crate::engine::walk::Burst;
-use crate::profile::{Profile, Source, What};
-use crate::program::{self, own_ns, start, ticks, ticks_per_second, user_ticks};
-use crate::signals;
+use crate::profile::{Source, What};
+use crate::program::{self, own_ns, ticks, ticks_per_second, user_ticks};
+use crate::recording::{Process, ProgramRecording, Recorded, RecordingError, Subject, prepared};
 
 /// How often finished bursts are read; more often while most code is new.
 const POLL: Duration = Duration::from_millis(40);
@@ -75,52 +72,27 @@ const REFUSED: u64 = layout::REFUSED as u64;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BurstError {
-    /// The program was not found, or cannot be executed.
-    #[error("{0}")]
-    Program(io::Error),
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
     #[error("perf_event_open(2) is forbidden")]
     Forbidden,
-    #[error("no process has this id")]
-    Gone,
     #[error("{0}")]
     Refused(String),
     /// The process may not be traced.
     #[error("{0}")]
     Closed(String),
-    #[error("waiting for the program: {0}")]
-    Wait(io::Error),
 }
 
 /// What to record.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// The program, unless a process is named.
-    pub program: Vec<OsString>,
-    pub process: Option<u32>,
     /// The part of the program's CPU time that the profile may cost.
     pub cost: f64,
     /// Events of one burst.
     pub events: u32,
     pub what: What,
-    /// For how long; until the program ends without it.
-    pub duration: Option<Duration>,
     /// Until each path, or block, of more than 1 % is known with this relative error.
     pub until: Option<f64>,
-}
-
-/// A profile, and what it cost.
-#[derive(Debug)]
-pub struct Recorded {
-    pub profile: Profile,
-    /// How a program that was started has ended.
-    pub ended: Option<ExitStatus>,
-    /// How long it took, and the CPU time of the recording itself.
-    pub elapsed: Duration,
-    pub own: Duration,
-    /// Bursts whose way was not found.
-    pub lost: u64,
-    /// Whether it has ended because everything is known well enough.
-    pub is_known: bool,
 }
 
 #[derive(Debug)]
@@ -139,16 +111,6 @@ struct Thread {
     stack: Range<u64>,
 }
 
-/// A process of the program.
-#[derive(Debug)]
-enum Process {
-    /// It has not run for long.
-    Waits,
-    Prepared(Box<Prepared>),
-    /// No bursts are possible while it runs this program.
-    Refused(Option<ProgramId>),
-}
-
 #[derive(Debug)]
 struct Prepared {
     target: Target,
@@ -164,31 +126,26 @@ struct Prepared {
 }
 
 /// Starts the program, or takes the process, and records until it ends or the time is over.
-pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstError> {
+pub fn record(
+    subject: &Subject,
+    order: &Order,
+    running: impl Fn(i32),
+) -> Result<Recorded, BurstError> {
     if let Err(error) = Clock::open(own_thread(), 0)
         && error.kind() == io::ErrorKind::PermissionDenied
     {
         return Err(BurstError::Forbidden);
     }
-    let own = own_ns();
-    let mut child = None;
-    let root = match order.process {
-        Some(process) if threads_of(process).is_empty() => return Err(BurstError::Gone),
-        Some(process) => process,
-        None => {
-            let started = start(&order.program).map_err(BurstError::Program)?;
-            running(started.id().cast_signed());
-            child.insert(started).id()
-        }
-    };
-    let mut recorder = Recorder::new(order, root);
-    let outcome = recorder.run(child.as_mut(), &running);
+    let recording = ProgramRecording::begin(subject, Source::Bursts, &running)?;
+    let mut recorder = Recorder::new(order, recording);
+    let outcome = recorder.run();
     recorder.finish();
     let all = recorder.bursts + recorder.missed;
+    let left = &mut recorder.recording.profile.left;
     if recorder.foreign * FOREIGN_FROM > all {
         let percent = recorder.foreign * 100 / all;
         let note = format!("{percent} % of the time: code of no file, which the program generated");
-        recorder.profile.left.push(note);
+        left.push(note);
     }
     if recorder.blocked > 0 {
         let threads = if recorder.blocked == 1 { "thread" } else { "threads" };
@@ -196,7 +153,7 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
             "{} {threads} that blocked all signals; --by shadows sees these",
             recorder.blocked
         );
-        recorder.profile.left.push(note);
+        left.push(note);
     }
     if recorder.unfit > 0 {
         let threads = if recorder.unfit == 1 { "thread" } else { "threads" };
@@ -204,37 +161,26 @@ pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, BurstErr
             "{} {threads} on small stacks, as coroutines have; --by shadows sees these",
             recorder.unfit
         );
-        recorder.profile.left.push(note);
+        left.push(note);
     }
     if recorder.lost > 0 {
         let note = format!("{} bursts whose way was not found", recorder.lost);
-        recorder.profile.left.push(note);
+        left.push(note);
     }
-    let ended = outcome?;
+    outcome?;
     let whole = |ns: f64| u64::try_from(Duration::from_secs_f64(ns / 1e9).as_nanos()).unwrap_or(0);
-    recorder.profile.ran_ns = whole(recorder.ran_ns);
-    recorder.profile.cost_ns = whole(recorder.cost_ns);
-    Ok(Recorded {
-        profile: recorder.profile,
-        ended,
-        elapsed: recorder.began.elapsed(),
-        lost: recorder.lost,
-        is_known: recorder.is_known,
-        own: Duration::from_nanos(own_ns() - own),
-    })
+    recorder.recording.profile.ran_ns = whole(recorder.ran_ns);
+    recorder.recording.profile.cost_ns = whole(recorder.cost_ns);
+    Ok(recorder.recording.end()?)
 }
 
-struct Recorder {
+struct Recorder<'a> {
+    recording: ProgramRecording<'a>,
     order: Order,
     control: Control,
-    /// CPU time of this process at the beginning.
-    own_ns: u64,
-    root: u32,
-    root_fd: Option<PidFd>,
-    processes: HashMap<u32, Process>,
+    processes: HashMap<u32, Process<Prepared>>,
     free: Vec<u32>,
     random: Xoshiro256PlusPlus,
-    profile: Profile,
     /// Mean cost of a burst, and sums.
     burst_ns: f64,
     cost_ns: f64,
@@ -242,81 +188,49 @@ struct Recorder {
     bursts: u64,
     missed: u64,
     lost: u64,
-    is_known: bool,
     /// Bursts that began in code of no file.
     foreign: u64,
     /// Threads whose signals were blocked.
     blocked: u64,
     /// Threads whose stacks have no room for a signal.
     unfit: u64,
-    began: Instant,
     began_ticks: u64,
     /// CPU time of this process for reading a burst.
     read_ns: f64,
     /// The part of the last bursts that could not go their way.
     new: f64,
-    notes: HashSet<String>,
     /// The inodes of the memory of all processes so far.
     regions: Vec<u64>,
 }
 
-impl Recorder {
-    fn new(order: &Order, root: u32) -> Self {
+impl<'a> Recorder<'a> {
+    fn new(order: &Order, recording: ProgramRecording<'a>) -> Self {
         Self {
             order: order.clone(),
-            control: Control::of(root),
-            own_ns: own_ns(),
-            root,
-            root_fd: PidFd::open(root, || true),
-            processes: HashMap::from([(root, Process::Waits)]),
+            control: Control::of(recording.root),
+            processes: HashMap::from([(recording.root, Process::Waits)]),
+            recording,
             free: (0..CONTEXTS_MAX).rev().collect(),
             random: Xoshiro256PlusPlus::seed_from_u64(ticks()),
-            profile: Profile { by: Source::Bursts, ..Profile::default() },
             burst_ns: BURST_NS,
             cost_ns: 0.0,
             ran_ns: 0.0,
             bursts: 0,
             missed: 0,
             lost: 0,
-            is_known: false,
             foreign: 0,
             blocked: 0,
             unfit: 0,
-            began: Instant::now(),
             began_ticks: ticks(),
             read_ns: READ_NS,
             new: 1.0,
-            notes: HashSet::new(),
             regions: Vec::new(),
         }
     }
 
-    /// Returns how the program ended, if it was started here and has ended.
-    fn run(
-        &mut self,
-        mut child: Option<&mut Child>,
-        running: &impl Fn(i32),
-    ) -> Result<Option<ExitStatus>, BurstError> {
+    fn run(&mut self) -> Result<(), BurstError> {
         let mut looked = None;
-        loop {
-            if let Some(child) = child.as_deref_mut()
-                && let Some(ended) = ended(child).map_err(BurstError::Wait)?
-            {
-                running(0);
-                return Ok(Some(ended));
-            }
-            let is_over = self.order.duration.is_some_and(|most| self.began.elapsed() >= most);
-            if is_over || self.is_known || signals::is_stopped() {
-                let Some(child) = child else { return Ok(None) };
-                self.finish();
-                loop {
-                    if let Some(ended) = ended(child).map_err(BurstError::Wait)? {
-                        running(0);
-                        return Ok(Some(ended));
-                    }
-                    self.wait();
-                }
-            }
+        while self.recording.goes_on()? {
             for settings in self.control.serve(|| self.state()) {
                 self.order.cost = settings.cost.unwrap_or(self.order.cost);
                 self.order.events = settings.edges.unwrap_or(self.order.events);
@@ -324,66 +238,42 @@ impl Recorder {
             if looked.is_none_or(|looked: Instant| looked.elapsed() >= LOOK) {
                 looked = Some(Instant::now());
                 self.look()?;
-                self.is_known = self.order.until.is_some_and(|error| self.is_known_to(error));
-                if child.is_none() && self.processes.is_empty() {
-                    return Ok(None);
+                let tallies = prepared(&self.processes).map(|prepared| &prepared.tally);
+                self.recording.is_known =
+                    self.order.until.is_some_and(|error| are_known(tallies, error));
+                if !self.recording.has_child() && self.processes.is_empty() {
+                    return Ok(());
                 }
             }
             self.read_all();
             release_late_threads();
-            self.wait();
+            self.recording.wait(self.poll());
         }
-    }
-
-    /// Whether the error of everything that counts is as small as this.
-    fn is_known_to(&self, error: f64) -> bool {
-        let prepared = self.processes.values().filter_map(|process| match process {
-            Process::Prepared(prepared) => Some(&prepared.tally),
-            _ => None,
-        });
-        are_known(prepared, error)
+        Ok(())
     }
 
     /// What this recording says of itself.
     fn state(&self) -> Recording {
         let ran_ns = self.ran_ns + self.ran_now_ns();
-        let own = own_ns().saturating_sub(self.own_ns);
         Recording {
-            process: self.root,
-            recorder: std::process::id(),
-            by: Source::Bursts,
             bursts: self.bursts,
             cost_percent: self.cost_ns / ran_ns.max(1.0) * 100.0,
-            own_percent: Duration::from_nanos(own).as_secs_f64()
-                / self.began.elapsed().as_secs_f64().max(1e-9)
-                * 100.0,
-            may_cost_percent: self.order.cost * 100.0,
+            ..self.recording.state(self.recording.own(), self.order.cost)
         }
     }
 
     /// User time of the processes that run, while they were watched.
     fn ran_now_ns(&self) -> f64 {
-        let processes = self.processes.values().filter_map(|process| match process {
-            Process::Prepared(prepared) => Some(prepared.user[1] - prepared.user[0]),
-            _ => None,
-        });
-        let ticks = processes.sum::<u64>();
+        let ticks = prepared(&self.processes).map(|prepared| prepared.user[1] - prepared.user[0]);
+        let ticks = ticks.sum::<u64>();
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let ticks = ticks as f64;
         ticks / ticks_per_second() as f64 * 1e9
     }
 
-    /// Waits until there is something to read, or the program ends.
-    fn wait(&self) {
-        match &self.root_fd {
-            Some(root) if !root.has_ended() => root.await_end_for(self.poll()),
-            _ => sleep(self.poll()),
-        }
-    }
-
     /// Looks for processes and threads that are new, or have ended.
     fn look(&mut self) -> Result<(), BurstError> {
-        let found = program::family(self.root);
+        let found = program::family(self.recording.root);
         for &process in &found {
             self.processes.entry(process).or_insert(Process::Waits);
         }
@@ -402,7 +292,8 @@ impl Recorder {
                 }
                 Some(Process::Prepared(prepared)) if is_filtered(process) => {
                     // A filter may kill it for what a burst needs, and for what detaching needs.
-                    self.note(process, &Refusal::Unfit("it filters its system calls since then"));
+                    self.recording
+                        .note(process, &Refusal::Unfit("it filters its system calls since then"));
                     self.close(*prepared);
                     Process::Refused(ProgramId::of(process))
                 }
@@ -419,8 +310,8 @@ impl Recorder {
         Ok(())
     }
 
-    fn prepare(&mut self, process: u32) -> Result<Process, BurstError> {
-        let is_named = self.order.process == Some(process);
+    fn prepare(&mut self, process: u32) -> Result<Process<Prepared>, BurstError> {
+        let is_named = !self.recording.has_child() && process == self.recording.root;
         // One tick is 10 ms. To prepare a process takes about a millisecond.
         if !is_named && user_ticks(process).unwrap_or(0) == 0 {
             return Ok(Process::Waits);
@@ -445,20 +336,9 @@ impl Recorder {
             }
             Err(error) if is_named => Err(BurstError::Refused(error.to_string())),
             Err(error) => {
-                self.note(process, &error);
+                self.recording.note(process, &error);
                 Ok(Process::Refused(ProgramId::of(process)))
             }
-        }
-    }
-
-    fn note(&mut self, process: u32, why: &Refusal) {
-        // One that ends has threads for a moment, and no program.
-        if ProgramId::of(process).is_none() {
-            return;
-        }
-        let name = name_of(process).unwrap_or_default();
-        if self.notes.insert(format!("{name}: {why}")) {
-            self.profile.left.push(format!("process {process} ({name}): {why}"));
         }
     }
 
@@ -650,12 +530,13 @@ impl Recorder {
         let ticks = ticks().saturating_sub(self.began_ticks).max(1);
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let ticks = ticks as f64;
-        self.began.elapsed().as_secs_f64() * 1e9 / ticks
+        self.recording.began.elapsed().as_secs_f64() * 1e9 / ticks
     }
 
     /// Whether most code is new, and looking at it sooner is not too expensive yet.
     fn is_new(&self) -> bool {
-        let may_cost = NEW_NS + self.order.cost * self.began.elapsed().as_secs_f64() * 1e9;
+        let may_cost =
+            NEW_NS + self.order.cost * self.recording.began.elapsed().as_secs_f64() * 1e9;
         self.new > NEW_FROM && self.cost_ns < may_cost
     }
 
@@ -675,7 +556,7 @@ impl Recorder {
         self.ran_ns += user_ns;
         self.lost += tally.lost;
         if tally.bursts > 0 {
-            tally.add_to(&mut self.profile, &target.cache, &target.objects);
+            tally.add_to(&mut self.recording.profile, &target.cache, &target.objects);
         }
         target.is_there().then_some(target)
     }
@@ -706,7 +587,7 @@ impl Recorder {
             if let Some(target) = self.close(*prepared)
                 && let Err(error) = target.detach()
             {
-                self.note(process, &error);
+                self.recording.note(process, &error);
             }
         }
         self.clean_children();
@@ -723,7 +604,7 @@ impl Recorder {
             if found.as_ref().is_some_and(is_copy)
                 && let Err(error) = removal::remove(process)
             {
-                self.note(process, &error);
+                self.recording.note(process, &error);
             }
         }
     }

@@ -18,8 +18,9 @@ use crate::bursts::{self, BurstError};
 use crate::control::EDGES_MAX;
 use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
-use crate::precise::{self, PreciseError, Sampling};
+use crate::precise::{PreciseError, Sampling};
 use crate::profile::{Profile, What};
+use crate::recording::{RecordingError, Subject, percent};
 use crate::report::{ProfileReport, SortKey};
 use crate::rules::RuleSet;
 use crate::shadows::{self, ShadowError};
@@ -201,6 +202,11 @@ impl RecordArgs {
             },
             None => What { stacks: self.by != Mechanism::Everything, rules, ..What::default() },
         }
+    }
+
+    fn subject(&self) -> Subject {
+        let program = self.program.clone();
+        Subject { program, process: self.pid, duration: self.duration }
     }
 
     fn has_instructions(&self) -> bool {
@@ -395,16 +401,11 @@ fn check_samples(args: &RecordArgs) -> Result<(), Failure> {
 
 /// Returns the profile, and the exit status of the program.
 fn by_samples(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
-    let order = precise::Order {
-        program: args.program.clone(),
-        process: args.pid,
-        duration: args.duration,
-    };
     let sampling = Sampling::of(&Machine::live(), args.every)
         .map_err(|error| sampling_failed(&error, args))?;
     say(args, "samples", &sampling.how());
     let mut recorded = sampling
-        .record(&order, signals::set_program)
+        .record(&args.subject(), signals::set_program)
         .map_err(|error| sampling_failed(&error, args))?;
     let samples: u64 = recorded.profile.sampled_events.iter().map(|one| one.samples).sum();
     if samples == 0 {
@@ -422,7 +423,7 @@ fn by_samples(args: &RecordArgs) -> Result<(Profile, u8), Failure> {
 fn sampling_failed(error: &PreciseError, args: &RecordArgs) -> Failure {
     let none_needed = "use --by bursts, which needs none";
     match error {
-        PreciseError::Program(error) => not_started(error, args),
+        PreciseError::Recording(error) => recording_failed(error, args),
         PreciseError::NoSource(_) => {
             Failure::new(Status::Unsupported, "samples", error, none_needed)
         }
@@ -439,14 +440,7 @@ fn sampling_failed(error: &PreciseError, args: &RecordArgs) -> Failure {
             let fix = "run as root, or as the user of the process";
             Failure::new(Status::Unsupported, process(args), error, fix)
         }
-        PreciseError::Gone => {
-            let fix = "name a running process; `pgrep NAME` finds one";
-            Failure::new(Status::Failed, process(args), error, fix)
-        }
         PreciseError::Machine(_) => Failure::new(Status::Failed, "samples", error, "mount /sys"),
-        PreciseError::Wait(_) => {
-            Failure::new(Status::Failed, "waiting for the program", error, "try again")
-        }
     }
 }
 
@@ -480,16 +474,8 @@ fn say(args: &RecordArgs, by: &str, why: &str) {
 
 /// Returns the profile, and the exit status of the program.
 fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError> {
-    let order = bursts::Order {
-        program: args.program.clone(),
-        process: args.pid,
-        cost: args.cost,
-        events: args.edges,
-        what,
-        duration: args.duration,
-        until: args.until,
-    };
-    let mut recorded = bursts::record(&order, signals::set_program)?;
+    let order = bursts::Order { cost: args.cost, events: args.edges, what, until: args.until };
+    let mut recorded = bursts::record(&args.subject(), &order, signals::set_program)?;
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
         recorded.profile.left.push(too_short("a burst", args));
     } else if !args.quiet {
@@ -529,20 +515,17 @@ fn status_of(ended: ExitStatus) -> u8 {
 /// Returns the profile, and the exit status of the program.
 fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
     let order = shadows::Order {
-        program: args.program.clone(),
-        process: args.pid,
         cost: args.cost,
         load: args.load,
         sample: args.sample,
         stall_max: args.max_stall,
         cpu: args.cpu,
         what,
-        duration: args.duration,
         until: args.until,
     };
-    let mut recorded = shadows::record(&order, signals::set_program)
+    let (mut recorded, shadows) = shadows::record(&args.subject(), &order, signals::set_program)
         .map_err(|error| shadow_failed(&error, args))?;
-    for warning in &recorded.warnings {
+    for warning in &shadows.warnings {
         output::warn(warning);
     }
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
@@ -556,23 +539,23 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
              {:.2} % of a CPU; longest stop {}",
             cost(cost_ns, ran_ns),
             percent(recorded.own, recorded.elapsed),
-            duration::show(u64::try_from(recorded.stall.as_nanos()).unwrap_or(u64::MAX)),
+            duration::show(u64::try_from(shadows.stall.as_nanos()).unwrap_or(u64::MAX)),
         ));
-        if recorded.on_lent > 0 {
+        if shadows.on_lent > 0 {
             to_stderr(&format!(
                 "profile: {} shadows ran on lanes that `elfen run` has lent to a batch",
-                recorded.on_lent
+                shadows.on_lent
             ));
         }
         say_known(recorded.is_known, args);
-        let ended = |why| recorded.ends.get(why).copied().unwrap_or(0);
+        let ended = |why| shadows.ends.get(why).copied().unwrap_or(0);
         if ended(shadows::INPUT) * 2 > bursts {
             to_stderr(
                 "profile: most shadows ended where the program waits for input; `--by bursts` sees \
                  all of such a program",
             );
         }
-        let mut ends: Vec<_> = recorded.ends.iter().collect();
+        let mut ends: Vec<_> = shadows.ends.iter().collect();
         ends.sort_by_key(|&(why, count)| (u64::MAX - count, why));
         let ends: Vec<String> = ends.iter().map(|(why, count)| format!("{count} {why}")).collect();
         if !ends.is_empty() {
@@ -584,23 +567,12 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
 
 fn shadow_failed(error: &ShadowError, args: &RecordArgs) -> Failure {
     match error {
-        ShadowError::Program(error) => not_started(error, args),
-        ShadowError::Gone => {
-            let fix = "name a running process; `pgrep NAME` finds one";
-            Failure::new(Status::Failed, process(args), error, fix)
-        }
+        ShadowError::Recording(error) => recording_failed(error, args),
         ShadowError::Refused(_) => {
             let fix = "run as root, or start the program by `elfen profile record -- PROGRAM`";
             Failure::new(Status::Unsupported, process(args), error, fix)
         }
-        ShadowError::Wait(_) => {
-            Failure::new(Status::Failed, "waiting for the program", error, "try again")
-        }
     }
-}
-
-fn percent(part: Duration, whole: Duration) -> f64 {
-    part.as_secs_f64() / whole.as_secs_f64().max(1e-9) * 100.0
 }
 
 /// What a recording has cost the program. Its user time may be too short for the clock of stat.
@@ -614,15 +586,11 @@ fn cost(cost_ns: u64, ran_ns: u64) -> String {
 
 fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {
     match error {
-        BurstError::Program(error) => not_started(error, args),
+        BurstError::Recording(error) => recording_failed(error, args),
         BurstError::Forbidden => {
             let fix = "run as root, or set the sysctl kernel.perf_event_paranoid to 2; a container \
                        needs --cap-add=PERFMON";
             Failure::new(Status::Unsupported, "bursts", error, fix)
-        }
-        BurstError::Gone => {
-            let fix = "name a running process; `pgrep NAME` finds one";
-            Failure::new(Status::Failed, process(args), error, fix)
         }
         BurstError::Closed(_) => {
             let fix = "run as root, end its debugger, or start the program by `elfen profile \
@@ -633,7 +601,17 @@ fn burst_failed(error: &BurstError, args: &RecordArgs) -> Failure {
             let fix = "use --by shadows, or --by everything with a program that you start";
             Failure::new(Status::Unsupported, process(args), error, fix)
         }
-        BurstError::Wait(_) => {
+    }
+}
+
+fn recording_failed(error: &RecordingError, args: &RecordArgs) -> Failure {
+    match error {
+        RecordingError::Program(error) => not_started(error, args),
+        RecordingError::Gone => {
+            let fix = "name a running process; `pgrep NAME` finds one";
+            Failure::new(Status::Failed, process(args), error, fix)
+        }
+        RecordingError::Wait(_) => {
             Failure::new(Status::Failed, "waiting for the program", error, "try again")
         }
     }

@@ -19,7 +19,7 @@ mod ring;
 mod spaces;
 mod spe;
 
-pub use recorder::{Order, PreciseError, Recorded, Sampling};
+pub use recorder::{PreciseError, Sampling};
 
 /// What reports say until machines with these processors have been tried.
 pub(crate) const UNTRIED: &str =

@@ -5,16 +5,12 @@
 //! events would all have the interval of the first one.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
-use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use elfen_core_model::sample::InstructionSample;
 use elfen_instrument::process::threads_of;
-use elfen_instrument::remote::ended;
-use elfen_machine::pidfd::PidFd;
 use elfen_machine::samplers;
 use elfen_machine::source::{Source as MachineSource, SourceError};
 use nix::poll::{PollFd, PollFlags, poll};
@@ -25,9 +21,9 @@ use super::event::{EventPlan, ThreadEvent, plans};
 use super::records::{PerfRecord, parse};
 use super::spaces::{Found, Spaces};
 use super::spe;
-use crate::profile::{Place, Profile, SampledEvent, SampledPlace, Source};
-use crate::program::{self, own_ns, start, ticks};
-use crate::signals;
+use crate::profile::{Place, SampledEvent, SampledPlace, Source};
+use crate::program::{self, ticks};
+use crate::recording::{ProgramRecording, Recorded, RecordingError, Subject};
 
 /// How long a wait for samples takes at most: new threads and the program's end are looked for.
 const POLL_MS: u8 = 10;
@@ -38,9 +34,8 @@ const FEW: u64 = 50;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PreciseError {
-    /// The program was not found, or cannot be executed.
-    #[error("{0}")]
-    Program(io::Error),
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
     #[error("this machine has no precise hardware samples: {0}")]
     NoSource(&'static str),
     #[error("{0}")]
@@ -49,31 +44,8 @@ pub enum PreciseError {
     Forbidden,
     #[error("the kernel refuses the event {device}: {error}")]
     Refused { device: String, error: io::Error },
-    #[error("no process has this id")]
-    Gone,
     #[error("its threads cannot be watched: {0}")]
     Closed(io::Error),
-    #[error("waiting for the program: {0}")]
-    Wait(io::Error),
-}
-
-/// What to record.
-#[derive(Clone, Debug)]
-pub struct Order {
-    /// The program, unless a process is named.
-    pub program: Vec<OsString>,
-    pub process: Option<u32>,
-    pub duration: Option<Duration>,
-}
-
-#[derive(Debug)]
-pub struct Recorded {
-    pub profile: Profile,
-    /// How a program that was started has ended.
-    pub ended: Option<ExitStatus>,
-    /// How long it took, and the CPU time of the recording itself.
-    pub elapsed: Duration,
-    pub own: Duration,
 }
 
 /// The events that this machine can sample, and the kernel allows.
@@ -108,29 +80,18 @@ impl Sampling {
     }
 
     /// Starts the program, or takes the process, and records until it ends or the time is over.
-    pub fn record(self, order: &Order, running: impl Fn(i32)) -> Result<Recorded, PreciseError> {
-        let own = own_ns();
-        let mut child = None;
-        let root = match order.process {
-            Some(process) if threads_of(process).is_empty() => return Err(PreciseError::Gone),
-            Some(process) => process,
-            None => {
-                let started = start(&order.program).map_err(PreciseError::Program)?;
-                running(started.id().cast_signed());
-                child.insert(started).id()
-            }
-        };
-        let mut recorder = Recorder::new(order, root, self.plans);
-        recorder.profile.left = self.refused;
-        let outcome = recorder.run(child.as_mut(), &running);
+    pub fn record(
+        self,
+        subject: &Subject,
+        running: impl Fn(i32),
+    ) -> Result<Recorded, PreciseError> {
+        let recording = ProgramRecording::begin(subject, Source::Samples, &running)?;
+        let mut recorder = Recorder::new(recording, self.plans);
+        recorder.recording.profile.left = self.refused;
+        let outcome = recorder.run();
         recorder.finish();
-        let ended = outcome?;
-        Ok(Recorded {
-            profile: recorder.profile,
-            ended,
-            elapsed: recorder.began.elapsed(),
-            own: Duration::from_nanos(own_ns().saturating_sub(own)),
-        })
+        outcome?;
+        Ok(recorder.recording.end()?)
     }
 }
 
@@ -177,11 +138,9 @@ struct Losses {
     unwatched: HashSet<u32>,
 }
 
-struct Recorder {
-    order: Order,
+struct Recorder<'a> {
+    recording: ProgramRecording<'a>,
     plans: Vec<EventPlan>,
-    root: u32,
-    root_fd: Option<PidFd>,
     threads: BTreeMap<u32, Thread>,
     spaces: Spaces,
     /// Processes that were watched.
@@ -195,18 +154,15 @@ struct Recorder {
     /// Why the last event that was not opened was refused.
     refused: Option<io::Error>,
     random: Xoshiro256PlusPlus,
-    profile: Profile,
-    began: Instant,
 }
 
-impl Recorder {
-    fn new(order: &Order, root: u32, plans: Vec<EventPlan>) -> Self {
+impl<'a> Recorder<'a> {
+    fn new(mut recording: ProgramRecording<'a>, plans: Vec<EventPlan>) -> Self {
         let sampled_events = plans.iter().map(|plan| plan.described.clone()).collect();
+        recording.profile.sampled_events = sampled_events;
         Self {
-            order: order.clone(),
+            recording,
             plans,
-            root,
-            root_fd: PidFd::open(root, || true),
             threads: BTreeMap::new(),
             spaces: Spaces::default(),
             processes: HashSet::new(),
@@ -215,23 +171,16 @@ impl Recorder {
             losses: Losses::default(),
             refused: None,
             random: Xoshiro256PlusPlus::seed_from_u64(ticks()),
-            profile: Profile { by: Source::Samples, sampled_events, ..Profile::default() },
-            began: Instant::now(),
         }
     }
 
-    /// Returns how the program ended, if it was started here and has ended.
-    fn run(
-        &mut self,
-        mut child: Option<&mut Child>,
-        running: &impl Fn(i32),
-    ) -> Result<Option<ExitStatus>, PreciseError> {
+    fn run(&mut self) -> Result<(), PreciseError> {
         let mut looked: Option<Instant> = None;
         loop {
             if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
                 self.look();
                 if looked.is_none()
-                    && child.is_none()
+                    && !self.recording.has_child()
                     && self.threads.is_empty()
                     && let Some(error) = self.refused.take()
                 {
@@ -244,30 +193,10 @@ impl Recorder {
             for thread in ended_threads {
                 self.close(thread);
             }
-            if let Some(child) = child.as_deref_mut()
-                && let Some(ended) = ended(child).map_err(PreciseError::Wait)?
-            {
-                running(0);
-                return Ok(Some(ended));
+            let is_over = self.threads.is_empty() && self.recording.named_process_has_ended();
+            if !self.recording.goes_on()? || is_over {
+                return Ok(());
             }
-            let is_over = self.order.duration.is_some_and(|most| self.began.elapsed() >= most);
-            if is_over || signals::is_stopped() {
-                let Some(child) = child else { return Ok(None) };
-                self.finish();
-                let ended = child.wait().map_err(PreciseError::Wait)?;
-                running(0);
-                return Ok(Some(ended));
-            }
-            if child.is_none() && self.threads.is_empty() && self.root_has_ended() {
-                return Ok(None);
-            }
-        }
-    }
-
-    fn root_has_ended(&self) -> bool {
-        match &self.root_fd {
-            Some(root) => root.has_ended(),
-            None => threads_of(self.root).is_empty(),
         }
     }
 
@@ -290,7 +219,7 @@ impl Recorder {
 
     /// Looks for threads of the program that have no events.
     fn look(&mut self) {
-        for process in program::family(self.root) {
+        for process in program::family(self.recording.root) {
             for thread in threads_of(process) {
                 self.watch(process, thread);
             }
@@ -320,8 +249,8 @@ impl Recorder {
             return true;
         }
         if self.processes.insert(process) {
-            self.profile.programs += 1;
-            self.spaces.read(process, &mut self.profile);
+            self.recording.profile.programs += 1;
+            self.spaces.read(process, &mut self.recording.profile);
         }
         self.threads.insert(thread, Thread { process, events });
         true
@@ -403,7 +332,7 @@ impl Recorder {
                 PerfRecord::Throttled => self.losses.throttled += 1,
                 _ if !has_changes => {}
                 PerfRecord::Mapped { process, range, offset, path } => {
-                    self.spaces.map(process, range, offset, &path, &mut self.profile);
+                    self.spaces.map(process, range, offset, &path, &mut self.recording.profile);
                 }
                 PerfRecord::Forked { process, parent, thread } => {
                     self.spaces.fork(process, parent);
@@ -411,11 +340,11 @@ impl Recorder {
                 }
                 PerfRecord::Executed { process } => {
                     self.spaces.clear(process);
-                    self.profile.programs += 1;
+                    self.recording.profile.programs += 1;
                 }
             }
         }
-        let described = &mut self.profile.sampled_events[number];
+        let described = &mut self.recording.profile.sampled_events[number];
         described.samples += samples;
         described.lost = described.lost.saturating_add(lost);
         samples
@@ -432,7 +361,8 @@ impl Recorder {
 
     fn add(&mut self, number: usize, place: Place, sample: &InstructionSample) {
         let event = u32::try_from(number).unwrap_or(u32::MAX);
-        self.profile.samples.entry(SampledPlace { place, event }).or_default().add(sample);
+        let samples = &mut self.recording.profile.samples;
+        samples.entry(SampledPlace { place, event }).or_default().add(sample);
     }
 
     /// Ends the events of a thread.
@@ -454,11 +384,11 @@ impl Recorder {
             ran_ns = ran_ns.max(u64::try_from(enabled).unwrap_or(u64::MAX));
             // Events that share a counter run in turn.
             let whole = u128::from(data.count()).saturating_mul(enabled) / running.max(1);
-            let described = &mut self.profile.sampled_events[number];
+            let described = &mut self.recording.profile.sampled_events[number];
             let whole = u64::try_from(whole).unwrap_or(u64::MAX);
             described.counted = described.counted.saturating_add(whole);
         }
-        self.profile.ran_ns = self.profile.ran_ns.saturating_add(ran_ns);
+        self.recording.profile.ran_ns = self.recording.profile.ran_ns.saturating_add(ran_ns);
     }
 
     /// Ends all events, and notes what was not attributed.
@@ -472,8 +402,8 @@ impl Recorder {
         self.created.clear();
         self.read_all();
         let losses = std::mem::take(&mut self.losses);
-        let all: u64 = self.profile.sampled_events.iter().map(|one| one.samples).sum();
-        self.profile.left.extend(losses.notes(all, self.refused.take()));
+        let all: u64 = self.recording.profile.sampled_events.iter().map(|one| one.samples).sum();
+        self.recording.profile.left.extend(losses.notes(all, self.refused.take()));
     }
 }
 
@@ -512,15 +442,16 @@ impl Losses {
 mod tests {
     use super::*;
     use crate::precise::event::tests::clock;
+    use crate::profile::Profile;
 
     fn recorded(program: &[&str], process: Option<u32>) -> Recorded {
-        let order = Order {
-            program: program.iter().map(OsString::from).collect(),
+        let subject = Subject {
+            program: program.iter().map(Into::into).collect(),
             process,
             duration: Some(Duration::from_secs(60)),
         };
         let (plans, refused) = choose(vec![clock(200_000)]).unwrap();
-        Sampling { plans, refused }.record(&order, |_| {}).unwrap()
+        Sampling { plans, refused }.record(&subject, |_| {}).unwrap()
     }
 
     fn samples_in(profile: &Profile, name: &str) -> u64 {

@@ -21,4 +21,4 @@ mod recorder;
 mod shadow;
 
 pub use calls::{INPUT, KINDS};
-pub use recorder::{Order, Recorded, ShadowError, record};
+pub use recorder::{Order, ShadowError, Shadows, record};

@@ -1,21 +1,18 @@
 //! Makes shadows of a program and its children at random times, and adds up what they have shown.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::ffi::OsString;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::process::{Child, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use elfen_instrument::process::{
-    ProgramId, Stat, is_filtered, name_of, stat, status_field, thread_stat, threads_of,
+    ProgramId, Stat, is_filtered, stat, status_field, thread_stat, threads_of,
 };
 use elfen_instrument::remote::{
-    Mapping, Paused, TouchError, Tracee, ended, mappings, release_late_threads,
+    Mapping, Paused, TouchError, Tracee, mappings, release_late_threads,
 };
 use elfen_machine::affinity;
-use elfen_machine::pidfd::PidFd;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -29,9 +26,9 @@ use super::shadow::{Ended, Length, Shadow};
 use crate::control::{Control, Recording};
 use crate::engine::space::{Notes, Space};
 use crate::engine::tally::{Tally, are_known};
-use crate::profile::{Profile, Source, What};
-use crate::program::{self, own_ns, start, ticks, ticks_per_second};
-use crate::signals;
+use crate::profile::{Source, What};
+use crate::program::{self, ticks, ticks_per_second};
+use crate::recording::{Process, ProgramRecording, Recorded, RecordingError, Subject, prepared};
 
 /// How often it is looked whether the program has ended.
 const LOOK: Duration = Duration::from_millis(20);
@@ -54,23 +51,15 @@ const TICKS_MIN: u64 = 1;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ShadowError {
-    /// The program was not found, or cannot be executed.
-    #[error("{0}")]
-    Program(io::Error),
-    #[error("no process has this id")]
-    Gone,
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
     #[error("{0}")]
     Refused(String),
-    #[error("waiting for the program: {0}")]
-    Wait(io::Error),
 }
 
 /// What to record.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// The program, unless a process is named.
-    pub program: Vec<OsString>,
-    pub process: Option<u32>,
     /// The part of the program's time that its stops and page faults may cost.
     pub cost: f64,
     /// How many CPUs the shadows may use.
@@ -82,29 +71,19 @@ pub struct Order {
     /// The CPU of the shadows. Without it, the lanes that `elfen run` has lent to a batch.
     pub cpu: Option<u32>,
     pub what: What,
-    /// For how long; until the program ends without it.
-    pub duration: Option<Duration>,
     /// Until each path, or block, of more than 1 % is known with this relative error.
     pub until: Option<f64>,
 }
 
-/// A profile, and what it cost.
-#[derive(Debug)]
-pub struct Recorded {
-    pub profile: Profile,
-    /// How a program that was started has ended.
-    pub ended: Option<ExitStatus>,
-    pub elapsed: Duration,
-    /// CPU time of the recording and of its shadows.
-    pub own: Duration,
+/// What became of the shadows.
+#[derive(Default, Debug)]
+pub struct Shadows {
     /// Why shadows ended, and how many did so.
     pub ends: BTreeMap<String, u64>,
     /// The longest stop of the program.
     pub stall: Duration,
     /// How many shadows ran on lanes of `elfen run`.
     pub on_lent: u64,
-    /// Whether it has ended because everything is known well enough.
-    pub is_known: bool,
     pub warnings: Vec<String>,
 }
 
@@ -129,15 +108,6 @@ struct Prepared {
     faults_then: Option<u64>,
 }
 
-#[derive(Debug)]
-enum Process {
-    /// It has not run for long.
-    Waits,
-    Prepared(Box<Prepared>),
-    /// No shadows are possible while it runs this program.
-    Refused(Option<ProgramId>),
-}
-
 /// What came of an attempt to make a shadow.
 #[derive(Clone, Copy, Debug)]
 enum Sampled {
@@ -147,128 +117,67 @@ enum Sampled {
     Nothing,
 }
 
-struct Recorder {
+struct Recorder<'a> {
+    recording: ProgramRecording<'a>,
     order: Order,
     control: Control,
-    /// CPU time of this process at the beginning.
-    own_ns: u64,
-    root: u32,
-    root_fd: Option<PidFd>,
-    is_child: bool,
-    processes: HashMap<u32, Process>,
+    processes: HashMap<u32, Process<Prepared>>,
     random: Xoshiro256PlusPlus,
-    profile: Profile,
-    notes: HashSet<String>,
-    ends: BTreeMap<String, u64>,
+    shadows: Shadows,
     /// Means: how long a shadow stops the program, what its page faults cost, and how long it runs.
     stall_ns: f64,
     faults_ns: f64,
     took_ns: f64,
     /// The least that was measured: other programs only make a stop longer.
     stall_ns_per_mb: f64,
-    stall_max: Duration,
-    on_lent: u64,
-    is_known: bool,
-    warnings: Vec<String>,
     sums_ns: f64,
     ran_ticks: u64,
     shadow_ticks: u64,
-    began: Instant,
 }
 
 /// Starts the program, or takes the process, and records until it ends or the time is over.
-pub fn record(order: &Order, running: impl Fn(i32)) -> Result<Recorded, ShadowError> {
-    let own = own_ns();
-    let mut child = None;
-    let root = match order.process {
-        Some(process) if threads_of(process).is_empty() => return Err(ShadowError::Gone),
-        Some(process) => process,
-        None => {
-            let started = start(&order.program).map_err(ShadowError::Program)?;
-            running(started.id().cast_signed());
-            child.insert(started).id()
-        }
-    };
-    let mut recorder = Recorder::new(order, root);
-    let outcome = recorder.run(child.as_mut(), &running);
+pub fn record(
+    subject: &Subject,
+    order: &Order,
+    running: impl Fn(i32),
+) -> Result<(Recorded, Shadows), ShadowError> {
+    let recording = ProgramRecording::begin(subject, Source::Shadows, &running)?;
+    let mut recorder = Recorder::new(order, recording);
+    let outcome = recorder.run();
     recorder.finish();
-    let ended = outcome?;
-    let tick_ns = 1_000_000_000 / ticks_per_second();
-    recorder.profile.ran_ns = recorder.ran_ticks * tick_ns;
-    let cost = Duration::from_secs_f64(recorder.sums_ns / 1e9);
-    recorder.profile.cost_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
-    let own = own_ns() - own + recorder.shadow_ticks * tick_ns;
-    Ok(Recorded {
-        profile: recorder.profile,
-        ended,
-        elapsed: recorder.began.elapsed(),
-        own: Duration::from_nanos(own),
-        ends: recorder.ends,
-        stall: recorder.stall_max,
-        on_lent: recorder.on_lent,
-        is_known: recorder.is_known,
-        warnings: recorder.warnings,
-    })
+    outcome?;
+    let shadows_own = recorder.shadows_own();
+    let Recorder { mut recording, shadows, sums_ns, ran_ticks, .. } = recorder;
+    recording.profile.ran_ns = ran_ticks * tick_ns();
+    let cost = Duration::from_secs_f64(sums_ns / 1e9);
+    recording.profile.cost_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
+    let mut recorded = recording.end()?;
+    recorded.own += shadows_own;
+    Ok((recorded, shadows))
 }
 
-impl Recorder {
-    fn new(order: &Order, root: u32) -> Self {
+impl<'a> Recorder<'a> {
+    fn new(order: &Order, recording: ProgramRecording<'a>) -> Self {
         Self {
             order: order.clone(),
-            control: Control::of(root),
-            own_ns: own_ns(),
-            root,
-            root_fd: PidFd::open(root, || true),
-            is_child: order.process.is_none(),
-            processes: HashMap::from([(root, Process::Waits)]),
+            control: Control::of(recording.root),
+            processes: HashMap::from([(recording.root, Process::Waits)]),
+            recording,
             random: Xoshiro256PlusPlus::seed_from_u64(ticks()),
-            profile: Profile { by: Source::Shadows, ..Profile::default() },
-            notes: HashSet::new(),
-            ends: BTreeMap::new(),
+            shadows: Shadows::default(),
             stall_ns: STALL_NS,
             faults_ns: 0.0,
             took_ns: 0.0,
             stall_ns_per_mb: STALL_NS_PER_MB,
-            stall_max: Duration::ZERO,
-            on_lent: 0,
-            is_known: false,
-            warnings: Vec::new(),
             sums_ns: 0.0,
             ran_ticks: 0,
             shadow_ticks: 0,
-            began: Instant::now(),
         }
     }
 
-    /// Returns how the program ended, if it was started here and has ended.
-    fn run(
-        &mut self,
-        mut child: Option<&mut Child>,
-        running: &impl Fn(i32),
-    ) -> Result<Option<ExitStatus>, ShadowError> {
+    fn run(&mut self) -> Result<(), ShadowError> {
         let mut next = Instant::now();
-        loop {
-            if let Some(child) = child.as_deref_mut()
-                && let Some(ended) = ended(child).map_err(ShadowError::Wait)?
-            {
-                running(0);
-                return Ok(Some(ended));
-            }
-            let is_over = self.order.duration.is_some_and(|most| self.began.elapsed() >= most);
-            if is_over || self.is_known || signals::is_stopped() {
-                let Some(child) = child else { return Ok(None) };
-                self.finish();
-                loop {
-                    if let Some(ended) = ended(child).map_err(ShadowError::Wait)? {
-                        running(0);
-                        return Ok(Some(ended));
-                    }
-                    self.wait(LOOK);
-                }
-            }
-            if child.is_none() && self.root_fd.as_ref().is_none_or(PidFd::has_ended) {
-                return Ok(None);
-            }
+        while self.recording.goes_on()? && !self.recording.named_process_has_ended() {
             release_late_threads();
             for settings in self.control.serve(|| self.state()) {
                 let Order { cost, load, sample, .. } = &mut self.order;
@@ -280,8 +189,9 @@ impl Recorder {
             if now >= next {
                 let mean = match self.sample()? {
                     Sampled::Shadow => {
-                        let until = self.order.until;
-                        self.is_known = until.is_some_and(|error| self.is_known_to(error));
+                        let tallies = prepared(&self.processes).map(|prepared| &prepared.tally);
+                        self.recording.is_known =
+                            self.order.until.is_some_and(|error| are_known(tallies, error));
                         self.interval()
                     }
                     Sampled::Stopped(time) => AGAIN.max(time.div_f64(self.order.cost)),
@@ -291,50 +201,35 @@ impl Recorder {
             }
             self.wait(next.saturating_duration_since(Instant::now()).min(LOOK));
         }
-    }
-
-    /// Whether the error of everything that counts is as small as this.
-    fn is_known_to(&self, error: f64) -> bool {
-        let prepared = self.processes.values().filter_map(|process| match process {
-            Process::Prepared(prepared) => Some(&prepared.tally),
-            _ => None,
-        });
-        are_known(prepared, error)
+        Ok(())
     }
 
     /// What this recording says of itself.
     fn state(&self) -> Recording {
-        let tick_ns = 1e9 / ticks_per_second() as f64;
-        let running = self.processes.values().filter_map(|process| match process {
-            Process::Prepared(prepared) => Some(prepared),
-            _ => None,
-        });
-        let (mut ran, mut shadows) = (self.ran_ticks, self.profile.bursts);
-        for prepared in running {
+        let (mut ran, mut shadows) = (self.ran_ticks, self.recording.profile.bursts);
+        for prepared in prepared(&self.processes) {
             ran += prepared.user[1].saturating_sub(prepared.user[0]);
             shadows += prepared.tally.bursts;
         }
-        let own_ns = own_ns().saturating_sub(self.own_ns) as f64;
-        let own_ns = own_ns + self.shadow_ticks as f64 * tick_ns;
         Recording {
-            process: self.root,
-            recorder: std::process::id(),
-            by: Source::Shadows,
             bursts: shadows,
-            cost_percent: self.sums_ns / (ran as f64 * tick_ns).max(1.0) * 100.0,
-            own_percent: own_ns / (self.began.elapsed().as_nanos() as f64).max(1.0) * 100.0,
-            may_cost_percent: self.order.cost * 100.0,
+            cost_percent: self.sums_ns / ((ran * tick_ns()) as f64).max(1.0) * 100.0,
+            ..self.recording.state(self.recording.own() + self.shadows_own(), self.order.cost)
         }
+    }
+
+    /// The CPU time of all shadows.
+    fn shadows_own(&self) -> Duration {
+        Duration::from_nanos(self.shadow_ticks * tick_ns())
     }
 
     /// Waits for a time, or until the program ends.
     fn wait(&self, time: Duration) {
-        match &self.root_fd {
-            // poll(2) takes milliseconds, and would end too early.
-            Some(root) if time >= Duration::from_millis(2) && !root.has_ended() => {
-                root.await_end_for(time - Duration::from_millis(1));
-            }
-            _ => sleep(time),
+        // poll(2) takes milliseconds, and would end too early.
+        if time >= Duration::from_millis(2) {
+            self.recording.wait(time - Duration::from_millis(1));
+        } else {
+            sleep(time);
         }
     }
 
@@ -348,7 +243,7 @@ impl Recorder {
     /// The threads that run now, of all processes of the program.
     fn running_threads(&mut self) -> Vec<(u32, u32)> {
         let mut found = Vec::new();
-        let family = program::family(self.root);
+        let family = program::family(self.recording.root);
         for &process in &family {
             // Copiers are traced by us.
             if is_traced_here(process) {
@@ -386,7 +281,7 @@ impl Recorder {
                 Ok(made)
             }
             Err(error) => {
-                self.note(process, &error);
+                self.recording.note(process, &error);
                 self.end_process(process, *prepared);
                 self.processes.insert(process, Process::Refused(ProgramId::of(process)));
                 Ok(Sampled::Nothing)
@@ -418,13 +313,13 @@ impl Recorder {
     }
 
     fn prepare(&mut self, process: u32) -> Result<(), ShadowError> {
-        let is_named = self.order.process == Some(process);
+        let (is_root, has_child) = (process == self.recording.root, self.recording.has_child());
+        let (is_child, is_named) = (is_root && has_child, is_root && !has_child);
         let Some(program) = ProgramId::of(process) else { return Ok(()) };
         let Some(Stat { user_ticks: user, faults, .. }) = stat(process) else { return Ok(()) };
         if !is_named && user < TICKS_MIN {
             return Ok(());
         }
-        let is_child = self.is_child && process == self.root;
         // All but a named process have begun while it was watched.
         let (user, faults) = if is_named { (user, faults) } else { (0, 0) };
         let state = match Copier::create(process, is_child) {
@@ -443,22 +338,12 @@ impl Recorder {
             Err(Refusal::Touch(TouchError::Busy)) => return Ok(()),
             Err(error) if is_named => return Err(ShadowError::Refused(error.to_string())),
             Err(error) => {
-                self.note(process, &error);
+                self.recording.note(process, &error);
                 Process::Refused(Some(program))
             }
         };
         self.processes.insert(process, state);
         Ok(())
-    }
-
-    fn note(&mut self, process: u32, why: &Refusal) {
-        if threads_of(process).is_empty() {
-            return;
-        }
-        let name = name_of(process).unwrap_or_default();
-        if self.notes.insert(format!("{name}: {why}")) {
-            self.profile.left.push(format!("process {process} ({name}): {why}"));
-        }
     }
 
     /// Makes one shadow and runs it, if the thread is in its own code.
@@ -508,7 +393,7 @@ impl Recorder {
             stalled.set(began.elapsed());
         })?;
         let stall_ns = stalled.get().as_nanos() as f64;
-        self.stall_max = self.stall_max.max(stalled.get());
+        self.shadows.stall = self.shadows.stall.max(stalled.get());
         let per_mb = (stall_ns - STALL_NS).max(0.0) / (memory as f64 / f64::from(1 << 20)).max(1.0);
         self.stall_ns_per_mb = self.stall_ns_per_mb.min(per_mb);
         self.sums_ns += stall_ns;
@@ -529,14 +414,14 @@ impl Recorder {
             }
             // It was killed between two stops, as for lack of memory.
             Err(Refusal::Io(error)) if error.raw_os_error() == Some(libc::ESRCH) => {
-                *self.ends.entry("it was killed".to_owned()).or_default() += 1;
+                *self.shadows.ends.entry("it was killed".to_owned()).or_default() += 1;
                 return Ok(Sampled::Shadow);
             }
             outcome => outcome?,
         };
         prepared.rooms.extend(ended.needs_room);
-        *self.ends.entry(ended.why).or_default() += 1;
-        for (sum, calls) in self.profile.calls.iter_mut().zip(ended.calls) {
+        *self.shadows.ends.entry(ended.why).or_default() += 1;
+        for (sum, calls) in self.recording.profile.calls.iter_mut().zip(ended.calls) {
             *sum += calls;
         }
         if let Some(stat) = stat(process) {
@@ -602,10 +487,10 @@ impl Recorder {
         self.place(id);
         let mut on = shadow.begin();
         let mut until = Instant::now() + SHADOW_MAX;
-        if let Some(duration) = self.order.duration {
-            until = until.min(self.began + duration);
+        if let Some(deadline) = self.recording.deadline {
+            until = until.min(deadline);
         }
-        let program = self.root_fd.as_ref();
+        let program = self.recording.root_fd();
         let length = Length { instructions: self.order.sample, until, program };
         let ended = shadow.run(length, &mut on);
         used.extend(shadow.world.files.used());
@@ -622,11 +507,11 @@ impl Recorder {
             (None, None) => affinity::allowed(),
         };
         if let Some(lent) = lent {
-            self.on_lent += 1;
+            self.shadows.on_lent += 1;
             if let Err(why) = lent.take(shadow)
-                && self.notes.insert(why.clone())
+                && self.recording.is_new(why.clone())
             {
-                self.warnings.push(why);
+                self.shadows.warnings.push(why);
             }
         }
         // The right result does not need it.
@@ -645,18 +530,19 @@ impl Recorder {
         let Some((space, _)) = prepared.space.take() else { return };
         let new = self.new_tally();
         let mut tally = std::mem::replace(&mut prepared.tally, new);
-        tally.add_to(&mut self.profile, &space.cache, &space.objects);
+        let profile = &mut self.recording.profile;
+        tally.add_to(profile, &space.cache, &space.objects);
         if tally.lost > 0 {
-            self.profile.left.push(format!("{} pieces whose way was not found", tally.lost));
+            profile.left.push(format!("{} pieces whose way was not found", tally.lost));
         }
-        self.profile.programs -= u64::from(std::mem::replace(&mut prepared.has_moved, true));
+        profile.programs -= u64::from(std::mem::replace(&mut prepared.has_moved, true));
     }
 
     fn end_process(&mut self, process: u32, mut prepared: Prepared) {
         self.add_space(&mut prepared);
         let Prepared { copier, user, faults, .. } = prepared;
         if let Err(error) = copier.remove() {
-            self.note(process, &error);
+            self.recording.note(process, &error);
         }
         let now = stat(process);
         let [user_now, faults_now] = match now {
@@ -664,7 +550,7 @@ impl Recorder {
             None => [user[1], faults[1]],
         };
         self.ran_ticks += user_now.saturating_sub(user[0]);
-        self.profile.faults += faults_now.saturating_sub(faults[0]);
+        self.recording.profile.faults += faults_now.saturating_sub(faults[0]);
     }
 
     /// Takes everything of ours out of all processes.
@@ -674,6 +560,10 @@ impl Recorder {
             self.close(process);
         }
     }
+}
+
+fn tick_ns() -> u64 {
+    1_000_000_000 / ticks_per_second()
 }
 
 /// Moves a shadow off lent lanes. Its beginning and its end are waited for without a limit, and on

@@ -9,10 +9,11 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_profile::bursts::{BurstError, Order, Recorded, record};
+use elfen_profile::bursts::{BurstError, record};
+use elfen_profile::recording::Recorded;
 
-use super::program::{Counts, Running, compile, compile_as};
-use super::{order, recorded, rounds};
+use super::program::{Counts, Running, compile, compile_as, process_subject, program_subject};
+use super::{ORDER, recorded, rounds};
 
 /// Starts a program, and waits until it does what it was started for.
 fn started(program: &Path, words: &[&str]) -> Running {
@@ -25,8 +26,7 @@ fn started(program: &Path, words: &[&str]) -> Running {
 }
 
 fn recorded_for(process: u32, milliseconds: u64) -> Recorded {
-    let duration = Some(Duration::from_millis(milliseconds));
-    record(&Order { process: Some(process), duration, ..order(Vec::new()) }, |_| {}).unwrap()
+    record(&process_subject(process, milliseconds), &ORDER, |_| {}).unwrap()
 }
 
 fn status(process: u32) -> String {
@@ -52,7 +52,7 @@ fn a_filter_that_is_set_later_does_not_kill() {
     for round in 0..6 {
         let mut words: Vec<OsString> = vec![program.clone().into()];
         words.extend((round % 2 > 0).then(|| "strict".into()));
-        let recorded = record(&order(words), |_| {}).unwrap();
+        let recorded = record(&program_subject(words), &ORDER, |_| {}).unwrap();
         assert_eq!(recorded.ended.unwrap().code(), Some(0), "{round}: {:?}", recorded.ended);
         assert!(recorded.profile.bursts > 5);
         let left = &recorded.profile.left;
@@ -95,8 +95,10 @@ fn each_c_library_is_known_or_refused() {
     assert_only_own_handlers(running, "a library for threads");
 
     let running = started_with("libc-2.27.so", &["-DOTHER"]);
-    let named = Order { process: Some(running.0.id()), ..order(Vec::new()) };
-    let Err(BurstError::Refused(why)) = record(&named, |_| {}) else { panic!("recorded") };
+    let subject = process_subject(running.0.id(), 1500);
+    let Err(BurstError::Refused(why)) = record(&subject, &ORDER, |_| {}) else {
+        panic!("recorded")
+    };
     assert_eq!(why, "its C library sets handlers in an unknown way");
     assert_only_own_handlers(running, "an unknown C library");
 }

@@ -7,9 +7,11 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use elfen_instrument::symbols::FunctionTable;
 use elfen_profile::profile::{Place, Profile, What};
+use elfen_profile::recording::Subject;
 use elfen_stream::counts::EdgeKind;
 
 pub(crate) const EDGES: What = What {
@@ -53,6 +55,16 @@ pub(crate) fn in_shell<Word: AsRef<OsStr>>(
 
 pub(crate) fn natively(words: &[OsString]) -> Output {
     Command::new(&words[0]).args(&words[1..]).output().unwrap()
+}
+
+pub(crate) fn program_subject(words: Vec<OsString>) -> Subject {
+    Subject { program: words, ..Subject::default() }
+}
+
+/// A process, for some milliseconds at most.
+pub(crate) fn process_subject(id: u32, milliseconds: u64) -> Subject {
+    let duration = Some(Duration::from_millis(milliseconds));
+    Subject { process: Some(id), duration, ..Subject::default() }
 }
 
 /// The words of a command as a shell would split them; TEXT and SOURCE stand for files, `|` for a

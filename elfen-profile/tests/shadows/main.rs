@@ -15,33 +15,28 @@ use std::time::Duration;
 
 use elfen_profile::everything;
 use elfen_profile::profile::{DataStream, Profile, StreamCount, What};
-use elfen_profile::shadows::{Order, Recorded, ShadowError, record};
+use elfen_profile::recording::{Recorded, RecordingError};
+use elfen_profile::shadows::{Order, ShadowError, Shadows, record};
 use program::{
-    ALL, Counts, EDGES, Running, assert_shares, busy_shell, compile, in_shell, natively, words_of,
+    ALL, Counts, EDGES, Running, assert_shares, busy_shell, compile, in_shell, natively,
+    process_subject, program_subject, words_of,
 };
 
 /// As many shadows as there is time for.
-fn order(program: Vec<OsString>) -> Order {
-    Order {
-        program,
-        process: None,
-        cost: 0.5,
-        load: 2.0,
-        sample: 50_000,
-        stall_max: Duration::from_millis(100),
-        cpu: None,
-        what: ALL,
-        duration: None,
-        until: None,
-    }
-}
+const ORDER: Order = Order {
+    cost: 0.5,
+    load: 2.0,
+    sample: 50_000,
+    stall_max: Duration::from_millis(100),
+    cpu: None,
+    what: ALL,
+    until: None,
+};
 
-fn recorded(folder: &Path, words: &[OsString], change: impl Fn(&mut Order)) -> (String, Recorded) {
+fn recorded(folder: &Path, words: &[OsString], order: &Order) -> (String, Recorded, Shadows) {
     let (output, shell) = in_shell(folder, words);
-    let mut order = order(shell);
-    change(&mut order);
-    let recorded = record(&order, |_| {}).unwrap();
-    (fs::read_to_string(output).unwrap(), recorded)
+    let (recorded, shadows) = record(&program_subject(shell), order, |_| {}).unwrap();
+    (fs::read_to_string(output).unwrap(), recorded, shadows)
 }
 
 /// Goal: children, accounts, descriptors, locks, pipes, shared memory, files and signals are as
@@ -58,11 +53,11 @@ fn a_program_finds_no_trace_of_its_shadows() {
     let mut shadows = 0;
     for _ in 0..rounds {
         let words = [program.clone().into(), words[0].clone(), words[1].clone()];
-        let (found, recorded) = recorded(folder.path(), &words, |_| {});
+        let (found, recorded, Shadows { ends, .. }) = recorded(folder.path(), &words, &ORDER);
         assert_eq!(found, expected);
         assert_eq!(recorded.ended.unwrap().code(), Some(42));
-        eprintln!("{:?}", recorded.ends);
-        assert!(!recorded.ends.contains_key("the filter of system calls"), "{:?}", recorded.ends);
+        eprintln!("{ends:?}");
+        assert!(!ends.contains_key("the filter of system calls"), "{ends:?}");
         shadows += recorded.profile.bursts;
     }
     eprintln!("{shadows} shadows");
@@ -76,7 +71,8 @@ fn shares_are_those_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "shares.c", &[]);
     let words = [program.clone().into(), "1500".into()];
-    let (text, recorded) = recorded(folder.path(), &words, |order| order.sample = 1_000_000);
+    let order = Order { sample: 1_000_000, ..ORDER };
+    let (text, recorded, _) = recorded(folder.path(), &words, &order);
     let profile = recorded.profile;
     assert!(profile.bursts > 10, "{} shadows", profile.bursts);
     assert!(profile.instructions >= 900_000 * profile.bursts, "{}", profile.instructions);
@@ -92,16 +88,12 @@ fn a_recording_ends_when_enough_is_known() {
     let running = Running::start(Command::new(&program).arg("100000000"));
     sleep(Duration::from_millis(100));
     let most = Duration::from_secs(60);
-    let order = |until| Order {
-        process: Some(running.0.id()),
-        duration: Some(most),
-        until: Some(until),
-        ..order(Vec::new())
-    };
-    let rough = record(&order(0.5), |_| {}).unwrap();
+    let subject = process_subject(running.0.id(), 60_000);
+    let until = |error| record(&subject, &Order { until: Some(error), ..ORDER }, |_| {}).unwrap().0;
+    let rough = until(0.5);
     assert!(rough.is_known && rough.elapsed < most, "{rough:?}");
     assert!(rough.profile.bursts >= 10, "{rough:?}");
-    let finer = record(&order(0.1), |_| {}).unwrap();
+    let finer = until(0.1);
     assert!(finer.is_known && finer.elapsed < most, "{finer:?}");
     // A shadow sees one loop, mostly. The rarest has a sixth of them, so 500 have an error of 0.1.
     assert!(finer.profile.bursts > 200, "{finer:?}");
@@ -128,7 +120,8 @@ fn results_of_instructions_are_counted() {
     let exact = everything::record(&words("40000"), what, |_| {}).unwrap();
     let (count, top) = values(&exact.profile, &program, "load");
     assert_eq!((count, top), (40_000, vec![(9, 30_000), (5, 10_000)]));
-    let (_, recorded) = recorded(folder.path(), &words("2000000000"), |order| order.what = what);
+    let order = Order { what, ..ORDER };
+    let (_, recorded, _) = recorded(folder.path(), &words("2000000000"), &order);
     let (count, top) = values(&recorded.profile, &program, "load");
     let [(9, often), (5, rare)] = top[..] else { panic!("{top:?}") };
     assert_eq!(often + rare, count);
@@ -163,10 +156,8 @@ fn streams_are_those_of_the_whole_program() {
     let words = |rounds: &str| [program.clone().into(), rounds.into(), "40".into()];
     let exact = everything::record(&words("20000"), what, |_| {}).unwrap();
     let (known, known_share, _) = hottest_stream(&exact.profile);
-    let (_, found) = recorded(folder.path(), &words("20000000"), |order| {
-        order.what = what;
-        order.sample = 1_000_000;
-    });
+    let order = Order { what, sample: 1_000_000, ..ORDER };
+    let (_, found, _) = recorded(folder.path(), &words("20000000"), &order);
     let (stream, share, count) = hottest_stream(&found.profile);
     assert_eq!(stream, known);
     // A shadow of a million instructions has some 3,000 rounds. It begins and ends inside of one,
@@ -177,7 +168,8 @@ fn streams_are_those_of_the_whole_program() {
     assert!(count.bursts <= shadows && count.bursts * 10 >= shadows * 9, "{count:?}, {shadows}");
 
     let what = What { stream_burst: 10, ..what };
-    let (_, found) = recorded(folder.path(), &words("20000000"), |order| order.what = what);
+    let order = Order { what, ..ORDER };
+    let (_, found, _) = recorded(folder.path(), &words("20000000"), &order);
     let longest = found.profile.streams.keys().map(|one| one.references.len()).max();
     assert!((5..=10).contains(&longest.unwrap()), "{longest:?}");
 }
@@ -192,7 +184,7 @@ fn a_program_that_executes_itself_goes_on() {
     let native = natively(&words);
     assert_eq!(native.status.code(), Some(7));
     let expected = String::from_utf8(native.stdout).unwrap();
-    let (found, recorded) = recorded(folder.path(), &words, |_| {});
+    let (found, recorded, _) = recorded(folder.path(), &words, &ORDER);
     assert_eq!((found, recorded.ended.unwrap().code()), (expected, Some(7)));
 }
 
@@ -209,10 +201,8 @@ fn nothing_is_left_in_a_process() {
             .map(|what| running.read(&what))
     };
     let before = look(&running);
-    let order =
-        Order { process: Some(id), duration: Some(Duration::from_secs(1)), ..order(Vec::new()) };
-    let recorded = record(&order, |_| {}).unwrap();
-    assert!(recorded.profile.bursts > 20, "{:?}", recorded.ends);
+    let (recorded, shadows) = record(&process_subject(id, 1000), &ORDER, |_| {}).unwrap();
+    assert!(recorded.profile.bursts > 20, "{:?}", shadows.ends);
     assert_eq!(look(&running), before);
     assert!(running.read("status").contains("TracerPid:\t0"));
     assert!(running.read("stat").contains(") R "), "it goes on");
@@ -224,12 +214,8 @@ fn nothing_is_left_in_a_process() {
 fn a_process_of_another_user_is_sampled() {
     let running = Running::as_another_user();
     sleep(Duration::from_millis(100));
-    let order = Order {
-        process: Some(running.0.id()),
-        duration: Some(Duration::from_millis(1500)),
-        ..order(Vec::new())
-    };
-    let recorded = record(&order, |_| {}).unwrap();
+    let subject = process_subject(running.0.id(), 1500);
+    let (recorded, _) = record(&subject, &ORDER, |_| {}).unwrap();
     let Profile { bursts, left, .. } = &recorded.profile;
     assert!(*bursts > 5 && left.is_empty(), "{bursts}, {left:?}");
     assert!(!running.read("maps").contains("elfen-profile"));
@@ -241,14 +227,14 @@ fn a_process_of_another_user_is_sampled() {
 fn what_cannot_be_sampled_is_said() {
     let mut gone = Command::new("true").spawn().unwrap();
     gone.wait().unwrap();
-    let of = |process| Order { process: Some(process), ..order(Vec::new()) };
-    assert!(matches!(record(&of(gone.id()), |_| {}), Err(ShadowError::Gone)));
-    let missing = record(&order(vec!["/nowhere/at/all".into()]), |_| {});
-    assert!(matches!(missing, Err(ShadowError::Program(_))));
+    let gone = record(&process_subject(gone.id(), 1000), &ORDER, |_| {});
+    assert!(matches!(gone, Err(ShadowError::Recording(RecordingError::Gone))));
+    let missing = record(&program_subject(vec!["/nowhere/at/all".into()]), &ORDER, |_| {});
+    assert!(matches!(missing, Err(ShadowError::Recording(RecordingError::Program(_)))));
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "confined.c", &[]);
     let words = [program.into()];
-    let (_, recorded) = recorded(folder.path(), &words, |_| {});
+    let (_, recorded, _) = recorded(folder.path(), &words, &ORDER);
     assert_eq!(recorded.ended.unwrap().code(), Some(0));
 }
 
@@ -283,11 +269,12 @@ fn packaged_programs_behave_as_ever() {
         let words = words_of(command, &text);
         let native = natively(&words);
         let (output, shell) = in_shell(folder.path(), &words);
-        let recorded = record(&order(shell), |_| {}).unwrap();
+        let (recorded, Shadows { ends, .. }) =
+            record(&program_subject(shell), &ORDER, |_| {}).unwrap();
         assert_eq!(recorded.ended.unwrap().code(), native.status.code(), "{command}");
         assert!(fs::read(output).unwrap() == native.stdout, "{command}: other output");
         let profile = &recorded.profile;
-        eprintln!("{command}: {} shadows, {:?} {:?}", profile.bursts, recorded.ends, profile.left);
+        eprintln!("{command}: {} shadows, {ends:?} {:?}", profile.bursts, profile.left);
         shadows += profile.bursts;
     }
     // Some of them end before the first shadow.
@@ -342,10 +329,10 @@ fn disks_and_peers_find_no_trace() {
         for _ in 0..rounds {
             clean();
             let words = ["sh", "-c", &script].map(OsString::from);
-            let (found, recorded) = recorded(folder.path(), &words, |_| {});
+            let (found, recorded, Shadows { ends, .. }) = recorded(folder.path(), &words, &ORDER);
             assert_eq!(recorded.ended.unwrap().code(), Some(0), "{script}");
             assert_eq!(found, expected, "{script}");
-            assert!(!recorded.ends.contains_key("the filter of system calls"), "{script}");
+            assert!(!ends.contains_key("the filter of system calls"), "{script}");
             shadows += recorded.profile.bursts;
         }
         eprintln!("{script}: {shadows} shadows");

@@ -31,6 +31,8 @@ const POLL: Duration = Duration::from_millis(40);
 const POLL_NEW: Duration = Duration::from_millis(4);
 /// How often new threads and processes are looked for.
 const LOOK: Duration = Duration::from_millis(50);
+/// In this time, a program that was executed has its C library.
+const LOADED_WITHIN: Duration = Duration::from_secs(1);
 /// The longest mean interval, in CPU time.
 const INTERVAL_NS_MAX: f64 = 1e9;
 /// A thread keeps the bursts of this many mean intervals until they are read.
@@ -179,6 +181,8 @@ struct Recorder<'a> {
     order: Order,
     control: Control,
     processes: HashMap<u32, Process<Prepared>>,
+    /// Since when processes have no known C library.
+    loading: HashMap<u32, Instant>,
     free: Vec<u32>,
     random: Xoshiro256PlusPlus,
     /// Mean cost of a burst, and sums.
@@ -209,6 +213,7 @@ impl<'a> Recorder<'a> {
             order: order.clone(),
             control: Control::of(recording.root),
             processes: HashMap::from([(recording.root, Process::Waits)]),
+            loading: HashMap::new(),
             recording,
             free: (0..CONTEXTS_MAX).rev().collect(),
             random: Xoshiro256PlusPlus::seed_from_u64(ticks()),
@@ -318,6 +323,7 @@ impl<'a> Recorder<'a> {
         }
         match Target::attach(process, self.order.what.needs_addresses(), &self.regions) {
             Ok(target) => {
+                self.loading.remove(&process);
                 self.regions.extend(target.region.inode());
                 let user = user_ticks(process).unwrap_or(0);
                 let tally = Tally::new(self.order.what, self.order.until.is_some());
@@ -331,6 +337,7 @@ impl<'a> Recorder<'a> {
                     user: [user, user],
                 })))
             }
+            Err(Refusal::NoLibrary) if self.may_be_loading(process) => Ok(Process::Waits),
             Err(error @ Refusal::Touch(TouchError::Refused(_))) if is_named => {
                 Err(BurstError::Closed(error.to_string()))
             }
@@ -340,6 +347,16 @@ impl<'a> Recorder<'a> {
                 Ok(Process::Refused(ProgramId::of(process)))
             }
         }
+    }
+
+    /// Whether a process without a known C library may be about to load one.
+    fn may_be_loading(&mut self, process: u32) -> bool {
+        let since = *self.loading.entry(process).or_insert_with(Instant::now);
+        let is_loading = since.elapsed() < LOADED_WITHIN;
+        if !is_loading {
+            self.loading.remove(&process);
+        }
+        is_loading
     }
 
     fn look_for_threads(&mut self, process: u32) {
@@ -541,6 +558,7 @@ impl<'a> Recorder<'a> {
     }
 
     fn forget(&mut self, process: u32) {
+        self.loading.remove(&process);
         if let Some(Process::Prepared(prepared)) = self.processes.remove(&process) {
             self.close(*prepared);
         }

@@ -13,4 +13,7 @@ pub(super) enum Refusal {
     Io(#[from] io::Error),
     #[error("{0}")]
     Unfit(&'static str),
+    /// It may not be loaded yet.
+    #[error("it has no C library of a known kind")]
+    NoLibrary,
 }

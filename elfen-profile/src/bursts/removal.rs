@@ -33,8 +33,9 @@ const WORDS: usize = FIXED_WORDS + 2 * RANGES_MAX + PATCH_WORDS * PATCHES_MAX;
 const BEAT: u64 = 8;
 /// A recording looks at its processes much more often.
 const BEAT_WITHIN: Duration = Duration::from_millis(500);
-/// For how long a process is stopped again and again, until none of its threads is in our code.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// For how long a process is stopped again and again, until none of its threads is in our code. On
+/// an overloaded machine, a stop takes long.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// For how long calls may install a handler. A signal's handler that jumps out of one never ends it.
 const INSTALLING_WITHIN: Duration = Duration::from_millis(200);
 

@@ -449,8 +449,7 @@ impl Plan {
         let exe = std::fs::read_link(format!("/proc/{process}/exe"))?;
         let places = Places::find(&all, &exe)?;
         let loader = Loader::find(process, &all, &memory)?;
-        let sites = sites::find(process, &all, &exe, &memory)?
-            .ok_or(Refusal::Unfit("its C library sets handlers in an unknown way"))?;
+        let sites = sites::find(process, &all, &exe, &memory)?.ok_or(Refusal::NoLibrary)?;
         let (region, inside, caught) =
             (Region::new()?, Inside::new(), status_mask(process, CAUGHT));
         Ok(Self { program, memory, region, places, inside, loader, sites, caught })

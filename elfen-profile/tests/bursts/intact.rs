@@ -82,24 +82,24 @@ fn handlers_that_are_set_later_are_those_of_the_program() {
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn each_c_library_is_known_or_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let started_with = |name: &str, options: &[&str]| {
+    let started_with = |name: &str, options: &[&str], words: &[&str]| {
         let shared = [&["-shared", "-fPIC"], options].concat();
         let library = compile_as(folder.path(), "sigaction.c", name, &shared);
         let search = format!("-Wl,-rpath,{}", folder.path().display());
         let linked = ["-Wl,--no-as-needed", library.to_str().unwrap(), &search];
-        started(&compile_as(folder.path(), "handlers.c", "handlers", &linked), &[])
+        started(&compile_as(folder.path(), "handlers.c", "handlers", &linked), words)
     };
-    let running = started_with("libpthread-2.31.so", &[]);
+    let running = started_with("libpthread-2.31.so", &[], &[]);
     let recorded = recorded_for(running.0.id(), 1500);
     assert!(recorded.profile.bursts > 20, "{} bursts", recorded.profile.bursts);
     assert_only_own_handlers(running, "a library for threads");
 
-    let running = started_with("libc-2.27.so", &["-DOTHER"]);
-    let subject = process_subject(running.0.id(), 1500);
+    let running = started_with("libc-2.27.so", &["-DOTHER"], &["often"]);
+    let subject = process_subject(running.0.id(), 5000);
     let Err(BurstError::Refused(why)) = record(&subject, &ORDER, |_| {}) else {
         panic!("recorded")
     };
-    assert_eq!(why, "its C library sets handlers in an unknown way");
+    assert_eq!(why, "it has no C library of a known kind");
     assert_only_own_handlers(running, "an unknown C library");
 }
 
@@ -135,20 +135,34 @@ fn handlers_that_are_set_while_a_recording_ends_are_those_of_the_program() {
 fn forked_children_are_recorded_and_left_as_they_were() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "forks.c", &[]);
-    let mut running = started(&program, &[]);
+    // A loaded machine may give children too little time for their share.
+    let is_enough = |doubled: u32| children_are_recorded(&program, 2500 << doubled);
+    assert!((0..5).any(is_enough), "children got no time");
+}
+
+/// Returns whether they ran for long enough.
+fn children_are_recorded(program: &Path, milliseconds: u64) -> bool {
+    let mut running = started(program, &[]);
     let process = running.0.id();
-    let recorded = recorded_for(process, 2500);
+    let recorded = recorded_for(process, milliseconds);
+    let of_parent = utime(process) as f64;
     assert_clean(process);
     let mut lines = BufReader::new(running.0.stdout.as_mut().unwrap()).lines();
     let children: Vec<u32> =
         (0..3).map(|_| lines.next().unwrap().unwrap().parse().unwrap()).collect();
-    for &child in &children {
+    let mut of_children = 0.0;
+    for (number, &child) in (0..).zip(&children) {
+        // The one that leaves the family is not recorded.
+        of_children += if number == 1 { 0.0 } else { utime(child) as f64 };
         assert_clean(child);
         assert!(!status(child).contains("zombie"), "{child} ended");
     }
-    let found = Counts::of(&recorded.profile, &program).share("of_child");
-    assert!(found > 0.4, "{found} in children, {:?}", recorded.profile.left);
     assert!(recorded.profile.left.is_empty(), "{:?}", recorded.profile.left);
+    let found = Counts::of(&recorded.profile, program).share("of_child");
+    let share = of_children / (of_parent + of_children);
+    let ran_long = of_children > 80.0;
+    assert!(!ran_long || found > 0.6 * share, "{found} of {share} in children");
+    ran_long
 }
 
 /// Goal: a stack without room for a signal does not overflow. Method: a coroutine and a thread.

@@ -36,7 +36,7 @@ const BEAT_WITHIN: Duration = Duration::from_millis(500);
 /// For how long a process is stopped again and again, until none of its threads is in our code. On
 /// an overloaded machine, a stop takes long.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For how long calls may install a handler. A signal's handler that jumps out of one never ends it.
+/// For how long calls may install a handler. If a signal's handler jumps out of one, it never ends.
 const INSTALLING_WITHIN: Duration = Duration::from_millis(200);
 
 /// Bytes of the program that were replaced.

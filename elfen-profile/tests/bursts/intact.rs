@@ -77,7 +77,7 @@ fn handlers_that_are_set_later_are_those_of_the_program() {
 }
 
 /// Goal: handlers that are set by a library for threads, which some C libraries have, are treated
-/// alike; a C library that sets them in an unknown way is refused. Method: a library of such a name.
+/// alike; a C library that sets them in an unknown way is refused. Method: libraries of such names.
 #[test]
 #[ignore = "needs root, or kernel.perf_event_paranoid of at most 2"]
 fn each_c_library_is_known_or_refused() {

@@ -17,7 +17,18 @@ static IGNORES_CHILDREN: AtomicBool = AtomicBool::new(false);
 static STOPS: AtomicBool = AtomicBool::new(false);
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-const PASSED_ON: [Signal; 4] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGHUP];
+/// All that would end this command, and that other processes or limits may send.
+const PASSED_ON: [Signal; 9] = [
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGVTALRM,
+    Signal::SIGXCPU,
+];
 
 /// Passes signals on from here on. A handler, unlike an ignored signal, is not inherited by the
 /// program.

@@ -29,6 +29,7 @@ enum {
 	TRAP_FLAG = 1 << 8,
 	DIRECTION_FLAG = 1 << 10,
 	POLL_IN_ = 1,
+	EFAULT_ = 14,
 	STACK_DISABLED = 2,
 	AUTODISARM = (int)0x80000000,
 	CODE_SEGMENT = 0x33,
@@ -243,13 +244,17 @@ INSIDE long elfen_inside_set_action(word signal, struct action *act, struct acti
 	if (signal >= SIGNALS || !(OURS >> signal & 1) || size != 8)
 		return call(SYS_RT_SIGACTION, signal, (long)act, (long)old, size);
 	before = *known;
+	/* No signal has the number 0: the kernel only reads what it was given. */
+	if (act && call(SYS_RT_SIGACTION, 0, (long)act, 0, size) == -EFAULT_)
+		return -EFAULT_;
 	if (act && act->handler > 1 && *header->is_origin && begin_installing(own)) {
 		wanted = *act;
 		ours = ours_for(signal, &wanted);
 		/* First, because the host may put it back before and after the system call. */
 		*known = wanted;
 		result = call(SYS_RT_SIGACTION, signal, (long)&ours, (long)old, size);
-		if (result)
+		/* If only `old` cannot be written, the kernel has installed it. */
+		if (result && result != -EFAULT_)
 			*known = before;
 		end_installing(own);
 	} else {

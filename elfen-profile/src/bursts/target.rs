@@ -57,6 +57,9 @@ const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x00, 0x40, 0x44, 0x80,
 const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// The signals that a process has handlers for.
 const CAUGHT: &str = "SigCgt";
+const HANDLES_URGENT: Refusal = Refusal::Unfit("it handles SIGURG itself, as Go does");
+/// SIG_IGN; greater ones are handlers.
+const IGNORED: u64 = libc::SIG_IGN as u64;
 /// How often a process is looked at again that was not at rest.
 const PLANS: u32 = 5;
 /// The end of a stack whose place is not known yet.
@@ -137,7 +140,7 @@ impl Target {
         thread: i32,
         needs_addresses: bool,
     ) -> Result<Self, Refusal> {
-        let Plan { program, memory, mut region, places, inside, loader, sites, caught } = plan;
+        let Plan { program, memory, mut region, places, inside, loader, sites } = plan;
         if ProgramId::of(process) != Some(program) {
             return Err(Refusal::Unfit("it has just executed another program"));
         }
@@ -188,7 +191,7 @@ impl Target {
         };
         target.note_points();
         target.patch(group, &inside, loader.as_ref(), &sites)?;
-        target.install(group, thread, &inside, caught)?;
+        target.install(group, thread, &inside)?;
         Ok(target)
     }
 
@@ -227,13 +230,7 @@ impl Target {
     }
 
     /// Installs the handlers of faults and of the clocks' signal.
-    fn install(
-        &mut self,
-        group: &Group,
-        thread: i32,
-        inside: &Inside,
-        caught: u64,
-    ) -> Result<(), Refusal> {
+    fn install(&mut self, group: &Group, thread: i32, inside: &Inside) -> Result<(), Refusal> {
         let bit = |signal: i32| 1_u64 << (signal - 1);
         let blocked = !FAULTS.into_iter().chain(NEVER_BLOCKED).map(bit).sum::<u64>();
         let restore = self.header.at + HEADER_BYTES + inside.restore;
@@ -243,29 +240,34 @@ impl Target {
                 let number = signal.unsigned_abs().into();
                 call("rt_sigaction", libc::SYS_rt_sigaction, [number, act, old, 8, 0, 0])
             };
-            for signal in FAULTS.into_iter().chain([libc::SIGURG]) {
+            for signal in [libc::SIGURG].into_iter().chain(FAULTS) {
                 let is_tick = signal == libc::SIGURG;
+                ask(signal, 0, found_at)?;
+                let found = self.words(found_at);
+                let [handler, flags, restorer, _] = found;
+                let is_caught = handler > IGNORED;
                 let mut ours = match is_tick {
                     true => [self.list.on_tick, TICK_FLAGS, restore, blocked],
                     false => [self.list.on_fault, FAULT_FLAGS, restore, blocked],
                 };
                 if is_tick {
+                    if is_caught {
+                        return Err(HANDLES_URGENT);
+                    }
                     // A blocked signal of an earlier recording may be pending. This drops it.
                     self.set_words(at, &[0; ACTION_WORDS]);
                     ask(signal, at, 0)?;
-                } else if caught & bit(signal) != 0 {
-                    ask(signal, 0, found_at)?;
-                    let [_, flags, restorer, _] = self.words(found_at);
+                } else if is_caught {
                     ours[1] = (flags | FLAGS_ADDED) & !FLAGS_REMOVED;
                     if flags & SA_RESTORER != 0 {
                         ours[2] = restorer;
                     }
                 }
-                self.set_words(at, &ours);
-                ask(signal, at, found_at)?;
-                let found = self.words(found_at).map(u64::to_le_bytes);
                 let kept_at = self.list.actions + u64::from(signal.unsigned_abs()) * ACTION_BYTES;
+                let found = found.map(u64::to_le_bytes);
                 self.objects.memory().write(kept_at, found.as_flattened())?;
+                self.set_words(at, &ours);
+                ask(signal, at, 0)?;
             }
             Ok::<_, Refusal>(())
         })??;
@@ -436,8 +438,6 @@ struct Plan {
     inside: Inside,
     loader: Option<Loader>,
     sites: Vec<u64>,
-    /// The signals that it has handlers for, as bits.
-    caught: u64,
 }
 
 impl Plan {
@@ -450,9 +450,8 @@ impl Plan {
         let places = Places::find(&all, &exe)?;
         let loader = Loader::find(process, &all, &memory)?;
         let sites = sites::find(process, &all, &exe, &memory)?.ok_or(Refusal::NoLibrary)?;
-        let (region, inside, caught) =
-            (Region::new()?, Inside::new(), status_mask(process, CAUGHT));
-        Ok(Self { program, memory, region, places, inside, loader, sites, caught })
+        let (region, inside) = (Region::new()?, Inside::new());
+        Ok(Self { program, memory, region, places, inside, loader, sites })
     }
 }
 
@@ -460,7 +459,7 @@ impl Plan {
 fn check(process: u32) -> Result<(), Refusal> {
     let status = |process: u32, name: &str| status_field(process, name);
     if status_mask(process, CAUGHT) & 1 << (libc::SIGURG - 1) != 0 {
-        return Err(Refusal::Unfit("it handles SIGURG itself, as Go does"));
+        return Err(HANDLES_URGENT);
     }
     if elfen_instrument::process::is_filtered(process) {
         return Err(Refusal::Unfit("it filters its system calls (seccomp)"));

@@ -137,9 +137,8 @@ pub fn read_regular(file: &Path) -> Option<Vec<u8>> {
 }
 
 /// The address of a symbol that a file exports.
-pub fn address_of_symbol(file: &Path, name: &str) -> Option<u64> {
-    let bytes = fs::read(file).ok()?;
-    let elf: ElfFile64<'_> = ElfFile64::parse(&*bytes).ok()?;
+pub fn address_of_symbol(file: &[u8], name: &str) -> Option<u64> {
+    let elf: ElfFile64<'_> = ElfFile64::parse(file).ok()?;
     let found = elf.dynamic_symbols().find(|symbol| symbol.name() == Ok(name));
     found.map(|symbol| symbol.address())
 }

@@ -4,11 +4,12 @@
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use elfen_instrument::process::{ProgramId, status_field, status_mask};
 use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, descriptor, mappings};
 use elfen_instrument::symbols::address_of_symbol;
+use elfen_machine::mapped;
 use elfen_stream::{Cache, Cluster, CodeMemory, Stop, layout};
 
 use super::inside::{Header, Inside};
@@ -60,6 +61,8 @@ const CAUGHT: &str = "SigCgt";
 const HANDLES_URGENT: Refusal = Refusal::Unfit("it handles SIGURG itself, as Go does");
 /// SIG_IGN; greater ones are handlers.
 const IGNORED: u64 = libc::SIG_IGN as u64;
+/// Dynamic loaders have less than a megabyte.
+const LOADER_BYTES_MAX: u64 = 16 << 20;
 /// How often a process is looked at again that was not at rest.
 const PLANS: u32 = 5;
 /// The end of a stack whose place is not known yet.
@@ -640,9 +643,9 @@ impl Loader {
             return Ok(None);
         }
         let unknown = || Refusal::Unfit("its dynamic loader is of an unknown kind");
-        // As the process sees it, which may be in a container.
-        let file = PathBuf::from(format!("/proc/{process}/root{}", first.name));
-        let function = base + address_of_symbol(&file, CHANGE_FUNCTION).ok_or_else(unknown)?;
+        let file = mapped::read(&mapped::open(process, first)?, LOADER_BYTES_MAX)?;
+        let address = |name| address_of_symbol(&file, name).map(|at| base.wrapping_add(at));
+        let function = address(CHANGE_FUNCTION).ok_or_else(unknown)?;
         let bytes = memory.read_vec(function, FAR_JUMP_BYTES)?;
         let body = bytes.strip_prefix(&ENDBR).unwrap_or(&bytes);
         let is_empty = body.split_first().is_some_and(|(&first, rest)| {
@@ -651,8 +654,8 @@ impl Loader {
         if !is_empty || !function.is_multiple_of(16) {
             return Err(unknown());
         }
-        let state = address_of_symbol(&file, LOADER_STATE);
-        Ok(Some(Self { function, bytes, state: state.map(|at| base + at + 24) }))
+        let state = address(LOADER_STATE).map(|at| at.wrapping_add(24));
+        Ok(Some(Self { function, bytes, state }))
     }
 }
 

@@ -3,6 +3,10 @@
 //! It stays stopped, and executes nothing but system calls of ours. Copies are its children, so the
 //! program cannot wait for them by mistake. It has no descriptors: a copy with those of the program
 //! would keep its pipes and locks open.
+//!
+//! If the program is no child of ours, it has to wait for a child in the end, whose CPU time and
+//! that of all its descendants count for it. So this child is another process, the keeper. The
+//! copier is the keeper's child, for which nothing waits.
 
 use std::io;
 use std::time::Duration;
@@ -31,10 +35,21 @@ pub(super) enum Refusal {
 pub(super) struct Copier {
     process: u32,
     thread: Tracee,
-    /// Its id as the program sees it, if the program is its parent.
-    own_id: Option<u64>,
+    keeper: Option<Keeper>,
     syscall: u64,
 }
+
+/// The copier's parent, and its id as the program sees it.
+#[derive(Debug)]
+struct Keeper {
+    thread: Tracee,
+    own_id: u64,
+}
+
+const WAIT_OPTIONS: u64 = (libc::__WALL | libc::WNOHANG) as u64;
+/// Bytes of an action of rt_sigaction(2), and the action that ignores a signal.
+const ACTION_BYTES: u64 = 32;
+const IGNORE: [u64; 4] = [libc::SIG_IGN as u64, 0, 0, 0];
 
 impl Copier {
     /// Creates a copier in a process, whose threads are stopped meanwhile. `is_child` says whether
@@ -55,26 +70,67 @@ impl Copier {
         let own_id = group
             .calls(thread, |call| call("clone", libc::SYS_clone, [flags, 0, 0, 0, 0, 0]))??;
         let created = group.take_created();
-        let thread = created.ok_or(Refusal::Unfit("a process created in it did not stop"))?;
-        let own_id = (!is_child).then_some(own_id);
-        let copier = Self { process, thread, own_id, syscall: group.syscall() };
+        let created = created.ok_or(Refusal::Unfit("a process created in it did not stop"))?;
+        let mut first = Self { process, thread: created, keeper: None, syscall: group.syscall() };
         // Neither its descriptors nor its terminal are those of the program any more.
-        let ready = copier.call(
-            libc::SYS_close_range,
-            [0, u64::from(u32::MAX), u64::from(libc::CLOSE_RANGE_UNSHARE)],
-        );
-        match ready.and_then(|_| copier.call(libc::SYS_setsid, [0; 3])) {
-            Ok(_) => Ok(copier),
+        let unshare = u64::from(libc::CLOSE_RANGE_UNSHARE);
+        let made = first
+            .call(libc::SYS_close_range, [0, u32::MAX.into(), unshare, 0])
+            .and_then(|_| first.call(libc::SYS_setsid, [0; 4]))
+            .and_then(|_| if is_child { Ok(None) } else { first.child(group, thread).map(Some) });
+        match made {
+            Ok(None) => {}
+            Ok(Some(copier)) => {
+                first.keeper = Some(Keeper { thread: created, own_id });
+                first.thread = copier;
+            }
             Err(error) => {
-                copier.kill();
-                Err(error.into())
+                first.kill();
+                if !is_child {
+                    wait_for(own_id, group, thread)?;
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(first)
+    }
+
+    /// Makes a child, for which its parent does not have to wait. It needs some of the program's
+    /// memory meanwhile, and the program is stopped.
+    fn child(&self, group: &Group, thread: i32) -> io::Result<Tracee> {
+        let used = Tracee(thread).registers()?.rsp & !63;
+        let before = group.memory.read_vec(used, 64)?;
+        let made = self.child_by(group, used);
+        group.memory.write(used, &before)?;
+        made
+    }
+
+    fn child_by(&self, group: &Group, used: u64) -> io::Result<Tracee> {
+        let (children, flags) = (libc::SIGCHLD.unsigned_abs(), libc::CLONE_VM | libc::CLONE_FILES);
+        let set = |copier: &Self, act, old| {
+            copier.call(libc::SYS_rt_sigaction, [children.into(), act, old, 8])
+        };
+        set(self, 0, used)?;
+        let ignore = used + ACTION_BYTES;
+        group.memory.write(ignore, IGNORE.map(u64::to_le_bytes).as_flattened())?;
+        set(self, ignore, 0)?;
+        let flags = flags.unsigned_abs() | children;
+        let thread = self.clone_by(&self.thread.registers()?, flags.into(), || ())?;
+        let made = Self { process: self.process, thread, keeper: None, syscall: self.syscall };
+        // Copies have the program's action.
+        match set(&made, used, 0) {
+            Ok(_) => Ok(thread),
+            Err(error) => {
+                made.kill();
+                Err(error)
             }
         }
     }
 
     /// Makes a system call in the name of the copier.
-    fn call(&self, number: libc::c_long, [first, second, third]: [u64; 3]) -> io::Result<u64> {
-        let arguments = [first, second, third, 0, 0, 0];
+    fn call(&self, number: libc::c_long, arguments: [u64; 4]) -> io::Result<u64> {
+        let [first, second, third, fourth] = arguments;
+        let arguments = [first, second, third, fourth, 0, 0];
         borrow_thread(self.thread, |borrowed| borrowed.call(self.syscall, number, arguments))
     }
 
@@ -85,9 +141,18 @@ impl Copier {
         registers: &libc::user_regs_struct,
         made: impl FnOnce(),
     ) -> io::Result<Tracee> {
+        self.clone_by(registers, 0, made)
+    }
+
+    fn clone_by(
+        &self,
+        registers: &libc::user_regs_struct,
+        flags: u64,
+        made: impl FnOnce(),
+    ) -> io::Result<Tracee> {
         let (rip, rax, orig_rax) = (self.syscall, libc::SYS_clone.cast_unsigned(), u64::MAX);
         let own = libc::user_regs_struct { rip, rax, orig_rax, ..*registers };
-        let own = libc::user_regs_struct { rdi: 0, rsi: 0, rdx: 0, r10: 0, r8: 0, ..own };
+        let own = libc::user_regs_struct { rdi: flags, rsi: 0, rdx: 0, r10: 0, r8: 0, ..own };
         self.thread.set_registers(&own)?;
         self.thread.set_signal_mask(u64::MAX)?;
         self.thread.resume(Resume::Step, 0)?;
@@ -116,19 +181,20 @@ impl Copier {
         kill(copy);
         // Its parent, the copier, has to wait for it too. Fails only if the copier is gone.
         let any = i64::from(-1_i32).cast_unsigned();
-        let options = u64::from((libc::__WALL | libc::WNOHANG).unsigned_abs());
-        let arguments = [any, 0, options];
-        let _gone = self.call(libc::SYS_wait4, arguments);
+        let _gone = self.call(libc::SYS_wait4, [any, 0, WAIT_OPTIONS, 0]);
     }
 
     fn kill(&self) {
         kill(self.thread);
+        if let Some(keeper) = &self.keeper {
+            kill(keeper.thread);
+        }
     }
 
     /// Takes the copier out of a process.
     pub(super) fn remove(self) -> Result<(), Refusal> {
         self.kill();
-        let Some(own_id) = self.own_id else { return Ok(()) };
+        let Some(Keeper { own_id, .. }) = self.keeper else { return Ok(()) };
         if status_field(self.process, "Pid").is_none() {
             return Ok(());
         }
@@ -139,15 +205,18 @@ impl Copier {
         }
         let mut group = Group::seize(self.process)?;
         // It has ended already: the program must not wait for anything else.
-        let options = u64::from((libc::__WALL | libc::WNOHANG).unsigned_abs());
         let waited =
-            group.stop_all(Group::keep_threads).map_err(Refusal::from).and_then(|thread| {
-                let arguments = [own_id, 0, options, 0, 0, 0];
-                Ok(group.calls(thread, |call| call("wait4", libc::SYS_wait4, arguments))??)
-            });
+            group.stop_all(Group::keep_threads).and_then(|thread| wait_for(own_id, &group, thread));
         group.release();
-        waited.map(drop)
+        Ok(waited?)
     }
+}
+
+/// Waits in the program for a child of ours that has ended.
+fn wait_for(own_id: u64, group: &Group, thread: i32) -> Result<(), TouchError> {
+    let arguments = [own_id, 0, WAIT_OPTIONS, 0, 0, 0];
+    group.calls(thread, |call| call("wait4", libc::SYS_wait4, arguments))??;
+    Ok(())
 }
 
 /// Whether the calling thread traces a process.

@@ -197,8 +197,13 @@ fn nothing_is_left_in_a_process() {
     sleep(Duration::from_millis(100));
     let id = running.0.id();
     let look = |running: &Running| {
-        [format!("task/{id}/children"), "maps".to_owned(), "limits".to_owned()]
-            .map(|what| running.read(&what))
+        let files = [format!("task/{id}/children"), "maps".to_owned(), "limits".to_owned()]
+            .map(|what| running.read(&what));
+        let stat = running.read("stat");
+        // The CPU time of its children, of which it has none.
+        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+        let of_children: Vec<String> = fields.skip(13).take(2).map(String::from).collect();
+        (files, of_children)
     };
     let before = look(&running);
     let (recorded, shadows) = record(&process_subject(id, 1000), &ORDER, |_| {}).unwrap();

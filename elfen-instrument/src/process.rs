@@ -25,6 +25,8 @@ pub struct Stat {
     pub system_ticks: u64,
     /// CPU time of the children that it has waited for, and of their own such children.
     pub waited_for_ticks: u64,
+    /// The part of that in user mode.
+    pub waited_for_user_ticks: u64,
     /// When it started, which distinguishes it from other processes with the same id.
     pub began_ticks: u64,
     /// The start of its stack; 0 if this user may not know.
@@ -60,6 +62,7 @@ fn parse_stat(line: &str) -> Option<Stat> {
         user_ticks: number(11)?,
         system_ticks: number(12)?,
         waited_for_ticks: number(13)?.checked_add(number(14)?)?,
+        waited_for_user_ticks: number(13)?,
         began_ticks: number(19)?,
         stack: number(25)?,
     })
@@ -190,6 +193,7 @@ mod tests {
             user_ticks: 14,
             system_ticks: 15,
             waited_for_ticks: 16 + 17,
+            waited_for_user_ticks: 16,
             began_ticks: 22,
             stack: 28,
         };

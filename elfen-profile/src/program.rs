@@ -19,6 +19,11 @@ pub(crate) fn user_ticks(process: u32) -> Option<u64> {
     stat(process).map(|stat| stat.user_ticks)
 }
 
+/// Nanoseconds of a tick of the accounts in /proc.
+pub(crate) fn tick_ns() -> u64 {
+    1_000_000_000 / ticks_per_second()
+}
+
 /// The time stamp counter.
 pub(crate) fn ticks() -> u64 {
     // SAFETY: each processor for this architecture has the instruction.

@@ -8,13 +8,13 @@ use std::process::{Child, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::process::{ProgramId, name_of, threads_of};
+use elfen_instrument::process::{ProgramId, name_of, stat, threads_of};
 use elfen_instrument::remote::ended;
 use elfen_machine::pidfd::PidFd;
 
 use crate::control::Recording;
 use crate::profile::{Profile, Source};
-use crate::program::own_ns;
+use crate::program::{own_ns, tick_ns};
 use crate::signals;
 
 /// How often a recording that is over looks whether the program has ended.
@@ -87,6 +87,8 @@ pub(crate) struct ProgramRecording<'a> {
     child: Option<Child>,
     ended: Option<ExitStatus>,
     running: &'a dyn Fn(i32),
+    /// User time of a program that was started, and of its children that have ended.
+    user_ticks: u64,
     /// CPU time of this process at the beginning.
     own_ns: u64,
     notes: HashSet<String>,
@@ -121,6 +123,7 @@ impl<'a> ProgramRecording<'a> {
             child,
             ended: None,
             running,
+            user_ticks: 0,
             own_ns,
             notes: HashSet::new(),
         })
@@ -128,6 +131,11 @@ impl<'a> ProgramRecording<'a> {
 
     /// Whether the program still runs, as far as it was started here, and there is more to record.
     pub(crate) fn goes_on(&mut self) -> Result<bool, RecordingError> {
+        if self.child.is_some()
+            && let Some(stat) = stat(self.root)
+        {
+            self.user_ticks = stat.user_ticks.saturating_add(stat.waited_for_user_ticks);
+        }
         let has_ended = self.child_has_ended()?;
         let is_over = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         Ok(!(has_ended || is_over || self.is_known || signals::is_stopped()))
@@ -149,6 +157,9 @@ impl<'a> ProgramRecording<'a> {
         while self.child.is_some() && !self.child_has_ended()? {
             self.wait(LOOK);
         }
+        // Processes that ran for a short time are known to their parents only.
+        let user_ns = self.user_ticks.saturating_mul(tick_ns());
+        self.profile.ran_ns = self.profile.ran_ns.max(user_ns);
         Ok(Recorded {
             elapsed: self.began.elapsed(),
             own: self.own(),

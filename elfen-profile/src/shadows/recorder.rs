@@ -27,7 +27,7 @@ use crate::control::{Control, Recording};
 use crate::engine::space::{Notes, Space};
 use crate::engine::tally::{Tally, are_known};
 use crate::profile::{Source, What};
-use crate::program::{self, ticks, ticks_per_second};
+use crate::program::{self, tick_ns, ticks};
 use crate::recording::{Process, ProgramRecording, Recorded, RecordingError, Subject, prepared};
 
 /// How often it is looked whether the program has ended.
@@ -560,10 +560,6 @@ impl<'a> Recorder<'a> {
             self.close(process);
         }
     }
-}
-
-fn tick_ns() -> u64 {
-    1_000_000_000 / ticks_per_second()
 }
 
 /// Moves a shadow off lent lanes. Its beginning and its end are waited for without a limit, and on

@@ -55,6 +55,43 @@ fn what_a_killed_recording_left_is_taken_out() {
     assert!(!maps().contains("elfen-profile") && loops.0.try_wait().unwrap().is_none());
 }
 
+/// Goal: a program that can have no bursts is recorded by shadows, and started once. Method: one
+/// that handles SIGURG, as Go does, and prints when it starts and ends.
+#[test]
+#[ignore = "needs root: shadows trace the program"]
+fn a_program_without_bursts_is_recorded_by_shadows() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("urgent.c");
+    fs::write(&source, URGENT).unwrap();
+    let program = folder.path().join("urgent").to_str().unwrap().to_owned();
+    let built = Command::new("cc").args(["-O1", "-o", &program]).arg(&source).status().unwrap();
+    assert!(built.success());
+    let recorded = elfen(&["record", "--", &program]);
+    assert_eq!(recorded.status.code(), Some(7));
+    assert_eq!(String::from_utf8_lossy(&recorded.stdout), "starts\nends\n");
+    let why = "profile by shadows: bursts are not possible: it handles SIGURG itself";
+    let said = error(&recorded);
+    assert!(said.contains(why) && said.contains("compute"), "{said}");
+}
+
+const URGENT: &str = r#"
+#include <signal.h>
+#include <unistd.h>
+static void on_urgent(int signal) {}
+__attribute__((noipa)) void compute(void) {
+    static volatile unsigned sum = 1;
+    for (int i = 0; i < 500000000; i++)
+        sum = sum * 1664525 + 1013904223;
+}
+int main(void) {
+    signal(SIGURG, on_urgent);
+    write(1, "starts\n", 7);
+    compute();
+    write(1, "ends\n", 5);
+    return 7;
+}
+"#;
+
 /// Goal: a program with a set-user-ID bit has its rights although its caller is traced, and is
 /// refused if it would be traced itself. Method: another user runs one.
 #[test]

@@ -23,4 +23,5 @@ mod stack;
 mod target;
 
 pub(crate) use clock::IOC_PERIOD;
+pub(crate) use recorder::{Attempt, attempt, check};
 pub use recorder::{BurstError, Order, record};

@@ -133,15 +133,46 @@ pub fn record(
     order: &Order,
     running: impl Fn(i32),
 ) -> Result<Recorded, BurstError> {
-    if let Err(error) = Clock::open(own_thread(), 0)
-        && error.kind() == io::ErrorKind::PermissionDenied
-    {
-        return Err(BurstError::Forbidden);
-    }
+    check()?;
     let recording = ProgramRecording::begin(subject, Source::Bursts, &running)?;
     let mut recorder = Recorder::new(order, recording);
     let outcome = recorder.run();
     recorder.finish();
+    outcome?;
+    recorded(recorder)
+}
+
+/// Whether bursts are possible at all.
+pub(crate) fn check() -> Result<(), BurstError> {
+    match Clock::open(own_thread(), 0) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(BurstError::Forbidden),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) enum Attempt<'a> {
+    Recorded(Recorded),
+    /// Why not, and the recording, which has nothing so far.
+    Refused(String, ProgramRecording<'a>),
+}
+
+/// Records as [`record`] does, unless the program itself can have no bursts.
+pub(crate) fn attempt<'a>(
+    recording: ProgramRecording<'a>,
+    order: &Order,
+) -> Result<Attempt<'a>, BurstError> {
+    let mut recorder = Recorder::new(order, recording);
+    recorder.gives_up = true;
+    let outcome = recorder.run();
+    recorder.finish();
+    outcome?;
+    match recorder.refused.take() {
+        Some(why) => Ok(Attempt::Refused(why, recorder.recording)),
+        None => recorded(recorder).map(Attempt::Recorded),
+    }
+}
+
+fn recorded(mut recorder: Recorder<'_>) -> Result<Recorded, BurstError> {
     let all = recorder.bursts + recorder.missed;
     let left = &mut recorder.recording.profile.left;
     if recorder.foreign * FOREIGN_FROM > all {
@@ -169,7 +200,6 @@ pub fn record(
         let note = format!("{} bursts whose way was not found", recorder.lost);
         left.push(note);
     }
-    outcome?;
     let whole = |ns: f64| u64::try_from(Duration::from_secs_f64(ns / 1e9).as_nanos()).unwrap_or(0);
     recorder.recording.profile.ran_ns = whole(recorder.ran_ns);
     recorder.recording.profile.cost_ns = whole(recorder.cost_ns);
@@ -178,6 +208,9 @@ pub fn record(
 
 struct Recorder<'a> {
     recording: ProgramRecording<'a>,
+    /// It ends if the program itself is refused, for this reason.
+    gives_up: bool,
+    refused: Option<String>,
     order: Order,
     control: Control,
     processes: HashMap<u32, Process<Prepared>>,
@@ -214,6 +247,8 @@ impl<'a> Recorder<'a> {
             control: Control::of(recording.root),
             processes: HashMap::from([(recording.root, Process::Waits)]),
             loading: HashMap::new(),
+            gives_up: false,
+            refused: None,
             recording,
             free: (0..CONTEXTS_MAX).rev().collect(),
             random: Xoshiro256PlusPlus::seed_from_u64(ticks()),
@@ -235,7 +270,7 @@ impl<'a> Recorder<'a> {
 
     fn run(&mut self) -> Result<(), BurstError> {
         let mut looked = None;
-        while self.recording.goes_on()? {
+        while self.recording.goes_on()? && self.refused.is_none() {
             for settings in self.control.serve(|| self.state()) {
                 self.order.cost = settings.cost.unwrap_or(self.order.cost);
                 self.order.events = settings.edges.unwrap_or(self.order.events);
@@ -340,6 +375,14 @@ impl<'a> Recorder<'a> {
             Err(Refusal::NoLibrary) if self.may_be_loading(process) => Ok(Process::Waits),
             Err(error @ Refusal::Touch(TouchError::Refused(_))) if is_named => {
                 Err(BurstError::Closed(error.to_string()))
+            }
+            Err(error)
+                if self.gives_up
+                    && process == self.recording.root
+                    && self.bursts + self.missed == 0 =>
+            {
+                self.refused = Some(error.to_string());
+                Ok(Process::Refused(ProgramId::of(process)))
             }
             Err(error) if is_named => Err(BurstError::Refused(error.to_string())),
             Err(error) => {

@@ -1,6 +1,7 @@
 //! `elfen profile record`: runs a program and writes its profile.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -14,16 +15,16 @@ use elfen_instrument::process::stat;
 use elfen_machine::source::Source as Machine;
 
 use super::rules_file;
-use crate::bursts::{self, BurstError};
+use crate::bursts::{self, Attempt, BurstError};
 use crate::control::EDGES_MAX;
 use crate::elfprof;
 use crate::everything::{self, Ended, StartError, TraceError};
 use crate::precise::{PreciseError, Sampling};
-use crate::profile::{Profile, What};
-use crate::recording::{RecordingError, Subject, percent};
+use crate::profile::{Profile, Source as ProfileSource, What};
+use crate::recording::{ProgramRecording, Recorded, RecordingError, Subject, percent};
 use crate::report::{ProfileReport, SortKey};
 use crate::rules::RuleSet;
-use crate::shadows::{self, ShadowError};
+use crate::shadows::{self, ShadowError, Shadows, continue_by_shadows};
 use crate::signals;
 use crate::symbols::{ProfileSymbols, note_build_ids};
 
@@ -316,14 +317,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<ExitCode, Failure> {
         }
         Mechanism::Auto => {
             say(args, "bursts", BURSTS);
-            match by_bursts(args, what) {
-                // Both come before anything has run.
-                Err(error @ (BurstError::Forbidden | BurstError::Refused(_))) => {
-                    say(args, "shadows", &format!("bursts are not possible: {error}"));
-                    by_shadows(args, what)?
-                }
-                recorded => recorded.map_err(|error| burst_failed(&error, args))?,
-            }
+            by_bursts_or_shadows(args, what)?
         }
     };
     profile.program = args.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -472,10 +466,43 @@ fn say(args: &RecordArgs, by: &str, why: &str) {
     }
 }
 
+fn burst_order(args: &RecordArgs, what: What) -> bursts::Order {
+    bursts::Order { cost: args.cost, events: args.edges, what, until: args.until }
+}
+
 /// Returns the profile, and the exit status of the program.
 fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError> {
-    let order = bursts::Order { cost: args.cost, events: args.edges, what, until: args.until };
-    let mut recorded = bursts::record(&args.subject(), &order, signals::set_program)?;
+    let order = burst_order(args, what);
+    let recorded = bursts::record(&args.subject(), &order, signals::set_program)?;
+    Ok(of_bursts(recorded, args))
+}
+
+/// Records by shadows if the program can have no bursts.
+fn by_bursts_or_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
+    let instead = |why: &dyn Display| {
+        say(args, "shadows", &format!("bursts are not possible: {why}"));
+    };
+    if let Err(error) = bursts::check() {
+        instead(&error);
+        return by_shadows(args, what);
+    }
+    let begun =
+        ProgramRecording::begin(&args.subject(), ProfileSource::Bursts, &signals::set_program)
+            .map_err(|error| recording_failed(&error, args))?;
+    match bursts::attempt(begun, &burst_order(args, what)) {
+        Ok(Attempt::Recorded(recorded)) => Ok(of_bursts(recorded, args)),
+        Ok(Attempt::Refused(why, recording)) => {
+            instead(&why);
+            let (recorded, shadows) = continue_by_shadows(recording, &shadow_order(args, what))
+                .map_err(|error| shadow_failed(&error, args))?;
+            Ok(of_shadows(recorded, &shadows, args))
+        }
+        Err(error) => Err(burst_failed(&error, args)),
+    }
+}
+
+/// Says what bursts have cost.
+fn of_bursts(mut recorded: Recorded, args: &RecordArgs) -> (Profile, u8) {
     if recorded.profile.bursts == 0 && recorded.profile.left.is_empty() {
         recorded.profile.left.push(too_short("a burst", args));
     } else if !args.quiet {
@@ -489,7 +516,7 @@ fn by_bursts(args: &RecordArgs, what: What) -> Result<(Profile, u8), BurstError>
         ));
         say_known(recorded.is_known, args);
     }
-    Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
+    (recorded.profile, recorded.ended.map_or(0, status_of))
 }
 
 fn too_short(what: &str, args: &RecordArgs) -> String {
@@ -514,7 +541,14 @@ fn status_of(ended: ExitStatus) -> u8 {
 
 /// Returns the profile, and the exit status of the program.
 fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
-    let order = shadows::Order {
+    let order = shadow_order(args, what);
+    let (recorded, shadows) = shadows::record(&args.subject(), &order, signals::set_program)
+        .map_err(|error| shadow_failed(&error, args))?;
+    Ok(of_shadows(recorded, &shadows, args))
+}
+
+fn shadow_order(args: &RecordArgs, what: What) -> shadows::Order {
+    shadows::Order {
         cost: args.cost,
         load: args.load,
         sample: args.sample,
@@ -522,9 +556,11 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
         cpu: args.cpu,
         what,
         until: args.until,
-    };
-    let (mut recorded, shadows) = shadows::record(&args.subject(), &order, signals::set_program)
-        .map_err(|error| shadow_failed(&error, args))?;
+    }
+}
+
+/// Says what shadows have cost, and how they ended.
+fn of_shadows(mut recorded: Recorded, shadows: &Shadows, args: &RecordArgs) -> (Profile, u8) {
     for warning in &shadows.warnings {
         output::warn(warning);
     }
@@ -562,7 +598,7 @@ fn by_shadows(args: &RecordArgs, what: What) -> Result<(Profile, u8), Failure> {
             to_stderr(&format!("profile: ends of shadows: {}", ends.join(", ")));
         }
     }
-    Ok((recorded.profile, recorded.ended.map_or(0, status_of)))
+    (recorded.profile, recorded.ended.map_or(0, status_of))
 }
 
 fn shadow_failed(error: &ShadowError, args: &RecordArgs) -> Failure {

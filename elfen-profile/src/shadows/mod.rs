@@ -21,4 +21,5 @@ mod recorder;
 mod shadow;
 
 pub use calls::{INPUT, KINDS};
+pub(crate) use recorder::continue_by_shadows;
 pub use recorder::{Order, ShadowError, Shadows, record};

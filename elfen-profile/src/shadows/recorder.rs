@@ -141,7 +141,15 @@ pub fn record(
     order: &Order,
     running: impl Fn(i32),
 ) -> Result<(Recorded, Shadows), ShadowError> {
-    let recording = ProgramRecording::begin(subject, Source::Shadows, &running)?;
+    continue_by_shadows(ProgramRecording::begin(subject, Source::Shadows, &running)?, order)
+}
+
+/// Records by shadows what has begun in another way, and has nothing so far.
+pub(crate) fn continue_by_shadows(
+    mut recording: ProgramRecording<'_>,
+    order: &Order,
+) -> Result<(Recorded, Shadows), ShadowError> {
+    recording.profile.by = Source::Shadows;
     let mut recorder = Recorder::new(order, recording);
     let outcome = recorder.run();
     recorder.finish();

@@ -83,7 +83,8 @@ impl Diff {
         top: usize,
         all: bool,
     ) -> Self {
-        let estimated = [before, after].map(|(profile, _)| profile.by != Source::Everything);
+        let bursts = [before, after]
+            .map(|(profile, _)| (profile.by != Source::Everything).then_some(profile.bursts));
         let same = same_files(before.0, after.0);
         let sides = [(before, &same[0]), (after, &same[1])];
         let pair = |(from, from_file): Name, (to, to_file): Name| Changed::Pair {
@@ -100,7 +101,7 @@ impl Diff {
                     (by_name(sums, |id| Some(function_name(symbols, id, same))), of_all)
                 });
                 let function = |(function, file): Name| Changed::Function { function, file };
-                rows(sums, estimated, function)
+                rows(sums, bursts, function)
             }
             DiffKey::Call => {
                 let sums = sides.map(|((profile, symbols), same)| {
@@ -109,7 +110,7 @@ impl Diff {
                     let name = |id: &FunctionId| function_name(symbols, id, same);
                     (by_name(sums, |(from, to)| Some((name(from), name(to)))), of_all)
                 });
-                rows(sums, estimated, |(from, to)| pair(from, to))
+                rows(sums, bursts, |(from, to)| pair(from, to))
             }
             DiffKey::Edge => {
                 let common = common_files(after.0, before.0);
@@ -125,7 +126,7 @@ impl Diff {
                 });
                 let place = |place: Place| place_name(after.1, place);
                 let sums = [(old, totals[0]), (new, totals[1])];
-                rows(sums, estimated, |(from, to)| pair(place(from), place(to)))
+                rows(sums, bursts, |(from, to)| pair(place(from), place(to)))
             }
         };
         let found = rows.len();
@@ -142,7 +143,7 @@ impl Diff {
             sort,
             rows,
             left_out,
-            is_exact: estimated == [false; 2],
+            is_exact: bursts == [None; 2],
         }
     }
 
@@ -174,13 +175,16 @@ impl Diff {
 }
 
 impl Change {
-    /// Of sums, and of the sums of all rows.
-    fn of(sums: [Sum; 2], totals: [u64; 2], estimated: [bool; 2]) -> Self {
-        let side = |at: usize| {
-            let share = share(sums[at].count, totals[at]);
-            (share, if estimated[at] { share * relative_error(sums[at].bursts) } else { 0.0 })
+    /// Of sums, of the sums of all rows, and of the bursts of estimated profiles.
+    fn of(sums: [Sum; 2], totals: [u64; 2], bursts: [Option<u64>; 2]) -> Self {
+        let [before, after] = [0, 1].map(|at| share(sums[at].count, totals[at]));
+        let error = |at: usize, share: f64, other: f64| match bursts[at] {
+            None => 0.0,
+            // What was never seen may have as large a share as on the other side.
+            Some(all) if sums[at].bursts == 0 => (100.0 * other).sqrt() * relative_error(all),
+            Some(_) => share * relative_error(sums[at].bursts),
         };
-        let ((before, before_error), (after, after_error)) = (side(0), side(1));
+        let (before_error, after_error) = (error(0, before, after), error(1, after, before));
         Self {
             before_percent: before,
             after_percent: after,
@@ -269,7 +273,7 @@ fn place_name(symbols: &ProfileSymbols, place: Place) -> Name {
 /// A row for each member of at least one side.
 fn rows<K: Eq + Hash>(
     sums: [(HashMap<K, Sum>, u64); 2],
-    estimated: [bool; 2],
+    bursts: [Option<u64>; 2],
     named: impl Fn(K) -> Changed,
 ) -> Vec<DiffRow> {
     let [(before, before_total), (after, after_total)] = sums;
@@ -280,8 +284,7 @@ fn rows<K: Eq + Hash>(
         }
     }
     let totals = [before_total, after_total];
-    let row =
-        |(key, sums)| DiffRow { change: Change::of(sums, totals, estimated), what: named(key) };
+    let row = |(key, sums)| DiffRow { change: Change::of(sums, totals, bursts), what: named(key) };
     both.into_iter().map(row).collect()
 }
 
@@ -322,22 +325,26 @@ mod tests {
     /// 30 %, seen in 100 bursts each: errors of 2 and 3 points.
     #[test]
     fn a_change_counts_beyond_twice_its_error() {
-        let of = |estimated| Change::of([sum(20, 100), sum(30, 100)], [100, 100], estimated);
-        let both = of([true, true]);
+        let of = |bursts| Change::of([sum(20, 100), sum(30, 100)], [100, 100], bursts);
+        let many = Some(1_000_000);
+        let both = of([many, many]);
         assert!((both.change_points - 10.0).abs() < 1e-9);
         assert!((both.error_points - 13_f64.sqrt()).abs() < 1e-9);
         assert!(both.is_significant());
         assert_eq!(both.cells(), ["20.00", "30.00", "+10.00", "3.61"]);
-        assert!((of([false, true]).error_points - 3.0).abs() < 1e-9);
-        assert!(of([false, false]).error_points.abs() < 1e-9);
-        let few = Change::of([sum(20, 9), sum(30, 9)], [100, 100], [true, true]);
+        assert!((of([None, many]).error_points - 3.0).abs() < 1e-9);
+        assert!(of([None, None]).error_points.abs() < 1e-9);
+        let few = Change::of([sum(20, 9), sum(30, 9)], [100, 100], [many, many]);
         assert!(!few.is_significant());
         // What is new is certain if it was seen often enough.
-        let new = |bursts| Change::of([sum(0, 0), sum(1, bursts)], [100, 100], [true, true]);
+        let new = |bursts| Change::of([sum(0, 0), sum(1, bursts)], [100, 100], [many, many]);
         assert!(!new(4).is_significant() && new(5).is_significant());
-        let same = Change::of([sum(1, 0), sum(3, 0)], [100, 300], [false, false]);
+        // What few bursts have not seen may have been there.
+        let unseen = |all| Change::of([sum(0, 0), sum(1, 0)], [100, 100], [Some(all), None]);
+        assert!(!unseen(400).is_significant() && unseen(401).is_significant());
+        let same = Change::of([sum(1, 0), sum(3, 0)], [100, 300], [None, None]);
         assert!(!same.is_significant());
-        assert_eq!(Change::of([sum(0, 0); 2], [0, 0], [true, true]), Change::default());
+        assert_eq!(Change::of([sum(0, 0); 2], [0, 0], [many, many]), Change::default());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! program cannot wait for them by mistake. It has no descriptors: a copy with those of the program
 //! would keep its pipes and locks open.
 //!
-//! If the program is no child of ours, it has to wait for a child in the end, whose CPU time and
+//! If the program is not a child of ours, it has to wait for a child in the end, whose CPU time and
 //! that of all its descendants count for it. So this child is another process, the keeper. The
 //! copier is the keeper's child, for which nothing waits.
 

@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use elfen_instrument::process::{ProgramId, status_field, status_mask};
 use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, descriptor, mappings};
@@ -22,6 +24,7 @@ use crate::engine::region::{
     CLUSTER_BYTES, CLUSTER_POINTS_BYTES, CONTEXTS_AT, CONTEXTS_BYTES, HEADER_AT, HEADER_BYTES,
     INSIDE_AT, INSIDE_BYTES, POINTS_AT, POINTS_BYTES, Region,
 };
+use crate::engine::thread::may_be_traced_for_a_moment;
 
 /// Blocks that are translated at a time.
 const NEIGHBOURHOOD: usize = 200;
@@ -99,6 +102,26 @@ impl Target {
         needs_addresses: bool,
         recorded: &[u64],
     ) -> Result<Self, Refusal> {
+        let (start, mut tries) = (Instant::now(), 0..PLANS);
+        loop {
+            Self::clean(process, recorded)?;
+            check(process)?;
+            tries.next();
+            match Self::try_to_attach(process, needs_addresses) {
+                Err(Refusal::Touch(TouchError::Busy)) if !tries.is_empty() => {}
+                // It has just mapped something where our memory should go.
+                Err(Refusal::Touch(TouchError::Call { error, .. }))
+                    if error.kind() == io::ErrorKind::AddrInUse && !tries.is_empty() => {}
+                Err(Refusal::Touch(error)) if may_be_traced_for_a_moment(&error, start) => {
+                    sleep(Duration::from_millis(5));
+                }
+                made => return made,
+            }
+        }
+    }
+
+    /// Takes out what an earlier recording has left.
+    fn clean(process: u32, recorded: &[u64]) -> Result<(), Refusal> {
         if let Some(found) = Found::of(process) {
             if recorded.contains(&found.inode) && !found.is_copy(process) {
                 return Err(Refusal::Unfit("it shares its memory with a process that is recorded"));
@@ -108,25 +131,19 @@ impl Target {
             }
             removal::remove(process)?;
         }
-        check(process)?;
-        let mut tries = 0..PLANS;
-        loop {
-            tries.next();
-            match Self::try_to_attach(process, needs_addresses) {
-                Err(Refusal::Touch(TouchError::Busy)) if !tries.is_empty() => {}
-                // It has just mapped something where our memory should go.
-                Err(Refusal::Touch(TouchError::Call { error, .. }))
-                    if error.kind() == io::ErrorKind::AddrInUse && !tries.is_empty() => {}
-                made => return made,
-            }
-        }
+        Ok(())
     }
 
     fn try_to_attach(process: u32, needs_addresses: bool) -> Result<Self, Refusal> {
         let plan = Plan::of(process)?;
         let mut group = Group::seize(process)?;
-        let made = group
-            .stop_all(Group::keep_threads)
+        let stopped = group.stop_all(Group::keep_threads);
+        if Found::of(process).is_some() {
+            // Another recording was faster.
+            group.release();
+            return Err(TouchError::Busy.into());
+        }
+        let made = stopped
             .map_err(Refusal::from)
             .and_then(|thread| Self::prepare(process, plan, &group, thread, needs_addresses));
         group.release();

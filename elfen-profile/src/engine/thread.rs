@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::time::{Duration, Instant};
 
-use elfen_instrument::remote::{Change, Resume, Tracee};
+use elfen_instrument::remote::{Change, Resume, TouchError, Tracee};
 
 /// Runs `make` with the thread's signals blocked, and restores its registers afterwards. The thread
 /// must not be inside a system call.
@@ -18,6 +19,15 @@ pub(crate) fn borrow_thread<T>(
     thread.set_registers(&registers)?;
     thread.set_signal_mask(mask)?;
     made
+}
+
+/// Another recording, and live checks, trace a process for some milliseconds.
+const TRACED_WITHIN: Duration = Duration::from_millis(300);
+
+/// Whether a process may only be traced for a moment: since `start`, it could not be attached to.
+pub(crate) fn may_be_traced_for_a_moment(error: &TouchError, start: Instant) -> bool {
+    let TouchError::Refused(error) = error else { return false };
+    error.raw_os_error() == Some(libc::EPERM) && start.elapsed() < TRACED_WITHIN
 }
 
 #[derive(Debug)]

@@ -9,12 +9,13 @@
 //! copier is the keeper's child, for which nothing waits.
 
 use std::io;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use elfen_instrument::process::{is_filtered, status_field};
 use elfen_instrument::remote::{Change, Group, Resume, TouchError, Tracee};
 
-use crate::engine::thread::{borrow_thread, step};
+use crate::engine::thread::{borrow_thread, may_be_traced_for_a_moment, step};
 
 /// Why no shadows run of a process.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +57,15 @@ impl Copier {
     /// the process is a child of this one; otherwise it will have to wait for the copier.
     pub(super) fn create(process: u32, is_child: bool) -> Result<Self, Refusal> {
         check(process)?;
-        let mut group = Group::seize(process)?;
+        let start = Instant::now();
+        let mut group = loop {
+            match Group::seize(process) {
+                Err(error) if may_be_traced_for_a_moment(&error, start) => {
+                    sleep(Duration::from_millis(5));
+                }
+                seized => break seized?,
+            }
+        };
         let created = Self::create_in(&mut group, process, is_child);
         group.release();
         created

@@ -43,12 +43,14 @@ fn one_stream_is_judged_with_all_settings() {
             assert!((0.0..=100.0).contains(&accuracy), "{row}");
         }
     }
-    // More samples are better, and cost more.
-    for random in [false, true] {
-        let (often, seldom) = (find(1, 100, random), find(1, 10_000, random));
-        for name in ["accuracy_percent", "drawn_percent", "overhead_percent"] {
-            assert!(number(often, "methods", name) > number(seldom, "methods", name), "{name}");
-        }
+    // More samples are better, and cost more. One choice of few samples may be a lucky one: the
+    // environment alone changes how often the dynamic loader calls a function.
+    for name in ["accuracy_percent", "drawn_percent", "overhead_percent"] {
+        let [often, seldom] = [100, 10_000].map(|period| {
+            let found = rows.iter().filter(|row| row["period"] == period);
+            found.map(|row| number(row, "methods", name)).sum::<f64>() / 8.0
+        });
+        assert!(often > seldom, "{name}: {often}, {seldom}");
     }
     let accuracy = number(find(1, 100, true), "methods", "accuracy_percent");
     assert!(accuracy > 85.0, "{accuracy}");

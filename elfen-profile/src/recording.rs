@@ -129,6 +129,12 @@ impl<'a> ProgramRecording<'a> {
         })
     }
 
+    /// Forgets what was recorded.
+    pub(crate) fn start_again(&mut self, by: Source) {
+        self.profile = Profile { by, ..Profile::default() };
+        self.notes.clear();
+    }
+
     /// Whether the program still runs, as far as it was started here, and there is more to record.
     pub(crate) fn goes_on(&mut self) -> Result<bool, RecordingError> {
         if self.child.is_some()

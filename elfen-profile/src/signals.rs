@@ -18,7 +18,7 @@ static STOPS: AtomicBool = AtomicBool::new(false);
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// All that would end this command, and that other processes or limits may send.
-const PASSED_ON: [Signal; 9] = [
+const PASSED_ON: [Signal; 13] = [
     Signal::SIGINT,
     Signal::SIGQUIT,
     Signal::SIGTERM,
@@ -27,7 +27,11 @@ const PASSED_ON: [Signal; 9] = [
     Signal::SIGUSR2,
     Signal::SIGALRM,
     Signal::SIGVTALRM,
+    Signal::SIGPROF,
     Signal::SIGXCPU,
+    Signal::SIGIO,
+    Signal::SIGPWR,
+    Signal::SIGSTKFLT,
 ];
 
 /// Passes signals on from here on. A handler, unlike an ignored signal, is not inherited by the

@@ -136,9 +136,7 @@ pub fn record(
     check()?;
     let recording = ProgramRecording::begin(subject, Source::Bursts, &running)?;
     let mut recorder = Recorder::new(order, recording);
-    let outcome = recorder.run();
-    recorder.finish();
-    outcome?;
+    recorder.run_and_finish()?;
     recorded(recorder)
 }
 
@@ -152,7 +150,7 @@ pub(crate) fn check() -> Result<(), BurstError> {
 
 pub(crate) enum Attempt<'a> {
     Recorded(Recorded),
-    /// Why not, and the recording, which has nothing so far.
+    /// Why not, and the recording, which has no burst.
     Refused(String, ProgramRecording<'a>),
 }
 
@@ -163,9 +161,7 @@ pub(crate) fn attempt<'a>(
 ) -> Result<Attempt<'a>, BurstError> {
     let mut recorder = Recorder::new(order, recording);
     recorder.gives_up = true;
-    let outcome = recorder.run();
-    recorder.finish();
-    outcome?;
+    recorder.run_and_finish()?;
     match recorder.refused.take() {
         Some(why) => Ok(Attempt::Refused(why, recorder.recording)),
         None => recorded(recorder).map(Attempt::Recorded),
@@ -266,6 +262,12 @@ impl<'a> Recorder<'a> {
             new: 1.0,
             regions: Vec::new(),
         }
+    }
+
+    fn run_and_finish(&mut self) -> Result<(), BurstError> {
+        let outcome = self.run();
+        self.finish();
+        outcome
     }
 
     fn run(&mut self) -> Result<(), BurstError> {

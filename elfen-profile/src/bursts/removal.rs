@@ -11,6 +11,7 @@ use elfen_instrument::remote::{Group, Memory, TouchError, mappings};
 use super::inside::{RECORD, SCRATCH};
 use super::refusal::Refusal;
 use crate::engine::region::{HEADER_AT, HEADER_BYTES, MAPPED_NAME, Region};
+use crate::engine::thread::seize;
 
 /// The signals of faults, which no handler of ours blocks.
 pub(super) const FAULTS: [i32; 4] = [libc::SIGILL, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
@@ -176,7 +177,7 @@ pub(super) fn remove(process: u32) -> Result<(), Refusal> {
     if is_filtered(process) {
         return Err(Refusal::Unfit("it filters its system calls"));
     }
-    let mut group = Group::seize(process)?;
+    let mut group = seize(process)?;
     let (start, mut pause) = (Instant::now(), Duration::from_millis(1));
     let done = loop {
         match try_to_remove(&mut group, start.elapsed() < INSTALLING_WITHIN) {

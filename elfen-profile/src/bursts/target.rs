@@ -5,8 +5,6 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use elfen_instrument::process::{ProgramId, status_field, status_mask};
 use elfen_instrument::remote::{Group, Mapping, Memory, TouchError, descriptor, mappings};
@@ -24,7 +22,7 @@ use crate::engine::region::{
     CLUSTER_BYTES, CLUSTER_POINTS_BYTES, CONTEXTS_AT, CONTEXTS_BYTES, HEADER_AT, HEADER_BYTES,
     INSIDE_AT, INSIDE_BYTES, POINTS_AT, POINTS_BYTES, Region,
 };
-use crate::engine::thread::may_be_traced_for_a_moment;
+use crate::engine::thread::seize;
 
 /// Blocks that are translated at a time.
 const NEIGHBOURHOOD: usize = 200;
@@ -102,7 +100,7 @@ impl Target {
         needs_addresses: bool,
         recorded: &[u64],
     ) -> Result<Self, Refusal> {
-        let (start, mut tries) = (Instant::now(), 0..PLANS);
+        let mut tries = 0..PLANS;
         loop {
             Self::clean(process, recorded)?;
             check(process)?;
@@ -112,9 +110,6 @@ impl Target {
                 // It has just mapped something where our memory should go.
                 Err(Refusal::Touch(TouchError::Call { error, .. }))
                     if error.kind() == io::ErrorKind::AddrInUse && !tries.is_empty() => {}
-                Err(Refusal::Touch(error)) if may_be_traced_for_a_moment(&error, start) => {
-                    sleep(Duration::from_millis(5));
-                }
                 made => return made,
             }
         }
@@ -136,7 +131,7 @@ impl Target {
 
     fn try_to_attach(process: u32, needs_addresses: bool) -> Result<Self, Refusal> {
         let plan = Plan::of(process)?;
-        let mut group = Group::seize(process)?;
+        let mut group = seize(process)?;
         let stopped = group.stop_all(Group::keep_threads);
         if Found::of(process).is_some() {
             // Another recording was faster.

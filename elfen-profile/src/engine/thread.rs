@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use elfen_instrument::remote::{Change, Resume, TouchError, Tracee};
+use elfen_instrument::remote::{Change, Group, Resume, TouchError, Tracee};
 
 /// Runs `make` with the thread's signals blocked, and restores its registers afterwards. The thread
 /// must not be inside a system call.
@@ -24,10 +25,19 @@ pub(crate) fn borrow_thread<T>(
 /// Another recording, and live checks, trace a process for some milliseconds.
 const TRACED_WITHIN: Duration = Duration::from_millis(300);
 
-/// Whether a process may only be traced for a moment: since `start`, it could not be attached to.
-pub(crate) fn may_be_traced_for_a_moment(error: &TouchError, start: Instant) -> bool {
-    let TouchError::Refused(error) = error else { return false };
-    error.raw_os_error() == Some(libc::EPERM) && start.elapsed() < TRACED_WITHIN
+/// Attaches to a process, which others may be tracing for a moment.
+pub(crate) fn seize(process: u32) -> Result<Group, TouchError> {
+    let start = Instant::now();
+    loop {
+        match Group::seize(process) {
+            Err(TouchError::Refused(error))
+                if error.raw_os_error() == Some(libc::EPERM) && start.elapsed() < TRACED_WITHIN =>
+            {
+                sleep(Duration::from_millis(5));
+            }
+            seized => return seized,
+        }
+    }
 }
 
 #[derive(Debug)]

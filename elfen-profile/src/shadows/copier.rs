@@ -9,13 +9,12 @@
 //! copier is the keeper's child, for which nothing waits.
 
 use std::io;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use elfen_instrument::process::{is_filtered, status_field};
 use elfen_instrument::remote::{Change, Group, Resume, TouchError, Tracee};
 
-use crate::engine::thread::{borrow_thread, may_be_traced_for_a_moment, step};
+use crate::engine::thread::{borrow_thread, seize, step};
 
 /// Why no shadows run of a process.
 #[derive(Debug, thiserror::Error)]
@@ -48,24 +47,15 @@ struct Keeper {
 }
 
 const WAIT_OPTIONS: u64 = (libc::__WALL | libc::WNOHANG) as u64;
-/// Bytes of an action of rt_sigaction(2), and the action that ignores a signal.
-const ACTION_BYTES: u64 = 32;
+/// For rt_sigaction(2).
 const IGNORE: [u64; 4] = [libc::SIG_IGN as u64, 0, 0, 0];
 
 impl Copier {
     /// Creates a copier in a process, whose threads are stopped meanwhile. `is_child` says whether
-    /// the process is a child of this one; otherwise it will have to wait for the copier.
+    /// the process is a child of this one; otherwise it will have to wait for a keeper.
     pub(super) fn create(process: u32, is_child: bool) -> Result<Self, Refusal> {
         check(process)?;
-        let start = Instant::now();
-        let mut group = loop {
-            match Group::seize(process) {
-                Err(error) if may_be_traced_for_a_moment(&error, start) => {
-                    sleep(Duration::from_millis(5));
-                }
-                seized => break seized?,
-            }
-        };
+        let mut group = seize(process)?;
         let created = Self::create_in(&mut group, process, is_child);
         group.release();
         created
@@ -104,36 +94,23 @@ impl Copier {
         Ok(first)
     }
 
-    /// Makes a child, for which its parent does not have to wait. It needs some of the program's
-    /// memory meanwhile, and the program is stopped.
+    /// Makes a child, for which its parent does not have to wait. The program is stopped.
     fn child(&self, group: &Group, thread: i32) -> io::Result<Tracee> {
-        let used = Tracee(thread).registers()?.rsp & !63;
-        let before = group.memory.read_vec(used, 64)?;
-        let made = self.child_by(group, used);
-        group.memory.write(used, &before)?;
-        made
+        let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::SIGCHLD;
+        let made = self.clone_by(&self.thread.registers()?, flags.unsigned_abs().into(), || ())?;
+        self.ignore_children(group, thread).map(|()| made).inspect_err(|_| kill(made))
     }
 
-    fn child_by(&self, group: &Group, used: u64) -> io::Result<Tracee> {
-        let (children, flags) = (libc::SIGCHLD.unsigned_abs(), libc::CLONE_VM | libc::CLONE_FILES);
-        let set = |copier: &Self, act, old| {
-            copier.call(libc::SYS_rt_sigaction, [children.into(), act, old, 8])
-        };
-        set(self, 0, used)?;
-        let ignore = used + ACTION_BYTES;
-        group.memory.write(ignore, IGNORE.map(u64::to_le_bytes).as_flattened())?;
-        set(self, ignore, 0)?;
-        let flags = flags.unsigned_abs() | children;
-        let thread = self.clone_by(&self.thread.registers()?, flags.into(), || ())?;
-        let made = Self { process: self.process, thread, keeper: None, syscall: self.syscall };
-        // Copies have the program's action.
-        match set(&made, used, 0) {
-            Ok(_) => Ok(thread),
-            Err(error) => {
-                made.kill();
-                Err(error)
-            }
-        }
+    /// Ignores SIGCHLD, for which some memory of the stopped program is borrowed. Children that
+    /// were made before keep the program's action.
+    fn ignore_children(&self, group: &Group, thread: i32) -> io::Result<()> {
+        let used = Tracee(thread).registers()?.rsp & !31;
+        let before = group.memory.read_vec(used, size_of_val(&IGNORE))?;
+        group.memory.write(used, IGNORE.map(u64::to_le_bytes).as_flattened())?;
+        let number = libc::SIGCHLD.unsigned_abs().into();
+        let ignored = self.call(libc::SYS_rt_sigaction, [number, used, 0, 8]);
+        group.memory.write(used, &before)?;
+        ignored.map(drop)
     }
 
     /// Makes a system call in the name of the copier.
@@ -212,7 +189,7 @@ impl Copier {
                                stays with it until it ends";
             return Err(Refusal::Unfit(WHY));
         }
-        let mut group = Group::seize(self.process)?;
+        let mut group = seize(self.process)?;
         // It has ended already: the program must not wait for anything else.
         let waited =
             group.stop_all(Group::keep_threads).and_then(|thread| wait_for(own_id, &group, thread));

@@ -144,12 +144,12 @@ pub fn record(
     continue_by_shadows(ProgramRecording::begin(subject, Source::Shadows, &running)?, order)
 }
 
-/// Records by shadows what has begun in another way, and has nothing so far.
+/// Records by shadows what has begun in another way. What it has so far does not count.
 pub(crate) fn continue_by_shadows(
     mut recording: ProgramRecording<'_>,
     order: &Order,
 ) -> Result<(Recorded, Shadows), ShadowError> {
-    recording.profile.by = Source::Shadows;
+    recording.start_again(Source::Shadows);
     let mut recorder = Recorder::new(order, recording);
     let outcome = recorder.run();
     recorder.finish();

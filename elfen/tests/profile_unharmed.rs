@@ -20,6 +20,31 @@ fn error(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+/// A process that is busy, and its id.
+fn looping() -> (KilledOnDrop, String) {
+    let loops = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    let process = loops.id().to_string();
+    (KilledOnDrop(loops), process)
+}
+
+fn maps_of(process: &str) -> String {
+    fs::read_to_string(format!("/proc/{process}/maps")).unwrap()
+}
+
+/// Starts a recording, and waits until the process has bursts.
+fn recording_of(process: &str, file: &str) -> KilledOnDrop {
+    let words = ["record", "--by", "bursts", "-p", process, "-o", file];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
+    let recording = command.arg("profile").args(words).stderr(Stdio::null()).spawn().unwrap();
+    let mut recording = KilledOnDrop(recording);
+    let until = Instant::now() + Duration::from_secs(20);
+    while !maps_of(process).contains("elfen-profile") {
+        assert!(Instant::now() < until && recording.0.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(10));
+    }
+    recording
+}
+
 /// Goal: a recording that is killed harms nothing, and the next one takes out what it left; but not
 /// while it still runs. Method: a recording of a process, another one beside it, SIGKILL, and a
 /// third one.
@@ -28,19 +53,9 @@ fn error(output: &Output) -> String {
 fn what_a_killed_recording_left_is_taken_out() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.elfprof").to_str().unwrap().to_owned();
-    let loops = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-    let mut loops = KilledOnDrop(loops);
-    let process = loops.0.id().to_string();
-    let maps = || fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-    let words = ["record", "--by", "bursts", "-p", &process, "-o", &file];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_elfen"));
-    let recording = command.arg("profile").args(words).stderr(Stdio::null()).spawn().unwrap();
-    let mut recording = KilledOnDrop(recording);
-    let until = Instant::now() + Duration::from_secs(20);
-    while !maps().contains("elfen-profile") {
-        assert!(Instant::now() < until && recording.0.try_wait().unwrap().is_none());
-        sleep(Duration::from_millis(10));
-    }
+    let (mut loops, process) = looping();
+    let maps = || maps_of(&process);
+    let recording = recording_of(&process, &file);
     sleep(Duration::from_millis(500));
     let other = folder.path().join("b.elfprof");
     let beside =
@@ -49,10 +64,29 @@ fn what_a_killed_recording_left_is_taken_out() {
     assert!(error(&beside).contains("another recording watches it"), "{}", error(&beside));
     drop(recording);
     assert!(maps().contains("elfen-profile") && loops.0.try_wait().unwrap().is_none());
-    let next = elfen(&[&words[..], &["-d", "1s"]].concat());
+    let next = elfen(&["record", "--by", "bursts", "-p", &process, "-o", &file, "-d", "1s"]);
     assert!(next.status.success(), "{}", error(&next));
     assert!(!error(&next).contains("warning"), "{}", error(&next));
     assert!(!maps().contains("elfen-profile") && loops.0.try_wait().unwrap().is_none());
+}
+
+/// Goal: a signal that ends a recording leaves nothing in the process. Method: signals that a
+/// command seldom expects.
+#[test]
+#[ignore = "needs root: the process is not a descendant"]
+fn nothing_is_left_after_any_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.elfprof").to_str().unwrap().to_owned();
+    let (mut loops, process) = looping();
+    let maps = || maps_of(&process);
+    for signal in [libc::SIGUSR1, libc::SIGALRM, libc::SIGXCPU, libc::SIGPWR] {
+        let mut recording = recording_of(&process, &file);
+        // SAFETY: takes numbers. The process is our child, which has not been waited for.
+        unsafe { libc::kill(recording.0.id().cast_signed(), signal) };
+        assert_eq!(recording.0.wait().unwrap().code(), Some(0), "signal {signal}");
+        assert!(!maps().contains("elfen-profile"), "signal {signal}");
+        assert!(loops.0.try_wait().unwrap().is_none(), "signal {signal}");
+    }
 }
 
 /// Goal: a program that can have no bursts is recorded by shadows, and started once. Method: one
